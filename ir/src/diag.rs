@@ -1,0 +1,91 @@
+//! Places in model text and the user's errors.
+//!
+//! A [`Diagnostic`] is data: passes collect them, the command line renders them once, with the source line.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A place in a source text: file number in the [`Sources`], 1-based line, 1-based column and length in bytes.
+/// Spans travel with every value to the end of the pipeline and print as `file:line:col+len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Span {
+    pub file: u16,
+    pub line: u32,
+    pub col: u32,
+    pub len: u32,
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}+{}", self.file, self.line, self.col, self.len)
+    }
+}
+
+/// The texts that a compile has read, in the order of their file numbers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sources {
+    pub files: Vec<Source>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// As the user named it, or `std/nn.mdl` for the library.
+    pub name: String,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Severity {
+    Error,
+    Warning,
+}
+
+/// Something the user should know: what, where (labels; the first is the primary one), why, and a way out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Diagnostic {
+    pub severity: Severity,
+    /// `E0204`; the codes are listed in `docs/errors.md`.
+    pub code: String,
+    pub message: String,
+    pub labels: Vec<Label>,
+    pub notes: Vec<String>,
+    pub help: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Label {
+    pub span: Span,
+    pub text: String,
+}
+
+impl Diagnostic {
+    pub fn error(code: &str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Error, code, message)
+    }
+
+    pub fn warning(code: &str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, code, message)
+    }
+
+    fn new(severity: Severity, code: &str, message: impl Into<String>) -> Self {
+        Diagnostic { severity, code: code.into(), message: message.into(), labels: vec![], notes: vec![], help: vec![] }
+    }
+
+    #[must_use]
+    pub fn label(mut self, span: Span, text: impl Into<String>) -> Self {
+        self.labels.push(Label { span, text: text.into() });
+        self
+    }
+
+    #[must_use]
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.notes.push(text.into());
+        self
+    }
+
+    #[must_use]
+    pub fn help(mut self, text: impl Into<String>) -> Self {
+        self.help.push(text.into());
+        self
+    }
+}
