@@ -1,1 +1,15 @@
+//! The intermediate representations of mcc, their text forms, verifiers and reference interpreter.
+//!
+//! **Invariant:** depends on no other crate of the workspace.
+
+pub mod algebra;
 pub mod diag;
+pub mod dim;
+pub mod eval;
+pub mod graph;
+pub mod infer;
+pub mod kernel;
+pub mod mesh;
+pub mod model;
+pub mod op;
+pub mod random;

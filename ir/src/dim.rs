@@ -1,0 +1,157 @@
+//! Dims: named directions of tensors, and where a rank's part of one lies.
+
+use crate::mesh::SubAxis;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A dim of a [`Dims`] table. Identity is declaration, not size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Dim(pub u32);
+
+/// A linear form over the coordinates of a rank (and the current microbatch), in elements.
+pub type Linear = Vec<(SubAxis, u64)>;
+
+/// Where an index map begins.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Base {
+    Zero,
+    /// The sum of `coordinate * stride`, per rank.
+    Coords(Linear),
+    /// In a kernel: the scalar argument of this number.
+    Slot(u32),
+}
+
+/// Local index to global index (or to an index of a coarser part). The local index is read as a mixed-radix number
+/// with the extents of `parts`, outermost first; digit k counts `stride` k elements; `base` is added.
+/// One part of stride 1 is a contiguous block, by far the usual case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct IndexMap {
+    /// `(extent, stride)`.
+    pub parts: Vec<(u64, u64)>,
+    pub base: Base,
+}
+
+impl IndexMap {
+    /// The whole of a dim.
+    pub fn whole(size: u64) -> IndexMap {
+        IndexMap { parts: vec![(size, 1)], base: Base::Zero }
+    }
+
+    /// The number of local elements.
+    pub fn len(&self) -> u64 {
+        self.parts.iter().map(|p| p.0).product()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The index of local element `i`, without the base.
+    pub fn offset(&self, mut i: u64) -> u64 {
+        let mut sum = 0;
+        for &(extent, stride) in self.parts.iter().rev() {
+            sum += i % extent * stride;
+            i /= extent;
+        }
+        sum
+    }
+
+    /// The local element whose offset (without base) is `x`, if this map reaches it. Strides decrease outwards in.
+    pub fn find(&self, mut x: u64) -> Option<u64> {
+        let mut i = 0;
+        for &(extent, stride) in &self.parts {
+            let q = x / stride;
+            if q >= extent {
+                return None;
+            }
+            x -= q * stride;
+            i = i * extent + q;
+        }
+        (x == 0).then_some(i)
+    }
+
+    /// Whether local elements are consecutive.
+    pub fn is_contiguous(&self) -> bool {
+        self.parts.iter().filter(|p| p.0 != 1).count() <= 1 && self.parts.iter().all(|p| p.0 == 1 || p.1 == 1)
+    }
+}
+
+/// What is known of a dim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DimInfo {
+    /// `hidden`. Not unique: every call of a function declares its own. A rank's part prints as `seq/tp`.
+    pub name: String,
+    /// Elements: of the whole dim in a logical graph, of the local part in a rank's.
+    pub size: u64,
+    /// Elements that count, if `size` was padded; the rest is zero or masked. Global.
+    pub logical: u64,
+    /// The dim this one is a copy of (`dim keys = seq;`): same size, same digits, another identity.
+    pub copy_of: Option<Dim>,
+    /// Local to global index.
+    pub index: IndexMap,
+    /// The global extent of the dim (equal to `size` in a logical graph).
+    pub global: u64,
+}
+
+impl DimInfo {
+    pub fn new(name: impl Into<String>, size: u64) -> DimInfo {
+        DimInfo { name: name.into(), size, logical: size, copy_of: None, index: IndexMap::whole(size), global: size }
+    }
+}
+
+/// The dims of a graph.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Dims {
+    pub list: Vec<DimInfo>,
+}
+
+impl Dims {
+    pub fn add(&mut self, info: DimInfo) -> Dim {
+        self.list.push(info);
+        Dim(u32::try_from(self.list.len() - 1).expect("invariant: fewer than 2^32 dims"))
+    }
+
+    pub fn size(&self, dim: Dim) -> u64 {
+        self[dim].size
+    }
+
+    pub fn name(&self, dim: Dim) -> &str {
+        &self[dim].name
+    }
+
+    /// The dim that this one is, directly or not, a copy of; itself if of none.
+    pub fn original(&self, mut dim: Dim) -> Dim {
+        while let Some(d) = self[dim].copy_of {
+            dim = d;
+        }
+        dim
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = Dim> + use<> {
+        (0..self.list.len() as u32).map(Dim)
+    }
+
+    /// The number of elements of a tensor with these dims.
+    pub fn elements(&self, dims: &[Dim]) -> u64 {
+        dims.iter().map(|&d| self.size(d)).product()
+    }
+}
+
+impl std::ops::Index<Dim> for Dims {
+    type Output = DimInfo;
+    fn index(&self, dim: Dim) -> &DimInfo {
+        &self.list[dim.0 as usize]
+    }
+}
+
+impl std::ops::IndexMut<Dim> for Dims {
+    fn index_mut(&mut self, dim: Dim) -> &mut DimInfo {
+        &mut self.list[dim.0 as usize]
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "d{}", self.0)
+    }
+}

@@ -1,0 +1,533 @@
+//! The reference interpreter: plain loops in f64 over a body. It defines every op.
+//!
+//! Ints and bools are f64 too (exact below 2^53). Values are dense, in the storage order of their type.
+
+use crate::dim::{Base, Dim, Dims, IndexMap};
+use crate::graph::{Body, Type, Value};
+use crate::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
+use crate::random;
+
+/// What a body's sources hold, and where the shards it computes on begin.
+pub trait Env {
+    /// The elements of `Input`, `Param`, `State` or `Table`, dense in the type's storage order.
+    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64>;
+    fn scalar(&self, scalar: &Scalar) -> f64;
+    /// The value of an index map's base.
+    fn base(&self, base: &Base) -> u64;
+}
+
+/// Evaluates all nodes in order; the result holds one tensor per node.
+pub fn run(body: &Body, env: &mut dyn Env) -> Vec<Vec<f64>> {
+    let mut values: Vec<Vec<f64>> = Vec::with_capacity(body.nodes.len());
+    for v in body.values() {
+        let args: Vec<&[f64]> = body[v].args.iter().map(|a| values[a.index()].as_slice()).collect();
+        let out = eval(body, v, &args, env);
+        values.push(out);
+    }
+    values
+}
+
+/// Positions in an operand for every element of a result: operand dims that the result lacks are fixed at 0.
+struct Walk {
+    sizes: Vec<usize>,
+    at: Vec<usize>,
+}
+
+impl Walk {
+    fn new(dims: &Dims, over: &[Dim]) -> Walk {
+        let sizes: Vec<usize> = over.iter().map(|d| dims.size(*d) as usize).collect();
+        Walk { at: vec![0; sizes.len()], sizes }
+    }
+
+    fn total(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    fn step(&mut self) {
+        for k in (0..self.at.len()).rev() {
+            self.at[k] += 1;
+            if self.at[k] < self.sizes[k] {
+                return;
+            }
+            self.at[k] = 0;
+        }
+    }
+
+    /// The offset for strides given per walked dim.
+    fn offset(&self, strides: &[usize]) -> usize {
+        self.at.iter().zip(strides).map(|(i, s)| i * s).sum()
+    }
+}
+
+/// Strides of a dense tensor along each of `over`; 0 for dims it lacks.
+fn strides(dims: &Dims, ty: &[Dim], over: &[Dim]) -> Vec<usize> {
+    let mut dense = vec![1usize; ty.len()];
+    for k in (1..ty.len()).rev() {
+        dense[k - 1] = dense[k] * dims.size(ty[k]) as usize;
+    }
+    over.iter().map(|d| ty.iter().position(|e| e == d).map_or(0, |k| dense[k])).collect()
+}
+
+fn unary(op: Unary, x: f64) -> f64 {
+    match op {
+        Unary::Neg => -x,
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => 1.0 / x.sqrt(),
+        Unary::Recip => 1.0 / x,
+        Unary::Tanh => x.tanh(),
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Erf => erf(x),
+        Unary::Abs => x.abs(),
+        Unary::Floor => x.floor(),
+        Unary::Sign => {
+            if x == 0.0 || x.is_nan() {
+                x
+            } else {
+                x.signum()
+            }
+        }
+        Unary::Not => f64::from(x == 0.0),
+    }
+}
+
+/// The error function to about 1e-16: the series below 3, the continued fraction of erfc above (Abramowitz & Stegun 7.1.5, 7.1.14).
+pub fn erf(x: f64) -> f64 {
+    let a = x.abs();
+    if a.is_nan() {
+        return x;
+    }
+    if a > 6.0 {
+        return x.signum();
+    }
+    if a < 3.0 {
+        let (mut term, mut sum, mut n) = (a, a, 0.0);
+        while term.abs() > 1e-18 * sum.abs() {
+            n += 1.0;
+            term *= -a * a / n;
+            sum += term / (2.0 * n + 1.0);
+            if term == 0.0 {
+                break;
+            }
+        }
+        return x.signum() * sum * 2.0 / std::f64::consts::PI.sqrt();
+    }
+    let mut fraction = 0.0;
+    for k in (1..=60).rev() {
+        fraction = f64::from(k) / 2.0 / (a + fraction);
+    }
+    x.signum() * (1.0 - (-a * a).exp() / ((a + fraction) * std::f64::consts::PI.sqrt()))
+}
+
+fn binary(op: Binary, dtype: DType, a: f64, b: f64) -> f64 {
+    match op {
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div if dtype.is_float() => a / b,
+        Binary::Div => (a / b).floor(),
+        Binary::Rem => a - b * (a / b).floor(),
+        Binary::Pow => a.powf(b),
+        Binary::Max => {
+            if a > b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
+        Binary::Min => {
+            if a < b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
+        Binary::And => f64::from(a != 0.0 && b != 0.0),
+        Binary::Or => f64::from(a != 0.0 || b != 0.0),
+    }
+}
+
+fn compare(op: Compare, a: f64, b: f64) -> f64 {
+    f64::from(match op {
+        Compare::Eq => a == b,
+        Compare::Ne => a != b,
+        Compare::Lt => a < b,
+        Compare::Le => a <= b,
+        Compare::Gt => a > b,
+        Compare::Ge => a >= b,
+    })
+}
+
+fn pointwise(body: &Body, v: Value, args: &[&[f64]], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let node = &body[v];
+    let mut walk = Walk::new(&body.dims, &node.ty.dims);
+    let steps: Vec<Vec<usize>> = node.args.iter().map(|a| strides(&body.dims, body.dims_of(*a), &node.ty.dims)).collect();
+    let mut point = vec![0.0; args.len()];
+    (0..walk.total())
+        .map(|_| {
+            for (k, a) in args.iter().enumerate() {
+                point[k] = a[walk.offset(&steps[k])];
+            }
+            walk.step();
+            f(&point)
+        })
+        .collect()
+}
+
+/// Evaluates one node from its operands' values.
+pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f64> {
+    let node = &body[v];
+    let dims = &body.dims;
+    let total = dims.elements(&node.ty.dims) as usize;
+    match &node.op {
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) => env.source(&node.op, &node.ty),
+        Op::Const(c) => vec![c.0; total],
+        Op::Iota(d) => {
+            let index = &dims[*d].index;
+            let base = env.base(&index.base);
+            (0..dims.size(*d)).map(|i| (base + index.offset(i)) as f64).collect()
+        }
+        Op::Uniform { key } => {
+            let (seed, step) = (env.scalar(&Scalar::Seed) as u64, env.scalar(&Scalar::Step) as u64);
+            let stream = random::stream(*key, seed, step);
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            let bases: Vec<u64> = node.ty.dims.iter().map(|d| env.base(&dims[*d].index.base)).collect();
+            (0..total)
+                .map(|_| {
+                    let mut index = 0u64;
+                    for (k, d) in node.ty.dims.iter().enumerate() {
+                        index = index * dims[*d].global + bases[k] + dims[*d].index.offset(walk.at[k] as u64);
+                    }
+                    walk.step();
+                    random::uniform(stream, index)
+                })
+                .collect()
+        }
+        Op::Scalar(s) => vec![env.scalar(s)],
+        Op::Unary(u) => args[0].iter().map(|x| unary(*u, *x)).collect(),
+        Op::Binary(b) => {
+            let dtype = body[node.args[0]].ty.dtype;
+            pointwise(body, v, args, |p| binary(*b, dtype, p[0], p[1]))
+        }
+        Op::Compare(c) => pointwise(body, v, args, |p| compare(*c, p[0], p[1])),
+        Op::Select => pointwise(body, v, args, |p| if p[0] != 0.0 { p[1] } else { p[2] }),
+        Op::Add => pointwise(body, v, args, |p| p.iter().sum()),
+        Op::Cast => pointwise(body, v, args, |p| match node.ty.dtype {
+            DType::F32 | DType::Bf16 | DType::F16 => p[0],
+            DType::I32 => p[0].trunc(),
+            DType::Bool => f64::from(p[0] != 0.0),
+        }),
+        Op::StopGradient | Op::Cut | Op::Expand => pointwise(body, v, args, |p| p[0]),
+        Op::View { from, to } => view(body, v, args[0], from, to),
+        Op::Slice { from, to, at } => {
+            let source = body.dims_of(node.args[0]);
+            let whole = strides(dims, source, &[*from])[0];
+            // A walk over the result; its dim `to` moves along `from`.
+            let over: Vec<Dim> = node.ty.dims.iter().map(|d| if Some(*d) == *to { *from } else { *d }).collect();
+            let steps = strides(dims, source, &over);
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            (0..total)
+                .map(|_| {
+                    let x = args[0][walk.offset(&steps) + *at as usize * whole];
+                    walk.step();
+                    x
+                })
+                .collect()
+        }
+        Op::Pad { from, to, at } => {
+            let source = body.dims_of(node.args[0]);
+            let steps: Vec<usize> = {
+                let over: Vec<Dim> = node.ty.dims.iter().filter(|d| *d != to).copied().collect();
+                strides(dims, source, &over)
+            };
+            let along = from.map_or(0, |d| strides(dims, source, &[d])[0]);
+            let len = from.map_or(1, |d| dims.size(d));
+            let place = node.ty.dims.iter().position(|d| d == to).expect("invariant: checked by infer");
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            (0..total)
+                .map(|_| {
+                    let i = walk.at[place] as u64;
+                    let mut rest = walk.at.clone();
+                    rest.remove(place);
+                    let base: usize = rest.iter().zip(&steps).map(|(i, s)| i * s).sum();
+                    walk.step();
+                    if i >= *at && i < at + len { args[0][base + (i - at) as usize * along] } else { 0.0 }
+                })
+                .collect()
+        }
+        Op::Concat { from, to } => {
+            let place = node.ty.dims.iter().position(|d| d == to).expect("invariant: checked by infer");
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            let steps: Vec<Vec<usize>> = node
+                .args
+                .iter()
+                .zip(from)
+                .map(|(a, f)| {
+                    let over: Vec<Dim> = node.ty.dims.iter().map(|d| if d == to { *f } else { *d }).collect();
+                    strides(dims, body.dims_of(*a), &over)
+                })
+                .collect();
+            (0..total)
+                .map(|_| {
+                    let (mut k, mut i) = (0, walk.at[place]);
+                    while i >= dims.size(from[k]) as usize {
+                        i -= dims.size(from[k]) as usize;
+                        k += 1;
+                    }
+                    let at = walk.at.iter().zip(&steps[k]).enumerate().map(|(n, (x, s))| if n == place { i * s } else { x * s }).sum::<usize>();
+                    walk.step();
+                    args[k][at]
+                })
+                .collect()
+        }
+        Op::Shard { from, to, index } => {
+            let source = body.dims_of(node.args[0]);
+            let base = env.base(&index.base);
+            let place = node.ty.dims.iter().position(|d| d == to).expect("invariant: checked by infer");
+            let over: Vec<Dim> = node.ty.dims.iter().map(|d| if d == to { *from } else { *d }).collect();
+            let steps = strides(dims, source, &over);
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            (0..total)
+                .map(|_| {
+                    let i = (base + index.offset(walk.at[place] as u64)) as usize;
+                    let at = walk.at.iter().zip(&steps).enumerate().map(|(n, (x, s))| if n == place { i * s } else { x * s }).sum::<usize>();
+                    walk.step();
+                    args[0][at]
+                })
+                .collect()
+        }
+        Op::Dot { over } => contract(dims, &node.ty.dims, over, (args[0], body.dims_of(node.args[0])), (args[1], body.dims_of(node.args[1]))),
+        Op::Reduce { kind, over } => {
+            let mut out = vec![if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 }; total];
+            let source = body.dims_of(node.args[0]);
+            let place = strides(dims, &node.ty.dims, source);
+            let mut walk = Walk::new(dims, source);
+            debug_assert!(over.iter().all(|d| source.contains(d)));
+            for x in args[0] {
+                let o = &mut out[walk.offset(&place)];
+                *o = match kind {
+                    Reduce::Sum => *o + x,
+                    Reduce::Max => binary(Binary::Max, DType::F32, *o, *x),
+                    Reduce::Any => f64::from(*o != 0.0 || *x != 0.0),
+                };
+                walk.step();
+            }
+            out
+        }
+        Op::ArgMax { over } => {
+            let source = body.dims_of(node.args[0]);
+            let place = strides(dims, &node.ty.dims, source);
+            let along = source.iter().position(|d| d == over).expect("invariant: checked by infer");
+            let index = &dims[*over].index;
+            let base = env.base(&index.base);
+            let mut best = vec![(f64::NEG_INFINITY, u64::MAX); total];
+            let mut walk = Walk::new(dims, source);
+            for x in args[0] {
+                let o = &mut best[walk.offset(&place)];
+                let i = base + index.offset(walk.at[along] as u64);
+                if *x > o.0 || o.1 == u64::MAX || (*x == o.0 && i < o.1) {
+                    *o = (*x, i);
+                }
+                walk.step();
+            }
+            best.into_iter().map(|b| b.1 as f64).collect()
+        }
+        Op::Cumsum { over, reverse } => {
+            let (n, step) = (dims.size(*over) as usize, strides(dims, &node.ty.dims, &[*over])[0]);
+            let mut out = reorder(dims, args[0], body.dims_of(node.args[0]), &node.ty.dims);
+            for i in 0..total {
+                if i / step % n == 0 {
+                    let mut sum = 0.0;
+                    for k in 0..n {
+                        let at = i + step * if *reverse { n - 1 - k } else { k };
+                        sum += out[at];
+                        out[at] = sum;
+                    }
+                }
+            }
+            out
+        }
+        Op::Gather { dim } => {
+            let (table, index) = (body.dims_of(node.args[0]), body.dims_of(node.args[1]));
+            let (t, i) = (strides(dims, table, &node.ty.dims), strides(dims, index, &node.ty.dims));
+            let along = strides(dims, table, &[*dim])[0];
+            let rows = Rows::new(&dims[*dim].index, env);
+            let mut walk = Walk::new(dims, &node.ty.dims);
+            (0..total)
+                .map(|_| {
+                    let row = rows.find(args[1][walk.offset(&i)]);
+                    let at = walk.offset(&t);
+                    walk.step();
+                    row.map_or(0.0, |r| args[0][at + r * along])
+                })
+                .collect()
+        }
+        Op::Scatter { dim } => {
+            let (values, index) = (body.dims_of(node.args[0]), body.dims_of(node.args[1]));
+            let mut over = values.to_vec();
+            over.extend(index.iter().filter(|d| !values.contains(d)));
+            let (x, i, o) = (strides(dims, values, &over), strides(dims, index, &over), strides(dims, &node.ty.dims, &over));
+            let along = strides(dims, &node.ty.dims, &[*dim])[0];
+            let rows = Rows::new(&dims[*dim].index, env);
+            let mut out = vec![0.0; total];
+            let mut walk = Walk::new(dims, &over);
+            for _ in 0..walk.total() {
+                if let Some(r) = rows.find(args[1][walk.offset(&i)]) {
+                    out[walk.offset(&o) + r * along] += args[0][walk.offset(&x)];
+                }
+                walk.step();
+            }
+            out
+        }
+        Op::Attention(a) => {
+            let p = probabilities(body, a, node.args[0], node.args[1], args, None, env);
+            contract(dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
+        }
+        Op::AttentionLse(a) => {
+            let s = scores(body, a, node.args[0], node.args[1], args, env);
+            let n = dims.size(a.keys) as usize;
+            let rows: Vec<f64> = s
+                .data
+                .chunks(n)
+                .map(|row| {
+                    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    if top == f64::NEG_INFINITY { top } else { row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top }
+                })
+                .collect();
+            reorder(dims, &rows, &s.dims[..s.dims.len() - 1], &node.ty.dims)
+        }
+        Op::AttentionGrad(a, which) => attention_grad(body, v, a, *which, args, env),
+    }
+}
+
+/// Local rows of a (sharded) table by global index.
+struct Rows<'a> {
+    index: &'a IndexMap,
+    base: u64,
+}
+
+impl<'a> Rows<'a> {
+    fn new(index: &'a IndexMap, env: &dyn Env) -> Self {
+        Rows { index, base: env.base(&index.base) }
+    }
+
+    fn find(&self, global: f64) -> Option<usize> {
+        if global < self.base as f64 {
+            return None;
+        }
+        self.index.find(global as u64 - self.base).map(|r| r as usize)
+    }
+}
+
+/// Copies into another storage order of the same dims.
+pub fn reorder(dims: &Dims, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> {
+    let steps = strides(dims, from, to);
+    let mut walk = Walk::new(dims, to);
+    (0..data.len())
+        .map(|_| {
+            let x = data[walk.offset(&steps)];
+            walk.step();
+            x
+        })
+        .collect()
+}
+
+fn view(body: &Body, v: Value, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> {
+    let source = body.dims_of(body[v].args[0]);
+    // With the replaced dims innermost on both sides, the order of elements is the same.
+    let rest: Vec<Dim> = source.iter().copied().filter(|d| !from.contains(d)).collect();
+    let (inner, outer) = ([&rest[..], from].concat(), [&rest[..], to].concat());
+    let flat = reorder(&body.dims, data, source, &inner);
+    reorder(&body.dims, &flat, &outer, body.dims_of(v))
+}
+
+/// `sum over over of a * b`, in the storage order `out`.
+fn contract(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64], &[Dim])) -> Vec<f64> {
+    let (ao, bo) = (strides(dims, a.1, out), strides(dims, b.1, out));
+    let (ai, bi) = (strides(dims, a.1, over), strides(dims, b.1, over));
+    let mut inner = Walk::new(dims, over);
+    let pairs: Vec<(usize, usize)> = (0..inner.total())
+        .map(|_| {
+            let p = (inner.offset(&ai), inner.offset(&bi));
+            inner.step();
+            p
+        })
+        .collect();
+    let mut walk = Walk::new(dims, out);
+    (0..walk.total())
+        .map(|_| {
+            let (x, y) = (walk.offset(&ao), walk.offset(&bo));
+            walk.step();
+            pairs.iter().map(|(i, j)| a.0[x + i] * b.0[y + j]).sum()
+        })
+        .collect()
+}
+
+/// A tensor on its way.
+struct Tensor {
+    data: Vec<f64>,
+    dims: Vec<Dim>,
+}
+
+/// Scaled scores, masked by minus infinity; `keys` innermost.
+fn scores(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]], env: &dyn Env) -> Tensor {
+    let dims = &body.dims;
+    let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
+    let place = over.iter().position(|d| *d == a.at).expect("invariant: checked by infer");
+    over.push(a.keys);
+    let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
+    let (at, keys) = (&dims[a.at].index, &dims[a.keys].index);
+    let (at_base, keys_base) = (env.base(&at.base), env.base(&keys.base));
+    let mut walk = Walk::new(dims, &over);
+    for x in &mut data {
+        *x *= a.scale.0;
+        let (i, j) = (at_base + at.offset(walk.at[place] as u64), keys_base + keys.offset(walk.at[over.len() - 1] as u64));
+        if a.causal && j > i {
+            *x = f64::NEG_INFINITY;
+        }
+        walk.step();
+    }
+    Tensor { data, dims: over }
+}
+
+/// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
+fn probabilities(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>, env: &dyn Env) -> Tensor {
+    let mut s = scores(body, a, q, k, args, env);
+    let n = body.dims.size(a.keys) as usize;
+    let lse = lse.map(|(data, dims)| reorder(&body.dims, data, dims, &s.dims[..s.dims.len() - 1]));
+    for (r, row) in s.data.chunks_mut(n).enumerate() {
+        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if top == f64::NEG_INFINITY {
+            row.fill(0.0);
+            continue;
+        }
+        let log = lse.as_ref().map_or_else(|| row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top, |l| l[r]);
+        row.iter_mut().for_each(|x| *x = (*x - log).exp());
+    }
+    s
+}
+
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`.
+fn attention_grad(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]], env: &dyn Env) -> Vec<f64> {
+    let (node, dims) = (&body[v], &body.dims);
+    let of = |k: usize| (args[k], body.dims_of(node.args[k]));
+    let p = probabilities(body, a, node.args[0], node.args[1], args, Some(of(3)), env);
+    // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
+    let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
+    if which == AttentionGrad::V {
+        let over = rest(&p.dims, &node.ty.dims);
+        return contract(dims, &node.ty.dims, &over, (&p.data, &p.dims), of(5));
+    }
+    let mut ds = contract(dims, &p.dims, &[a.d], of(5), of(2));
+    let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
+    let n = dims.size(a.keys) as usize;
+    for (k, x) in ds.iter_mut().enumerate() {
+        *x = p.data[k] * (*x - delta[k / n]) * a.scale.0;
+    }
+    let (other, over) = match which {
+        AttentionGrad::Q => (of(1), vec![a.keys]),
+        AttentionGrad::K | AttentionGrad::V => (of(0), rest(&p.dims, &node.ty.dims)),
+    };
+    contract(dims, &node.ty.dims, &over, (&ds, &p.dims), other)
+}

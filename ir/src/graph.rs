@@ -1,0 +1,246 @@
+//! Bodies of named-dim ops in SSA form, and the logical graph.
+//!
+//! A [`Body`] is what the logical graph, a rank's local graph and a kernel have in common: a table of dims and a
+//! list of nodes, each with one result, operands before users. Text form: [`crate::print`], [`crate::parse`].
+
+use crate::diag::Span;
+use crate::dim::{Dim, Dims};
+use crate::op::{DType, Op, Real};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// The result of a node: its position in the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Value(pub u32);
+
+impl Value {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// Element type and dims in storage order, outermost first. No dim occurs twice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Type {
+    pub dtype: DType,
+    pub dims: Vec<Dim>,
+}
+
+impl Type {
+    pub fn new(dtype: DType, dims: impl Into<Vec<Dim>>) -> Type {
+        Type { dtype, dims: dims.into() }
+    }
+
+    pub fn scalar(dtype: DType) -> Type {
+        Type { dtype, dims: vec![] }
+    }
+
+    pub fn has(&self, dim: Dim) -> bool {
+        self.dims.contains(&dim)
+    }
+}
+
+/// When an op runs: within a microbatch's forward or backward pass, or once per step, after accumulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    Forward,
+    Backward,
+    Update,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Phase> {
+        [Phase::Forward, Phase::Backward, Phase::Update].into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// Where a node comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Origin {
+    pub phase: Phase,
+    /// The `repeat` iteration it belongs to, counted over all repeats of the model in text order.
+    pub layer: Option<u32>,
+    /// Path of names: `layers.3.attn.q`; empty at the top.
+    pub scope: Arc<str>,
+    pub span: Option<Span>,
+}
+
+impl Origin {
+    pub fn new(phase: Phase) -> Origin {
+        Origin { phase, layer: None, scope: Arc::from(""), span: None }
+    }
+}
+
+/// One operation and its result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    pub op: Op,
+    pub args: Vec<Value>,
+    pub ty: Type,
+    pub origin: Origin,
+}
+
+/// Dims and nodes. Operands come before their users.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Body {
+    pub dims: Dims,
+    pub nodes: Vec<Node>,
+}
+
+impl Body {
+    pub fn push(&mut self, op: Op, args: impl Into<Vec<Value>>, ty: Type, origin: Origin) -> Value {
+        self.nodes.push(Node { op, args: args.into(), ty, origin });
+        Value(u32::try_from(self.nodes.len() - 1).expect("invariant: fewer than 2^32 nodes"))
+    }
+
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = Value> + use<> {
+        (0..self.nodes.len() as u32).map(Value)
+    }
+
+    pub fn dims_of(&self, v: Value) -> &[Dim] {
+        &self[v].ty.dims
+    }
+
+    /// Elements of a value.
+    pub fn elements(&self, v: Value) -> u64 {
+        self.dims.elements(self.dims_of(v))
+    }
+
+    /// For each value, the nodes that use it and in which operand slot.
+    pub fn users(&self) -> Vec<Vec<(Value, usize)>> {
+        let mut users = vec![vec![]; self.nodes.len()];
+        for v in self.values() {
+            for (slot, a) in self[v].args.iter().enumerate() {
+                users[a.index()].push((v, slot));
+            }
+        }
+        users
+    }
+}
+
+impl std::ops::Index<Value> for Body {
+    type Output = Node;
+    fn index(&self, v: Value) -> &Node {
+        &self.nodes[v.index()]
+    }
+}
+
+impl std::ops::IndexMut<Value> for Body {
+    fn index_mut(&mut self, v: Value) -> &mut Node {
+        &mut self.nodes[v.index()]
+    }
+}
+
+/// A trainable tensor. Parameters of a `repeat` are one per iteration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Param {
+    /// Full name, `layers.3.attn.q.w`.
+    pub name: String,
+    pub ty: Type,
+    pub init: Init,
+    /// Whether weight decay applies: two or more dims and not `@no_decay`.
+    pub decay: bool,
+    /// Attributes of the `train` section's groups.
+    pub lr_scale: Real,
+    pub frozen: bool,
+    pub layer: Option<u32>,
+    pub span: Option<Span>,
+}
+
+/// How a parameter starts. Keyed by its full name and the global index of each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Init {
+    Const(Real),
+    /// Gaussian with mean zero and this standard deviation.
+    Normal(Real),
+}
+
+/// A tensor fed at every step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Input {
+    pub name: String,
+    pub ty: Type,
+    pub default: Option<Feed>,
+    pub span: Option<Span>,
+}
+
+/// What an input holds if no file is named for it. The number is the input it derives from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Feed {
+    Const(Real),
+    /// The element after this one along the last dim.
+    Next(u32),
+    /// The element before this one; the first is this number.
+    Prev(u32, i64),
+    /// The number of separators before each element.
+    Documents(u32, i64),
+    /// The distance to the last separator.
+    Positions(u32, i64),
+}
+
+/// A table of numbers known at compile time, in its type's storage order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    pub name: String,
+    pub ty: Type,
+    pub data: Vec<f64>,
+}
+
+/// A scalar that a step reports. `loss` terms of equal name add up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Report {
+    pub name: String,
+    pub value: Value,
+}
+
+/// What happens to a parameter at the end of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Update {
+    pub param: u32,
+    /// The gradient, before clipping.
+    pub grad: Value,
+    /// The new parameter and the new optimizer states, by slot.
+    pub new: Value,
+    pub states: Vec<Value>,
+}
+
+/// The logical, unpartitioned graph: forward at first; after `differentiate` also the backward pass, after
+/// `optimize` the update.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Graph {
+    pub name: String,
+    pub body: Body,
+    pub params: Vec<Param>,
+    pub inputs: Vec<Input>,
+    pub tables: Vec<Table>,
+    /// The settings' dim `batch`, which microbatches split.
+    pub batch: Option<Dim>,
+    /// Number of `repeat` iterations, over all repeats; what pipelines cut.
+    pub layers: u32,
+    /// The terms of the loss, scalars, by name.
+    pub losses: Vec<Report>,
+    pub metrics: Vec<Report>,
+    pub outputs: Vec<Report>,
+    /// Gradient of each parameter that has one, after `differentiate`: `(param, value)`.
+    pub grads: Vec<(u32, Value)>,
+    /// The whole loss (sum of all terms), after `differentiate`.
+    pub loss: Option<Value>,
+    /// Global gradient norm before clipping, after `optimize`.
+    pub grad_norm: Option<Value>,
+    pub updates: Vec<Update>,
+}

@@ -1,0 +1,249 @@
+//! The type rules: which operands an op takes and what its result is.
+
+use crate::dim::Dim;
+use crate::graph::{Body, Type, Value};
+use crate::op::{Binary, DType, Op, Reduce, Scalar, Unary};
+
+/// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
+/// else it is a bug of the pass that built the node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{op}: {text}")]
+pub struct TypeError {
+    pub op: String,
+    pub text: String,
+}
+
+/// Checks node `v` of a body: operands exist and come before it, dims are distinct and known, the type rule holds.
+///
+/// # Errors
+/// The first rule that does not hold.
+pub fn check(body: &Body, v: Value) -> Result<(), TypeError> {
+    let node = &body[v];
+    let fail = |text: String| Err(TypeError { op: node.op.name().into(), text });
+    if let Some(a) = node.args.iter().find(|a| a.0 >= v.0) {
+        return fail(format!("operand {a} does not come before {v}"));
+    }
+    for (k, d) in node.ty.dims.iter().enumerate() {
+        if d.0 as usize >= body.dims.list.len() {
+            return fail(format!("dim {d} is unknown"));
+        }
+        if node.ty.dims[..k].contains(d) {
+            return fail(format!("dim `{}` twice", body.dims.name(*d)));
+        }
+    }
+    let args: Vec<&Type> = node.args.iter().map(|a| &body[*a].ty).collect();
+    let want = infer(body, &node.op, &args, &node.ty)?;
+    if want.dtype != node.ty.dtype {
+        return fail(format!("the result is {}, not {}", want.dtype.name(), node.ty.dtype.name()));
+    }
+    let names = |dims: &[Dim]| dims.iter().map(|d| format!("{}#{}", body.dims.name(*d), d.0)).collect::<Vec<_>>().join(", ");
+    if want.dims.len() != node.ty.dims.len() || want.dims.iter().any(|d| !node.ty.has(*d)) {
+        return fail(format!("the result has [{}], not [{}]", names(&want.dims), names(&node.ty.dims)));
+    }
+    Ok(())
+}
+
+/// The union of the operands' dims, in order of first appearance.
+pub fn union(args: &[&Type]) -> Vec<Dim> {
+    let mut out = vec![];
+    for d in args.iter().flat_map(|t| &t.dims) {
+        if !out.contains(d) {
+            out.push(*d);
+        }
+    }
+    out
+}
+
+/// The type of an op's result; dims in a natural storage order (checks compare them as sets). `declared` supplies what
+/// operands do not determine: a source's type, the dtype of a cast, the added dims of an expansion.
+///
+/// # Errors
+/// The operands do not fit the op.
+pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Type, TypeError> {
+    let dims = &body.dims;
+    let fail = |text: &str| Err(TypeError { op: op.name().into(), text: text.into() });
+    let count = match op {
+        Op::Add | Op::Concat { .. } => args.len().max(1),
+        _ if op.is_source() => 0,
+        Op::Unary(_) | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. }
+        | Op::Shard { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => 1,
+        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::AttentionLse(_) => 2,
+        Op::Select | Op::Attention(_) => 3,
+        Op::AttentionGrad(..) => 6,
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) => 0,
+    };
+    if args.len() != count {
+        return fail(&format!("takes {count} operands, has {}", args.len()));
+    }
+    let same = |types: &[&Type]| types.windows(2).all(|w| w[0].dtype == w[1].dtype);
+    let without = |ty: &Type, over: &[Dim]| -> Option<Vec<Dim>> {
+        over.iter().all(|d| ty.has(*d)).then(|| ty.dims.iter().copied().filter(|d| !over.contains(d)).collect())
+    };
+    let replaced = |ty: &Type, from: &[Dim], to: &[Dim]| -> Option<Vec<Dim>> {
+        let rest = without(ty, from)?;
+        let at = ty.dims.iter().position(|d| from.contains(d)).unwrap_or(ty.dims.len());
+        let at = ty.dims[..at].iter().filter(|d| rest.contains(d)).count();
+        let mut out = rest;
+        out.splice(at..at, to.iter().copied());
+        Some(out)
+    };
+    let ty = match op {
+        Op::Input(_) | Op::Param(_) | Op::Table(_) | Op::Const(_) => declared.clone(),
+        Op::State(..) => Type::new(DType::F32, declared.dims.clone()),
+        Op::Uniform { .. } => Type::new(DType::F32, declared.dims.clone()),
+        Op::Iota(d) => Type::new(DType::I32, [*d]),
+        Op::Scalar(s) => Type::scalar(match s {
+            Scalar::LearningRate | Scalar::BiasCorrection(_) => DType::F32,
+            Scalar::Step | Scalar::Seed | Scalar::Linear(_) => DType::I32,
+            Scalar::Slot(_) => declared.dtype,
+        }),
+        Op::Unary(u) => match (u, args[0].dtype) {
+            (Unary::Not, DType::Bool) => args[0].clone(),
+            (Unary::Neg | Unary::Abs | Unary::Sign, DType::I32) => args[0].clone(),
+            (_, t) if t.is_float() && *u != Unary::Not => args[0].clone(),
+            (_, t) => return fail(&format!("not defined for {}", t.name())),
+        },
+        Op::Binary(b) => {
+            if !same(args) {
+                return fail("operands of different dtypes");
+            }
+            if matches!(b, Binary::And | Binary::Or) != (args[0].dtype == DType::Bool) {
+                return fail(&format!("not defined for {}", args[0].dtype.name()));
+            }
+            Type::new(args[0].dtype, union(args))
+        }
+        Op::Compare(_) => {
+            if !same(args) {
+                return fail("operands of different dtypes");
+            }
+            Type::new(DType::Bool, union(args))
+        }
+        Op::Select => {
+            if args[0].dtype != DType::Bool || !same(&args[1..]) {
+                return fail("wants a bool and two operands of one dtype");
+            }
+            Type::new(args[1].dtype, union(args))
+        }
+        Op::Add => {
+            if args.is_empty() || !same(args) || args[0].dtype == DType::Bool {
+                return fail("wants operands of one number type");
+            }
+            Type::new(args[0].dtype, union(args))
+        }
+        Op::Cast => Type::new(declared.dtype, args[0].dims.clone()),
+        Op::StopGradient | Op::Cut => args[0].clone(),
+        Op::Expand => {
+            if args[0].dims.iter().any(|d| !declared.has(*d)) {
+                return fail("drops a dim");
+            }
+            Type::new(args[0].dtype, declared.dims.clone())
+        }
+        Op::View { from, to } => {
+            if dims.elements(from) != dims.elements(to) {
+                return fail("the two sides have different numbers of elements");
+            }
+            match replaced(args[0], from, to) {
+                Some(d) => Type::new(args[0].dtype, d),
+                None => return fail("the operand lacks a dim"),
+            }
+        }
+        Op::Slice { from, to, at } => {
+            let len = to.map_or(1, |d| dims.size(d));
+            match replaced(args[0], &[*from], to.as_slice()) {
+                Some(d) if at + len <= dims.size(*from) => Type::new(args[0].dtype, d),
+                Some(_) => return fail("reaches past the end"),
+                None => return fail("the operand lacks the dim"),
+            }
+        }
+        Op::Pad { from, to, at } => {
+            let len = from.map_or(1, |d| dims.size(d));
+            match replaced(args[0], from.as_slice(), &[*to]) {
+                Some(d) if at + len <= dims.size(*to) => Type::new(args[0].dtype, d),
+                Some(_) => return fail("reaches past the end"),
+                None => return fail("the operand lacks the dim"),
+            }
+        }
+        Op::Concat { from, to } => {
+            if from.len() != args.len() || !same(args) {
+                return fail("wants one dim per operand and one dtype");
+            }
+            if from.iter().map(|d| dims.size(*d)).sum::<u64>() != dims.size(*to) {
+                return fail("the parts do not add up");
+            }
+            match replaced(args[0], &from[..1], &[*to]) {
+                Some(d) => Type::new(args[0].dtype, d),
+                None => return fail("an operand lacks its dim"),
+            }
+        }
+        Op::Shard { from, to, index } => match replaced(args[0], &[*from], &[*to]) {
+            Some(d) if index.len() == dims.size(*to) => Type::new(args[0].dtype, d),
+            _ => return fail("the part does not fit its dim"),
+        },
+        Op::Dot { over } => {
+            if !same(args) || !args[0].dtype.is_float() || over.iter().any(|d| !args[0].has(*d) || !args[1].has(*d)) {
+                return fail("wants floats that both have the contracted dims");
+            }
+            let mut out = union(args);
+            out.retain(|d| !over.contains(d));
+            Type::new(args[0].dtype, out)
+        }
+        Op::Reduce { kind, over } => match without(args[0], over) {
+            Some(d) if (*kind == Reduce::Any) == (args[0].dtype == DType::Bool) => Type::new(args[0].dtype, d),
+            _ => return fail("the operand lacks a dim, or has the wrong dtype"),
+        },
+        Op::ArgMax { over } => match without(args[0], &[*over]) {
+            Some(d) => Type::new(DType::I32, d),
+            None => return fail("the operand lacks the dim"),
+        },
+        Op::Cumsum { over, .. } => match without(args[0], &[*over]) {
+            Some(_) => args[0].clone(),
+            None => return fail("the operand lacks the dim"),
+        },
+        Op::Gather { dim } => {
+            if !args[0].has(*dim) || args[1].has(*dim) || args[1].dtype != DType::I32 {
+                return fail("wants a table with the dim and i32 indices without it");
+            }
+            let mut out = args[1].dims.clone();
+            out.extend(args[0].dims.iter().copied().filter(|d| d != dim && !args[1].has(*d)));
+            Type::new(args[0].dtype, out)
+        }
+        Op::Scatter { dim } => {
+            if args[0].has(*dim) || args[1].has(*dim) || args[1].dtype != DType::I32 || !declared.has(*dim) {
+                return fail("wants values and i32 indices without the dim, and a result with it");
+            }
+            if declared.dims.iter().any(|d| d != dim && !args[0].has(*d)) || args[0].dims.iter().any(|d| !args[1].has(*d) && !declared.has(*d)) {
+                return fail("the result's dims are the values' without those summed by the index");
+            }
+            Type::new(args[0].dtype, declared.dims.clone())
+        }
+        Op::Attention(a) => {
+            let (q, k, v) = (args[0], args[1], args[2]);
+            if !attention_fits(a, q, k) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
+                return fail("operands do not fit");
+            }
+            q.clone()
+        }
+        Op::AttentionLse(a) => {
+            if !attention_fits(a, args[0], args[1]) {
+                return fail("operands do not fit");
+            }
+            Type::new(args[0].dtype, args[0].dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>())
+        }
+        Op::AttentionGrad(a, which) => {
+            if !attention_fits(a, args[0], args[1]) || args[3].has(a.d) || args[4].has(a.d) || !args[5].has(a.d) {
+                return fail("operands do not fit");
+            }
+            args[match which {
+                crate::op::AttentionGrad::Q => 0,
+                crate::op::AttentionGrad::K => 1,
+                crate::op::AttentionGrad::V => 2,
+            }]
+            .clone()
+        }
+    };
+    Ok(ty)
+}
+
+fn attention_fits(a: &crate::op::Attention, q: &Type, k: &Type) -> bool {
+    q.has(a.at) && q.has(a.d) && k.has(a.keys) && k.has(a.d) && !q.has(a.keys) && k.dims.iter().all(|d| *d == a.keys || q.has(*d)) && !k.has(a.at)
+}

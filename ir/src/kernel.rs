@@ -1,0 +1,214 @@
+//! Kernels: one device function each, with static shapes, that is its own definition.
+//!
+//! A kernel carries the body it computes. The code generator compiles that body, the reference device interprets
+//! it ([`Kernel::run`]), so the two can be compared, and nothing else has to say what a kernel means.
+//!
+//! **Invariants** ([`Kernel::verify`]): no `View`, `Slice`, `Shard`, `Param`, `State`, `Table` or `Cut` inside: operands are
+//! strided views of buffers, so these are aliases outside. `Input(i)` is operand i, `Scalar(Slot(i))` scalar argument i;
+//! index bases of sharded dims are `Base::Slot`. Every input and output has a stride per dim.
+
+use crate::dim::{Base, Dim, Dims};
+use crate::graph::{Body, Type, Value};
+use crate::op::{DType, Op, Scalar};
+use crate::{eval, infer};
+use serde::{Deserialize, Serialize};
+
+/// What the code generator makes of a kernel. Chosen by the `fuse` pass, checked by [`Kernel::verify`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Family {
+    /// Pointwise ops, reductions, gathers. Every output has all dims of `grid`, no reduction (`Reduce`, `ArgMax`, `Cumsum`)
+    /// is over a dim of `grid`; so grid points are independent of each other. Dims outside of `grid` are loops within a point.
+    Loops { grid: Vec<Dim> },
+    /// One `Dot`, then pointwise ops on its result.
+    Gemm,
+    /// `Attention` and `AttentionLse` of the same operands (the latter optional).
+    Attention,
+    /// One to three `AttentionGrad` of the same operands.
+    AttentionGrad,
+    /// One `Scatter`, then pointwise ops on its result.
+    Scatter,
+}
+
+/// An operand: element `(i0, i1, ..)` lies at `sum(i_k * strides[k])` elements from the argument's pointer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Operand {
+    pub ty: Type,
+    pub strides: Vec<u64>,
+}
+
+/// A result that is stored. With `accumulate` it is added to what is there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Output {
+    pub value: Value,
+    pub strides: Vec<u64>,
+    pub accumulate: bool,
+}
+
+/// Arguments of the device function, in order: inputs, then outputs (pointers); scalars apart.
+/// A kernel that draws random numbers takes the seed and the step as its last two scalars (i64).
+/// An output may be the same memory as an input of the same type and strides (in place); otherwise they do not overlap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    pub family: Family,
+    pub body: Body,
+    pub inputs: Vec<Operand>,
+    /// Dtypes of the scalar arguments: floats are passed as f64, the others as i64.
+    pub scalars: Vec<DType>,
+    pub outputs: Vec<Output>,
+}
+
+/// Strides of a dense tensor in storage order, in elements.
+pub fn dense(dims: &Dims, ty: &Type) -> Vec<u64> {
+    let mut strides = vec![1; ty.dims.len()];
+    for k in (1..ty.dims.len()).rev() {
+        strides[k - 1] = strides[k] * dims.size(ty.dims[k]);
+    }
+    strides
+}
+
+impl Kernel {
+    /// `k_` and 16 hexadecimal digits of the hash of the whole content, origins excepted: equal kernels have equal names.
+    pub fn name(&self) -> String {
+        let mut plain = self.clone();
+        for node in &mut plain.body.nodes {
+            node.origin = crate::graph::Origin::new(crate::graph::Phase::Forward);
+        }
+        // Only random numbers depend on global extents.
+        let random = plain.body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. }));
+        for dim in &mut plain.body.dims.list {
+            dim.name.clear();
+            dim.logical = 0;
+            dim.copy_of = None;
+            if !random {
+                dim.global = 0;
+            }
+        }
+        let bytes = serde_json::to_vec(&plain).expect("invariant: a kernel is plain data");
+        format!("k_{}", &blake3::hash(&bytes).to_hex()[..16])
+    }
+
+    /// Checks the invariants of the module's documentation.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold, with the value concerned.
+    pub fn verify(&self) -> Result<(), KernelError> {
+        let fail = |v: Value, text: String| Err(KernelError { value: v, text });
+        let mut anchors = 0;
+        let mut last_anchor = None;
+        for v in self.body.values() {
+            let node = &self.body[v];
+            infer::check(&self.body, v).map_err(|e| KernelError { value: v, text: e.to_string() })?;
+            match &node.op {
+                Op::Input(i) => match self.inputs.get(*i as usize) {
+                    Some(input) if input.ty == node.ty => {}
+                    _ => return fail(v, format!("input {i} is not an operand of that type")),
+                },
+                Op::Scalar(Scalar::Slot(i)) if self.scalars.get(*i as usize) == Some(&node.ty.dtype) => {}
+                Op::Scalar(_) => return fail(v, "a scalar is not an argument of that dtype".into()),
+                Op::Param(_) | Op::State(..) | Op::Table(_) | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut => {
+                    return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
+                }
+                Op::Dot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
+                    anchors += 1;
+                    last_anchor = Some(v);
+                }
+                Op::Reduce { over, .. } => self.inside(v, over)?,
+                Op::ArgMax { over } | Op::Cumsum { over, .. } => self.inside(v, &[*over])?,
+                Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select
+                | Op::Add | Op::Cast | Op::StopGradient | Op::Expand | Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } => {}
+            }
+        }
+        let at = last_anchor.unwrap_or(Value(0));
+        match &self.family {
+            Family::Loops { .. } if anchors != 0 => return fail(at, "a loop kernel has a contraction".into()),
+            Family::Gemm | Family::Scatter if anchors != 1 => return fail(at, "not exactly one contraction".into()),
+            Family::Attention if !(1..=2).contains(&anchors) => return fail(at, "not one attention".into()),
+            Family::AttentionGrad if !(1..=3).contains(&anchors) => return fail(at, "not one attention gradient".into()),
+            Family::Loops { .. } | Family::Gemm | Family::Scatter | Family::Attention | Family::AttentionGrad => {}
+        }
+        for input in &self.inputs {
+            if input.strides.len() != input.ty.dims.len() {
+                return fail(Value(0), "an operand lacks strides".into());
+            }
+        }
+        if self.outputs.is_empty() {
+            return fail(Value(0), "no output".into());
+        }
+        for output in &self.outputs {
+            let dims = &self.body[output.value].ty.dims;
+            if output.strides.len() != dims.len() {
+                return fail(output.value, "an output lacks strides".into());
+            }
+            if let Family::Loops { grid } = &self.family
+                && let Some(d) = grid.iter().find(|d| !dims.contains(d))
+            {
+                return fail(output.value, format!("the output lacks dim `{}` of the grid", self.body.dims.name(*d)));
+            }
+        }
+        Ok(())
+    }
+
+    fn inside(&self, v: Value, over: &[Dim]) -> Result<(), KernelError> {
+        match &self.family {
+            Family::Loops { grid } => match over.iter().find(|d| grid.contains(d)) {
+                None => Ok(()),
+                Some(d) => Err(KernelError { value: v, text: format!("a reduction over `{}` of the grid", self.body.dims.name(*d)) }),
+            },
+            Family::Gemm | Family::Attention | Family::AttentionGrad | Family::Scatter => {
+                Err(KernelError { value: v, text: "a reduction beside a contraction".into() })
+            }
+        }
+    }
+
+    /// The reference device: interprets the body in f64.
+    ///
+    /// `inputs` are dense, in each operand's storage order; the result holds the outputs alike (not yet accumulated).
+    pub fn run(&self, inputs: &[Vec<f64>], scalars: &[f64]) -> Vec<Vec<f64>> {
+        let mut env = KernelEnv { kernel: self, inputs, scalars };
+        let values = eval::run(&self.body, &mut env);
+        self.outputs.iter().map(|o| values[o.value.index()].clone()).collect()
+    }
+}
+
+struct KernelEnv<'a> {
+    kernel: &'a Kernel,
+    inputs: &'a [Vec<f64>],
+    scalars: &'a [f64],
+}
+
+impl eval::Env for KernelEnv<'_> {
+    fn source(&mut self, op: &Op, _: &Type) -> Vec<f64> {
+        match op {
+            Op::Input(i) => self.inputs[*i as usize].clone(),
+            other => unreachable!("invariant: a verified kernel has no `{}`", other.name()),
+        }
+    }
+
+    fn scalar(&self, scalar: &Scalar) -> f64 {
+        match scalar {
+            Scalar::Slot(i) => self.scalars[*i as usize],
+            // Random numbers ask for these two: by convention the last two scalar arguments of a kernel that draws.
+            Scalar::Seed => self.scalars[self.kernel.scalars.len() - 2],
+            Scalar::Step => self.scalars[self.kernel.scalars.len() - 1],
+            Scalar::LearningRate | Scalar::BiasCorrection(_) | Scalar::Linear(_) => {
+                unreachable!("invariant: a verified kernel has slots only")
+            }
+        }
+    }
+
+    fn base(&self, base: &Base) -> u64 {
+        match base {
+            Base::Zero => 0,
+            Base::Slot(i) => self.scalars[*i as usize] as u64,
+            Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
+        }
+    }
+}
+
+/// A broken invariant of a kernel: a bug of the pass that built it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{value}: {text}")]
+pub struct KernelError {
+    pub value: Value,
+    pub text: String,
+}

@@ -1,0 +1,111 @@
+//! What the sections of a model text say beside the graph: how to train, where to split, foreign weight layouts.
+
+use crate::diag::Span;
+use crate::graph::Graph;
+use crate::op::Real;
+use serde::{Deserialize, Serialize};
+
+/// An elaborated model text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    pub graph: Graph,
+    /// Every setting with its value, as text, in the header's order.
+    pub settings: Vec<(String, String)>,
+    pub train: Train,
+    pub plan: Plan,
+    pub weights: Vec<Weights>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Optimizer {
+    /// Decoupled weight decay, Loshchilov & Hutter 2019.
+    AdamW { beta1: Real, beta2: Real, eps: Real },
+    /// `v = momentum * v + g; p -= lr * v`; no state at momentum 0.
+    Sgd { momentum: Real },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Decay {
+    Constant,
+    Linear,
+    Cosine,
+}
+
+/// Learning rate over steps: linear warm-up from 0, then `decay` from `peak` to `min` at step `steps`, then `min`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    pub decay: Decay,
+    pub peak: Real,
+    pub min: Real,
+    pub warmup: u64,
+    pub steps: u64,
+}
+
+/// The `train` section, or its defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Train {
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub weight_decay: Real,
+    /// Greatest global gradient norm; none is no clipping.
+    pub clip: Option<Real>,
+}
+
+impl Default for Train {
+    fn default() -> Self {
+        Train {
+            optimizer: Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
+            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0 },
+            weight_decay: Real(0.0),
+            clip: None,
+        }
+    }
+}
+
+/// A setting of the `plan` section: an axis (`tp`, `sp`, `attention.cp`, ...) and its tiers of dim names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanEntry {
+    pub axis: String,
+    pub tiers: Vec<Vec<String>>,
+    pub span: Option<Span>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub entries: Vec<PlanEntry>,
+}
+
+impl Plan {
+    pub fn get(&self, axis: &str) -> Option<&PlanEntry> {
+        self.entries.iter().find(|e| e.axis == axis)
+    }
+}
+
+/// A `weights` section: how a foreign checkpoint names and lays out the parameters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Weights {
+    pub name: String,
+    pub lines: Vec<WeightLine>,
+}
+
+/// One foreign tensor (or, with `{x}` in the template, one per iteration or index).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightLine {
+    /// Parameter paths without iteration numbers, `layers.attn.q.w`.
+    pub params: Vec<String>,
+    /// `model.layers.{layers}.self_attn.q_proj.weight`.
+    pub template: String,
+    /// The foreign dims, outermost first; none: as declared.
+    pub layout: Option<Vec<Product>>,
+    pub span: Option<Span>,
+}
+
+/// Dims merged row-major.
+pub type Product = Vec<Atom>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Atom {
+    Dim(String),
+    /// One alternative per parameter on the left, concatenated.
+    Parts(Vec<Product>),
+}

@@ -1,0 +1,293 @@
+//! The operations of every graph level, and what each computes.
+//!
+//! One set of ops serves the logical graph, the per-rank graphs and the bodies of kernels, so one evaluator
+//! ([`crate::eval`]) defines them all. Every op has one result. Dims go by name: an operand that lacks a dim of
+//! the result is broadcast along it.
+
+use crate::dim::{Dim, IndexMap, Linear};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// An `f64` that compares and hashes by its bits, so that ops can be compared and hashed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Real(pub f64);
+
+impl PartialEq for Real {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for Real {}
+
+impl std::hash::Hash for Real {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+
+impl fmt::Display for Real {
+    /// The shortest text that reads back as the same number; `inf`, `-inf`, `nan` for the others.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_nan() {
+            f.write_str("nan")
+        } else if self.0.is_infinite() {
+            f.write_str(if self.0 > 0.0 { "inf" } else { "-inf" })
+        } else {
+            write!(f, "{:?}", self.0)
+        }
+    }
+}
+
+/// Element types. `Bool` is stored as one byte, 0 or 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DType {
+    F32,
+    Bf16,
+    F16,
+    I32,
+    Bool,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 | DType::F16 => 2,
+            DType::Bool => 1,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        match self {
+            DType::F32 | DType::Bf16 | DType::F16 => true,
+            DType::I32 | DType::Bool => false,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::I32 => "i32",
+            DType::Bool => "bool",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<DType> {
+        [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool].into_iter().find(|t| t.name() == name)
+    }
+}
+
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $name { $($variant),* }
+        impl $name {
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+            /// The name in the text form.
+            pub fn name(self) -> &'static str { match self { $($name::$variant => $text),* } }
+            pub fn parse(name: &str) -> Option<$name> { Self::ALL.iter().copied().find(|o| o.name() == name) }
+        }
+    };
+}
+
+named! {
+    /// Pointwise functions of one operand. `Not` is of bools; the others of floats (`Neg`, `Abs`, `Sign` of ints too).
+    Unary {
+        Neg = "neg", Exp = "exp", Log = "log", Sqrt = "sqrt", Rsqrt = "rsqrt", Recip = "recip", Tanh = "tanh",
+        Sin = "sin", Cos = "cos", Erf = "erf", Abs = "abs", Floor = "floor", Sign = "sign", Not = "not",
+    }
+}
+
+named! {
+    /// Pointwise functions of two operands. `Rem` has the sign of its second operand (floored). `And`, `Or` are of bools.
+    /// Division of ints is floored.
+    Binary {
+        Sub = "sub", Mul = "mul", Div = "div", Rem = "rem", Pow = "pow", Max = "maximum", Min = "minimum",
+        And = "and", Or = "or",
+    }
+}
+
+named! {
+    /// Comparisons; the result is bool.
+    Compare { Eq = "eq", Ne = "ne", Lt = "lt", Le = "le", Gt = "gt", Ge = "ge" }
+}
+
+named! {
+    /// What a reduction does. `Any` is of bools.
+    Reduce { Sum = "sum", Max = "max", Any = "any" }
+}
+
+named! {
+    /// The three gradients of attention.
+    AttentionGrad { Q = "attention_dq", K = "attention_dk", V = "attention_dv" }
+}
+
+/// A number known at run time, the same for all elements, that the executor passes to kernels.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Scalar {
+    /// The learning rate of this step (before a parameter's own factor).
+    LearningRate,
+    /// The number of this step, from 1.
+    Step,
+    /// The seed of the run.
+    Seed,
+    /// `1 - beta^step`: Adam's bias correction.
+    BiasCorrection(Real),
+    /// A linear form over the rank's (and microbatch's) coordinates: where a shard begins.
+    Linear(Linear),
+    /// In a kernel: the scalar argument of this number.
+    Slot(u32),
+}
+
+/// `softmax(scale * q k^T) v` over `keys`, contracted over `d`, per definition `std.attention`.
+/// With `causal`, a query at global index i of `at` sees keys at global index <= i of `keys`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Attention {
+    pub at: Dim,
+    pub keys: Dim,
+    pub d: Dim,
+    pub scale: Real,
+    pub causal: bool,
+}
+
+/// An operation. Operand order is given with each.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Op {
+    // Sources: no operands.
+    /// A tensor fed from outside: data at the logical level, an operand in a kernel.
+    Input(u32),
+    /// A parameter's current value.
+    Param(u32),
+    /// Optimizer state of a parameter: `(parameter, slot)`, e.g. Adam's m and v; f32, dims of the parameter, zero at first.
+    State(u32, u32),
+    /// A table evaluated at compile time (in f64, rounded once).
+    Table(u32),
+    /// The same number everywhere.
+    Const(Real),
+    /// The global index along a dim: i32 `[dim]`.
+    Iota(Dim),
+    /// Uniform in [0, 1), keyed by `key`, the seed, the step and the element's global index (row-major over the
+    /// result's dims with their global sizes; the definition is [`crate::random::uniform`]). f32.
+    Uniform { key: u64 },
+    /// A run-time number, `[]`.
+    Scalar(Scalar),
+
+    // Pointwise; the result has the union of the operands' dims.
+    Unary(Unary),
+    Binary(Binary),
+    Compare(Compare),
+    /// `(condition, if true, if false)`.
+    Select,
+    /// Sum of one or more operands. The only pointwise sum, so that sums of partial values can be regrouped.
+    Add,
+    /// Conversion to the result's dtype. Float to int truncates; to bool is `!= 0`.
+    Cast,
+    /// Identity without a gradient.
+    StopGradient,
+    /// Identity at the border of a `repeat` iteration, where a pipeline may be cut.
+    Cut,
+    /// Identity that adds dims or changes their storage order: a copy, if it comes to that.
+    Expand,
+
+    // Structure.
+    /// Dims `from` (in this order) replaced by `to`, the row-major order of elements unchanged; other dims as they are.
+    View { from: Vec<Dim>, to: Vec<Dim> },
+    /// Elements `at ..` of dim `from`, called `to` (or, with `to` absent, the one element `at`).
+    Slice { from: Dim, to: Option<Dim>, at: u64 },
+    /// The adjoint of `Slice`: zero except at `at ..` of dim `to`, which hold `from`.
+    Pad { from: Option<Dim>, to: Dim, at: u64 },
+    /// Operand i has dim `from[i]`; one after the other they make dim `to`.
+    Concat { from: Vec<Dim>, to: Dim },
+    /// This rank's part of a dim, `Local` level and kernels only: element i of `to` is element `index(i)` of `from`.
+    Shard { from: Dim, to: Dim, index: IndexMap },
+
+    // Contraction and reduction.
+    /// `(a, b)`: product summed over `over`; dims that both have go along.
+    Dot { over: Vec<Dim> },
+    Reduce { kind: Reduce, over: Vec<Dim> },
+    /// Index (i32, global) of the greatest element, the lowest one on ties.
+    ArgMax { over: Dim },
+    /// Running sum along `over`, inclusive; from the end if `reverse`.
+    Cumsum { over: Dim, reverse: bool },
+    /// `(table, index)`: `table[dim: index]`. Global indices; outside of the table's (local) rows the result is 0.
+    Gather { dim: Dim },
+    /// `(values, index)`: adds values into rows of a zero table over `dim`; the adjoint of `Gather`. Sums over the
+    /// dims of the index (those not in the result).
+    Scatter { dim: Dim },
+
+    // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
+    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries).
+    /// `(q, k, v)` -> dims of q.
+    Attention(Attention),
+    /// `(q, k)` -> q's dims without `d`: log of the sum of exponentials of the scaled scores.
+    AttentionLse(Attention),
+    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, in lse's dims.
+    AttentionGrad(Attention, AttentionGrad),
+}
+
+impl Op {
+    /// The name in the text form.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Input(_) => "input",
+            Op::Param(_) => "param",
+            Op::State(..) => "state",
+            Op::Table(_) => "table",
+            Op::Const(_) => "const",
+            Op::Iota(_) => "iota",
+            Op::Uniform { .. } => "uniform",
+            Op::Scalar(_) => "scalar",
+            Op::Unary(u) => u.name(),
+            Op::Binary(b) => b.name(),
+            Op::Compare(c) => c.name(),
+            Op::Select => "select",
+            Op::Add => "add",
+            Op::Cast => "cast",
+            Op::StopGradient => "stop_gradient",
+            Op::Cut => "cut",
+            Op::Expand => "expand",
+            Op::View { .. } => "view",
+            Op::Slice { .. } => "slice",
+            Op::Pad { .. } => "pad",
+            Op::Concat { .. } => "concat",
+            Op::Shard { .. } => "shard",
+            Op::Dot { .. } => "dot",
+            Op::Reduce { kind, .. } => match kind {
+                Reduce::Sum => "reduce_sum",
+                Reduce::Max => "reduce_max",
+                Reduce::Any => "reduce_any",
+            },
+            Op::ArgMax { .. } => "argmax",
+            Op::Cumsum { .. } => "cumsum",
+            Op::Gather { .. } => "gather",
+            Op::Scatter { .. } => "scatter",
+            Op::Attention(_) => "attention",
+            Op::AttentionLse(_) => "attention_lse",
+            Op::AttentionGrad(_, which) => which.name(),
+        }
+    }
+
+    /// Whether the op has no operands.
+    pub fn is_source(&self) -> bool {
+        matches!(
+            self,
+            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_)
+        )
+    }
+
+    /// Whether the result at a point depends on the operands at that point alone.
+    pub fn is_pointwise(&self) -> bool {
+        match self {
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand => true,
+            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_)
+            | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } | Op::Shard { .. }
+            | Op::Dot { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Scatter { .. }
+            | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => false,
+        }
+    }
+}
