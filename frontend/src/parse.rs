@@ -1,0 +1,481 @@
+//! From the pieces of a text to its tree. Each piece is parsed alone, so each bad one gives exactly one error.
+
+use crate::ast::*;
+use crate::build::{Builder, MdlParser, Rule};
+use crate::names::nearest;
+use crate::split::{End, Lines, Piece, Pieces, check_brackets, split};
+use ir::diag::{Diagnostic, Source, Sources, Span};
+use pest::Parser;
+use pest::error::{ErrorVariant, InputLocation};
+use pest::iterators::Pair;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Rule calls that pest may make for one statement; a long statement of a real model needs some ten thousand.
+const CALL_LIMIT: usize = 5_000_000;
+const MAX_STATEMENT: usize = 64 * 1024;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    File,
+    Block,
+    Settings,
+    Weights,
+}
+
+impl Place {
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            Place::File => &["import", "fn", "model", "train", "plan", "weights"],
+            Place::Block => &[
+                "dim", "let", "input", "param", "state", "update", "if", "repeat", "return", "fn", "loss", "metric", "output", "generate",
+            ],
+            Place::Settings => &["group"],
+            Place::Weights => &[],
+        }
+    }
+}
+
+/// Parses a text and adds it to the sources. What could not be parsed stands in the tree as [`StmtKind::Bad`]; each has an error.
+pub fn parse_all(sources: &mut Sources, name: &str, text: &str) -> (Ast, Vec<Diagnostic>) {
+    let file = u16::try_from(sources.files.len()).unwrap_or(u16::MAX);
+    sources.files.push(Source { name: name.into(), text: text.into() });
+    pest::set_call_limit(NonZeroUsize::new(CALL_LIMIT));
+    let lines = Lines::new(file, text);
+    let (pieces, errors) = split(&lines);
+    let mut parser = FileParser { lines: &lines, errors };
+    let block = parser.block(pieces, Place::File);
+    if block.stmts.is_empty() && parser.errors.is_empty() {
+        let e = Diagnostic::error("E0112", format!("`{name}` is empty")).label(lines.span(0..0), "no model, function or section");
+        parser.errors.push(e.help("a file has a `model name(batch, ..) { .. }`"));
+    }
+    (Ast { file, items: block.stmts, tail: block.tail }, parser.errors)
+}
+
+/// Parses a text and adds it to the sources; all errors if there is any.
+pub fn parse(sources: &mut Sources, name: &str, text: &str) -> Result<Ast, Vec<Diagnostic>> {
+    let (ast, errors) = parse_all(sources, name, text);
+    if errors.is_empty() { Ok(ast) } else { Err(errors) }
+}
+
+/// Parses an expression that stands alone, such as the value of a `-D`. Spans refer to file `file`.
+pub fn parse_expr(text: &str, file: u16) -> Option<Expr> {
+    let lines = Lines::new(file, text);
+    if text.len() > MAX_STATEMENT || check_brackets(&lines, 0..text.len()).is_some() {
+        return None;
+    }
+    let builder = Builder { lines: &lines, base: 0, errors: vec![].into() };
+    let line = MdlParser::parse(Rule::expr_line, text).ok()?.next()?;
+    let expr = builder.expr(line.into_inner().find(|p| p.as_rule() == Rule::expr)?);
+    builder.errors.into_inner().is_empty().then_some(expr)
+}
+
+struct FileParser<'l, 't> {
+    lines: &'l Lines<'t>,
+    errors: Vec<Diagnostic>,
+}
+
+impl FileParser<'_, '_> {
+    fn block(&mut self, pieces: Pieces, place: Place) -> Block {
+        let mut stmts: Vec<Stmt> = vec![];
+        let mut misplaced = false;
+        for piece in pieces.pieces {
+            let is_else = place == Place::Block && self.first_word(&piece.head) == "else";
+            if place == Place::File && std::mem::replace(&mut misplaced, false) && Place::Block.words().contains(&self.first_word(&piece.head)) {
+                misplaced = true; // one error for a run of statements outside of a model
+                continue;
+            }
+            let before = self.errors.len();
+            let new = self.piece(piece, place);
+            misplaced = self.errors[before..].iter().any(|e| e.code == "E0109");
+            if is_else {
+                self.attach_else(&mut stmts, new);
+            } else {
+                stmts.extend(new);
+            }
+        }
+        Block { stmts, tail: pieces.tail, end: self.lines.span(pieces.close) }
+    }
+
+    /// An `else` was parsed as a branch without its `if`; hangs it on the `if` before.
+    fn attach_else(&mut self, stmts: &mut [Stmt], new: Vec<Stmt>) {
+        for stmt in new {
+            let (span, StmtKind::If(branch)) = (stmt.span, stmt.kind) else { continue };
+            let Some(Stmt { kind: StmtKind::If(first), .. }) = stmts.last_mut() else {
+                if !matches!(stmts.last(), Some(Stmt { kind: StmtKind::Bad(_), .. })) {
+                    let e = Diagnostic::error("E0101", "an `else` without an `if`").label(span, "no `if` block ends before it");
+                    self.errors.push(e.help("`if condition { .. } else { .. }`"));
+                }
+                continue;
+            };
+            if first.otherwise.is_some() {
+                let e = Diagnostic::error("E0101", "a second `else`").label(span, "this `if` has its `else` already");
+                self.errors.push(e.help("remove one of them"));
+                continue;
+            }
+            let mut comments = stmt.trivia.before;
+            for (cond, mut block) in branch.branches {
+                comments.append(&mut block.tail);
+                block.tail = std::mem::take(&mut comments);
+                first.branches.push((cond, block));
+            }
+            if let Some(mut block) = branch.otherwise {
+                comments.append(&mut block.tail);
+                block.tail = comments;
+                first.otherwise = Some(block);
+            }
+        }
+    }
+
+    fn first_word(&self, head: &Range<usize>) -> &str {
+        let text = self.lines.text[head.clone()].trim_start_matches('\u{FEFF}').trim_start();
+        let text = text.strip_prefix("@op").map_or(text, str::trim_start);
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+        &text[..end]
+    }
+
+    /// The statements of one piece: more than one if a `;` was missing between them.
+    fn piece(&mut self, piece: Piece, place: Place) -> Vec<Stmt> {
+        let Piece { mut trivia, mut head, end } = piece;
+        let mut stmts = vec![];
+        if let Some(error) = check_brackets(self.lines, head.clone()) {
+            self.errors.push(error);
+            if let End::Block(pieces) = end {
+                let inner = self.inner_place(&head, place);
+                self.block(pieces, inner);
+            }
+            return vec![self.bad(head, trivia)];
+        }
+        if head.len() > MAX_STATEMENT {
+            let e = Diagnostic::error("E0105", format!("a statement of more than {MAX_STATEMENT} bytes"));
+            self.errors.push(e.label(self.lines.span(head.start..head.start + 1), "begins here").help("split it, or look for a missing `;`"));
+            return vec![self.bad(head, trivia)];
+        }
+        let missing = matches!(end, End::Missing);
+        let mut body = match end {
+            End::Block(pieces) => Some(pieces),
+            End::Semicolon | End::Missing => None,
+        };
+        loop {
+            let rule = match self.rule(&head, place, body.is_some()) {
+                Ok(rule) => rule,
+                Err(error) => {
+                    self.errors.push(error);
+                    if let Some(pieces) = body.take() {
+                        let inner = self.inner_place(&head, place);
+                        self.block(pieces, inner);
+                    }
+                    stmts.push(self.bad(head, trivia));
+                    return stmts;
+                }
+            };
+            let text = &self.lines.text[head.clone()];
+            match MdlParser::parse(rule, text) {
+                Ok(mut pairs) => {
+                    let pair = pairs.next().expect("invariant: a rule yields one pair");
+                    let kind = self.build(rule, pair, head.start, body.take());
+                    if missing {
+                        self.missing_semicolon(&head);
+                    }
+                    stmts.push(Stmt { kind, span: self.lines.span(head), trivia });
+                    return stmts;
+                }
+                Err(error) => {
+                    let at = head.start + location(&error);
+                    if let Some(first) = self.statement_before(&head, at, place) {
+                        self.missing_semicolon(&(head.start..at));
+                        stmts.push(Stmt { kind: first, span: self.lines.span(head.start..at), trivia: std::mem::take(&mut trivia) });
+                        head.start = at;
+                        continue;
+                    }
+                    let error = self.syntax_error(&error, at, &head, place);
+                    self.errors.push(error);
+                    if let Some(pieces) = body.take() {
+                        let inner = self.inner_place(&head, place);
+                        self.block(pieces, inner);
+                    }
+                    stmts.push(self.bad(head, trivia));
+                    return stmts;
+                }
+            }
+        }
+    }
+
+    fn missing_semicolon(&mut self, head: &Range<usize>) {
+        let end = head.start + self.code_end(head);
+        let e = Diagnostic::error("E0102", "a `;` is missing after this statement");
+        self.errors.push(e.label(self.lines.span(end..end + 1), "expected `;`").help("every statement without a block ends with `;`"));
+    }
+
+    /// Length of a statement without a comment on its last line.
+    fn code_end(&self, head: &Range<usize>) -> usize {
+        let text = self.lines.text[head.clone()].trim_end();
+        let last = text.rfind('\n').map_or(0, |n| n + 1);
+        match text[last..].find("//") {
+            Some(n) => text[..last + n].trim_end().len(),
+            None => text.len(),
+        }
+    }
+
+    /// The statement that ends before `at`, if what is there begins a line and what is before it parses.
+    fn statement_before(&mut self, head: &Range<usize>, at: usize, place: Place) -> Option<StmtKind> {
+        if at <= head.start || !self.lines.is_first(at) || at >= self.lines.text.len() {
+            return None;
+        }
+        let first = head.start..at;
+        let rule = self.rule(&first, place, false).ok()?;
+        let pair = MdlParser::parse(rule, self.lines.text[first].trim_end()).ok()?.next()?;
+        Some(self.build(rule, pair, head.start, None))
+    }
+
+    /// The rule that a statement must match, by its first word.
+    fn rule(&self, head: &Range<usize>, place: Place, has_block: bool) -> Result<Rule, Diagnostic> {
+        let word = self.first_word(head);
+        let text = &self.lines.text[head.clone()];
+        let start = head.start + (text.len() - text.trim_start_matches('\u{FEFF}').trim_start().len());
+        let span = self.lines.span(start..start + word.len().max(1).min(head.end.saturating_sub(start)));
+        let rule = match (place, word) {
+            (Place::File | Place::Block, "fn") if has_block => Rule::fn_line,
+            (Place::File | Place::Block, "fn") => Rule::fn_short_line,
+            (Place::File, "import") => Rule::import_line,
+            (Place::File, "model") => Rule::model_line,
+            (Place::File, "train") => Rule::train_line,
+            (Place::File, "plan") => Rule::plan_line,
+            (Place::File, "weights") => Rule::weights_line,
+            (Place::File, word) if Place::Block.words().contains(&word) => {
+                let e = Diagnostic::error("E0109", format!("`{word}` stands outside of a model")).label(span, "belongs into a block");
+                return Err(e.help("put it inside `model name(batch, ..) { .. }`; look for a `}` too many above"));
+            }
+            (Place::File, _) => {
+                let e = Diagnostic::error("E0101", "expected a model, a function or a section").label(span, "none begins like this");
+                return Err(suggest(e, word, place).help("a file has `import`, `fn`, `model`, `train`, `plan` and `weights`"));
+            }
+            (Place::Block, "dim") => Rule::dim_line,
+            (Place::Block, "let") => Rule::let_line,
+            (Place::Block, "input") => Rule::input_line,
+            (Place::Block, "param") => Rule::param_line,
+            (Place::Block, "state") => Rule::state_line,
+            (Place::Block, "update") => Rule::update_line,
+            (Place::Block, "if") => Rule::if_line,
+            (Place::Block, "else") => {
+                let rest = text.trim_start().trim_start_matches("else").trim_start();
+                if rest.starts_with("if") { Rule::else_if_line } else { Rule::else_line }
+            }
+            (Place::Block, "repeat") => Rule::repeat_line,
+            (Place::Block, "return") => Rule::return_line,
+            (Place::Block, "loss") => Rule::loss_line,
+            (Place::Block, "metric") => Rule::metric_line,
+            (Place::Block, "output") => Rule::output_line,
+            (Place::Block, "generate") => Rule::generate_line,
+            (Place::Block, _) => {
+                let after = text.trim_start().trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.').trim_start();
+                if after.starts_with('(') { Rule::call_line } else { Rule::assign_line }
+            }
+            (Place::Settings, "group") if has_block => Rule::group_line,
+            (Place::Settings, _) => Rule::setting_line,
+            (Place::Weights, _) => Rule::weight_line,
+        };
+        match (takes_block(rule), has_block) {
+            (true, false) => {
+                let at = head.start + self.code_end(head);
+                let e = Diagnostic::error("E0101", format!("`{word}` needs a block")).label(self.lines.span(at..at + 1), "expected `{`");
+                Err(e.label(span, "begins here"))
+            }
+            (false, true) => {
+                let at = head.end;
+                let e = Diagnostic::error("E0101", "an unexpected `{`").label(span, "this statement takes no block");
+                Err(suggest(e, word, place).label(self.lines.span(at..at + 1), "near this `{`"))
+            }
+            (true, true) | (false, false) => Ok(rule),
+        }
+    }
+
+    fn build(&mut self, rule: Rule, pair: Pair<'_, Rule>, base: usize, body: Option<Pieces>) -> StmtKind {
+        let inner = match rule {
+            Rule::train_line | Rule::plan_line | Rule::group_line => Place::Settings,
+            Rule::weights_line => Place::Weights,
+            _ => Place::Block,
+        };
+        let block = body.map(|pieces| self.block(pieces, inner));
+        let builder = Builder { lines: self.lines, base, errors: vec![].into() };
+        let kind = match (rule, block) {
+            (Rule::fn_line, block @ Some(_)) => StmtKind::Fn(Rc::new(builder.function(pair, block))),
+            (Rule::fn_short_line, _) => StmtKind::Fn(Rc::new(builder.function(pair, None))),
+            (Rule::model_line, Some(block)) => StmtKind::Model(Rc::new(builder.model(pair, block))),
+            (Rule::train_line, Some(block)) => StmtKind::Train(block),
+            (Rule::plan_line, Some(block)) => StmtKind::Plan(block),
+            (Rule::weights_line, Some(block)) => StmtKind::Weights { name: builder.weights_name(pair), block },
+            (Rule::group_line, Some(block)) => StmtKind::Group { patterns: builder.patterns(pair), block },
+            (Rule::if_line | Rule::else_if_line, Some(then)) => {
+                StmtKind::If(If { branches: vec![(builder.condition(pair), then)], otherwise: None })
+            }
+            (Rule::else_line, otherwise) => StmtKind::If(If { branches: vec![], otherwise }),
+            (Rule::repeat_line, Some(block)) => StmtKind::Repeat(builder.repeat(pair, block)),
+            (rule, _) => builder.simple(rule, pair),
+        };
+        self.errors.append(&mut builder.errors.into_inner());
+        kind
+    }
+
+    fn inner_place(&self, head: &Range<usize>, place: Place) -> Place {
+        match (place, self.first_word(head)) {
+            (Place::File, "train" | "plan") | (Place::Settings, _) => Place::Settings,
+            (Place::File, "weights") | (Place::Weights, _) => Place::Weights,
+            (Place::File | Place::Block, _) => Place::Block,
+        }
+    }
+
+    /// A statement that did not parse, with the names it would have declared.
+    fn bad(&self, head: Range<usize>, trivia: Trivia) -> Stmt {
+        let text = &self.lines.text[head.clone()];
+        let declares = matches!(
+            self.first_word(&head),
+            "let" | "dim" | "input" | "param" | "state" | "fn" | "import" | "metric" | "model"
+        );
+        let mut names = vec![];
+        if declares {
+            let single = matches!(self.first_word(&head), "fn" | "model" | "metric");
+            let mut at = 0;
+            let mut skipped = false;
+            for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                let start = at;
+                at += word.len() + 1;
+                if word.is_empty() || word == "op" {
+                    continue;
+                }
+                if !std::mem::replace(&mut skipped, true) {
+                    continue;
+                }
+                let span = self.lines.span(head.start + start..head.start + start + word.len());
+                names.push(Ident { name: word.into(), span });
+                if single {
+                    break;
+                }
+            }
+        } else if !matches!(self.first_word(&head), "return" | "loss" | "if" | "else" | "repeat" | "output" | "generate" | "update") {
+            // A misspelt keyword, perhaps: `lett x = ..`.
+            let words = text.split(['=', ':']).next().unwrap_or("").split_whitespace();
+            names.extend(words.skip(1).map(|w| Ident { name: w.trim_matches(',').into(), span: self.lines.span(head.clone()) }));
+        }
+        Stmt { kind: StmtKind::Bad(names), span: self.lines.span(head), trivia }
+    }
+
+    fn syntax_error(&self, error: &pest::error::Error<Rule>, at: usize, head: &Range<usize>, place: Place) -> Diagnostic {
+        let rest = &self.lines.text[at..head.end];
+        let word_end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let len = if word_end > 0 { word_end } else { rest.chars().next().map_or(0, char::len_utf8) };
+        let found = &rest[..len];
+        let span = if len > 0 { self.lines.span(at..at + len) } else { self.end_span(head) };
+        let expected = match &error.variant {
+            ErrorVariant::ParsingError { positives, .. } => {
+                let mut words: Vec<&str> = positives.iter().flat_map(|r| describe(*r)).copied().collect();
+                words.sort_unstable();
+                words.dedup();
+                words
+            }
+            ErrorVariant::CustomError { .. } => {
+                let e = Diagnostic::error("E0105", "this statement is too large to parse").label(span, "stopped here");
+                return e.help("split it with `let`");
+            }
+        };
+        let message = match found {
+            "" => "this statement is not complete".to_string(),
+            _ => format!("unexpected `{found}`"),
+        };
+        let label = match expected.split_last() {
+            Some((last, [])) => format!("expected {last}"),
+            Some((last, others)) => format!("expected {} or {last}", others.join(", ")),
+            None => "not expected here".to_string(),
+        };
+        let mut e = Diagnostic::error("E0101", message).label(span, label);
+        if expected.contains(&"a name") && Place::Block.words().iter().chain(&["in", "as", "or", "and", "not", "else"]).any(|w| *w == found) {
+            e = e.note(format!("`{found}` is a reserved word"));
+        }
+        suggest(e, self.first_word(head), place)
+    }
+
+    fn end_span(&self, head: &Range<usize>) -> Span {
+        let end = head.start + self.code_end(head);
+        self.lines.span(end..end + 1)
+    }
+}
+
+/// Offers the keyword that a statement's first word may have been meant as.
+fn suggest(e: Diagnostic, word: &str, place: Place) -> Diagnostic {
+    let words = place.words();
+    match nearest(word, words.iter().copied()) {
+        Some(near) if near != word => e.help(format!("did you mean `{near}`?")),
+        _ => e,
+    }
+}
+
+fn location(error: &pest::error::Error<Rule>) -> usize {
+    match error.location {
+        InputLocation::Pos(at) | InputLocation::Span((at, _)) => at,
+    }
+}
+
+fn takes_block(rule: Rule) -> bool {
+    matches!(
+        rule,
+        Rule::fn_line
+            | Rule::model_line
+            | Rule::if_line
+            | Rule::else_if_line
+            | Rule::else_line
+            | Rule::repeat_line
+            | Rule::train_line
+            | Rule::plan_line
+            | Rule::weights_line
+            | Rule::group_line
+    )
+}
+
+/// What a rule that pest hoped for looks like to a user.
+fn describe(rule: Rule) -> &'static [&'static str] {
+    match rule {
+        Rule::id | Rule::names | Rule::path | Rule::dim_item | Rule::counter | Rule::label | Rule::arg_name | Rule::header => &["a name"],
+        Rule::number
+        | Rule::expr
+        | Rule::exprs
+        | Rule::operand
+        | Rule::call
+        | Rule::paren
+        | Rule::list
+        | Rule::constant
+        | Rule::arg
+        | Rule::neg
+        | Rule::not
+        | Rule::element => &["a value"],
+        Rule::text => &["a text in quotes"],
+        Rule::initial => &["`=`"],
+        Rule::drawn => &["`~`"],
+        Rule::type_mark | Rule::tensor_mark => &["`:` and a type"],
+        Rule::kind | Rule::tensor | Rule::dtype | Rule::word => &["a type"],
+        Rule::type_dim | Rule::rest => &["a dim"],
+        Rule::headers => &["`(`"],
+        Rule::results => &["`->`"],
+        Rule::index => &["`[`"],
+        Rule::or
+        | Rule::and
+        | Rule::eq
+        | Rule::ne
+        | Rule::le
+        | Rule::ge
+        | Rule::lt
+        | Rule::gt
+        | Rule::add
+        | Rule::sub
+        | Rule::mul
+        | Rule::div
+        | Rule::rem
+        | Rule::pow => &["an operator"],
+        Rule::k_as => &["`as`"],
+        Rule::k_in => &["`in`"],
+        Rule::k_fn => &["`fn`"],
+        Rule::attribute => &["`@`"],
+        Rule::EOI => &["`;`"],
+        _ => &[],
+    }
+}
