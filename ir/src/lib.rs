@@ -12,4 +12,5 @@ pub mod kernel;
 pub mod mesh;
 pub mod model;
 pub mod op;
+pub mod program;
 pub mod random;

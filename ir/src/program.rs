@@ -1,0 +1,327 @@
+//! What a rank executes: buffers at planned offsets, bodies of commands, and the order in which a step calls them.
+//!
+//! A [`Job`] is everything an artifact says; its [`Program`]s are one per class of ranks. Ranks of one pipeline stage share a
+//! program and differ only in their coordinates, from which run-time offsets are computed ([`crate::dim::Linear`]).
+
+use crate::dim::{IndexMap, Linear};
+use crate::graph::{Feed, Init, Origin};
+use crate::kernel::Kernel;
+use crate::mesh::{Coords, Mesh, SubAxis};
+use crate::model::Train;
+use crate::op::{DType, Real, Reduce, Scalar};
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+        impl $name {
+            pub fn index(self) -> usize { self.0 as usize }
+        }
+    };
+}
+
+id!(/// A buffer of a program.
+    BufferId);
+id!(/// A kernel of the job.
+    KernelId);
+id!(/// A group of a program.
+    GroupId);
+id!(/// A body of a program.
+    BodyId);
+
+/// The whole of an artifact, kernels' code apart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    pub model: String,
+    /// Every setting with its value, as text.
+    pub settings: Vec<(String, String)>,
+    pub mesh: Mesh,
+    pub train: Train,
+    /// Sequences (rows of the batch) in a step, over all microbatches and ranks.
+    pub global_batch: u64,
+    pub microbatches: u64,
+    pub params: Vec<ParamEntry>,
+    pub inputs: Vec<InputEntry>,
+    pub tables: Vec<TableEntry>,
+    /// Names of the reported scalars: `loss` first, then `grad_norm`, then the named losses and metrics.
+    pub reports: Vec<String>,
+    pub kernels: Vec<Kernel>,
+    pub programs: Vec<Program>,
+    /// For each pipeline stage, its program and what fills the program's parameter slots.
+    pub stages: Vec<Stage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    pub program: u32,
+    /// Parameter (of [`Job::params`]) in each slot of the program.
+    pub params: Vec<u32>,
+}
+
+/// A parameter as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ParamEntry {
+    pub name: String,
+    pub dims: Vec<Extent>,
+    pub init: Init,
+}
+
+/// A dim of a whole tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    pub name: String,
+    /// Elements that exist for the user: in checkpoints and data.
+    pub size: u64,
+    /// Elements as stored, counting padding, which is zero.
+    pub padded: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InputEntry {
+    pub name: String,
+    pub dtype: DType,
+    /// Whole dims, `batch` being the global batch.
+    pub dims: Vec<Extent>,
+    pub default: Option<Feed>,
+    /// Greatest valid value + 1 of an integer input that only indexes tables, for a check of the data.
+    pub limit: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TableEntry {
+    pub name: String,
+    pub dtype: DType,
+    pub dims: Vec<Extent>,
+    pub data: Vec<f64>,
+}
+
+/// The program of one class of ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    pub buffers: Vec<Buffer>,
+    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot.
+    pub arena_bytes: [u64; 3],
+    /// Copies of the stash: microbatches in flight.
+    pub slots: u32,
+    pub groups: Vec<Group>,
+    pub bodies: Vec<Body>,
+    /// A training step up to the gradient norm.
+    pub train: Vec<Call>,
+    /// The rest of a step, once loss and gradient norm were found finite.
+    pub update: Vec<Call>,
+    /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
+    pub eval: Vec<Call>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Arena {
+    /// Lives over steps: parameters, optimizer state, gradients, tables.
+    Persistent,
+    /// One copy per microbatch in flight: what the backward pass needs of the forward pass.
+    Stash,
+    /// Within one call of a body.
+    Temporary,
+}
+
+impl Arena {
+    pub const ALL: [Arena; 3] = [Arena::Persistent, Arena::Stash, Arena::Temporary];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Arena::Persistent => "persistent",
+            Arena::Stash => "stash",
+            Arena::Temporary => "temporary",
+        }
+    }
+}
+
+/// What a buffer holds, for the memory table and for loading.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Content {
+    /// Parameter slot (see [`Stage::params`]); `index` maps local to global, per dim in storage order.
+    Param { slot: u32, index: Vec<IndexMap> },
+    /// Optimizer state `state` of a parameter slot.
+    State { slot: u32, state: u32, index: Vec<IndexMap> },
+    /// Table of [`Job::tables`].
+    Table { table: u32, index: Vec<IndexMap> },
+    /// Accumulated over microbatches: gradients, losses.
+    Accumulator,
+    Activation,
+}
+
+/// A typed range of an arena, dense, 64-byte aligned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    pub name: String,
+    pub dtype: DType,
+    /// Local dims, outermost first: name and size.
+    pub dims: Vec<(String, u64)>,
+    pub arena: Arena,
+    /// Byte offset in the arena (in each slot, for the stash).
+    pub offset: u64,
+    pub content: Content,
+    pub origin: Option<Origin>,
+}
+
+impl Buffer {
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().map(|d| d.1).product()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes()
+    }
+}
+
+/// A place in a buffer: `offset + sum(coordinate * stride)` elements from its start.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place {
+    pub buffer: BufferId,
+    pub offset: u64,
+    pub coords: Linear,
+}
+
+impl Place {
+    pub fn start(buffer: BufferId) -> Place {
+        Place { buffer, offset: 0, coords: vec![] }
+    }
+
+    /// Elements from the start of the buffer, for a rank and microbatch.
+    pub fn resolve(&self, coords: &Coords) -> u64 {
+        self.offset + linear(&self.coords, coords)
+    }
+}
+
+/// The value of a linear form at coordinates.
+pub fn linear(form: &Linear, coords: &Coords) -> u64 {
+    form.iter().map(|(u, stride)| coords[u.0 as usize] * stride).sum()
+}
+
+/// Ranks that communicate: those which agree with this rank except in `subs`; with `stages`, also those of these pipeline
+/// stages. Members are ordered by rank.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Group {
+    pub subs: Vec<SubAxis>,
+    pub stages: Option<Vec<u64>>,
+}
+
+impl Group {
+    /// The members of the group that a rank is in, in rank order.
+    pub fn members(&self, mesh: &Mesh, rank: u64) -> Vec<u64> {
+        match &self.stages {
+            None => mesh.group(rank, &self.subs),
+            Some(stages) => {
+                let mut subs = self.subs.clone();
+                subs.extend(mesh.of(crate::mesh::Axis::Pp));
+                mesh.group(rank, &subs).into_iter().filter(|r| stages.contains(&mesh.stage(*r))).collect()
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum BodyKind {
+    /// Once per step before the first forward: sums of data over the whole batch.
+    Prologue,
+    Forward,
+    Backward,
+    /// Gradients to their resting place, reports, gradient norm.
+    Reduce,
+    /// Optimizer.
+    Update,
+}
+
+impl BodyKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            BodyKind::Prologue => "prologue",
+            BodyKind::Forward => "forward",
+            BodyKind::Backward => "backward",
+            BodyKind::Reduce => "reduce",
+            BodyKind::Update => "update",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<BodyKind> {
+        [BodyKind::Prologue, BodyKind::Forward, BodyKind::Backward, BodyKind::Reduce, BodyKind::Update].into_iter().find(|k| k.name() == name)
+    }
+}
+
+/// A list of commands that a schedule calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Body {
+    pub name: String,
+    pub kind: BodyKind,
+    pub commands: Vec<Command>,
+}
+
+/// One call of a body: for this microbatch, in stash slot `microbatch % slots`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Call {
+    pub body: BodyId,
+    pub microbatch: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Stream {
+    Compute,
+    Communication,
+}
+
+/// A command with its queue and the reason it is there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Command {
+    pub stream: Stream,
+    pub action: Action,
+    pub origin: Origin,
+    /// Of a collective: which operand of which op needs it, and which sharding rule.
+    pub reason: Option<String>,
+}
+
+/// Collectives work on dense ranges. `count` is in elements of `dtype`; member k is the k-th of the group in rank order.
+/// Reductions combine members in rank order, so every member gets the same bits, and every run too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Collective {
+    /// `src` and `dst`: `count`. May be in place.
+    AllReduce(Reduce),
+    /// `src`: `count`; `dst`: `count` per member, one after the other.
+    AllGather,
+    /// `src`: `count` per member; `dst`: `count`, this member's part of the reduction.
+    ReduceScatter(Reduce),
+    /// `src` and `dst`: `count` per member; part k of `src` goes to member k.
+    AllToAll,
+}
+
+impl Collective {
+    pub fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce(_) => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter(_) => "reduce_scatter",
+            Collective::AllToAll => "all_to_all",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    /// Runs a kernel: places of inputs, then of outputs; scalars in the kernel's order.
+    Launch { kernel: KernelId, args: Vec<Place>, scalars: Vec<Scalar> },
+    Collective { kind: Collective, group: GroupId, dtype: DType, count: u64, src: Place, dst: Place },
+    /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per pair of ranks.
+    Send { hops: i64, dtype: DType, count: u64, src: Place },
+    Recv { hops: i64, dtype: DType, count: u64, dst: Place },
+    /// Every element of the buffer.
+    Fill { buffer: BufferId, value: Real },
+    /// This microbatch's part of an input: `index` maps local to global, per dim in storage order (the base of a dim
+    /// split by microbatches has their coordinate).
+    Load { input: u32, dst: BufferId, index: Vec<IndexMap> },
+    /// A scalar f32 for the host: number `report` of [`Job::reports`].
+    Report { report: u32, src: Place },
+    /// Marks this point of the stream.
+    Record { event: u32 },
+    /// Holds the stream until the event's last record in this call is reached.
+    Wait { event: u32 },
+}
