@@ -9,7 +9,8 @@ use crate::random;
 
 /// What a body's sources hold, and where the shards it computes on begin.
 pub trait Env {
-    /// The elements of `Input`, `Param`, `State` or `Table`, dense in the type's storage order.
+    /// The elements of `Input`, `Param`, `State` or `Table` (or of `Recv` or `Collective`, where other ranks matter), dense in
+    /// the type's storage order.
     fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64>;
     fn scalar(&self, scalar: &Scalar) -> f64;
     /// The value of an index map's base.
@@ -181,7 +182,7 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
     let dims = &body.dims;
     let total = dims.elements(&node.ty.dims) as usize;
     match &node.op {
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) => env.source(&node.op, &node.ty),
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Recv { .. } | Op::Collective { .. } => env.source(&node.op, &node.ty),
         Op::Const(c) => vec![c.0; total],
         Op::Iota(d) => {
             let index = &dims[*d].index;
@@ -218,7 +219,7 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
             DType::I32 => p[0].trunc(),
             DType::Bool => f64::from(p[0] != 0.0),
         }),
-        Op::StopGradient | Op::Cut | Op::Expand => pointwise(body, v, args, |p| p[0]),
+        Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } | Op::Send { .. } => pointwise(body, v, args, |p| p[0]),
         Op::View { from, to } => view(body, v, args[0], from, to),
         Op::Slice { from, to, at } => {
             let source = body.dims_of(node.args[0]);

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Binary, DType, Op, Reduce, Scalar, Unary};
+use crate::op::{Binary, Collective, DType, Op, Reduce, Scalar, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -65,12 +65,12 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
     let count = match op {
         Op::Add | Op::Concat { .. } => args.len().max(1),
         _ if op.is_source() => 0,
-        Op::Unary(_) | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. }
+        Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } | Op::Unary(_) | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. }
         | Op::Shard { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => 1,
         Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::AttentionLse(_) => 2,
         Op::Select | Op::Attention(_) => 3,
         Op::AttentionGrad(..) => 6,
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) => 0,
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => 0,
     };
     if args.len() != count {
         return fail(&format!("takes {count} operands, has {}", args.len()));
@@ -88,7 +88,9 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         Some(out)
     };
     let ty = match op {
-        Op::Input(_) | Op::Param(_) | Op::Table(_) | Op::Const(_) => declared.clone(),
+        Op::Input(_) | Op::Param(_) | Op::Table(_) | Op::Const(_) | Op::Recv { .. } => declared.clone(),
+        Op::Reshard { .. } | Op::Send { .. } => args[0].clone(),
+        Op::Collective { kind, part, .. } => return collective(*kind, *part, args[0]).ok_or_else(|| TypeError { op: kind.name().into(), text: "the operand lacks the dim of its parts".into() }),
         Op::State(..) => Type::new(DType::F32, declared.dims.clone()),
         Op::Uniform { .. } => Type::new(DType::F32, declared.dims.clone()),
         Op::Iota(d) => Type::new(DType::I32, [*d]),
@@ -242,6 +244,18 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         }
     };
     Ok(ty)
+}
+
+fn collective(kind: Collective, part: Option<Dim>, arg: &Type) -> Option<Type> {
+    let mut ty = arg.clone();
+    match (kind, part) {
+        (Collective::AllReduce(_), None) => {}
+        (Collective::AllGather, Some(p)) if !arg.has(p) => ty.dims.insert(0, p),
+        (Collective::ReduceScatter(_), Some(p)) if arg.has(p) => ty.dims.retain(|d| *d != p),
+        (Collective::AllToAll, Some(p)) if arg.has(p) => {}
+        (Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll, _) => return None,
+    }
+    Some(ty)
 }
 
 fn attention_fits(a: &crate::op::Attention, q: &Type, k: &Type) -> bool {

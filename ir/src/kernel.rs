@@ -105,7 +105,8 @@ impl Kernel {
                 },
                 Op::Scalar(Scalar::Slot(i)) if self.scalars.get(*i as usize) == Some(&node.ty.dtype) => {}
                 Op::Scalar(_) => return fail(v, "a scalar is not an argument of that dtype".into()),
-                Op::Param(_) | Op::State(..) | Op::Table(_) | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut => {
+                Op::Param(_) | Op::State(..) | Op::Table(_) | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut
+                | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
                 Op::Dot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {

@@ -5,6 +5,7 @@
 //! the result is broadcast along it.
 
 use crate::dim::{Dim, IndexMap, Linear};
+use crate::mesh::SubAxis;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -82,10 +83,10 @@ impl DType {
 }
 
 macro_rules! named {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$inner:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        pub enum $name { $($variant),* }
+        pub enum $name { $($(#[$inner])* $variant),* }
         impl $name {
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
             /// The name in the text form.
@@ -125,6 +126,44 @@ named! {
 named! {
     /// The three gradients of attention.
     AttentionGrad { Q = "attention_dq", K = "attention_dk", V = "attention_dv" }
+}
+
+named! {
+    /// A change of sharding on some sub-axes.
+    Reshard {
+        /// Replicated to split: every rank keeps its part.
+        Slice = "slice",
+        /// Partial to split.
+        ReduceScatter = "reduce_scatter",
+        /// Split along one dim to split along another.
+        AllToAll = "all_to_all",
+        /// Partial to replicated.
+        AllReduce = "all_reduce",
+        /// Split to replicated.
+        AllGather = "all_gather",
+        /// Replicated to partial: kept where all coordinates are 0, zero elsewhere.
+        Mask = "mask",
+    }
+}
+
+/// A collective and, where it reduces, how. Members are in rank order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Collective {
+    AllReduce(Reduce),
+    AllGather,
+    ReduceScatter(Reduce),
+    AllToAll,
+}
+
+impl Collective {
+    pub fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce(_) => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter(_) => "reduce_scatter",
+            Collective::AllToAll => "all_to_all",
+        }
+    }
 }
 
 /// A number known at run time, the same for all elements, that the executor passes to kernels.
@@ -206,6 +245,17 @@ pub enum Op {
     /// This rank's part of a dim, `Local` level and kernels only: element i of `to` is element `index(i)` of `from`.
     Shard { from: Dim, to: Dim, index: IndexMap },
 
+    // Between ranks.
+    /// `Sharded` level: another sharding of the same value, over these sub-axes. Logically the identity.
+    Reshard { kind: Reshard, subs: Vec<SubAxis> },
+    /// `Local` level: a collective over the ranks that differ in `subs` (and, with `stages`, over these pipeline stages).
+    /// `part` numbers the members: an all-gather adds it, a reduce-scatter removes it, an all-to-all keeps it.
+    Collective { kind: Collective, subs: Vec<SubAxis>, stages: Option<Vec<u64>>, part: Option<Dim> },
+    /// `Local` level, a source: the value that the rank `hops` stages further on sends.
+    Recv { hops: i64 },
+    /// `Local` level: sends to the rank `hops` stages further on; the result is the operand.
+    Send { hops: i64 },
+
     // Contraction and reduction.
     /// `(a, b)`: product summed over `over`; dims that both have go along.
     Dot { over: Vec<Dim> },
@@ -256,6 +306,10 @@ impl Op {
             Op::Pad { .. } => "pad",
             Op::Concat { .. } => "concat",
             Op::Shard { .. } => "shard",
+            Op::Reshard { kind, .. } => kind.name(),
+            Op::Collective { kind, .. } => kind.name(),
+            Op::Recv { .. } => "recv",
+            Op::Send { .. } => "send",
             Op::Dot { .. } => "dot",
             Op::Reduce { kind, .. } => match kind {
                 Reduce::Sum => "reduce_sum",
@@ -276,7 +330,7 @@ impl Op {
     pub fn is_source(&self) -> bool {
         matches!(
             self,
-            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_)
+            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. }
         )
     }
 
@@ -286,7 +340,7 @@ impl Op {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand => true,
             Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_)
             | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } | Op::Shard { .. }
-            | Op::Dot { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Scatter { .. }
+            | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Dot { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Scatter { .. }
             | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => false,
         }
     }

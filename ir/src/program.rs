@@ -8,7 +8,8 @@ use crate::graph::{Feed, Init, Origin};
 use crate::kernel::Kernel;
 use crate::mesh::{Coords, Mesh, SubAxis};
 use crate::model::Train;
-use crate::op::{DType, Real, Reduce, Scalar};
+pub use crate::op::Collective;
+use crate::op::{DType, Real, Scalar};
 use serde::{Deserialize, Serialize};
 
 macro_rules! id {
@@ -280,35 +281,15 @@ pub struct Command {
     pub reason: Option<String>,
 }
 
-/// Collectives work on dense ranges. `count` is in elements of `dtype`; member k is the k-th of the group in rank order.
-/// Reductions combine members in rank order, so every member gets the same bits, and every run too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Collective {
-    /// `src` and `dst`: `count`. May be in place.
-    AllReduce(Reduce),
-    /// `src`: `count`; `dst`: `count` per member, one after the other.
-    AllGather,
-    /// `src`: `count` per member; `dst`: `count`, this member's part of the reduction.
-    ReduceScatter(Reduce),
-    /// `src` and `dst`: `count` per member; part k of `src` goes to member k.
-    AllToAll,
-}
-
-impl Collective {
-    pub fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce(_) => "all_reduce",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter(_) => "reduce_scatter",
-            Collective::AllToAll => "all_to_all",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Action {
     /// Runs a kernel: places of inputs, then of outputs; scalars in the kernel's order.
     Launch { kernel: KernelId, args: Vec<Place>, scalars: Vec<Scalar> },
+    /// Works on dense ranges; `count` is in elements. Reductions combine members in rank order, so every member gets the
+    /// same bits, and every run too.
+    /// All-reduce: `src` and `dst` hold `count`, may be the same. All-gather: `src` holds `count`, `dst` `count` per member in
+    /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. All-to-all: both hold `count` per
+    /// member; part k of `src` goes to member k.
     Collective { kind: Collective, group: GroupId, dtype: DType, count: u64, src: Place, dst: Place },
     /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per pair of ranks.
     Send { hops: i64, dtype: DType, count: u64, src: Place },
