@@ -1,0 +1,119 @@
+//! The sharding algebra: for each op, its loops and what splitting one of them over ranks does.
+//!
+//! An op is a loop nest over named dims. Splitting a *map* loop splits operands and result alike; splitting a *sum* or *max*
+//! loop splits operands and leaves the result partial; a *block* loop must be whole on every rank. This table is all that
+//! partitioning knows of an op, and all that the verifier of the `Sharded` level believes.
+
+use crate::dim::Dim;
+use crate::graph::{Body, Value};
+use crate::op::{AttentionGrad, Binary, Op, Reduce, Unary};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LoopKind {
+    Map,
+    Sum,
+    Max,
+    Block,
+}
+
+/// A loop of an op: the dim that it runs along in each operand and in the result, where they have one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loop {
+    pub kind: LoopKind,
+    pub args: Vec<Option<Dim>>,
+    pub out: Option<Dim>,
+}
+
+impl Loop {
+    /// The names it goes by, the result's first.
+    pub fn dims(&self) -> impl Iterator<Item = Dim> + '_ {
+        self.out.iter().chain(self.args.iter().flatten()).copied()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Algebra {
+    pub loops: Vec<Loop>,
+    /// Operand slots in which the op is linear, the others fixed.
+    pub linear: Vec<usize>,
+    /// Linear in all operands together (a sum).
+    pub joint: bool,
+}
+
+/// The algebra of node `v`. Sources have none: their sharding follows from rest, or is free.
+pub fn algebra(body: &Body, v: Value) -> Algebra {
+    let node = &body[v];
+    let arg_dims: Vec<&[Dim]> = node.args.iter().map(|a| body.dims_of(*a)).collect();
+    let out_dims = &node.ty.dims;
+    // Loops by name: a dim of the result maps, one of operands alone is summed; `kind` overrides per op.
+    let by_name = |kind: &dyn Fn(Dim) -> LoopKind| -> Vec<Loop> {
+        let mut seen: Vec<Dim> = vec![];
+        for d in out_dims.iter().chain(arg_dims.iter().copied().flatten()) {
+            if !seen.contains(d) {
+                seen.push(*d);
+            }
+        }
+        seen.into_iter()
+            .map(|d| Loop {
+                kind: kind(d),
+                args: arg_dims.iter().map(|a| a.contains(&d).then_some(d)).collect(),
+                out: out_dims.contains(&d).then_some(d),
+            })
+            .collect()
+    };
+    let map_or_sum = |d: Dim| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Sum };
+    let blocked = |dims: &[Dim]| by_name(&|d| if dims.contains(&d) { LoopKind::Block } else { map_or_sum(d) });
+    let is_zero = |slot: usize| matches!(&body[node.args[slot]].op, Op::Const(c) if c.0 == 0.0);
+    let plain = |loops: Vec<Loop>, linear: &[usize]| Algebra { loops, linear: linear.to_vec(), joint: false };
+    match &node.op {
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => {
+            plain(by_name(&map_or_sum), &[])
+        }
+        Op::Add => Algebra { loops: by_name(&map_or_sum), linear: (0..node.args.len()).collect(), joint: true },
+        Op::Unary(Unary::Neg) | Op::StopGradient | Op::Expand => plain(by_name(&map_or_sum), &[0]),
+        Op::Cast => {
+            let float = node.ty.dtype.is_float() && body[node.args[0]].ty.dtype.is_float();
+            plain(by_name(&map_or_sum), if float { &[0] } else { &[] })
+        }
+        Op::Binary(Binary::Mul) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0, 1] } else { &[] }),
+        Op::Binary(Binary::Div) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0] } else { &[] }),
+        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => plain(by_name(&map_or_sum), &[]),
+        // Zero is partial and replicated at once.
+        Op::Select => match (is_zero(1), is_zero(2)) {
+            (false, true) => plain(by_name(&map_or_sum), &[1]),
+            (true, false) => plain(by_name(&map_or_sum), &[2]),
+            _ => plain(by_name(&map_or_sum), &[]),
+        },
+        Op::View { from, to } => {
+            let root = |d: Dim| body.dims.original(d);
+            match (from.as_slice(), to.as_slice()) {
+                // A renaming to a copy: one loop, whose parts are the same on both sides.
+                (&[a], &[b]) if root(a) == root(b) => {
+                    let mut loops = by_name(&map_or_sum);
+                    loops.retain(|l| l.out != Some(b) && l.args[0] != Some(a));
+                    loops.push(Loop { kind: LoopKind::Map, args: vec![Some(a)], out: Some(b) });
+                    plain(loops, &[0])
+                }
+                _ => plain(blocked(&[from.as_slice(), to].concat()), &[0]),
+            }
+        }
+        Op::Slice { from, to, .. } => plain(blocked(&[&[*from], to.as_slice()].concat()), &[0]),
+        Op::Pad { from, to, .. } => plain(blocked(&[from.as_slice(), &[*to]].concat()), &[0]),
+        Op::Shard { from, to, .. } => plain(blocked(&[*from, *to]), &[0]),
+        Op::Concat { from, to } => plain(blocked(&[from.as_slice(), &[*to]].concat()), &[]),
+        Op::Dot { .. } => plain(by_name(&map_or_sum), &[0, 1]),
+        Op::Reduce { kind, .. } => match kind {
+            Reduce::Sum => plain(by_name(&map_or_sum), &[0]),
+            Reduce::Max => plain(by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Max }), &[]),
+            Reduce::Any => plain(by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Block }), &[]),
+        },
+        Op::ArgMax { over } => plain(blocked(&[*over]), &[]),
+        Op::Cumsum { over, .. } => plain(blocked(&[*over]), &[0]),
+        // A rank looks up the rows it has; the others are zero.
+        Op::Gather { .. } | Op::Scatter { .. } => plain(by_name(&map_or_sum), &[0]),
+        Op::Attention(a) | Op::AttentionLse(a) => plain(blocked(&[a.keys, a.d]), &[]),
+        Op::AttentionGrad(a, AttentionGrad::Q) => plain(blocked(&[a.keys, a.d]), &[]),
+        // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
+        Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => plain(blocked(&[a.keys, a.d]), &[]),
+    }
+}

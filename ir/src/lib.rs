@@ -14,3 +14,4 @@ pub mod model;
 pub mod op;
 pub mod program;
 pub mod random;
+pub mod sharded;
