@@ -1,1 +1,28 @@
+//! Kernels to native code.
+//!
+//! **Invariant:** the only crate of the workspace that links LLVM and MLIR. It prints nothing and reads no environment.
 
+pub mod abi;
+pub mod build;
+mod error;
+mod gemm;
+mod layout;
+pub mod link;
+pub mod math;
+pub mod object;
+mod pointwise;
+pub mod target;
+#[cfg(test)]
+mod testing;
+
+pub use error::CompileError;
+use serde::{Deserialize, Serialize};
+
+/// How a kernel is called: beside its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Tiles of the whole kernel; a call computes a range of them.
+    pub tiles: u64,
+    /// Bytes of scratch that each thread needs.
+    pub scratch_bytes: u64,
+}

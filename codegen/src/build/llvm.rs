@@ -1,0 +1,584 @@
+//! The builder over LLVM IR (inkwell).
+//!
+//! Every function carries `target-cpu`, `target-features` and `prefer-vector-width` itself: the code generator reads the
+//! attributes, not the target machine's defaults.
+
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
+use crate::target::Target;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::builder::{Builder as Writer, BuilderError};
+use inkwell::context::Context;
+use inkwell::intrinsics::Intrinsic;
+use inkwell::module::{Linkage, Module};
+use inkwell::types::{BasicMetadataTypeEnum, BasicType, BasicTypeEnum, VectorType};
+use inkwell::values::{BasicMetadataValueEnum, BasicValue, BasicValueEnum, FunctionValue, IntValue, PointerValue, VectorValue};
+use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
+
+pub type Index<'c> = IntValue<'c>;
+pub type Pointer<'c> = PointerValue<'c>;
+pub type Vector<'c> = VectorValue<'c>;
+pub type Value<'c> = BasicValueEnum<'c>;
+
+/// Writes one LLVM module.
+pub struct Llvm<'c> {
+    pub context: &'c Context,
+    pub module: Module<'c>,
+    writer: Writer<'c>,
+    lanes: usize,
+    cpu: String,
+    features: String,
+}
+
+/// Where a function can be seen from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Visibility {
+    Exported,
+    /// Inside the module, kept out of line so that each body gets the whole register file.
+    Local,
+}
+
+/// The values that a loop carries: pointers that advance and vectors that accumulate.
+#[derive(Clone, Default)]
+pub struct Carried<'c> {
+    pub pointers: Vec<Pointer<'c>>,
+    pub vectors: Vec<Vector<'c>>,
+}
+
+/// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
+fn built<T>(result: Result<T, BuilderError>) -> T {
+    result.expect("invariant: operand types agree and a block is open")
+}
+
+impl<'c> Llvm<'c> {
+    pub fn new(context: &'c Context, name: &str, target: &Target) -> Self {
+        Self {
+            context,
+            module: context.create_module(name),
+            writer: context.create_builder(),
+            lanes: target.lanes(),
+            cpu: target.cpu.clone(),
+            features: target.features.clone(),
+        }
+    }
+
+    fn pointer_type(&self) -> inkwell::types::PointerType<'c> {
+        self.context.ptr_type(AddressSpace::default())
+    }
+
+    fn vector_type(&self, lane: Lane) -> VectorType<'c> {
+        let lanes = self.lanes as u32;
+        match lane {
+            Lane::F32 => self.context.f32_type().vec_type(lanes),
+            Lane::F64 => self.context.f64_type().vec_type(lanes),
+            Lane::I32 => self.context.i32_type().vec_type(lanes),
+            Lane::I64 => self.context.i64_type().vec_type(lanes),
+            Lane::Mask => self.context.bool_type().vec_type(lanes),
+        }
+    }
+
+    /// The type in memory: masks are bytes there.
+    fn stored_type(&self, lane: Lane) -> VectorType<'c> {
+        match lane {
+            Lane::Mask => self.context.i8_type().vec_type(self.lanes as u32),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => self.vector_type(lane),
+        }
+    }
+
+    fn from_stored(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
+        match lane {
+            Lane::Mask => built(self.writer.build_int_compare(IntPredicate::NE, value, value.get_type().const_zero(), "")),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
+        }
+    }
+
+    fn to_stored(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
+        match lane {
+            Lane::Mask => built(self.writer.build_int_z_extend(value, self.stored_type(lane), "")),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
+        }
+    }
+
+    fn intrinsic(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
+        let function = Intrinsic::find(name)
+            .and_then(|found| found.get_declaration(&self.module, types))
+            .expect("invariant: the intrinsic exists for these types");
+        let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
+        built(self.writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
+    }
+
+    fn vector_intrinsic(&self, name: &str, arguments: &[Vector<'c>]) -> Vector<'c> {
+        let types = [arguments[0].get_type().as_basic_type_enum()];
+        let arguments: Vec<Value> = arguments.iter().map(|a| (*a).into()).collect();
+        self.intrinsic(name, &types, &arguments).expect("invariant: the intrinsic has a result").into_vector_value()
+    }
+
+    fn splat_value(&self, value: Value<'c>, ty: VectorType<'c>) -> Vector<'c> {
+        let zero = self.context.i32_type().const_zero();
+        let first = built(self.writer.build_insert_element(ty.get_poison(), value, zero, ""));
+        let all_zero = self.context.i32_type().vec_type(self.lanes as u32).const_zero();
+        built(self.writer.build_shuffle_vector(first, ty.get_poison(), all_zero, ""))
+    }
+
+    /// Lanes of `a` then `b`, picked by position.
+    pub fn shuffle(&self, a: Vector<'c>, b: Vector<'c>, picks: &[u32]) -> Vector<'c> {
+        let picks: Vec<_> = picks.iter().map(|&p| self.context.i32_type().const_int(u64::from(p), false)).collect();
+        built(self.writer.build_shuffle_vector(a, b, VectorType::const_vector(&picks), ""))
+    }
+
+    /// The transpose of a square of `lanes` rows, in log2(lanes) stages: stage `s` exchanges bit `s` of the row's and of the lane's number.
+    pub fn transpose(&self, rows: &[Vector<'c>]) -> Vec<Vector<'c>> {
+        let n = rows.len();
+        let mut rows = rows.to_vec();
+        let mut bit = 1;
+        while bit < n {
+            let low: Vec<u32> = (0..n).map(|l| if l & bit == 0 { l } else { n + l - bit } as u32).collect();
+            let high: Vec<u32> = (0..n).map(|l| if l & bit == 0 { l + bit } else { n + l } as u32).collect();
+            for i in (0..n).filter(|i| i & bit == 0) {
+                let (a, b) = (rows[i], rows[i + bit]);
+                rows[i] = self.shuffle(a, b, &low);
+                rows[i + bit] = self.shuffle(a, b, &high);
+            }
+            bit *= 2;
+        }
+        rows
+    }
+
+    /// Lanes below `n` true; `n` may be negative or beyond the number of lanes.
+    pub fn mask_below(&self, n: Index<'c>) -> Vector<'c> {
+        self.compare_int(Compare::Lt, self.lane_numbers(), self.splat(n))
+    }
+
+    /// Brings the line at `p` into the first-level cache.
+    pub fn prefetch(&self, p: Pointer<'c>) {
+        let number = |n| self.context.i32_type().const_int(n, false).into();
+        let (read, keep, data) = (number(0), number(3), number(1));
+        self.intrinsic("llvm.prefetch", &[self.pointer_type().into()], &[p.into(), read, keep, data]);
+    }
+
+    /// Starts a function of `pointers` pointers followed by `indices` 64-bit integers and leaves the builder in its entry block.
+    pub fn function(&self, name: &str, pointers: usize, indices: usize, visibility: Visibility) -> FunctionValue<'c> {
+        let mut types: Vec<BasicMetadataTypeEnum> = vec![self.pointer_type().into(); pointers];
+        types.extend(vec![BasicMetadataTypeEnum::from(self.context.i64_type()); indices]);
+        self.start_function(name, &types, visibility)
+    }
+
+    /// Starts a function of the given parameter types.
+    fn start_function(&self, name: &str, types: &[BasicMetadataTypeEnum<'c>], visibility: Visibility) -> FunctionValue<'c> {
+        let linkage = match visibility {
+            Visibility::Exported => Linkage::External,
+            Visibility::Local => Linkage::Internal,
+        };
+        let function = self.module.add_function(name, self.context.void_type().fn_type(types, false), Some(linkage));
+        set_target_attributes(self.context, function, &self.cpu, &self.features);
+        if visibility == Visibility::Local {
+            let id = Attribute::get_named_enum_kind_id("noinline");
+            function.add_attribute(AttributeLoc::Function, self.context.create_enum_attribute(id, 0));
+        }
+        let entry = self.context.append_basic_block(function, "entry");
+        self.writer.position_at_end(entry);
+        function
+    }
+
+    /// Starts the exported kernel `name` with mcc's kernel ABI and returns its parameters.
+    pub fn kernel(&self, name: &str) -> crate::abi::Entry<Index<'c>, Pointer<'c>> {
+        let (pointer, index) = (self.pointer_type().into(), self.context.i64_type().into());
+        let function = self.start_function(name, &[pointer, pointer, index, index, pointer], Visibility::Exported);
+        crate::abi::Entry {
+            arguments: self.pointer_parameter(function, 0),
+            scalars: self.pointer_parameter(function, 1),
+            first_tile: self.index_parameter(function, 2),
+            end_tile: self.index_parameter(function, 3),
+            scratch: self.pointer_parameter(function, 4),
+        }
+    }
+
+    pub fn pointer_parameter(&self, function: FunctionValue<'c>, position: u32) -> Pointer<'c> {
+        function.get_nth_param(position).expect("invariant: the parameter exists").into_pointer_value()
+    }
+
+    pub fn index_parameter(&self, function: FunctionValue<'c>, position: u32) -> Index<'c> {
+        function.get_nth_param(position).expect("invariant: the parameter exists").into_int_value()
+    }
+
+    pub fn finish_function(&self) {
+        built(self.writer.build_return(None));
+    }
+
+    pub fn call(&self, function: FunctionValue<'c>, pointers: &[Pointer<'c>], indices: &[Index<'c>]) {
+        let mut arguments: Vec<BasicMetadataValueEnum> = pointers.iter().map(|p| (*p).into()).collect();
+        arguments.extend(indices.iter().map(|i| BasicMetadataValueEnum::from(*i)));
+        built(self.writer.build_call(function, &arguments, ""));
+    }
+
+    /// The pointer stored at `from`.
+    pub fn load_pointer(&self, from: Pointer<'c>) -> Pointer<'c> {
+        built(self.writer.build_load(self.pointer_type(), from, "")).into_pointer_value()
+    }
+
+    /// The 64-bit integer stored at `from`.
+    pub fn load_index(&self, from: Pointer<'c>) -> Index<'c> {
+        built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
+    }
+
+    /// The element at `from` as an index.
+    pub fn load_integer(&self, from: Pointer<'c>, lane: Lane) -> Index<'c> {
+        match lane {
+            Lane::I64 => self.load_index(from),
+            Lane::I32 => {
+                let narrow = built(self.writer.build_load(self.context.i32_type(), from, "")).into_int_value();
+                built(self.writer.build_int_s_extend(narrow, self.context.i64_type(), ""))
+            }
+            Lane::F32 | Lane::F64 | Lane::Mask => unreachable!("invariant: indices are stored as integers"),
+        }
+    }
+
+    pub fn index_less(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""))
+    }
+
+    pub fn index_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
+    }
+
+    pub fn both(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_and(a, b, ""))
+    }
+
+    pub fn index_select(&self, condition: IntValue<'c>, yes: Index<'c>, no: Index<'c>) -> Index<'c> {
+        built(self.writer.build_select(condition, yes, no, "")).into_int_value()
+    }
+
+    pub fn branch(&self, condition: IntValue<'c>, yes: impl FnOnce(), no: impl FnOnce()) {
+        let function = self.current_function();
+        let [yes_block, no_block, join] = ["then", "else", "join"].map(|n| self.context.append_basic_block(function, n));
+        built(self.writer.build_conditional_branch(condition, yes_block, no_block));
+        self.writer.position_at_end(yes_block);
+        yes();
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(no_block);
+        no();
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(join);
+    }
+
+    fn current_function(&self) -> FunctionValue<'c> {
+        self.writer.get_insert_block().and_then(|b| b.get_parent()).expect("invariant: a block is open")
+    }
+
+    /// A counted loop that carries pointers as well as vectors. `step` may be any run-time index.
+    pub fn repeat_carrying(
+        &self,
+        from: Index<'c>,
+        to: Index<'c>,
+        step: Index<'c>,
+        carried: &Carried<'c>,
+        body: &mut dyn FnMut(Index<'c>, &Carried<'c>) -> Carried<'c>,
+    ) -> Carried<'c> {
+        let before = self.writer.get_insert_block().expect("invariant: a block is open");
+        let function = self.current_function();
+        let [inside, after] = ["loop", "done"].map(|n| self.context.append_basic_block(function, n));
+        built(self.writer.build_conditional_branch(self.index_less(from, to), inside, after));
+
+        self.writer.position_at_end(inside);
+        let counter = built(self.writer.build_phi(self.context.i64_type(), "i"));
+        counter.add_incoming(&[(&from, before)]);
+        let initial: Vec<Value> =
+            carried.pointers.iter().map(|p| Value::from(*p)).chain(carried.vectors.iter().map(|v| Value::from(*v))).collect();
+        let entering: Vec<_> = initial
+            .iter()
+            .map(|value| {
+                let phi = built(self.writer.build_phi(value.get_type(), ""));
+                phi.add_incoming(&[(value, before)]);
+                phi
+            })
+            .collect();
+        let split = |values: &[Value<'c>]| Carried {
+            pointers: values[..carried.pointers.len()].iter().map(|v| v.into_pointer_value()).collect(),
+            vectors: values[carried.pointers.len()..].iter().map(|v| v.into_vector_value()).collect(),
+        };
+        let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
+        let i = counter.as_basic_value().into_int_value();
+        let result = body(i, &split(&current));
+        let leaving: Vec<Value> =
+            result.pointers.iter().map(|p| Value::from(*p)).chain(result.vectors.iter().map(|v| Value::from(*v))).collect();
+
+        let next = self.index_add(i, step);
+        let last = self.writer.get_insert_block().expect("invariant: a block is open");
+        counter.add_incoming(&[(&next, last)]);
+        for (phi, value) in entering.iter().zip(&leaving) {
+            phi.add_incoming(&[(value, last)]);
+        }
+        built(self.writer.build_conditional_branch(self.index_less(next, to), inside, after));
+
+        self.writer.position_at_end(after);
+        let joined: Vec<Value> = initial
+            .iter()
+            .zip(&leaving)
+            .map(|(start, end)| {
+                let phi = built(self.writer.build_phi(start.get_type(), ""));
+                phi.add_incoming(&[(start, before), (end, last)]);
+                phi.as_basic_value()
+            })
+            .collect();
+        split(&joined)
+    }
+
+    /// A counted loop that carries nothing.
+    pub fn for_each(&self, from: Index<'c>, to: Index<'c>, step: i64, body: &mut dyn FnMut(Index<'c>)) {
+        self.repeat(from, to, step, &[], &mut |i, _| {
+            body(i);
+            Vec::new()
+        });
+    }
+}
+
+/// Gives a function the target's attributes; also used on functions that came from MLIR.
+pub fn set_target_attributes<'c>(context: &'c Context, function: FunctionValue<'c>, cpu: &str, features: &str) {
+    let attributes = [("target-cpu", cpu), ("target-features", features), ("prefer-vector-width", "512"), ("no-builtins", "")];
+    for (name, value) in attributes {
+        function.add_attribute(AttributeLoc::Function, context.create_string_attribute(name, value));
+    }
+    let id = Attribute::get_named_enum_kind_id("nounwind");
+    function.add_attribute(AttributeLoc::Function, context.create_enum_attribute(id, 0));
+}
+
+impl<'c> Builder for Llvm<'c> {
+    type Index = Index<'c>;
+    type Pointer = Pointer<'c>;
+    type Vector = Vector<'c>;
+
+    fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    fn index(&self, value: i64) -> Index<'c> {
+        self.context.i64_type().const_int(value as u64, true)
+    }
+    fn index_add(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_add(a, b, ""))
+    }
+    fn index_sub(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_sub(a, b, ""))
+    }
+    fn index_mul(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_mul(a, b, ""))
+    }
+    fn index_div(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_unsigned_div(a, b, ""))
+    }
+    fn index_rem(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_unsigned_rem(a, b, ""))
+    }
+    fn index_min(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        self.index_select(self.index_less(a, b), a, b)
+    }
+
+    fn at(&self, base: Pointer<'c>, bytes: Index<'c>) -> Pointer<'c> {
+        // SAFETY: callers keep offsets inside the buffer that `base` points into; a test compares every access pattern with the evaluator.
+        unsafe { built(self.writer.build_in_bounds_gep(self.context.i8_type(), base, &[bytes], "")) }
+    }
+
+    fn load(&self, from: Pointer<'c>, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
+        let ty = self.stored_type(lane);
+        let value = match mask {
+            Some(mask) => self
+                .intrinsic(
+                    "llvm.masked.load",
+                    &[ty.into(), self.pointer_type().into()],
+                    &[from.into(), mask.into(), ty.const_zero().into()],
+                )
+                .expect("invariant: a load has a result")
+                .into_vector_value(),
+            None => {
+                let loaded = built(self.writer.build_load(ty, from, ""));
+                let instruction = loaded.as_instruction_value().expect("invariant: a load is an instruction");
+                instruction.set_alignment(lane.bytes() as u32).expect("invariant: alignments are powers of two");
+                loaded.into_vector_value()
+            }
+        };
+        self.from_stored(lane, value)
+    }
+
+    fn load_splat(&self, from: Pointer<'c>, lane: Lane) -> Vector<'c> {
+        let ty = self.stored_type(lane);
+        let one = built(self.writer.build_load(ty.get_element_type(), from, ""));
+        self.from_stored(lane, self.splat_value(one, ty))
+    }
+
+    fn gather(&self, base: Pointer<'c>, offsets: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
+        let (ty, pointers) = (self.stored_type(lane), self.pointers(base, offsets));
+        let mask = mask.unwrap_or_else(|| self.mask_first(self.lanes));
+        let value = self
+            .intrinsic(
+                "llvm.masked.gather",
+                &[ty.into(), pointers.get_type().into()],
+                &[pointers.into(), mask.into(), ty.const_zero().into()],
+            )
+            .expect("invariant: a gather has a result");
+        self.from_stored(lane, value.into_vector_value())
+    }
+
+    fn store(&self, to: Pointer<'c>, value: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) {
+        let value = self.to_stored(lane, value);
+        match mask {
+            Some(mask) => {
+                let types = [value.get_type().as_basic_type_enum(), self.pointer_type().into()];
+                self.intrinsic("llvm.masked.store", &types, &[value.into(), to.into(), mask.into()]);
+            }
+            None => built(self.writer.build_store(to, value))
+                .set_alignment(lane.bytes() as u32)
+                .expect("invariant: alignments are powers of two"),
+        }
+    }
+
+    fn scatter(&self, base: Pointer<'c>, offsets: Vector<'c>, value: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) {
+        let (value, pointers) = (self.to_stored(lane, value), self.pointers(base, offsets));
+        let mask = mask.unwrap_or_else(|| self.mask_first(self.lanes));
+        let types = [value.get_type().as_basic_type_enum(), pointers.get_type().into()];
+        self.intrinsic("llvm.masked.scatter", &types, &[value.into(), pointers.into(), mask.into()]);
+    }
+
+    fn store_first(&self, to: Pointer<'c>, value: Vector<'c>, lane: Lane) {
+        let value = self.to_stored(lane, value);
+        let first = built(self.writer.build_extract_element(value, self.context.i32_type().const_zero(), ""));
+        built(self.writer.build_store(to, first));
+    }
+
+    fn f32(&self, value: f64) -> Vector<'c> {
+        VectorType::const_vector(&vec![self.context.f32_type().const_float(value); self.lanes])
+    }
+    fn f64(&self, value: f64) -> Vector<'c> {
+        VectorType::const_vector(&vec![self.context.f64_type().const_float(value); self.lanes])
+    }
+    fn i32(&self, value: i32) -> Vector<'c> {
+        VectorType::const_vector(&vec![self.context.i32_type().const_int(value as u64, true); self.lanes])
+    }
+    fn i64(&self, value: i64) -> Vector<'c> {
+        VectorType::const_vector(&vec![self.context.i64_type().const_int(value as u64, true); self.lanes])
+    }
+    fn mask_first(&self, n: usize) -> Vector<'c> {
+        let bits: Vec<_> = (0..self.lanes).map(|i| self.context.bool_type().const_int(u64::from(i < n), false)).collect();
+        VectorType::const_vector(&bits)
+    }
+    fn lane_numbers(&self) -> Vector<'c> {
+        let numbers: Vec<_> = (0..self.lanes).map(|i| self.context.i64_type().const_int(i as u64, false)).collect();
+        VectorType::const_vector(&numbers)
+    }
+    fn splat(&self, value: Index<'c>) -> Vector<'c> {
+        self.splat_value(value.into(), self.vector_type(Lane::I64))
+    }
+    fn first_as_index(&self, value: Vector<'c>) -> Index<'c> {
+        built(self.writer.build_extract_element(value, self.context.i32_type().const_zero(), "")).into_int_value()
+    }
+
+    fn float1(&self, op: FloatUnary, a: Vector<'c>) -> Vector<'c> {
+        match op {
+            FloatUnary::Neg => built(self.writer.build_float_neg(a, "")),
+            FloatUnary::Abs => self.vector_intrinsic("llvm.fabs", &[a]),
+            FloatUnary::Sqrt => self.vector_intrinsic("llvm.sqrt", &[a]),
+            FloatUnary::Floor => self.vector_intrinsic("llvm.floor", &[a]),
+            FloatUnary::Round => self.vector_intrinsic("llvm.roundeven", &[a]),
+        }
+    }
+
+    fn float2(&self, op: FloatBinary, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
+        match op {
+            FloatBinary::Add => built(self.writer.build_float_add(a, b, "")),
+            FloatBinary::Sub => built(self.writer.build_float_sub(a, b, "")),
+            FloatBinary::Mul => built(self.writer.build_float_mul(a, b, "")),
+            FloatBinary::Div => built(self.writer.build_float_div(a, b, "")),
+            FloatBinary::CopySign => self.vector_intrinsic("llvm.copysign", &[a, b]),
+        }
+    }
+
+    fn fma(&self, a: Vector<'c>, b: Vector<'c>, c: Vector<'c>) -> Vector<'c> {
+        self.vector_intrinsic("llvm.fma", &[a, b, c])
+    }
+
+    fn int2(&self, op: IntBinary, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
+        built(match op {
+            IntBinary::Add => self.writer.build_int_add(a, b, ""),
+            IntBinary::Sub => self.writer.build_int_sub(a, b, ""),
+            IntBinary::Mul => self.writer.build_int_mul(a, b, ""),
+            IntBinary::Div => self.writer.build_int_signed_div(a, b, ""),
+            IntBinary::Rem => self.writer.build_int_signed_rem(a, b, ""),
+            IntBinary::And => self.writer.build_and(a, b, ""),
+            IntBinary::Or => self.writer.build_or(a, b, ""),
+            IntBinary::Xor => self.writer.build_xor(a, b, ""),
+            IntBinary::Shl => self.writer.build_left_shift(a, b, ""),
+            IntBinary::ShrLogical => self.writer.build_right_shift(a, b, false, ""),
+            IntBinary::ShrArithmetic => self.writer.build_right_shift(a, b, true, ""),
+        })
+    }
+
+    fn compare_float(&self, op: Compare, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
+        let predicate = match op {
+            Compare::Lt => FloatPredicate::OLT,
+            Compare::Le => FloatPredicate::OLE,
+            Compare::Gt => FloatPredicate::OGT,
+            Compare::Ge => FloatPredicate::OGE,
+            Compare::Eq => FloatPredicate::OEQ,
+            Compare::Ne => FloatPredicate::UNE,
+        };
+        built(self.writer.build_float_compare(predicate, a, b, ""))
+    }
+
+    fn compare_int(&self, op: Compare, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
+        let predicate = match op {
+            Compare::Lt => IntPredicate::SLT,
+            Compare::Le => IntPredicate::SLE,
+            Compare::Gt => IntPredicate::SGT,
+            Compare::Ge => IntPredicate::SGE,
+            Compare::Eq => IntPredicate::EQ,
+            Compare::Ne => IntPredicate::NE,
+        };
+        built(self.writer.build_int_compare(predicate, a, b, ""))
+    }
+
+    fn select(&self, mask: Vector<'c>, yes: Vector<'c>, no: Vector<'c>) -> Vector<'c> {
+        built(self.writer.build_select(mask, yes, no, "")).into_vector_value()
+    }
+
+    fn convert(&self, to: Convert, a: Vector<'c>) -> Vector<'c> {
+        let ty = |lane| self.vector_type(lane);
+        match to {
+            Convert::Bits(lane) => built(self.writer.build_bit_cast(a, ty(lane), "")).into_vector_value(),
+            Convert::IntToFloat(lane) => built(self.writer.build_signed_int_to_float(a, ty(lane), "")),
+            Convert::UnsignedToFloat(lane) => built(self.writer.build_unsigned_int_to_float(a, ty(lane), "")),
+            Convert::FloatToInt(lane) => built(self.writer.build_float_to_signed_int(a, ty(lane), "")),
+            Convert::Float(lane) => built(self.writer.build_float_cast(a, ty(lane), "")),
+            Convert::Int(lane) => built(self.writer.build_int_cast_sign_flag(a, ty(lane), true, "")),
+            Convert::Unsigned(lane) => built(self.writer.build_int_cast_sign_flag(a, ty(lane), false, "")),
+        }
+    }
+
+    fn swap_lanes(&self, a: Vector<'c>, distance: usize) -> Vector<'c> {
+        let picks: Vec<u32> = (0..self.lanes).map(|l| (l ^ distance) as u32).collect();
+        self.shuffle(a, a, &picks)
+    }
+
+    fn repeat(
+        &self,
+        from: Index<'c>,
+        to: Index<'c>,
+        step: i64,
+        carried: &[Vector<'c>],
+        body: &mut dyn FnMut(Index<'c>, &[Vector<'c>]) -> Vec<Vector<'c>>,
+    ) -> Vec<Vector<'c>> {
+        let carried = Carried { pointers: Vec::new(), vectors: carried.to_vec() };
+        let result = self.repeat_carrying(from, to, self.index(step), &carried, &mut |i, state| Carried {
+            pointers: Vec::new(),
+            vectors: body(i, &state.vectors),
+        });
+        result.vectors
+    }
+}
+
+impl<'c> Llvm<'c> {
+    fn pointers(&self, base: Pointer<'c>, offsets: Vector<'c>) -> Vector<'c> {
+        let lanes = self.lanes as u32;
+        let start = built(self.writer.build_ptr_to_int(base, self.context.i64_type(), ""));
+        let addresses = self.int2(IntBinary::Add, self.splat(start), offsets);
+        built(self.writer.build_int_to_ptr(addresses, self.pointer_type().vec_type(lanes), ""))
+    }
+}

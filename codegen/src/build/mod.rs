@@ -1,0 +1,212 @@
+//! The builders that kernels are written with.
+//!
+//! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted loops.
+//! [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions, prefetch, shuffles);
+//! `mlir::Mlir` writes upstream MLIR dialects. The vector math library (`crate::math`) and the generic loops are written
+//! once, against the trait.
+
+pub mod llvm;
+
+/// What a lane of a vector holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Lane {
+    F32,
+    F64,
+    I32,
+    I64,
+    /// One bit in registers, one byte (0 or 1) in memory.
+    Mask,
+}
+
+impl Lane {
+    /// Bytes of one lane in memory.
+    pub fn bytes(self) -> i64 {
+        match self {
+            Lane::F32 | Lane::I32 => 4,
+            Lane::F64 | Lane::I64 => 8,
+            Lane::Mask => 1,
+        }
+    }
+}
+
+/// Operations on one floating-point vector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FloatUnary {
+    Neg,
+    Abs,
+    Sqrt,
+    Floor,
+    /// Rounds to the nearest integer, ties to even.
+    Round,
+}
+
+/// Operations on two floating-point vectors of one type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FloatBinary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    /// The magnitude of the first with the sign of the second.
+    CopySign,
+}
+
+/// Operations on two integer vectors of one type, or on two masks for the bitwise ones. Shifts count below the lane's width.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IntBinary {
+    Add,
+    Sub,
+    Mul,
+    /// Quotient rounded toward zero; the divisor is not zero.
+    Div,
+    Rem,
+    And,
+    Or,
+    Xor,
+    Shl,
+    /// Shift right, zeros enter.
+    ShrLogical,
+    /// Shift right, the sign enters.
+    ShrArithmetic,
+}
+
+/// Ordered comparisons: false where an operand is not a number, except `Ne`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compare {
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    Eq,
+    Ne,
+}
+
+/// Lane-wise changes of type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Convert {
+    /// The same bits, of a type as wide.
+    Bits(Lane),
+    /// Signed integer to float.
+    IntToFloat(Lane),
+    /// Unsigned integer to float.
+    UnsignedToFloat(Lane),
+    /// Float to signed integer, toward zero; out of range is unspecified.
+    FloatToInt(Lane),
+    /// To a wider or narrower float.
+    Float(Lane),
+    /// To a wider (sign extended) or narrower (truncated) integer.
+    Int(Lane),
+    /// To a wider integer, zeros enter; also from a mask.
+    Unsigned(Lane),
+}
+
+/// How lanes of one vector are joined into one value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Join {
+    Add,
+    Max,
+    Min,
+    Or,
+}
+
+/// Writes a kernel's body. All vectors have [`Builder::lanes`] lanes.
+///
+/// Offsets are in bytes. Loads and stores of more than one lane assume the alignment of one lane only.
+pub trait Builder {
+    /// A 64-bit run-time integer, for addresses and counters.
+    type Index: Copy;
+    type Pointer: Copy;
+    type Vector: Copy;
+
+    /// Lanes per vector.
+    fn lanes(&self) -> usize;
+
+    // Indices.
+    fn index(&self, value: i64) -> Self::Index;
+    fn index_add(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    fn index_sub(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    fn index_mul(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    /// Unsigned quotient.
+    fn index_div(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    /// Unsigned remainder.
+    fn index_rem(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+    /// Unsigned minimum.
+    fn index_min(&self, a: Self::Index, b: Self::Index) -> Self::Index;
+
+    // Memory.
+    fn at(&self, base: Self::Pointer, bytes: Self::Index) -> Self::Pointer;
+    /// Lanes adjacent in memory. Lanes outside `mask` are not read and are zero.
+    fn load(&self, from: Self::Pointer, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
+    /// One element in every lane. With a mask, nothing is read unless some lane is in it; such lanes are zero.
+    fn load_splat(&self, from: Self::Pointer, lane: Lane) -> Self::Vector;
+    /// Lane `i` from `base + offsets[i]`, offsets being `I64` lanes in bytes. Lanes outside `mask` are not read and are zero.
+    fn gather(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, mask: Option<Self::Vector>) -> Self::Vector;
+    fn store(&self, to: Self::Pointer, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
+    /// Lane `i` to `base + offsets[i]`; the inverse of [`Builder::gather`]. Later lanes win.
+    fn scatter(&self, base: Self::Pointer, offsets: Self::Vector, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
+    /// The first lane as one element.
+    fn store_first(&self, to: Self::Pointer, value: Self::Vector, lane: Lane);
+
+    // Constants and lane positions.
+    fn f32(&self, value: f64) -> Self::Vector;
+    fn f64(&self, value: f64) -> Self::Vector;
+    fn i32(&self, value: i32) -> Self::Vector;
+    fn i64(&self, value: i64) -> Self::Vector;
+    /// Lanes `0..n` true.
+    fn mask_first(&self, n: usize) -> Self::Vector;
+    /// `0, 1, 2, ...` as `I64` lanes.
+    fn lane_numbers(&self) -> Self::Vector;
+    /// An index in every lane, as `I64`.
+    fn splat(&self, value: Self::Index) -> Self::Vector;
+    /// The first lane of an `I64` vector.
+    fn first_as_index(&self, value: Self::Vector) -> Self::Index;
+
+    // Arithmetic.
+    fn float1(&self, op: FloatUnary, a: Self::Vector) -> Self::Vector;
+    fn float2(&self, op: FloatBinary, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a * b + c`, rounded once.
+    fn fma(&self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    fn int2(&self, op: IntBinary, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn compare_float(&self, op: Compare, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn compare_int(&self, op: Compare, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn select(&self, mask: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
+    fn convert(&self, to: Convert, a: Self::Vector) -> Self::Vector;
+    /// Lane `i` of the result is lane `i ^ distance` of `a`; `distance` is a power of two below the number of lanes.
+    fn swap_lanes(&self, a: Self::Vector, distance: usize) -> Self::Vector;
+
+    /// `for i in (from..to).step_by(step)`, with values carried from one iteration to the next.
+    fn repeat(
+        &self,
+        from: Self::Index,
+        to: Self::Index,
+        step: i64,
+        carried: &[Self::Vector],
+        body: &mut dyn FnMut(Self::Index, &[Self::Vector]) -> Vec<Self::Vector>,
+    ) -> Vec<Self::Vector>;
+
+    // Conveniences.
+    fn add(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.float2(FloatBinary::Add, a, b)
+    }
+    fn sub(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.float2(FloatBinary::Sub, a, b)
+    }
+    fn mul(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.float2(FloatBinary::Mul, a, b)
+    }
+    fn div(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.float2(FloatBinary::Div, a, b)
+    }
+    /// The greater; `b` where either is not a number.
+    fn max(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.select(self.compare_float(Compare::Gt, a, b), a, b)
+    }
+    /// The lesser; `b` where either is not a number.
+    fn min(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.select(self.compare_float(Compare::Lt, a, b), a, b)
+    }
+    /// `base` moved by a constant number of bytes.
+    fn at_const(&self, base: Self::Pointer, bytes: i64) -> Self::Pointer {
+        if bytes == 0 { base } else { self.at(base, self.index(bytes)) }
+    }
+}

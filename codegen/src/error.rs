@@ -1,0 +1,25 @@
+//! Why a kernel could not be compiled.
+
+use crate::target::TargetError;
+use ir::kernel::KernelError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The kernel breaks an invariant: a bug of the pass that built it.
+    #[error("kernel {name} is not well formed: {error}")]
+    Malformed { name: String, error: KernelError },
+    /// What the code generator cannot do yet.
+    #[error("not supported by the code generator: {what}")]
+    Unsupported { what: String },
+    /// LLVM or MLIR refused what the code generator wrote: a bug of it.
+    #[error("the code generator wrote invalid code: {text}")]
+    Invalid { text: String },
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+impl CompileError {
+    pub(crate) fn unsupported(what: impl Into<String>) -> CompileError {
+        CompileError::Unsupported { what: what.into() }
+    }
+}

@@ -1,0 +1,346 @@
+//! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
+//!
+//! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy the columns of `B` that the
+//! tile needs, then run the micro-kernel over row panels and column panels. Rows are divided into panels of two heights that differ by one, so
+//! no thin remainder is left; the last column panel has constant masks.
+
+mod micro;
+mod pack;
+pub mod plan;
+#[cfg(test)]
+mod tests;
+
+use crate::CompileError;
+use crate::build::llvm::{Index, Llvm, Pointer};
+use crate::build::{Builder, Lane};
+use crate::pointwise;
+use inkwell::values::FunctionValue;
+use ir::kernel::Kernel;
+use micro::{Stage, Variant};
+use plan::{Plan, cut};
+use std::collections::BTreeMap;
+
+/// What the parts of a kernel under construction share.
+pub struct Gemm<'a, 'c> {
+    pub b: &'a Llvm<'c>,
+    pub kernel: &'a Kernel,
+    pub plan: &'a Plan,
+    pub partials: Partials,
+}
+
+/// Where the sums of a tile wait between blocks of contracted elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partials {
+    /// One block: they never leave registers.
+    None,
+    /// In the output itself, with its row stride. Only for an f32 output that is the product and nothing else.
+    Output { row_stride: i64 },
+    /// In scratch, dense, in rows of the tile's width.
+    Scratch { row_stride: i64 },
+}
+
+impl Partials {
+    fn row_stride(self) -> i64 {
+        match self {
+            Partials::None => 0,
+            Partials::Output { row_stride } | Partials::Scratch { row_stride } => row_stride,
+        }
+    }
+
+    /// The sums at a row and column of the micro-kernel whose first sum is at `first`.
+    fn place<'c>(self, b: &Llvm<'c>, first: Pointer<'c>, row: i64, column: i64) -> Pointer<'c> {
+        b.at_const(first, 4 * (row * self.row_stride() + column))
+    }
+}
+
+/// Bytes of scratch by part; each part starts at a multiple of 64.
+struct Scratch {
+    packed_a: i64,
+    partials: i64,
+    bytes: i64,
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An op or dtype of the kernel is not supported.
+pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &str) -> Result<crate::Shape, CompileError> {
+    plan::check_epilogue(kernel)?;
+    let plan = Plan::new(kernel, target)?;
+    let blocks = &plan.blocks;
+    let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
+    let output = kernel.inputs.len();
+    let partials = if passes == 1 {
+        Partials::None
+    } else if plan.is_plain(kernel) && plan.n.strides[output] == 1 {
+        Partials::Output { row_stride: plan.m.strides[output] }
+    } else {
+        Partials::Scratch { row_stride: blocks.tile_columns * blocks.width }
+    };
+    let g = Gemm { b, kernel, plan: &plan, partials };
+
+    let aligned = |elements: i64| cut(4 * elements, 64) * 64;
+    let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
+    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.packed_a()) } else { 0 };
+    let partial_bytes = match partials {
+        Partials::Scratch { row_stride } => aligned(blocks.tile_rows * blocks.tallest() * row_stride),
+        Partials::None | Partials::Output { .. } => 0,
+    };
+    let scratch = Scratch { packed_a, partials: partial_start, bytes: partial_start + partial_bytes };
+
+    let functions = Functions::new(&g, passes)?;
+    let entry = b.kernel(name);
+    let tensors: Vec<Pointer> =
+        (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
+    b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
+        Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch }.emit(tile);
+    });
+    b.finish_function();
+    Ok(crate::Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch.bytes as u64 })
+}
+
+/// The functions of one kernel.
+struct Functions<'c> {
+    /// Panels of `A` by height, of `B` by width; empty where that factor is used in place.
+    pack_a: BTreeMap<i64, FunctionValue<'c>>,
+    pack_b: BTreeMap<i64, FunctionValue<'c>>,
+    micro: BTreeMap<Variant, FunctionValue<'c>>,
+    stages: Vec<Stage>,
+}
+
+impl<'c> Functions<'c> {
+    fn new(g: &Gemm<'_, 'c>, passes: i64) -> Result<Self, CompileError> {
+        let (plan, blocks) = (g.plan, &g.plan.blocks);
+        let heights: Vec<i64> = if blocks.tall > 0 { vec![blocks.height + 1, blocks.height] } else { vec![blocks.height] };
+        let last = plan.n.size - (blocks.column_panels - 1) * blocks.width;
+        let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
+        // A product that adds to its output begins from what is there.
+        let resumes = matches!(g.partials, Partials::Output { .. }) && g.kernel.outputs[0].accumulate;
+        let stages = match passes {
+            1 => vec![Stage { resumes: false, finishes: true }],
+            _ if matches!(g.partials, Partials::Output { .. }) => {
+                vec![Stage { resumes, finishes: false }, Stage { resumes: true, finishes: false }]
+            }
+            _ => vec![
+                Stage { resumes: false, finishes: false },
+                Stage { resumes: true, finishes: false },
+                Stage { resumes: true, finishes: true },
+            ],
+        };
+        let panel = |name: &str, items, out_stride, axis: &crate::layout::Axis, tensor: usize| {
+            let panel = pack::Panel {
+                name: format!("{name}_{items}"),
+                items,
+                out_stride,
+                item_stride: axis.strides[tensor],
+                k_stride: plan.k.strides[tensor],
+            };
+            (items, pack::function(g.b, &panel))
+        };
+        let pack_a = heights.iter().filter(|_| blocks.pack_a).map(|h| panel("rows", *h, *h, &plan.m, plan.a)).collect();
+        let pack_b = widths.iter().filter(|_| blocks.pack_b).map(|w| panel("columns", *w, blocks.width, &plan.n, plan.b)).collect();
+        let mut micro = BTreeMap::new();
+        for &rows in &heights {
+            for &columns in &widths {
+                for &stage in &stages {
+                    let variant = Variant { rows, columns, stage };
+                    if let std::collections::btree_map::Entry::Vacant(slot) = micro.entry(variant) {
+                        slot.insert(micro::function(g, variant)?);
+                    }
+                }
+            }
+        }
+        Ok(Functions { pack_a, pack_b, micro, stages })
+    }
+}
+
+/// One tile under construction.
+struct Tile<'a, 'c> {
+    g: &'a Gemm<'a, 'c>,
+    functions: &'a Functions<'c>,
+    scratch: &'a Scratch,
+    tensors: &'a [Pointer<'c>],
+    scalars: Pointer<'c>,
+    area: Pointer<'c>,
+}
+
+/// Panels `from..to`.
+#[derive(Clone, Copy)]
+struct Range<'c> {
+    from: Index<'c>,
+    to: Index<'c>,
+}
+
+impl<'c> Tile<'_, 'c> {
+    /// Tile numbers count row blocks fastest, then column blocks, then repetitions.
+    fn emit(&self, tile: Index<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        let row_tiles = b.index(blocks.row_tiles());
+        let column_tiles = b.index(blocks.column_tiles());
+        let row_tile = b.index_rem(tile, row_tiles);
+        let rest = b.index_div(tile, row_tiles);
+        let column_tile = b.index_rem(rest, column_tiles);
+        let outer = b.index_div(rest, column_tiles);
+        let range = |number: Index<'c>, length: i64, end: i64| {
+            let from = b.index_mul(number, b.index(length));
+            Range { from, to: b.index_min(b.index_add(from, b.index(length)), b.index(end)) }
+        };
+        let rows = range(row_tile, blocks.tile_rows, blocks.panels);
+        let columns = range(column_tile, blocks.tile_columns, blocks.column_panels);
+        let starts = self.starts(outer);
+        let k_repeats: i64 = plan.outer_k.iter().map(|x| x.size).product();
+        let passes = blocks.depths * k_repeats;
+        b.for_each(b.index(0), b.index(passes), 1, &mut |pass| {
+            let block = b.index_rem(pass, b.index(blocks.depths));
+            let k = b.index_mul(block, b.index(blocks.depth));
+            let depth = b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k));
+            let repeat = b.index_div(pass, b.index(blocks.depths));
+            let factor = |tensor: usize| {
+                let along_k = b.index_mul(k, b.index(4 * plan.k.strides[tensor]));
+                b.at(self.shifted(starts[tensor], repeat, &plan.outer_k, tensor, 4), along_k)
+            };
+            let pass = Pass { a: factor(plan.a), b: factor(plan.b), depth, number: pass, passes };
+            self.pass(rows, columns, &starts, outer, &pass);
+        });
+    }
+
+    /// `start` moved to the repetition `number` of `axes`, whose last is the fastest.
+    fn shifted(&self, start: Pointer<'c>, number: Index<'c>, axes: &[crate::layout::Axis], tensor: usize, bytes: i64) -> Pointer<'c> {
+        let b = self.g.b;
+        let (mut place, mut rest) = (start, number);
+        for axis in axes.iter().rev() {
+            let digit = b.index_rem(rest, b.index(axis.size));
+            rest = b.index_div(rest, b.index(axis.size));
+            place = b.at(place, b.index_mul(digit, b.index(bytes * axis.strides[tensor])));
+        }
+        place
+    }
+
+    /// The first element of every tensor in this repetition of the product.
+    fn starts(&self, outer: Index<'c>) -> Vec<Pointer<'c>> {
+        (0..self.tensors.len()).map(|t| self.shifted(self.tensors[t], outer, &self.g.plan.outer, t, self.bytes(t))).collect()
+    }
+
+    fn bytes(&self, tensor: usize) -> i64 {
+        let kernel = self.g.kernel;
+        let ty = match kernel.inputs.get(tensor) {
+            Some(input) => &input.ty,
+            None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
+        };
+        pointwise::lane(ty.dtype).map_or(0, Lane::bytes)
+    }
+
+    /// One block of contracted elements.
+    fn pass(&self, rows: Range<'c>, columns: Range<'c>, starts: &[Pointer<'c>], outer: Index<'c>, pass: &Pass<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        let packed_column = |panel: Index<'c>| {
+            b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * blocks.packed_b())))
+        };
+        let column_start = |panel: Index<'c>| {
+            b.at(pass.b, b.index_mul(panel, b.index(4 * blocks.width * plan.n.strides[plan.b])))
+        };
+        if blocks.pack_b {
+            b.for_each(columns.from, columns.to, 1, &mut |panel| {
+                self.by_width(panel, &mut |width| {
+                    b.call(self.functions.pack_b[&width], &[column_start(panel), packed_column(panel)], &[pass.depth]);
+                });
+            });
+        }
+        b.for_each(rows.from, rows.to, 1, &mut |row_panel| {
+            let row = self.first_row(row_panel);
+            let mut a = b.at(pass.a, b.index_mul(row, b.index(4 * plan.m.strides[plan.a])));
+            if blocks.pack_a {
+                let packed = b.at_const(self.area, self.scratch.packed_a);
+                self.by_height(row_panel, &mut |height| b.call(self.functions.pack_a[&height], &[a, packed], &[pass.depth]));
+                a = packed;
+            }
+            b.for_each(columns.from, columns.to, 1, &mut |panel| {
+                let column = b.index_mul(panel, b.index(blocks.width));
+                let factor = if blocks.pack_b { packed_column(panel) } else { column_start(panel) };
+                let mut pointers = vec![a, factor, self.partial(rows, columns, row, column, starts), self.scalars];
+                for (tensor, start) in starts.iter().enumerate() {
+                    let bytes = self.bytes(tensor);
+                    let down = b.at(*start, b.index_mul(row, b.index(bytes * plan.m.strides[tensor])));
+                    pointers.push(b.at(down, b.index_mul(column, b.index(bytes * plan.n.strides[tensor]))));
+                }
+                self.by_height(row_panel, &mut |rows| {
+                    self.by_width(panel, &mut |columns| {
+                        self.by_stage(pass, &mut |stage| {
+                            let micro = self.functions.micro[&Variant { rows, columns, stage }];
+                            b.call(micro, &pointers, &[row, column, outer, pass.depth]);
+                        });
+                    });
+                });
+            });
+        });
+    }
+
+    /// Where the sums of the micro-kernel at this row and column wait.
+    fn partial(&self, rows: Range<'c>, columns: Range<'c>, row: Index<'c>, column: Index<'c>, starts: &[Pointer<'c>]) -> Pointer<'c> {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        let (start, row, column) = match self.g.partials {
+            Partials::None => return self.area,
+            Partials::Output { .. } => (starts[self.g.kernel.inputs.len()], row, column),
+            Partials::Scratch { .. } => (
+                b.at_const(self.area, self.scratch.partials),
+                b.index_sub(row, self.first_row(rows.from)),
+                b.index_sub(column, b.index_mul(columns.from, b.index(blocks.width))),
+            ),
+        };
+        let down = b.at(start, b.index_mul(row, b.index(4 * self.g.partials.row_stride())));
+        b.at(down, b.index_mul(column, b.index(4)))
+    }
+
+    fn first_row(&self, panel: Index<'c>) -> Index<'c> {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        b.index_add(b.index_mul(panel, b.index(blocks.height)), b.index_min(panel, b.index(blocks.tall)))
+    }
+
+    fn by_height(&self, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        if blocks.tall == 0 {
+            return body(blocks.height);
+        }
+        let body = std::cell::RefCell::new(body);
+        let is_tall = b.index_less(panel, b.index(blocks.tall));
+        b.branch(is_tall, || (*body.borrow_mut())(blocks.height + 1), || (*body.borrow_mut())(blocks.height));
+    }
+
+    fn by_width(&self, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let last = plan.n.size - (plan.blocks.column_panels - 1) * plan.blocks.width;
+        if plan.blocks.column_panels == 1 || last == plan.blocks.width {
+            return body(last);
+        }
+        let body = std::cell::RefCell::new(body);
+        let is_full = b.index_less(panel, b.index(plan.blocks.column_panels - 1));
+        b.branch(is_full, || (*body.borrow_mut())(plan.blocks.width), || (*body.borrow_mut())(last));
+    }
+
+    fn by_stage(&self, pass: &Pass<'c>, body: &mut dyn FnMut(Stage)) {
+        let b = self.g.b;
+        let body = std::cell::RefCell::new(body);
+        let run = |stage: Stage| (*body.borrow_mut())(stage);
+        let at = |number: i64| b.index_equal(pass.number, b.index(number));
+        match *self.functions.stages {
+            [only] => run(only),
+            [first, rest] => b.branch(at(0), || run(first), || run(rest)),
+            [first, middle, last] => {
+                b.branch(at(0), || run(first), || b.branch(at(pass.passes - 1), || run(last), || run(middle)));
+            }
+            _ => unreachable!("invariant: one to three stages"),
+        }
+    }
+}
+
+/// One block of contracted elements of a tile.
+struct Pass<'c> {
+    /// The factors at the block's first contracted element.
+    a: Pointer<'c>,
+    b: Pointer<'c>,
+    depth: Index<'c>,
+    number: Index<'c>,
+    passes: i64,
+}

@@ -1,0 +1,95 @@
+//! Copies of blocks of the factors in the order in which the micro-kernel reads them.
+
+use crate::build::llvm::{Index, Llvm, Vector, Visibility};
+use crate::build::{Builder, Lane};
+use inkwell::values::FunctionValue;
+
+/// A panel to copy: `items` rows (or columns) by a run-time number of contracted elements, to `out[k][item]`.
+pub struct Panel {
+    pub name: String,
+    pub items: i64,
+    /// Elements from one `k` to the next in the copy.
+    pub out_stride: i64,
+    /// Strides in the source, in elements.
+    pub item_stride: i64,
+    pub k_stride: i64,
+}
+
+/// A function `(from, to, k)` that copies one panel. It may write up to one vector beyond each row of the copy, in ascending order.
+pub fn function<'c>(b: &Llvm<'c>, panel: &Panel) -> FunctionValue<'c> {
+    let function = b.function(&panel.name, 2, 1, Visibility::Local);
+    if panel.item_stride == 1 {
+        copy_rows(b, function, panel);
+    } else if panel.k_stride == 1 {
+        transpose(b, function, panel);
+    } else {
+        collect(b, function, panel);
+    }
+    b.finish_function();
+    function
+}
+
+/// The vectors that cover `items`: position of the first lane, and lanes in use.
+fn vectors(b: &Llvm, items: i64) -> Vec<(i64, i64)> {
+    let lanes = b.lanes() as i64;
+    (0..items).step_by(b.lanes()).map(|first| (first, (items - first).min(lanes))).collect()
+}
+
+fn mask_of<'c>(b: &Llvm<'c>, used: i64) -> Option<Vector<'c>> {
+    (used < b.lanes() as i64).then(|| b.mask_first(used as usize))
+}
+
+/// Items are neighbours in memory: whole vectors move.
+fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
+    b.for_each(b.index(0), count, 1, &mut |k| {
+        let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
+        let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+        for (first, used) in vectors(b, panel.items) {
+            let value = b.load(b.at_const(source, 4 * first), Lane::F32, mask_of(b, used));
+            b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
+        }
+    });
+}
+
+/// The contracted elements are neighbours: squares of lanes are transposed in registers.
+fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
+    let lanes = b.lanes() as i64;
+    let square = |k: Index<'c>, mask: Option<Vector<'c>>| {
+        for (first, used) in vectors(b, panel.items) {
+            let rows: Vec<Vector> = (0..lanes)
+                .map(|row| match row < used {
+                    true => {
+                        let start = b.at_const(from, 4 * (first + row) * panel.item_stride);
+                        b.load(b.at(start, b.index_mul(k, b.index(4))), Lane::F32, mask)
+                    }
+                    false => b.f32(0.0),
+                })
+                .collect();
+            let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+            for (row, value) in b.transpose(&rows).into_iter().enumerate() {
+                b.store(b.at_const(target, 4 * (row as i64 * panel.out_stride + first)), value, Lane::F32, None);
+            }
+        }
+    };
+    let whole = b.index_mul(b.index_div(count, b.index(lanes)), b.index(lanes));
+    b.for_each(b.index(0), whole, lanes, &mut |k| square(k, None));
+    b.for_each(whole, count, lanes, &mut |k| square(k, Some(b.mask_below(b.index_sub(count, k)))));
+}
+
+/// Neither direction is dense: element by element.
+fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
+    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
+    let step = b.i64(4 * panel.item_stride);
+    let offsets = b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), step);
+    b.for_each(b.index(0), count, 1, &mut |k| {
+        let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
+        let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+        for (first, used) in vectors(b, panel.items) {
+            let start = b.at_const(source, 4 * first * panel.item_stride);
+            let value = b.gather(start, offsets, Lane::F32, mask_of(b, used));
+            b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
+        }
+    });
+}

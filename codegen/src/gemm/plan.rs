@@ -1,0 +1,234 @@
+//! From a kernel with one `Dot` to a matrix product: axes, tiles, blocks.
+
+use crate::CompileError;
+use crate::layout::{self, Axis};
+use crate::pointwise;
+use crate::target::Target;
+use ir::dim::Dim;
+use ir::graph::{Type, Value};
+use ir::kernel::Kernel;
+use ir::op::{DType, Op};
+
+/// A factor of the product, by position in [`Plan::tensors`].
+pub type Tensor = usize;
+
+/// One matrix product `C[m, n] = sum over k of A[m, k] * B[k, n]`, repeated over `outer`, then pointwise ops on `C`.
+pub struct Plan {
+    pub dot: Value,
+    /// Positions of the two factors among the kernel's inputs. `a` is broadcast, `b` is read by vectors.
+    pub a: Tensor,
+    pub b: Tensor,
+    pub m: Axis,
+    pub n: Axis,
+    pub k: Axis,
+    /// Directions of the result that are not part of the matrix product proper: batch dims, and rows or columns that no single stride walks.
+    pub outer: Vec<Axis>,
+    /// Contracted directions beside `k`, because no single stride walks both.
+    pub outer_k: Vec<Axis>,
+    pub blocks: Blocks,
+}
+
+/// Sizes, in elements, of what registers and caches hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Rows of the micro-kernel at most; the `tall` first panels have `height` + 1 rows, the others `height`.
+    pub panels: i64,
+    pub height: i64,
+    pub tall: i64,
+    /// Vectors per row of the micro-kernel.
+    pub vectors: i64,
+    /// Columns of a column panel.
+    pub width: i64,
+    pub column_panels: i64,
+    /// Contracted elements of a block, and blocks. All but the last are full.
+    pub depth: i64,
+    pub depths: i64,
+    /// Row panels and column panels of one tile.
+    pub tile_rows: i64,
+    pub tile_columns: i64,
+    /// Copies of `A` and `B` in the order the micro-kernel reads them.
+    pub pack_a: bool,
+    pub pack_b: bool,
+}
+
+/// The contracted elements that one pass over a tile covers at most: an accumulator is stored and loaded once per pass.
+const MAX_DEPTH: i64 = 1024;
+/// Below this many rows a copy of `B` is not read often enough to pay.
+const FEW_ROWS: i64 = 100;
+/// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
+const IN_PLACE_DEPTH: i64 = 128;
+/// Tiles to aim for: enough to share between the threads of a rank.
+const TILES: i64 = 16;
+/// A tile of less work than this is not worth claiming.
+const MIN_TILE_FLOPS: i64 = 4_000_000;
+
+impl Plan {
+    /// Finds axes and blocks for a kernel of family `Gemm`.
+    ///
+    /// # Errors
+    /// The kernel's factors are not inputs or not f32, which is not supported yet.
+    pub fn new(kernel: &Kernel, target: &Target) -> Result<Plan, CompileError> {
+        let body = &kernel.body;
+        let (dot, over) = body
+            .values()
+            .find_map(|v| match &body[v].op {
+                Op::Dot { over } => Some((v, over.clone())),
+                _ => None,
+            })
+            .ok_or_else(|| CompileError::unsupported("a matrix product without `dot`"))?;
+        let factor = |slot: usize| match body[body[dot].args[slot]].op {
+            Op::Input(i) if body[body[dot].args[slot]].ty.dtype == DType::F32 => Ok(i as usize),
+            _ => Err(CompileError::unsupported("a factor of `dot` that is not an f32 input")),
+        };
+        let (mut a, mut b) = (factor(0)?, factor(1)?);
+        let tensors: Vec<(&Type, &[u64])> = tensors(kernel);
+        let result = &kernel.outputs[0];
+        let result_type = &body[result.value].ty;
+        // Dims of the result, outermost first by their strides in memory.
+        let mut order = body[dot].ty.dims.clone();
+        order.sort_by_key(|d| std::cmp::Reverse(layout::stride(result_type, &result.strides, *d)));
+        let has = |tensor: usize, d: &Dim| tensors[tensor].0.has(*d);
+        // The last direction of the result is the one that vectors run along: it must come from `b`.
+        let last = order.iter().rev().find(|d| body.dims.size(**d) != 1 && has(a, d) != has(b, d));
+        if last.is_some_and(|d| has(a, d)) {
+            std::mem::swap(&mut a, &mut b);
+        }
+        let only = |own: usize, other: usize| order.iter().copied().filter(|d| has(own, d) && !has(other, d)).collect::<Vec<_>>();
+        let (rows, columns) = (only(a, b), only(b, a));
+        let both: Vec<Dim> = order.iter().copied().filter(|d| has(a, d) && has(b, d)).collect();
+        let mut over = over;
+        over.sort_by_key(|d| std::cmp::Reverse(layout::stride(tensors[b].0, tensors[b].1, *d)));
+
+        let mut outer = layout::merge(&body.dims, &both, &tensors);
+        let mut split = |dims: &[Dim]| {
+            let mut axes = layout::merge(&body.dims, dims, &tensors);
+            let inner = axes.pop().unwrap_or_else(|| Axis::unit(tensors.len()));
+            outer.extend(axes);
+            inner
+        };
+        let (m, n) = (split(&rows), split(&columns));
+        let mut outer_k = layout::merge(&body.dims, &over, &tensors);
+        let k = outer_k.pop().unwrap_or_else(|| Axis::unit(tensors.len()));
+        let mut blocks = Blocks::new(target, m.size, n.size, k.size, outer.iter().map(|x| x.size).product());
+        blocks.pack_a = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
+        blocks.pack_b |= n.strides[b] != 1;
+        Ok(Plan { dot, a, b, m, n, k, outer, outer_k, blocks })
+    }
+
+    /// Whether the kernel stores the product itself, as f32, and nothing else.
+    pub fn is_plain(&self, kernel: &Kernel) -> bool {
+        kernel.outputs.len() == 1 && kernel.outputs[0].value == self.dot
+    }
+
+    pub fn tiles(&self) -> i64 {
+        let b = &self.blocks;
+        let outer: i64 = self.outer.iter().map(|x| x.size).product();
+        outer * b.row_tiles() * b.column_tiles()
+    }
+}
+
+/// All inputs, then all outputs, with their strides.
+pub fn tensors(kernel: &Kernel) -> Vec<(&Type, &[u64])> {
+    let inputs = kernel.inputs.iter().map(|i| (&i.ty, i.strides.as_slice()));
+    let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, o.strides.as_slice()));
+    inputs.chain(outputs).collect()
+}
+
+impl Blocks {
+    /// Blocks for one product of these sizes, `repeats` times.
+    pub fn new(target: &Target, m: i64, n: i64, k: i64, repeats: i64) -> Blocks {
+        let lanes = target.lanes() as i64;
+        let vectors = if n <= lanes { 1 } else { 2 };
+        // Accumulators, one row of B and one broadcast element share the register file.
+        let tallest = (i64::from(target.registers) - vectors - 1) / vectors;
+        let tallest = tallest.min(28);
+        let panels = cut(m, tallest);
+        let width = vectors * lanes;
+        let column_panels = cut(n, width);
+
+        let pack_b = m >= FEW_ROWS;
+        let deepest = if pack_b { MAX_DEPTH } else { IN_PLACE_DEPTH };
+        let depths = cut(k, deepest);
+        let depth = if depths == 1 { k } else { cut(cut(k, depths), 16) * 16 };
+        let depths = cut(k, depth);
+
+        // Columns of a tile: its block of B stays in the second-level cache.
+        let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
+        let mut tile_columns = column_panels.min(resident);
+        let mut tile_rows = panels;
+        let tiles = |rows: i64, columns: i64| repeats * cut(panels, rows) * cut(column_panels, columns);
+        let flops = |rows: i64, columns: i64| 2 * rows * (m / panels + 1) * columns * width * k;
+        // Fewer columns per tile, down to four panels, then fewer rows, until there are enough tiles.
+        while tiles(tile_rows, tile_columns) < TILES && flops(tile_rows, tile_columns) > 2 * MIN_TILE_FLOPS {
+            if tile_columns > 4 {
+                tile_columns = cut(tile_columns, 2);
+            } else if tile_rows > 8 {
+                tile_rows = cut(tile_rows, 2);
+            } else {
+                break;
+            }
+        }
+        // Equal shares.
+        let tile_columns = cut(column_panels, cut(column_panels, tile_columns));
+        let tile_rows = cut(panels, cut(panels, tile_rows));
+        Blocks {
+            panels,
+            height: m / panels,
+            tall: m % panels,
+            vectors,
+            width,
+            column_panels,
+            depth,
+            depths,
+            tile_rows,
+            tile_columns,
+            pack_a: false,
+            pack_b,
+        }
+    }
+
+    pub fn row_tiles(&self) -> i64 {
+        cut(self.panels, self.tile_rows)
+    }
+
+    pub fn column_tiles(&self) -> i64 {
+        cut(self.column_panels, self.tile_columns)
+    }
+
+    /// The greatest height of a row panel.
+    pub fn tallest(&self) -> i64 {
+        self.height + i64::from(self.tall > 0)
+    }
+
+    /// Elements of a packed column panel. Transposing copies write whole squares of lanes.
+    pub fn packed_b(&self) -> i64 {
+        cut(self.depth, 16) * 16 * self.width
+    }
+
+    /// Elements of a packed row panel: rows of vectors that overlap, and one vector beyond.
+    pub fn packed_a(&self) -> i64 {
+        cut(self.depth, 16) * 16 * self.tallest() + 32
+    }
+}
+
+/// The quotient rounded up.
+pub fn cut(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}
+
+/// Checks that every value between the product and the outputs is one that the epilogue can compute.
+///
+/// # Errors
+/// Names the first op or dtype that it cannot.
+pub fn check_epilogue(kernel: &Kernel) -> Result<(), CompileError> {
+    for v in kernel.body.values() {
+        pointwise::lane(kernel.body[v].ty.dtype)?;
+        match &kernel.body[v].op {
+            Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } => {
+                return Err(CompileError::unsupported(format!("`{}` beside a matrix product", kernel.body[v].op.name())));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+use crate::testing::{Make, check};
+use ir::dim::Dim;
+use ir::graph::Value;
+use ir::kernel::{Family, Kernel};
+use ir::op::{Binary, DType, Op, Unary};
+
+/// Which factor has its contracted dim outermost.
+#[derive(Clone, Copy)]
+struct Layout {
+    a_transposed: bool,
+    b_transposed: bool,
+}
+
+const LAYOUTS: [Layout; 4] = [
+    Layout { a_transposed: false, b_transposed: false },
+    Layout { a_transposed: false, b_transposed: true },
+    Layout { a_transposed: true, b_transposed: false },
+    Layout { a_transposed: true, b_transposed: true },
+];
+
+fn product(make: &mut Make, layout: Layout, [m, n, k]: [u64; 3]) -> ([Dim; 2], Value) {
+    let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
+    let a = make.input(DType::F32, &if layout.a_transposed { [k, m] } else { [m, k] });
+    let b = make.input(DType::F32, &if layout.b_transposed { [n, k] } else { [k, n] });
+    let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+    let c = if layout.a_transposed { make.ordered(c, &[m, n]) } else { c };
+    ([m, n], c)
+}
+
+fn plain(layout: Layout, sizes: [u64; 3]) -> Kernel {
+    let mut make = Make::default();
+    let (_, c) = product(&mut make, layout, sizes);
+    make.kernel(Family::Gemm, &[c])
+}
+
+#[test]
+fn products_of_odd_sizes_agree_in_all_four_layouts() {
+    for layout in LAYOUTS {
+        for sizes in [[1, 1, 1], [3, 5, 7], [15, 33, 17], [29, 70, 45], [130, 50, 19], [101, 97, 260]] {
+            check(&plain(layout, sizes), &[], 1e-5);
+        }
+    }
+}
+
+#[test]
+fn several_blocks_of_contracted_elements_add_up() {
+    for layout in LAYOUTS {
+        check(&plain(layout, [105, 40, 1030]), &[], 1e-4);
+    }
+}
+
+#[test]
+fn an_accumulated_product_adds_to_its_output() {
+    for sizes in [[20, 40, 30], [105, 40, 1030]] {
+        let mut kernel = plain(LAYOUTS[2], sizes);
+        kernel.outputs[0].accumulate = true;
+        check(&kernel, &[], 1e-4);
+    }
+}
+
+#[test]
+fn bias_activation_residual_and_scale_follow_the_product() {
+    for sizes in [[13, 37, 20], [104, 40, 1100]] {
+        let mut make = Make::default();
+        let ([m, n], c) = product(&mut make, LAYOUTS[0], sizes);
+        let bias = make.input(DType::F32, &[n]);
+        let row = make.input(DType::F32, &[m]);
+        let residual = make.input(DType::F32, &[m, n]);
+        let scale = make.scalar(DType::F32);
+        let sum = make.op(Op::Add, &[c, bias]);
+        let active = make.op(Op::Unary(Unary::Tanh), &[sum]);
+        let scaled = make.op(Op::Binary(Binary::Mul), &[active, row]);
+        let scaled = make.op(Op::Binary(Binary::Mul), &[scaled, scale]);
+        let out = make.op(Op::Add, &[scaled, residual]);
+        let mut kernel = make.kernel(Family::Gemm, &[out, active]);
+        kernel.outputs[0].accumulate = true;
+        check(&kernel, &[0.5], 1e-4);
+    }
+}
+
+#[test]
+fn an_index_and_a_random_number_in_the_epilogue_count_rows_and_columns() {
+    let mut make = Make::default();
+    let ([m, n], c) = product(&mut make, LAYOUTS[0], [20, 40, 9]);
+    let column = make.source(Op::Iota(n), DType::I32, &[n]);
+    let column = make.op_as(Op::Cast, &[column], ir::graph::Type::new(DType::F32, [n]));
+    let uniform = make.source(Op::Uniform { key: 77 }, DType::F32, &[m, n]);
+    let (_, _) = (make.scalar(DType::I32), make.scalar(DType::I32));
+    let out = make.op(Op::Add, &[c, column, uniform]);
+    check(&make.kernel(Family::Gemm, &[out]), &[5.0, 6.0], 1e-5);
+}
+
+#[test]
+fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
+    let mut make = Make::default();
+    let [b, s, t, h, d, e, k] =
+        [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
+    let x = make.input(DType::F32, &[b, s, t, k, e]);
+    let w = make.input(DType::F32, &[b, k, e, h, d]);
+    let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
+    check(&make.kernel(Family::Gemm, &[y]), &[], 1e-5);
+
+    // Storage orders that no single stride walks.
+    let mut make = Make::default();
+    let [b, s, t, h, d, e, k] =
+        [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
+    let x = make.input(DType::F32, &[t, e, b, s, k]);
+    let w = make.input(DType::F32, &[h, k, b, e, d]);
+    let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
+    let y = make.ordered(y, &[h, s, d, b, t]);
+    check(&make.kernel(Family::Gemm, &[y]), &[], 1e-5);
+}
+
+#[test]
+fn a_weight_gradient_has_the_weights_layout() {
+    let mut make = Make::default();
+    let [batch, seq, hidden, ffn] = [("batch", 3), ("seq", 11), ("hidden", 40), ("ffn", 21)].map(|(n, s)| make.dim(n, s));
+    let x = make.input(DType::F32, &[batch, seq, hidden]);
+    let dy = make.input(DType::F32, &[batch, seq, ffn]);
+    let dw = make.op(Op::Dot { over: vec![batch, seq] }, &[dy, x]);
+    let dw = make.ordered(dw, &[hidden, ffn]);
+    check(&make.kernel(Family::Gemm, &[dw]), &[], 1e-5);
+}
+
+#[test]
+fn a_strided_view_is_read_and_written_in_place() {
+    let mut make = Make::default();
+    let [m, n, k] = [("m", 21), ("n", 34), ("k", 10)].map(|(name, size)| make.dim(name, size));
+    let a = make.strided_input(DType::F32, &[m, k], &[40, 2]);
+    let b = make.strided_input(DType::F32, &[k, n], &[100, 2]);
+    let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+    let mut kernel = make.kernel(Family::Gemm, &[c]);
+    kernel.outputs[0].strides = vec![150, 3];
+    check(&kernel, &[], 1e-5);
+}

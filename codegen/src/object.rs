@@ -1,0 +1,69 @@
+//! One kernel to one object file, in this process.
+
+use crate::build::llvm::Llvm;
+use crate::target::Target;
+use crate::{CompileError, Shape, gemm};
+use inkwell::context::Context;
+use inkwell::targets::{FileType, TargetMachine};
+use ir::kernel::{Family, Kernel};
+use serde::{Deserialize, Serialize};
+
+/// What compilation keeps beside the object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Emit {
+    pub mlir: bool,
+    pub llvm: bool,
+    pub asm: bool,
+}
+
+/// A compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compiled {
+    /// The kernel's name, and its symbol in the object.
+    pub name: String,
+    pub shape: Shape,
+    /// A relocatable ELF object.
+    pub object: Vec<u8>,
+    /// Texts, where asked for and where the kernel passes through that form.
+    pub mlir: Option<String>,
+    pub llvm: Option<String>,
+    pub asm: Option<String>,
+}
+
+/// Compiles one kernel.
+///
+/// LLVM ends the process on code that it cannot select; callers that must survive that compile in worker processes.
+///
+/// # Errors
+/// The kernel is malformed or uses what is not supported, or LLVM does not know the target.
+pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled, CompileError> {
+    let name = kernel.name();
+    kernel.verify().map_err(|error| CompileError::Malformed { name: name.clone(), error })?;
+    let machine = target.machine()?;
+    let context = Context::create();
+    let b = Llvm::new(&context, &name, target);
+    let shape = match &kernel.family {
+        Family::Gemm => gemm::emit(&b, kernel, target, &name)?,
+        Family::Loops { .. } | Family::Attention | Family::AttentionGrad | Family::Scatter => {
+            return Err(CompileError::unsupported("this family of kernels"));
+        }
+    };
+    b.module.set_triple(&machine.get_triple());
+    b.module.set_data_layout(&machine.get_target_data().get_data_layout());
+    let module = &b.module;
+    module.verify().map_err(|e| CompileError::Invalid { text: e.to_string() })?;
+    let write = |kind| write(&machine, module, kind);
+    Ok(Compiled {
+        shape,
+        mlir: None,
+        llvm: emit.llvm.then(|| module.print_to_string().to_string()),
+        asm: if emit.asm { Some(String::from_utf8_lossy(&write(FileType::Assembly)?).into_owned()) } else { None },
+        object: write(FileType::Object)?,
+        name,
+    })
+}
+
+fn write(machine: &TargetMachine, module: &inkwell::module::Module, kind: FileType) -> Result<Vec<u8>, CompileError> {
+    let buffer = machine.write_to_memory_buffer(module, kind).map_err(|e| CompileError::Invalid { text: e.to_string() })?;
+    Ok(buffer.as_slice().to_vec())
+}

@@ -1,0 +1,247 @@
+//! The ops of kernel bodies that compute a result at a point from their operands at that point, and sources.
+//!
+//! In registers an f32 is an `F32` lane, an i32 an `I32` lane, a bool a `Mask` lane.
+
+use crate::CompileError;
+use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
+use crate::math::{self, Circular};
+use ir::dim::{Base, Dim, Dims, IndexMap};
+use ir::graph::{Body, Type, Value};
+use ir::op::{self, Binary, DType, Op, Scalar, Unary};
+
+/// The lane that holds elements of this dtype.
+///
+/// # Errors
+/// The dtype has no arithmetic here yet.
+pub fn lane(dtype: DType) -> Result<Lane, CompileError> {
+    match dtype {
+        DType::F32 => Ok(Lane::F32),
+        DType::I32 => Ok(Lane::I32),
+        DType::Bool => Ok(Lane::Mask),
+        DType::Bf16 | DType::F16 => Err(CompileError::unsupported(format!("elements of type {}", dtype.name()))),
+    }
+}
+
+/// A scalar argument in every lane, in the lane of its dtype.
+///
+/// # Errors
+/// The dtype has no arithmetic here yet.
+pub fn scalar<B: Builder>(b: &B, scalars: B::Pointer, slot: u32, dtype: DType) -> Result<B::Vector, CompileError> {
+    let from = b.at_const(scalars, 8 * i64::from(slot));
+    Ok(match lane(dtype)? {
+        Lane::F32 => b.convert(Convert::Float(Lane::F32), b.load_splat(from, Lane::F64)),
+        Lane::I32 => b.convert(Convert::Int(Lane::I32), b.load_splat(from, Lane::I64)),
+        Lane::Mask => b.compare_int(Compare::Ne, b.load_splat(from, Lane::I64), b.i64(0)),
+        Lane::F64 | Lane::I64 => unreachable!("invariant: no dtype is stored so"),
+    })
+}
+
+/// The global index, as `I64` lanes, of a local one.
+pub fn global_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B::Vector) -> B::Vector {
+    let mut sum = None;
+    if map.is_contiguous() {
+        sum = Some(local);
+    } else {
+        // Digits of a mixed-radix number, innermost first. The outermost needs no remainder.
+        let mut rest = local;
+        for (k, &(extent, stride)) in map.parts.iter().enumerate().rev() {
+            let digit = if k == 0 { rest } else { b.int2(IntBinary::Rem, rest, b.i64(extent as i64)) };
+            if k != 0 {
+                rest = b.int2(IntBinary::Div, rest, b.i64(extent as i64));
+            }
+            let term = b.int2(IntBinary::Mul, digit, b.i64(stride as i64));
+            sum = Some(sum.map_or(term, |s| b.int2(IntBinary::Add, s, term)));
+        }
+    }
+    let sum = sum.unwrap_or_else(|| b.i64(0));
+    match &map.base {
+        Base::Zero => sum,
+        Base::Slot(slot) => b.int2(IntBinary::Add, sum, b.load_splat(b.at_const(scalars, 8 * i64::from(*slot)), Lane::I64)),
+        Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
+    }
+}
+
+/// Writes sources: ops without operands, other than inputs.
+pub struct Sources<'a, B: Builder> {
+    pub b: &'a B,
+    pub body: &'a Body,
+    pub scalars: B::Pointer,
+    /// The number of scalar arguments: the last two are seed and step where random numbers are drawn.
+    pub scalar_count: usize,
+}
+
+impl<B: Builder> Sources<'_, B> {
+    /// The value of a source; `local` gives the local index along a dim as `I64` lanes.
+    ///
+    /// # Errors
+    /// The dtype has no arithmetic here yet.
+    pub fn value(&self, v: Value, local: &mut dyn FnMut(Dim) -> B::Vector) -> Result<B::Vector, CompileError> {
+        let (b, node) = (self.b, &self.body[v]);
+        match &node.op {
+            Op::Const(number) => Ok(match lane(node.ty.dtype)? {
+                Lane::F32 => b.f32(f64::from(number.0 as f32)),
+                Lane::I32 => b.i32(number.0 as i32),
+                Lane::Mask => b.mask_first(if number.0 != 0.0 { b.lanes() } else { 0 }),
+                Lane::F64 | Lane::I64 => unreachable!("invariant: no dtype is stored so"),
+            }),
+            Op::Scalar(Scalar::Slot(slot)) => scalar(b, self.scalars, *slot, node.ty.dtype),
+            Op::Iota(dim) => {
+                let index = global_index(b, self.scalars, &self.body.dims[*dim].index, local(*dim));
+                Ok(b.convert(Convert::Int(Lane::I32), index))
+            }
+            Op::Uniform { key } => Ok(self.uniform(*key, &node.ty, &self.body.dims, local)),
+            other => Err(CompileError::unsupported(format!("`{}` as a source", other.name()))),
+        }
+    }
+
+    /// Follows `ir::random::uniform`, bit for bit.
+    fn uniform(&self, key: u64, ty: &Type, dims: &Dims, local: &mut dyn FnMut(Dim) -> B::Vector) -> B::Vector {
+        let b = self.b;
+        let xor = |x, y| b.int2(IntBinary::Xor, x, y);
+        let mix = |z| {
+            let shifted = |z, by| xor(z, b.int2(IntBinary::ShrLogical, z, b.i64(by)));
+            let z = b.int2(IntBinary::Add, z, b.i64(0x9e37_79b9_7f4a_7c15_u64 as i64));
+            let z = b.int2(IntBinary::Mul, shifted(z, 30), b.i64(0xbf58_476d_1ce4_e5b9_u64 as i64));
+            let z = b.int2(IntBinary::Mul, shifted(z, 27), b.i64(0x94d0_49bb_1331_11eb_u64 as i64));
+            shifted(z, 31)
+        };
+        let argument = |from_end: usize| {
+            b.load_splat(b.at_const(self.scalars, 8 * (self.scalar_count - from_end) as i64), Lane::I64)
+        };
+        let stream = mix(xor(mix(xor(b.i64(key as i64), mix(argument(2)))), argument(1)));
+        let mut index = b.i64(0);
+        for &dim in &ty.dims {
+            let global = global_index(b, self.scalars, &dims[dim].index, local(dim));
+            index = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, index, b.i64(dims[dim].global as i64)), global);
+        }
+        let bits = b.int2(IntBinary::ShrLogical, mix(xor(stream, index)), b.i64(40));
+        let whole = b.convert(Convert::IntToFloat(Lane::F32), b.convert(Convert::Int(Lane::I32), bits));
+        b.mul(whole, b.f32(1.0 / f64::from(1 << 24)))
+    }
+}
+
+/// The result of a pointwise op from its operands' values.
+///
+/// # Errors
+/// The op is not pointwise, or a dtype has no arithmetic here yet.
+pub fn apply<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Result<B::Vector, CompileError> {
+    let node = &body[v];
+    let from = |k: usize| lane(body[node.args[k]].ty.dtype);
+    Ok(match &node.op {
+        Op::Unary(op) => unary(b, *op, from(0)?, args[0]),
+        Op::Binary(op) => binary(b, *op, from(0)?, args[0], args[1]),
+        Op::Compare(op) => compare(b, *op, from(0)?, args[0], args[1]),
+        Op::Select => b.select(args[0], args[1], args[2]),
+        Op::Add => {
+            let (first, rest) = args.split_first().expect("invariant: `add` has operands");
+            match from(0)? {
+                Lane::F32 => rest.iter().fold(*first, |sum, &x| b.add(sum, x)),
+                Lane::I32 => rest.iter().fold(*first, |sum, &x| b.int2(IntBinary::Add, sum, x)),
+                Lane::Mask | Lane::F64 | Lane::I64 => unreachable!("invariant: `add` is of numbers"),
+            }
+        }
+        Op::Cast => cast(b, from(0)?, lane(node.ty.dtype)?, args[0]),
+        Op::StopGradient | Op::Expand => args[0],
+        other => return Err(CompileError::unsupported(format!("`{}` beside a contraction", other.name()))),
+    })
+}
+
+/// Conversion between dtypes: float to int truncates, to bool is `!= 0`.
+fn cast<B: Builder>(b: &B, from: Lane, to: Lane, x: B::Vector) -> B::Vector {
+    match (from, to) {
+        (Lane::F32, Lane::I32) => b.convert(Convert::FloatToInt(Lane::I32), x),
+        (Lane::F32, Lane::Mask) => b.compare_float(Compare::Ne, x, b.f32(0.0)),
+        (Lane::I32, Lane::F32) => b.convert(Convert::IntToFloat(Lane::F32), x),
+        (Lane::I32, Lane::Mask) => b.compare_int(Compare::Ne, x, b.i32(0)),
+        (Lane::Mask, Lane::F32) => b.select(x, b.f32(1.0), b.f32(0.0)),
+        (Lane::Mask, Lane::I32) => b.convert(Convert::Unsigned(Lane::I32), x),
+        _ => x,
+    }
+}
+
+fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
+    if lane == Lane::I32 {
+        let zero = b.i32(0);
+        let negative = b.int2(IntBinary::Sub, zero, x);
+        let below = b.compare_int(Compare::Lt, x, zero);
+        return match op {
+            Unary::Neg => negative,
+            Unary::Abs => b.select(below, negative, x),
+            Unary::Sign => b.select(below, b.i32(-1), b.select(b.compare_int(Compare::Gt, x, zero), b.i32(1), zero)),
+            Unary::Exp | Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Recip | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf
+            | Unary::Floor | Unary::Not => unreachable!("invariant: not an op of ints"),
+        };
+    }
+    match op {
+        Unary::Neg => b.float1(FloatUnary::Neg, x),
+        Unary::Exp => math::exp(b, x),
+        Unary::Log => math::log(b, x),
+        Unary::Sqrt => b.float1(FloatUnary::Sqrt, x),
+        Unary::Rsqrt => math::rsqrt(b, x),
+        Unary::Recip => b.div(b.f32(1.0), x),
+        Unary::Tanh => math::tanh(b, x),
+        Unary::Sin => math::circular(b, Circular::Sin, x),
+        Unary::Cos => math::circular(b, Circular::Cos, x),
+        Unary::Erf => math::erf(b, x),
+        Unary::Abs => b.float1(FloatUnary::Abs, x),
+        Unary::Floor => b.float1(FloatUnary::Floor, x),
+        Unary::Sign => {
+            let zero = b.f32(0.0);
+            let one = b.float2(FloatBinary::CopySign, b.f32(1.0), x);
+            // Zero and not-a-number stay what they are.
+            let moving = b.int2(IntBinary::Or, b.compare_float(Compare::Lt, x, zero), b.compare_float(Compare::Gt, x, zero));
+            b.select(moving, one, x)
+        }
+        Unary::Not => b.int2(IntBinary::Xor, x, b.mask_first(b.lanes())),
+    }
+}
+
+fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
+    match (op, lane) {
+        (Binary::And, _) => b.int2(IntBinary::And, x, y),
+        (Binary::Or, _) => b.int2(IntBinary::Or, x, y),
+        (Binary::Sub, Lane::I32) => b.int2(IntBinary::Sub, x, y),
+        (Binary::Mul, Lane::I32) => b.int2(IntBinary::Mul, x, y),
+        (Binary::Max, Lane::I32) => b.select(b.compare_int(Compare::Gt, x, y), x, y),
+        (Binary::Min, Lane::I32) => b.select(b.compare_int(Compare::Lt, x, y), x, y),
+        (Binary::Div | Binary::Rem, Lane::I32) => {
+            // Floored: one less than the truncated quotient where there is a remainder and the signs differ. A zero divisor
+            // would trap; it counts as one.
+            let y = b.select(b.compare_int(Compare::Eq, y, b.i32(0)), b.i32(1), y);
+            let (quotient, remainder) = (b.int2(IntBinary::Div, x, y), b.int2(IntBinary::Rem, x, y));
+            let signs_differ = b.compare_int(Compare::Lt, b.int2(IntBinary::Xor, remainder, y), b.i32(0));
+            let off = b.int2(IntBinary::And, b.compare_int(Compare::Ne, remainder, b.i32(0)), signs_differ);
+            match op {
+                Binary::Div => b.select(off, b.int2(IntBinary::Sub, quotient, b.i32(1)), quotient),
+                _ => b.select(off, b.int2(IntBinary::Add, remainder, y), remainder),
+            }
+        }
+        (Binary::Pow, Lane::I32) => {
+            let float = |x| b.convert(Convert::IntToFloat(Lane::F32), x);
+            b.convert(Convert::FloatToInt(Lane::I32), math::pow(b, float(x), float(y)))
+        }
+        (Binary::Sub, _) => b.sub(x, y),
+        (Binary::Mul, _) => b.mul(x, y),
+        (Binary::Div, _) => b.div(x, y),
+        (Binary::Rem, _) => b.sub(x, b.mul(b.float1(FloatUnary::Floor, b.div(x, y)), y)),
+        (Binary::Pow, _) => math::pow(b, x, y),
+        (Binary::Max, _) => b.max(x, y),
+        (Binary::Min, _) => b.min(x, y),
+    }
+}
+
+fn compare<B: Builder>(b: &B, op: op::Compare, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
+    let op = match op {
+        op::Compare::Eq => Compare::Eq,
+        op::Compare::Ne => Compare::Ne,
+        op::Compare::Lt => Compare::Lt,
+        op::Compare::Le => Compare::Le,
+        op::Compare::Gt => Compare::Gt,
+        op::Compare::Ge => Compare::Ge,
+    };
+    match lane {
+        Lane::F32 | Lane::F64 => b.compare_float(op, x, y),
+        Lane::I32 | Lane::I64 => b.compare_int(op, x, y),
+        Lane::Mask => b.compare_int(op, b.convert(Convert::Unsigned(Lane::I32), x), b.convert(Convert::Unsigned(Lane::I32), y)),
+    }
+}

@@ -1,0 +1,88 @@
+//! What machine code is made for.
+
+use inkwell::OptimizationLevel;
+use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple};
+use serde::{Deserialize, Serialize};
+use std::sync::Once;
+
+/// A CPU by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU without the features.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Target {
+    /// `znver5`, `x86-64-v3`, ...
+    pub cpu: String,
+    /// `+avx2,+fma,-avx512f,...`; may be empty where `cpu` says it all.
+    pub features: String,
+    /// Bytes of a vector register: 64 with AVX-512, 32 with AVX2.
+    pub vector_bytes: u32,
+    /// Vector registers.
+    pub registers: u32,
+    /// Bytes of second-level cache of a core, which bounds the blocks that stay in it.
+    pub l2_bytes: u32,
+}
+
+/// Why a target cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("unknown target `{0}`: known are `cpu` (this machine) and `x86-64-v3`")]
+    Unknown(String),
+    #[error("this CPU ({0}) lacks AVX2 and FMA, which compiled kernels need")]
+    TooOld(String),
+    #[error("LLVM has no such target machine: {0}")]
+    Llvm(String),
+}
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+impl Target {
+    /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA.
+    ///
+    /// # Errors
+    /// The name is unknown, or this machine lacks AVX2 or FMA.
+    pub fn named(name: &str) -> Result<Target, TargetError> {
+        match name {
+            "cpu" => Target::host(),
+            "x86-64-v3" => Ok(Target::x86_64_v3()),
+            other => Err(TargetError::Unknown(other.into())),
+        }
+    }
+
+    /// The machine this runs on.
+    ///
+    /// # Errors
+    /// It lacks AVX2 or FMA.
+    pub fn host() -> Result<Target, TargetError> {
+        let cpu = TargetMachine::get_host_cpu_name().to_string();
+        let features = TargetMachine::get_host_cpu_features().to_string();
+        let has = |name: &str| features.split(',').any(|f| f.strip_prefix('+') == Some(name));
+        if !has("avx2") || !has("fma") {
+            return Err(TargetError::TooOld(cpu));
+        }
+        let wide = ["avx512f", "avx512vl", "avx512bw", "avx512dq"].iter().all(|f| has(f));
+        let (vector_bytes, registers) = if wide { (64, 32) } else { (32, 16) };
+        Ok(Target { cpu, features, vector_bytes, registers, l2_bytes: 1 << 20 })
+    }
+
+    /// Any x86-64 CPU with AVX2 and FMA.
+    pub fn x86_64_v3() -> Target {
+        Target { cpu: "x86-64-v3".into(), features: String::new(), vector_bytes: 32, registers: 16, l2_bytes: 256 << 10 }
+    }
+
+    /// f32 lanes of a vector register.
+    pub fn lanes(&self) -> usize {
+        self.vector_bytes as usize / 4
+    }
+
+    /// LLVM's object for this target.
+    ///
+    /// # Errors
+    /// LLVM does not know the CPU.
+    pub fn machine(&self) -> Result<TargetMachine, TargetError> {
+        static INITIALISE: Once = Once::new();
+        INITIALISE.call_once(|| LlvmTarget::initialize_x86(&InitializationConfig::default()));
+        let triple = TargetTriple::create(TRIPLE);
+        let target = LlvmTarget::from_triple(&triple).map_err(|e| TargetError::Llvm(e.to_string()))?;
+        target
+            .create_target_machine(&triple, &self.cpu, &self.features, OptimizationLevel::Default, RelocMode::PIC, CodeModel::Default)
+            .ok_or_else(|| TargetError::Llvm(self.cpu.clone()))
+    }
+}

@@ -1,0 +1,248 @@
+//! Kernels for tests: built by a few words, compiled, run, and compared with the reference evaluator.
+
+use crate::abi::KernelFn;
+use crate::object::{self, Emit};
+use crate::target::Target;
+use ir::dim::{Base, Dim, DimInfo, IndexMap};
+use ir::graph::{Body, Origin, Phase, Type, Value};
+use ir::kernel::{self, Family, Kernel, Operand, Output};
+use ir::op::{DType, Op, Real, Scalar};
+
+/// A kernel under construction.
+#[derive(Default)]
+pub struct Make {
+    pub body: Body,
+    inputs: Vec<Operand>,
+    scalars: Vec<DType>,
+}
+
+impl Make {
+    pub fn dim(&mut self, name: &str, size: u64) -> Dim {
+        self.body.dims.add(DimInfo::new(name, size))
+    }
+
+    /// Elements `base ..` (a scalar argument) of a dim of `global` elements.
+    pub fn sharded_dim(&mut self, name: &str, size: u64, global: u64, base: u32) -> Dim {
+        let index = IndexMap { parts: vec![(size, 1)], base: Base::Slot(base) };
+        self.body.dims.add(DimInfo { index, global, ..DimInfo::new(name, size) })
+    }
+
+    pub fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
+        let ty = Type::new(dtype, dims);
+        let strides = kernel::dense(&self.body.dims, &ty);
+        self.strided_input(dtype, dims, &strides)
+    }
+
+    pub fn strided_input(&mut self, dtype: DType, dims: &[Dim], strides: &[u64]) -> Value {
+        let ty = Type::new(dtype, dims);
+        self.inputs.push(Operand { ty: ty.clone(), strides: strides.to_vec() });
+        self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
+    }
+
+    pub fn scalar(&mut self, dtype: DType) -> Value {
+        self.scalars.push(dtype);
+        self.source(Op::Scalar(Scalar::Slot(self.scalars.len() as u32 - 1)), dtype, &[])
+    }
+
+    pub fn number(&mut self, x: f64) -> Value {
+        self.source(Op::Const(Real(x)), DType::F32, &[])
+    }
+
+    pub fn source(&mut self, op: Op, dtype: DType, dims: &[Dim]) -> Value {
+        self.body.push(op, [], Type::new(dtype, dims), Origin::new(Phase::Forward))
+    }
+
+    pub fn op(&mut self, op: Op, args: &[Value]) -> Value {
+        let declared = args.first().map_or(Type::scalar(DType::F32), |a| self.body[*a].ty.clone());
+        self.op_as(op, args, declared)
+    }
+
+    /// An op whose result its operands do not determine; dims in the order of `declared` where it has the same ones.
+    pub fn op_as(&mut self, op: Op, args: &[Value], declared: Type) -> Value {
+        let types: Vec<&Type> = args.iter().map(|a| &self.body[*a].ty).collect();
+        let mut ty = ir::infer::infer(&self.body, &op, &types, &declared).expect("a well-typed test");
+        if ty.dims.len() == declared.dims.len() && ty.dims.iter().all(|d| declared.has(*d)) {
+            ty.dims = declared.dims;
+        }
+        self.body.push(op, args, ty, Origin::new(Phase::Forward))
+    }
+
+    /// The value in another storage order.
+    pub fn ordered(&mut self, v: Value, dims: &[Dim]) -> Value {
+        let ty = Type::new(self.body[v].ty.dtype, dims);
+        self.op_as(Op::Expand, &[v], ty)
+    }
+
+    pub fn kernel(self, family: Family, outputs: &[Value]) -> Kernel {
+        let outputs = outputs
+            .iter()
+            .map(|v| Output { value: *v, strides: kernel::dense(&self.body.dims, &self.body[*v].ty), accumulate: false })
+            .collect();
+        Kernel { family, body: self.body, inputs: self.inputs, scalars: self.scalars, outputs }
+    }
+}
+
+/// Numbers in [-1, 1) by a linear congruence: the same in every run.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Numbers {
+        Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+
+    pub fn unit(&mut self) -> f64 {
+        f64::from((self.below(1 << 24) as f32) / (1 << 23) as f32 - 1.0)
+    }
+}
+
+/// Dense f64 inputs for a kernel: floats in [-1, 1), ints below `int_bound`, bools.
+pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>> {
+    let mut numbers = Numbers::new(seed);
+    let mut one = |dtype: DType| match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => numbers.unit(),
+        DType::I32 => numbers.below(int_bound) as f64,
+        DType::Bool => numbers.below(2) as f64,
+    };
+    let inputs = kernel.inputs.iter();
+    inputs.map(|i| (0..kernel.body.dims.elements(&i.ty.dims)).map(|_| one(i.ty.dtype)).collect()).collect()
+}
+
+/// Bytes of a strided tensor.
+struct Buffer {
+    bytes: Vec<u64>,
+}
+
+/// Offsets, in elements, of the elements of a tensor in dense order.
+fn offsets(kernel: &Kernel, ty: &Type, strides: &[u64]) -> Vec<usize> {
+    let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
+    let total: u64 = sizes.iter().product();
+    (0..total)
+        .map(|mut i| {
+            let mut offset = 0;
+            for (size, stride) in sizes.iter().zip(strides).rev() {
+                offset += i % size * stride;
+                i /= size;
+            }
+            offset as usize
+        })
+        .collect()
+}
+
+impl Buffer {
+    fn new(kernel: &Kernel, ty: &Type, strides: &[u64], data: &[f64]) -> Buffer {
+        let offsets = offsets(kernel, ty, strides);
+        let elements = offsets.iter().max().map_or(0, |m| m + 1);
+        let mut buffer = Buffer { bytes: vec![u64::MAX; elements * ty.dtype.bytes() as usize / 8 + 1] };
+        for (offset, x) in offsets.iter().zip(data) {
+            buffer.set(ty.dtype, *offset, *x);
+        }
+        buffer
+    }
+
+    fn set(&mut self, dtype: DType, offset: usize, x: f64) {
+        let start = self.bytes.as_mut_ptr().cast::<u8>();
+        // SAFETY: the buffer was sized for the greatest offset.
+        unsafe {
+            match dtype {
+                DType::F32 => start.cast::<f32>().add(offset).write(x as f32),
+                DType::I32 => start.cast::<i32>().add(offset).write(x as i32),
+                DType::Bool => start.add(offset).write(x as u8),
+                DType::Bf16 | DType::F16 => unreachable!("tests use f32"),
+            }
+        }
+    }
+
+    fn get(&self, dtype: DType, offset: usize) -> f64 {
+        let start = self.bytes.as_ptr().cast::<u8>();
+        // SAFETY: the buffer was sized for the greatest offset.
+        unsafe {
+            match dtype {
+                DType::F32 => f64::from(start.cast::<f32>().add(offset).read()),
+                DType::I32 => f64::from(start.cast::<i32>().add(offset).read()),
+                DType::Bool => f64::from(start.add(offset).read()),
+                DType::Bf16 | DType::F16 => unreachable!("tests use f32"),
+            }
+        }
+    }
+}
+
+/// A compiled kernel in memory.
+pub struct Loaded {
+    pub compiled: object::Compiled,
+    library: libloading::Library,
+    _directory: tempfile::TempDir,
+}
+
+impl Loaded {
+    pub fn new(kernel: &Kernel, target: &Target) -> Loaded {
+        let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("kernel.so");
+        crate::link::link_shared([compiled.object.as_slice()], &path).expect("the object links");
+        // SAFETY: the library has no initialisers.
+        let library = unsafe { libloading::Library::new(&path) }.expect("the library loads");
+        Loaded { compiled, library, _directory: directory }
+    }
+
+    pub fn function(&self) -> KernelFn {
+        // SAFETY: the symbol has the kernel ABI.
+        unsafe { *self.library.get::<KernelFn>(self.compiled.name.as_bytes()).expect("the kernel's symbol") }
+    }
+}
+
+/// Runs generated code on dense inputs, the tiles in two calls and from the last to the first half. Outputs begin as `initial`.
+pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
+    let loaded = Loaded::new(kernel, target);
+    let mut buffers: Vec<Buffer> =
+        kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
+    for output in &kernel.outputs {
+        let ty = &kernel.body[output.value].ty;
+        let data = vec![initial; kernel.body.dims.elements(&ty.dims) as usize];
+        buffers.push(Buffer::new(kernel, ty, &output.strides, &data));
+    }
+    let pointers: Vec<*mut u8> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr().cast()).collect();
+    let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
+    let mut scratch = vec![[u64::MAX; 8]; loaded.compiled.shape.scratch_bytes as usize / 64 + 2];
+    let start = scratch.as_mut_ptr().cast::<u8>();
+    // SAFETY: within the allocation, which has a spare line.
+    let aligned = unsafe { start.add(start.align_offset(64)) };
+    let (tiles, function) = (loaded.compiled.shape.tiles, loaded.function());
+    // SAFETY: pointers, scalars and scratch are as the kernel declares them.
+    unsafe {
+        function(pointers.as_ptr(), bits.as_ptr(), tiles / 2, tiles, aligned);
+        function(pointers.as_ptr(), bits.as_ptr(), 0, tiles / 2, aligned);
+    }
+    let outputs = kernel.outputs.iter().zip(&buffers[kernel.inputs.len()..]);
+    outputs
+        .map(|(output, buffer)| {
+            let ty = &kernel.body[output.value].ty;
+            offsets(kernel, ty, &output.strides).into_iter().map(|o| buffer.get(ty.dtype, o)).collect()
+        })
+        .collect()
+}
+
+/// Compiles for this machine and for AVX2, runs on random inputs and compares with the evaluator within `tolerance` (absolute plus relative).
+pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
+    kernel.verify().expect("a well-formed test");
+    let want = kernel.run(inputs, scalars);
+    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
+        let got = run(kernel, &target, inputs, scalars, 2.0);
+        for (number, (got, want)) in got.iter().zip(&want).enumerate() {
+            let before = if kernel.outputs[number].accumulate { 2.0 } else { 0.0 };
+            for (at, (g, w)) in got.iter().zip(want).enumerate() {
+                let w = w + before;
+                let close = (g - w).abs() <= tolerance * (1.0 + w.abs()) || *g == w || (g.is_nan() && w.is_nan());
+                assert!(close, "{} output {number} element {at}: {g}, not {w}", target.cpu);
+            }
+        }
+    }
+}
+
+pub fn check(kernel: &Kernel, scalars: &[f64], tolerance: f64) {
+    check_with(kernel, &random_inputs(kernel, 1, 7), scalars, tolerance);
+}
