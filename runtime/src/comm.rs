@@ -1,0 +1,150 @@
+//! What connects ranks.
+
+use crate::device::{Device, Location};
+use ir::op::{DType, Reduce};
+use ir::program::Collective;
+use std::fmt;
+
+/// Messages that every communicator takes, per ordered pair of ranks, before any of their receives was posted. Programs may
+/// rely on it (the check of the whole job does): this many sends complete without the receiver's doing.
+pub const MESSAGES_IN_FLIGHT: usize = 1;
+
+/// A collective as one member sees it. Ranges as in [`Collective`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    pub kind: Collective,
+    pub dtype: DType,
+    pub count: u64,
+    pub src: Location,
+    pub dst: Location,
+}
+
+impl Exchange {
+    /// Elements that a member gives and gets, for a number of members.
+    pub fn elements(&self, members: u64) -> (u64, u64) {
+        match self.kind {
+            Collective::AllReduce(_) => (self.count, self.count),
+            Collective::AllGather => (self.count, self.count * members),
+            Collective::ReduceScatter(_) => (self.count * members, self.count),
+            Collective::AllToAll => (self.count * members, self.count * members),
+        }
+    }
+
+    /// What all members must agree on.
+    pub fn terms(&self) -> Terms {
+        Terms { kind: self.kind, dtype: self.dtype, count: self.count }
+    }
+}
+
+/// What all members of a collective must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub kind: Collective,
+    pub dtype: DType,
+    pub count: u64,
+}
+
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reduce = match self.kind {
+            Collective::AllReduce(r) | Collective::ReduceScatter(r) => match r {
+                Reduce::Sum => " sum",
+                Reduce::Max => " max",
+                Reduce::Any => " any",
+            },
+            Collective::AllGather | Collective::AllToAll => "",
+        };
+        write!(f, "{}{reduce} of {} {}", self.kind.name(), self.count, self.dtype.name())
+    }
+}
+
+/// A dense range that is sent or received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub dtype: DType,
+    pub count: u64,
+    pub at: Location,
+}
+
+/// Whether a communication is complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// These ranks have to act first; the same call is to be made again.
+    Blocked(Vec<u64>),
+}
+
+/// Where a rank is: a call of a phase's list and a command of the called body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    pub phase: Phase,
+    pub call: u32,
+    pub command: u32,
+}
+
+/// The lists of calls of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Train,
+    Update,
+    Eval,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Train => "train",
+            Phase::Update => "update",
+            Phase::Eval => "eval",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommError {
+    #[error("rank {here} issues {mine}, rank {there} issues {theirs}")]
+    Mismatch { here: u64, mine: String, there: u64, theirs: String },
+    #[error("rank {here} receives {mine} from rank {there}, which sent {theirs}")]
+    Message { here: u64, mine: String, there: u64, theirs: String },
+    #[error("waited {seconds} s for {}", ranks(.waits))]
+    Stuck { seconds: u64, waits: Vec<u64> },
+    #[error("the run was ended: {0}")]
+    Aborted(String),
+    #[error("{kind} of {dtype} is not supported")]
+    Unsupported { kind: &'static str, dtype: &'static str },
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// `rank 3`, `ranks 1, 2`.
+pub fn ranks(list: &[u64]) -> String {
+    let names: Vec<String> = list.iter().map(u64::to_string).collect();
+    format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, names.join(", "))
+}
+
+/// One rank's end. Collectives of a group happen in the order in which each member issues them, messages of an ordered pair in
+/// the order in which they were sent. Reductions combine members in rank order, so all get the same bits.
+pub trait Communicator {
+    /// `members` is in rank order and includes this rank.
+    ///
+    /// # Errors
+    /// If members disagree on what they exchange, one of them is stuck or gone, or the run was aborted.
+    fn collective(&mut self, device: &mut dyn Device, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError>;
+    /// Takes a message for another rank; see [`MESSAGES_IN_FLIGHT`].
+    ///
+    /// # Errors
+    /// As for [`Communicator::collective`].
+    fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError>;
+    /// Receives the next message of another rank.
+    ///
+    /// # Errors
+    /// As for [`Communicator::collective`]; also if the message is of another type or length.
+    fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError>;
+    /// Where this rank is, for reports about ranks that wait for each other.
+    fn publish(&mut self, _step: u64, _position: Position) {}
+    /// Tells the other ranks that this one gives up.
+    fn abort(&mut self, _reason: &str) {}
+}

@@ -1,0 +1,68 @@
+//! What holds a rank's arenas and runs its kernels.
+
+use ir::op::DType;
+use ir::program::{Arena, KernelId};
+
+/// A byte of an arena; for the stash, of the whole stash with all its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    pub arena: Arena,
+    pub byte: u64,
+}
+
+/// How a device hands elements to a communicator ([`Device::load`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    F64,
+    F32,
+    Bf16,
+    F16,
+    I32,
+    Bool,
+}
+
+impl Element {
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F64 => 8,
+            Element::F32 | Element::I32 => 4,
+            Element::Bf16 | Element::F16 => 2,
+            Element::Bool => 1,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    #[error("kernel {0} is not loaded")]
+    NotLoaded(u32),
+    #[error("{bytes} bytes of the {arena} arena could not be allocated: {cause}")]
+    OutOfMemory { arena: &'static str, bytes: u64, cause: String },
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A device executes what it is told in order. Locations have been checked against the arenas ([`crate::check`]); ranges are
+/// dense and start at `at`.
+pub trait Device {
+    /// How elements of a dtype look to [`Device::load`] and [`Device::store`].
+    fn element(&self, dtype: DType) -> Element;
+    /// Copies elements out, as bytes of [`Device::element`].
+    fn load(&self, at: Location, dtype: DType, out: &mut [u8]);
+    /// Copies elements in.
+    fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]);
+    /// Elements as numbers.
+    fn read(&self, at: Location, dtype: DType, out: &mut [f64]);
+    /// Numbers as elements, rounded to the nearest.
+    fn write(&mut self, at: Location, dtype: DType, values: &[f64]);
+    /// Sets `count` elements.
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64);
+    /// Runs a kernel: `args` are its inputs, then its outputs.
+    ///
+    /// # Errors
+    /// If the kernel cannot run.
+    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError>;
+    /// Told before each call of a body: what temporary memory holds is of no more use.
+    fn begin_call(&mut self) {}
+}

@@ -1,0 +1,476 @@
+//! Runs one rank's program, command by command, over a device and a communicator.
+//!
+//! Commands run in the order of their body, whatever their stream: that order is one of those which streams and events
+//! allow, so `Record` and `Wait` have nothing to do here.
+
+use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, ranks};
+use crate::device::{Device, DeviceError, Location};
+use crate::host::{Part, Tensor, Whole};
+use ir::mesh::{Axis, Coords};
+use ir::op::{DType, Scalar};
+use ir::program::{Action, Arena, BufferId, Call, Command, Content, Job, Place, Program, Stage, linear};
+use std::fmt;
+
+/// What is the same for all ranks in a step.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    /// From 1.
+    pub number: u64,
+    pub learning_rate: f64,
+    /// Below 2^53, as kernels of the reference device get it as f64.
+    pub seed: u64,
+    /// One whole global batch per input of the job, in its order.
+    pub batch: &'a [Tensor],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+/// What stopped a rank, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}, step {step}, {command}: {fault}")]
+pub struct ExecError {
+    pub rank: u64,
+    pub step: u64,
+    /// [`describe`]d.
+    pub command: String,
+    pub fault: Fault,
+}
+
+/// The first kernel that made a number that is not finite from operands that were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blame {
+    pub position: Position,
+    pub command: String,
+}
+
+/// How far [`Rank::advance`] came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Advance {
+    Finished,
+    /// Waits for these ranks.
+    Blocked(Vec<u64>),
+}
+
+/// One rank and its device.
+pub struct Rank<'a, D> {
+    job: &'a Job,
+    rank: u64,
+    program: &'a Program,
+    stage: &'a Stage,
+    /// The microbatch's coordinate is that of the current call.
+    coords: Coords,
+    groups: Vec<Vec<u64>>,
+    pub device: D,
+    at: Position,
+    /// Commands completed since the start.
+    pub completed: u64,
+    reports: Vec<Option<f64>>,
+    /// Looks for the first operand that is not finite, if some.
+    watch: Option<Option<Blame>>,
+    scratch: Vec<f64>,
+}
+
+impl<'a, D: Device> Rank<'a, D> {
+    /// `job` has been checked ([`crate::check`]) and `rank` is in its mesh; the device's arenas have the sizes of
+    /// [`arena_bytes`].
+    pub fn new(job: &'a Job, rank: u64, device: D) -> Self {
+        let stage = &job.stages[job.mesh.stage(rank) as usize];
+        let program = &job.programs[stage.program as usize];
+        Rank {
+            job,
+            rank,
+            program,
+            stage,
+            coords: job.mesh.coords(rank),
+            groups: program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect(),
+            device,
+            at: Position::default(),
+            completed: 0,
+            reports: vec![None; job.reports.len()],
+            watch: None,
+            scratch: vec![],
+        }
+    }
+
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    pub fn position(&self) -> Position {
+        self.at
+    }
+
+    /// Reports of the last phase, per report of the job.
+    pub fn reports(&self) -> &[Option<f64>] {
+        &self.reports
+    }
+
+    /// Whether the loss and the gradient norm, where reported, are finite. All ranks see the same values.
+    pub fn is_finite(&self) -> bool {
+        let names = self.job.reports.iter().zip(&self.reports);
+        names.filter(|(name, _)| *name == "loss" || *name == "grad_norm").all(|(_, value)| value.is_none_or(f64::is_finite))
+    }
+
+    /// From now on, every output of every kernel is checked. Slow.
+    pub fn watch(&mut self) {
+        self.watch = Some(None);
+    }
+
+    /// Ends [`Rank::watch`] and says what it found.
+    pub fn blame(&mut self) -> Option<Blame> {
+        self.watch.take().flatten()
+    }
+
+    /// Goes to the start of a phase and forgets the reports of the one before.
+    pub fn begin(&mut self, phase: Phase) {
+        self.at = Position { phase, call: 0, command: 0 };
+        self.reports.fill(None);
+    }
+
+    /// Runs commands until the phase has ended or a communication waits.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn advance(&mut self, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
+        let program = self.program;
+        let calls = calls(program, self.at.phase);
+        while let Some(call) = calls.get(self.at.call as usize) {
+            let commands = &program.bodies[call.body.index()].commands;
+            if self.at.command == 0 {
+                self.enter(call);
+            }
+            while let Some(command) = commands.get(self.at.command as usize) {
+                match self.execute(call, command, step, comm) {
+                    Ok(Progress::Done) => {}
+                    Ok(Progress::Blocked(on)) => return Ok(Advance::Blocked(on)),
+                    Err(fault) => {
+                        return Err(ExecError { rank: self.rank, step: step.number, command: describe(self.job, self.rank, self.at), fault });
+                    }
+                }
+                self.at.command += 1;
+                self.completed += 1;
+            }
+            self.at.command = 0;
+            self.at.call += 1;
+        }
+        Ok(Advance::Finished)
+    }
+
+    fn enter(&mut self, call: &Call) {
+        for u in self.job.mesh.of(Axis::Microbatch) {
+            self.coords[u.0 as usize] = u64::from(call.microbatch);
+        }
+        self.device.begin_call();
+    }
+
+    fn execute(&mut self, call: &Call, command: &Command, step: &Step, comm: &mut dyn Communicator) -> Result<Progress, Fault> {
+        match &command.action {
+            Action::Launch { kernel, args, scalars } => {
+                let places: Vec<Location> = args.iter().map(|place| self.locate(call, place)).collect();
+                let values: Vec<f64> = scalars.iter().map(|s| scalar(s, &self.coords, step)).collect();
+                let kernel_body = &self.job.kernels[kernel.index()];
+                let finite = matches!(self.watch, Some(None)) && self.operands_finite(kernel_body, &places, Side::Inputs);
+                self.device.launch(*kernel, &places, &values)?;
+                if finite && !self.operands_finite(kernel_body, &places, Side::Outputs) {
+                    self.watch = Some(Some(Blame { position: self.at, command: describe(self.job, self.rank, self.at) }));
+                }
+                Ok(Progress::Done)
+            }
+            Action::Collective { kind, group, dtype, count, src, dst } => {
+                let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: self.locate(call, src), dst: self.locate(call, dst) };
+                comm.publish(step.number, self.at);
+                Ok(comm.collective(&mut self.device, &self.groups[group.index()], &exchange)?)
+            }
+            Action::Send { hops, dtype, count, src } => {
+                let message = Message { dtype: *dtype, count: *count, at: self.locate(call, src) };
+                comm.publish(step.number, self.at);
+                Ok(comm.send(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
+            }
+            Action::Recv { hops, dtype, count, dst } => {
+                let message = Message { dtype: *dtype, count: *count, at: self.locate(call, dst) };
+                comm.publish(step.number, self.at);
+                Ok(comm.recv(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
+            }
+            Action::Fill { buffer, value } => {
+                let filled = &self.program.buffers[buffer.index()];
+                self.device.fill(self.start(call, *buffer), filled.dtype, filled.elements(), value.0);
+                Ok(Progress::Done)
+            }
+            Action::Load { input, dst, index } => {
+                let part = Part::new(&self.job.inputs[*input as usize].dims, index, &self.coords);
+                let at = self.start(call, *dst);
+                let dtype = self.program.buffers[dst.index()].dtype;
+                scatter(&mut self.device, &part, &step.batch[*input as usize], at, dtype, &mut self.scratch);
+                Ok(Progress::Done)
+            }
+            Action::Report { report, src } => {
+                let mut value = [0.0];
+                self.device.read(self.locate(call, src), DType::F32, &mut value);
+                self.reports[*report as usize] = Some(value[0]);
+                Ok(Progress::Done)
+            }
+            Action::Record { .. } | Action::Wait { .. } => Ok(Progress::Done),
+        }
+    }
+
+    fn start(&self, call: &Call, buffer: BufferId) -> Location {
+        let held = &self.program.buffers[buffer.index()];
+        let slot = match held.arena {
+            Arena::Stash => u64::from(call.microbatch % self.program.slots.max(1)) * self.program.arena_bytes[1],
+            Arena::Persistent | Arena::Temporary => 0,
+        };
+        Location { arena: held.arena, byte: slot + held.offset }
+    }
+
+    fn locate(&self, call: &Call, place: &Place) -> Location {
+        let start = self.start(call, place.buffer);
+        let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
+        Location { byte: start.byte + place.resolve(&self.coords) * bytes, ..start }
+    }
+
+    fn operands_finite(&mut self, kernel: &ir::kernel::Kernel, places: &[Location], side: Side) -> bool {
+        let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
+        let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
+        let operands: Vec<_> = match side {
+            Side::Inputs => inputs.zip(places).collect(),
+            Side::Outputs => outputs.zip(&places[kernel.inputs.len()..]).collect(),
+        };
+        for ((ty, strides), at) in operands {
+            if !ty.dtype.is_float() {
+                continue;
+            }
+            let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
+            let reach = reach(&sizes, strides);
+            // Reads whole ranges where an operand is dense, element by element elsewhere.
+            let mut finite = true;
+            if reach == sizes.iter().product::<u64>() {
+                self.scratch.resize(reach as usize, 0.0);
+                self.device.read(*at, ty.dtype, &mut self.scratch);
+                finite = self.scratch.iter().all(|x| x.is_finite());
+            } else {
+                offsets(&sizes, strides, |offset| {
+                    let mut value = [0.0];
+                    self.device.read(Location { byte: at.byte + offset * ty.dtype.bytes(), ..*at }, ty.dtype, &mut value);
+                    finite &= value[0].is_finite();
+                });
+            }
+            if !finite {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
+    /// tensor for a content; none is zero.
+    pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
+        let (job, program) = (self.job, self.program);
+        for buffer in &program.buffers {
+            let Some((held, extents, index)) = held(job, self.stage, &buffer.content) else { continue };
+            let part = Part::new(extents, index, &self.coords);
+            let at = Location { arena: buffer.arena, byte: buffer.offset };
+            match whole(held) {
+                Some(source) => scatter(&mut self.device, &part, source, at, buffer.dtype, &mut self.scratch),
+                None => self.device.fill(at, buffer.dtype, buffer.elements(), 0.0),
+            }
+        }
+    }
+
+    /// Gives every run of every parameter and optimizer state that this rank holds: what it is, where the run begins in the
+    /// whole tensor, its elements.
+    pub fn collect(&self, mut visit: impl FnMut(Held, u64, &[f64])) {
+        let mut values = vec![];
+        for buffer in &self.program.buffers {
+            let Some((held, extents, index)) = held(self.job, self.stage, &buffer.content) else { continue };
+            if let Held::Table(_) = held {
+                continue;
+            }
+            let bytes = buffer.dtype.bytes();
+            Part::new(extents, index, &self.coords).runs(|run| {
+                let Some(global) = run.global else { return };
+                values.resize(run.len as usize, 0.0);
+                self.device.read(Location { arena: buffer.arena, byte: buffer.offset + run.local * bytes }, buffer.dtype, &mut values);
+                visit(held, global, &values);
+            });
+        }
+    }
+
+    /// The persistent accumulators by name: gradients, losses.
+    pub fn accumulators(&self) -> Vec<(String, Tensor)> {
+        let buffers = self.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena == Arena::Persistent);
+        buffers
+            .map(|b| {
+                let mut tensor = Tensor::zeros(b.dims.iter().map(|d| d.1).collect());
+                self.device.read(Location { arena: b.arena, byte: b.offset }, b.dtype, &mut tensor.data);
+                (b.name.clone(), tensor)
+            })
+            .collect()
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Inputs,
+    Outputs,
+}
+
+/// Something that lives over steps, as a whole: numbers are those of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Held {
+    Param(u32),
+    State(u32, u32),
+    Table(u32),
+}
+
+type Cut<'a> = (Held, &'a [ir::program::Extent], &'a [ir::dim::IndexMap]);
+
+fn held<'a>(job: &'a Job, stage: &Stage, content: &'a Content) -> Option<Cut<'a>> {
+    match content {
+        Content::Param { slot, index } => {
+            let param = stage.params[*slot as usize];
+            Some((Held::Param(param), &job.params[param as usize].dims, index))
+        }
+        Content::State { slot, state, index } => {
+            let param = stage.params[*slot as usize];
+            Some((Held::State(param, *state), &job.params[param as usize].dims, index))
+        }
+        Content::Table { table, index } => Some((Held::Table(*table), &job.tables[*table as usize].dims, index)),
+        Content::Accumulator | Content::Activation => None,
+    }
+}
+
+/// Copies a part of a whole tensor to a device; padding is zero.
+fn scatter<D: Device>(device: &mut D, part: &Part, whole: &dyn Whole, at: Location, dtype: DType, scratch: &mut Vec<f64>) {
+    part.runs(|run| {
+        scratch.clear();
+        scratch.resize(run.len as usize, 0.0);
+        if let Some(global) = run.global {
+            whole.read(global, scratch);
+        }
+        device.write(Location { byte: at.byte + run.local * dtype.bytes(), ..at }, dtype, scratch);
+    });
+}
+
+/// The calls of a phase.
+pub fn calls(program: &Program, phase: Phase) -> &[Call] {
+    match phase {
+        Phase::Train => &program.train,
+        Phase::Update => &program.update,
+        Phase::Eval => &program.eval,
+    }
+}
+
+/// Bytes of the arenas of a program, the stash with all its slots; in the order of [`Arena::ALL`].
+pub fn arena_bytes(program: &Program) -> [u64; 3] {
+    let [persistent, stash, temporary] = program.arena_bytes;
+    [persistent, stash * u64::from(program.slots.max(1)), temporary]
+}
+
+/// The rank `hops` stages on from a rank.
+pub fn peer(job: &Job, rank: u64, hops: i64) -> u64 {
+    let mut coords = job.mesh.coords(rank);
+    for u in job.mesh.of(Axis::Pp) {
+        coords[u.0 as usize] = coords[u.0 as usize].wrapping_add_signed(hops);
+    }
+    job.mesh.rank(&coords)
+}
+
+/// The value of a scalar argument.
+fn scalar(scalar: &Scalar, coords: &Coords, step: &Step) -> f64 {
+    match scalar {
+        Scalar::LearningRate => step.learning_rate,
+        Scalar::Step => step.number as f64,
+        Scalar::Seed => step.seed as f64,
+        Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(step.number as f64),
+        Scalar::Linear(form) => linear(form, coords) as f64,
+        // Checked: a program's launches have no slots.
+        Scalar::Slot(_) => f64::NAN,
+    }
+}
+
+/// Elements between the first and the last of a strided range, both included; 0 if it has none.
+pub(crate) fn reach(sizes: &[u64], strides: &[u64]) -> u64 {
+    if sizes.contains(&0) {
+        return 0;
+    }
+    1 + sizes.iter().zip(strides).map(|(n, s)| (n - 1) * s).sum::<u64>()
+}
+
+/// The offset of every element of a strided range, row-major.
+pub(crate) fn offsets(sizes: &[u64], strides: &[u64], mut visit: impl FnMut(u64)) {
+    let mut at = vec![0u64; sizes.len()];
+    for _ in 0..sizes.iter().product::<u64>() {
+        visit(at.iter().zip(strides).map(|(i, s)| i * s).sum());
+        for k in (0..at.len()).rev() {
+            at[k] += 1;
+            if at[k] < sizes[k] {
+                break;
+            }
+            at[k] = 0;
+        }
+    }
+}
+
+/// The command at a position, for people: the body, the microbatch, what it does and for which part of the model.
+pub fn describe(job: &Job, rank: u64, at: Position) -> String {
+    let stage = &job.stages[job.mesh.stage(rank) as usize];
+    let program = &job.programs[stage.program as usize];
+    let Some(call) = calls(program, at.phase).get(at.call as usize) else {
+        return format!("end of {}", at.phase.name());
+    };
+    let body = &program.bodies[call.body.index()];
+    let place = format!("{} microbatch {} command {}", body.name, call.microbatch, at.command);
+    match body.commands.get(at.command as usize) {
+        None => place,
+        Some(command) => format!("{place} ({}{})", action(job, program, rank, &command.action), From(command)),
+    }
+}
+
+/// ` for layers.3.attn at 0:12:3+4` where known.
+struct From<'a>(&'a Command);
+
+impl fmt::Display for From<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let origin = &self.0.origin;
+        if !origin.scope.is_empty() {
+            write!(f, " for {}", origin.scope)?;
+        }
+        if let Some(span) = origin.span {
+            write!(f, " at {span}")?;
+        }
+        Ok(())
+    }
+}
+
+fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {
+    match action {
+        Action::Launch { kernel, .. } => {
+            let kernel = &job.kernels[kernel.index()];
+            let ops = kernel.body.nodes.iter().filter(|n| !n.op.is_source()).map(|n| n.op.name());
+            let mut named: Vec<&str> = vec![];
+            for op in ops {
+                if !named.contains(&op) {
+                    named.push(op);
+                }
+            }
+            format!("kernel of {}", named.join(", "))
+        }
+        Action::Collective { kind, group, dtype, count, .. } => {
+            let members = program.groups[group.index()].members(&job.mesh, rank);
+            format!("{} over {}", crate::comm::Terms { kind: *kind, dtype: *dtype, count: *count }, ranks(&members))
+        }
+        Action::Send { hops, dtype, count, .. } => format!("send of {count} {} to rank {}", dtype.name(), peer(job, rank, *hops)),
+        Action::Recv { hops, dtype, count, .. } => format!("recv of {count} {} from rank {}", dtype.name(), peer(job, rank, *hops)),
+        Action::Fill { buffer, .. } => format!("fill of {}", program.buffers[buffer.index()].name),
+        Action::Load { input, .. } => format!("load of input {}", job.inputs[*input as usize].name),
+        Action::Report { report, .. } => format!("report of {}", job.reports[*report as usize]),
+        Action::Record { event } => format!("record of event {event}"),
+        Action::Wait { event } => format!("wait for event {event}"),
+    }
+}

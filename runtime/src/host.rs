@@ -1,0 +1,164 @@
+//! Whole tensors on the host, and the part of one that a rank holds.
+
+use ir::dim::{Base, IndexMap};
+use ir::mesh::Coords;
+use ir::program::{Extent, linear};
+
+/// A whole tensor: row-major over its unpadded sizes. Ints and bools are f64 too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub sizes: Vec<u64>,
+    pub data: Vec<f64>,
+}
+
+impl Tensor {
+    pub fn zeros(sizes: Vec<u64>) -> Tensor {
+        let elements = sizes.iter().product::<u64>() as usize;
+        Tensor { sizes, data: vec![0.0; elements] }
+    }
+}
+
+/// The unpadded sizes of a whole tensor.
+pub fn sizes(extents: &[Extent]) -> Vec<u64> {
+    extents.iter().map(|e| e.size).collect()
+}
+
+/// A whole tensor that is read piece by piece, so that a rank never holds more than its part.
+pub trait Whole {
+    /// The elements from row-major index `at` on.
+    fn read(&self, at: u64, out: &mut [f64]);
+}
+
+impl Whole for Tensor {
+    fn read(&self, at: u64, out: &mut [f64]) {
+        out.copy_from_slice(&self.data[at as usize..][..out.len()]);
+    }
+}
+
+/// Consecutive elements of a part: from `local` on in the part, from `global` on in the unpadded whole tensor. Without
+/// `global` they are padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub local: u64,
+    pub global: Option<u64>,
+    pub len: u64,
+}
+
+/// The part of a whole tensor that index maps cut out at some coordinates.
+pub struct Part<'a> {
+    extents: &'a [Extent],
+    index: &'a [IndexMap],
+    bases: Vec<u64>,
+}
+
+impl<'a> Part<'a> {
+    /// `index` has one map per dim. A part in a program never has a base that is a kernel's scalar.
+    pub fn new(extents: &'a [Extent], index: &'a [IndexMap], coords: &Coords) -> Part<'a> {
+        let bases = index
+            .iter()
+            .map(|map| match &map.base {
+                Base::Zero | Base::Slot(_) => 0,
+                Base::Coords(form) => linear(form, coords),
+            })
+            .collect();
+        Part { extents, index, bases }
+    }
+
+    /// Elements of the part, padding included.
+    pub fn elements(&self) -> u64 {
+        self.index.iter().map(IndexMap::len).product()
+    }
+
+    /// The runs of the part, in local order; together they are all its elements.
+    pub fn runs(&self, mut visit: impl FnMut(Run)) {
+        let Some(last) = self.index.len().checked_sub(1) else {
+            visit(Run { local: 0, global: Some(0), len: 1 });
+            return;
+        };
+        if self.elements() == 0 {
+            return;
+        }
+        let inner = self.line(last);
+        let width = self.index[last].len();
+        let rows: u64 = self.index[..last].iter().map(IndexMap::len).product();
+        let mut at = vec![0u64; last];
+        for row in 0..rows {
+            let mut start = Some(0u64);
+            for k in 0..last {
+                let global = self.bases[k] + self.index[k].offset(at[k]);
+                start = start.filter(|_| global < self.extents[k].size).map(|s| s * self.extents[k].size + global);
+            }
+            match start {
+                None => visit(Run { local: row * width, global: None, len: width }),
+                Some(start) => {
+                    for run in &inner {
+                        let global = run.global.map(|g| start * self.extents[last].size + g);
+                        visit(Run { local: row * width + run.local, global, len: run.len });
+                    }
+                }
+            }
+            for k in (0..last).rev() {
+                at[k] += 1;
+                if at[k] < self.index[k].len() {
+                    break;
+                }
+                at[k] = 0;
+            }
+        }
+    }
+
+    /// The runs along one dim.
+    fn line(&self, k: usize) -> Vec<Run> {
+        let (map, size) = (&self.index[k], self.extents[k].size);
+        let mut runs: Vec<Run> = vec![];
+        for local in 0..map.len() {
+            let global = Some(self.bases[k] + map.offset(local)).filter(|g| *g < size);
+            match runs.last_mut() {
+                Some(run) if run.global.map(|g| g + run.len) == global => run.len += 1,
+                _ => runs.push(Run { local, global, len: 1 }),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::mesh::SubAxis;
+
+    fn extent(size: u64, padded: u64) -> Extent {
+        Extent { name: "d".into(), size, padded }
+    }
+
+    fn block(len: u64) -> IndexMap {
+        IndexMap { parts: vec![(len, 1)], base: Base::Coords(vec![(SubAxis(0), len)]) }
+    }
+
+    fn runs(part: &Part) -> Vec<(u64, Option<u64>, u64)> {
+        let mut out = vec![];
+        part.runs(|r| out.push((r.local, r.global, r.len)));
+        out
+    }
+
+    #[test]
+    fn a_column_block_is_one_run_per_row() {
+        let (extents, index) = ([extent(2, 2), extent(6, 6)], [IndexMap::whole(2), block(3)]);
+        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 3), (3, Some(9), 3)]);
+    }
+
+    #[test]
+    fn elements_beyond_the_size_are_padding() {
+        let (extents, index) = ([extent(5, 6)], [block(3)]);
+        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 2), (2, None, 1)]);
+        let (extents, index) = ([extent(1, 2), extent(2, 2)], [block(1), IndexMap::whole(2)]);
+        assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, None, 2)]);
+    }
+
+    #[test]
+    fn a_strided_map_is_several_runs() {
+        let map = IndexMap { parts: vec![(2, 4), (2, 1)], base: Base::Zero };
+        let extents = [extent(8, 8)];
+        assert_eq!(runs(&Part::new(&extents, &[map], &vec![])), [(0, Some(0), 2), (2, Some(4), 2)]);
+    }
+}

@@ -1,0 +1,246 @@
+//! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its rounding.
+//!
+//! Ranks take turns; each runs until it waits. When none can go on, the deadlock is reported with who waits for whom.
+
+mod device;
+mod loopback;
+
+pub use device::Reference;
+pub use loopback::Hub;
+
+use crate::comm::{Phase, ranks};
+use crate::executor::{Advance, ExecError, Held, Rank, Step, arena_bytes, describe};
+use crate::host::{Tensor, Whole, sizes};
+use device::Plans;
+use ir::program::Job;
+use std::collections::BTreeMap;
+
+/// Optimizer states by parameter name and number.
+pub type States = BTreeMap<(String, u32), Tensor>;
+
+/// What a step leaves behind.
+#[derive(Clone, Debug)]
+pub struct StepResult {
+    /// By name; ranks that report the same name report the same number.
+    pub reports: BTreeMap<String, f64>,
+    pub params: BTreeMap<String, Tensor>,
+    pub states: States,
+    /// Of each rank, the persistent accumulators (gradients, losses) by buffer name, local dims.
+    pub accumulators: Vec<BTreeMap<String, Tensor>>,
+    /// False if loss or gradient norm was not finite: the parameters are as they were.
+    pub updated: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    #[error("the job has no tensor `{0}`")]
+    Unknown(String),
+    #[error("`{0}` is missing")]
+    Missing(String),
+    #[error("`{name}` has sizes {found:?}, the job says {expected:?}")]
+    Sizes { name: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error("deadlock: {}", .0.join("; "))]
+    Deadlock(Vec<String>),
+    #[error("element {index} of `{name}` is {first:e} on rank {first_rank} and {second:e} on rank {second_rank}")]
+    Replicas { name: String, index: u64, first_rank: u64, first: f64, second_rank: u64, second: f64 },
+    #[error("no rank holds element {index} of `{name}`")]
+    Hole { name: String, index: u64 },
+    #[error("report `{name}` is {first:e} on rank {first_rank} and {second:e} on rank {second_rank}")]
+    Reports { name: String, first_rank: u64, first: f64, second_rank: u64, second: f64 },
+}
+
+/// Runs one training step of all ranks. `params` and `inputs` are whole tensors under the job's names; a state that is not
+/// given is zero, as is the initial state of every optimizer.
+///
+/// # Errors
+/// If a tensor is missing, unknown or mis-shaped; what stopped a rank; a deadlock; replicas that differ in a bit.
+pub fn run_step(
+    job: &Job,
+    params: &BTreeMap<String, Tensor>,
+    states: &States,
+    inputs: &BTreeMap<String, Tensor>,
+    step: u64,
+    learning_rate: f64,
+    seed: u64,
+) -> Result<StepResult, Error> {
+    let batch = batch(job, inputs)?;
+    let step = Step { number: step, learning_rate, seed, batch: &batch };
+    let plans = Plans::new(job);
+    let mut ranks = start(job, &plans, params, states)?;
+    let mut hub = Hub::new(job.mesh.world());
+    run_phase(job, &mut ranks, &mut hub, Phase::Train, &step)?;
+    let mut reports = reports(job, &ranks)?;
+    let updated = ranks.iter().all(Rank::is_finite);
+    if updated {
+        run_phase(job, &mut ranks, &mut hub, Phase::Update, &step)?;
+        reports.extend(self::reports(job, &ranks)?);
+    }
+    let (params, states) = assemble(job, &ranks)?;
+    let accumulators = ranks.iter().map(|r| r.accumulators().into_iter().collect()).collect();
+    Ok(StepResult { reports, params, states, accumulators, updated })
+}
+
+/// Runs the forward pass alone (the `eval` calls) of all ranks.
+///
+/// # Errors
+/// As for [`run_step`].
+pub fn run_eval(
+    job: &Job,
+    params: &BTreeMap<String, Tensor>,
+    inputs: &BTreeMap<String, Tensor>,
+    seed: u64,
+) -> Result<BTreeMap<String, f64>, Error> {
+    let batch = batch(job, inputs)?;
+    let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };
+    let plans = Plans::new(job);
+    let mut ranks = start(job, &plans, params, &States::new())?;
+    run_phase(job, &mut ranks, &mut Hub::new(job.mesh.world()), Phase::Eval, &step)?;
+    reports(job, &ranks)
+}
+
+fn batch(job: &Job, inputs: &BTreeMap<String, Tensor>) -> Result<Vec<Tensor>, Error> {
+    known(inputs, job.inputs.iter().map(|i| i.name.as_str()))?;
+    job.inputs.iter().map(|entry| tensor(inputs, &entry.name, &sizes(&entry.dims)).cloned()).collect()
+}
+
+fn known<'a>(given: &BTreeMap<String, Tensor>, names: impl Iterator<Item = &'a str> + Clone) -> Result<(), Error> {
+    match given.keys().find(|k| !names.clone().any(|n| n == *k)) {
+        None => Ok(()),
+        Some(k) => Err(Error::Unknown(k.clone())),
+    }
+}
+
+fn tensor<'a>(given: &'a BTreeMap<String, Tensor>, name: &str, expected: &[u64]) -> Result<&'a Tensor, Error> {
+    let found = given.get(name).ok_or_else(|| Error::Missing(name.into()))?;
+    shaped(name, found, expected)
+}
+
+fn shaped<'a>(name: &str, found: &'a Tensor, expected: &[u64]) -> Result<&'a Tensor, Error> {
+    if found.sizes != expected || found.data.len() as u64 != expected.iter().product::<u64>() {
+        return Err(Error::Sizes { name: name.into(), found: found.sizes.clone(), expected: expected.to_vec() });
+    }
+    Ok(found)
+}
+
+fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, states: &States) -> Result<Vec<Rank<'a, Reference<'a>>>, Error> {
+    known(params, job.params.iter().map(|p| p.name.as_str()))?;
+    let whole: Vec<&Tensor> = job.params.iter().map(|p| tensor(params, &p.name, &sizes(&p.dims))).collect::<Result<_, _>>()?;
+    let mut given = BTreeMap::new();
+    for ((name, number), state) in states {
+        let param = job.params.iter().position(|p| p.name == *name).ok_or_else(|| Error::Unknown(name.clone()))?;
+        given.insert((param as u32, *number), shaped(name, state, &sizes(&job.params[param].dims))?);
+    }
+    let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
+    Ok((0..job.mesh.world())
+        .map(|rank| {
+            let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(program)));
+            rank.initialise(|held| {
+                Some(match held {
+                    Held::Param(p) => whole[p as usize] as &dyn Whole,
+                    Held::State(p, s) => *given.get(&(p, s))?,
+                    Held::Table(t) => &tables[t as usize],
+                })
+            });
+            rank
+        })
+        .collect())
+}
+
+/// Lets ranks take turns until all have finished a phase.
+fn run_phase(job: &Job, all: &mut [Rank<Reference>], hub: &mut Hub, phase: Phase, step: &Step) -> Result<(), Error> {
+    all.iter_mut().for_each(|r| r.begin(phase));
+    let mut waits: Vec<Option<Vec<u64>>> = vec![Some(vec![]); all.len()];
+    while waits.iter().any(Option::is_some) {
+        let mut moved = false;
+        for (rank, wait) in all.iter_mut().zip(&mut waits) {
+            if wait.is_none() {
+                continue;
+            }
+            let before = rank.completed;
+            let number = rank.rank();
+            *wait = match rank.advance(step, &mut hub.end(number))? {
+                Advance::Finished => None,
+                Advance::Blocked(on) => Some(on),
+            };
+            moved |= wait.is_none() || rank.completed != before;
+        }
+        // A turn without a completed command may still have posted the last part of a collective for a rank before it.
+        if !moved && !hub.take_posted() {
+            let stuck = all.iter().zip(&waits).filter_map(|(rank, wait)| {
+                let wait = wait.as_ref()?;
+                Some(format!("rank {} waits for {} at {}", rank.rank(), ranks(wait), describe(job, rank.rank(), rank.position())))
+            });
+            return Err(Error::Deadlock(stuck.collect()));
+        }
+    }
+    Ok(())
+}
+
+fn reports(job: &Job, all: &[Rank<Reference>]) -> Result<BTreeMap<String, f64>, Error> {
+    let mut out: BTreeMap<String, (u64, f64)> = BTreeMap::new();
+    for rank in all {
+        for (name, value) in job.reports.iter().zip(rank.reports()) {
+            let Some(value) = *value else { continue };
+            let (first_rank, first) = *out.entry(name.clone()).or_insert((rank.rank(), value));
+            if first.to_bits() != value.to_bits() && !(first.is_nan() && value.is_nan()) {
+                return Err(Error::Reports { name: name.clone(), first_rank, first, second_rank: rank.rank(), second: value });
+            }
+        }
+    }
+    Ok(out.into_iter().map(|(name, (_, value))| (name, value)).collect())
+}
+
+/// Whole parameters and states from the parts of all ranks.
+fn assemble(job: &Job, all: &[Rank<Reference>]) -> Result<(BTreeMap<String, Tensor>, States), Error> {
+    /// The elements, and which rank gave each (from 1; 0 is none).
+    type Whole = (Tensor, Vec<u32>);
+    let mut parts: BTreeMap<Held, Whole> = BTreeMap::new();
+    let mut wrong = None;
+    let name = |held: Held| match held {
+        Held::Param(p) => job.params[p as usize].name.clone(),
+        Held::State(p, s) => format!("{} state {s}", job.params[p as usize].name),
+        Held::Table(t) => job.tables[t as usize].name.clone(),
+    };
+    for rank in all {
+        rank.collect(|held, at, values| {
+            let (tensor, owners) = parts.entry(held).or_insert_with(|| {
+                let param = match held {
+                    Held::Param(p) | Held::State(p, _) => p,
+                    Held::Table(_) => unreachable!("invariant: tables are not collected"),
+                };
+                let tensor = Tensor::zeros(sizes(&job.params[param as usize].dims));
+                let owners = vec![0; tensor.data.len()];
+                (tensor, owners)
+            });
+            for (i, value) in (at as usize..).zip(values) {
+                if owners[i] == 0 {
+                    (owners[i], tensor.data[i]) = (rank.rank() as u32 + 1, *value);
+                } else if tensor.data[i].to_bits() != value.to_bits() && wrong.is_none() {
+                    let (first_rank, first) = (u64::from(owners[i]) - 1, tensor.data[i]);
+                    wrong = Some(Error::Replicas { name: name(held), index: i as u64, first_rank, first, second_rank: rank.rank(), second: *value });
+                }
+            }
+        });
+    }
+    if let Some(error) = wrong {
+        return Err(error);
+    }
+    let (mut params, mut states) = (BTreeMap::new(), States::new());
+    for (held, (tensor, owners)) in parts {
+        if let Some(index) = owners.iter().position(|o| *o == 0) {
+            return Err(Error::Hole { name: name(held), index: index as u64 });
+        }
+        match held {
+            Held::Param(p) => drop(params.insert(job.params[p as usize].name.clone(), tensor)),
+            Held::State(p, s) => drop(states.insert((job.params[p as usize].name.clone(), s), tensor)),
+            Held::Table(_) => unreachable!("invariant: tables are not collected"),
+        }
+    }
+    if let Some(missing) = job.params.iter().find(|p| !params.contains_key(&p.name)) {
+        return Err(Error::Hole { name: missing.name.clone(), index: 0 });
+    }
+    Ok((params, states))
+}
