@@ -244,3 +244,47 @@ pub struct Graph {
     pub grad_norm: Option<Value>,
     pub updates: Vec<Update>,
 }
+
+impl Graph {
+    /// Every value that something outside of the body refers to.
+    pub fn roots(&self) -> Vec<Value> {
+        let mut out = vec![];
+        self.clone_refs().map_roots(|v| {
+            out.push(v);
+            v
+        });
+        out
+    }
+
+    /// The references alone, without the body.
+    fn clone_refs(&self) -> Graph {
+        Graph {
+            losses: self.losses.clone(),
+            metrics: self.metrics.clone(),
+            outputs: self.outputs.clone(),
+            grads: self.grads.clone(),
+            loss: self.loss,
+            grad_norm: self.grad_norm,
+            updates: self.updates.clone(),
+            ..Graph::default()
+        }
+    }
+
+    /// Replaces every value that something outside of the body refers to.
+    pub fn map_roots(&mut self, mut f: impl FnMut(Value) -> Value) {
+        for r in self.losses.iter_mut().chain(&mut self.metrics).chain(&mut self.outputs) {
+            r.value = f(r.value);
+        }
+        for (_, g) in &mut self.grads {
+            *g = f(*g);
+        }
+        for v in self.loss.iter_mut().chain(&mut self.grad_norm) {
+            *v = f(*v);
+        }
+        for u in &mut self.updates {
+            u.grad = f(u.grad);
+            u.new = f(u.new);
+            u.states.iter_mut().for_each(|s| *s = f(*s));
+        }
+    }
+}

@@ -3,12 +3,14 @@
 //! **Invariant:** depends on no other crate of the workspace.
 
 pub mod algebra;
+pub mod build;
 pub mod diag;
 pub mod dim;
 pub mod eval;
 pub mod graph;
 pub mod infer;
 pub mod kernel;
+pub mod local;
 pub mod mesh;
 pub mod model;
 pub mod op;

@@ -1,0 +1,323 @@
+//! Reverse-mode differentiation of the logical graph (Griewank & Walther 2008, section 3.2).
+//!
+//! The forward graph stays as it is; the backward pass is appended. A backward op carries the layer and scope of the forward op
+//! that it differentiates. Sums of cotangents are one n-ary `add` per value, so that partial terms can later be
+//! reduced together.
+
+use ir::build::Builder;
+use ir::dim::Dim;
+use ir::graph::{Body, Graph, Origin, Phase, Type, Value};
+use ir::op::{AttentionGrad, Binary, Compare, DType, Op, Reduce, Unary};
+
+/// A loss that has no gradient in some op it depends on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DifferentiateError {
+    #[error("`{op}` has no gradient")]
+    NoGradient { op: String, origin: Box<Origin> },
+    #[error("the model has no loss")]
+    NoLoss,
+}
+
+/// Sums the loss terms into `graph.loss` and appends the gradient of every trainable parameter it depends on.
+///
+/// # Errors
+/// There is no loss, or a parameter reaches it through an op without a gradient (`%`, `cumsum` is fine).
+pub fn differentiate(mut graph: Graph) -> Result<Graph, DifferentiateError> {
+    let mut origin = Origin::new(Phase::Forward);
+    let terms: Vec<Value> = graph.losses.iter().map(|l| l.value).collect();
+    let Some(&last) = terms.last() else { return Err(DifferentiateError::NoLoss) };
+    origin.span = graph.body[last].origin.span;
+    let loss = Builder { body: &mut graph.body, origin }.add(&terms);
+    graph.loss = Some(loss);
+
+    let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if !graph.params[*p as usize].frozen));
+    let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
+    {
+        let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
+        let one = b.constant(1.0);
+        cotangents[loss.index()].push(one);
+    }
+    for v in (0..=loss.0).rev().map(Value) {
+        let terms = std::mem::take(&mut cotangents[v.index()]);
+        if terms.is_empty() || !trains[v.index()] {
+            continue;
+        }
+        let node = graph.body[v].clone();
+        let origin = Origin { phase: Phase::Backward, ..node.origin.clone() };
+        let mut b = Builder { body: &mut graph.body, origin };
+        let dz = b.add(&terms);
+        if let Op::Param(p) = node.op {
+            graph.grads.push((p, dz));
+            continue;
+        }
+        let mut give = |b: &mut Builder, slot: usize, dx: Value| {
+            let x = node.args[slot];
+            let dims = b.dims(x);
+            let dx = b.sum_to(dx, &dims);
+            cotangents[x.index()].push(dx);
+        };
+        let wants = |slot: usize| trains[node.args[slot].index()];
+        adjoint(&mut b, v, &node.op, &node.args, &node.ty, dz, &wants, &mut give)?;
+    }
+    graph.grads.sort_by_key(|g| g.0);
+    Ok(graph)
+}
+
+/// For each value, whether it depends on a node that `on` accepts through differentiable edges.
+fn depends(body: &Body, on: impl Fn(&Op) -> bool) -> Vec<bool> {
+    let mut out = vec![false; body.nodes.len()];
+    for v in body.values() {
+        let node = &body[v];
+        out[v.index()] = on(&node.op)
+            || node.ty.dtype.is_float() && node.op != Op::StopGradient && node.args.iter().any(|a| out[a.index()]);
+    }
+    out
+}
+
+/// Appends the cotangents of the operands of one op, given that of its result.
+#[expect(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
+fn adjoint(
+    b: &mut Builder,
+    v: Value,
+    op: &Op,
+    args: &[Value],
+    ty: &Type,
+    dz: Value,
+    wants: &dyn Fn(usize) -> bool,
+    give: &mut dyn FnMut(&mut Builder, usize, Value),
+) -> Result<(), DifferentiateError> {
+    let x = |k: usize| args[k];
+    match op {
+        Op::Add => {
+            for k in (0..args.len()).filter(|k| wants(*k)) {
+                give(b, k, dz);
+            }
+        }
+        Op::Unary(u) => {
+            let d = match u {
+                Unary::Neg => Some(b.neg(dz)),
+                Unary::Exp => Some(b.mul(dz, v)),
+                Unary::Log => Some(b.div(dz, x(0))),
+                Unary::Sqrt => {
+                    let half = b.scale(dz, 0.5);
+                    Some(b.div(half, v))
+                }
+                Unary::Rsqrt => {
+                    let squared = b.mul(v, v);
+                    let cubed = b.mul(squared, v);
+                    let slope = b.scale(cubed, -0.5);
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Recip => {
+                    let squared = b.mul(v, v);
+                    let slope = b.neg(squared);
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Tanh => {
+                    let squared = b.mul(v, v);
+                    let one = b.constant(1.0);
+                    let slope = b.sub(one, squared);
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Sin => {
+                    let slope = b.unary(Unary::Cos, x(0));
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Cos => {
+                    let sin = b.unary(Unary::Sin, x(0));
+                    let slope = b.neg(sin);
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Erf => {
+                    let squared = b.mul(x(0), x(0));
+                    let power = b.neg(squared);
+                    let bell = b.unary(Unary::Exp, power);
+                    let slope = b.scale(bell, 2.0 / std::f64::consts::PI.sqrt());
+                    Some(b.mul(dz, slope))
+                }
+                Unary::Abs => {
+                    let sign = b.unary(Unary::Sign, x(0));
+                    Some(b.mul(dz, sign))
+                }
+                // Steps: flat wherever they have a slope.
+                Unary::Floor | Unary::Sign | Unary::Not => None,
+            };
+            if let Some(d) = d {
+                give(b, 0, d);
+            }
+        }
+        Op::Binary(o) => match o {
+            Binary::Sub => {
+                if wants(0) {
+                    give(b, 0, dz);
+                }
+                if wants(1) {
+                    let d = b.neg(dz);
+                    give(b, 1, d);
+                }
+            }
+            Binary::Mul => {
+                for k in (0..2).filter(|k| wants(*k)) {
+                    // Where the factor is broadcast, the product and its sum are one contraction.
+                    let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d)).collect();
+                    let contracts = !over.is_empty() && over.iter().all(|d| b.body[x(1 - k)].ty.has(*d));
+                    let d = if contracts { b.op(Op::Dot { over }, &[dz, x(1 - k)]) } else { b.mul(dz, x(1 - k)) };
+                    give(b, k, d);
+                }
+            }
+            Binary::Div => {
+                if wants(0) {
+                    let d = b.div(dz, x(1));
+                    give(b, 0, d);
+                }
+                if wants(1) {
+                    let slope = b.div(v, x(1));
+                    let scaled = b.mul(dz, slope);
+                    let d = b.neg(scaled);
+                    give(b, 1, d);
+                }
+            }
+            Binary::Pow => {
+                if wants(0) {
+                    let one = b.constant(1.0);
+                    let less = b.sub(x(1), one);
+                    let power = b.binary(Binary::Pow, x(0), less);
+                    let slope = b.mul(x(1), power);
+                    let d = b.mul(dz, slope);
+                    give(b, 0, d);
+                }
+                if wants(1) {
+                    let log = b.unary(Unary::Log, x(0));
+                    let slope = b.mul(v, log);
+                    let d = b.mul(dz, slope);
+                    give(b, 1, d);
+                }
+            }
+            // On a tie the second operand has the gradient: it is the result there.
+            Binary::Max | Binary::Min => {
+                let first = b.compare(if *o == Binary::Max { Compare::Gt } else { Compare::Lt }, x(0), x(1));
+                let zero = b.constant(0.0);
+                if wants(0) {
+                    let d = b.select(first, dz, zero);
+                    give(b, 0, d);
+                }
+                if wants(1) {
+                    let second = b.unary(Unary::Not, first);
+                    let d = b.select(second, dz, zero);
+                    give(b, 1, d);
+                }
+            }
+            Binary::Rem => return Err(no_gradient(b, op)),
+            Binary::And | Binary::Or => {}
+        },
+        Op::Select => {
+            let zero = b.constant(0.0);
+            if wants(1) {
+                let d = b.select(x(0), dz, zero);
+                give(b, 1, d);
+            }
+            if wants(2) {
+                let not = b.unary(Unary::Not, x(0));
+                let d = b.select(not, dz, zero);
+                give(b, 2, d);
+            }
+        }
+        Op::Cast => {
+            let to = b.body[x(0)].ty.dtype;
+            let d = b.cast(dz, to);
+            give(b, 0, d);
+        }
+        Op::Cut => {
+            let d = b.op(Op::Cut, &[dz]);
+            give(b, 0, d);
+        }
+        Op::Expand => give(b, 0, dz),
+        Op::View { from, to } => {
+            let d = b.op(Op::View { from: to.clone(), to: from.clone() }, &[dz]);
+            give(b, 0, d);
+        }
+        Op::Slice { from, to, at } => {
+            let d = b.op(Op::Pad { from: *to, to: *from, at: *at }, &[dz]);
+            give(b, 0, d);
+        }
+        Op::Pad { from, to, at } => {
+            let d = b.op(Op::Slice { from: *to, to: *from, at: *at }, &[dz]);
+            give(b, 0, d);
+        }
+        Op::Concat { from, to } => {
+            let mut at = 0;
+            for (k, f) in from.iter().enumerate() {
+                if wants(k) {
+                    let d = b.op(Op::Slice { from: *to, to: Some(*f), at }, &[dz]);
+                    give(b, k, d);
+                }
+                at += b.body.dims.size(*f);
+            }
+        }
+        Op::Dot { .. } => {
+            for k in (0..2).filter(|k| wants(*k)) {
+                let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d) && b.body[x(1 - k)].ty.has(*d)).collect();
+                let d = b.typed(Op::Dot { over }, &[dz, x(1 - k)], Type::scalar(DType::F32));
+                give(b, k, d);
+            }
+        }
+        Op::Reduce { kind: Reduce::Sum, .. } => {
+            let dims = b.dims(x(0));
+            let d = b.expand(dz, &dims);
+            give(b, 0, d);
+        }
+        // Every element that reaches the maximum has the gradient. Softmax stops it, where it would cancel.
+        Op::Reduce { kind: Reduce::Max, .. } => {
+            let top = b.compare(Compare::Eq, x(0), v);
+            let zero = b.constant(0.0);
+            let d = b.select(top, dz, zero);
+            give(b, 0, d);
+        }
+        Op::Cumsum { over, reverse } => {
+            let d = b.op(Op::Cumsum { over: *over, reverse: !reverse }, &[dz]);
+            give(b, 0, d);
+        }
+        Op::Gather { dim } => {
+            let table = b.dims(x(0));
+            let index = b.dims(x(1));
+            let d = if index.iter().all(|d| table.contains(d)) {
+                // One element of each row: a comparison, which fuses; no sum.
+                let iota = b.op(Op::Iota(*dim), &[]);
+                let wide = b.typed(Op::Expand, &[x(1)], Type::new(DType::I32, [index, vec![*dim]].concat()));
+                let hit = b.compare(Compare::Eq, wide, iota);
+                let zero = b.constant(0.0);
+                b.select(hit, dz, zero)
+            } else {
+                let dtype = ty.dtype;
+                b.typed(Op::Scatter { dim: *dim }, &[dz, x(1)], Type::new(dtype, table))
+            };
+            give(b, 0, d);
+        }
+        Op::Scatter { dim } => {
+            let d = b.op(Op::Gather { dim: *dim }, &[dz, x(1)]);
+            give(b, 0, d);
+        }
+        Op::Attention(a) => {
+            let scores = b.op(Op::AttentionLse(a.clone()), &[x(0), x(1)]);
+            b.body[scores].origin.phase = Phase::Forward;
+            let product = b.mul(dz, v);
+            let delta = b.sum(product, &[a.d]);
+            for (k, which) in [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].into_iter().enumerate() {
+                if wants(k) {
+                    let d = b.op(Op::AttentionGrad(a.clone(), which), &[x(0), x(1), x(2), scores, delta, dz]);
+                    give(b, k, d);
+                }
+            }
+        }
+        Op::Reduce { kind: Reduce::Any, .. } | Op::Compare(_) | Op::ArgMax { .. } | Op::StopGradient => {}
+        Op::AttentionLse(_) | Op::AttentionGrad(..) | Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => {
+            return Err(no_gradient(b, op));
+        }
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => {}
+    }
+    Ok(())
+}
+
+fn no_gradient(b: &Builder, op: &Op) -> DifferentiateError {
+    DifferentiateError::NoGradient { op: op.name().into(), origin: Box::new(b.origin.clone()) }
+}

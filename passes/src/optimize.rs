@@ -1,0 +1,111 @@
+//! The optimizer, as ordinary ops of the logical graph: global-norm clipping, AdamW, SGD.
+
+use ir::build::Builder;
+use ir::graph::{Graph, Origin, Phase, Type, Update, Value};
+use ir::model::{Optimizer, Train};
+use ir::op::{Binary, DType, Op, Scalar, Unary};
+
+/// Appends the global gradient norm (before clipping; every parameter counts once) and the update of every parameter
+/// that has a gradient.
+///
+/// AdamW: decoupled decay on parameters marked for it, `p *= 1 - lr * wd` first; bias-corrected moments in f32 (Loshchilov &
+/// Hutter 2019, algorithm 2). SGD: `g += wd * p`, `v = momentum * v + g`, `p -= lr * v`. Clipping: `g *= min(1, clip / (norm + 1e-6))`.
+pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
+    let origin = Origin::new(Phase::Update);
+    let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
+    let squares: Vec<Value> = graph
+        .grads
+        .iter()
+        .map(|(p, g)| {
+            b.origin.scope = graph.params[*p as usize].name.as_str().into();
+            b.origin.layer = graph.params[*p as usize].layer;
+            let dims = b.dims(*g);
+            let square = b.mul(*g, *g);
+            b.sum(square, &dims)
+        })
+        .collect();
+    b.origin = origin.clone();
+    if squares.is_empty() {
+        return graph;
+    }
+    let total = b.add(&squares);
+    let norm = b.unary(Unary::Sqrt, total);
+    graph.grad_norm = Some(norm);
+    let clip = train.clip.map(|limit| {
+        let safe = b.constant(1e-6);
+        let above = b.add(&[norm, safe]);
+        let limit = b.constant(limit.0);
+        let ratio = b.div(limit, above);
+        let one = b.constant(1.0);
+        b.binary(Binary::Min, ratio, one)
+    });
+    let rate = b.op(Op::Scalar(Scalar::LearningRate), &[]);
+    for (p, g) in graph.grads.clone() {
+        let info = graph.params[p as usize].clone();
+        let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
+        b.origin.scope = info.name.as_str().into();
+        b.origin.layer = info.layer;
+        b.origin.span = info.span;
+        let param = match b.body.values().find(|v| b.body[*v].op == Op::Param(p)) {
+            Some(v) => v,
+            None => unreachable!("invariant: a parameter with a gradient is used"),
+        };
+        let rate = if info.lr_scale.0 == 1.0 { rate } else { b.scale(rate, info.lr_scale.0) };
+        let grad = clip.map_or(g, |c| b.mul(g, c));
+        let decay = if info.decay { train.weight_decay.0 } else { 0.0 };
+        let state = |b: &mut Builder, slot: u32| b.typed(Op::State(p, slot), &[], Type::new(DType::F32, info.ty.dims.clone()));
+        let (new, states) = match train.optimizer {
+            Optimizer::AdamW { beta1, beta2, eps } => {
+                let (m, v) = (state(&mut b, 0), state(&mut b, 1));
+                let m = average(&mut b, m, grad, beta1.0);
+                let square = b.mul(grad, grad);
+                let v = average(&mut b, v, square, beta2.0);
+                let c1 = b.op(Op::Scalar(Scalar::BiasCorrection(beta1)), &[]);
+                let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(beta2)), &[]);
+                let mean = b.div(m, c1);
+                let variance = b.div(v, c2);
+                let root = b.unary(Unary::Sqrt, variance);
+                let eps = b.constant(eps.0);
+                let below = b.add(&[root, eps]);
+                let direction = b.div(mean, below);
+                let step = b.mul(direction, rate);
+                let kept = if decay == 0.0 {
+                    param
+                } else {
+                    let lost = b.scale(rate, decay);
+                    let one = b.constant(1.0);
+                    let keep = b.sub(one, lost);
+                    b.mul(param, keep)
+                };
+                (b.sub(kept, step), vec![m, v])
+            }
+            Optimizer::Sgd { momentum } => {
+                let grad = if decay == 0.0 {
+                    grad
+                } else {
+                    let pull = b.scale(param, decay);
+                    b.add(&[grad, pull])
+                };
+                let (direction, states) = if momentum.0 == 0.0 {
+                    (grad, vec![])
+                } else {
+                    let v = state(&mut b, 0);
+                    let old = b.scale(v, momentum.0);
+                    let v = b.add(&[old, grad]);
+                    (v, vec![v])
+                };
+                let step = b.mul(direction, rate);
+                (b.sub(param, step), states)
+            }
+        };
+        graph.updates.push(Update { param: p, grad: g, new, states });
+    }
+    graph
+}
+
+/// `beta * old + (1 - beta) * new`.
+fn average(b: &mut Builder, old: Value, new: Value, beta: f64) -> Value {
+    let kept = b.scale(old, beta);
+    let added = b.scale(new, 1.0 - beta);
+    b.add(&[kept, added])
+}
