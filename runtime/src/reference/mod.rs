@@ -8,6 +8,7 @@ mod loopback;
 pub use device::Reference;
 pub use loopback::Hub;
 
+use crate::check;
 use crate::comm::{Phase, ranks};
 use crate::executor::{Advance, ExecError, Held, Rank, Step, arena_bytes, describe};
 use crate::host::{Tensor, Whole, sizes};
@@ -33,6 +34,8 @@ pub struct StepResult {
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
+    #[error(transparent)]
+    Check(#[from] check::CheckError),
     #[error("the job has no tensor `{0}`")]
     Unknown(String),
     #[error("`{0}` is missing")]
@@ -65,6 +68,7 @@ pub fn run_step(
     learning_rate: f64,
     seed: u64,
 ) -> Result<StepResult, Error> {
+    check::check(job)?;
     let batch = batch(job, inputs)?;
     let step = Step { number: step, learning_rate, seed, batch: &batch };
     let plans = Plans::new(job);
@@ -92,6 +96,7 @@ pub fn run_eval(
     inputs: &BTreeMap<String, Tensor>,
     seed: u64,
 ) -> Result<BTreeMap<String, f64>, Error> {
+    check::check(job)?;
     let batch = batch(job, inputs)?;
     let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };
     let plans = Plans::new(job);
@@ -244,3 +249,6 @@ fn assemble(job: &Job, all: &[Rank<Reference>]) -> Result<(BTreeMap<String, Tens
     }
     Ok((params, states))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Checks a job before anything is run: whatever it names exists, and whatever it touches lies within its arena.
+//!
+//! The verifier of the program level proves much more; this is what the executor's memory safety and its indexing rest on,
+//! so it holds for an artifact from anywhere.
+
+use crate::comm::Phase;
+use crate::executor::{calls, reach};
+use ir::dim::{Base, IndexMap, Linear};
+use ir::graph::Feed;
+use ir::kernel::Kernel;
+use ir::mesh::{Axis, Mesh};
+use ir::op::{DType, Reduce, Scalar};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct CheckError {
+    /// `program 1, forward command 3`.
+    pub place: String,
+    pub what: String,
+}
+
+type Checked = Result<(), String>;
+
+fn ensure(condition: bool, what: impl FnOnce() -> String) -> Checked {
+    if condition { Ok(()) } else { Err(what()) }
+}
+
+/// Checks everything.
+///
+/// # Errors
+/// The first thing that is wrong, and where.
+pub fn check(job: &Job) -> Result<(), CheckError> {
+    let at = |place: String| move |what: String| CheckError { place: place.clone(), what };
+    whole(job).map_err(at("job".into()))?;
+    for (k, kernel) in job.kernels.iter().enumerate() {
+        kernel_sound(kernel).map_err(at(format!("kernel {k}")))?;
+    }
+    for (s, stage) in job.stages.iter().enumerate() {
+        stage_sound(job, s as u64, stage).map_err(at(format!("stage {s}")))?;
+    }
+    for (p, program) in job.programs.iter().enumerate() {
+        for buffer in &program.buffers {
+            buffer_sound(job, program, buffer).map_err(at(format!("program {p}, buffer `{}`", buffer.name)))?;
+        }
+        for (g, group) in program.groups.iter().enumerate() {
+            let known = group.subs.iter().all(|u| job.mesh.subs.get(u.0 as usize).is_some_and(|s| s.axis != Axis::Microbatch));
+            ensure(known, || "it names no axis of ranks".into()).map_err(at(format!("program {p}, group {g}")))?;
+        }
+        for phase in Phase::ALL {
+            for (c, call) in calls(program, phase).iter().enumerate() {
+                ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
+                    .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
+                    .map_err(at(format!("program {p}, {} call {c}", phase.name())))?;
+            }
+        }
+        for body in &program.bodies {
+            let mut recorded = vec![];
+            for (c, command) in body.commands.iter().enumerate() {
+                action_sound(job, program, body, &command.action, &mut recorded)
+                    .map_err(at(format!("program {p}, {} command {c}", body.name)))?;
+            }
+        }
+    }
+    groups_sound(job)
+}
+
+/// The most elements or bytes of anything: sums and products of sizes below it cannot overflow.
+const MOST: u64 = 1 << 48;
+
+fn product(sizes: impl IntoIterator<Item = u64>) -> Result<u64, String> {
+    let mut out = 1u64;
+    for n in sizes {
+        out = out.checked_mul(n).filter(|p| *p <= MOST).ok_or("more elements than can be")?;
+    }
+    Ok(out)
+}
+
+fn whole(job: &Job) -> Checked {
+    let mesh = &job.mesh;
+    ensure(mesh.subs.len() <= 255 && mesh.subs.iter().all(|s| s.size > 0), || "its mesh is malformed".into())?;
+    product(mesh.subs.iter().map(|s| s.size))?;
+    ensure(mesh.world() <= 1 << 20, || format!("its mesh has {} ranks", mesh.world()))?;
+    for axis in [Axis::Microbatch, Axis::Pp] {
+        ensure(mesh.of(axis).count() <= 1, || format!("its mesh splits `{axis}`"))?;
+    }
+    ensure(mesh.size(Axis::Microbatch) == job.microbatches && job.microbatches <= u64::from(u32::MAX), || {
+        format!("{} microbatches, {} in the mesh", job.microbatches, mesh.size(Axis::Microbatch))
+    })?;
+    ensure(job.stages.len() as u64 == mesh.size(Axis::Pp), || format!("{} stages, {} in the mesh", job.stages.len(), mesh.size(Axis::Pp)))?;
+    let named = job.params.iter().map(|p| (&p.name, &p.dims)).chain(job.inputs.iter().map(|i| (&i.name, &i.dims)));
+    for (name, dims) in named.chain(job.tables.iter().map(|t| (&t.name, &t.dims))) {
+        product(dims.iter().map(|d| d.padded)).map_err(|e| format!("`{name}`: {e}"))?;
+        for d in dims {
+            ensure(d.size <= d.padded, || format!("`{name}`: dim `{}` has {} elements, padded {}", d.name, d.size, d.padded))?;
+        }
+    }
+    for table in &job.tables {
+        let expected = product(table.dims.iter().map(|d| d.size))?;
+        ensure(table.data.len() as u64 == expected, || format!("table `{}` has {} elements, not {expected}", table.name, table.data.len()))?;
+    }
+    for input in &job.inputs {
+        let source = match &input.default {
+            None | Some(Feed::Const(_)) => None,
+            Some(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) => Some(*i),
+        };
+        ensure(source.is_none_or(|i| (i as usize) < job.inputs.len()), || format!("input `{}` derives from no input", input.name))?;
+    }
+    Ok(())
+}
+
+fn kernel_sound(kernel: &Kernel) -> Checked {
+    kernel.verify().map_err(|e| e.to_string())?;
+    let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
+    let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
+    for (ty, strides) in inputs.chain(outputs) {
+        let mut span = 0u64;
+        for (d, stride) in ty.dims.iter().zip(strides) {
+            let step = kernel.body.dims.size(*d).saturating_sub(1).checked_mul(*stride);
+            span = step.and_then(|s| span.checked_add(s)).filter(|s| *s <= MOST).ok_or("an operand reaches too far")?;
+        }
+    }
+    Ok(())
+}
+
+fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
+    let program = job.programs.get(stage.program as usize).ok_or_else(|| format!("there is no program {}", stage.program))?;
+    if let Some(p) = stage.params.iter().find(|p| **p as usize >= job.params.len()) {
+        return Err(format!("there is no parameter {p}"));
+    }
+    for buffer in &program.buffers {
+        let (slot, index) = match &buffer.content {
+            Content::Param { slot, index } | Content::State { slot, index, .. } => (*slot, index),
+            Content::Table { .. } | Content::Accumulator | Content::Activation => continue,
+        };
+        let param = stage.params.get(slot as usize).ok_or_else(|| format!("buffer `{}`: there is no slot {slot}", buffer.name))?;
+        cut(&job.mesh, &job.params[*param as usize].dims, index, buffer).map_err(|e| format!("buffer `{}`: {e}", buffer.name))?;
+    }
+    let stages = job.stages.len() as u64;
+    for command in program.bodies.iter().flat_map(|b| &b.commands) {
+        if let Action::Send { hops, .. } | Action::Recv { hops, .. } = command.action {
+            let there = number.checked_add_signed(hops).filter(|s| *s < stages && hops != 0);
+            ensure(there.is_some(), || format!("a message goes {hops} stages on, of {stages}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every rank must be in its own groups; groups depend on the stage only by their list of stages.
+fn groups_sound(job: &Job) -> Result<(), CheckError> {
+    for (s, stage) in job.stages.iter().enumerate() {
+        for (g, group) in job.programs[stage.program as usize].groups.iter().enumerate() {
+            if group.stages.as_ref().is_some_and(|list| !list.contains(&(s as u64)) || list.iter().any(|x| *x >= job.stages.len() as u64)) {
+                return Err(CheckError { place: format!("stage {s}, group {g}"), what: "its stages do not include this one".into() });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
+    let elements = product(buffer.dims.iter().map(|d| d.1))?;
+    let size = program.arena_bytes[buffer.arena as usize];
+    ensure(size <= MOST && size.checked_mul(u64::from(program.slots.max(1))).is_some_and(|b| b <= MOST), || {
+        format!("the {} arena has {size} bytes", buffer.arena.name())
+    })?;
+    let end = (elements * buffer.dtype.bytes()).checked_add(buffer.offset);
+    ensure(end.is_some_and(|e| e <= size), || {
+        format!("offset {} and {} bytes lie outside of the {} arena's {size}", buffer.offset, elements * buffer.dtype.bytes(), buffer.arena.name())
+    })?;
+    ensure(buffer.offset % 64 == 0, || format!("offset {} is not a multiple of 64", buffer.offset))?;
+    match &buffer.content {
+        Content::Table { table, index } => {
+            let table = job.tables.get(*table as usize).ok_or_else(|| format!("there is no table {table}"))?;
+            cut(&job.mesh, &table.dims, index, buffer)?;
+        }
+        Content::Param { .. } | Content::State { .. } | Content::Accumulator | Content::Activation => {}
+    }
+    let held = !matches!(buffer.content, Content::Accumulator | Content::Activation);
+    ensure(!held || buffer.arena == Arena::Persistent, || "it lives over steps, but not in the persistent arena".into())
+}
+
+/// The index maps of a buffer fit its dims and stay within the whole tensor.
+fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer) -> Checked {
+    ensure(index.len() == buffer.dims.len() && index.len() == whole.len(), || {
+        format!("{} dims, {} index maps, {} dims as a whole", buffer.dims.len(), index.len(), whole.len())
+    })?;
+    for ((map, (name, size)), extent) in index.iter().zip(&buffer.dims).zip(whole) {
+        let len = product(map.parts.iter().map(|p| p.0))?;
+        ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
+        if len == 0 {
+            continue;
+        }
+        let base = match &map.base {
+            Base::Zero => 0,
+            Base::Coords(form) => greatest(mesh, form)?,
+            Base::Slot(_) => return Err(format!("dim `{name}` begins at a kernel's scalar")),
+        };
+        let mut last = base;
+        for (extent, stride) in &map.parts {
+            last = (extent - 1).checked_mul(*stride).and_then(|s| last.checked_add(s)).ok_or("an index map reaches too far")?;
+        }
+        ensure(last < extent.padded, || format!("dim `{name}` reaches element {last} of {}", extent.padded))?;
+    }
+    Ok(())
+}
+
+/// The greatest value of a linear form.
+fn greatest(mesh: &Mesh, form: &Linear) -> Result<u64, String> {
+    let mut sum = 0u64;
+    for (u, stride) in form {
+        let sub = mesh.subs.get(u.0 as usize).ok_or("a linear form names no axis")?;
+        sum = (sub.size - 1).checked_mul(*stride).and_then(|s| sum.checked_add(s)).filter(|s| *s <= MOST).ok_or("a linear form is too great")?;
+    }
+    Ok(sum)
+}
+
+fn buffer(program: &Program, id: BufferId) -> Result<&Buffer, String> {
+    program.buffers.get(id.index()).ok_or_else(|| format!("there is no buffer {}", id.0))
+}
+
+/// `count` elements from a place on are within its buffer, and of this dtype.
+fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, count: u64) -> Checked {
+    let buffer = buffer(program, place.buffer)?;
+    ensure(buffer.dtype == dtype, || format!("buffer `{}` is {}, not {}", buffer.name, buffer.dtype.name(), dtype.name()))?;
+    let end = place.offset.checked_add(greatest(mesh, &place.coords)?).and_then(|s| s.checked_add(count));
+    ensure(end.is_some_and(|e| e <= buffer.elements()), || {
+        format!("{count} elements from {} on lie outside of buffer `{}` of {}", place.offset, buffer.name, buffer.elements())
+    })
+}
+
+fn action_sound(job: &Job, program: &Program, body: &Body, action: &Action, recorded: &mut Vec<u32>) -> Checked {
+    let mesh = &job.mesh;
+    match action {
+        Action::Launch { kernel, args, scalars } => {
+            let kernel = job.kernels.get(kernel.index()).ok_or_else(|| format!("there is no kernel {}", kernel.0))?;
+            let expected = kernel.inputs.len() + kernel.outputs.len();
+            ensure(args.len() == expected, || format!("{} operands, the kernel has {expected}", args.len()))?;
+            ensure(scalars.len() == kernel.scalars.len(), || format!("{} scalars, the kernel has {}", scalars.len(), kernel.scalars.len()))?;
+            let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
+            let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
+            for ((ty, strides), place) in inputs.chain(outputs).zip(args) {
+                let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
+                place_sound(mesh, program, place, ty.dtype, reach(&sizes, strides))?;
+            }
+            for scalar in scalars {
+                match scalar {
+                    Scalar::Linear(form) => drop(greatest(mesh, form)?),
+                    Scalar::Slot(i) => return Err(format!("scalar argument {i} outside of a kernel")),
+                    Scalar::LearningRate | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) => {}
+                }
+            }
+            Ok(())
+        }
+        Action::Collective { kind, group, dtype, count, src, dst } => {
+            let group = program.groups.get(group.index()).ok_or_else(|| format!("there is no group {}", group.0))?;
+            let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
+            let members = product(group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp).map(|u| mesh[*u].size))? * stages;
+            let (give, get) = match kind {
+                Collective::AllReduce(_) => (1, 1),
+                Collective::AllGather => (1, members),
+                Collective::ReduceScatter(_) => (members, 1),
+                Collective::AllToAll => (members, members),
+            };
+            if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
+                ensure((*reduce == Reduce::Any) == (*dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
+            }
+            place_sound(mesh, program, src, *dtype, product([*count, give])?)?;
+            place_sound(mesh, program, dst, *dtype, product([*count, get])?)
+        }
+        Action::Send { dtype, count, src: place, .. } | Action::Recv { dtype, count, dst: place, .. } => {
+            place_sound(mesh, program, place, *dtype, *count)
+        }
+        Action::Fill { buffer: id, .. } => buffer(program, *id).map(drop),
+        Action::Load { input, dst, index } => {
+            let input = job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
+            let dst = buffer(program, *dst)?;
+            ensure(dst.dtype == input.dtype, || format!("buffer `{}` is {}, the input {}", dst.name, dst.dtype.name(), input.dtype.name()))?;
+            cut(mesh, &input.dims, index, dst)
+        }
+        Action::Report { report, src } => {
+            ensure((*report as usize) < job.reports.len(), || format!("there is no report {report}"))?;
+            place_sound(mesh, program, src, DType::F32, 1)
+        }
+        Action::Record { event } => {
+            recorded.push(*event);
+            Ok(())
+        }
+        // In order of the list, a wait for what comes later would wait forever.
+        Action::Wait { event } => ensure(recorded.contains(event), || format!("{} waits for event {event} before it is recorded", body.name)),
+    }
+}
