@@ -1,9 +1,110 @@
 //! .mdl text to the logical forward graph.
+//!
+//! [`compile`] does all of it: parse, import, elaborate; every error of the text at once. The library does no input or output
+//! of its own: files named by `import` come from a [`Loader`].
+//!
+//! **Invariant:** nothing in here prints, reads files or the environment, or panics on any text.
 
 pub mod ast;
 mod build;
+mod elab;
+mod library;
 mod names;
 mod parse;
+mod render;
+mod resolve;
 mod split;
 
+pub use elab::Elaborated;
 pub use parse::{parse, parse_all};
+pub use render::{Style, render};
+
+use ast::{Ast, StmtKind};
+use ir::diag::{Diagnostic, Sources};
+
+/// Gives the text of an imported file, or why it cannot.
+pub type Loader<'a> = &'a mut dyn FnMut(&str) -> Result<String, String>;
+
+/// How a text is elaborated.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `-D name=value`, in order; the last of equal names counts.
+    pub defines: Vec<(String, String)>,
+    /// The global batch size, where no define gives `batch`.
+    pub batch: i64,
+    /// The static value `training`: without it dropout is the identity.
+    pub training: bool,
+    /// Elaborate the bodies of `@op` functions, never the operations they stand for.
+    pub inline_ops: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { defines: vec![], batch: 1, training: true, inline_ops: false }
+    }
+}
+
+/// Parses and elaborates a text, which is added to the sources together with what it imports and the library.
+///
+/// # Errors
+/// All errors of the text.
+pub fn compile(sources: &mut Sources, name: &str, text: &str, options: &Options, loader: Loader<'_>) -> Result<Elaborated, Vec<Diagnostic>> {
+    let (ast, errors) = parse_all(sources, name, text);
+    run(sources, &ast, options, loader, errors)
+}
+
+/// Elaborates a parsed text.
+///
+/// # Errors
+/// All errors of the text.
+pub fn elaborate(sources: &mut Sources, ast: &Ast, options: &Options, loader: Loader<'_>) -> Result<Elaborated, Vec<Diagnostic>> {
+    run(sources, ast, options, loader, vec![])
+}
+
+fn run(
+    sources: &mut Sources,
+    ast: &Ast,
+    options: &Options,
+    loader: Loader<'_>,
+    mut errors: Vec<Diagnostic>,
+) -> Result<Elaborated, Vec<Diagnostic>> {
+    errors.extend(one_model(sources, ast, &errors));
+    let mut imports = vec![];
+    for item in &ast.items {
+        let StmtKind::Import { path, alias } = &item.kind else { continue };
+        match loader(&path.text) {
+            Ok(text) => {
+                let (imported, mut found) = parse_all(sources, &path.text, &text);
+                errors.append(&mut found);
+                imports.push((imported, alias.clone()));
+            }
+            Err(why) => {
+                let e = Diagnostic::error("E0412", format!("cannot import \"{}\": {why}", path.text)).label(path.span, "imported here");
+                errors.push(e.help("the path is relative to the importing file"));
+            }
+        }
+    }
+    let library = library::parse_library(sources);
+    let imports: Vec<elab::Import<'_>> = imports.iter().map(|(ast, alias)| elab::Import { ast, alias: alias.clone() }).collect();
+    elab::elaborate(ast, &imports, &library, options, errors)
+}
+
+/// A compiled file has exactly one model.
+fn one_model(sources: &Sources, ast: &Ast, errors: &[Diagnostic]) -> Option<Diagnostic> {
+    let mut models = ast.items.iter().filter_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
+    let Some(first) = models.next() else {
+        if !errors.is_empty() {
+            return None;
+        }
+        let name = sources.files.get(usize::from(ast.file)).map_or("", |f| &f.name);
+        let e = Diagnostic::error("E0111", format!("`{name}` has no model"));
+        let e = match ast.items.first() {
+            Some(item) => e.label(item.span, "the file begins here"),
+            None => e,
+        };
+        return Some(e.help("a file to compile has one `model name(batch, ..) { .. }`"));
+    };
+    let second = models.next()?;
+    let e = Diagnostic::error("E0111", format!("a second model, `{}`", second.name.name)).label(second.name.span, "again");
+    Some(e.label(first.name.span, "first model").help("put each model into a file of its own"))
+}

@@ -59,18 +59,6 @@ pub fn parse(sources: &mut Sources, name: &str, text: &str) -> Result<Ast, Vec<D
     if errors.is_empty() { Ok(ast) } else { Err(errors) }
 }
 
-/// Parses an expression that stands alone, such as the value of a `-D`. Spans refer to file `file`.
-pub fn parse_expr(text: &str, file: u16) -> Option<Expr> {
-    let lines = Lines::new(file, text);
-    if text.len() > MAX_STATEMENT || check_brackets(&lines, 0..text.len()).is_some() {
-        return None;
-    }
-    let builder = Builder { lines: &lines, base: 0, errors: vec![].into() };
-    let line = MdlParser::parse(Rule::expr_line, text).ok()?.next()?;
-    let expr = builder.expr(line.into_inner().find(|p| p.as_rule() == Rule::expr)?);
-    builder.errors.into_inner().is_empty().then_some(expr)
-}
-
 struct FileParser<'l, 't> {
     lines: &'l Lines<'t>,
     errors: Vec<Diagnostic>,

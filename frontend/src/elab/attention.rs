@@ -1,0 +1,99 @@
+//! Functions marked `@op` that become one operation.
+
+use super::Elab;
+use super::call::Entered;
+use super::value::{FrameId, Val};
+use ir::dim::Dim;
+use ir::graph::{Type, Value};
+use ir::op::{self, Compare, DType, Op, Real};
+
+impl Elab<'_> {
+    /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
+    pub fn as_op(&mut self, entered: &Entered) -> Option<Val> {
+        let function = &entered.closure.function;
+        let library = self.in_library(function.name.span);
+        if self.options.inline_ops || !function.op || !library || &*function.name.name != "attention" {
+            return None;
+        }
+        self.attention(entered.frame)
+    }
+
+    fn argument(&self, frame: FrameId, name: &str) -> Option<Val> {
+        self.frames[frame.0].vars.get(name).map(|v| v.val.clone())
+    }
+
+    fn tensor_argument(&self, frame: FrameId, name: &str) -> Option<Value> {
+        match self.argument(frame, name)? {
+            Val::Tensor(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    fn dim_argument(&self, frame: FrameId, name: &str) -> Option<Dim> {
+        match self.argument(frame, name)? {
+            Val::Dim(d) => self.dims[d.0].ir,
+            _ => None,
+        }
+    }
+
+    /// [`Op::Attention`] where there is no bias, the mask is none or causal, and the shapes are what the op describes.
+    fn attention(&mut self, frame: FrameId) -> Option<Val> {
+        let (q, k, v) = (self.tensor_argument(frame, "q")?, self.tensor_argument(frame, "k")?, self.tensor_argument(frame, "v")?);
+        let (d, keys) = (self.dim_argument(frame, "d")?, self.dim_argument(frame, "keys")?);
+        let Val::Real(scale) = self.argument(frame, "scale")? else { return None };
+        let Val::None = self.argument(frame, "bias")? else { return None };
+        let mask = match self.argument(frame, "mask")? {
+            Val::None => None,
+            Val::Tensor(mask) => Some(self.causal(mask)?),
+            _ => return None,
+        };
+        let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
+        let same_dtype = [&tq, &tk, &tv].iter().all(|t| t.dtype == DType::F32);
+        let queries: Vec<Dim> = tq.dims.iter().copied().filter(|x| !tk.has(*x)).collect();
+        let at = match mask {
+            Some((at, masked)) if masked == keys && queries.contains(&at) => at,
+            Some(_) => return None,
+            // Without a mask any dim that only queries have can be the position; the original of `keys` usually is.
+            None => {
+                let original = self.body.dims.original(keys);
+                queries.iter().copied().find(|x| self.body.dims.original(*x) == original).or(queries.first().copied())?
+            }
+        };
+        let shared = |t: &Type| t.dims.iter().all(|x| *x == keys || tq.has(*x));
+        let fits = same_dtype
+            && tq.has(d)
+            && !tq.has(keys)
+            && tk.has(keys)
+            && tk.has(d)
+            && shared(&tk)
+            && tv.dims.len() == tk.dims.len()
+            && tv.dims.iter().all(|x| tk.has(*x));
+        if !fits {
+            return None;
+        }
+        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: mask.is_some() });
+        Some(Val::Tensor(self.push(op, vec![q, k, v], tq)))
+    }
+
+    /// `(at, keys)` of a mask that is `index(at) >= index(keys)` and nothing else.
+    fn causal(&self, mask: Value) -> Option<(Dim, Dim)> {
+        let node = &self.body[mask];
+        let (first, second) = (*node.args.first()?, *node.args.get(1)?);
+        match node.op {
+            Op::Compare(Compare::Ge) => Some((self.iota(first)?, self.iota(second)?)),
+            Op::Compare(Compare::Le) => Some((self.iota(second)?, self.iota(first)?)),
+            _ => None,
+        }
+    }
+
+    /// The dim of an index, expanded or not.
+    fn iota(&self, mut v: Value) -> Option<Dim> {
+        while let Op::Expand = self.body[v].op {
+            v = *self.body[v].args.first()?;
+        }
+        match self.body[v].op {
+            Op::Iota(dim) => Some(dim),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The finished model: what nothing depends on is dropped, the rest is numbered anew.
+
+use super::sections::Sections;
+use super::value::Val;
+use super::{Elab, Elaborated};
+use ir::diag::{Diagnostic, Severity};
+use ir::graph::{Body, Feed, Graph, Value};
+use ir::model::Model;
+use ir::op::Op;
+
+impl Elab<'_> {
+    pub fn finish(
+        mut self,
+        name: &str,
+        batch: Option<Val>,
+        settings: Vec<(String, String)>,
+        sections: Sections,
+    ) -> Result<Elaborated, Vec<Diagnostic>> {
+        let failed = self.diagnostics.iter().any(|d| d.severity == Severity::Error);
+        if !failed && self.losses.is_empty() && self.outputs.is_empty() {
+            let e = Diagnostic::error("E0502", format!("model `{name}` computes nothing"));
+            self.report(e.help("end it with `loss token_loss(logits, targets, over: vocab);` or `output logits;`"));
+        }
+        if self.diagnostics.iter().any(|d| d.severity == Severity::Error) {
+            self.diagnostics.sort_by_key(|d| d.labels.first().map(|l| (l.span.file, l.span.line, l.span.col)));
+            return Err(self.diagnostics);
+        }
+        let batch = match batch {
+            Some(Val::Dim(d)) => self.dims[d.0].ir,
+            _ => None,
+        };
+        let mut graph = Graph {
+            name: name.into(),
+            body: self.body,
+            params: self.params,
+            inputs: self.inputs,
+            batch,
+            layers: self.layers,
+            losses: self.losses,
+            metrics: self.metrics,
+            outputs: self.outputs,
+            ..Graph::default()
+        };
+        drop_unused(&mut graph);
+        for (pattern, group) in &sections.groups {
+            for param in graph.params.iter_mut().filter(|p| matches(pattern, &p.name)) {
+                param.lr_scale = group.lr_scale.unwrap_or(param.lr_scale);
+                param.frozen = group.frozen.unwrap_or(param.frozen);
+                param.decay = group.decay.unwrap_or(param.decay);
+            }
+        }
+        let model = Model { graph, settings, train: sections.train, plan: sections.plan, weights: sections.weights };
+        Ok(Elaborated { model, warnings: self.diagnostics })
+    }
+}
+
+/// Removes nodes that no loss, metric or output depends on, and inputs that are neither used nor read by a used one.
+/// Parameters stay, used or not: a checkpoint has them.
+fn drop_unused(graph: &mut Graph) {
+    let mut live = vec![false; graph.body.nodes.len()];
+    let mut stack: Vec<Value> = graph.losses.iter().chain(&graph.metrics).chain(&graph.outputs).map(|r| r.value).collect();
+    while let Some(v) = stack.pop() {
+        if !std::mem::replace(&mut live[v.index()], true) {
+            stack.extend(&graph.body[v].args);
+        }
+    }
+    let mut read = vec![false; graph.inputs.len()];
+    for (node, live) in graph.body.nodes.iter().zip(&live) {
+        if let (Op::Input(n), true) = (&node.op, live) {
+            read[*n as usize] = true;
+        }
+    }
+    // An input derives from an earlier one.
+    for n in (0..graph.inputs.len()).rev() {
+        if let (true, Some(from)) = (read[n], graph.inputs[n].default.as_ref().and_then(source)) {
+            read[from as usize] = true;
+        }
+    }
+    let mut number = vec![0; graph.inputs.len()];
+    let mut inputs = vec![];
+    for (n, mut input) in std::mem::take(&mut graph.inputs).into_iter().enumerate() {
+        if read[n] {
+            number[n] = inputs.len() as u32;
+            input.default = input.default.map(|feed| renumbered(feed, &number));
+            inputs.push(input);
+        }
+    }
+    graph.inputs = inputs;
+    let mut place = vec![Value(0); graph.body.nodes.len()];
+    let old = std::mem::take(&mut graph.body.nodes);
+    let mut body = Body { dims: std::mem::take(&mut graph.body.dims), nodes: Vec::with_capacity(old.len()) };
+    for (i, mut node) in old.into_iter().enumerate() {
+        if live[i] {
+            for arg in &mut node.args {
+                *arg = place[arg.index()];
+            }
+            if let Op::Input(n) = &mut node.op {
+                *n = number[*n as usize];
+            }
+            place[i] = body.push(node.op, node.args, node.ty, node.origin);
+        }
+    }
+    graph.body = body;
+    for report in graph.losses.iter_mut().chain(&mut graph.metrics).chain(&mut graph.outputs) {
+        report.value = place[report.value.index()];
+    }
+}
+
+fn source(feed: &Feed) -> Option<u32> {
+    match feed {
+        Feed::Const(_) => None,
+        Feed::Next(n) | Feed::Prev(n, _) | Feed::Documents(n, _) | Feed::Positions(n, _) => Some(*n),
+    }
+}
+
+fn renumbered(feed: Feed, number: &[u32]) -> Feed {
+    match feed {
+        Feed::Const(x) => Feed::Const(x),
+        Feed::Next(n) => Feed::Next(number[n as usize]),
+        Feed::Prev(n, first) => Feed::Prev(number[n as usize], first),
+        Feed::Documents(n, separator) => Feed::Documents(number[n as usize], separator),
+        Feed::Positions(n, separator) => Feed::Positions(number[n as usize], separator),
+    }
+}
+
+/// Whether a parameter's name fits a pattern: `*` stands for any text; iteration numbers may be left out of the pattern.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let plain: Vec<&str> = name.split('.').filter(|part| !part.bytes().all(|b| b.is_ascii_digit())).collect();
+    glob(pattern, name) || glob(pattern, &plain.join("."))
+}
+
+fn glob(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(first) = parts.next() else { return text.is_empty() };
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let middle: Vec<&str> = parts.collect();
+    let Some((last, middle)) = middle.split_last() else { return rest.is_empty() };
+    for part in middle {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        assert!(matches("*.b", "layers.0.attn.q.b"));
+        assert!(!matches("*.b", "layers.0.attn.q.w"));
+    }
+
+    #[test]
+    fn iteration_numbers_may_be_left_out() {
+        assert!(matches("layers.attn.*", "layers.11.attn.q.w"));
+        assert!(matches("layers.11.attn.*", "layers.11.attn.q.w"));
+        assert!(!matches("layers.1.attn.*", "layers.11.attn.q.w"));
+    }
+}

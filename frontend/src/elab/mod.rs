@@ -1,0 +1,298 @@
+//! Elaboration: the tree is evaluated once; what is static disappears, functions are inlined, repeats unrolled, and
+//! the tensor operations that remain are the logical forward graph.
+
+mod attention;
+mod call;
+mod expr;
+mod finish;
+mod number;
+mod prims;
+mod sections;
+mod settings;
+mod stmt;
+mod structure;
+mod tensor;
+mod value;
+
+use crate::Options;
+use crate::ast::{Ast, Ident, StmtKind};
+use ir::diag::{Diagnostic, Severity, Span};
+use ir::graph::{Body, Input, Origin, Param, Phase, Report};
+use ir::model::Model;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use value::{DimEntry, DimId, Frame, FrameId, Val, Var};
+
+/// Calls inside calls.
+pub const MAX_CALLS: usize = 64;
+/// Operations of a graph.
+const MAX_OPS: usize = 1_000_000;
+/// Expressions and statements evaluated, so that static loops end too.
+const MAX_WORK: usize = 20_000_000;
+pub const MAX_DIAGNOSTICS: usize = 200;
+/// Stack that one level of evaluation may need, and how much more is taken when less is left.
+const RED_ZONE: usize = 256 * 1024;
+const MORE_STACK: usize = 4 * 1024 * 1024;
+
+/// An elaborated text: the model and the warnings about it.
+#[derive(Clone, Debug)]
+pub struct Elaborated {
+    pub model: Model,
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// A file whose names the main file can use.
+pub struct Import<'a> {
+    pub ast: &'a Ast,
+    pub alias: Option<Ident>,
+}
+
+/// Everything that is known while a model is evaluated.
+pub struct Elab<'a> {
+    options: &'a Options,
+    /// First file of the library in the sources; spans from there on are shown at the user's call.
+    std_files: std::ops::Range<u16>,
+    body: Body,
+    params: Vec<Param>,
+    param_spans: BTreeMap<String, Span>,
+    inputs: Vec<Input>,
+    losses: Vec<Report>,
+    metrics: Vec<Report>,
+    outputs: Vec<Report>,
+    dims: Vec<DimEntry>,
+    /// The declaration of each dim of the graph.
+    declared: Vec<DimId>,
+    frames: Vec<Frame>,
+    segments: Vec<Rc<str>>,
+    /// Draws made per scope, to tell their keys apart.
+    draws: BTreeMap<Arc<str>, u32>,
+    origin: Origin,
+    layers: u32,
+    /// The innermost call in the user's text, and the calls around it.
+    user_span: Option<Span>,
+    calls: Vec<Rc<str>>,
+    diagnostics: Vec<Diagnostic>,
+    seen: HashSet<(String, Span)>,
+    work: usize,
+    stopped: bool,
+}
+
+/// Evaluates the model of a file. `errors` are those of parsing and name resolution; they come first in the result.
+///
+/// # Errors
+/// Everything that is wrong, in the order of the text.
+pub fn elaborate(
+    ast: &Ast,
+    imports: &[Import<'_>],
+    library: &[Ast],
+    options: &Options,
+    errors: Vec<Diagnostic>,
+) -> Result<Elaborated, Vec<Diagnostic>> {
+    let first = library.first().map_or(u16::MAX, |a| a.file);
+    let mut elab = Elab {
+        options,
+        std_files: first..first.saturating_add(library.len() as u16),
+        body: Body::default(),
+        params: vec![],
+        param_spans: BTreeMap::new(),
+        inputs: vec![],
+        losses: vec![],
+        metrics: vec![],
+        outputs: vec![],
+        dims: vec![],
+        declared: vec![],
+        frames: vec![],
+        segments: vec![],
+        draws: BTreeMap::new(),
+        origin: Origin::new(Phase::Forward),
+        layers: 0,
+        user_span: None,
+        calls: vec![],
+        diagnostics: vec![],
+        seen: HashSet::new(),
+        work: 0,
+        stopped: false,
+    };
+    for error in errors {
+        elab.report(error);
+    }
+    let std_frame = elab.library(library);
+    let file_frame = elab.file(ast, std_frame);
+    for import in imports {
+        elab.import(import, std_frame, file_frame);
+    }
+    let models = ast.items.iter().filter_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
+    let mut settings = vec![];
+    let mut sections = sections::Sections::default();
+    let mut name = String::new();
+    let mut batch = None;
+    if let Some(model) = models.into_iter().next() {
+        name = model.name.name.to_string();
+        let frame = elab.frame(Some(file_frame));
+        settings = elab.settings(model, frame);
+        batch = elab.frames[frame.0].vars.get("batch").map(|v| v.val.clone());
+        elab.exec_block(frame, &model.body.stmts);
+        if !elab.stopped {
+            sections = elab.sections(ast, model, frame);
+        }
+    }
+    elab.finish(&name, batch, settings, sections)
+}
+
+impl Elab<'_> {
+    fn frame(&mut self, parent: Option<FrameId>) -> FrameId {
+        self.frames.push(Frame { parent, ..Frame::default() });
+        FrameId(self.frames.len() - 1)
+    }
+
+    /// The outermost scope: constants and the library.
+    fn library(&mut self, library: &[Ast]) -> FrameId {
+        let frame = self.frame(None);
+        let span = Span { file: 0, line: 1, col: 1, len: 0 };
+        let constants = [
+            ("pi", Val::Real(std::f64::consts::PI)),
+            ("inf", Val::Real(f64::INFINITY)),
+            ("training", Val::Bool(self.options.training)),
+        ];
+        for (name, val) in constants {
+            self.frames[frame.0].vars.insert(name.into(), Var { val, span, changed: None });
+        }
+        for ast in library {
+            self.functions(ast, frame);
+        }
+        frame
+    }
+
+    /// The scope of a file: its functions.
+    fn file(&mut self, ast: &Ast, parent: FrameId) -> FrameId {
+        let frame = self.frame(Some(parent));
+        self.functions(ast, frame);
+        frame
+    }
+
+    fn functions(&mut self, ast: &Ast, frame: FrameId) {
+        for item in &ast.items {
+            if let StmtKind::Fn(function) = &item.kind {
+                let closure = value::Closure { function: function.clone(), env: frame };
+                self.frames[frame.0].fns.insert(function.name.name.clone(), closure);
+            }
+        }
+    }
+
+    fn import(&mut self, import: &Import<'_>, std_frame: FrameId, file_frame: FrameId) {
+        let module = self.file(import.ast, std_frame);
+        match &import.alias {
+            Some(alias) => {
+                self.frames[file_frame.0].modules.insert(alias.name.clone(), module);
+            }
+            None => {
+                let fns: Vec<_> = self.frames[module.0].fns.iter().map(|(n, c)| (n.clone(), c.clone())).collect();
+                for (name, closure) in fns {
+                    self.frames[file_frame.0].fns.entry(name).or_insert(closure);
+                }
+            }
+        }
+    }
+
+    // Diagnostics
+
+    fn in_library(&self, span: Span) -> bool {
+        self.std_files.contains(&span.file)
+    }
+
+    /// Adds an error. One whose place is in the library is shown at the user's call; one that was reported before is dropped.
+    fn report(&mut self, mut diagnostic: Diagnostic) {
+        if let Some(first) = diagnostic.labels.first().map(|l| l.span)
+            && self.in_library(first)
+            && let Some(user) = self.user_span
+        {
+            diagnostic.labels.insert(0, ir::diag::Label { span: user, text: "in this call".into() });
+        }
+        let span = diagnostic.labels.first().map_or(Span { file: u16::MAX, line: 0, col: 0, len: 0 }, |l| l.span);
+        let key = if diagnostic.labels.is_empty() { diagnostic.message.clone() } else { diagnostic.code.clone() };
+        if self.stopped || !self.seen.insert((key, span)) {
+            return;
+        }
+        let errors = self.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
+        self.diagnostics.push(diagnostic);
+        if errors + 1 >= MAX_DIAGNOSTICS {
+            let e = Diagnostic::error("E0905", format!("stopped after {MAX_DIAGNOSTICS} errors"));
+            self.diagnostics.push(e.help("fix the first ones; the others may follow from them"));
+            self.stopped = true;
+        }
+    }
+
+    fn fail(&mut self, diagnostic: Diagnostic) -> Val {
+        self.report(diagnostic);
+        Val::Bad
+    }
+
+    /// Reports an error after which nothing is elaborated any more.
+    fn stop(&mut self, diagnostic: Diagnostic) {
+        self.report(diagnostic);
+        self.stopped = true;
+    }
+
+    /// Counts a step of evaluation; false if there were too many.
+    fn step(&mut self, span: Span) -> bool {
+        self.work += 1;
+        if self.work > MAX_WORK && !self.stopped {
+            let e = Diagnostic::error("E0902", format!("the text needs more than {MAX_WORK} steps to elaborate"));
+            self.stop(e.label(span, "stopped here").help("look for a `repeat` with a very large count"));
+        }
+        !self.stopped
+    }
+
+    // Names
+
+    fn lookup(&self, frame: FrameId, name: &str) -> Option<&Var> {
+        let mut at = Some(frame);
+        while let Some(id) = at {
+            let frame = &self.frames[id.0];
+            if let Some(var) = frame.vars.get(name) {
+                return Some(var);
+            }
+            at = frame.parent;
+        }
+        None
+    }
+
+    /// All names of values visible from a frame, for suggestions.
+    fn visible(&self, frame: FrameId) -> Vec<Rc<str>> {
+        let mut names = vec![];
+        let mut at = Some(frame);
+        while let Some(id) = at {
+            names.extend(self.frames[id.0].vars.keys().cloned());
+            at = self.frames[id.0].parent;
+        }
+        names.sort();
+        names
+    }
+
+    fn declare(&mut self, frame: FrameId, name: &Ident, val: Val) {
+        if &*name.name != "_" {
+            let frame = &mut self.frames[frame.0];
+            frame.vars.insert(name.name.clone(), Var { val, span: name.span, changed: None });
+            frame.declared.push(name.name.clone());
+        }
+    }
+
+    fn scope(&self) -> Arc<str> {
+        self.segments.join(".").into()
+    }
+
+    fn in_segment<T>(&mut self, segments: &[Rc<str>], work: impl FnOnce(&mut Self) -> T) -> T {
+        if segments.is_empty() {
+            return work(self);
+        }
+        let outer = self.segments.len();
+        self.segments.extend_from_slice(segments);
+        let scope = self.scope();
+        let before = std::mem::replace(&mut self.origin.scope, scope);
+        let result = work(self);
+        self.segments.truncate(outer);
+        self.origin.scope = before;
+        result
+    }
+}

@@ -1,0 +1,370 @@
+//! The `train`, `plan` and `weights` sections.
+
+use super::Elab;
+use super::value::{FrameId, Val};
+use crate::ast::*;
+use crate::names::nearest;
+use ir::diag::{Diagnostic, Span};
+use ir::model::{Decay, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
+use ir::op::Real;
+use std::rc::Rc;
+
+/// What the sections say.
+#[derive(Default)]
+pub struct Sections {
+    pub train: Train,
+    pub plan: Plan,
+    pub weights: Vec<Weights>,
+    /// Patterns of parameter names, with what they set.
+    pub groups: Vec<(String, Group)>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct Group {
+    pub lr_scale: Option<Real>,
+    pub frozen: Option<bool>,
+    pub decay: Option<bool>,
+}
+
+const AXES: [&str; 7] = ["dp", "tp", "sp", "cp", "ep", "etp", "pp"];
+const TRAIN: [&str; 4] = ["optimizer", "lr", "weight_decay", "clip"];
+
+impl Elab<'_> {
+    pub fn sections(&mut self, ast: &Ast, model: &Model, frame: FrameId) -> Sections {
+        let mut sections = Sections::default();
+        let mut seen: Vec<(String, Span)> = vec![];
+        let names = crate::resolve::dim_names(ast, model);
+        for item in &ast.items {
+            let key = match &item.kind {
+                StmtKind::Train(_) => "train".to_string(),
+                StmtKind::Plan(_) => "plan".to_string(),
+                StmtKind::Weights { name, .. } => format!("weights {}", name.name),
+                _ => continue,
+            };
+            if let Some((_, first)) = seen.iter().find(|(k, _)| *k == key) {
+                let e = Diagnostic::error("E0503", format!("a second `{key}` section")).label(item.span, "again");
+                self.report(e.label(*first, "first one").help("put the settings into one section"));
+                continue;
+            }
+            seen.push((key, item.span));
+            match &item.kind {
+                StmtKind::Train(block) => {
+                    for stmt in &block.stmts {
+                        self.train_line(frame, stmt, &mut sections);
+                    }
+                }
+                StmtKind::Plan(block) => {
+                    for stmt in &block.stmts {
+                        self.plan_line(stmt, &names, &mut sections.plan);
+                    }
+                }
+                StmtKind::Weights { name, block } => {
+                    let lines = block.stmts.iter().filter_map(|s| self.weight_line(s, &names)).collect();
+                    sections.weights.push(Weights { name: name.name.to_string(), lines });
+                }
+                _ => {}
+            }
+        }
+        sections
+    }
+
+    // train
+
+    fn train_line(&mut self, frame: FrameId, stmt: &Stmt, sections: &mut Sections) {
+        match &stmt.kind {
+            StmtKind::Setting { path, tiers } => {
+                let [values] = tiers.as_slice() else {
+                    let e = Diagnostic::error("E0503", "`|` opens the next tier of a plan").label(path.span(), "this is `train`");
+                    self.report(e);
+                    return;
+                };
+                let [value] = values.as_slice() else {
+                    self.report(Diagnostic::error("E0503", format!("`{path}` takes one value")).label(path.span(), "has several"));
+                    return;
+                };
+                self.train_setting(frame, path, value, &mut sections.train);
+            }
+            StmtKind::Group { patterns, block } => {
+                let mut group = Group::default();
+                for stmt in &block.stmts {
+                    self.group_line(frame, stmt, &mut group);
+                }
+                for pattern in patterns {
+                    if !self.params.iter().any(|p| super::finish::matches(&pattern.text, &p.name)) && !self.failed() {
+                        let e = Diagnostic::warning("W0503", format!("no parameter is called `{}`", pattern.text));
+                        self.report(e.label(pattern.span, "matches nothing").help("`*` stands for any text; iteration numbers may be left out"));
+                    }
+                    sections.groups.push((pattern.text.to_string(), group));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn failed(&self) -> bool {
+        self.diagnostics.iter().any(|d| d.severity == ir::diag::Severity::Error)
+    }
+
+    fn group_line(&mut self, frame: FrameId, stmt: &Stmt, group: &mut Group) {
+        let StmtKind::Setting { path, tiers } = &stmt.kind else { return };
+        let Some(value) = tiers.first().and_then(|t| t.first()) else { return };
+        let val = self.eval(frame, value);
+        let name = path.to_string();
+        match (name.as_str(), &val) {
+            (_, Val::Bad) => {}
+            ("lr_scale", v) if self.real(v).is_some() => group.lr_scale = self.real(v).map(Real),
+            ("frozen", Val::Bool(b)) => group.frozen = Some(*b),
+            ("decay", Val::Bool(b)) => group.decay = Some(*b),
+            ("lr_scale" | "frozen" | "decay", other) => {
+                let e = Diagnostic::error("E0202", format!("`{name}` of {}", other.kind())).label(value.span, "wrong kind");
+                self.report(e.help("`lr_scale: 0.5; frozen: true; decay: false;`"));
+            }
+            _ => {
+                let e = Diagnostic::error("E0503", format!("a group has no setting `{name}`")).label(path.span(), "unknown");
+                let near = nearest(&name, ["lr_scale", "frozen", "decay"]).map(|n| format!("did you mean `{n}`?"));
+                self.report(e.help(near.unwrap_or_else(|| "lr_scale, frozen, decay".into())));
+            }
+        }
+    }
+
+    fn train_setting(&mut self, frame: FrameId, path: &Path, value: &Expr, train: &mut Train) {
+        let name = path.to_string();
+        match name.as_str() {
+            "optimizer" => {
+                if let Some(optimizer) = self.optimizer(frame, value) {
+                    train.optimizer = optimizer;
+                }
+            }
+            "lr" => {
+                if let Some(schedule) = self.schedule(frame, value) {
+                    train.schedule = schedule;
+                }
+            }
+            "weight_decay" => {
+                if let Some(x) = self.at_least_zero(frame, value) {
+                    train.weight_decay = Real(x);
+                }
+            }
+            "clip" => {
+                if let Some(x) = self.at_least_zero(frame, value) {
+                    train.clip = (x > 0.0).then_some(Real(x));
+                }
+            }
+            _ => {
+                let e = Diagnostic::error("E0503", format!("`train` has no setting `{name}`")).label(path.span(), "unknown");
+                let near = nearest(&name, TRAIN).map(|n| format!("did you mean `{n}`?"));
+                self.report(e.help(near.unwrap_or_else(|| "optimizer, lr, weight_decay, clip, group".into())));
+            }
+        }
+    }
+
+    /// A static number that is not negative.
+    fn at_least_zero(&mut self, frame: FrameId, expr: &Expr) -> Option<f64> {
+        let val = self.eval(frame, expr);
+        match self.real(&val) {
+            Some(x) if x >= 0.0 && x.is_finite() => Some(x),
+            Some(x) => {
+                self.report(Diagnostic::error("E0304", format!("{x} is out of range")).label(expr.span, "expected a number from 0 on"));
+                None
+            }
+            None => {
+                if !matches!(val, Val::Bad) {
+                    let e = Diagnostic::error("E0202", format!("expected a number, this is {}", val.kind())).label(expr.span, val.kind());
+                    self.report(e);
+                }
+                None
+            }
+        }
+    }
+
+    /// A call like `cosine(6e-4, to: 6e-5)`: its name and arguments; the first may be without a name.
+    fn parts<'e>(&mut self, expr: &'e Expr, what: &str, choices: &[(&str, &[&'static str])]) -> Option<(&'e Call, Vec<(&'static str, &'e Expr)>)> {
+        let usage: Vec<String> = choices.iter().map(|(n, p)| format!("{n}({})", p.join(", "))).collect();
+        let ExprKind::Call(call) = &expr.kind else {
+            let e = Diagnostic::error("E0503", format!("`{what}` is not written like this")).label(expr.span, "expected a call");
+            self.report(e.help(usage.join(" or ")));
+            return None;
+        };
+        let name = call.path.to_string();
+        let Some((_, params)) = choices.iter().find(|(n, _)| *n == name) else {
+            let e = Diagnostic::error("E0503", format!("`{what}` cannot be `{name}`")).label(call.path.span(), "unknown");
+            let near = nearest(&name, choices.iter().map(|c| c.0)).map(|n| format!("did you mean `{n}`?"));
+            self.report(e.help(near.unwrap_or_else(|| usage.join(" or "))));
+            return None;
+        };
+        let mut args: Vec<(&'static str, &Expr)> = vec![];
+        for (i, arg) in call.args.iter().enumerate() {
+            let known = match &arg.name {
+                Some(n) => params.iter().find(|p| ***p == *n.name),
+                None => params.get(i),
+            };
+            match known {
+                Some(param) if !args.iter().any(|(n, _)| n == param) => args.push((param, &arg.value)),
+                _ => {
+                    let place = arg.name.as_ref().map_or(arg.value.span, |n| n.span);
+                    let e = Diagnostic::error("E0409", format!("`{name}` takes {}", params.join(", "))).label(place, "not one of these");
+                    self.report(e);
+                    return None;
+                }
+            }
+        }
+        Some((call, args))
+    }
+
+    fn optimizer(&mut self, frame: FrameId, expr: &Expr) -> Option<Optimizer> {
+        let choices: [(&str, &[&'static str]); 2] = [("adamw", &["betas", "eps"]), ("sgd", &["momentum"])];
+        let (call, args) = self.parts(expr, "optimizer", &choices)?;
+        if call.path.to_string() == "sgd" {
+            let momentum = match args.first() {
+                Some((_, e)) => self.at_least_zero(frame, e)?,
+                None => 0.0,
+            };
+            return Some(Optimizer::Sgd { momentum: Real(momentum) });
+        }
+        let (mut beta1, mut beta2, mut eps) = (0.9, 0.95, 1e-8);
+        for (name, e) in args {
+            if name == "eps" {
+                eps = self.at_least_zero(frame, e)?;
+            } else {
+                let ExprKind::List(items) = &e.kind else {
+                    let d = Diagnostic::error("E0503", "`betas` are two numbers").label(e.span, "expected [beta1, beta2]");
+                    self.report(d.help("`betas: [0.9, 0.95]`"));
+                    return None;
+                };
+                let [first, second] = items.as_slice() else {
+                    let d = Diagnostic::error("E0503", format!("`betas` are two numbers, not {}", items.len())).label(e.span, "expected [beta1, beta2]");
+                    self.report(d.help("`betas: [0.9, 0.95]`"));
+                    return None;
+                };
+                beta1 = self.at_least_zero(frame, &first.expr)?;
+                beta2 = self.at_least_zero(frame, &second.expr)?;
+                if let Some((beta, place)) = [(beta1, first.expr.span), (beta2, second.expr.span)].into_iter().find(|(b, _)| *b >= 1.0) {
+                    self.report(Diagnostic::error("E0304", format!("beta = {beta}")).label(place, "expected less than 1"));
+                    return None;
+                }
+            }
+        }
+        Some(Optimizer::AdamW { beta1: Real(beta1), beta2: Real(beta2), eps: Real(eps) })
+    }
+
+    fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {
+        let all: &[&'static str] = &["peak", "to", "warmup", "steps"];
+        let (call, args) = self.parts(expr, "lr", &[("constant", &["peak", "warmup"]), ("linear", all), ("cosine", all)])?;
+        let decay = match call.path.to_string().as_str() {
+            "constant" => Decay::Constant,
+            "linear" => Decay::Linear,
+            _ => Decay::Cosine,
+        };
+        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0 };
+        let (mut peak, mut steps) = (None, None);
+        for (name, e) in args {
+            match name {
+                "peak" => peak = Some(self.at_least_zero(frame, e)?),
+                "to" => schedule.min = Real(self.at_least_zero(frame, e)?),
+                "warmup" => schedule.warmup = self.count(frame, e)?,
+                _ => steps = Some(self.count(frame, e)?),
+            }
+        }
+        let Some(peak) = peak else {
+            self.report(Diagnostic::error("E0409", "a schedule needs its highest rate").label(expr.span, "lacks it").help("`cosine(6e-4, ..)`"));
+            return None;
+        };
+        if decay != Decay::Constant && steps.is_none() {
+            let e = Diagnostic::error("E0409", "a schedule that decays needs its number of steps").label(expr.span, "lacks `steps`");
+            self.report(e.help("`cosine(6e-4, to: 6e-5, warmup: 2000, steps: 600_000)`"));
+            return None;
+        }
+        schedule.peak = Real(peak);
+        schedule.steps = steps.unwrap_or(0);
+        Some(schedule)
+    }
+
+    fn count(&mut self, frame: FrameId, expr: &Expr) -> Option<u64> {
+        let val = self.eval(frame, expr);
+        match self.int(&val).and_then(|n| u64::try_from(n).ok()) {
+            Some(n) => Some(n),
+            None => {
+                if !matches!(val, Val::Bad) {
+                    let shown = self.shown(&val);
+                    self.report(Diagnostic::error("E0202", format!("{shown} is not a number of steps")).label(expr.span, "expected an int from 0 on"));
+                }
+                None
+            }
+        }
+    }
+
+    // plan
+
+    fn plan_line(&mut self, stmt: &Stmt, dims: &[Rc<str>], plan: &mut Plan) {
+        let StmtKind::Setting { path, tiers } = &stmt.kind else { return };
+        let axis = path.to_string();
+        let of_functions = axis == "recompute";
+        let last = &path.parts[path.parts.len() - 1];
+        if !of_functions && !AXES.contains(&&*last.name) {
+            let e = Diagnostic::error("E0504", format!("no axis is called `{}`", last.name)).label(last.span, "unknown");
+            let near = nearest(&last.name, AXES).map(|n| format!("did you mean `{n}`?"));
+            self.report(e.help(near.unwrap_or_else(|| "dp, tp, sp, cp, ep, etp, pp, or `recompute`".into())));
+            return;
+        }
+        if let Some(first) = plan.get(&axis).and_then(|e| e.span) {
+            let e = Diagnostic::error("E0504", format!("`{axis}` is planned twice")).label(stmt.span, "again").label(first, "first time");
+            self.report(e.help("put the dims into one list"));
+            return;
+        }
+        let mut names = vec![];
+        for tier in tiers {
+            let mut list: Vec<String> = vec![];
+            for expr in tier {
+                let ExprKind::Name(name) = &expr.kind else {
+                    let e = Diagnostic::error("E0504", "a plan lists names").label(expr.span, "not a name");
+                    self.report(e.help("`tp: heads, ffn, vocab;`"));
+                    continue;
+                };
+                if !of_functions && !dims.contains(name) {
+                    let e = Diagnostic::error("E0504", format!("the model has no dim `{name}`")).label(expr.span, "unknown dim");
+                    self.report(match nearest(name, dims.iter().map(|n| &**n)) {
+                        Some(near) => e.help(format!("did you mean `{near}`?")),
+                        None => e.help("a plan names dims of the model: settings that are ints, and `dim`s"),
+                    });
+                    continue;
+                }
+                list.push(name.to_string());
+            }
+            names.push(list);
+        }
+        plan.entries.push(PlanEntry { axis, tiers: names, span: Some(stmt.span) });
+    }
+
+    // weights
+
+    fn weight_line(&mut self, stmt: &Stmt, dims: &[Rc<str>]) -> Option<WeightLine> {
+        let StmtKind::Weight { paths, template, layout } = &stmt.kind else { return None };
+        let layout = layout.as_ref().map(|products| products.iter().map(|p| self.product(p, dims)).collect());
+        Some(WeightLine {
+            params: paths.iter().map(Path::to_string).collect(),
+            template: template.text.to_string(),
+            layout,
+            span: Some(stmt.span),
+        })
+    }
+
+    fn product(&mut self, product: &Product, dims: &[Rc<str>]) -> ir::model::Product {
+        product
+            .atoms
+            .iter()
+            .map(|atom| match atom {
+                Atom::Dim(name) => {
+                    if !dims.contains(&name.name) {
+                        let e = Diagnostic::error("E0505", format!("the model has no dim `{}`", name.name)).label(name.span, "unknown dim");
+                        self.report(match nearest(&name.name, dims.iter().map(|n| &**n)) {
+                            Some(near) => e.help(format!("did you mean `{near}`?")),
+                            None => e.help("the layout of a foreign tensor names dims of the model"),
+                        });
+                    }
+                    ir::model::Atom::Dim(name.name.to_string())
+                }
+                Atom::Choice(parts) => ir::model::Atom::Parts(parts.iter().map(|p| self.product(p, dims)).collect()),
+            })
+            .collect()
+    }
+}
