@@ -2,4 +2,8 @@
 
 pub mod differentiate;
 pub mod optimize;
+pub mod partition;
+pub mod plan;
+pub mod propagate;
 pub mod simplify;
+pub mod stages;

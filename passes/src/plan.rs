@@ -1,0 +1,190 @@
+//! Which dims each mesh axis may split, in order of preference: the plan of the model text over the dims of a graph.
+
+use ir::dim::{Dim, Dims};
+use ir::graph::Graph;
+use ir::mesh::{Axis, Mesh, SubAxis};
+use ir::model::Plan;
+use ir::op::Op;
+use ir::sharded::Digits;
+use ir::diag::Diagnostic;
+
+/// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lists {
+    pub tiers: Vec<(Axis, Vec<Vec<Dim>>)>,
+}
+
+impl Lists {
+    pub fn of(&self, axis: Axis) -> &[Vec<Dim>] {
+        self.tiers.iter().find(|t| t.0 == axis).map_or(&[], |t| &t.1)
+    }
+}
+
+/// Whether sequence parallelism (tp's second tier) is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceParallel {
+    On,
+    Off,
+}
+
+/// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies.
+pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel) -> Lists {
+    let dims = &graph.body.dims;
+    let resolve = |names: &[String]| -> Vec<Dim> {
+        let mut out = vec![];
+        for name in names {
+            let named = dims.ids().filter(|d| dims.name(*d) == name);
+            let copies = dims.ids().filter(|d| dims.original(*d) != *d && dims.name(dims.original(*d)) == name);
+            for d in named.chain(copies) {
+                if !out.contains(&d) {
+                    out.push(d);
+                }
+            }
+        }
+        out
+    };
+    let entry = |axis: &str| plan.get(axis).map_or(vec![], |e| e.tiers.iter().map(|t| resolve(t)).collect::<Vec<_>>());
+    let mut tiers = vec![];
+    for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
+        let mut list = entry(axis.name());
+        if axis == Axis::Tp && sp == SequenceParallel::On {
+            list.extend(entry("sp"));
+        }
+        tiers.push((axis, list));
+    }
+    // Microbatches split what ranks split by data: the batch.
+    tiers.push((Axis::Microbatch, vec![graph.batch.into_iter().collect()]));
+    Lists { tiers }
+}
+
+/// The digits of dims, admitted on first need while sizes stay divisible.
+#[derive(Clone, Debug)]
+pub struct Chooser<'a> {
+    pub mesh: &'a Mesh,
+    pub lists: &'a Lists,
+    pub digits: Digits,
+}
+
+impl<'a> Chooser<'a> {
+    pub fn new(mesh: &'a Mesh, lists: &'a Lists, dims: &Dims) -> Chooser<'a> {
+        Chooser { mesh, lists, digits: vec![vec![]; dims.list.len()] }
+    }
+
+    /// Whether sub-axis `u` splits dim `d`, or can be admitted to.
+    pub fn fits(&mut self, dims: &Dims, u: SubAxis, d: Dim) -> bool {
+        let root = dims.original(d);
+        let digits = &mut self.digits[root.0 as usize];
+        if digits.contains(&u) {
+            return true;
+        }
+        let parts: u64 = digits.iter().map(|u| self.mesh[*u].size).product();
+        if !dims.size(root).is_multiple_of(parts * self.mesh[u].size) {
+            return false;
+        }
+        digits.push(u);
+        digits.sort_unstable();
+        true
+    }
+
+    /// For each sub-axis the dim among `of` that it splits: per axis, the first tier in which some sub-axis finds one.
+    pub fn choose(&mut self, dims: &Dims, of: &[Dim], tiers: Tiers) -> Vec<Option<Dim>> {
+        let mut out = vec![None; self.mesh.subs.len()];
+        let lists = self.lists;
+        for (axis, list) in &lists.tiers {
+            let list = match tiers {
+                Tiers::All => &list[..],
+                Tiers::First => &list[..list.len().min(1)],
+            };
+            for tier in list {
+                let mut any = false;
+                for u in self.mesh.of(*axis).collect::<Vec<_>>() {
+                    let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, u, *d));
+                    out[u.0 as usize] = found;
+                    any |= found.is_some();
+                }
+                if any {
+                    break;
+                }
+            }
+        }
+        out
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiers {
+    All,
+    First,
+}
+
+/// Pads every dim that run-time indices look up (a vocabulary) to the least multiple that its axes divide, `multiple`
+/// included. Returns the dims that grew. Nothing is masked yet: see [`crate::pad`].
+pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple: u64) -> Vec<Dim> {
+    let mut looked_up: Vec<Dim> = graph.body.nodes.iter().filter_map(|n| if let Op::Gather { dim } = n.op { Some(dim) } else { None }).collect();
+    looked_up.sort_unstable();
+    looked_up.dedup();
+    let mut grown = vec![];
+    for d in looked_up {
+        let parts: u64 = lists.tiers.iter().filter(|(_, t)| t.iter().flatten().any(|x| *x == d)).map(|(a, _)| mesh.size(*a)).product();
+        let size = graph.body.dims.size(d);
+        let padded = size.next_multiple_of(parts.max(1) * multiple.max(1));
+        if padded != size && graph.body.dims.original(d) == d {
+            for e in graph.body.dims.ids().filter(|e| graph.body.dims.original(*e) == d).collect::<Vec<_>>() {
+                let info = &mut graph.body.dims[e];
+                (info.size, info.global, info.index) = (padded, padded, ir::dim::IndexMap::whole(padded));
+                grown.push(e);
+            }
+        }
+    }
+    grown
+}
+
+/// The dims of parameters that an axis should split and cannot: E0204 where no sub-axis fits and no other dim takes the axis
+/// in their place, a warning where only some do.
+pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<Diagnostic> {
+    let dims = &graph.body.dims;
+    let mut out = vec![];
+    let mut seen: Vec<(Axis, String)> = vec![];
+    for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
+        let size = mesh.size(axis);
+        if size == 1 {
+            continue;
+        }
+        for tier in lists.of(axis) {
+            for &d in tier {
+                let n = dims.size(d);
+                // What of the axis the dim can take: factor by factor.
+                let mut took = 1;
+                for u in mesh.of(axis) {
+                    if n.is_multiple_of(took * mesh[u].size) {
+                        took *= mesh[u].size;
+                    }
+                }
+                let user = graph.params.iter().find(|p| p.ty.has(d));
+                let Some(param) = user else { continue };
+                let covered = graph.params.iter().filter(|p| p.ty.has(d)).any(|p| {
+                    p.ty.dims.iter().any(|e| *e != d && tier.contains(e) && mesh.of(axis).any(|u| dims.size(*e).is_multiple_of(mesh[u].size)))
+                });
+                if took == size || covered || seen.contains(&(axis, dims.name(d).into())) {
+                    continue;
+                }
+                seen.push((axis, dims.name(d).into()));
+                let (name, below, above) = (dims.name(d), n / size * size, n.next_multiple_of(size));
+                let nearest = if below == 0 { above.to_string() } else { format!("{below}, {above}") };
+                let mut e = if took == 1 {
+                    Diagnostic::error("E0204", format!("dim `{name}` of `{}` cannot be split over axis `{axis}`: {name} = {n} does not divide by {axis} = {size}", param.name))
+                } else {
+                    Diagnostic::warning("W0204", format!("dim `{name}` of `{}` is split {took} ways over axis `{axis}` = {size}: the rest of the axis repeats the same work", param.name))
+                };
+                if let Some(span) = param.span {
+                    e = e.label(span, format!("{name} = {n} does not divide by {axis} = {size}"));
+                }
+                if let Some(span) = plan.get(axis.name()).and_then(|p| p.span) {
+                    e = e.label(span, format!("`{axis}` splits `{name}` here"));
+                }
+                out.push(e.help(format!("nearest sizes that divide: {nearest} (`-D {name}={above}`)")));
+            }
+        }
+    }
+    out
+}

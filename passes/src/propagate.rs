@@ -1,0 +1,511 @@
+//! Chooses a sharding for every value and inserts the reshards between them: four linear passes over the graph.
+//!
+//! Per op and sub-axis, the loop that is split is the first listed dim among the op's own loops. What remains is when sums are
+//! completed. Pass 1 (forward) finds the natural placement of every value; pass 2 (backward) finds the partial sums that may
+//! flow on, because every use is linear and ends in a sum that happens anyway; pass 3 (backward) finds small values that
+//! someone needs whole; pass 4 (forward) places every op and inserts reshards. The rules and what each saves are in `docs/sharding.md`.
+
+use crate::plan::{Chooser, Lists, Tiers};
+use ir::algebra::{Algebra, Loop, LoopKind, algebra};
+use ir::dim::Dim;
+use ir::graph::{Body, Graph, Node, Origin, Phase, Value};
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::{Op, Reshard};
+use ir::sharded::{Partial, Placement, Sharded, Sharding};
+use std::collections::HashMap;
+
+/// How rows of the ops' tables are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// By the rules of this module.
+    Rules,
+    /// At random among the sound ones, by seed: whatever the algebra allows must compute the same.
+    Random(u64),
+}
+
+/// Chooses shardings and inserts reshards.
+pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharded {
+    let mut chooser = Chooser::new(mesh, lists, &graph.body.dims);
+    for p in &graph.params {
+        chooser.choose(&graph.body.dims, &p.ty.dims, Tiers::All);
+    }
+    let rules: Vec<Algebra> = graph.body.values().map(|v| algebra(&graph.body, v)).collect();
+    let choice: Vec<Vec<Option<usize>>> = graph
+        .body
+        .values()
+        .map(|v| {
+            let loops = &rules[v.index()].loops;
+            let dims: Vec<Dim> = loops.iter().filter(|l| l.kind != LoopKind::Block).flat_map(Loop::dims).collect();
+            let chosen = chooser.choose(&graph.body.dims, &dims, Tiers::All);
+            chosen.into_iter().map(|d| d.and_then(|d| loops.iter().position(|l| l.kind != LoopKind::Block && l.dims().any(|e| e == d)))).collect()
+        })
+        .collect();
+    let sinks: Vec<Value> =
+        graph.grads.iter().map(|g| g.1).chain(graph.loss).chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)).collect();
+    let mut users = graph.body.users();
+    let mut is_sink = vec![false; graph.body.nodes.len()];
+    for s in &sinks {
+        is_sink[s.index()] = true;
+        // After the microbatches, a sink goes on from where it rests.
+        users[s.index()].retain(|(c, _)| graph.body[*c].origin.phase != Phase::Update);
+    }
+    let mut data_dims: Vec<Dim> = graph.inputs.iter().flat_map(|i| i.ty.dims.clone()).collect();
+    data_dims.dedup();
+    let random = match rows {
+        Rows::Rules => None,
+        Rows::Random(seed) => Some(Lottery(ir::random::mix(seed))),
+    };
+    let mut p = Propagation {
+        old: &graph.body,
+        mesh,
+        rules: &rules,
+        choice: &choice,
+        users: &users,
+        is_sink: &is_sink,
+        chooser,
+        natural: vec![],
+        later: vec![],
+        whole: vec![],
+        data_dims,
+        random,
+        out: Body { dims: graph.body.dims.clone(), nodes: vec![] },
+        shardings: vec![],
+        reasons: vec![],
+        known: HashMap::new(),
+        current: vec![],
+        rests: HashMap::new(),
+    };
+    p.natural();
+    p.sums_later();
+    p.whole_uses();
+    let (steps, updates): (Vec<Value>, Vec<Value>) = graph.body.values().partition(|v| graph.body[*v].origin.phase != Phase::Update);
+    p.current = vec![Value(u32::MAX); graph.body.nodes.len()];
+    for v in steps {
+        p.current[v.index()] = p.place(v);
+    }
+    let mut sums = p.current.clone();
+    let end = |origin: &Origin| Origin { phase: Phase::Update, ..origin.clone() };
+    for (param, g) in &graph.grads {
+        let dims = &graph.params[*param as usize].ty.dims;
+        let rest = p.rest(dims, Tiers::All);
+        let origin = end(&graph.body[*g].origin);
+        sums[g.index()] = p.reshard(p.current[g.index()], &rest, &origin, "the gradient rests with its parameter");
+    }
+    for v in graph.loss.iter().copied().chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)) {
+        let rest = Sharding::replicated(mesh);
+        let origin = end(&graph.body[v].origin);
+        sums[v.index()] = p.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank");
+    }
+    p.current = sums;
+    for v in updates {
+        p.current[v.index()] = p.place(v);
+    }
+    let mut ends: HashMap<Value, Value> = HashMap::new();
+    for u in &graph.updates {
+        let rest = p.rest(&graph.params[u.param as usize].ty.dims, Tiers::All);
+        for v in std::iter::once(u.new).chain(u.states.iter().copied()) {
+            let origin = graph.body[v].origin.clone();
+            ends.insert(v, p.reshard(p.current[v.index()], &rest, &origin, "the new value rests where the old one did"));
+        }
+    }
+    if let Some(v) = graph.grad_norm {
+        let origin = graph.body[v].origin.clone();
+        let rest = Sharding::replicated(mesh);
+        ends.insert(v, p.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank"));
+    }
+    let Propagation { out, shardings, reasons, current, chooser, .. } = p;
+    let digits = chooser.digits;
+    let mut graph = Graph { body: out, ..graph };
+    graph.map_roots(|v| ends.get(&v).copied().unwrap_or(current[v.index()]));
+    Sharded { graph, mesh: mesh.clone(), digits, shardings, reasons }
+}
+
+/// A value's placement if every op took its chosen row and nothing were completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Natural {
+    Whole,
+    Split,
+    Sum,
+    Max,
+}
+
+/// What an op does on one sub-axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Whole,
+    Split(usize),
+    /// All operands are partial sums, and so is the result.
+    Sums,
+    /// The operand in this slot is a partial sum, and so is the result.
+    Through(usize),
+}
+
+struct Lottery(u64);
+
+impl Lottery {
+    fn draw<T: Copy>(&mut self, from: &[T]) -> T {
+        self.0 = ir::random::mix(self.0);
+        from[(self.0 % from.len() as u64) as usize]
+    }
+}
+
+struct Propagation<'a> {
+    old: &'a Body,
+    mesh: &'a Mesh,
+    rules: &'a [Algebra],
+    choice: &'a [Vec<Option<usize>>],
+    users: &'a [Vec<(Value, usize)>],
+    is_sink: &'a [bool],
+    chooser: Chooser<'a>,
+    natural: Vec<Vec<Natural>>,
+    later: Vec<Vec<bool>>,
+    whole: Vec<Vec<bool>>,
+    data_dims: Vec<Dim>,
+    random: Option<Lottery>,
+    out: Body,
+    shardings: Vec<Sharding>,
+    reasons: Vec<Option<String>>,
+    known: HashMap<(Value, Reshard, Placement, Vec<SubAxis>, Option<Phase>), Value>,
+    /// For each old value, the new one that stands for it.
+    current: Vec<Value>,
+    rests: HashMap<(Vec<Dim>, bool), Sharding>,
+}
+
+impl Propagation<'_> {
+    fn rest(&mut self, dims: &[Dim], tiers: Tiers) -> Sharding {
+        let key = (dims.to_vec(), tiers == Tiers::All);
+        if let Some(s) = self.rests.get(&key) {
+            return s.clone();
+        }
+        let chosen = self.chooser.choose(&self.old.dims, dims, tiers);
+        let s = Sharding(chosen.into_iter().map(|d| d.map_or(Placement::Replicated, Placement::Split)).collect());
+        self.rests.insert(key, s.clone());
+        s
+    }
+
+    /// Pass 1.
+    fn natural(&mut self) {
+        for v in self.old.values() {
+            let node = &self.old[v];
+            let rule = &self.rules[v.index()];
+            let row = self
+                .mesh
+                .ids()
+                .map(|u| {
+                    if rule.joint && node.args.iter().all(|a| self.passes_sum(*a, u)) {
+                        return Natural::Sum;
+                    }
+                    match self.choice[v.index()][u.0 as usize] {
+                        None => Natural::Whole,
+                        Some(_) if is_free(&node.op) => Natural::Whole,
+                        Some(l) => match rule.loops[l].kind {
+                            LoopKind::Map => Natural::Split,
+                            LoopKind::Sum => Natural::Sum,
+                            LoopKind::Max => Natural::Max,
+                            LoopKind::Block => unreachable!("invariant: block loops are not chosen"),
+                        },
+                    }
+                })
+                .collect();
+            self.natural.push(row);
+        }
+    }
+
+    fn is(&self, v: Value, u: SubAxis, what: Natural) -> bool {
+        self.natural[v.index()][u.0 as usize] == what
+    }
+
+    /// A partial sum that only sums use.
+    fn passes_sum(&self, v: Value, u: SubAxis) -> bool {
+        self.is(v, u, Natural::Sum) && self.users[v.index()].iter().all(|(c, _)| self.old[*c].op == Op::Add)
+    }
+
+    /// Pass 2: whether every use of a value is linear and ends in a sum over `u` that happens anyway, or in a sink.
+    fn sums_later(&mut self) {
+        let subs = self.mesh.subs.len();
+        self.later = vec![vec![false; subs]; self.old.nodes.len()];
+        for v in self.old.values().rev() {
+            for u in self.mesh.ids() {
+                let mut ok = self.is_sink[v.index()] || !self.users[v.index()].is_empty();
+                for (c, slot) in &self.users[v.index()] {
+                    let rule = &self.rules[c.index()];
+                    let mut others = self.old[*c].args.iter().enumerate().filter(|(k, _)| k != slot).map(|(_, a)| *a);
+                    let next = self.later[c.index()][u.0 as usize];
+                    ok &= if rule.joint {
+                        next || others.any(|a| self.is(a, u, Natural::Sum))
+                    } else {
+                        next && rule.linear.contains(slot)
+                            && self.choice[c.index()][u.0 as usize].is_none()
+                            && !others.any(|a| self.is(a, u, Natural::Sum))
+                    };
+                }
+                self.later[v.index()][u.0 as usize] = ok;
+            }
+        }
+        // What a delayed sum flows through is partial too.
+        for v in self.old.values() {
+            for u in self.mesh.ids() {
+                if self.choice[v.index()][u.0 as usize].is_none() && self.later[v.index()][u.0 as usize] {
+                    let rule = &self.rules[v.index()];
+                    if rule.linear.iter().any(|k| self.is(self.old[v].args[*k], u, Natural::Sum)) {
+                        self.natural[v.index()][u.0 as usize] = Natural::Sum;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pass 3: whether a small value is needed whole by someone, directly or through small pointwise ops.
+    fn whole_uses(&mut self) {
+        let small = |v: Value| self.old.dims_of(v).iter().all(|d| self.data_dims.contains(d));
+        let mut whole = vec![vec![false; self.mesh.subs.len()]; self.old.nodes.len()];
+        for v in self.old.values().rev().filter(|v| small(*v)) {
+            for u in self.mesh.ids() {
+                whole[v.index()][u.0 as usize] = self.users[v.index()].iter().any(|(c, slot)| {
+                    let chosen = self.choice[c.index()][u.0 as usize];
+                    let has = chosen.is_some_and(|l| self.rules[c.index()].loops[l].args[*slot].is_some());
+                    let alike = self.old.dims_of(*c).len() == self.old.dims_of(v).len() && self.old.dims_of(*c).iter().all(|d| self.old[v].ty.has(*d));
+                    !has || small(*c) && alike && whole[c.index()][u.0 as usize]
+                });
+            }
+        }
+        self.whole = whole;
+    }
+
+    /// Pass 4, one op.
+    fn place(&mut self, v: Value) -> Value {
+        let node = self.old[v].clone();
+        if node.op.is_source() {
+            let sharding = match node.op {
+                Op::Input(_) => self.rest(&node.ty.dims, Tiers::First),
+                Op::Param(_) | Op::State(..) | Op::Uniform { .. } => self.rest(&node.ty.dims, Tiers::All),
+                _ => Sharding::replicated(self.mesh),
+            };
+            return self.emit(node, sharding, None);
+        }
+        let mut args: Vec<Value> = node.args.iter().map(|a| self.current[a.index()]).collect();
+        let rule = &self.rules[v.index()];
+        let mut inner_rule = None;
+        if rule.joint && args.len() > 2 && !node.ty.dims.is_empty() && self.random.is_none() {
+            self.sum_partials_first(v, &node, &mut args);
+            if args.len() != node.args.len() {
+                let probe = Node { args: args.clone(), ..node.clone() };
+                self.out.nodes.push(probe);
+                inner_rule = Some(algebra(&self.out, Value(self.out.nodes.len() as u32 - 1)));
+                self.out.nodes.pop();
+            }
+        }
+        let regrouped = inner_rule.is_some();
+        let modes: Vec<Mode> = self.mesh.ids().map(|u| self.mode(v, &args, regrouped, u)).collect();
+        let rule = inner_rule.unwrap_or_else(|| self.rules[v.index()].clone());
+        let mut needs = vec![Sharding::replicated(self.mesh); args.len()];
+        let mut result = Sharding::replicated(self.mesh);
+        for u in self.mesh.ids() {
+            match modes[u.0 as usize] {
+                Mode::Whole => {}
+                Mode::Sums => {
+                    needs.iter_mut().for_each(|n| n[u] = Placement::SUM);
+                    result[u] = Placement::SUM;
+                }
+                Mode::Through(slot) => {
+                    needs[slot][u] = Placement::SUM;
+                    result[u] = Placement::SUM;
+                }
+                Mode::Split(l) => {
+                    // After regrouping a sum's loops are found by name; otherwise by number.
+                    let of = if regrouped {
+                        let name = self.rules[v.index()].loops[l].dims().next();
+                        rule.loops.iter().find(|m| m.dims().next() == name).expect("invariant: regrouping keeps the loops")
+                    } else {
+                        &rule.loops[l]
+                    };
+                    for (need, d) in needs.iter_mut().zip(&of.args) {
+                        need[u] = d.map_or(Placement::Replicated, Placement::Split);
+                    }
+                    result[u] = match of.kind {
+                        LoopKind::Map => of.out.map_or(Placement::Replicated, Placement::Split),
+                        LoopKind::Sum => Placement::SUM,
+                        LoopKind::Max => Placement::Partial(Partial::Max),
+                        LoopKind::Block => unreachable!("invariant: block loops are not chosen"),
+                    };
+                }
+            }
+        }
+        for (k, need) in needs.iter().enumerate() {
+            let why = format!("operand {k} of {}", node.op.name());
+            args[k] = self.reshard(args[k], need, &node.origin, &why);
+        }
+        let (dims, origin, name) = (node.ty.dims.clone(), node.origin.clone(), node.op.name());
+        let placed = self.emit(Node { args, ..node }, result.clone(), None);
+        if self.is_sink[v.index()] || self.random.is_some() {
+            return placed;
+        }
+        let rest = self.rest(&dims, Tiers::All);
+        let mut to = result;
+        for u in self.mesh.ids() {
+            if to[u].is_partial() && !self.keeps(v, u) {
+                to[u] = if self.whole[v.index()][u.0 as usize] { Placement::Replicated } else { rest[u] };
+            }
+        }
+        self.reshard(placed, &to, &origin, &format!("completes the partial result of {name}"))
+    }
+
+    /// A partial sum stays one only if all its users take it so; otherwise it is completed once, for all.
+    fn keeps(&self, v: Value, u: SubAxis) -> bool {
+        self.is_sink[v.index()]
+            || self.later[v.index()][u.0 as usize]
+            || self.users[v.index()].iter().all(|(c, _)| {
+                self.old[*c].op == Op::Add && self.old[*c].args.iter().filter(|a| self.passes_sum(**a, u)).count() > 1
+            })
+    }
+
+    /// Of a sum of many, adds the terms that are partial over the same sub-axes as an op of their own: one reduction for all.
+    fn sum_partials_first(&mut self, v: Value, node: &Node, args: &mut Vec<Value>) {
+        let partial = |s: &Self, a: Value| -> Vec<SubAxis> {
+            s.mesh.ids().filter(|u| s.shardings[a.index()][*u] == Placement::SUM && !s.later[v.index()][u.0 as usize]).collect()
+        };
+        let keys: Vec<Vec<SubAxis>> = args.iter().map(|a| partial(self, *a)).collect();
+        let Some(key) = keys.iter().find(|k| !k.is_empty() && keys.iter().filter(|o| o == k).count() > 1).cloned() else { return };
+        if keys.iter().all(|k| *k == key) {
+            return;
+        }
+        let (inner, rest): (Vec<(usize, Value)>, Vec<(usize, Value)>) = args.iter().copied().enumerate().partition(|(k, _)| keys[*k] == key);
+        let first = self.shardings[inner[0].1.index()].clone();
+        let alike = inner.iter().all(|(_, a)| self.shardings[a.index()] == first && self.out.dims_of(*a).len() == node.ty.dims.len());
+        if !alike {
+            return;
+        }
+        let terms = inner.into_iter().map(|(_, a)| a).collect();
+        let sum = self.emit(Node { args: terms, ..node.clone() }, first, None);
+        *args = rest.into_iter().map(|(_, a)| a).chain([sum]).collect();
+    }
+
+    fn mode(&mut self, v: Value, args: &[Value], regrouped: bool, u: SubAxis) -> Mode {
+        let rule = &self.rules[v.index()];
+        let current: Vec<Placement> = args.iter().map(|a| self.shardings[a.index()][u]).collect();
+        if self.random.is_some() {
+            return self.any_row(v, &current, u);
+        }
+        let later = self.later[v.index()][u.0 as usize];
+        let sums = current.iter().filter(|c| **c == Placement::SUM).count();
+        let simple = current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated));
+        if rule.joint {
+            let scalar = self.old[v].ty.dims.is_empty();
+            if sums == current.len() || simple && sums > 0 && (scalar || later && !regrouped) {
+                return Mode::Sums;
+            }
+        } else if sums == 1 && self.choice[v.index()][u.0 as usize].is_none() {
+            let slot = current.iter().position(|c| *c == Placement::SUM).expect("invariant: one is");
+            if rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] {
+                return Mode::Through(slot);
+            }
+        }
+        match self.choice[v.index()][u.0 as usize] {
+            None => Mode::Whole,
+            // Lazy: what is whole stays whole, and is sliced where it meets something split. What an op adds by itself
+            // (an expansion) is never made whole.
+            Some(l) if current.iter().all(|c| *c == Placement::Replicated) && rule.loops[l].args.iter().any(Option::is_some) => Mode::Whole,
+            Some(l) => Mode::Split(l),
+        }
+    }
+
+    fn any_row(&mut self, v: Value, current: &[Placement], u: SubAxis) -> Mode {
+        let rule = &self.rules[v.index()];
+        let axis = self.mesh[u].axis;
+        let mut rows = vec![];
+        // Microbatches are time: their row is not free to choose.
+        if axis == ir::mesh::Axis::Microbatch {
+            return match self.choice[v.index()][u.0 as usize] {
+                Some(l) => Mode::Split(l),
+                None => match current.iter().position(|c| *c == Placement::SUM) {
+                    Some(_) if rule.joint && current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated)) && self.old[v].origin.phase != Phase::Update => Mode::Sums,
+                    Some(slot) if rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] => Mode::Through(slot),
+                    _ => Mode::Whole,
+                },
+            };
+        }
+        rows.push(Mode::Whole);
+        let listed: Vec<Dim> = self.chooser.lists.of(axis).iter().flatten().copied().collect();
+        for (l, lp) in rule.loops.iter().enumerate() {
+            if lp.kind != LoopKind::Block && lp.dims().all(|d| listed.contains(&d)) {
+                let dims: Vec<Dim> = lp.dims().collect();
+                if dims.iter().all(|d| self.chooser.fits(&self.old.dims, u, *d)) {
+                    rows.push(Mode::Split(l));
+                }
+            }
+        }
+        if self.old[v].op != Op::Cut {
+            if rule.joint && current.contains(&Placement::SUM) && current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated)) {
+                rows.extend([Mode::Sums; 2]);
+            }
+            if !rule.joint {
+                rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [Mode::Through(*k); 2]));
+            }
+        }
+        self.random.as_mut().expect("invariant: asked for random rows").draw(&rows)
+    }
+
+    fn emit(&mut self, node: Node, sharding: Sharding, reason: Option<String>) -> Value {
+        self.out.nodes.push(node);
+        self.shardings.push(sharding);
+        self.reasons.push(reason);
+        Value(self.out.nodes.len() as u32 - 1)
+    }
+
+    /// Leads a value to another sharding: slices, sums, exchanges, gathers, masks, in this order; sub-axes together where one
+    /// collective does. A reshard is made once per value; a gather once per phase, since keeping a gathered value from the
+    /// forward to the backward pass would undo the saving.
+    fn reshard(&mut self, v: Value, to: &Sharding, origin: &Origin, why: &str) -> Value {
+        let mut steps: Vec<(Reshard, Placement, Placement, Option<ir::mesh::Axis>, Vec<SubAxis>)> = vec![];
+        let from = self.shardings[v.index()].clone();
+        for u in self.mesh.ids() {
+            let (a, b) = (from[u], to[u]);
+            if a == b {
+                continue;
+            }
+            let kind = match (a, b) {
+                (Placement::Partial(_), Placement::Split(_)) => Reshard::ReduceScatter,
+                (Placement::Partial(_), Placement::Replicated) => Reshard::AllReduce,
+                (Placement::Replicated, Placement::Split(_)) => Reshard::Slice,
+                (Placement::Split(_), Placement::Replicated) => Reshard::AllGather,
+                (Placement::Split(_), Placement::Split(_)) => Reshard::AllToAll,
+                (Placement::Replicated, Placement::Partial(_)) => Reshard::Mask,
+                (Placement::Replicated, Placement::Replicated) | (Placement::Split(_) | Placement::Partial(_), Placement::Partial(_)) => {
+                    unreachable!("invariant: no rule asks for a partial value of something split")
+                }
+            };
+            // Sums over several axes are one; other collectives exchange along one axis.
+            let axis = match kind {
+                Reshard::AllReduce | Reshard::Slice | Reshard::Mask => None,
+                Reshard::ReduceScatter | Reshard::AllToAll | Reshard::AllGather => Some(self.mesh[u].axis),
+            };
+            match steps.iter_mut().find(|s| (s.0, s.1, s.2, s.3) == (kind, a, b, axis)) {
+                Some(s) => s.4.push(u),
+                None => steps.push((kind, a, b, axis, vec![u])),
+            }
+        }
+        steps.sort_by_key(|s| s.0);
+        let mut v = v;
+        for (kind, _, b, _, subs) in steps {
+            let phase = (kind == Reshard::AllGather).then_some(origin.phase);
+            let key = (v, kind, b, subs.clone(), phase);
+            v = match self.known.get(&key) {
+                Some(w) => *w,
+                None => {
+                    let mut sharding = self.shardings[v.index()].clone();
+                    subs.iter().for_each(|u| sharding[*u] = b);
+                    let ty = self.out[v].ty.clone();
+                    let w = self.emit(Node { op: Op::Reshard { kind, subs }, args: vec![v], ty, origin: origin.clone() }, sharding, Some(why.into()));
+                    self.known.insert(key, w);
+                    w
+                }
+            };
+        }
+        v
+    }
+}
+
+/// Sources that every rank can make whole for itself.
+fn is_free(op: &Op) -> bool {
+    matches!(op, Op::Const(_) | Op::Iota(_) | Op::Scalar(_) | Op::Table(_))
+}
