@@ -17,3 +17,4 @@ pub mod op;
 pub mod program;
 pub mod random;
 pub mod sharded;
+pub mod text;

@@ -1,0 +1,39 @@
+//! The text form of a kernel.
+
+use super::body::{Plain, blank_type, body, dtype, ty};
+use super::io::{Io, Result};
+use super::op::dims;
+use crate::graph::Value;
+use crate::kernel::{Family, Kernel, Operand, Output};
+use crate::op::DType;
+
+/// A kernel from its family on.
+pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
+    let all = [
+        ("loops", Family::Loops { grid: vec![] }),
+        ("gemm", Family::Gemm),
+        ("attention", Family::Attention),
+        ("attention_grad", Family::AttentionGrad),
+        ("scatter", Family::Scatter),
+    ];
+    io.variant(&mut k.family, "a family of kernels", &all)?;
+    io.opt(true, " scalars ");
+    io.list(&mut k.scalars, DType::I32, dtype)?;
+    body(io, &mut k.body, &mut Plain)?;
+    match &mut k.family {
+        Family::Loops { grid } => {
+            io.line("grid ")?;
+            dims(io, grid)?;
+        }
+        Family::Gemm | Family::Attention | Family::AttentionGrad | Family::Scatter => {}
+    }
+    io.rows(&mut k.inputs, Operand { ty: blank_type(), strides: vec![] }, "operand ", |io, _, x| {
+        ty(io, &mut x.ty)?;
+        io.with(" strides ", &mut x.strides, |io, s| io.list(s, 0, Io::number))
+    })?;
+    io.rows(&mut k.outputs, Output { value: Value(0), strides: vec![], accumulate: false }, "result ", |io, _, x| {
+        io.value(&mut x.value)?;
+        io.with(" strides ", &mut x.strides, |io, s| io.list(s, 0, Io::number))?;
+        io.flag(&mut x.accumulate, " accumulate")
+    })
+}

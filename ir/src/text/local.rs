@@ -1,0 +1,107 @@
+//! The text form of a rank's graph.
+
+use super::body::{Beside, body, entry, mesh, reason, values};
+use super::io::{Io, Result};
+use super::op::index;
+use super::sharded::sharding;
+use crate::dim::{Base, Dim, IndexMap};
+use crate::graph::Value;
+use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
+use crate::sharded::Sharding;
+
+struct Notes<'a> {
+    chunk: Option<Chunk>,
+    chunks: &'a mut Vec<Chunk>,
+    accumulate: &'a mut Vec<bool>,
+    source: &'a mut Vec<Option<(Value, Sharding)>>,
+    reasons: &'a mut Vec<Option<String>>,
+}
+
+impl Beside for Notes<'_> {
+    /// A heading `forward:` wherever the chunk changes; nodes keep their order.
+    fn before(&mut self, io: &mut Io, i: usize) -> Result {
+        if io.reading() {
+            for chunk in Chunk::ALL {
+                if io.line_if(true, &format!("{}:", chunk.name())) {
+                    self.chunk = Some(chunk);
+                }
+            }
+            return Ok(());
+        }
+        let chunk = *entry(self.chunks, i, Chunk::Forward);
+        if self.chunk != Some(chunk) {
+            self.chunk = Some(chunk);
+            io.line(&format!("{}:", chunk.name()))?;
+        }
+        Ok(())
+    }
+
+    fn after_type(&mut self, io: &mut Io, i: usize) -> Result {
+        if io.reading() {
+            match self.chunk {
+                Some(chunk) => self.chunks.push(chunk),
+                None => return io.wrong(io.mark(), "a node without a heading that says when it runs"),
+            }
+        }
+        io.flag(entry(self.accumulate, i, false), " accumulate")?;
+        let blank = (Value(0), Sharding::replicated(&io.mesh));
+        io.option(entry(self.source, i, None), blank, " holds %", |io, (v, s)| {
+            io.number(&mut v.0)?;
+            io.with(" ", s, |io, s| sharding(io, s, foreign_dim))
+        })
+    }
+
+    fn at_end(&mut self, io: &mut Io, i: usize) -> Result {
+        reason(io, entry(self.reasons, i, None))
+    }
+}
+
+/// A dim of the sharded graph by its number, `d3`: this text does not have that graph's names.
+fn foreign_dim(io: &mut Io, d: &mut Dim) -> Result {
+    if !io.reading() {
+        return io.lit(&d.to_string());
+    }
+    let mark = io.mark();
+    match io.word("a dim's number")?.strip_prefix('d').and_then(|n| n.parse().ok()) {
+        Some(n) => *d = Dim(n),
+        None => return io.wrong(mark, "expected a dim's number, `d3`"),
+    }
+    Ok(())
+}
+
+pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
+    io.line("local")?;
+    mesh(io, &mut l.mesh)?;
+    io.rows(&mut l.stages, (0, vec![]), "stage ", |io, _, (stage, params)| {
+        io.number(stage)?;
+        io.with(" params ", params, |io, p| io.list(p, 0, Io::number))
+    })?;
+    io.rows(&mut l.params, LocalParam { index: vec![], states: 0 }, "slot ", |io, i, p| {
+        slot_number(io, i)?;
+        io.with(" index ", &mut p.index, indices)?;
+        io.with(" states ", &mut p.states, Io::number)
+    })?;
+    let mut notes = Notes { chunk: None, chunks: &mut l.chunks, accumulate: &mut l.accumulate, source: &mut l.source, reasons: &mut l.reasons };
+    body(io, &mut l.body, &mut notes)?;
+    io.rows(&mut l.reports, (0, Value(0)), "report ", |io, _, (r, v)| {
+        io.number(r)?;
+        io.with(" = ", v, Io::value)
+    })?;
+    io.rows(&mut l.updates, LocalUpdate { slot: 0, new: Value(0), states: vec![] }, "update ", |io, _, u| {
+        io.number(&mut u.slot)?;
+        io.with(" to ", &mut u.new, Io::value)?;
+        io.with(" states ", &mut u.states, values)
+    })
+}
+
+/// The number of a row, which must be its position.
+pub(super) fn slot_number(io: &mut Io, i: usize) -> Result {
+    let (mark, mut number) = (io.mark(), i);
+    io.number(&mut number)?;
+    if number == i { Ok(()) } else { io.wrong(mark, format!("the next number is {i}")) }
+}
+
+/// Index maps, one per dim.
+pub(super) fn indices(io: &mut Io, maps: &mut Vec<IndexMap>) -> Result {
+    io.list(maps, IndexMap { parts: vec![], base: Base::Zero }, index)
+}

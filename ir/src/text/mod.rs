@@ -1,0 +1,129 @@
+//! Text forms of every level, which read back: `parse(print(x)) == x`. `docs/ir.md` explains them to readers of dumps.
+//!
+//! **Invariant:** a construct has one form function, which writes or reads it (see `io.rs`); an op has one line in the table of
+//! `op.rs`. Printers take anything, also graphs that a verifier rejects; references to dims, buffers and values that
+//! do not exist print and do not read back. Parsers check references, not types: that is the verifiers' part.
+
+mod body;
+mod graph;
+mod io;
+mod kernel;
+mod labels;
+mod local;
+mod op;
+mod program;
+mod sharded;
+
+use crate::graph::Graph;
+use crate::kernel::{Family, Kernel};
+use crate::local::Local;
+use crate::mesh::Mesh;
+use crate::model::Train;
+use crate::program::{Job, Program};
+use crate::sharded::Sharded;
+pub use io::ParseError;
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+pub fn print_graph(g: &Graph) -> String {
+    io::print(g, graph::graph)
+}
+
+/// # Errors
+/// The text is not a printed graph.
+pub fn parse_graph(text: &str) -> Result<Graph> {
+    io::parse(text, Graph::default(), graph::graph)
+}
+
+pub fn print_sharded(s: &Sharded) -> String {
+    io::print(s, sharded::sharded)
+}
+
+/// # Errors
+/// The text is not a printed sharded graph.
+pub fn parse_sharded(text: &str) -> Result<Sharded> {
+    let blank = Sharded { graph: Graph::default(), mesh: Mesh { subs: vec![] }, digits: vec![], shardings: vec![], reasons: vec![] };
+    io::parse(text, blank, sharded::sharded)
+}
+
+pub fn print_local(l: &Local) -> String {
+    io::print(l, local::local)
+}
+
+/// # Errors
+/// The text is not a printed local graph.
+pub fn parse_local(text: &str) -> Result<Local> {
+    let blank = Local {
+        mesh: Mesh { subs: vec![] },
+        stages: vec![],
+        body: crate::graph::Body::default(),
+        params: vec![],
+        chunks: vec![],
+        accumulate: vec![],
+        source: vec![],
+        reasons: vec![],
+        reports: vec![],
+        updates: vec![],
+    };
+    io::parse(text, blank, local::local)
+}
+
+pub fn print_kernel(k: &Kernel) -> String {
+    io::print(k, |io, k| {
+        io.line("kernel ")?;
+        kernel::kernel(io, k)
+    })
+}
+
+/// # Errors
+/// The text is not a printed kernel.
+pub fn parse_kernel(text: &str) -> Result<Kernel> {
+    let blank = Kernel { family: Family::Gemm, body: crate::graph::Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] };
+    io::parse(text, blank, |io, k| {
+        io.line("kernel ")?;
+        kernel::kernel(io, k)
+    })
+}
+
+/// One program of a job and the mesh that it refers to.
+pub fn print_program(p: &Program, mesh: &Mesh) -> String {
+    io::print(&(mesh.clone(), p.clone()), |io, (mesh, p)| {
+        body::mesh(io, mesh)?;
+        program::program(io, p)
+    })
+}
+
+/// # Errors
+/// The text is not a printed program.
+pub fn parse_program(text: &str) -> Result<(Mesh, Program)> {
+    let blank = Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] };
+    io::parse(text, (Mesh { subs: vec![] }, blank), |io, (mesh, p)| {
+        body::mesh(io, mesh)?;
+        program::program(io, p)
+    })
+}
+
+pub fn print_job(j: &Job) -> String {
+    io::print(j, program::job)
+}
+
+/// # Errors
+/// The text is not a printed job.
+pub fn parse_job(text: &str) -> Result<Job> {
+    let blank = Job {
+        model: String::new(),
+        settings: vec![],
+        mesh: Mesh { subs: vec![] },
+        train: Train::default(),
+        global_batch: 0,
+        microbatches: 0,
+        params: vec![],
+        inputs: vec![],
+        tables: vec![],
+        reports: vec![],
+        kernels: vec![],
+        programs: vec![],
+        stages: vec![],
+    };
+    io::parse(text, blank, program::job)
+}

@@ -1,0 +1,302 @@
+//! The text forms of a rank's program and of a whole job.
+
+use super::body::{blank_origin, dtype, mesh, origin, reason};
+use super::graph::{feed, init, numbered_rows};
+use super::io::{Io, Result};
+use super::kernel::kernel;
+use super::labels::{Labels, label, numbered};
+use super::local::{indices, slot_number};
+use super::op::{blank_collective, collective_kind, linear, scalar};
+use crate::graph::Feed;
+use crate::kernel::{Family, Kernel};
+use crate::model::{Decay, Optimizer, Train};
+use crate::op::{DType, Real, Scalar};
+use crate::program::{
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage,
+    Stream, TableEntry,
+};
+
+/// Calls that one line may stand for.
+const MOST_CALLS: u32 = 1 << 20;
+
+/// A program, given the mesh.
+pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
+    io.line("program slots ")?;
+    io.number(&mut p.slots)?;
+    for (arena, bytes) in Arena::ALL.iter().zip(&mut p.arena_bytes) {
+        io.line(&format!("arena {} bytes ", arena.name()))?;
+        io.number(bytes)?;
+    }
+    io.buffers = Labels::of(p.buffers.iter().map(|b| b.name.as_str()));
+    let blank = Buffer { name: String::new(), dtype: DType::F32, dims: vec![], arena: Arena::Temporary, offset: 0, content: Content::Activation, origin: None };
+    io.rows(&mut p.buffers, blank, "buffer ", buffer)?;
+    io.rows(&mut p.groups, Group { subs: vec![], stages: None }, "group ", |io, i, g| {
+        slot_number(io, i)?;
+        io.with(" over ", &mut g.subs, Io::subs)?;
+        io.option(&mut g.stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))
+    })?;
+    io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
+    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward, commands: vec![] }, "body ", |io, i, b| {
+        declare(io, |io| &mut io.bodies, i, &mut b.name)?;
+        let kinds = [BodyKind::Prologue, BodyKind::Forward, BodyKind::Backward, BodyKind::Reduce, BodyKind::Update];
+        io.lit(" kind ")?;
+        io.variant(&mut b.kind, "a kind of body", &kinds.map(|k| (k.name(), k)))?;
+        let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, origin: blank_origin(), reason: None };
+        io.rows(&mut b.commands, blank, "  ", |io, _, c| command(io, c))
+    })?;
+    for (calls, words) in [(&mut p.train, "train:"), (&mut p.update, "update:"), (&mut p.eval, "eval:")] {
+        io.line(words)?;
+        schedule(io, calls)?;
+    }
+    Ok(())
+}
+
+/// The label of row `i` of a table, which grows by it when reading.
+fn declare(io: &mut Io, table: for<'x> fn(&'x mut Io<'_>) -> &'x mut Labels, i: usize, name: &mut String) -> Result {
+    let mark = io.mark();
+    if !io.reading() {
+        let (mut name, mut count) = table(io).get(i);
+        return numbered(io, &mut name, &mut count);
+    }
+    let mut count = 0;
+    numbered(io, name, &mut count)?;
+    let labels = table(io);
+    labels.add(name);
+    if labels.get(i).1 == count { Ok(()) } else { io.wrong(mark, "numbers of a name must follow each other, from none") }
+}
+
+fn buffer(io: &mut Io, i: usize, b: &mut Buffer) -> Result {
+    declare(io, |io| &mut io.buffers, i, &mut b.name)?;
+    io.lit(" : ")?;
+    dtype(io, &mut b.dtype)?;
+    io.list(&mut b.dims, (String::new(), 0), |io, (name, size)| {
+        io.name(name)?;
+        io.with("=", size, Io::number)
+    })?;
+    io.lit(" in ")?;
+    io.variant(&mut b.arena, "an arena", &Arena::ALL.map(|a| (a.name(), a)))?;
+    io.with(" @", &mut b.offset, Io::number)?;
+    let all = [
+        ("param", Content::Param { slot: 0, index: vec![] }),
+        ("state", Content::State { slot: 0, state: 0, index: vec![] }),
+        ("table", Content::Table { table: 0, index: vec![] }),
+        ("accumulator", Content::Accumulator),
+        ("activation", Content::Activation),
+    ];
+    io.lit(" holds ")?;
+    io.variant(&mut b.content, "what a buffer holds", &all)?;
+    match &mut b.content {
+        Content::Param { slot, index } | Content::Table { table: slot, index } => {
+            io.with(" ", slot, Io::number)?;
+            io.with(" index ", index, indices)?;
+        }
+        Content::State { slot, state, index } => {
+            io.with(" ", state, Io::number)?;
+            io.with(" of ", slot, Io::number)?;
+            io.with(" index ", index, indices)?;
+        }
+        Content::Accumulator | Content::Activation => {}
+    }
+    if io.origin_follows(b.origin.is_some()) {
+        origin(io, b.origin.get_or_insert_with(blank_origin))?;
+    }
+    Ok(())
+}
+
+fn buffer_id(io: &mut Io, b: &mut BufferId) -> Result {
+    label(io, |io| &io.buffers, "buffer", &mut b.0)
+}
+
+/// `x @128 + 64*tp`: a buffer and, unless it is its start, the element.
+fn place(io: &mut Io, p: &mut Place) -> Result {
+    buffer_id(io, &mut p.buffer)?;
+    io.or(&mut p.offset, 0, " @", Io::number)?;
+    io.or(&mut p.coords, vec![], " + ", linear)
+}
+
+fn command(io: &mut Io, c: &mut Command) -> Result {
+    io.variant(&mut c.stream, "a stream", &[("compute", Stream::Compute), ("communication", Stream::Communication)])?;
+    io.lit(" ")?;
+    action(io, &mut c.action)?;
+    origin(io, &mut c.origin)?;
+    reason(io, &mut c.reason)
+}
+
+fn action(io: &mut Io, a: &mut Action) -> Result {
+    let start = Place::start(BufferId(0));
+    let (dst, src, f32) = (start.clone(), start.clone(), DType::F32);
+    let all = [
+        ("launch", Action::Launch { kernel: KernelId(0), args: vec![], scalars: vec![] }),
+        ("collective", Action::Collective { kind: blank_collective(), group: GroupId(0), dtype: f32, count: 0, src: src.clone(), dst: dst.clone() }),
+        ("send", Action::Send { hops: 0, dtype: f32, count: 0, src: src.clone() }),
+        ("recv", Action::Recv { hops: 0, dtype: f32, count: 0, dst }),
+        ("fill", Action::Fill { buffer: BufferId(0), value: Real(0.0) }),
+        ("load", Action::Load { input: 0, dst: BufferId(0), index: vec![] }),
+        ("report", Action::Report { report: 0, src }),
+        ("record", Action::Record { event: 0 }),
+        ("wait", Action::Wait { event: 0 }),
+    ];
+    io.variant(a, "a command", &all)?;
+    match a {
+        Action::Launch { kernel, args, scalars } => {
+            io.with(" kernel ", &mut kernel.0, Io::number)?;
+            io.with(" ", args, |io, args| io.list(args, start, place))?;
+            if io.opt(!scalars.is_empty(), " scalars ") {
+                io.list(scalars, Scalar::Step, scalar)?;
+            }
+            Ok(())
+        }
+        Action::Collective { kind, group, dtype: t, count, src, dst } => {
+            io.with(" ", kind, collective_kind)?;
+            io.with(" group ", &mut group.0, Io::number)?;
+            transfer(io, count, t)?;
+            io.with(" from ", src, place)?;
+            io.with(" to ", dst, place)
+        }
+        Action::Send { hops, dtype: t, count, src } => {
+            io.with(" hops ", hops, Io::number)?;
+            transfer(io, count, t)?;
+            io.with(" from ", src, place)
+        }
+        Action::Recv { hops, dtype: t, count, dst } => {
+            io.with(" hops ", hops, Io::number)?;
+            transfer(io, count, t)?;
+            io.with(" to ", dst, place)
+        }
+        Action::Fill { buffer, value } => {
+            io.with(" ", buffer, buffer_id)?;
+            io.with(" with ", &mut value.0, Io::real)
+        }
+        Action::Load { input, dst, index } => {
+            io.with(" input ", input, Io::number)?;
+            io.with(" to ", dst, buffer_id)?;
+            io.with(" index ", index, indices)
+        }
+        Action::Report { report, src } => {
+            io.with(" ", report, Io::number)?;
+            io.with(" from ", src, place)
+        }
+        Action::Record { event } | Action::Wait { event } => io.with(" ", event, Io::number),
+    }
+}
+
+/// ` 4096 x f32`.
+fn transfer(io: &mut Io, count: &mut u64, t: &mut DType) -> Result {
+    io.with(" ", count, Io::number)?;
+    io.with(" x ", t, dtype)
+}
+
+/// Calls in order, those of one body for consecutive microbatches as one line: `forward 0..4`.
+fn schedule(io: &mut Io, calls: &mut Vec<Call>) -> Result {
+    let mut runs: Vec<(BodyId, u32, u32)> = vec![];
+    for call in calls.iter() {
+        match runs.last_mut() {
+            Some((body, first, count)) if *body == call.body && first.checked_add(*count) == Some(call.microbatch) => *count += 1,
+            _ => runs.push((call.body, call.microbatch, 1)),
+        }
+    }
+    io.rows(&mut runs, (BodyId(0), 0, 1), "  ", |io, _, (body, first, count)| {
+        label(io, |io| &io.bodies, "body", &mut body.0)?;
+        let mark = io.mark();
+        io.with(" ", first, Io::number)?;
+        let mut end = u64::from(*first) + u64::from(*count);
+        if io.opt(*count != 1, "..") {
+            io.number(&mut end)?;
+        } else {
+            end = u64::from(*first) + 1;
+        }
+        match end.checked_sub(u64::from(*first)).and_then(|n| u32::try_from(n).ok()) {
+            Some(n) if !io.reading() || (1..=MOST_CALLS).contains(&n) => *count = n,
+            _ => return io.wrong(mark, format!("expected 1 to {MOST_CALLS} calls")),
+        }
+        Ok(())
+    })?;
+    if io.reading() {
+        *calls = runs.into_iter().flat_map(|(body, first, count)| (0..count).map(move |k| Call { body, microbatch: first.saturating_add(k) })).collect();
+    }
+    Ok(())
+}
+
+/// A whole job.
+pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
+    io.line("job ")?;
+    io.name(&mut j.model)?;
+    io.with(" global_batch ", &mut j.global_batch, Io::number)?;
+    io.with(" microbatches ", &mut j.microbatches, Io::number)?;
+    mesh(io, &mut j.mesh)?;
+    io.rows(&mut j.settings, (String::new(), String::new()), "setting ", |io, _, (name, value)| {
+        io.name(name)?;
+        io.with(" = ", value, Io::string)
+    })?;
+    train(io, &mut j.train)?;
+    numbered_rows(io, &mut j.params, blank_param(), "param ", |io, p| {
+        io.with(" : ", &mut p.dims, extents)?;
+        io.with(" init ", &mut p.init, init)
+    })?;
+    let blank = InputEntry { name: String::new(), dtype: DType::I32, dims: vec![], default: None, limit: None };
+    numbered_rows(io, &mut j.inputs, blank, "input ", |io, x| {
+        io.with(" : ", &mut x.dtype, dtype)?;
+        extents(io, &mut x.dims)?;
+        io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
+        io.option(&mut x.limit, 0, " limit ", Io::number)
+    })?;
+    numbered_rows(io, &mut j.tables, TableEntry { name: String::new(), dtype: DType::F32, dims: vec![], data: vec![] }, "table ", |io, t| {
+        io.with(" : ", &mut t.dtype, dtype)?;
+        extents(io, &mut t.dims)?;
+        io.with(" = ", &mut t.data, |io, data| io.list(data, 0.0, Io::real))
+    })?;
+    io.rows(&mut j.reports, String::new(), "report ", |io, _, name| io.name(name))?;
+    io.rows(&mut j.stages, Stage { program: 0, params: vec![] }, "stage ", |io, i, s| {
+        slot_number(io, i)?;
+        io.with(" program ", &mut s.program, Io::number)?;
+        io.with(" params ", &mut s.params, |io, p| io.list(p, 0, Io::number))
+    })?;
+    let blank = Kernel { family: Family::Gemm, body: crate::graph::Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] };
+    io.rows(&mut j.kernels, blank, "kernel ", |io, i, k| {
+        slot_number(io, i)?;
+        io.lit(" ")?;
+        kernel(io, k)
+    })?;
+    let blank = Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] };
+    io.rows(&mut j.programs, blank, "rank class ", |io, i, p| {
+        slot_number(io, i)?;
+        program(io, p)
+    })
+}
+
+fn blank_param() -> ParamEntry {
+    ParamEntry { name: String::new(), dims: vec![], init: crate::graph::Init::Const(Real(0.0)) }
+}
+
+/// `[vocab=50257 padded 50304, hidden=768]`.
+fn extents(io: &mut Io, dims: &mut Vec<Extent>) -> Result {
+    io.list(dims, Extent { name: String::new(), size: 0, padded: 0 }, |io, e| {
+        io.name(&mut e.name)?;
+        io.with("=", &mut e.size, Io::number)?;
+        io.or(&mut e.padded, e.size, " padded ", Io::number)
+    })
+}
+
+fn train(io: &mut Io, t: &mut Train) -> Result {
+    io.line("optimizer ")?;
+    let zero = Real(0.0);
+    let all = [("adamw", Optimizer::AdamW { beta1: zero, beta2: zero, eps: zero }), ("sgd", Optimizer::Sgd { momentum: zero })];
+    io.variant(&mut t.optimizer, "an optimizer", &all)?;
+    match &mut t.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            io.with(" beta1 ", &mut beta1.0, Io::real)?;
+            io.with(" beta2 ", &mut beta2.0, Io::real)?;
+            io.with(" eps ", &mut eps.0, Io::real)?;
+        }
+        Optimizer::Sgd { momentum } => io.with(" momentum ", &mut momentum.0, Io::real)?,
+    }
+    io.with(" weight_decay ", &mut t.weight_decay.0, Io::real)?;
+    io.option(&mut t.clip, zero, " clip ", |io, c| io.real(&mut c.0))?;
+    io.line("schedule ")?;
+    let s = &mut t.schedule;
+    io.variant(&mut s.decay, "a decay", &[("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)])?;
+    io.with(" peak ", &mut s.peak.0, Io::real)?;
+    io.with(" min ", &mut s.min.0, Io::real)?;
+    io.with(" warmup ", &mut s.warmup, Io::number)?;
+    io.with(" steps ", &mut s.steps, Io::number)
+}
