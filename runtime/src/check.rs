@@ -5,11 +5,11 @@
 
 use crate::comm::Phase;
 use crate::executor::{calls, reach};
-use ir::dim::{Base, IndexMap, Linear};
+use ir::dim::{Base, Dim, IndexMap, Linear};
 use ir::graph::Feed;
-use ir::kernel::Kernel;
+use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
-use ir::op::{DType, Reduce, Scalar};
+use ir::op::{DType, Op, Reduce, Scalar};
 use ir::program::{Action, Arena, Body, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,8 +78,9 @@ fn product(sizes: impl IntoIterator<Item = u64>) -> Result<u64, String> {
 
 fn whole(job: &Job) -> Checked {
     let mesh = &job.mesh;
-    ensure(mesh.subs.len() <= 255 && mesh.subs.iter().all(|s| s.size > 0), || "its mesh is malformed".into())?;
+    // Before anything multiplies them.
     product(mesh.subs.iter().map(|s| s.size))?;
+    ensure(mesh.subs.len() <= 255 && mesh.subs.iter().all(|s| s.size > 0), || "its mesh is malformed".into())?;
     ensure(mesh.world() <= 1 << 20, || format!("its mesh has {} ranks", mesh.world()))?;
     for axis in [Axis::Microbatch, Axis::Pp] {
         ensure(mesh.of(axis).count() <= 1, || format!("its mesh splits `{axis}`"))?;
@@ -110,6 +111,7 @@ fn whole(job: &Job) -> Checked {
 }
 
 fn kernel_sound(kernel: &Kernel) -> Checked {
+    body_sound(kernel)?;
     kernel.verify().map_err(|e| e.to_string())?;
     let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
     let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
@@ -121,6 +123,56 @@ fn kernel_sound(kernel: &Kernel) -> Checked {
         }
     }
     Ok(())
+}
+
+/// Values, dims and scalars that a kernel's body names exist, so that its verifier can look at them.
+fn body_sound(kernel: &Kernel) -> Checked {
+    let (body, dims) = (&kernel.body, &kernel.body.dims);
+    let known = |d: &Dim| (d.0 as usize) < dims.list.len();
+    for (k, info) in dims.list.iter().enumerate() {
+        ensure(info.copy_of.is_none_or(|d| (d.0 as usize) < k), || format!("dim `{}` is a copy of a later one", info.name))?;
+        ensure(info.size <= MOST && info.global <= MOST, || format!("dim `{}` has {} elements", info.name, info.size))?;
+        ensure(info.index.parts.iter().all(|p| p.0 > 0 && p.1 > 0 && p.0 <= MOST && p.1 <= MOST), || format!("dim `{}` has an empty part", info.name))?;
+        ensure(product(info.index.parts.iter().map(|p| p.0))? == info.size, || format!("dim `{}` and its index map differ", info.name))?;
+        match &info.index.base {
+            Base::Zero => {}
+            Base::Slot(i) => ensure((*i as usize) < kernel.scalars.len(), || format!("there is no scalar argument {i}"))?,
+            Base::Coords(_) => return Err(format!("dim `{}` begins at coordinates", info.name)),
+        }
+    }
+    if let Family::Loops { grid } = &kernel.family {
+        ensure(grid.iter().all(known), || "its grid has an unknown dim".into())?;
+    }
+    for input in &kernel.inputs {
+        ensure(input.ty.dims.iter().all(known), || "an operand has an unknown dim".into())?;
+        product(input.ty.dims.iter().map(|d| dims.size(*d)))?;
+    }
+    for (k, node) in body.nodes.iter().enumerate() {
+        ensure(node.args.iter().all(|a| a.index() < k), || format!("node {k} uses a later one"))?;
+        ensure(node.ty.dims.iter().chain(&op_dims(&node.op)).all(known), || format!("node {k} has an unknown dim"))?;
+        product(node.ty.dims.iter().map(|d| dims.size(*d)))?;
+        let random = matches!(node.op, Op::Uniform { .. });
+        ensure(!random || kernel.scalars.len() >= 2, || "it draws random numbers without seed and step".into())?;
+    }
+    ensure(kernel.outputs.iter().all(|o| o.value.index() < body.nodes.len()), || "an output is no value".into())
+}
+
+/// The dims that an op names.
+fn op_dims(op: &Op) -> Vec<Dim> {
+    match op {
+        Op::Iota(d) | Op::ArgMax { over: d } | Op::Cumsum { over: d, .. } | Op::Gather { dim: d } | Op::Scatter { dim: d } => vec![*d],
+        Op::View { from, to } => [from.as_slice(), to].concat(),
+        Op::Slice { from, to, .. } => [Some(*from), *to].into_iter().flatten().collect(),
+        Op::Pad { from, to, .. } => [*from, Some(*to)].into_iter().flatten().collect(),
+        Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
+        Op::Shard { from, to, .. } => vec![*from, *to],
+        Op::Dot { over } | Op::Reduce { over, .. } => over.clone(),
+        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => vec![a.at, a.keys, a.d],
+        Op::Collective { part, .. } => part.iter().copied().collect(),
+        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Unary(_)
+        | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. }
+        | Op::Recv { .. } | Op::Send { .. } => vec![],
+    }
 }
 
 fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
@@ -168,7 +220,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     ensure(end.is_some_and(|e| e <= size), || {
         format!("offset {} and {} bytes lie outside of the {} arena's {size}", buffer.offset, elements * buffer.dtype.bytes(), buffer.arena.name())
     })?;
-    ensure(buffer.offset % 64 == 0, || format!("offset {} is not a multiple of 64", buffer.offset))?;
+    ensure(buffer.offset.is_multiple_of(64), || format!("offset {} is not a multiple of 64", buffer.offset))?;
     match &buffer.content {
         Content::Table { table, index } => {
             let table = job.tables.get(*table as usize).ok_or_else(|| format!("there is no table {table}"))?;

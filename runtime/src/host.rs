@@ -84,9 +84,9 @@ impl<'a> Part<'a> {
         let mut at = vec![0u64; last];
         for row in 0..rows {
             let mut start = Some(0u64);
-            for k in 0..last {
-                let global = self.bases[k] + self.index[k].offset(at[k]);
-                start = start.filter(|_| global < self.extents[k].size).map(|s| s * self.extents[k].size + global);
+            for (k, i) in at.iter().enumerate() {
+                let (global, size) = (self.bases[k] + self.index[k].offset(*i), self.extents[k].size);
+                start = start.filter(|_| global < size).map(|s| s * size + global);
             }
             match start {
                 None => visit(Run { local: row * width, global: None, len: width }),

@@ -5,12 +5,14 @@
 //! The executor ([`executor::Rank`]) runs one rank's program over two traits: [`device::Device`] holds memory and runs
 //! kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
 
+pub mod artifact;
 pub mod check;
 pub mod comm;
 pub mod device;
 pub mod executor;
 pub mod host;
 pub mod reference;
+pub mod target;
 
 // The fixture is shared with the integration tests, which know the crate by its name.
 #[cfg(test)]

@@ -11,9 +11,12 @@ pub struct Hub {
     world: u64,
     /// By members.
     meetings: BTreeMap<Vec<u64>, Meeting>,
-    mail: BTreeMap<(u64, u64), VecDeque<(Message, Vec<f64>)>>,
+    /// By sender and receiver.
+    mail: BTreeMap<(u64, u64), Mailbox>,
     posted: bool,
 }
+
+type Mailbox = VecDeque<(Message, Vec<f64>)>;
 
 #[derive(Default)]
 struct Meeting {

@@ -1,0 +1,412 @@
+//! The artifact directory: what `compile` writes and `run` reads.
+//!
+//! ```text
+//! OUT.mcc/
+//!   manifest.json   format, mcc's version, model, mesh, target; sizes and hashes (BLAKE3) of all other files
+//!   job.bin         the job: postcard, zstd
+//!   kernels.so      the kernels' code, not in artifacts of the reference target
+//!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread
+//!   dumps/          texts, as the compiler gave them
+//! ```
+//! Reading checks everything before any code is loaded: sizes, hashes, that every place lies within its arena
+//! ([`crate::check`]), that this CPU has the target's features.
+
+use crate::check::{self, CheckError};
+use crate::target::{Target, TargetError};
+use ir::program::Job;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Changes whenever an artifact of before cannot be read any more.
+pub const FORMAT: u32 = 1;
+
+const MANIFEST: &str = "manifest.json";
+const JOB: &str = "job.bin";
+const LIBRARY: &str = "kernels.so";
+const KERNELS: &str = "kernels.json";
+
+/// Most bytes of the job once unpacked: a damaged length cannot exhaust memory.
+const MOST_JOB: usize = 4 << 30;
+
+/// How a kernel of the job is called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelEntry {
+    /// The symbol in the library.
+    pub name: String,
+    /// Tiles that can run at the same time, each exactly once per launch.
+    pub tiles: u64,
+    /// Bytes of scratch for each thread that runs tiles.
+    pub scratch_bytes: u64,
+}
+
+/// The code of all kernels, in the order of [`Job::kernels`].
+pub struct Kernels<'a> {
+    pub library: &'a [u8],
+    pub entries: &'a [KernelEntry],
+}
+
+/// What an artifact is made of.
+pub struct Parts<'a> {
+    pub job: &'a Job,
+    pub target: &'a Target,
+    /// None for the reference target alone.
+    pub kernels: Option<Kernels<'a>>,
+    /// File names under `dumps/` and texts.
+    pub dumps: &'a [(String, String)],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub format: u32,
+    /// Version of mcc that wrote it.
+    pub mcc: String,
+    pub model: String,
+    /// Axes with their sizes, outermost first.
+    pub mesh: Vec<(String, u64)>,
+    pub ranks: u64,
+    /// Program classes.
+    pub classes: u64,
+    pub kernels: u64,
+    pub target: Target,
+    pub files: BTreeMap<String, File>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    pub bytes: u64,
+    /// BLAKE3, hexadecimal.
+    pub hash: String,
+}
+
+/// A directory that was read and checked.
+#[derive(Clone, Debug)]
+pub struct Artifact {
+    pub dir: PathBuf,
+    pub manifest: Manifest,
+    /// Hash of the manifest, hence of everything; all ranks of a run must have the same.
+    pub id: String,
+    pub job: Job,
+    /// As many as the job's kernels; empty for the reference target.
+    pub kernels: Vec<KernelEntry>,
+}
+
+impl Artifact {
+    /// The shared library with the kernels.
+    pub fn library(&self) -> PathBuf {
+        self.dir.join(LIBRARY)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    #[error("`{}` is not an artifact: it has no {MANIFEST}", .0.display())]
+    NotAnArtifact(PathBuf),
+    #[error("`{}` exists and is not an artifact; it was left alone", .0.display())]
+    Foreign(PathBuf),
+    #[error("`{}`: {cause}", .file.display())]
+    Io { file: PathBuf, cause: io::Error },
+    #[error("`{}` is damaged: {what}", .file.display())]
+    Damaged { file: PathBuf, what: String },
+    #[error("`{}` has format {found}, written by mcc {mcc}; this is mcc {}, which reads format {FORMAT}: compile the model again", .dir.display(), env!("CARGO_PKG_VERSION"))]
+    Format { dir: PathBuf, found: u32, mcc: String },
+    #[error("`{}` cannot run on this machine: {cause}; compile the model again", .dir.display())]
+    Target { dir: PathBuf, cause: TargetError },
+    #[error("`{}` is inconsistent: {cause}", .file.display())]
+    Check { file: PathBuf, cause: CheckError },
+    #[error("the job has {job} kernels, {given} were given")]
+    Kernels { job: usize, given: usize },
+}
+
+fn io(file: &Path) -> impl FnOnce(io::Error) -> ArtifactError {
+    let file = file.to_path_buf();
+    move |cause| ArtifactError::Io { file, cause }
+}
+
+/// Writes an artifact, or nothing: a temporary directory beside it takes its name at the end. An artifact of that name is replaced.
+///
+/// # Errors
+/// If the job is unsound, something other than an artifact has that name, or the file system says so.
+pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+    check::check(parts.job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
+    if dir.symlink_metadata().is_ok() && !dir.join(MANIFEST).is_file() && fs::read_dir(dir).map_or(true, |mut d| d.next().is_some()) {
+        return Err(ArtifactError::Foreign(dir.to_path_buf()));
+    }
+    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = dir.file_name().map_or_else(|| "artifact".into(), |n| n.to_string_lossy().into_owned());
+    fs::create_dir_all(parent).map_err(io(parent))?;
+    let temporary = Temporary(parent.join(format!(".{name}.{}.tmp", std::process::id())));
+    let _ = fs::remove_dir_all(&temporary.0);
+    fs::create_dir(&temporary.0).map_err(io(&temporary.0))?;
+    let manifest = fill(&temporary.0, parts)?;
+    if dir.symlink_metadata().is_ok() {
+        // The old one steps aside first, so that there is a whole artifact of one kind or the other at every moment but one.
+        let old = Temporary(parent.join(format!(".{name}.{}.old", std::process::id())));
+        let _ = fs::remove_dir_all(&old.0);
+        fs::rename(dir, &old.0).map_err(io(dir))?;
+        fs::rename(&temporary.0, dir).map_err(io(dir))?;
+    } else {
+        fs::rename(&temporary.0, dir).map_err(io(dir))?;
+    }
+    Ok(manifest)
+}
+
+/// A directory that is removed in the end, if it is still there.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+    let mut files = BTreeMap::new();
+    let mut put = |name: &str, bytes: &[u8]| -> Result<(), ArtifactError> {
+        let path = dir.join(name);
+        fs::write(&path, bytes).map_err(io(&path))?;
+        files.insert(name.to_owned(), File { bytes: bytes.len() as u64, hash: blake3::hash(bytes).to_hex().to_string() });
+        Ok(())
+    };
+    let packed = postcard::to_stdvec(parts.job).expect("invariant: a job is plain data");
+    put(JOB, &zstd::encode_all(packed.as_slice(), 3).map_err(io(&dir.join(JOB)))?)?;
+    match (&parts.kernels, parts.target) {
+        (None, Target::Reference) => {}
+        (Some(kernels), Target::Cpu { .. }) if kernels.entries.len() == parts.job.kernels.len() => {
+            put(LIBRARY, kernels.library)?;
+            put(KERNELS, &pretty(&kernels.entries))?;
+        }
+        (given, _) => {
+            return Err(ArtifactError::Kernels { job: parts.job.kernels.len(), given: given.as_ref().map_or(0, |k| k.entries.len()) });
+        }
+    }
+    fs::create_dir(dir.join("dumps")).map_err(io(dir))?;
+    for (name, text) in parts.dumps {
+        put(&format!("dumps/{name}"), text.as_bytes())?;
+    }
+    let mesh = &parts.job.mesh;
+    let manifest = Manifest {
+        format: FORMAT,
+        mcc: env!("CARGO_PKG_VERSION").into(),
+        model: parts.job.model.clone(),
+        mesh: ir::mesh::Axis::ALL.into_iter().map(|a| (a.name().to_owned(), mesh.size(a))).collect(),
+        ranks: mesh.world(),
+        classes: parts.job.programs.len() as u64,
+        kernels: parts.job.kernels.len() as u64,
+        target: parts.target.clone(),
+        files,
+    };
+    let path = dir.join(MANIFEST);
+    fs::write(&path, pretty(&manifest)).map_err(io(&path))?;
+    Ok(manifest)
+}
+
+fn pretty(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("invariant: plain data with text keys");
+    text.push(b'\n');
+    text
+}
+
+/// Reads and checks an artifact. Loads no code.
+///
+/// # Errors
+/// What is wrong, with the file it is wrong in.
+pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
+    let (manifest, id) = manifest(dir)?;
+    for (name, file) in &manifest.files {
+        let path = dir.join(name);
+        let damaged = |what: String| ArtifactError::Damaged { file: path.clone(), what };
+        let plain = Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        if !plain {
+            return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it names a file `{name}` elsewhere") });
+        }
+        let found = fs::metadata(&path).map_err(io(&path))?.len();
+        if found != file.bytes {
+            return Err(damaged(format!("it has {found} bytes, the manifest says {}", file.bytes)));
+        }
+        let mut hasher = blake3::Hasher::new();
+        io::copy(&mut fs::File::open(&path).map_err(io(&path))?, &mut hasher).map_err(io(&path))?;
+        let hash = hasher.finalize().to_hex();
+        if hash.as_str() != file.hash {
+            return Err(damaged(format!("its hash is {}..., the manifest says {}...", &hash[..16], file.hash.get(..16).unwrap_or(&file.hash))));
+        }
+    }
+    let required: &[&str] = match manifest.target {
+        Target::Reference => &[JOB],
+        Target::Cpu { .. } => &[JOB, LIBRARY, KERNELS],
+    };
+    if let Some(name) = required.iter().find(|n| !manifest.files.contains_key(**n)) {
+        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {name}") });
+    }
+    manifest.target.check().map_err(|cause| ArtifactError::Target { dir: dir.to_path_buf(), cause })?;
+    let job = job(&dir.join(JOB))?;
+    check::check(&job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
+    if job.mesh.world() != manifest.ranks {
+        let what = format!("it says {} ranks, the job has {}", manifest.ranks, job.mesh.world());
+        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what });
+    }
+    let kernels = match manifest.target {
+        Target::Reference => vec![],
+        Target::Cpu { .. } => entries(&dir.join(KERNELS), &job)?,
+    };
+    Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels })
+}
+
+/// Reads the manifest alone, with its hash.
+///
+/// # Errors
+/// If there is none, it is not one, or of another format.
+pub fn manifest(dir: &Path) -> Result<(Manifest, String), ArtifactError> {
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+        mcc: String,
+    }
+    let path = dir.join(MANIFEST);
+    let text = match fs::read(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && dir.exists() => return Err(ArtifactError::NotAnArtifact(dir.to_path_buf())),
+        other => other.map_err(io(if dir.exists() { &path } else { dir }))?,
+    };
+    let damaged = |e: serde_json::Error| ArtifactError::Damaged { file: path.clone(), what: e.to_string() };
+    let version: Version = serde_json::from_slice(&text).map_err(damaged)?;
+    if version.format != FORMAT {
+        return Err(ArtifactError::Format { dir: dir.to_path_buf(), found: version.format, mcc: version.mcc });
+    }
+    let manifest = serde_json::from_slice(&text).map_err(damaged)?;
+    Ok((manifest, blake3::hash(&text).to_hex().to_string()))
+}
+
+fn job(path: &Path) -> Result<Job, ArtifactError> {
+    let packed = fs::read(path).map_err(io(path))?;
+    let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
+    let mut plain = vec![];
+    let decoder = zstd::Decoder::new(packed.as_slice()).map_err(|e| damaged(e.to_string()))?;
+    io::Read::read_to_end(&mut io::Read::take(decoder, MOST_JOB as u64), &mut plain).map_err(|e| damaged(e.to_string()))?;
+    postcard::from_bytes(&plain).map_err(|e| damaged(e.to_string()))
+}
+
+fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
+    let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
+    let entries: Vec<KernelEntry> =
+        serde_json::from_slice(&fs::read(path).map_err(io(path))?).map_err(|e| damaged(e.to_string()))?;
+    if entries.len() != job.kernels.len() {
+        return Err(damaged(format!("it has {} kernels, the job {}", entries.len(), job.kernels.len())));
+    }
+    match entries.iter().find(|e| e.tiles == 0 || e.scratch_bytes > 1 << 32 || e.name.contains('\0')) {
+        Some(e) => Err(damaged(format!("kernel `{}` has {} tiles and {} bytes of scratch", e.name, e.tiles, e.scratch_bytes))),
+        None => Ok(entries),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{self, Split};
+
+    fn artifact(dir: &Path) -> PathBuf {
+        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+        let out = dir.join("linear.mcc");
+        let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
+        write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps }).unwrap();
+        out
+    }
+
+    fn refused(out: &Path) -> String {
+        read(out).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_was_written_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = artifact(dir.path());
+        let read = read(&out).unwrap();
+        assert_eq!(read.job, fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 }));
+        assert_eq!(read.manifest.ranks, 2);
+        assert_eq!(fs::read_to_string(out.join("dumps/program.txt")).unwrap(), "text\n");
+    }
+
+    #[test]
+    fn writing_twice_replaces_and_leaves_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        artifact(dir.path());
+        let out = artifact(dir.path());
+        read(&out).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_of_someone_else_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
+        let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
+        let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap_err();
+        assert!(error.to_string().contains("is not an artifact; it was left alone"), "{error}");
+        assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
+    }
+
+    #[test]
+    fn every_flipped_byte_of_the_job_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = artifact(dir.path());
+        let file = out.join("job.bin");
+        let bytes = fs::read(&file).unwrap();
+        for at in (0..bytes.len()).step_by(97) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            fs::write(&file, damaged).unwrap();
+            assert!(refused(&out).contains("job.bin` is damaged: its hash is"));
+        }
+        fs::write(&file, &bytes[1..]).unwrap();
+        assert!(refused(&out).contains("job.bin` is damaged: it has"));
+        fs::remove_file(&file).unwrap();
+        assert!(refused(&out).contains("job.bin"));
+    }
+
+    /// With a manifest that vouches for it.
+    #[test]
+    fn a_forged_job_is_an_error_and_no_panic() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = artifact(dir.path());
+        let plain = zstd::decode_all(fs::read(out.join("job.bin")).unwrap().as_slice()).unwrap();
+        for at in 0..plain.len().min(4000) {
+            let mut forged = plain.clone();
+            forged[at] = forged[at].wrapping_add(1 + (at % 7) as u8);
+            let packed = zstd::encode_all(forged.as_slice(), 1).unwrap();
+            fs::write(out.join("job.bin"), packed).unwrap();
+            if let Ok(job) = job(&out.join("job.bin")) {
+                let _ = check::check(&job);
+            }
+        }
+    }
+
+    #[test]
+    fn another_format_is_named_with_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = artifact(dir.path());
+        let manifest = out.join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 9")).unwrap();
+        assert!(refused(&out).contains("has format 9, written by mcc"));
+        fs::write(&manifest, &text[..100]).unwrap();
+        assert!(refused(&out).contains("manifest.json` is damaged"));
+        fs::write(&manifest, text.replace("job.bin", "../job.bin")).unwrap();
+        assert!(refused(&out).contains("it names a file `../job.bin` elsewhere"));
+    }
+
+    #[test]
+    fn code_for_another_cpu_is_refused_with_what_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = artifact(dir.path());
+        let manifest = out.join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        let foreign = r#""kind": "cpu", "cpu": "bdver4", "features": "+tbm,+prfchw""#;
+        fs::write(&manifest, text.replace(r#""kind": "reference""#, foreign)).unwrap();
+        assert!(refused(&out).contains("does not list kernels.so"));
+        let target = Target::Cpu { cpu: "bdver4".into(), features: "+tbm,+prfchw,-avx512f".into() };
+        if !std::is_x86_feature_detected!("tbm") {
+            assert_eq!(target.check().unwrap_err().to_string(), "its kernels need a CPU with tbm, which this one lacks");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What an artifact's code was made for, and whether it runs here.
+
+use serde::{Deserialize, Serialize};
+
+/// Which device runs the kernels of an artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Target {
+    /// Native code, by LLVM's names: `znver5` or `x86-64-v3`, and `+avx2,+fma,-avx512f`.
+    Cpu { cpu: String, features: String },
+    /// No code: kernels are interpreted in f64. Slow and exact.
+    Reference,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its kernels need a CPU with {}, which this one lacks", .missing.join(", "))]
+pub struct TargetError {
+    pub missing: Vec<String>,
+}
+
+impl Target {
+    /// Whether this CPU has what the code uses.
+    ///
+    /// # Errors
+    /// The features that are missing.
+    pub fn check(&self) -> Result<(), TargetError> {
+        match self {
+            Target::Reference => Ok(()),
+            Target::Cpu { cpu, features } => {
+                let named = features.split(',').filter_map(|f| f.strip_prefix('+'));
+                let missing: Vec<String> = named.chain(implied(cpu).iter().copied()).filter(|f| here(f) == Some(false)).map(str::to_owned).collect();
+                if missing.is_empty() { Ok(()) } else { Err(TargetError { missing }) }
+            }
+        }
+    }
+}
+
+/// Features of the CPU levels that have no features of their own in a target.
+fn implied(cpu: &str) -> &'static [&'static str] {
+    match cpu {
+        "x86-64-v3" => &["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe"],
+        "x86-64-v4" => &["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"],
+        _ => &[],
+    }
+}
+
+/// Whether this CPU has a feature of LLVM's name; none for features whose instructions no compiler emits unasked.
+#[cfg(target_arch = "x86_64")]
+fn here(feature: &str) -> Option<bool> {
+    macro_rules! known {
+        ($($llvm:literal = $rust:tt),* $(,)?) => {
+            match feature {
+                $($llvm => Some(std::is_x86_feature_detected!($rust)),)*
+                _ => None,
+            }
+        };
+    }
+    known! {
+        "sse3" = "sse3", "ssse3" = "ssse3", "sse4.1" = "sse4.1", "sse4.2" = "sse4.2", "sse4a" = "sse4a", "popcnt" = "popcnt",
+        "avx" = "avx", "avx2" = "avx2", "fma" = "fma", "f16c" = "f16c", "bmi" = "bmi1", "bmi2" = "bmi2", "lzcnt" = "lzcnt",
+        "movbe" = "movbe", "adx" = "adx", "tbm" = "tbm", "gfni" = "gfni", "vaes" = "vaes", "vpclmulqdq" = "vpclmulqdq",
+        "avxvnni" = "avxvnni", "avxifma" = "avxifma", "avxneconvert" = "avxneconvert", "avxvnniint8" = "avxvnniint8",
+        "avxvnniint16" = "avxvnniint16", "avx512f" = "avx512f", "avx512bw" = "avx512bw", "avx512cd" = "avx512cd",
+        "avx512dq" = "avx512dq", "avx512vl" = "avx512vl", "avx512ifma" = "avx512ifma", "avx512vbmi" = "avx512vbmi",
+        "avx512vbmi2" = "avx512vbmi2", "avx512vnni" = "avx512vnni", "avx512bitalg" = "avx512bitalg",
+        "avx512vpopcntdq" = "avx512vpopcntdq", "avx512bf16" = "avx512bf16", "avx512fp16" = "avx512fp16",
+        "avx512vp2intersect" = "avx512vp2intersect",
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn here(_: &str) -> Option<bool> {
+    Some(false)
+}
