@@ -8,6 +8,7 @@ mod error;
 mod gemm;
 mod layout;
 pub mod link;
+mod loops;
 pub mod math;
 pub mod object;
 mod pointwise;

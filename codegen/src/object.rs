@@ -2,7 +2,7 @@
 
 use crate::build::llvm::Llvm;
 use crate::target::Target;
-use crate::{CompileError, Shape, gemm};
+use crate::{CompileError, Shape, gemm, loops};
 use inkwell::context::Context;
 use inkwell::targets::{FileType, TargetMachine};
 use ir::kernel::{Family, Kernel};
@@ -44,7 +44,9 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     let b = Llvm::new(&context, &name, target);
     let shape = match &kernel.family {
         Family::Gemm => gemm::emit(&b, kernel, target, &name)?,
-        Family::Loops { .. } | Family::Attention | Family::AttentionGrad | Family::Scatter => {
+        Family::Loops { grid } => loops::emit(&b, kernel, grid, target, &name)?,
+        Family::Scatter => loops::emit_scatter(&b, kernel, target, &name)?,
+        Family::Attention | Family::AttentionGrad => {
             return Err(CompileError::unsupported("this family of kernels"));
         }
     };

@@ -196,6 +196,11 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
     }
 }
 
+/// The greater of two floats; not-a-number if either is.
+pub fn greater<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
+    b.select(b.compare_float(Compare::Eq, x, x), b.max(x, y), x)
+}
+
 fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
     match (op, lane) {
         (Binary::And, _) => b.int2(IntBinary::And, x, y),
@@ -225,8 +230,8 @@ fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector)
         (Binary::Div, _) => b.div(x, y),
         (Binary::Rem, _) => b.sub(x, b.mul(b.float1(FloatUnary::Floor, b.div(x, y)), y)),
         (Binary::Pow, _) => math::pow(b, x, y),
-        (Binary::Max, _) => b.max(x, y),
-        (Binary::Min, _) => b.min(x, y),
+        (Binary::Max, _) => greater(b, x, y),
+        (Binary::Min, _) => b.select(b.compare_float(Compare::Eq, x, x), b.min(x, y), x),
     }
 }
 

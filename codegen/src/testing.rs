@@ -233,9 +233,10 @@ pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], toleran
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
         let got = run(kernel, &target, inputs, scalars, 2.0);
         for (number, (got, want)) in got.iter().zip(&want).enumerate() {
+            let is_float = kernel.body[kernel.outputs[number].value].ty.dtype.is_float();
             let before = if kernel.outputs[number].accumulate { 2.0 } else { 0.0 };
             for (at, (g, w)) in got.iter().zip(want).enumerate() {
-                let w = w + before;
+                let w = if is_float { f64::from((w + before) as f32) } else { w + before };
                 let close = (g - w).abs() <= tolerance * (1.0 + w.abs()) || *g == w || (g.is_nan() && w.is_nan());
                 assert!(close, "{} output {number} element {at}: {g}, not {w}", target.cpu);
             }

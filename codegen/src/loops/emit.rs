@@ -1,0 +1,605 @@
+//! Writes a kernel of loops, once for any builder.
+
+use super::place::{Along, Place, Stored, Window, enter, widen, within};
+use super::plan::{Plan, Step};
+use crate::abi::Entry;
+use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
+use crate::pointwise::{self, Sources};
+use crate::CompileError;
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::Value;
+use ir::kernel::Kernel;
+use ir::op::{Op, Reduce};
+use std::collections::{BTreeMap, HashMap};
+
+/// Values known at a place.
+pub type Known<V> = HashMap<(Value, usize), V>;
+
+/// A kernel under construction.
+pub struct Loops<'a, B: Builder> {
+    b: &'a B,
+    kernel: &'a Kernel,
+    plan: &'a Plan,
+    pub scalars: B::Pointer,
+    inputs: Vec<Stored<B>>,
+    pub outputs: Vec<Stored<B>>,
+    scratch: B::Pointer,
+    scratch_bytes: i64,
+    /// Results of earlier steps at this grid point: in registers if no inner dim is left, else in scratch.
+    reduced: BTreeMap<Value, B::Vector>,
+    pub kept: BTreeMap<Value, Stored<B>>,
+    places: usize,
+}
+
+/// Accumulators that a reduction keeps apart, to hide the latency of an addition.
+const PARALLEL: i64 = 4;
+
+/// Writes the loop over tiles; returns bytes of scratch.
+///
+/// # Errors
+/// An op is not supported.
+pub fn emit<B: Builder>(
+    b: &B,
+    kernel: &Kernel,
+    plan: &Plan,
+    entry: &Entry<B::Index, B::Pointer>,
+    pointers: &[B::Pointer],
+) -> Result<i64, CompileError> {
+    let mut loops = Loops::new(b, kernel, plan, entry, pointers)?;
+    let per_tile = b.index(plan.tile_items);
+    let first = b.index_mul(entry.first_tile, per_tile);
+    let end = b.index_min(b.index_mul(entry.end_tile, per_tile), b.index(plan.items));
+    let mut result = Ok(());
+    b.repeat(first, end, 1, &[], &mut |item, _| {
+        if result.is_ok() {
+            result = loops.item(item);
+        }
+        Vec::new()
+    });
+    result.map(|()| loops.scratch_bytes)
+}
+
+impl<'a, B: Builder> Loops<'a, B> {
+    /// # Errors
+    /// The dtype of an argument is not supported.
+    pub fn new(
+        b: &'a B,
+        kernel: &'a Kernel,
+        plan: &'a Plan,
+        entry: &Entry<B::Index, B::Pointer>,
+        pointers: &[B::Pointer],
+    ) -> Result<Self, CompileError> {
+        let mut tensors = Vec::new();
+        for ((ty, strides), start) in crate::gemm::plan::tensors(kernel).into_iter().zip(pointers) {
+            let strides = ty.dims.iter().zip(strides).map(|(d, s)| (*d, *s as i64)).collect();
+            tensors.push(Stored { start: *start, lane: pointwise::lane(ty.dtype)?, strides, lane_stride: 0 });
+        }
+        let outputs = tensors.split_off(kernel.inputs.len());
+        Ok(Loops {
+            b,
+            kernel,
+            plan,
+            scalars: entry.scalars,
+            inputs: tensors,
+            outputs,
+            scratch: entry.scratch,
+            scratch_bytes: 0,
+            reduced: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            places: 0,
+        })
+    }
+
+    fn size(&self, dim: Dim) -> i64 {
+        self.kernel.body.dims.size(dim) as i64
+    }
+
+    pub fn place(&mut self, along: BTreeMap<Dim, Along<B>>, mask: Option<B::Vector>) -> Place<B> {
+        self.places += 1;
+        Place { along, mask, id: self.places }
+    }
+
+    /// One grid point, or a segment of the vector dim at one.
+    fn item(&mut self, item: B::Index) -> Result<(), CompileError> {
+        let (b, plan) = (self.b, self.plan);
+        let mut along = BTreeMap::new();
+        let segment = b.index_rem(item, b.index(plan.segments));
+        let mut rest = b.index_div(item, b.index(plan.segments));
+        for &dim in plan.grid.iter().rev() {
+            let size = b.index(self.size(dim));
+            along.insert(dim, Along::Same(b.index_rem(rest, size)));
+            rest = b.index_div(rest, size);
+        }
+        let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
+            let place = self.place(along, None);
+            return self.point(&place);
+        };
+        let lanes = b.lanes() as i64;
+        let size = self.size(vector);
+        let tail = size % lanes;
+        let from = b.index_mul(segment, b.index(plan.segment));
+        let to = b.index_min(b.index_add(from, b.index(plan.segment)), b.index(size));
+        // Only the last segment has a part of a vector at its end.
+        let whole = b.index_min(to, b.index(size - tail));
+        let mut result = Ok(());
+        b.repeat(from, whole, lanes, &[], &mut |first, _| {
+            let mut along = along.clone();
+            along.insert(vector, Along::Lanes(first));
+            let place = self.place(along, None);
+            result = self.point(&place);
+            Vec::new()
+        });
+        result?;
+        if tail == 0 {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        b.repeat(whole, to, lanes, &[], &mut |first, _| {
+            let mut along = along.clone();
+            along.insert(vector, Along::Lanes(first));
+            let place = self.place(along, Some(b.mask_first(tail as usize)));
+            result = self.point(&place);
+            Vec::new()
+        });
+        result
+    }
+
+    fn point(&mut self, place: &Place<B>) -> Result<(), CompileError> {
+        self.reduced.clear();
+        self.kept.clear();
+        let mut used = 0;
+        for step in &self.plan.steps {
+            match step {
+                Step::Reduce { values, over, left } => self.reduce(place, values, over, left, &mut used)?,
+                Step::Cumsum { value, along, reverse, others } => {
+                    let order = Order { along: *along, reverse: *reverse };
+                    self.cumsum(place, *value, order, others, &mut used)?;
+                }
+                Step::Store { outputs, dims } => {
+                    let mut result = Ok(());
+                    self.nest(place, dims, &mut |this, place| {
+                        if result.is_ok() {
+                            result = this.store(place, outputs);
+                        }
+                    });
+                    result?;
+                }
+            }
+        }
+        self.scratch_bytes = self.scratch_bytes.max(used);
+        Ok(())
+    }
+
+    /// Loops over `dims`, the vector dim innermost.
+    pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+        let vector = self.plan.vector.filter(|d| dims.contains(d));
+        let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();
+        self.nest_in(place, &others, vector, body);
+    }
+
+    fn nest_in(&mut self, place: &Place<B>, others: &[Dim], vector: Option<Dim>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+        let b = self.b;
+        if let Some((&dim, rest)) = others.split_first() {
+            b.repeat(b.index(0), b.index(self.size(dim)), 1, &[], &mut |index, _| {
+                let place = self.moved(place, dim, Along::Same(index), place.mask);
+                self.nest_in(&place, rest, vector, body);
+                Vec::new()
+            });
+            return;
+        }
+        let Some(dim) = vector else { return body(self, place) };
+        let lanes = b.lanes() as i64;
+        let (size, tail) = (self.size(dim), self.size(dim) % lanes);
+        b.repeat(b.index(0), b.index(size - tail), lanes, &[], &mut |first, _| {
+            let place = self.moved(place, dim, Along::Lanes(first), place.mask);
+            body(self, &place);
+            Vec::new()
+        });
+        if tail != 0 {
+            let mask = place.also(b, b.mask_first(tail as usize));
+            let place = self.moved(place, dim, Along::Lanes(b.index(size - tail)), Some(mask));
+            body(self, &place);
+        }
+    }
+
+    fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
+        let mut along = place.along.clone();
+        along.insert(dim, to);
+        self.place(along, mask)
+    }
+
+    pub fn store(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<(), CompileError> {
+        let b = self.b;
+        let mut known = Known::new();
+        let mut values = Vec::new();
+        for &position in outputs {
+            let output = &self.kernel.outputs[position];
+            let mut value = self.value(output.value, place, &mut known)?;
+            let target = &self.outputs[position];
+            if output.accumulate {
+                let old = target.load(b, place);
+                value = match target.lane {
+                    Lane::F32 => b.add(old, value),
+                    Lane::I32 => b.int2(IntBinary::Add, old, value),
+                    Lane::Mask | Lane::F64 | Lane::I64 => b.int2(IntBinary::Or, old, value),
+                };
+            }
+            values.push(value);
+        }
+        for (&position, value) in outputs.iter().zip(values) {
+            self.outputs[position].store(b, place, value);
+        }
+        Ok(())
+    }
+
+    /// Room in scratch for a value at one grid point.
+    fn keep(&self, v: Value, used: &mut i64) -> Result<Stored<B>, CompileError> {
+        let body = &self.kernel.body;
+        let lane = pointwise::lane(body[v].ty.dtype)?;
+        let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
+        // The vector dim last, so that vectors are adjacent; or a vector per element if lanes are grid points.
+        let mut dims: Vec<Dim> = body.dims_of(v).iter().copied().filter(|d| !on_grid(d)).collect();
+        dims.sort_by_key(|d| Some(*d) == self.plan.vector);
+        let lane_stride = i64::from(self.plan.vector_in_grid);
+        let mut elements = if self.plan.vector_in_grid { self.b.lanes() as i64 } else { 1 };
+        let mut strides = Vec::new();
+        for &dim in dims.iter().rev() {
+            strides.push((dim, elements));
+            elements *= self.size(dim);
+        }
+        let start = self.b.at_const(self.scratch, *used);
+        *used += (elements * lane.bytes() + 63) / 64 * 64;
+        Ok(Stored { start, lane, strides, lane_stride })
+    }
+
+    fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+        if left.is_empty() {
+            let results = self.reduce_at(place, values, over)?;
+            self.reduced.extend(values.iter().copied().zip(results));
+            return Ok(());
+        }
+        let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
+        let mut result = Ok(());
+        self.nest(place, left, &mut |this, place| {
+            match this.reduce_at(place, values, over) {
+                Ok(results) => {
+                    for (target, value) in kept.iter().zip(results) {
+                        // Lanes of a tail have room of their own only per grid point; elsewhere the mask holds.
+                        target.store(this.b, place, value);
+                    }
+                }
+                Err(error) => result = Err(error),
+            }
+        });
+        self.kept.extend(values.iter().copied().zip(kept));
+        result
+    }
+
+    /// Reductions over `over` at one place of the dims left; uniform over lanes if the vector dim is reduced.
+    fn reduce_at(&mut self, place: &Place<B>, values: &[Value], over: &[Dim]) -> Result<Vec<B::Vector>, CompileError> {
+        let b = self.b;
+        let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
+        let state: Vec<B::Vector> = (0..PARALLEL).flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
+        let per_set = state.len() / PARALLEL as usize;
+        let vector = self.plan.vector.filter(|d| over.contains(d));
+        let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
+        let last = vector.or_else(|| others.pop());
+        let mut result = Ok(());
+        let state = self.fold_nest(place, &others, last, vector.is_some(), &state, &mut |this, place, state| {
+            let mut known = Known::new();
+            let mut out = Vec::new();
+            let mut rest = state;
+            for (fold, v) in folds.iter().zip(values) {
+                let (own, others) = rest.split_at(fold.width());
+                rest = others;
+                match this.value(this.kernel.body[*v].args[0], place, &mut known) {
+                    Ok(x) => out.extend(fold.step(this, place, own, x)),
+                    Err(error) => {
+                        result = Err(error);
+                        out.extend_from_slice(own);
+                    }
+                }
+            }
+            out
+        });
+        result?;
+        let mut sets = state.chunks(per_set).map(<[B::Vector]>::to_vec);
+        let mut total = sets.next().expect("invariant: at least one set of accumulators");
+        for set in sets {
+            total = join_sets(b, &folds, &total, &set);
+        }
+        if vector.is_some() {
+            let mut distance = b.lanes() / 2;
+            while distance > 0 {
+                let other: Vec<B::Vector> = total.iter().map(|x| b.swap_lanes(*x, distance)).collect();
+                total = join_sets(b, &folds, &total, &other);
+                distance /= 2;
+            }
+        }
+        let mut out = Vec::new();
+        let mut rest = &total[..];
+        for fold in &folds {
+            let (own, others) = rest.split_at(fold.width());
+            rest = others;
+            out.push(fold.finish(b, own));
+        }
+        Ok(out)
+    }
+
+    /// Loops that carry `PARALLEL` sets of accumulators; the innermost loop hands each set its own elements.
+    fn fold_nest(
+        &mut self,
+        place: &Place<B>,
+        others: &[Dim],
+        last: Option<Dim>,
+        lanes_along_last: bool,
+        state: &[B::Vector],
+        body: &mut dyn FnMut(&mut Self, &Place<B>, &[B::Vector]) -> Vec<B::Vector>,
+    ) -> Vec<B::Vector> {
+        let b = self.b;
+        if let Some((&dim, rest)) = others.split_first() {
+            return b.repeat(b.index(0), b.index(self.size(dim)), 1, state, &mut |index, state| {
+                let place = self.moved(place, dim, Along::Same(index), place.mask);
+                self.fold_nest(&place, rest, last, lanes_along_last, state, body)
+            });
+        }
+        let per_set = state.len() / PARALLEL as usize;
+        let Some(dim) = last else {
+            let first = body(self, place, &state[..per_set]);
+            return first.into_iter().chain(state[per_set..].iter().copied()).collect();
+        };
+        let size = self.size(dim);
+        let width = if lanes_along_last { b.lanes() as i64 } else { 1 };
+        let along = |index| if lanes_along_last { Along::Lanes(index) } else { Along::Same(index) };
+        let wide = size / (width * PARALLEL) * (width * PARALLEL);
+        let whole = size / width * width;
+        let state = b.repeat(b.index(0), b.index(wide), width * PARALLEL, state, &mut |index, state| {
+            let mut out = Vec::new();
+            for (set, own) in state.chunks(per_set).enumerate() {
+                let index = b.index_add(index, b.index(set as i64 * width));
+                let place = self.moved(place, dim, along(index), place.mask);
+                out.extend(body(self, &place, own));
+            }
+            out
+        });
+        let mut first = b.repeat(b.index(wide), b.index(whole), width, &state[..per_set], &mut |index, state| {
+            let place = self.moved(place, dim, along(index), place.mask);
+            body(self, &place, state)
+        });
+        if whole < size {
+            let mask = place.also(b, b.mask_first((size - whole) as usize));
+            let place = self.moved(place, dim, along(b.index(whole)), Some(mask));
+            first = body(self, &place, &first);
+        }
+        first.into_iter().chain(state[per_set..].iter().copied()).collect()
+    }
+
+    fn fold(&self, v: Value) -> Result<Fold, CompileError> {
+        let body = &self.kernel.body;
+        let lane = pointwise::lane(body[body[v].args[0]].ty.dtype)?;
+        Ok(match &body[v].op {
+            Op::Reduce { kind, .. } => Fold::Join { kind: *kind, lane },
+            Op::ArgMax { over } => Fold::ArgMax { over: *over, lane },
+            other => unreachable!("invariant: `{}` is not a reduction", other.name()),
+        })
+    }
+
+    fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+        let b = self.b;
+        let kept = self.keep(v, used)?;
+        let lane = kept.lane;
+        let arg = self.kernel.body[v].args[0];
+        let size = self.size(order.along);
+        let mut result = Ok(());
+        self.nest(place, others, &mut |this, place| {
+            let zero = zero(b, lane);
+            b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
+                let index = if order.reverse { b.index_sub(b.index(size - 1), index) } else { index };
+                let place = this.moved(place, order.along, Along::Same(index), place.mask);
+                match this.value(arg, &place, &mut Known::new()) {
+                    Ok(x) => {
+                        let sum = if lane == Lane::F32 { b.add(sum[0], x) } else { b.int2(IntBinary::Add, sum[0], x) };
+                        kept.store(b, &place, sum);
+                        vec![sum]
+                    }
+                    Err(error) => {
+                        result = Err(error);
+                        sum.to_vec()
+                    }
+                }
+            });
+        });
+        self.kept.insert(v, kept);
+        result
+    }
+
+    /// The value at a place.
+    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        if let Some(value) = known.get(&(v, place.id)) {
+            return Ok(*value);
+        }
+        let b = self.b;
+        let node = &self.kernel.body[v];
+        let value = match &node.op {
+            Op::Input(i) => self.inputs[*i as usize].load(b, place),
+            op if op.is_source() => {
+                let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
+                sources.value(v, &mut |dim| place.each(b, dim))?
+            }
+            Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Scatter { .. } => match self.reduced.get(&v) {
+                Some(value) => *value,
+                None => self.kept[&v].load(b, place),
+            },
+            Op::Pad { from, to, at } => {
+                let length = from.map_or(1, |d| self.size(d));
+                let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
+                let inner = self.windowed(place, *to, *from, along, inside);
+                let value = self.value(node.args[0], &inner, known)?;
+                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)?))
+            }
+            Op::Concat { from, to } => {
+                let mut start = 0;
+                let mut result = None;
+                for (&arg, &dim) in node.args.iter().zip(from) {
+                    let length = self.size(dim);
+                    let (along, inside) = enter(b, place, *to, Window { start, length });
+                    let inner = self.windowed(place, *to, Some(dim), along, inside);
+                    let value = self.value(arg, &inner, known)?;
+                    result = Some(result.map_or(value, |before| b.select(inside, value, before)));
+                    start += length;
+                }
+                result.expect("invariant: `concat` has operands")
+            }
+            Op::Gather { dim } => self.gather(v, *dim, place, known)?,
+            _ => {
+                let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
+                pointwise::apply(b, &self.kernel.body, v, &args)?
+            }
+        };
+        known.insert((v, place.id), value);
+        Ok(value)
+    }
+
+    /// The place of an operand that fills a window of dim `to`.
+    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: B::Vector) -> Place<B> {
+        // Only lanes that walk the window can leave it; other indices were brought into bounds.
+        let mask = match along {
+            Along::Lanes(_) => Some(place.also(self.b, inside)),
+            Along::Same(_) | Along::Each(_) => place.mask,
+        };
+        let mut inner = place.along.clone();
+        inner.remove(&to);
+        if let Some(dim) = from {
+            inner.insert(dim, along);
+        }
+        self.place(inner, mask)
+    }
+
+    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        let b = self.b;
+        let node = &self.kernel.body[v];
+        let (table, index) = (node.args[0], node.args[1]);
+        let indices = widen(b, self.value(index, place, known)?);
+        let (row, inside) = local_row(b, self.scalars, &self.kernel.body.dims[dim].index, indices);
+        let varies = self.kernel.body.dims_of(index).iter().any(|d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Each(_))));
+        let along = if varies { Along::Each(row) } else { Along::Same(b.first_as_index(row)) };
+        let inner = self.moved(place, dim, along, place.mask);
+        let value = self.value(table, &inner, known)?;
+        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)?)))
+    }
+}
+
+/// The direction of a running sum.
+#[derive(Clone, Copy)]
+struct Order {
+    along: Dim,
+    reverse: bool,
+}
+
+pub fn zero<B: Builder>(b: &B, lane: Lane) -> B::Vector {
+    match lane {
+        Lane::F32 => b.f32(0.0),
+        Lane::F64 => b.f64(0.0),
+        Lane::I32 => b.i32(0),
+        Lane::I64 => b.i64(0),
+        Lane::Mask => b.mask_first(0),
+    }
+}
+
+/// The local row of a global index in a (sharded) dim, 0 where there is none, and whether there is one.
+pub fn local_row<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, global: B::Vector) -> (B::Vector, B::Vector) {
+    let mut rest = match &map.base {
+        Base::Zero => global,
+        Base::Slot(slot) => b.int2(IntBinary::Sub, global, b.load_splat(b.at_const(scalars, 8 * i64::from(*slot)), Lane::I64)),
+        Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
+    };
+    let mut inside = b.compare_int(Compare::Ge, rest, b.i64(0));
+    let mut row = b.i64(0);
+    if map.is_contiguous() {
+        inside = within(b, rest, map.len() as i64);
+        row = rest;
+    } else {
+        for &(extent, stride) in &map.parts {
+            let digit = b.int2(IntBinary::Div, rest, b.i64(stride as i64));
+            inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Lt, digit, b.i64(extent as i64)));
+            rest = b.int2(IntBinary::Sub, rest, b.int2(IntBinary::Mul, digit, b.i64(stride as i64)));
+            row = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, row, b.i64(extent as i64)), digit);
+        }
+        inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Eq, rest, b.i64(0)));
+    }
+    (b.select(inside, row, b.i64(0)), inside)
+}
+
+/// How elements join into a result.
+#[derive(Clone, Copy)]
+enum Fold {
+    Join { kind: Reduce, lane: Lane },
+    /// Carries the greatest element and its global index.
+    ArgMax { over: Dim, lane: Lane },
+}
+
+impl Fold {
+    /// Vectors that it carries.
+    fn width(self) -> usize {
+        match self {
+            Fold::Join { .. } => 1,
+            Fold::ArgMax { .. } => 2,
+        }
+    }
+
+    fn start<B: Builder>(self, b: &B) -> Vec<B::Vector> {
+        let least = |lane| if lane == Lane::F32 { b.f32(f64::NEG_INFINITY) } else { b.i32(i32::MIN) };
+        match self {
+            Fold::Join { kind: Reduce::Max, lane } => vec![least(lane)],
+            Fold::Join { kind: Reduce::Sum | Reduce::Any, lane } => vec![zero(b, lane)],
+            Fold::ArgMax { lane, .. } => vec![least(lane), b.i64(i64::MAX)],
+        }
+    }
+
+    /// Takes in one element; lanes outside of the place's mask change nothing.
+    fn step<B: Builder>(self, loops: &Loops<'_, B>, place: &Place<B>, state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
+        let b = loops.b;
+        let neutral = self.start(b);
+        let only = |x, neutral| place.mask.map_or(x, |m| b.select(m, x, neutral));
+        match self {
+            Fold::Join { .. } => self.join(b, state, &[only(x, neutral[0])]),
+            Fold::ArgMax { over, .. } => {
+                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over].index, place.each(b, over));
+                self.join(b, state, &[only(x, neutral[0]), only(index, neutral[1])])
+            }
+        }
+    }
+
+    fn join<B: Builder>(self, b: &B, x: &[B::Vector], y: &[B::Vector]) -> Vec<B::Vector> {
+        match self {
+            Fold::Join { kind: Reduce::Sum, lane: Lane::F32 } => vec![b.add(x[0], y[0])],
+            Fold::Join { kind: Reduce::Sum, .. } => vec![b.int2(IntBinary::Add, x[0], y[0])],
+            Fold::Join { kind: Reduce::Max, lane: Lane::F32 } => vec![pointwise::greater(b, x[0], y[0])],
+            Fold::Join { kind: Reduce::Max, .. } => vec![b.select(b.compare_int(Compare::Gt, x[0], y[0]), x[0], y[0])],
+            Fold::Join { kind: Reduce::Any, .. } => vec![b.int2(IntBinary::Or, x[0], y[0])],
+            Fold::ArgMax { lane, .. } => {
+                let compare = |op| if lane == Lane::F32 { b.compare_float(op, y[0], x[0]) } else { b.compare_int(op, y[0], x[0]) };
+                let tie = b.int2(IntBinary::And, compare(Compare::Eq), b.compare_int(Compare::Lt, y[1], x[1]));
+                let better = b.int2(IntBinary::Or, compare(Compare::Gt), tie);
+                vec![b.select(better, y[0], x[0]), b.select(better, y[1], x[1])]
+            }
+        }
+    }
+
+    fn finish<B: Builder>(self, b: &B, state: &[B::Vector]) -> B::Vector {
+        match self {
+            Fold::Join { .. } => state[0],
+            Fold::ArgMax { .. } => b.convert(Convert::Int(Lane::I32), state[1]),
+        }
+    }
+}
+
+fn join_sets<B: Builder>(b: &B, folds: &[Fold], x: &[B::Vector], y: &[B::Vector]) -> Vec<B::Vector> {
+    let (mut out, mut at) = (Vec::new(), 0);
+    for fold in folds {
+        let own = at..at + fold.width();
+        out.extend(fold.join(b, &x[own.clone()], &y[own.clone()]));
+        at = own.end;
+    }
+    out
+}

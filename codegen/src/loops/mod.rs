@@ -1,0 +1,34 @@
+//! Generic loops: any fusion of pointwise ops, reductions, gathers and copies, vectorised along one dim.
+//!
+//! At each grid point a kernel runs a few loop nests, one after the other: reductions, then the stores. A nest computes the pointwise values that
+//! it needs anew from inputs and from results of earlier nests.
+
+mod emit;
+mod place;
+mod plan;
+mod scatter;
+#[cfg(test)]
+mod tests;
+
+use crate::build::Builder;
+use crate::build::llvm::Llvm;
+use crate::target::Target;
+use crate::{CompileError, Shape};
+use ir::dim::Dim;
+use ir::kernel::Kernel;
+use plan::Plan;
+pub use scatter::emit as emit_scatter;
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An op or dtype of the kernel is not supported.
+pub fn emit(b: &Llvm, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
+    let plan = Plan::new(kernel, grid, target)?;
+    let entry = b.kernel(name);
+    let pointers: Vec<_> =
+        (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
+    let scratch = emit::emit(b, kernel, &plan, &entry, &pointers)?;
+    b.finish_function();
+    Ok(Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch as u64 })
+}

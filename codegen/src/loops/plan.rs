@@ -1,0 +1,193 @@
+//! What a kernel of loops does at each grid point, and in which order.
+
+use crate::CompileError;
+use crate::layout;
+use crate::pointwise;
+use crate::target::Target;
+use ir::dim::Dim;
+use ir::graph::{Body, Value};
+use ir::kernel::Kernel;
+use ir::op::Op;
+use std::collections::BTreeSet;
+
+/// One loop nest at a grid point. Values that need a nest of their own are computed by earlier steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// `Reduce` and `ArgMax` over the same dims with the same dims left.
+    Reduce { values: Vec<Value>, over: Vec<Dim>, left: Vec<Dim> },
+    /// A running sum: `along` in order, for each point of the other dims.
+    Cumsum { value: Value, along: Dim, reverse: bool, others: Vec<Dim> },
+    /// Outputs, by position, with the same dims.
+    Store { outputs: Vec<usize>, dims: Vec<Dim> },
+}
+
+/// The order of a kernel's work.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The dim that lanes run along, if any; the last of the grid if it belongs to the grid.
+    pub vector: Option<Dim>,
+    /// Grid dims other than `vector`, outermost first.
+    pub grid: Vec<Dim>,
+    pub vector_in_grid: bool,
+    pub steps: Vec<Step>,
+    /// Elements of `vector` that one item covers, if it belongs to the grid: a multiple of the lanes.
+    pub segment: i64,
+    pub segments: i64,
+    /// Items: grid points, or segments of them. A tile is this many items in a row.
+    pub items: i64,
+    pub tile_items: i64,
+}
+
+/// Elements along the vector dim that one item covers at most.
+const SEGMENT: i64 = 2048;
+/// Element operations that make a tile worth claiming.
+const TILE_WORK: i64 = 1 << 16;
+
+impl Plan {
+    /// # Errors
+    /// A dtype has no arithmetic here yet.
+    pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> Result<Plan, CompileError> {
+        let body = &kernel.body;
+        for v in body.values() {
+            pointwise::lane(body[v].ty.dtype)?;
+        }
+        let vector = vector_dim(kernel, |_| true);
+        let vector_in_grid = vector.is_some_and(|d| grid.contains(&d));
+        let first = &kernel.outputs[0];
+        let mut others: Vec<Dim> = grid.iter().copied().filter(|d| Some(*d) != vector).collect();
+        others.sort_by_key(|d| std::cmp::Reverse(layout::stride(&body[first.value].ty, &first.strides, *d)));
+
+        let lanes = target.lanes() as i64;
+        let (segment, segments) = match vector {
+            Some(d) if vector_in_grid => {
+                let size = body.dims.size(d) as i64;
+                let parts = ceil(size, SEGMENT);
+                let segment = ceil(ceil(size, parts), lanes) * lanes;
+                (segment, ceil(size, segment))
+            }
+            _ => (1, 1),
+        };
+        let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
+        let items = points * segments;
+        let steps = steps(kernel, grid);
+        let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
+        let tile_items = (TILE_WORK / (inner * segment * body.nodes.len() as i64).max(1)).clamp(1, items.max(1));
+        Ok(Plan { vector, grid: others, vector_in_grid, steps, segment, segments, items, tile_items })
+    }
+
+    pub fn tiles(&self) -> i64 {
+        ceil(self.items, self.tile_items)
+    }
+}
+
+impl Step {
+    /// The dims that the nest loops over.
+    pub fn dims(&self) -> Vec<Dim> {
+        match self {
+            Step::Reduce { over, left, .. } => left.iter().chain(over).copied().collect(),
+            Step::Cumsum { along, others, .. } => others.iter().chain([along]).copied().collect(),
+            Step::Store { dims, .. } => dims.clone(),
+        }
+    }
+}
+
+pub fn ceil(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}
+
+/// Of the dims that `allowed` admits, the one along which the fewest elements must be collected one by one; the longest on ties.
+pub fn vector_dim(kernel: &Kernel, allowed: impl Fn(Dim) -> bool) -> Option<Dim> {
+    let body = &kernel.body;
+    let running: BTreeSet<Dim> = body.nodes.iter().filter_map(|n| if let Op::Cumsum { over, .. } = n.op { Some(over) } else { None }).collect();
+    let used: BTreeSet<Dim> = body.nodes.iter().flat_map(|n| n.ty.dims.iter().copied()).collect();
+    let tensors = crate::gemm::plan::tensors(kernel);
+    let cost = |dim: Dim| -> u64 {
+        let strided = tensors.iter().filter(|(ty, strides)| layout::stride(ty, strides, dim) > 1);
+        strided.map(|(ty, _)| body.dims.elements(&ty.dims)).sum()
+    };
+    let candidates = used.into_iter().filter(|d| body.dims.size(*d) > 1 && !running.contains(d) && allowed(*d));
+    candidates.min_by_key(|d| (cost(*d), std::cmp::Reverse(body.dims.size(*d))))
+}
+
+/// Whether an op's result is found by a nest of its own.
+pub fn needs_nest(op: &Op) -> bool {
+    matches!(op, Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. })
+}
+
+/// How many nests must run one after the other before a value is known.
+fn levels(body: &Body) -> Vec<usize> {
+    let mut levels: Vec<usize> = Vec::with_capacity(body.nodes.len());
+    for node in &body.nodes {
+        let below = node.args.iter().map(|a| levels[a.index()]).max().unwrap_or(0);
+        levels.push(below + usize::from(needs_nest(&node.op)));
+    }
+    levels
+}
+
+fn steps(kernel: &Kernel, grid: &[Dim]) -> Vec<Step> {
+    let body = &kernel.body;
+    let inner = |dims: &[Dim]| dims.iter().copied().filter(|d| !grid.contains(d)).collect::<Vec<_>>();
+    let live = live(kernel);
+    let levels = levels(body);
+    let mut steps: Vec<(usize, Step)> = Vec::new();
+    for v in body.values().filter(|v| live[v.index()]) {
+        let level = levels[v.index()];
+        let left = inner(body.dims_of(v));
+        let over = match &body[v].op {
+            Op::Reduce { over, .. } => over.clone(),
+            Op::ArgMax { over } => vec![*over],
+            Op::Cumsum { over, reverse } => {
+                let others = left.iter().copied().filter(|d| d != over).collect();
+                steps.push((level, Step::Cumsum { value: v, along: *over, reverse: *reverse, others }));
+                continue;
+            }
+            _ => continue,
+        };
+        let same = |step: &&mut (usize, Step)| match &step.1 {
+            Step::Reduce { over: o, left: l, .. } => step.0 == level && *o == over && *l == left,
+            Step::Cumsum { .. } | Step::Store { .. } => false,
+        };
+        match steps.iter_mut().find(same) {
+            Some((_, Step::Reduce { values, .. })) => values.push(v),
+            _ => steps.push((level, Step::Reduce { values: vec![v], over, left })),
+        }
+    }
+    steps.sort_by_key(|s| s.0);
+    let mut steps: Vec<Step> = steps.into_iter().map(|s| s.1).collect();
+    // An output may lie over an input: nests with more dims, which read that input more often, come first.
+    let mut stores: Vec<(Vec<Dim>, Vec<usize>)> = Vec::new();
+    for (position, output) in kernel.outputs.iter().enumerate() {
+        let mut dims = inner(body.dims_of(output.value));
+        dims.sort_by_key(|d| std::cmp::Reverse(layout::stride(&body[output.value].ty, &output.strides, *d)));
+        let mut key = dims.clone();
+        key.sort();
+        let found = stores.iter_mut().find(|(d, _)| {
+            let mut other = d.clone();
+            other.sort();
+            other == key
+        });
+        match found {
+            Some((_, outputs)) => outputs.push(position),
+            None => stores.push((dims, vec![position])),
+        }
+    }
+    stores.sort_by_key(|(dims, _)| std::cmp::Reverse(dims.len()));
+    steps.extend(stores.into_iter().map(|(dims, outputs)| Step::Store { outputs, dims }));
+    steps
+}
+
+/// Values that an output depends on.
+fn live(kernel: &Kernel) -> Vec<bool> {
+    let mut live = vec![false; kernel.body.nodes.len()];
+    for output in &kernel.outputs {
+        live[output.value.index()] = true;
+    }
+    for v in kernel.body.values().rev() {
+        if live[v.index()] {
+            for a in &kernel.body[v].args {
+                live[a.index()] = true;
+            }
+        }
+    }
+    live
+}
