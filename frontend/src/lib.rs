@@ -8,6 +8,7 @@
 pub mod ast;
 mod build;
 mod elab;
+mod format;
 mod library;
 mod names;
 mod parse;
@@ -16,6 +17,7 @@ mod resolve;
 mod split;
 
 pub use elab::Elaborated;
+pub use format::format;
 pub use parse::{parse, parse_all};
 pub use render::{Style, render};
 

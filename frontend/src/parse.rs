@@ -90,7 +90,7 @@ impl FileParser<'_, '_> {
     fn attach_else(&mut self, stmts: &mut [Stmt], new: Vec<Stmt>) {
         for stmt in new {
             let (span, StmtKind::If(branch)) = (stmt.span, stmt.kind) else { continue };
-            let Some(Stmt { kind: StmtKind::If(first), .. }) = stmts.last_mut() else {
+            let Some(Stmt { kind: StmtKind::If(first), trivia, .. }) = stmts.last_mut() else {
                 if !matches!(stmts.last(), Some(Stmt { kind: StmtKind::Bad(_), .. })) {
                     let e = Diagnostic::error("E0101", "an `else` without an `if`").label(span, "no `if` block ends before it");
                     self.errors.push(e.help("`if condition { .. } else { .. }`"));
@@ -103,6 +103,10 @@ impl FileParser<'_, '_> {
                 continue;
             }
             let mut comments = stmt.trivia.before;
+            match (&trivia.after, stmt.trivia.after) {
+                (None, after) => trivia.after = after,
+                (Some(_), after) => comments.extend(after),
+            }
             for (cond, mut block) in branch.branches {
                 comments.append(&mut block.tail);
                 block.tail = std::mem::take(&mut comments);

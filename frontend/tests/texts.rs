@@ -59,3 +59,22 @@ fn every_model_elaborates_to_a_well_typed_graph() {
         }
     }
 }
+
+#[test]
+fn models_and_library_are_formatted() {
+    let names = ["models", "frontend/std"];
+    for dir in names {
+        for entry in std::fs::read_dir(root().join(dir)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|e| e == "mdl") {
+                let text = std::fs::read_to_string(&path).expect("a text");
+                let formatted = frontend::format("t.mdl", &text).expect("a text that parses");
+                if std::env::var_os("MCC_BLESS").is_some() {
+                    std::fs::write(&path, &formatted).expect("written");
+                } else {
+                    assert_eq!(formatted, text, "{}", path.display());
+                }
+            }
+        }
+    }
+}

@@ -123,7 +123,7 @@ impl Elab<'_> {
 
     /// The value as a float tensor.
     pub fn float(&mut self, v: Value) -> Value {
-        if self.ty(v).dtype.is_float() { v } else { self.cast(v, DType::F32) }
+        if self.ty(v).dtype.is_float() { v } else { self.convert(v, DType::F32) }
     }
 
     pub fn unary(&mut self, op: Unary, v: Value) -> Value {
