@@ -14,6 +14,7 @@ mod names;
 mod parse;
 mod render;
 mod resolve;
+mod scope;
 mod split;
 
 pub use elab::Elaborated;
@@ -87,8 +88,40 @@ fn run(
         }
     }
     let library = library::parse_library(sources);
+    let incomplete = !errors.is_empty();
+    errors.extend(import_clashes(&imports));
+    errors.extend(scope::check(ast, &known(&imports, &library), incomplete));
     let imports: Vec<elab::Import<'_>> = imports.iter().map(|(ast, alias)| elab::Import { ast, alias: alias.clone() }).collect();
     elab::elaborate(ast, &imports, &library, options, errors)
+}
+
+/// The functions that a file can call beside its own.
+fn known(imports: &[(Ast, Option<ast::Ident>)], library: &[Ast]) -> scope::Known {
+    let open = imports.iter().filter(|(_, alias)| alias.is_none()).map(|(ast, _)| ast);
+    let mut functions: Vec<std::rc::Rc<str>> = open.chain(library).flat_map(functions).map(|f| f.name.clone()).collect();
+    functions.extend(elab::PRIMITIVES.iter().map(|n| (*n).into()));
+    scope::Known { functions, modules: imports.iter().filter_map(|(_, alias)| alias.as_ref().map(|a| a.name.clone())).collect() }
+}
+
+/// Names of the functions at the top of a file.
+fn functions(ast: &Ast) -> impl Iterator<Item = &ast::Ident> {
+    ast.items.iter().filter_map(|i| if let StmtKind::Fn(f) = &i.kind { Some(&f.name) } else { None })
+}
+
+/// Files imported without `as` must not bring one name twice.
+fn import_clashes(imports: &[(Ast, Option<ast::Ident>)]) -> Vec<Diagnostic> {
+    let mut seen: Vec<&ast::Ident> = vec![];
+    let mut out = vec![];
+    for name in imports.iter().filter(|(_, alias)| alias.is_none()).flat_map(|(ast, _)| functions(ast)) {
+        match seen.iter().find(|n| n.name == name.name && n.span.file != name.span.file) {
+            Some(first) => {
+                let e = Diagnostic::error("E0412", format!("two imported files have a function `{}`", name.name)).label(name.span, "second");
+                out.push(e.label(first.span, "first").help("`import \"file.mdl\" as m;` brings a file's functions as `m.name`"));
+            }
+            None => seen.push(name),
+        }
+    }
+    out
 }
 
 /// A compiled file has exactly one model.

@@ -39,6 +39,15 @@ impl Elab<'_> {
         if let Some(var) = self.lookup(frame, name) {
             return var.val.clone();
         }
+        let mut at = Some(frame);
+        while let Some(id) = at {
+            if let Some(cond) = self.frames[id.0].absent.get(name).copied() {
+                let e = Diagnostic::error("E0410", format!("`{name}` exists only if a condition holds (line {})", cond.line));
+                let e = e.label(span, "not declared in this configuration").label(cond, "by this condition");
+                return self.fail(e.help("use it under the same condition, or declare it in an `else` branch too"));
+            }
+            at = self.frames[id.0].parent;
+        }
         let visible = self.visible(frame);
         let e = Diagnostic::error("E0401", format!("nothing is called `{name}` here")).label(span, "unknown name");
         let e = match crate::names::nearest(name, visible.iter().map(|n| &**n)) {

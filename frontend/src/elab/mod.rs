@@ -14,6 +14,8 @@ mod structure;
 mod tensor;
 mod value;
 
+pub use prims::PRIMITIVES;
+
 use crate::Options;
 use crate::ast::{Ast, Ident, StmtKind};
 use ir::diag::{Diagnostic, Severity, Span};

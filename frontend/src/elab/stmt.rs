@@ -78,7 +78,12 @@ impl Elab<'_> {
                 return Flow::Return(vals, stmt.span);
             }
             StmtKind::Call(call) => {
-                self.eval(frame, call);
+                let val = self.eval(frame, call);
+                let empty = matches!(&val, Val::Bad) || matches!(&val, Val::Tuple(items) if items.is_empty());
+                if !empty && !self.in_library(call.span) {
+                    let e = Diagnostic::warning("W0402", "the result of this call is not used").label(call.span, "computes a value");
+                    self.report(e.help("did you forget `let y =` or `x =` before it?"));
+                }
             }
             StmtKind::Loss { name, value } => {
                 let name = name.as_ref().map_or("loss", |n| &n.name).to_string();
@@ -191,10 +196,14 @@ impl Elab<'_> {
     }
 
     fn branch(&mut self, frame: FrameId, branch: &If) -> Flow {
-        for (cond, then) in &branch.branches {
+        for (i, (cond, then)) in branch.branches.iter().enumerate() {
             match self.eval(frame, cond) {
-                Val::Bool(true) => return self.exec_block(frame, &then.stmts),
-                Val::Bool(false) => {}
+                Val::Bool(true) => {
+                    let others = branch.branches[i + 1..].iter().map(|(_, b)| b).chain(&branch.otherwise);
+                    others.for_each(|block| self.skip(frame, block, cond.span));
+                    return self.exec_block(frame, &then.stmts);
+                }
+                Val::Bool(false) => self.skip(frame, then, cond.span),
                 Val::Bad => {
                     // Unknown which way: declare what any branch declares, so that nothing follows from this error.
                     let blocks = branch.branches.iter().map(|(_, b)| b).chain(&branch.otherwise);
@@ -217,6 +226,13 @@ impl Elab<'_> {
         match &branch.otherwise {
             Some(block) => self.exec_block(frame, &block.stmts),
             None => Flow::Next,
+        }
+    }
+
+    /// Remembers what a branch that is not taken would have declared.
+    fn skip(&mut self, frame: FrameId, block: &Block, cond: Span) {
+        for name in crate::resolve::declared(&block.stmts) {
+            self.frames[frame.0].absent.insert(name.name, cond);
         }
     }
 

@@ -65,6 +65,8 @@ pub struct Frame {
     pub vars: HashMap<Rc<str>, Var>,
     pub fns: HashMap<Rc<str>, Closure>,
     pub modules: HashMap<Rc<str>, FrameId>,
+    /// Names declared in branches that were not taken, with the place of the condition.
+    pub absent: HashMap<Rc<str>, Span>,
     /// Names in the order of declaration, so that a `repeat` iteration can take back its own.
     pub declared: Vec<Rc<str>>,
 }

@@ -1,0 +1,413 @@
+//! Name resolution over the whole text: also in branches that are not taken and functions that are never called.
+//! Elaboration looks names up again where it evaluates; what is found here is not reported twice.
+
+use crate::ast::*;
+use crate::names::nearest;
+use ir::diag::{Diagnostic, Span};
+use std::rc::Rc;
+
+const LOADERS: [&str; 4] = ["next", "prev", "documents", "positions"];
+const CONSTANTS: [&str; 3] = ["pi", "inf", "training"];
+
+/// What the text may use beside its own names.
+pub struct Known {
+    /// Functions of the library and of files imported without `as`, and primitives.
+    pub functions: Vec<Rc<str>>,
+    /// Names of imports.
+    pub modules: Vec<Rc<str>>,
+}
+
+/// The errors of names in a file, and warnings for values that nothing uses (unless `incomplete`: parts did not parse).
+pub fn check(ast: &Ast, known: &Known, incomplete: bool) -> Vec<Diagnostic> {
+    let mut resolver = Resolver { known, functions: vec![], out: vec![], incomplete };
+    resolver.functions.push(Function::default());
+    for item in &ast.items {
+        if let StmtKind::Fn(function) = &item.kind {
+            let own = &mut resolver.functions[0].fns;
+            match own.iter().find(|(name, _)| *name == function.name.name) {
+                Some((_, first)) => {
+                    let e = twice("function", &function.name, *first);
+                    resolver.out.push(e.help("rename one of them"));
+                }
+                None => own.push((function.name.name.clone(), function.name.span)),
+            }
+        }
+        if let StmtKind::Bad(names) = &item.kind {
+            resolver.functions[0].fns.extend(names.iter().map(|n| (n.name.clone(), n.span)));
+        }
+    }
+    for item in &ast.items {
+        match &item.kind {
+            StmtKind::Fn(function) => resolver.function(function),
+            StmtKind::Model(model) => resolver.model(model),
+            _ => {}
+        }
+    }
+    resolver.out
+}
+
+fn twice(what: &str, name: &Ident, first: Span) -> Diagnostic {
+    let e = Diagnostic::error("E0402", format!("{what} `{}` is already declared (line {})", name.name, first.line));
+    e.label(name.span, "again").label(first, "first time")
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    /// Function parameters, settings, inputs: need not be used.
+    Given,
+    Value,
+    Dim,
+    Param,
+}
+
+struct Local {
+    name: Rc<str>,
+    span: Span,
+    what: What,
+    used: bool,
+    /// How many `repeat`s it is inside of.
+    depth: usize,
+}
+
+/// The names of one function (or the model, or the file) while it is read.
+#[derive(Default)]
+struct Function {
+    locals: Vec<Local>,
+    fns: Vec<(Rc<str>, Span)>,
+    depth: usize,
+}
+
+struct Resolver<'a> {
+    known: &'a Known,
+    functions: Vec<Function>,
+    out: Vec<Diagnostic>,
+    incomplete: bool,
+}
+
+impl Resolver<'_> {
+    fn top(&mut self) -> &mut Function {
+        self.functions.last_mut().expect("invariant: the file's scope stays")
+    }
+
+    fn model(&mut self, model: &Model) {
+        self.functions.push(Function::default());
+        for setting in &model.settings {
+            // Elaboration reports what is declared twice or used too early in the header.
+            self.top().locals.push(Local { name: setting.name.name.clone(), span: setting.name.span, what: What::Given, used: true, depth: 0 });
+        }
+        for setting in &model.settings {
+            if let Some(default) = &setting.default {
+                self.expr(default);
+            }
+        }
+        self.stmts(&model.body.stmts);
+        self.leave();
+    }
+
+    fn function(&mut self, function: &crate::ast::Function) {
+        self.functions.push(Function::default());
+        for param in &function.params {
+            self.declare(&param.name, What::Given);
+        }
+        for param in &function.params {
+            if let Some(Kind::Type(ty)) = &param.kind {
+                self.type_expr(ty);
+            }
+            if let Some(default) = &param.default {
+                self.expr(default);
+            }
+        }
+        for ty in &function.results {
+            self.type_expr(ty);
+        }
+        match &function.body {
+            Body::Block(block) => self.stmts(&block.stmts),
+            Body::Short(expr) => self.expr(expr),
+        }
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        if let Some(function) = self.functions.pop() {
+            function.locals.iter().for_each(|local| self.unused(local));
+        }
+    }
+
+    fn unused(&mut self, local: &Local) {
+        let what = match local.what {
+            What::Given => return,
+            What::Value => "value",
+            What::Dim => "dim",
+            What::Param => "parameter",
+        };
+        if !local.used && !self.incomplete && !local.name.starts_with('_') {
+            let e = Diagnostic::warning("W0401", format!("{what} `{}` is never used", local.name)).label(local.span, "declared here");
+            self.out.push(match local.what {
+                What::Value => e.help(format!("remove it, or call it `_{}`; an assignment to an outer name is written without `let`", local.name)),
+                What::Given | What::Dim | What::Param => e.help("remove it, or use it"),
+            });
+        }
+    }
+
+    // Statements
+
+    fn stmts(&mut self, stmts: &[Stmt]) {
+        stacker::maybe_grow(256 * 1024, 4 * 1024 * 1024, || stmts.iter().for_each(|s| self.stmt(s)));
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        match &stmt.kind {
+            StmtKind::Dim(items) => {
+                for (name, size) in items {
+                    size.iter().for_each(|e| self.expr(e));
+                    self.declare(name, What::Dim);
+                }
+            }
+            StmtKind::Let { names, value } => {
+                self.expr(value);
+                names.iter().for_each(|n| self.declare(n, What::Value));
+            }
+            StmtKind::Assign { names, value } => {
+                self.expr(value);
+                names.iter().for_each(|n| self.assign(n));
+            }
+            StmtKind::Input { names, ty, value } => {
+                self.type_expr(ty);
+                match value.as_ref().map(|v| (&v.kind, v)) {
+                    Some((ExprKind::Call(call), _)) if LOADERS.contains(&call.path.to_string().as_str()) => self.args(call),
+                    // Elaboration knows what else a default can be.
+                    Some((ExprKind::Call(_), _)) | None => {}
+                    Some((_, value)) => self.expr(value),
+                }
+                names.iter().for_each(|n| self.declare(n, What::Given));
+            }
+            StmtKind::Param(storage) | StmtKind::State(storage) => {
+                self.type_expr(&storage.ty);
+                match &storage.init {
+                    Init::Drawn(expr) | Init::Value(expr) => match &expr.kind {
+                        ExprKind::Call(call) if call.path.to_string() == "normal" => self.args(call),
+                        _ => self.expr(expr),
+                    },
+                }
+                storage.names.iter().for_each(|n| self.declare(n, What::Param));
+            }
+            StmtKind::Update { name, value } => {
+                self.name(&name.name, name.span);
+                self.expr(value);
+            }
+            StmtKind::If(branch) => self.branches(branch),
+            StmtKind::Repeat(repeat) => {
+                self.name(&repeat.count.name, repeat.count.span);
+                self.top().depth += 1;
+                let before = self.top().locals.len();
+                if let Some(counter) = &repeat.counter {
+                    self.declare(counter, What::Given);
+                }
+                self.stmts(&repeat.body.stmts);
+                self.top().depth -= 1;
+                let own = self.top().locals.split_off(before);
+                own.iter().for_each(|local| self.unused(local));
+            }
+            StmtKind::Return(values) => values.iter().for_each(|v| self.expr(v)),
+            StmtKind::Fn(function) => {
+                let first = self.top().fns.iter().find(|(name, _)| *name == function.name.name).map(|f| f.1);
+                if let Some(first) = first {
+                    self.out.push(twice("function", &function.name, first).help("rename one of them"));
+                }
+                self.top().fns.push((function.name.name.clone(), function.name.span));
+                self.function(function);
+            }
+            StmtKind::Call(call) => self.expr(call),
+            StmtKind::Loss { value, .. } | StmtKind::Metric { value, .. } => self.expr(value),
+            StmtKind::Output(names) => names.iter().for_each(|n| self.name(&n.name, n.span)),
+            StmtKind::Generate { name, call } => {
+                self.name(&name.name, name.span);
+                if let ExprKind::Call(call) = &call.kind {
+                    self.args(call);
+                    if call.path.to_string() != "sample" {
+                        let e = Diagnostic::error("E0401", format!("`generate` knows no `{}`", call.path)).label(call.path.span(), "unknown");
+                        self.out.push(e.help("`generate tokens = sample(logits, over: vocab, along: seq);`"));
+                    }
+                }
+            }
+            StmtKind::Bad(names) => {
+                for name in names {
+                    self.top().fns.push((name.name.clone(), name.span));
+                    let depth = self.top().depth;
+                    self.top().locals.push(Local { name: name.name.clone(), span: name.span, what: What::Given, used: true, depth });
+                }
+            }
+            StmtKind::Import { .. }
+            | StmtKind::Model(_)
+            | StmtKind::Train(_)
+            | StmtKind::Plan(_)
+            | StmtKind::Weights { .. }
+            | StmtKind::Setting { .. }
+            | StmtKind::Group { .. }
+            | StmtKind::Weight { .. } => {}
+        }
+    }
+
+    /// Each branch may declare the same names; after the `if` those of all of them are known.
+    fn branches(&mut self, branch: &If) {
+        let before = self.top().locals.len();
+        let mut all: Vec<Local> = vec![];
+        for (cond, block) in branch.branches.iter().map(|(c, b)| (Some(c), b)).chain(branch.otherwise.iter().map(|b| (None, b))) {
+            cond.iter().for_each(|c| self.expr(c));
+            self.stmts(&block.stmts);
+            for local in self.top().locals.split_off(before) {
+                match all.iter_mut().find(|l| l.name == local.name) {
+                    Some(first) => first.used |= local.used,
+                    None => all.push(local),
+                }
+            }
+        }
+        self.top().locals.extend(all);
+    }
+
+    fn declare(&mut self, name: &Ident, what: What) {
+        if &*name.name == "_" {
+            return;
+        }
+        let depth = self.top().depth;
+        if let Some((first, outer)) = self.top().locals.iter().find(|l| l.name == name.name).map(|l| (l.span, l.depth)) {
+            let e = Diagnostic::error("E0402", format!("`{}` is already declared in this function (line {})", name.name, first.line));
+            let e = e.label(name.span, "again").label(first, "first time");
+            self.out.push(match outer < depth {
+                true => {
+                    e.help(format!("`{0} = ..` carries `{0}` from one iteration to the next; a new `{0}` would be lost after each", name.name))
+                }
+                false => e.help(format!("`{} = ..` changes it; or choose another name", name.name)),
+            });
+        }
+        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what, used: false, depth });
+    }
+
+    fn assign(&mut self, name: &Ident) {
+        if &*name.name == "_" || self.top().locals.iter().any(|l| l.name == name.name) {
+            return;
+        }
+        let outer = self.functions.iter().rev().find_map(|f| f.locals.iter().find(|l| l.name == name.name)).map(|l| l.span);
+        let error = match outer {
+            Some(span) => {
+                let e = Diagnostic::error("E0403", format!("`{}` belongs to the text around this function", name.name));
+                e.label(name.span, "cannot be changed here").label(span, "declared here").help("return the new value instead")
+            }
+            None => {
+                let e = Diagnostic::error("E0401", format!("`{}` is not declared", name.name)).label(name.span, "changed here");
+                match nearest(&name.name, self.top().locals.iter().map(|l| &*l.name)) {
+                    Some(near) => e.help(format!("did you mean `{near}`?")),
+                    None => e.help(format!("declare it with `let {} = ..`", name.name)),
+                }
+            }
+        };
+        self.out.push(error);
+        // Known from here on, so that each forgotten `let` is one error.
+        let depth = self.top().depth;
+        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what: What::Given, used: true, depth });
+    }
+
+    // Uses
+
+    fn name(&mut self, name: &Rc<str>, span: Span) {
+        for function in self.functions.iter_mut().rev() {
+            let mut found = false;
+            for local in function.locals.iter_mut().filter(|l| l.name == *name) {
+                local.used = true;
+                found = true;
+            }
+            if found {
+                return;
+            }
+        }
+        if CONSTANTS.contains(&&**name) {
+            return;
+        }
+        let e = Diagnostic::error("E0401", format!("nothing is called `{name}` here")).label(span, "unknown name");
+        let visible = self.functions.iter().rev().flat_map(|f| f.locals.iter().map(|l| &*l.name)).chain(CONSTANTS);
+        let e = match nearest(name, visible) {
+            Some(near) => e.help(format!("did you mean `{near}`?")),
+            None if self.is_function(name) => e.help(format!("`{name}` is a function: functions are called, they are no values")),
+            None => e.help("declare it above: `let`, `dim`, `input` or `param`"),
+        };
+        self.out.push(e);
+    }
+
+    fn is_function(&self, name: &str) -> bool {
+        self.functions.iter().any(|f| f.fns.iter().any(|(n, _)| **n == *name)) || self.known.functions.iter().any(|n| **n == *name)
+    }
+
+    fn type_expr(&mut self, ty: &TypeExpr) {
+        for dim in &ty.dims {
+            if let TypeDim::Element(element) = dim {
+                self.expr(&element.expr);
+            }
+        }
+    }
+
+    fn args(&mut self, call: &Call) {
+        for arg in &call.args {
+            self.expr(&arg.value);
+            arg.to.iter().for_each(|to| self.expr(to));
+        }
+    }
+
+    fn call(&mut self, call: &Call) {
+        match call.path.parts.as_slice() {
+            [name] => {
+                let bad = self.functions.iter().any(|f| f.locals.iter().any(|l| l.name == name.name && l.what == What::Given));
+                if !self.is_function(&name.name) && !bad {
+                    let visible = self.functions.iter().rev().flat_map(|f| f.fns.iter().map(|(n, _)| &**n));
+                    let near = nearest(&name.name, visible.chain(self.known.functions.iter().map(|n| &**n)));
+                    let e = Diagnostic::error("E0401", format!("no function is called `{}`", name.name)).label(name.span, "unknown function");
+                    self.out.push(match near {
+                        Some(near) => e.help(format!("did you mean `{near}`?")),
+                        None => e.help("define it above with `fn`; functions of a file imported with `as m` are called `m.name`"),
+                    });
+                }
+                // `error("no {kind}")` names values in its text.
+                if &*name.name == "error" {
+                    for arg in &call.args {
+                        if let ExprKind::Text(text) = &arg.value.kind {
+                            for part in text.split('{').skip(1) {
+                                if let Some((inner, _)) = part.split_once('}') {
+                                    self.name(&inner.trim().into(), arg.value.span);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            [module, ..] if !self.known.modules.contains(&module.name) => {
+                let e = Diagnostic::error("E0401", format!("no file is imported as `{}`", module.name)).label(module.span, "unknown");
+                self.out.push(match nearest(&module.name, self.known.modules.iter().map(|n| &**n)) {
+                    Some(near) => e.help(format!("did you mean `{near}`?")),
+                    None => e.help(format!("`import \"file.mdl\" as {};` makes a file's functions known", module.name)),
+                });
+            }
+            _ => {}
+        }
+        self.args(call);
+    }
+
+    fn expr(&mut self, expr: &Expr) {
+        match &expr.kind {
+            ExprKind::Name(name) => self.name(name, expr.span),
+            ExprKind::Paren(inner) | ExprKind::Unary { arg: inner, .. } => self.expr(inner),
+            ExprKind::List(items) => items.iter().for_each(|e| self.expr(&e.expr)),
+            ExprKind::Call(call) => self.call(call),
+            ExprKind::Index { base, items } => {
+                self.expr(base);
+                for (name, index) in items {
+                    self.name(&name.name, name.span);
+                    self.expr(index);
+                }
+            }
+            ExprKind::Binary { left, right, .. } => {
+                self.expr(left);
+                self.expr(right);
+            }
+            ExprKind::Int(..) | ExprKind::Real(..) | ExprKind::Text(_) | ExprKind::Bool(_) | ExprKind::None => {}
+        }
+    }
+}
