@@ -196,11 +196,20 @@ impl<'a> Io<'a> {
         while self.eat("\n") {
             fresh = true;
         }
-        if fresh && self.eat(words) {
+        // Blank words: a line that is indented, whatever it says.
+        let indented = !words.trim().is_empty() || self.is_indented();
+        if fresh && indented && self.eat(words) {
             return true;
         }
         self.rewind(mark);
         false
+    }
+
+    /// When reading, whether blanks and then something come next.
+    fn is_indented(&mut self) -> bool {
+        let mark = self.mark();
+        let rest = self.rest();
+        self.mark() > mark && !rest.is_empty()
     }
 
     /// A new line that begins with these words.

@@ -12,7 +12,11 @@ mod labels;
 mod local;
 mod op;
 mod program;
+#[cfg(test)]
+mod samples;
 mod sharded;
+#[cfg(test)]
+mod tests;
 
 use crate::graph::Graph;
 use crate::kernel::{Family, Kernel};

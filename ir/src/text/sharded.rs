@@ -35,7 +35,7 @@ pub(super) fn sharded(io: &mut Io, s: &mut Sharded) -> Result {
 /// For each dim that is ever split, its digits: `digits batch = dp*cp`.
 fn digits(io: &mut Io, digits: &mut Digits) -> Result {
     let mut count = digits.len();
-    io.line("digits")?;
+    io.line("digits:")?;
     let dims = io.dims.len();
     let mark = io.mark();
     io.or(&mut count, dims, " of ", Io::number)?;

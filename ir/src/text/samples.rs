@@ -1,0 +1,313 @@
+//! Small values of every level, for the tests.
+
+use crate::diag::Span;
+use crate::dim::{Base, Dim, DimInfo, IndexMap};
+use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report, Table, Type, Update, Value};
+use crate::kernel::{Family, Kernel, Operand, Output};
+use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
+use crate::mesh::{Mesh, SubAxis};
+use crate::model::{Decay, Optimizer, Schedule, Train};
+use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
+use crate::program::{
+    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage, Stream,
+    TableEntry,
+};
+use crate::sharded::{Placement, Sharded, Sharding};
+
+pub fn origin(phase: Phase, scope: &str) -> Origin {
+    Origin { phase, layer: Some(3), scope: scope.into(), span: Some(Span { file: 0, line: 23, col: 11, len: 6 }) }
+}
+
+/// `y = x w`, its loss, gradient and update.
+pub fn graph() -> Graph {
+    let mut body = Body::default();
+    let batch = body.dims.add(DimInfo::new("batch", 4));
+    let hidden = body.dims.add(DimInfo::new("hidden", 8));
+    let out = body.dims.add(DimInfo { copy_of: Some(hidden), ..DimInfo::new("hidden", 8) });
+    let x_ty = Type::new(DType::F32, [batch, hidden]);
+    let w_ty = Type::new(DType::F32, [hidden, out]);
+    let plain = Origin::new(Phase::Forward);
+    let x = body.push(Op::Input(0), [], x_ty.clone(), plain.clone());
+    let w = body.push(Op::Param(0), [], w_ty.clone(), plain.clone());
+    let y = body.push(Op::Dot { over: vec![hidden] }, [x, w], Type::new(DType::F32, [batch, out]), origin(Phase::Forward, "layers.3.proj"));
+    let loss = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch, out] }, [y], Type::scalar(DType::F32), plain);
+    let dw = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch] }, [x], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3.proj"));
+    let new = body.push(Op::Binary(Binary::Sub), [w, dw], w_ty.clone(), origin(Phase::Update, ""));
+    Graph {
+        name: "tiny".into(),
+        body,
+        params: vec![Param {
+            name: "layers.3.proj.w".into(),
+            ty: w_ty,
+            init: Init::Normal(Real(0.02)),
+            decay: true,
+            lr_scale: Real(2.0),
+            frozen: false,
+            layer: Some(3),
+            span: Some(Span { file: 0, line: 2, col: 3, len: 1 }),
+        }],
+        inputs: vec![Input { name: "x".into(), ty: x_ty, default: Some(Feed::Prev(0, -1)), span: None }],
+        tables: vec![Table { name: "rope sin".into(), ty: Type::new(DType::F32, [batch]), data: vec![0.1, -0.0, f64::INFINITY, 1e-300] }],
+        batch: Some(batch),
+        layers: 4,
+        losses: vec![Report { name: "loss".into(), value: loss }],
+        metrics: vec![Report { name: "sum of y".into(), value: loss }],
+        outputs: vec![Report { name: "y".into(), value: y }],
+        grads: vec![(0, dw)],
+        loss: Some(loss),
+        grad_norm: Some(loss),
+        updates: vec![Update { param: 0, grad: dw, new, states: vec![w, dw] }],
+    }
+}
+
+/// Every op with its fields set, in no meaningful order; types do not fit.
+pub fn every_op() -> Vec<Op> {
+    let (a, b, c) = (Dim(0), Dim(1), Dim(2));
+    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), causal: true };
+    let mut ops = vec![
+        Op::Input(7),
+        Op::Param(1),
+        Op::State(1, 2),
+        Op::Table(3),
+        Op::Const(Real(-0.1)),
+        Op::Const(Real(f64::NAN)),
+        Op::Const(Real(f64::from_bits(f64::NAN.to_bits() + 1))),
+        Op::Const(Real(f64::NEG_INFINITY)),
+        Op::Iota(b),
+        Op::Uniform { key: u64::MAX },
+        Op::Scalar(Scalar::LearningRate),
+        Op::Scalar(Scalar::Step),
+        Op::Scalar(Scalar::Seed),
+        Op::Scalar(Scalar::BiasCorrection(Real(0.999))),
+        Op::Scalar(Scalar::Linear(vec![])),
+        Op::Scalar(Scalar::Linear(vec![(SubAxis(0), 32), (SubAxis(1), 0)])),
+        Op::Scalar(Scalar::Slot(4)),
+        Op::Select,
+        Op::Add,
+        Op::Cast,
+        Op::StopGradient,
+        Op::Cut,
+        Op::Expand,
+        Op::View { from: vec![a, b], to: vec![] },
+        Op::Slice { from: a, to: None, at: 3 },
+        Op::Slice { from: a, to: Some(b), at: 3 },
+        Op::Pad { from: None, to: b, at: 0 },
+        Op::Pad { from: Some(a), to: b, at: 1 },
+        Op::Concat { from: vec![a, b], to: c },
+        Op::Shard { from: a, to: b, index: IndexMap { parts: vec![(4, 16), (8, 1)], base: Base::Coords(vec![(SubAxis(1), 32)]) } },
+        Op::Shard { from: a, to: b, index: IndexMap { parts: vec![], base: Base::Slot(2) } },
+        Op::Shard { from: a, to: b, index: IndexMap { parts: vec![(1, 1)], base: Base::Coords(vec![]) } },
+        Op::Recv { hops: -2 },
+        Op::Send { hops: 1 },
+        Op::Dot { over: vec![a, b] },
+        Op::ArgMax { over: a },
+        Op::Cumsum { over: a, reverse: false },
+        Op::Cumsum { over: a, reverse: true },
+        Op::Gather { dim: a },
+        Op::Scatter { dim: a },
+        Op::Attention(attention.clone()),
+        Op::AttentionLse(Attention { causal: false, ..attention.clone() }),
+    ];
+    ops.extend(Unary::ALL.iter().map(|u| Op::Unary(*u)));
+    ops.extend(Binary::ALL.iter().map(|u| Op::Binary(*u)));
+    ops.extend(Compare::ALL.iter().map(|u| Op::Compare(*u)));
+    ops.extend(Reduce::ALL.iter().map(|kind| Op::Reduce { kind: *kind, over: vec![c] }));
+    ops.extend(Reshard::ALL.iter().map(|kind| Op::Reshard { kind: *kind, subs: vec![SubAxis(2), SubAxis(0)] }));
+    ops.extend(AttentionGrad::ALL.iter().map(|which| Op::AttentionGrad(attention.clone(), *which)));
+    for r in Reduce::ALL {
+        ops.push(Op::Collective { kind: Collective::AllReduce(*r), subs: vec![SubAxis(0)], stages: Some(vec![0, 3]), part: None });
+        ops.push(Op::Collective { kind: Collective::ReduceScatter(*r), subs: vec![SubAxis(1), SubAxis(2)], stages: None, part: Some(c) });
+    }
+    ops.push(Op::Collective { kind: Collective::AllGather, subs: vec![], stages: None, part: Some(c) });
+    ops.push(Op::Collective { kind: Collective::AllToAll, subs: vec![SubAxis(2)], stages: Some(vec![]), part: Some(c) });
+    ops
+}
+
+/// A body with [`every_op`] and dims that are hard to name.
+pub fn odd_body() -> Body {
+    let mut body = Body::default();
+    for name in ["seq/tp", "", "a \"quoted\"\n#1 name", "sum", "sum", "none", "\u{7f}é"] {
+        body.dims.add(DimInfo::new(name, 6));
+    }
+    // A copy of a later dim; a padded part of a dim.
+    body.dims.list[0].copy_of = Some(Dim(4));
+    body.dims.list[3] = DimInfo {
+        logical: 11,
+        global: 12,
+        index: IndexMap { parts: vec![(2, 3), (3, 1)], base: Base::Coords(vec![(SubAxis(0), 6)]) },
+        ..body.dims.list[3].clone()
+    };
+    for (i, op) in every_op().into_iter().enumerate() {
+        let args: Vec<Value> = (0..i.min(i % 4) as u32).map(Value).collect();
+        let dtype = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool][i % 5];
+        let scope = ["", "layer", "because", "a.b.0", "@", "two words"][i % 6];
+        let mut origin = origin([Phase::Forward, Phase::Backward, Phase::Update][i % 3], scope);
+        if i % 2 == 0 {
+            (origin.layer, origin.span) = (None, None);
+        }
+        body.push(op, args, Type::new(dtype, (0..i as u32 % 7).map(Dim).collect::<Vec<_>>()), origin);
+    }
+    body
+}
+
+pub fn mesh() -> Mesh {
+    Mesh::new(2, 1, 2, 1, 4)
+}
+
+/// [`graph`] with a reshard, split over [`mesh`] (mb, dp, tp.0, tp.1).
+pub fn sharded() -> Sharded {
+    let mut graph = graph();
+    let (batch, out) = (Dim(0), Dim(2));
+    let y = Value(2);
+    let ty = graph.body[y].ty.clone();
+    let whole = graph.body.push(Op::Reshard { kind: Reshard::AllGather, subs: vec![SubAxis(2)] }, [y], ty, origin(Phase::Forward, "layers.3.proj"));
+    graph.outputs[0].value = whole;
+    let mut shardings = vec![Sharding::replicated(&mesh()); graph.body.nodes.len()];
+    let r = Placement::Replicated;
+    shardings[0] = Sharding(vec![Placement::Split(batch), Placement::Split(batch), r, r]);
+    shardings[2] = Sharding(vec![Placement::Split(batch), Placement::Split(batch), Placement::Split(out), r]);
+    shardings[3] = Sharding(vec![Placement::SUM, Placement::SUM, Placement::Partial(crate::sharded::Partial::Max), Placement::Split(out)]);
+    let mut reasons = vec![None; graph.body.nodes.len()];
+    reasons[whole.index()] = Some("the output \"y\" is asked for whole".into());
+    let digits = vec![vec![SubAxis(0), SubAxis(1)], vec![], vec![SubAxis(2)]];
+    Sharded { graph, mesh: mesh(), digits, shardings, reasons }
+}
+
+/// One rank's part of [`sharded`].
+pub fn local() -> Local {
+    let mut body = Body::default();
+    let base = Base::Coords(vec![(SubAxis(0), 2), (SubAxis(1), 1)]);
+    let batch = body.dims.add(DimInfo { global: 4, logical: 4, index: IndexMap { parts: vec![(1, 1)], base }, ..DimInfo::new("batch/mb*dp", 1) });
+    let hidden = body.dims.add(DimInfo::new("hidden", 8));
+    let part = body.dims.add(DimInfo::new("part", 2));
+    let plain = Origin::new(Phase::Forward);
+    let x = body.push(Op::Input(0), [], Type::new(DType::F32, [batch, hidden]), plain.clone());
+    let p = body.push(Op::Param(0), [], Type::new(DType::F32, [hidden]), plain.clone());
+    let gather = Op::Collective { kind: Collective::AllGather, subs: vec![SubAxis(2)], stages: None, part: Some(part) };
+    let all = body.push(gather, [p], Type::new(DType::F32, [part, hidden]), plain);
+    let sum = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch] }, [x], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3"));
+    let reduce = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![SubAxis(1)], stages: None, part: None };
+    let total = body.push(reduce, [sum], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3"));
+    let r = Placement::Replicated;
+    Local {
+        mesh: mesh(),
+        stages: vec![(0, vec![0, 2]), (1, vec![1, 3])],
+        body,
+        params: vec![LocalParam { index: vec![IndexMap::whole(8)], states: 2 }],
+        chunks: vec![Chunk::Forward, Chunk::Forward, Chunk::Forward, Chunk::Backward, Chunk::Reduce],
+        accumulate: vec![false, false, false, true, false],
+        source: vec![None, None, Some((all, Sharding(vec![r, r, r, r]))), Some((sum, Sharding(vec![Placement::SUM, Placement::Split(batch), r, r]))), None],
+        reasons: vec![None, None, Some("w is needed whole".into()), None, Some("the gradient of w is a sum over dp".into())],
+        reports: vec![(1, total)],
+        updates: vec![LocalUpdate { slot: 0, new: total, states: vec![p, total] }],
+    }
+}
+
+pub fn kernel() -> Kernel {
+    let mut body = Body::default();
+    let (i, j) = (body.dims.add(DimInfo::new("i", 4)), body.dims.add(DimInfo::new("j", 8)));
+    let ty = Type::new(DType::Bf16, [i, j]);
+    let x = body.push(Op::Input(0), [], ty.clone(), origin(Phase::Forward, "layers.0.norm"));
+    let y = body.push(Op::Unary(Unary::Exp), [x], ty.clone(), origin(Phase::Forward, "layers.0.norm"));
+    Kernel {
+        family: Family::Loops { grid: vec![i] },
+        body,
+        inputs: vec![Operand { ty, strides: vec![16, 1] }],
+        scalars: vec![DType::I32, DType::F32],
+        outputs: vec![Output { value: y, strides: vec![8, 1], accumulate: true }],
+    }
+}
+
+pub fn program() -> Program {
+    let buffer = |name: &str, arena, offset, content| Buffer {
+        name: name.into(),
+        dtype: DType::F32,
+        dims: vec![("batch/dp".into(), 2), ("hidden".into(), 8)],
+        arena,
+        offset,
+        content,
+        origin: None,
+    };
+    let index = vec![IndexMap { parts: vec![(2, 1)], base: Base::Coords(vec![(SubAxis(1), 2)]) }, IndexMap::whole(8)];
+    let (x, w) = (BufferId(1), BufferId(0));
+    let command = |action| Command { stream: Stream::Compute, action, origin: origin(Phase::Forward, "layers.3.proj"), reason: None };
+    let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
+    let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands };
+    let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
+    Program {
+        buffers: vec![
+            buffer("layers.3.w", Arena::Persistent, 0, Content::Param { slot: 0, index: index.clone() }),
+            Buffer { origin: Some(origin(Phase::Forward, "x")), ..buffer("x", Arena::Stash, 64, Content::Activation) },
+            buffer("x", Arena::Temporary, 0, Content::Accumulator),
+            buffer("m", Arena::Persistent, 64, Content::State { slot: 0, state: 1, index: index.clone() }),
+            buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
+        ],
+        arena_bytes: [192, 128, 64],
+        slots: 2,
+        groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
+        bodies: vec![
+            body(
+                "forward",
+                BodyKind::Forward,
+                vec![
+                    command(Action::Load { input: 0, dst: x, index }),
+                    command(Action::Launch { kernel: KernelId(0), args: vec![Place::start(w), shifted.clone()], scalars: vec![Scalar::Seed, Scalar::Linear(vec![(SubAxis(1), 8)])] }),
+                    command(Action::Record { event: 0 }),
+                    Command {
+                        stream: Stream::Communication,
+                        reason: Some("proj needs its operand whole".into()),
+                        ..command(Action::Collective {
+                            kind: Collective::AllReduce(Reduce::Sum),
+                            group: GroupId(0),
+                            dtype: DType::Bf16,
+                            count: 4096,
+                            src: Place::start(x),
+                            dst: shifted.clone(),
+                        })
+                    },
+                    command(Action::Wait { event: 0 }),
+                ],
+            ),
+            body(
+                "backward",
+                BodyKind::Backward,
+                vec![
+                    command(Action::Recv { hops: -1, dtype: DType::F32, count: 8, dst: Place::start(x) }),
+                    command(Action::Send { hops: 1, dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
+                    command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
+                    command(Action::Report { report: 1, src: shifted }),
+                ],
+            ),
+            body("reduce", BodyKind::Reduce, vec![]),
+            body("reduce", BodyKind::Update, vec![]),
+            body("", BodyKind::Prologue, vec![]),
+        ],
+        train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
+        update: calls(&[(3, 0), (3, 0)]),
+        eval: calls(&[(0, u32::MAX), (0, 0)]),
+    }
+}
+
+pub fn job() -> Job {
+    let dims = vec![Extent { name: "vocab".into(), size: 50257, padded: 50304 }, Extent { name: "hidden".into(), size: 8, padded: 8 }];
+    Job {
+        model: "tiny".into(),
+        settings: vec![("batch".into(), "4".into()), ("path".into(), "a \"b\"\tc".into())],
+        mesh: mesh(),
+        train: Train {
+            optimizer: Optimizer::Sgd { momentum: Real(0.9) },
+            schedule: Schedule { decay: Decay::Cosine, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100 },
+            weight_decay: Real(0.1),
+            clip: Some(Real(1.0)),
+        },
+        global_batch: 4,
+        microbatches: 2,
+        params: vec![ParamEntry { name: "layers.3.w".into(), dims: dims.clone(), init: Init::Const(Real(1.0)) }],
+        inputs: vec![InputEntry { name: "tokens".into(), dtype: DType::I32, dims: dims.clone(), default: Some(Feed::Documents(0, 50256)), limit: Some(50257) }],
+        tables: vec![TableEntry { name: "rope".into(), dtype: DType::F32, dims, data: vec![0.5, 1.0 / 3.0] }],
+        reports: vec!["loss".into(), "grad_norm".into()],
+        kernels: vec![kernel(), Kernel { family: Family::Scatter, ..kernel() }],
+        programs: vec![program(), program()],
+        stages: vec![Stage { program: 0, params: vec![0] }, Stage { program: 1, params: vec![] }],
+    }
+}

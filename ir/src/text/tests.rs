@@ -1,0 +1,331 @@
+use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, program, sharded};
+use super::*;
+use crate::random::mix;
+use std::collections::BTreeSet;
+
+fn round_trip<T: PartialEq + std::fmt::Debug>(x: &T, print: impl Fn(&T) -> String, parse: impl Fn(&str) -> Result<T>) {
+    let text = print(x);
+    match parse(&text) {
+        Ok(y) => {
+            assert_eq!(print(&y), text);
+            assert_eq!(&y, x, "{text}");
+        }
+        Err(e) => panic!("{e}\n{text}"),
+    }
+}
+
+#[test]
+fn graphs_read_back() {
+    round_trip(&graph(), print_graph, parse_graph);
+    round_trip(&Graph::default(), print_graph, parse_graph);
+}
+
+#[test]
+fn every_op_reads_back() {
+    let sample: BTreeSet<String> = every_op().iter().map(op::op_name).collect();
+    let table: BTreeSet<String> = op::blanks().iter().map(op::op_name).collect();
+    assert_eq!(sample, table);
+    // In a graph, sub-axes have no names.
+    round_trip(&Graph { body: odd_body(), ..graph() }, print_graph, parse_graph);
+    round_trip(&Sharded { graph: Graph { body: odd_body(), ..graph() }, digits: vec![], ..every_value_replicated() }, print_sharded, parse_sharded);
+}
+
+/// [`odd_body`]'s length of shardings and reasons.
+fn every_value_replicated() -> Sharded {
+    let count = odd_body().nodes.len();
+    Sharded { shardings: vec![crate::sharded::Sharding::replicated(&mesh()); count], reasons: vec![None; count], ..sharded() }
+}
+
+#[test]
+fn op_names_are_unique() {
+    let names: BTreeSet<String> = op::blanks().iter().map(op::op_name).collect();
+    assert_eq!(names.len(), op::blanks().len());
+}
+
+#[test]
+fn sharded_graphs_read_back() {
+    round_trip(&sharded(), print_sharded, parse_sharded);
+}
+
+#[test]
+fn local_graphs_read_back() {
+    round_trip(&local(), print_local, parse_local);
+    let mut alternating = local();
+    alternating.chunks.reverse();
+    round_trip(&alternating, print_local, parse_local);
+}
+
+#[test]
+fn kernels_read_back() {
+    round_trip(&kernel(), print_kernel, parse_kernel);
+    for family in [Family::Gemm, Family::Attention, Family::AttentionGrad, Family::Scatter] {
+        round_trip(&Kernel { family, ..kernel() }, print_kernel, parse_kernel);
+    }
+}
+
+#[test]
+fn programs_read_back() {
+    round_trip(&(mesh(), program()), |(m, p)| print_program(p, m), parse_program);
+}
+
+#[test]
+fn jobs_read_back() {
+    round_trip(&job(), print_job, parse_job);
+    round_trip(&Job { train: Train::default(), ..job() }, print_job, parse_job);
+}
+
+#[test]
+fn a_broken_graph_prints() {
+    let mut broken = graph();
+    broken.body.nodes[2].ty.dims.push(crate::dim::Dim(99));
+    broken.body.nodes[2].args.push(crate::graph::Value(77));
+    broken.body.nodes[3].op = crate::op::Op::Reshard { kind: crate::op::Reshard::Mask, subs: vec![crate::mesh::SubAxis(200)] };
+    let text = print_graph(&broken);
+    assert!(text.contains("dot %0, %1, %77 over [hidden] : f32[batch, hidden#1, ?99]"), "{text}");
+    let error = parse_graph(&text).map(|_| ()).map_err(|e| e.text);
+    assert_eq!(error, Err("%77 does not exist yet".into()));
+    let short = Sharded { shardings: vec![], reasons: vec![], digits: vec![], ..sharded() };
+    assert!(print_sharded(&short).contains("%5"));
+    print_local(&Local { chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], mesh: Mesh { subs: vec![] }, ..local() });
+}
+
+/// The error of a text that differs in one place.
+fn error(from: &str, to: &str) -> String {
+    let text = print_graph(&graph());
+    assert!(text.contains(from), "{text}");
+    parse_graph(&text.replacen(from, to, 1)).expect_err("a broken text").to_string()
+}
+
+#[test]
+fn errors_name_the_place() {
+    expect_test::expect![[r#"
+        9:7: no op is called `dott`
+        9:25: no dim is called `heads`
+        9:15: %2 does not exist yet
+        10:4: the next value is %3
+        7:41: expected a phase (forward, backward, update), found `sideways`
+        4:16: `8888888888888888888888888` is out of range
+        4:16: expected a number, found `eight`
+        5:6: the next dim of this name is `hidden#1`
+        14:61: expected a number, found `0.0.2`
+        18:22: a text without its closing quote
+        1:14: expected the end of the line, found `4`
+        6:1: expected `body:`, found `nodes:`
+        7:18: expected an element type (f32, bf16, f16, i32, bool), found `f33[batch,`
+        20:1: expected a line that belongs here, found `whole_loss`"#]].assert_eq(
+        &[
+            error("dot", "dott"),
+            error("over [hidden]", "over [heads]"),
+            error("%0, %1", "%0, %2"),
+            error("  %3", "  %4"),
+            error("// forward", "// sideways"),
+            error("= 8", "= 8888888888888888888888888"),
+            error("= 8", "= eight"),
+            error("hidden#1", "hidden#2"),
+            error("init normal 0.02", "init normal 0.0.2"),
+            error("\"sum of y\"", "\"sum of y"),
+            error("graph tiny", "graph"),
+            error("body:", "nodes:"),
+            error("f32[", "f33["),
+            error("total_loss", "whole_loss"),
+        ]
+        .join("\n"),
+    );
+}
+
+/// Damages texts at random places; whatever still reads must print and read the same again.
+fn fuzz<T>(text: &str, print: impl Fn(&T) -> String, parse: impl Fn(&str) -> Result<T>) {
+    const SCRAPS: &[&str] = &["", "0", "9", "99999999999999999999", "-", ".", "..", "\n", " ", "\"", "\\", "\\u{", "%", "#", "*", "/", "[", "]", "{", "}", "(", ")", ",", ":", "+", "@", "é", "nan", "tp", "axis250", "sum"];
+    let mut state = 1;
+    let mut random = |n: usize| {
+        state = mix(state);
+        state as usize % n
+    };
+    for _ in 0..1500 {
+        let mut chars: Vec<String> = text.chars().map(String::from).collect();
+        for _ in 0..=random(3) {
+            let from = random(chars.len());
+            let len = [0, 1, 1, 3, 20][random(5)].min(chars.len() - from - 1);
+            let scrap = match random(3) {
+                0 => {
+                    let other = random(chars.len());
+                    chars[other..chars.len().min(other + 1 + random(30))].concat()
+                }
+                _ => SCRAPS[random(SCRAPS.len())].into(),
+            };
+            chars.splice(from..from + len, [scrap]);
+        }
+        let damaged = chars.concat();
+        match parse(&damaged) {
+            Err(e) => assert!(e.line >= 1 && e.line <= damaged.matches('\n').count() + 1),
+            Ok(x) => {
+                let again = print(&x);
+                match parse(&again) {
+                    Ok(y) => assert_eq!(print(&y), again),
+                    Err(e) => panic!("{e}\n{again}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parsers_of_damaged_texts_neither_panic_nor_change_what_they_read() {
+    fuzz(&print_graph(&graph()), print_graph, parse_graph);
+    fuzz(&print_sharded(&sharded()), print_sharded, parse_sharded);
+    fuzz(&print_local(&local()), print_local, parse_local);
+    fuzz(&print_kernel(&kernel()), print_kernel, parse_kernel);
+    fuzz(&print_job(&job()), print_job, parse_job);
+    fuzz(&print_graph(&Graph { body: odd_body(), ..graph() }), print_graph, parse_graph);
+}
+
+#[test]
+fn a_graph_in_text() {
+    expect_test::expect![[r#"
+        graph tiny layers 4
+        dims:
+          dim batch = 4
+          dim hidden = 8
+          dim hidden#1 = 8 copy of hidden
+        body:
+          %0 = input 0 : f32[batch, hidden]  // forward
+          %1 = param 0 : f32[hidden, hidden#1]  // forward
+          %2 = dot %0, %1 over [hidden] : f32[batch, hidden#1]  // forward layers.3.proj layer 3 @0:23:11+6
+          %3 = reduce_sum %2 over [batch, hidden#1] : f32[]  // forward
+          %4 = reduce_sum %0 over [batch] : f32[hidden]  // backward layers.3.proj layer 3 @0:23:11+6
+          %5 = sub %1, %4 : f32[hidden, hidden#1]  // update layer 3 @0:23:11+6
+        batch batch
+        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
+        input 0 x : f32[batch, hidden] default prev 0 first -1
+        table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
+        loss loss = %3
+        metric "sum of y" = %3
+        output y = %2
+        total_loss %3
+        grad_norm %3
+        grad 0 = %4
+        update 0 from %4 to %5 states [%1, %4]
+    "#]].assert_eq(&print_graph(&graph()));
+}
+
+#[test]
+fn a_sharded_graph_in_text() {
+    expect_test::expect![[r#"
+        sharded
+        mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
+        graph tiny layers 4
+        dims:
+          dim batch = 4
+          dim hidden = 8
+          dim hidden#1 = 8 copy of hidden
+        body:
+          %0 = input 0 : f32[batch, hidden] {batch:mb*dp}  // forward
+          %1 = param 0 : f32[hidden, hidden#1] {}  // forward
+          %2 = dot %0, %1 over [hidden] : f32[batch, hidden#1] {batch:mb*dp, hidden#1:tp.0}  // forward layers.3.proj layer 3 @0:23:11+6
+          %3 = reduce_sum %2 over [batch, hidden#1] : f32[] {sum(mb*dp), max(tp.0), hidden#1:tp.1}  // forward
+          %4 = reduce_sum %0 over [batch] : f32[hidden] {}  // backward layers.3.proj layer 3 @0:23:11+6
+          %5 = sub %1, %4 : f32[hidden, hidden#1] {}  // update layer 3 @0:23:11+6
+          %6 = reshard.all_gather %2 over tp.0 : f32[batch, hidden#1] {}  // forward layers.3.proj layer 3 @0:23:11+6 because "the output \"y\" is asked for whole"
+        batch batch
+        param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
+        input 0 x : f32[batch, hidden] default prev 0 first -1
+        table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
+        loss loss = %3
+        metric "sum of y" = %3
+        output y = %6
+        total_loss %3
+        grad_norm %3
+        grad 0 = %4
+        update 0 from %4 to %5 states [%1, %4]
+        digits:
+          batch: mb*dp
+          hidden#1: tp.0
+    "#]].assert_eq(&print_sharded(&sharded()));
+}
+
+#[test]
+fn a_local_graph_in_text() {
+    expect_test::expect![[r#"
+        local
+        mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
+        stage 0 params [0, 2]
+        stage 1 params [1, 3]
+        slot 0 index [[8]] states 2
+        dims:
+          dim batch/mb*dp = 1 logical 4 global 4 index [1] + 2*mb + 1*dp
+          dim hidden = 8
+          dim part = 2
+        body:
+        forward:
+          %0 = input 0 : f32[batch/mb*dp, hidden]  // forward
+          %1 = param 0 : f32[hidden]  // forward
+          %2 = all_gather %1 over tp.0 part part : f32[part, hidden] holds %2 {}  // forward because "w is needed whole"
+        backward:
+          %3 = reduce_sum %0 over [batch/mb*dp] : f32[hidden] accumulate holds %3 {sum(mb), d0:dp}  // backward layers.3 layer 3 @0:23:11+6
+        reduce:
+          %4 = all_reduce.sum %3 over dp : f32[hidden]  // backward layers.3 layer 3 @0:23:11+6 because "the gradient of w is a sum over dp"
+        report 1 = %4
+        update 0 to %4 states [%1, %4]
+    "#]].assert_eq(&print_local(&local()));
+}
+
+#[test]
+fn a_kernel_in_text() {
+    expect_test::expect![[r#"
+        kernel loops scalars [i32, f32]
+        dims:
+          dim i = 4
+          dim j = 8
+        body:
+          %0 = input 0 : bf16[i, j]  // forward layers.0.norm layer 3 @0:23:11+6
+          %1 = exp %0 : bf16[i, j]  // forward layers.0.norm layer 3 @0:23:11+6
+        grid [i]
+        operand bf16[i, j] strides [16, 1]
+        result %1 strides [8, 1] accumulate
+    "#]].assert_eq(&print_kernel(&kernel()));
+}
+
+#[test]
+fn a_program_in_text() {
+    expect_test::expect![[r#"
+        mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
+        program slots 2
+        arena persistent bytes 192
+        arena stash bytes 128
+        arena temporary bytes 64
+        buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 holds param 0 index [[2] + 2*dp, [8]]
+        buffer x : f32[batch/dp=2, hidden=8] in stash @64 holds activation  // forward x layer 3 @0:23:11+6
+        buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 holds accumulator
+        buffer m : f32[batch/dp=2, hidden=8] in persistent @64 holds state 1 of 0 index [[2] + 2*dp, [8]]
+        buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 holds table 2 index []
+        group 0 over tp
+        group 1 over none stages [0, 1]
+        body forward kind forward
+          compute load input 0 to x index [[2] + 2*dp, [8]]  // forward layers.3.proj layer 3 @0:23:11+6
+          compute launch kernel 0 [layers.3.w, x @16 + 64*tp.0 + 32*tp.1] scalars [seed, linear 8*dp]  // forward layers.3.proj layer 3 @0:23:11+6
+          compute record 0  // forward layers.3.proj layer 3 @0:23:11+6
+          communication collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
+          compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
+        body backward kind backward
+          compute recv hops -1 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
+          compute send hops 1 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
+          compute fill "rope table" with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
+          compute report 1 from x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
+        body reduce kind reduce
+        body reduce#1 kind update
+        body "" kind prologue
+        train:
+          "" 0
+          forward 0..3
+          backward 0
+          forward 3
+          backward 1..4
+          reduce 0
+        update:
+          reduce#1 0
+          reduce#1 0
+        eval:
+          forward 4294967295
+          forward 0
+    "#]].assert_eq(&print_program(&program(), &mesh()));
+}
