@@ -3,6 +3,7 @@
 //! **Invariant:** the only crate of the workspace that links LLVM and MLIR. It prints nothing and reads no environment.
 
 pub mod abi;
+mod attention;
 pub mod build;
 mod error;
 mod gemm;

@@ -2,7 +2,7 @@
 
 use crate::build::llvm::Llvm;
 use crate::target::Target;
-use crate::{CompileError, Shape, gemm, loops};
+use crate::{CompileError, Shape, attention, gemm, loops};
 use inkwell::context::Context;
 use inkwell::targets::{FileType, TargetMachine};
 use ir::kernel::{Family, Kernel};
@@ -46,9 +46,8 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
         Family::Gemm => gemm::emit(&b, kernel, target, &name)?,
         Family::Loops { grid } => loops::emit(&b, kernel, grid, target, &name)?,
         Family::Scatter => loops::emit_scatter(&b, kernel, target, &name)?,
-        Family::Attention | Family::AttentionGrad => {
-            return Err(CompileError::unsupported("this family of kernels"));
-        }
+        Family::Attention => attention::emit_forward(&b, kernel, target, &name)?,
+        Family::AttentionGrad => attention::emit_backward(&b, kernel, target, &name)?,
     };
     b.module.set_triple(&machine.get_triple());
     b.module.set_data_layout(&machine.get_target_data().get_data_layout());

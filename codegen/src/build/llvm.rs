@@ -236,6 +236,10 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""))
     }
 
+    pub fn index_less_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::ULE, a, b, ""))
+    }
+
     pub fn index_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
     }

@@ -1,0 +1,348 @@
+//! The gradients of attention.
+//!
+//! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles. Scores and
+//! probabilities are computed again from q, k and the forward pass's logarithms.
+
+use super::tiles::{Column, End, Product, copy, product, store_column, transpose, vector_columns};
+use super::{Arguments, Plan, Rows, Span, Visible, span};
+use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
+use crate::build::{Builder, Lane};
+use crate::gemm::plan::cut;
+use crate::target::Target;
+use crate::{CompileError, Shape, math};
+use inkwell::values::FunctionValue;
+use ir::kernel::Kernel;
+use ir::op::{AttentionGrad, Op};
+
+/// Offsets in scratch, in bytes.
+struct Scratch {
+    q: i64,
+    dout: i64,
+    k: i64,
+    v: i64,
+    k_transposed: i64,
+    v_transposed: i64,
+    p: i64,
+    ds: i64,
+    /// Sums for all queries of a head and for all keys.
+    dq: i64,
+    dk: i64,
+    dv: i64,
+    bytes: i64,
+}
+
+impl Scratch {
+    fn new(plan: &Plan) -> Scratch {
+        let mut used = 0;
+        let mut take = |elements: i64| {
+            let start = used;
+            used += cut(4 * elements, 64) * 64;
+            start
+        };
+        let (query_rows, key_rows) = (plan.query_block * plan.width, plan.key_block * plan.width);
+        let square = plan.query_block * plan.key_block;
+        Scratch {
+            q: take(query_rows),
+            dout: take(query_rows),
+            k: take(key_rows),
+            v: take(key_rows),
+            k_transposed: take(key_rows),
+            v_transposed: take(key_rows),
+            p: take(square),
+            ds: take(square),
+            dq: take(plan.query_blocks() * query_rows),
+            dk: take(plan.key_blocks() * key_rows),
+            dv: take(plan.key_blocks() * key_rows),
+            bytes: used,
+        }
+    }
+}
+
+/// Operands as rows, and the two numbers per query.
+struct Operands {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    dout: Rows,
+    lse: usize,
+    delta: usize,
+}
+
+/// The functions of one kernel. Those of gradients that it does not store are absent.
+struct Functions<'c> {
+    copy_q: Option<FunctionValue<'c>>,
+    copy_k: Option<FunctionValue<'c>>,
+    copy_v: Option<FunctionValue<'c>>,
+    copy_dout: Option<FunctionValue<'c>>,
+    transpose_k: FunctionValue<'c>,
+    transpose_v: FunctionValue<'c>,
+    scores: FunctionValue<'c>,
+    /// `dout` times the transpose of v.
+    dp: FunctionValue<'c>,
+    gradient: FunctionValue<'c>,
+    gradient_masked: FunctionValue<'c>,
+    dq: Option<FunctionValue<'c>>,
+    dk: Option<FunctionValue<'c>>,
+    dv: Option<FunctionValue<'c>>,
+}
+
+/// The kernel under construction.
+struct Backward<'a, 'c> {
+    b: &'a Llvm<'c>,
+    plan: &'a Plan<'a>,
+    operands: Operands,
+    scratch: Scratch,
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// The kernel is not attention gradients of f32 inputs.
+pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
+    let plan = Plan::new(kernel, target)?;
+    let args = &kernel.body[kernel.outputs[0].value].args;
+    let operand = |slot: usize| plan.operand(args[slot]);
+    let operands = Operands {
+        q: plan.query_rows(operand(0)?),
+        k: plan.key_rows(operand(1)?),
+        v: plan.key_rows(operand(2)?),
+        lse: operand(3)?,
+        delta: operand(4)?,
+        dout: plan.query_rows(operand(5)?),
+    };
+    let backward = Backward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
+    let functions = backward.functions(target);
+    let entry = b.kernel(name);
+    let arguments = Arguments::new(b, kernel, &entry);
+    b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
+        let head = arguments.at(b, &plan, &plan.shared, tile);
+        backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block);
+        backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block);
+        b.for_each(b.index(0), b.index(plan.sizes(&plan.group)), 1, &mut |member| {
+            let at = head.at(b, &plan, &plan.group, member);
+            backward.clear(&at, backward.scratch.dq, plan.query_blocks() * plan.query_block);
+            backward.member(&functions, &at);
+            backward.finish(&at, AttentionGrad::Q);
+        });
+        backward.finish(&head, AttentionGrad::K);
+        backward.finish(&head, AttentionGrad::V);
+    });
+    b.finish_function();
+    Ok(Shape { tiles: plan.sizes(&plan.shared) as u64, scratch_bytes: backward.scratch.bytes as u64 })
+}
+
+impl<'c> Backward<'_, 'c> {
+    fn wants(&self, which: AttentionGrad) -> bool {
+        let kernel = self.plan.kernel;
+        kernel.outputs.iter().any(|o| matches!(kernel.body[o.value].op, Op::AttentionGrad(_, w) if w == which))
+    }
+
+    fn functions(&self, target: &Target) -> Functions<'c> {
+        let (b, plan, operands) = (self.b, self.plan, &self.operands);
+        let copy = |name: &str, rows: &Rows| (!plan.in_place(rows)).then(|| copy(b, plan, name, rows));
+        let against_keys = |name: &'static str, rows: &Rows, end: End| {
+            let product_of = Product {
+                name,
+                rows: plan.query_block,
+                columns: plan.key_block,
+                depth: plan.d,
+                a: (plan.row_length(rows), 1),
+                b_row: plan.key_block,
+                c_row: plan.key_block,
+                end,
+            };
+            product(b, &product_of, target.registers)
+        };
+        // Sums of rows of `of`, weighted by a block of probabilities: per key down its column, per query along its row.
+        let per_key = |name: &'static str, of: &Rows| {
+            let product_of = Product {
+                name,
+                rows: plan.key_block,
+                columns: plan.width,
+                depth: plan.query_block,
+                a: (1, plan.key_block),
+                b_row: plan.row_length(of),
+                c_row: plan.width,
+                end: End::Add,
+            };
+            product(b, &product_of, target.registers)
+        };
+        let per_query = || {
+            let product_of = Product {
+                name: "dq",
+                rows: plan.query_block,
+                columns: plan.width,
+                depth: plan.key_block,
+                a: (plan.key_block, 1),
+                b_row: plan.row_length(&operands.k),
+                c_row: plan.width,
+                end: End::Add,
+            };
+            product(b, &product_of, target.registers)
+        };
+        Functions {
+            copy_q: copy("copy_q", &operands.q),
+            copy_k: copy("copy_k", &operands.k),
+            copy_v: copy("copy_v", &operands.v),
+            copy_dout: copy("copy_dout", &operands.dout),
+            transpose_k: transpose(b, plan, "transpose_k", plan.row_length(&operands.k)),
+            transpose_v: transpose(b, plan, "transpose_v", plan.row_length(&operands.v)),
+            scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0)),
+            dp: against_keys("dp", &operands.dout, End::Store),
+            gradient: self.gradient("gradient", false),
+            gradient_masked: self.gradient("gradient_masked", true),
+            dq: self.wants(AttentionGrad::Q).then(per_query),
+            dk: self.wants(AttentionGrad::K).then(|| per_key("dk", &operands.q)),
+            dv: self.wants(AttentionGrad::V).then(|| per_key("dv", &operands.dout)),
+        }
+    }
+
+    /// A function `(p, ds, lse, delta, scalars; query, key, keys' end, queries)`: scores to probabilities, the gradient of probabilities to that
+    /// of scores. Rows from `queries` on are padding and become zero.
+    fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
+        let (b, plan) = (self.b, self.plan);
+        let function = b.function(name, 5, 4, Visibility::Local);
+        let [p, ds, lse, delta, scalars] = [0, 1, 2, 3, 4].map(|i| b.pointer_parameter(function, i));
+        let [query, key, end, queries] = [5, 6, 7, 8].map(|i| b.index_parameter(function, i));
+        let line = |start: Pointer<'c>, row: Index<'c>| b.at(start, b.index_mul(row, b.index(4 * plan.key_block)));
+        let of_query = |start: Pointer<'c>, tensor: usize, row: Index<'c>| {
+            let stride = plan.stride(tensor, plan.attention.at);
+            b.load_splat(b.at(start, b.index_mul(row, b.index(4 * stride))), Lane::F32)
+        };
+        b.for_each(b.index(0), queries, 1, &mut |row| {
+            let (log, delta) = (of_query(lse, self.operands.lse, row), of_query(delta, self.operands.delta, row));
+            for first in (0..plan.key_block).step_by(b.lanes()) {
+                let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
+                let mut probability = math::exp(b, b.sub(b.load(p, Lane::F32, None), log));
+                let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
+                if masked {
+                    let mask = plan.row_mask(b, scalars, b.index_add(query, row), b.index_add(key, b.index(first)), end);
+                    probability = b.select(mask, probability, b.f32(0.0));
+                    slope = b.select(mask, slope, b.f32(0.0));
+                }
+                b.store(p, probability, Lane::F32, None);
+                b.store(ds, b.mul(b.mul(probability, b.f32(plan.attention.scale.0)), slope), Lane::F32, None);
+            }
+        });
+        b.for_each(queries, b.index(plan.query_block), 1, &mut |row| {
+            for first in (0..plan.key_block).step_by(b.lanes()) {
+                b.store(b.at_const(line(p, row), 4 * first), b.f32(0.0), Lane::F32, None);
+                b.store(b.at_const(line(ds, row), 4 * first), b.f32(0.0), Lane::F32, None);
+            }
+        });
+        b.finish_function();
+        function
+    }
+
+    /// All blocks of one head of queries.
+    fn member(&self, functions: &Functions<'c>, at: &Arguments<'c>) {
+        let (b, plan, operands) = (self.b, self.plan, &self.operands);
+        let part = |offset: i64| b.at_const(at.scratch, offset);
+        let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(4 * rows.row_stride)));
+        let ready = |copy: Option<FunctionValue<'c>>, rows: &Rows, span: Span<'c>, offset: i64| match copy {
+            Some(copy) => {
+                b.call(copy, &[source(rows, span.first), part(offset)], &[span.count]);
+                part(offset)
+            }
+            None => source(rows, span.first),
+        };
+        b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
+            let keys = span(b, key_block, plan.key_block, plan.keys);
+            let k = ready(functions.copy_k, &operands.k, keys, self.scratch.k);
+            let v = ready(functions.copy_v, &operands.v, keys, self.scratch.v);
+            b.call(functions.transpose_k, &[k, part(self.scratch.k_transposed)], &[]);
+            b.call(functions.transpose_v, &[v, part(self.scratch.v_transposed)], &[]);
+            b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
+                let rows = span(b, query_block, plan.query_block, plan.queries);
+                let work = || {
+                    let q = ready(functions.copy_q, &operands.q, rows, self.scratch.q);
+                    let dout = ready(functions.copy_dout, &operands.dout, rows, self.scratch.dout);
+                    self.block(functions, at, &Blocks { q, k, dout, rows, keys });
+                };
+                match plan.any_visible(b, at.scalars, rows, keys) {
+                    Some(any) => b.branch(any, work, || ()),
+                    None => work(),
+                }
+            });
+        });
+    }
+
+    fn block(&self, functions: &Functions<'c>, at: &Arguments<'c>, blocks: &Blocks<'c>) {
+        let (b, plan, operands) = (self.b, self.plan, &self.operands);
+        let part = |offset: i64| b.at_const(at.scratch, offset);
+        let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
+        b.call(functions.scores, &[blocks.q, part(self.scratch.k_transposed), p], &[]);
+        b.call(functions.dp, &[blocks.dout, part(self.scratch.v_transposed), ds], &[]);
+        let of_query = |tensor: usize| {
+            let stride = plan.stride(tensor, plan.attention.at);
+            b.at(at.tensors[tensor], b.index_mul(blocks.rows.first, b.index(4 * stride)))
+        };
+        let pointers = [p, ds, of_query(operands.lse), of_query(operands.delta), at.scalars];
+        let end = b.index_add(blocks.keys.first, blocks.keys.count);
+        let numbers = [blocks.rows.first, blocks.keys.first, end, blocks.rows.count];
+        match plan.visible() {
+            Visible::All => b.call(functions.gradient, &pointers, &numbers),
+            Visible::Some => {
+                let all = plan.all_visible(b, at.scalars, blocks.rows, blocks.keys);
+                b.branch(
+                    all,
+                    || b.call(functions.gradient, &pointers, &numbers),
+                    || b.call(functions.gradient_masked, &pointers, &numbers),
+                );
+            }
+        }
+        let sums = |offset: i64, first: Index<'c>| b.at(part(offset), b.index_mul(first, b.index(4 * plan.width)));
+        if let Some(dv) = functions.dv {
+            b.call(dv, &[p, blocks.dout, sums(self.scratch.dv, blocks.keys.first)], &[]);
+        }
+        if let Some(dk) = functions.dk {
+            b.call(dk, &[ds, blocks.q, sums(self.scratch.dk, blocks.keys.first)], &[]);
+        }
+        if let Some(dq) = functions.dq {
+            b.call(dq, &[ds, blocks.k, sums(self.scratch.dq, blocks.rows.first)], &[]);
+        }
+    }
+
+    fn clear(&self, at: &Arguments<'c>, offset: i64, rows: i64) {
+        let b = self.b;
+        let start = b.at_const(at.scratch, offset);
+        b.for_each(b.index(0), b.index(rows * self.plan.width), b.lanes() as i64, &mut |i| {
+            b.store(b.at(start, b.index_mul(i, b.index(4))), b.f32(0.0), Lane::F32, None);
+        });
+    }
+
+    /// Stores the sums of one gradient, if the kernel has it.
+    fn finish(&self, at: &Arguments<'c>, which: AttentionGrad) {
+        let (b, plan) = (self.b, self.plan);
+        let (sums, rows, dim) = match which {
+            AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at),
+            AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys),
+            AttentionGrad::V => (self.scratch.dv, plan.keys, plan.attention.keys),
+        };
+        for (position, output) in plan.kernel.outputs.iter().enumerate() {
+            if !matches!(plan.kernel.body[output.value].op, Op::AttentionGrad(_, w) if w == which) {
+                continue;
+            }
+            let tensor = plan.kernel.inputs.len() + position;
+            let (row_stride, stride) = (plan.stride(tensor, dim), plan.stride(tensor, plan.attention.d));
+            b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
+                let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * plan.width)));
+                let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(4 * row_stride)));
+                for column in vector_columns(b, plan) {
+                    let Column { first, .. } = column;
+                    let value = b.load(b.at_const(from, 4 * first), Lane::F32, None);
+                    store_column(b, to, &column, stride, value, output.accumulate);
+                }
+            });
+        }
+    }
+}
+
+/// A block of queries and a block of keys.
+struct Blocks<'c> {
+    q: Pointer<'c>,
+    k: Pointer<'c>,
+    dout: Pointer<'c>,
+    rows: Span<'c>,
+    keys: Span<'c>,
+}
