@@ -180,6 +180,8 @@ pub struct Expr {
 
 #[derive(Clone, Debug)]
 pub enum ExprKind {
+    /// Did not parse; an error says so.
+    Bad,
     Int(i64, Rc<str>),
     Real(f64, Rc<str>),
     Text(Rc<str>),

@@ -137,6 +137,7 @@ impl Builder<'_, '_> {
         if op.is_comparison() && matches!(&left.kind, ExprKind::Binary { op: inner, .. } if inner.is_comparison()) {
             let e = Diagnostic::error("E0110", "comparisons do not chain").label(op_span, "a second comparison");
             self.error(e.help("write `a < b and b < c`"));
+            return Expr { kind: ExprKind::Bad, span: join(left.span, right.span), depth: 1 };
         }
         let depth = left.depth.max(right.depth);
         let span = join(left.span, right.span);
@@ -154,7 +155,7 @@ impl Builder<'_, '_> {
     fn too_deep(&self, span: Span) -> Expr {
         let e = Diagnostic::error("E0105", format!("this expression has more than {MAX_DEPTH} operators inside each other"));
         self.error(e.label(span, "too large").help("name parts of it with `let`"));
-        Expr { kind: ExprKind::None, span, depth: 1 }
+        Expr { kind: ExprKind::Bad, span, depth: 1 }
     }
 
     fn operand(&self, pair: Pair<'_, Rule>) -> Expr {
@@ -230,7 +231,7 @@ impl Builder<'_, '_> {
             Ok(Number::Real(x)) => ExprKind::Real(x, spelling),
             Err(error) => {
                 self.error(error.label(span, "this number"));
-                ExprKind::Int(1, spelling)
+                ExprKind::Bad
             }
         }
     }

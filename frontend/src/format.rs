@@ -384,6 +384,8 @@ impl Line {
             ExprKind::Text(text) => self.text(&format!("\"{text}\"")),
             ExprKind::Bool(b) => self.text(if *b { "true" } else { "false" }),
             ExprKind::None => self.text("none"),
+            // Only a text without errors is printed.
+            ExprKind::Bad => self,
             ExprKind::Paren(inner) => self.open("(").expr(inner).close(")"),
             ExprKind::List(elements) => {
                 self.open("[");

@@ -131,6 +131,17 @@ impl FileParser<'_, '_> {
     fn piece(&mut self, piece: Piece, place: Place) -> Vec<Stmt> {
         let Piece { mut trivia, mut head, end } = piece;
         let mut stmts = vec![];
+        let bad_text = |e: &Diagnostic| {
+            let (first, last) = (self.lines.span(head.start..head.start), self.lines.span(head.end..head.end));
+            e.code == "E0107" && e.labels.iter().any(|l| (first.line, first.col) <= (l.span.line, l.span.col) && (l.span.line, l.span.col) <= (last.line, last.col))
+        };
+        if self.errors.iter().any(bad_text) {
+            if let End::Block(pieces) = end {
+                let inner = self.inner_place(&head, place);
+                self.block(pieces, inner);
+            }
+            return vec![self.bad(head, trivia)];
+        }
         if let Some(error) = check_brackets(self.lines, head.clone()) {
             self.errors.push(error);
             if let End::Block(pieces) = end {

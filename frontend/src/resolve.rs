@@ -79,7 +79,7 @@ fn collect(expr: &Expr, out: &mut Vec<(Rc<str>, Span)>) {
             collect(left, out);
             collect(right, out);
         }
-        ExprKind::Int(..) | ExprKind::Real(..) | ExprKind::Text(_) | ExprKind::Bool(_) | ExprKind::None => {}
+        ExprKind::Int(..) | ExprKind::Real(..) | ExprKind::Text(_) | ExprKind::Bool(_) | ExprKind::None | ExprKind::Bad => {}
     }
 }
 

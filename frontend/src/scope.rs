@@ -270,9 +270,11 @@ impl Resolver<'_> {
             return;
         }
         let depth = self.top().depth;
+        let mut used = false;
         if let Some((first, outer)) = self.top().locals.iter().find(|l| l.name == name.name).map(|l| (l.span, l.depth)) {
             let e = Diagnostic::error("E0402", format!("`{}` is already declared in this function (line {})", name.name, first.line));
             let e = e.label(name.span, "again").label(first, "first time");
+            used = true;
             self.out.push(match outer < depth {
                 true => {
                     e.help(format!("`{0} = ..` carries `{0}` from one iteration to the next; a new `{0}` would be lost after each", name.name))
@@ -280,7 +282,7 @@ impl Resolver<'_> {
                 false => e.help(format!("`{} = ..` changes it; or choose another name", name.name)),
             });
         }
-        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what, used: false, depth });
+        self.top().locals.push(Local { name: name.name.clone(), span: name.span, what, used, depth });
     }
 
     fn assign(&mut self, name: &Ident) {
@@ -407,7 +409,7 @@ impl Resolver<'_> {
                 self.expr(left);
                 self.expr(right);
             }
-            ExprKind::Int(..) | ExprKind::Real(..) | ExprKind::Text(_) | ExprKind::Bool(_) | ExprKind::None => {}
+            ExprKind::Int(..) | ExprKind::Real(..) | ExprKind::Text(_) | ExprKind::Bool(_) | ExprKind::None | ExprKind::Bad => {}
         }
     }
 }

@@ -94,8 +94,13 @@ struct Splitter<'l, 't> {
 /// The statements of a text, with the errors of braces and quotes.
 pub fn split(lines: &Lines<'_>) -> (Pieces, Vec<Diagnostic>) {
     let first = run(lines, false);
-    let unclosed = first.1.iter().any(|e| e.code == "E0103");
-    if unclosed { run(lines, true) } else { first }
+    let codes = |code: &str| first.1.iter().any(|e| e.code == code);
+    if !codes("E0103") || codes("E0105") {
+        return first;
+    }
+    let second = run(lines, true);
+    // A text without a usable indentation is better judged by its braces alone.
+    if second.1.len() > first.1.len() { first } else { second }
 }
 
 fn run(lines: &Lines<'_>, by_indentation: bool) -> (Pieces, Vec<Diagnostic>) {
@@ -138,7 +143,9 @@ impl Splitter<'_, '_> {
                     let end = match text[at + 1..line_end].find('"') {
                         Some(n) => at + n + 2,
                         None => {
-                            let end = at + text[at..line_end].trim_end().len();
+                            // What follows such a sign is more likely the statement's than the text's.
+                            let end = text[at..line_end].find([',', ')', ']', ';', '{']).map_or(line_end, |n| at + n);
+                            let end = at + text[at..end].trim_end().len();
                             let e = Diagnostic::error("E0107", "this text is not closed").label(self.lines.span(at..end), "begins here");
                             self.errors.push(e.help("a text ends with `\"` on the line it began on"));
                             end
@@ -174,6 +181,9 @@ impl Splitter<'_, '_> {
         }
         self.finish_statement();
         let end = text.trim_end().len();
+        while self.fatal && !self.stack.is_empty() {
+            self.pop(end..end);
+        }
         while !self.stack.is_empty() {
             self.unclosed(end..end);
         }
@@ -236,6 +246,7 @@ impl Splitter<'_, '_> {
         if self.stack.len() >= MAX_BLOCKS {
             let e = Diagnostic::error("E0105", format!("blocks are nested more than {MAX_BLOCKS} deep"));
             self.errors.push(e.label(self.lines.span(at..at + 1), "one too many").help("move inner blocks into functions"));
+            self.current = None;
             self.fatal = true;
             return;
         }
@@ -255,6 +266,9 @@ impl Splitter<'_, '_> {
             }
         }
         if self.stack.is_empty() {
+            if self.errors.iter().any(|e| e.code == "E0104") {
+                return; // the others follow from the first
+            }
             let e = Diagnostic::error("E0104", "a `}` that closes nothing").label(self.lines.span(at..at + 1), "no block is open here");
             self.errors.push(e.help("remove it, or look for a `}` too many above"));
             return;

@@ -78,3 +78,46 @@ fn models_and_library_are_formatted() {
         }
     }
 }
+
+/// The diagnostics of a text, errors or warnings, with the line of their first label.
+fn diagnostics(name: &str, text: &str) -> (Vec<(u32, String, String)>, String) {
+    let defines = text.lines().filter_map(|l| l.strip_prefix("// -D ")).filter_map(|d| d.split_once('='));
+    let options = Options { defines: defines.map(|(n, v)| (n.into(), v.into())).collect(), ..Options::default() };
+    let mut sources = Sources::default();
+    let found = match compile(&mut sources, name, text, &options, &mut no_imports) {
+        Ok(e) => e.warnings,
+        Err(errors) => errors,
+    };
+    let shown: Vec<String> = found.iter().map(|d| render(d, &sources, Style::Plain)).collect();
+    for d in &found {
+        assert!(!d.labels.is_empty() || d.code == "E0905", "{name}: no place: {}", d.message);
+        assert!(!d.help.is_empty() || d.labels.iter().any(|l| !l.text.is_empty()), "{name}: no way out: {}", d.message);
+    }
+    let key = |d: &Diagnostic| (d.labels.first().map_or(0, |l| l.span.line), d.code.clone(), d.message.clone());
+    (found.iter().map(key).collect(), shown.join("\n\n"))
+}
+
+#[test]
+fn each_error_stands_where_the_text_expects_it() {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(root().join("frontend/tests/errors")).expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    paths.sort();
+    let mut wrong = String::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).expect("a text");
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let expected: Vec<(u32, &str)> =
+            text.lines().enumerate().filter_map(|(i, l)| l.split_once("//~ ").map(|(_, e)| (i as u32 + 1, e.trim()))).collect();
+        let (found, shown) = diagnostics(&name, &text);
+        if std::env::var_os("MCC_SHOW").is_some() {
+            println!("{shown}\n");
+        }
+        let fits = |(line, what): &(u32, &str), (at, code, message): &(u32, String, String)| {
+            let (wanted, part) = what.split_once(' ').unwrap_or((what, ""));
+            line == at && wanted == code && message.contains(part)
+        };
+        if expected.len() != found.len() || !expected.iter().all(|e| found.iter().any(|f| fits(e, f))) {
+            wrong += &format!("--- {name}: expected {expected:?}\n{shown}\n\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}

@@ -124,10 +124,12 @@ impl Elab<'_> {
     /// Runs the body of a function whose arguments are bound.
     pub fn run(&mut self, entered: &Entered) -> Val {
         let function = entered.closure.function.clone();
+        let failures = self.failures;
         let (vals, span) = match &function.body {
             Body::Short(expr) => (vec![self.eval(entered.frame, expr)], expr.span),
             Body::Block(block) => match self.exec_block(entered.frame, &block.stmts) {
                 Flow::Return(vals, span) => (vals, span),
+                Flow::Next if self.failures > failures => return Val::Bad,
                 Flow::Next => (vec![], block.end),
                 Flow::Stop => return Val::Bad,
             },
@@ -224,14 +226,14 @@ impl Elab<'_> {
             places.push(place);
             if let Some(arg) = arg {
                 let val = self.coerce(param, arg.val, place);
-                self.set_param(inner, param, val);
+                self.set_param(inner, param, val, place);
             }
         }
         for (param, given) in params.iter().zip(given) {
             if let (false, Some(default)) = (given, &param.default) {
                 let val = self.eval(inner, default);
                 let val = self.coerce(param, val, default.span);
-                self.set_param(inner, param, val);
+                self.set_param(inner, param, val, param.name.span);
             }
         }
         for (param, place) in params.iter().zip(places) {
@@ -244,13 +246,14 @@ impl Elab<'_> {
                 (Some(Kind::Int | Kind::Real | Kind::Bool | Kind::Text | Kind::Dim | Kind::Dims) | None, val) => val,
             };
             good &= !matches!(val, Val::Bad);
-            self.set_param(inner, param, val);
+            self.set_param(inner, param, val, place);
         }
         good
     }
 
-    fn set_param(&mut self, frame: FrameId, param: &Header, val: Val) {
-        self.frames[frame.0].vars.insert(param.name.name.clone(), Var { val, span: param.name.span, changed: None });
+    /// Sets a parameter; the place is that of its argument, for messages about dims that were passed.
+    fn set_param(&mut self, frame: FrameId, param: &Header, val: Val, place: Span) {
+        self.frames[frame.0].vars.insert(param.name.name.clone(), Var { val, span: place, changed: None });
     }
 
     /// A static argument as its parameter's kind; tensors and untyped ones as they are.
@@ -376,8 +379,8 @@ impl Elab<'_> {
             let cast = if ty.dtype.is_some() { dtype.name() } else { "real" };
             return self.fail(e.help(format!("`{cast}(..)` converts")));
         }
-        for (id, _) in &wanted {
-            if self.require(value, *id, span, span).is_none() {
+        for (id, passed) in self.passed(frame, ty, &wanted) {
+            if self.require(value, id, span, passed.unwrap_or(span)).is_none() {
                 return Val::Bad;
             }
         }
@@ -390,6 +393,21 @@ impl Elab<'_> {
             return self.fail(e.help(format!("sum or index {} away, or allow more dims with `..`", self.shape(&extra))));
         }
         Val::Tensor(value)
+    }
+
+    /// The dims of a type, each with the argument that passed it, if one did.
+    fn passed(&self, frame: FrameId, ty: &TypeExpr, wanted: &[(DimId, Span)]) -> Vec<(DimId, Option<Span>)> {
+        let place = |element: Span| {
+            let element = ty.dims.iter().find_map(|d| match d {
+                TypeDim::Element(e) if e.expr.span == element => Some(&e.expr),
+                TypeDim::Element(_) | TypeDim::Rest => None,
+            })?;
+            match &element.kind {
+                ExprKind::Name(name) => self.frames[frame.0].vars.get(name).map(|v| v.span),
+                _ => None,
+            }
+        };
+        wanted.iter().map(|(id, at)| (*id, place(*at))).collect()
     }
 
     /// The graph's dim for a declared one that a tensor must have.
@@ -423,7 +441,7 @@ impl Elab<'_> {
                 e.help("every call declares its own dims; pass the dim itself as an argument")
             }
             Some(near) => e.help(format!("did you mean `{near}`?")),
-            None => e.help(format!("it must have `{name}`; look for the step that lost it")),
+            None => e.help(format!("give one of its dims, or look for the step that lost `{name}`")),
         };
         self.report(e);
         None

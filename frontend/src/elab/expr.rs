@@ -25,6 +25,7 @@ impl Elab<'_> {
             ExprKind::Text(text) => Val::Text(text.clone()),
             ExprKind::Bool(b) => Val::Bool(*b),
             ExprKind::None => Val::None,
+            ExprKind::Bad => Val::Bad,
             ExprKind::Name(name) => self.eval_name(frame, name, expr.span),
             ExprKind::Paren(inner) => self.eval(frame, inner),
             ExprKind::List(elements) => self.list(frame, elements),
@@ -321,6 +322,7 @@ fn brief(expr: &Expr) -> String {
         ExprKind::Text(_)
         | ExprKind::Bool(_)
         | ExprKind::None
+        | ExprKind::Bad
         | ExprKind::List(_)
         | ExprKind::Index { .. }
         | ExprKind::Unary { op: UnaryOp::Not, .. } => "..".to_string(),

@@ -3,6 +3,7 @@
 use super::sections::Sections;
 use super::value::Val;
 use super::{Elab, Elaborated};
+use crate::ast::Ident;
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::{Body, Feed, Graph, Value};
 use ir::model::Model;
@@ -11,17 +12,18 @@ use ir::op::Op;
 impl Elab<'_> {
     pub fn finish(
         mut self,
-        name: &str,
+        name: Option<&Ident>,
         batch: Option<Val>,
         settings: Vec<(String, String)>,
         sections: Sections,
     ) -> Result<Elaborated, Vec<Diagnostic>> {
         let failed = self.diagnostics.iter().any(|d| d.severity == Severity::Error);
-        if !failed && self.losses.is_empty() && self.outputs.is_empty() {
-            let e = Diagnostic::error("E0502", format!("model `{name}` computes nothing"));
+        if let (false, true, true, Some(name)) = (failed, self.losses.is_empty(), self.outputs.is_empty(), name) {
+            let e = Diagnostic::error("E0502", format!("model `{}` computes nothing", name.name)).label(name.span, "no loss, no output");
             self.report(e.help("end it with `loss token_loss(logits, targets, over: vocab);` or `output logits;`"));
         }
         if self.diagnostics.iter().any(|d| d.severity == Severity::Error) {
+            self.diagnostics.retain(|d| d.severity == Severity::Error);
             self.diagnostics.sort_by_key(|d| d.labels.first().map(|l| (l.span.file, l.span.line, l.span.col)));
             return Err(self.diagnostics);
         }
@@ -30,7 +32,7 @@ impl Elab<'_> {
             _ => None,
         };
         let mut graph = Graph {
-            name: name.into(),
+            name: name.map_or(String::new(), |n| n.name.to_string()),
             body: self.body,
             params: self.params,
             inputs: self.inputs,

@@ -76,6 +76,8 @@ pub struct Elab<'a> {
     calls: Vec<Rc<str>>,
     diagnostics: Vec<Diagnostic>,
     seen: HashSet<(String, Span)>,
+    /// Errors met, repeated ones too: tells whether an evaluation failed.
+    failures: usize,
     work: usize,
     stopped: bool,
 }
@@ -113,6 +115,7 @@ pub fn elaborate(
         calls: vec![],
         diagnostics: vec![],
         seen: HashSet::new(),
+        failures: 0,
         work: 0,
         stopped: false,
     };
@@ -127,10 +130,10 @@ pub fn elaborate(
     let models = ast.items.iter().filter_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
     let mut settings = vec![];
     let mut sections = sections::Sections::default();
-    let mut name = String::new();
+    let mut name = None;
     let mut batch = None;
     if let Some(model) = models.into_iter().next() {
-        name = model.name.name.to_string();
+        name = Some(&model.name);
         let frame = elab.frame(Some(file_frame));
         settings = elab.settings(model, frame);
         batch = elab.frames[frame.0].vars.get("batch").map(|v| v.val.clone());
@@ -139,7 +142,7 @@ pub fn elaborate(
             sections = elab.sections(ast, model, frame);
         }
     }
-    elab.finish(&name, batch, settings, sections)
+    elab.finish(name, batch, settings, sections)
 }
 
 impl Elab<'_> {
@@ -205,6 +208,7 @@ impl Elab<'_> {
 
     /// Adds an error. One whose place is in the library is shown at the user's call; one that was reported before is dropped.
     fn report(&mut self, mut diagnostic: Diagnostic) {
+        self.failures += usize::from(diagnostic.severity == Severity::Error);
         if let Some(first) = diagnostic.labels.first().map(|l| l.span)
             && self.in_library(first)
             && let Some(user) = self.user_span
@@ -275,8 +279,11 @@ impl Elab<'_> {
     fn declare(&mut self, frame: FrameId, name: &Ident, val: Val) {
         if &*name.name != "_" {
             let frame = &mut self.frames[frame.0];
-            frame.vars.insert(name.name.clone(), Var { val, span: name.span, changed: None });
-            frame.declared.push(name.name.clone());
+            let first = frame.vars.insert(name.name.clone(), Var { val, span: name.span, changed: None });
+            // A second declaration was reported when names were resolved; the first one stays responsible.
+            if first.is_none() {
+                frame.declared.push(name.name.clone());
+            }
         }
     }
 

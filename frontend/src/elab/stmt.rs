@@ -133,7 +133,9 @@ impl Elab<'_> {
             }
             (n, val) => {
                 let count = if let Val::Tuple(items) = &val { items.len() } else { 1 };
-                let e = Diagnostic::error("E0416", format!("{n} names for {count} values")).label(span, format!("{count} values"));
+                let values = if count == 1 { "1 value".to_string() } else { format!("{count} values") };
+                let names = if n == 1 { "1 name".to_string() } else { format!("{n} names") };
+                let e = Diagnostic::error("E0416", format!("{names} for {values}")).label(span, values);
                 self.report(e.help("write one name per value; `_` takes one that is not needed"));
                 vec![Val::Bad; n]
             }
