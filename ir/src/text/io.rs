@@ -5,6 +5,7 @@
 //! within a line are free, line ends are not.
 
 use super::labels::Labels;
+use super::mlir::{mlir_int, mlir_quote, mlir_real};
 use crate::graph::Value;
 use crate::mesh::{Mesh, SubAxis};
 use crate::op::Real;
@@ -30,6 +31,8 @@ enum Side<'a> {
 /// A text being written or read, with the names that it can refer to.
 pub(super) struct Io<'a> {
     side: Side<'a>,
+    /// Whether fields are written as MLIR attributes, `over = ["hidden"]`; the words before a field are its name.
+    attributes: bool,
     pub dims: Labels,
     pub buffers: Labels,
     pub bodies: Labels,
@@ -51,10 +54,15 @@ fn is_bare(name: &str) -> bool {
 pub(super) fn print<T: Clone>(x: &T, form: impl FnOnce(&mut Io, &mut T) -> Result) -> String {
     let mut io = Io::new(Side::Write(String::new()));
     form(&mut io, &mut x.clone()).expect("invariant: writing has no errors");
-    match io.side {
-        Side::Write(out) => out + "\n",
-        Side::Read { .. } => unreachable!("invariant: a writer stays one"),
-    }
+    io.take() + "\n"
+}
+
+/// The fields of a value as MLIR attributes, by its form. The names that the form refers to are set first.
+pub(super) fn attributes<T: Clone>(x: &T, dims: &Labels, mesh: &Mesh, form: impl FnOnce(&mut Io, &mut T) -> Result) -> String {
+    let mut io = Io::new(Side::Write(String::new()));
+    (io.attributes, io.dims, io.mesh) = (true, dims.clone(), mesh.clone());
+    form(&mut io, &mut x.clone()).expect("invariant: writing has no errors");
+    io.take()
 }
 
 /// The value of a text, by its form.
@@ -67,7 +75,7 @@ pub(super) fn parse<T>(text: &str, mut blank: T, form: impl FnOnce(&mut Io, &mut
 
 impl<'a> Io<'a> {
     fn new(side: Side<'a>) -> Io<'a> {
-        Io { side, dims: Labels::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, values: 0 }
+        Io { side, attributes: false, dims: Labels::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, values: 0 }
     }
 
     pub fn reading(&self) -> bool {
@@ -75,6 +83,40 @@ impl<'a> Io<'a> {
             Side::Write(_) => false,
             Side::Read { .. } => true,
         }
+    }
+
+    /// What was written so far; the text begins anew.
+    fn take(&mut self) -> String {
+        match &mut self.side {
+            Side::Write(out) => std::mem::take(out),
+            Side::Read { .. } => String::new(),
+        }
+    }
+
+    /// The name of the attribute that these words before a field stand for.
+    fn key(&mut self, words: &str) {
+        if !matches!(&self.side, Side::Write(out) if out.is_empty()) {
+            self.put(", ");
+        }
+        self.put(match words.trim() {
+            "" => "value",
+            "->" => "to",
+            word => word,
+        });
+    }
+
+    /// A value that is one text, also as an attribute.
+    pub fn as_text<T>(&mut self, x: &mut T, form: impl FnOnce(&mut Self, &mut T) -> Result) -> Result {
+        if !self.attributes {
+            return form(self, x);
+        }
+        let before = self.take();
+        self.attributes = false;
+        form(self, x)?;
+        self.attributes = true;
+        let text = self.take();
+        self.put(before + &mlir_quote(&text));
+        Ok(())
     }
 
     /// Appends to a text being written.
@@ -167,7 +209,12 @@ impl<'a> Io<'a> {
 
     /// Fixed words and a value.
     pub fn with<T>(&mut self, words: &str, x: &mut T, form: impl FnOnce(&mut Self, &mut T) -> Result) -> Result {
-        self.lit(words)?;
+        if self.attributes {
+            self.key(words);
+            self.put(" = ");
+        } else {
+            self.lit(words)?;
+        }
         form(self, x)
     }
 
@@ -270,6 +317,9 @@ impl<'a> Io<'a> {
 
     /// `words` and a value, or nothing.
     pub fn option<T>(&mut self, slot: &mut Option<T>, blank: T, words: &str, form: impl FnOnce(&mut Self, &mut T) -> Result) -> Result {
+        if self.attributes {
+            return slot.as_mut().map_or(Ok(()), |x| self.with(words, x, form));
+        }
         if self.opt(slot.is_some(), words) { form(self, slot.get_or_insert(blank)) } else { Ok(()) }
     }
 
@@ -285,7 +335,11 @@ impl<'a> Io<'a> {
 
     /// `words`, or nothing for `false`.
     pub fn flag(&mut self, slot: &mut bool, words: &str) -> Result {
-        *slot = self.opt(*slot, words);
+        if !self.attributes {
+            *slot = self.opt(*slot, words);
+        } else if *slot {
+            self.key(words);
+        }
         Ok(())
     }
 
@@ -301,7 +355,8 @@ impl<'a> Io<'a> {
 
     pub fn number<T: Display + FromStr>(&mut self, x: &mut T) -> Result {
         if !self.reading() {
-            self.put(&x);
+            let text = x.to_string();
+            self.put(if self.attributes { mlir_int(&text) } else { text });
             return Ok(());
         }
         let (mark, digits) = self.digits(&[]);
@@ -315,6 +370,10 @@ impl<'a> Io<'a> {
 
     /// The shortest decimal that reads back as the same `f64`; `inf`, `nan`; other NaNs with their bits, `nan.7ff8000000000001`.
     pub fn real(&mut self, x: &mut f64) -> Result {
+        if self.attributes {
+            self.put(mlir_real(*x));
+            return Ok(());
+        }
         if !self.reading() {
             if x.is_nan() && x.to_bits() != f64::NAN.to_bits() {
                 self.put(format_args!("nan.{:016x}", x.to_bits()));

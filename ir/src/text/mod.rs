@@ -10,6 +10,7 @@ mod io;
 mod kernel;
 mod labels;
 mod local;
+pub mod mlir;
 mod op;
 mod program;
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The ops in text: one table for the printer, the parser and the MLIR export.
 
 use super::io::{Io, Result};
-use super::labels::label;
+use super::labels::{Labels, label};
 use crate::dim::{Base, Dim, IndexMap, Linear};
 use crate::graph::{Node, Value};
-use crate::mesh::SubAxis;
+use crate::mesh::{Mesh, SubAxis};
 use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -47,7 +47,7 @@ ops! { io;
     Op::Const(x), [Op::Const(Real(0.0))] => io.with(" ", &mut x.0, Io::real);
     Op::Iota(d), [Op::Iota(D)] => io.with(" ", d, dim);
     Op::Uniform { key }, [Op::Uniform { key: 0 }] => io.with(" key ", key, Io::number);
-    Op::Scalar(s), [Op::Scalar(Scalar::Step)] => io.with(" ", s, scalar);
+    Op::Scalar(s), [Op::Scalar(Scalar::Step)] => io.with(" ", s, |io, s| io.as_text(s, scalar));
     Op::Unary(_), each(Unary::ALL, Op::Unary) => Ok(());
     Op::Binary(_), each(Binary::ALL, Op::Binary) => Ok(());
     Op::Compare(_), each(Compare::ALL, Op::Compare) => Ok(());
@@ -78,11 +78,11 @@ ops! { io;
     Op::Shard { from, to, index: map }, [Op::Shard { from: D, to: D, index: IndexMap { parts: vec![], base: Base::Zero } }] => {
         io.with(" from ", from, dim)?;
         io.with(" to ", to, dim)?;
-        io.with(" index ", map, index)
+        io.with(" index ", map, |io, map| io.as_text(map, index))
     };
-    Op::Reshard { kind: _, subs }, each(Reshard::ALL, |kind| Op::Reshard { kind, subs: vec![] }) => io.with(" over ", subs, Io::subs);
+    Op::Reshard { kind: _, subs }, each(Reshard::ALL, |kind| Op::Reshard { kind, subs: vec![] }) => io.with(" over ", subs, sub_axes);
     Op::Collective { kind: _, subs, stages, part }, collectives().map(|kind| Op::Collective { kind, subs: vec![], stages: None, part: None }) => {
-        io.with(" over ", subs, Io::subs)?;
+        io.with(" over ", subs, sub_axes)?;
         io.option(stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))?;
         io.option(part, D, " part ", dim)
     };
@@ -178,13 +178,17 @@ fn args(io: &mut Io, args: &mut Vec<Value>) -> Result {
     Ok(())
 }
 
-/// The text of an op's fields as one text, for the MLIR export.
-pub(super) fn fields_text(io: &mut Io, op: &Op) -> Result {
-    fields(io, &mut op.clone())
+/// The fields of an op as MLIR attributes, `over = ["hidden"]`.
+pub(super) fn attributes(op: &Op, dims: &Labels, mesh: &Mesh) -> String {
+    super::io::attributes(op, dims, mesh, fields)
 }
 
 pub(super) fn dim(io: &mut Io, d: &mut Dim) -> Result {
-    label(io, |io| &io.dims, "dim", &mut d.0)
+    io.as_text(&mut d.0, |io, d| label(io, |io| &io.dims, "dim", d))
+}
+
+fn sub_axes(io: &mut Io, subs: &mut Vec<SubAxis>) -> Result {
+    io.as_text(subs, Io::subs)
 }
 
 /// `[seq, keys#1]`.

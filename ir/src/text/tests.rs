@@ -2,6 +2,8 @@ use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, progra
 use super::*;
 use crate::random::mix;
 use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 fn round_trip<T: PartialEq + std::fmt::Debug>(x: &T, print: impl Fn(&T) -> String, parse: impl Fn(&str) -> Result<T>) {
     let text = print(x);
@@ -328,4 +330,72 @@ fn a_program_in_text() {
           forward 4294967295
           forward 0
     "#]].assert_eq(&print_program(&program(), &mesh()));
+}
+
+#[test]
+fn a_graph_in_mlir() {
+    expect_test::expect![[r#"
+        "builtin.module"() ({
+          "mcc.graph"() ({
+            %0 = "mcc.input"() {value = 0 : i64, dims = ["batch", "hidden"], phase = "forward", name = "x", default = "prev 0 first -1"} : () -> tensor<4x8xf32> loc(unknown)
+            %1 = "mcc.param"() {value = 0 : i64, dims = ["hidden", "hidden#1"], phase = "forward", name = "layers.3.proj.w", init = "normal 0.02"} : () -> tensor<8x8xf32> loc(unknown)
+            %2 = "mcc.dot"(%0, %1) {over = ["hidden"], dims = ["batch", "hidden#1"], phase = "forward", layer = 3 : i64} : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32> loc("layers.3.proj"("0":23:11))
+            %3 = "mcc.reduce_sum"(%2) {over = ["batch", "hidden#1"], dims = [], phase = "forward"} : (tensor<4x8xf32>) -> tensor<f32> loc(unknown)
+            %4 = "mcc.reduce_sum"(%0) {over = ["batch"], dims = ["hidden"], phase = "backward", layer = 3 : i64} : (tensor<4x8xf32>) -> tensor<8xf32> loc("layers.3.proj"("0":23:11))
+            %5 = "mcc.sub"(%1, %4) {dims = ["hidden", "hidden#1"], phase = "update", layer = 3 : i64} : (tensor<8x8xf32>, tensor<8xf32>) -> tensor<8x8xf32> loc("0":23:11)
+            "mcc.report"(%3) {kind = "loss", name = "loss"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "metric", name = "sum of y"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%2) {kind = "output", name = "y"} : (tensor<4x8xf32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "total_loss", name = "total_loss"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "grad_norm", name = "grad_norm"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.grad"(%4) {param = 0 : i64} : (tensor<8xf32>) -> () loc(unknown)
+            "mcc.update"(%4, %5, %1, %4) {param = 0 : i64} : (tensor<8xf32>, tensor<8x8xf32>, tensor<8x8xf32>, tensor<8xf32>) -> () loc(unknown)
+            "mcc.end"() : () -> () loc(unknown)
+          }) {name = "tiny", layers = 4 : i64} : () -> () loc(unknown)
+        }) : () -> () loc(unknown)
+    "#]].assert_eq(&mlir::export_graph(&graph()));
+}
+
+#[test]
+fn a_sharded_graph_in_mlir() {
+    expect_test::expect![[r#"
+        "builtin.module"() ({
+          "mcc.sharded"() ({
+            %0 = "mcc.input"() {value = 0 : i64, dims = ["batch", "hidden"], phase = "forward", name = "x", default = "prev 0 first -1", sharding = "{batch:mb*dp}"} : () -> tensor<4x8xf32> loc(unknown)
+            %1 = "mcc.param"() {value = 0 : i64, dims = ["hidden", "hidden#1"], phase = "forward", name = "layers.3.proj.w", init = "normal 0.02", sharding = "{}"} : () -> tensor<8x8xf32> loc(unknown)
+            %2 = "mcc.dot"(%0, %1) {over = ["hidden"], dims = ["batch", "hidden#1"], phase = "forward", layer = 3 : i64, sharding = "{batch:mb*dp, hidden#1:tp.0}"} : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32> loc("layers.3.proj"("0":23:11))
+            %3 = "mcc.reduce_sum"(%2) {over = ["batch", "hidden#1"], dims = [], phase = "forward", sharding = "{sum(mb*dp), max(tp.0), hidden#1:tp.1}"} : (tensor<4x8xf32>) -> tensor<f32> loc(unknown)
+            %4 = "mcc.reduce_sum"(%0) {over = ["batch"], dims = ["hidden"], phase = "backward", layer = 3 : i64, sharding = "{}"} : (tensor<4x8xf32>) -> tensor<8xf32> loc("layers.3.proj"("0":23:11))
+            %5 = "mcc.sub"(%1, %4) {dims = ["hidden", "hidden#1"], phase = "update", layer = 3 : i64, sharding = "{}"} : (tensor<8x8xf32>, tensor<8xf32>) -> tensor<8x8xf32> loc("0":23:11)
+            %6 = "mcc.reshard.all_gather"(%2) {over = "tp.0", dims = ["batch", "hidden#1"], phase = "forward", layer = 3 : i64, sharding = "{}", reason = "the output \22y\22 is asked for whole"} : (tensor<4x8xf32>) -> tensor<4x8xf32> loc("layers.3.proj"("0":23:11))
+            "mcc.report"(%3) {kind = "loss", name = "loss"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "metric", name = "sum of y"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%6) {kind = "output", name = "y"} : (tensor<4x8xf32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "total_loss", name = "total_loss"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.report"(%3) {kind = "grad_norm", name = "grad_norm"} : (tensor<f32>) -> () loc(unknown)
+            "mcc.grad"(%4) {param = 0 : i64} : (tensor<8xf32>) -> () loc(unknown)
+            "mcc.update"(%4, %5, %1, %4) {param = 0 : i64} : (tensor<8xf32>, tensor<8x8xf32>, tensor<8x8xf32>, tensor<8xf32>) -> () loc(unknown)
+            "mcc.end"() : () -> () loc(unknown)
+          }) {name = "tiny", mesh_axes = ["mb.0", "dp.0", "tp.0", "tp.1"], mesh_sizes = [2 : i64, 2 : i64, 2 : i64, 2 : i64]} : () -> () loc(unknown)
+        }) : () -> () loc(unknown)
+    "#]].assert_eq(&mlir::export_sharded(&sharded()));
+}
+
+/// Where MLIR's tool is installed: it must accept every export.
+#[test]
+fn mlir_opt_accepts_the_exports() {
+    let texts = [
+        mlir::export_graph(&graph()),
+        // Names that need quotes, every op and its fields.
+        mlir::export_sharded(&Sharded { graph: Graph { body: odd_body(), ..graph() }, ..every_value_replicated() }),
+        mlir::export_sharded(&sharded()),
+        mlir::export_local(&local()),
+    ];
+    for text in texts {
+        let command = Command::new("mlir-opt-22").args(["--allow-unregistered-dialect", "-o", "/dev/null", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let Ok(mut child) = command else { return };
+        child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("mlir-opt reads");
+        let output = child.wait_with_output().expect("mlir-opt ends");
+        assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+    }
 }
