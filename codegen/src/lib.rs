@@ -4,7 +4,9 @@
 
 pub mod abi;
 mod attention;
+pub mod batch;
 pub mod build;
+pub mod cache;
 mod error;
 mod gemm;
 mod layout;
@@ -16,8 +18,14 @@ mod pointwise;
 pub mod target;
 #[cfg(test)]
 mod testing;
+pub mod worker;
 
+pub use batch::{BatchError, Workers, compile};
 pub use error::CompileError;
+pub use link::link_shared;
+pub use object::{Compiled, Emit};
+pub use target::Target;
+pub use worker::WorkerCommand;
 use serde::{Deserialize, Serialize};
 
 /// How a kernel is called: beside its code.

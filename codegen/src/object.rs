@@ -23,11 +23,32 @@ pub struct Compiled {
     pub name: String,
     pub shape: Shape,
     /// A relocatable ELF object.
+    #[serde(skip)]
     pub object: Vec<u8>,
     /// Texts, where asked for and where the kernel passes through that form.
     pub mlir: Option<String>,
     pub llvm: Option<String>,
     pub asm: Option<String>,
+}
+
+impl Compiled {
+    /// The kernel as bytes: the length of a JSON header, the header, the object.
+    pub fn encode(&self) -> Vec<u8> {
+        let header = serde_json::to_vec(self).expect("invariant: a compiled kernel is plain data");
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header);
+        bytes.extend(&self.object);
+        bytes
+    }
+
+    /// The inverse of [`Compiled::encode`]; nothing if the bytes are not of that form.
+    pub fn decode(bytes: &[u8]) -> Option<Compiled> {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        let (header, object) = rest.split_at_checked(length)?;
+        let compiled: Compiled = serde_json::from_slice(header).ok()?;
+        Some(Compiled { object: object.to_vec(), ..compiled })
+    }
 }
 
 /// Compiles one kernel.
