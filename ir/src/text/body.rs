@@ -101,9 +101,9 @@ pub(super) fn mesh(io: &mut Io, m: &mut Mesh) -> Result {
         }
         io.with("=", &mut s.size, Io::number)
     })?;
-    let mark = io.mark();
-    if m.subs.len() > 64 || m.subs.iter().enumerate().any(|(k, s)| m.subs[..k].iter().any(|t| (s.axis, s.factor) == (t.axis, t.factor))) {
-        return if io.reading() { io.wrong(mark, "sub-axes must be distinct, 64 at most") } else { Ok(io.mesh = m.clone()) };
+    let twice = m.subs.iter().enumerate().any(|(k, s)| m.subs[..k].iter().any(|t| (s.axis, s.factor) == (t.axis, t.factor)));
+    if io.reading() && (twice || m.subs.len() > 64) {
+        return io.wrong(io.mark(), "sub-axes must be distinct, 64 at most");
     }
     io.mesh = m.clone();
     Ok(())

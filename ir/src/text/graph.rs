@@ -17,7 +17,9 @@ pub(super) fn graph(io: &mut Io, g: &mut Graph) -> Result {
 pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) -> Result {
     io.name(&mut g.name)?;
     io.or(&mut g.layers, 0, " layers ", Io::number)?;
-    // The dim stands behind the table that names it.
+    io.hints.params = g.params.iter().map(|p| p.name.clone()).collect();
+    io.hints.inputs = g.inputs.iter().map(|x| x.name.clone()).collect();
+    io.hints.tables = g.tables.iter().map(|t| t.name.clone()).collect();
     body(io, &mut g.body, beside)?;
     if io.line_if(g.batch.is_some(), "batch ") {
         dim(io, g.batch.get_or_insert(Dim(0)))?;

@@ -37,8 +37,22 @@ pub(super) struct Io<'a> {
     pub buffers: Labels,
     pub bodies: Labels,
     pub mesh: Mesh,
+    pub hints: Hints,
     /// When reading, the values that exist so far.
     pub values: usize,
+}
+
+/// Names that a printer adds to numbers, in parentheses, for readers. Parsers skip them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hints {
+    /// Of a graph, for its ops.
+    pub params: Vec<String>,
+    pub inputs: Vec<String>,
+    pub tables: Vec<String>,
+    /// Of a job, for its commands.
+    pub kernels: Vec<String>,
+    pub loads: Vec<String>,
+    pub reports: Vec<String>,
 }
 
 /// What may stand in a name without quotes.
@@ -75,7 +89,7 @@ pub(super) fn parse<T>(text: &str, mut blank: T, form: impl FnOnce(&mut Io, &mut
 
 impl<'a> Io<'a> {
     fn new(side: Side<'a>) -> Io<'a> {
-        Io { side, attributes: false, dims: Labels::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, values: 0 }
+        Io { side, attributes: false, dims: Labels::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, hints: Hints::default(), values: 0 }
     }
 
     pub fn reading(&self) -> bool {
@@ -339,6 +353,17 @@ impl<'a> Io<'a> {
             *slot = self.opt(*slot, words);
         } else if *slot {
             self.key(words);
+        }
+        Ok(())
+    }
+
+    /// A number and, for readers, the name at that position of `names`: `3 (layers.0.w)`.
+    pub fn hinted(&mut self, x: &mut u32, names: fn(&Hints) -> &Vec<String>) -> Result {
+        self.number(x)?;
+        let name = if self.attributes { None } else { names(&self.hints).get(*x as usize).cloned() };
+        if self.opt(name.is_some(), " (") {
+            self.name(&mut name.unwrap_or_default())?;
+            self.lit(")")?;
         }
         Ok(())
     }

@@ -37,13 +37,13 @@ const D: Dim = Dim(0);
 const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), causal: false };
 
 ops! { io;
-    Op::Input(i), [Op::Input(0)] => io.with(" ", i, Io::number);
-    Op::Param(p), [Op::Param(0)] => io.with(" ", p, Io::number);
+    Op::Input(i), [Op::Input(0)] => io.with(" ", i, |io, i| io.hinted(i, |h| &h.inputs));
+    Op::Param(p), [Op::Param(0)] => io.with(" ", p, |io, p| io.hinted(p, |h| &h.params));
     Op::State(p, slot), [Op::State(0, 0)] => {
-        io.with(" ", p, Io::number)?;
+        io.with(" ", p, |io, p| io.hinted(p, |h| &h.params))?;
         io.with(" slot ", slot, Io::number)
     };
-    Op::Table(t), [Op::Table(0)] => io.with(" ", t, Io::number);
+    Op::Table(t), [Op::Table(0)] => io.with(" ", t, |io, t| io.hinted(t, |h| &h.tables));
     Op::Const(x), [Op::Const(Real(0.0))] => io.with(" ", &mut x.0, Io::real);
     Op::Iota(d), [Op::Iota(D)] => io.with(" ", d, dim);
     Op::Uniform { key }, [Op::Uniform { key: 0 }] => io.with(" key ", key, Io::number);

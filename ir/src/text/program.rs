@@ -76,6 +76,7 @@ fn buffer(io: &mut Io, i: usize, b: &mut Buffer) -> Result {
     io.lit(" in ")?;
     io.variant(&mut b.arena, "an arena", &Arena::ALL.map(|a| (a.name(), a)))?;
     io.with(" @", &mut b.offset, Io::number)?;
+    bytes(io, b)?;
     let all = [
         ("param", Content::Param { slot: 0, index: vec![] }),
         ("state", Content::State { slot: 0, state: 0, index: vec![] }),
@@ -101,6 +102,14 @@ fn buffer(io: &mut Io, i: usize, b: &mut Buffer) -> Result {
         origin(io, b.origin.get_or_insert_with(blank_origin))?;
     }
     Ok(())
+}
+
+/// ` bytes 64`, which follows from dims and element type.
+fn bytes(io: &mut Io, b: &Buffer) -> Result {
+    let want = b.dims.iter().fold(b.dtype.bytes(), |n, d| n.saturating_mul(d.1));
+    let (mark, mut bytes) = (io.mark(), want);
+    io.with(" bytes ", &mut bytes, Io::number)?;
+    if bytes == want { Ok(()) } else { io.wrong(mark, format!("the buffer has {want} bytes")) }
 }
 
 fn buffer_id(io: &mut Io, b: &mut BufferId) -> Result {
@@ -139,7 +148,7 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
     io.variant(a, "a command", &all)?;
     match a {
         Action::Launch { kernel, args, scalars } => {
-            io.with(" kernel ", &mut kernel.0, Io::number)?;
+            io.with(" kernel ", &mut kernel.0, |io, k| io.hinted(k, |h| &h.kernels))?;
             io.with(" ", args, |io, args| io.list(args, start, place))?;
             if io.opt(!scalars.is_empty(), " scalars ") {
                 io.list(scalars, Scalar::Step, scalar)?;
@@ -168,12 +177,12 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
             io.with(" with ", &mut value.0, Io::real)
         }
         Action::Load { input, dst, index } => {
-            io.with(" input ", input, Io::number)?;
+            io.with(" input ", input, |io, i| io.hinted(i, |h| &h.loads))?;
             io.with(" to ", dst, buffer_id)?;
             io.with(" index ", index, indices)
         }
         Action::Report { report, src } => {
-            io.with(" ", report, Io::number)?;
+            io.with(" ", report, |io, r| io.hinted(r, |h| &h.reports))?;
             io.with(" from ", src, place)
         }
         Action::Record { event } | Action::Wait { event } => io.with(" ", event, Io::number),
@@ -252,8 +261,15 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.with(" params ", &mut s.params, |io, p| io.list(p, 0, Io::number))
     })?;
     let blank = Kernel { family: Family::Gemm, body: crate::graph::Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] };
+    io.hints.kernels = j.kernels.iter().map(Kernel::name).collect();
+    io.hints.loads = j.inputs.iter().map(|x| x.name.clone()).collect();
+    io.hints.reports = j.reports.clone();
     io.rows(&mut j.kernels, blank, "kernel ", |io, i, k| {
-        slot_number(io, i)?;
+        let (mark, mut number) = (io.mark(), i as u32);
+        io.hinted(&mut number, |h| &h.kernels)?;
+        if number as usize != i {
+            return io.wrong(mark, format!("the next kernel is {i}"));
+        }
         io.lit(" ")?;
         kernel(io, k)
     })?;

@@ -105,7 +105,7 @@ fn errors_name_the_place() {
         9:25: no dim is called `heads`
         9:15: %2 does not exist yet
         10:4: the next value is %3
-        7:41: expected a phase (forward, backward, update), found `sideways`
+        7:45: expected a phase (forward, backward, update), found `sideways`
         4:16: `8888888888888888888888888` is out of range
         4:16: expected a number, found `eight`
         5:6: the next dim of this name is `hidden#1`
@@ -113,7 +113,7 @@ fn errors_name_the_place() {
         18:22: a text without its closing quote
         1:14: expected the end of the line, found `4`
         6:1: expected `body:`, found `nodes:`
-        7:18: expected an element type (f32, bf16, f16, i32, bool), found `f33[batch,`
+        7:22: expected an element type (f32, bf16, f16, i32, bool), found `f33[batch,`
         20:1: expected a line that belongs here, found `whole_loss`"#]].assert_eq(
         &[
             error("dot", "dott"),
@@ -190,8 +190,8 @@ fn a_graph_in_text() {
           dim hidden = 8
           dim hidden#1 = 8 copy of hidden
         body:
-          %0 = input 0 : f32[batch, hidden]  // forward
-          %1 = param 0 : f32[hidden, hidden#1]  // forward
+          %0 = input 0 (x) : f32[batch, hidden]  // forward
+          %1 = param 0 (layers.3.proj.w) : f32[hidden, hidden#1]  // forward
           %2 = dot %0, %1 over [hidden] : f32[batch, hidden#1]  // forward layers.3.proj layer 3 @0:23:11+6
           %3 = reduce_sum %2 over [batch, hidden#1] : f32[]  // forward
           %4 = reduce_sum %0 over [batch] : f32[hidden]  // backward layers.3.proj layer 3 @0:23:11+6
@@ -221,8 +221,8 @@ fn a_sharded_graph_in_text() {
           dim hidden = 8
           dim hidden#1 = 8 copy of hidden
         body:
-          %0 = input 0 : f32[batch, hidden] {batch:mb*dp}  // forward
-          %1 = param 0 : f32[hidden, hidden#1] {}  // forward
+          %0 = input 0 (x) : f32[batch, hidden] {batch:mb*dp}  // forward
+          %1 = param 0 (layers.3.proj.w) : f32[hidden, hidden#1] {}  // forward
           %2 = dot %0, %1 over [hidden] : f32[batch, hidden#1] {batch:mb*dp, hidden#1:tp.0}  // forward layers.3.proj layer 3 @0:23:11+6
           %3 = reduce_sum %2 over [batch, hidden#1] : f32[] {sum(mb*dp), max(tp.0), hidden#1:tp.1}  // forward
           %4 = reduce_sum %0 over [batch] : f32[hidden] {}  // backward layers.3.proj layer 3 @0:23:11+6
@@ -295,11 +295,11 @@ fn a_program_in_text() {
         arena persistent bytes 192
         arena stash bytes 128
         arena temporary bytes 64
-        buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 holds param 0 index [[2] + 2*dp, [8]]
-        buffer x : f32[batch/dp=2, hidden=8] in stash @64 holds activation  // forward x layer 3 @0:23:11+6
-        buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 holds accumulator
-        buffer m : f32[batch/dp=2, hidden=8] in persistent @64 holds state 1 of 0 index [[2] + 2*dp, [8]]
-        buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 holds table 2 index []
+        buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 bytes 64 holds param 0 index [[2] + 2*dp, [8]]
+        buffer x : f32[batch/dp=2, hidden=8] in stash @64 bytes 64 holds activation  // forward x layer 3 @0:23:11+6
+        buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 bytes 64 holds accumulator
+        buffer m : f32[batch/dp=2, hidden=8] in persistent @64 bytes 64 holds state 1 of 0 index [[2] + 2*dp, [8]]
+        buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
         group 0 over tp
         group 1 over none stages [0, 1]
         body forward kind forward
