@@ -28,6 +28,20 @@ use ir::diag::{Diagnostic, Sources};
 /// Gives the text of an imported file, or why it cannot.
 pub type Loader<'a> = &'a mut dyn FnMut(&str) -> Result<String, String>;
 
+/// The text of a file's bytes.
+///
+/// # Errors
+/// They are not UTF-8; says where.
+pub fn decode(name: &str, bytes: Vec<u8>) -> Result<String, Diagnostic> {
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + valid.iter().filter(|b| **b == b'\n').count();
+        let column = 1 + valid.iter().rev().take_while(|b| **b != b'\n').count();
+        let e = Diagnostic::error("E0108", format!("`{name}` is not text: byte {} at {line}:{column} is not UTF-8", error.as_bytes()[valid.len()]));
+        e.help("save the file as UTF-8; is it a model text at all?")
+    })
+}
+
 /// How a text is elaborated.
 #[derive(Clone, Debug)]
 pub struct Options {

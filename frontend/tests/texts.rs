@@ -121,3 +121,76 @@ fn each_error_stands_where_the_text_expects_it() {
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
+
+/// Pieces that a careless edit may leave behind.
+const SCRAPS: &[&str] = &[
+    "{", "}", "(", ")", "[", "]", ";", ",", "..", "->", "=", "==", "~", "@", "\"", "//", "^", "-", " not ", " as ", " in ", "let ", "dim ", "repeat ",
+    "if ", "else ", "fn f(x) = ", "return ", "none", "true", "1e999", "0", "-1", "99999999999", "0.5.5", "é", "\u{FEFF}", "\n", "layers", "seq",
+    "view(", "attention(", "index(", "expand(", "concat(", "[0]", "import \"x\";", "model m(", "training",
+];
+
+#[derive(Clone, Debug)]
+enum Edit {
+    Delete { at: usize, len: usize },
+    Insert { at: usize, scrap: usize },
+    Copy { from: usize, len: usize, to: usize },
+}
+
+fn edited(text: &str, edits: &[Edit]) -> String {
+    let mut chars: Vec<char> = text.chars().collect();
+    for edit in edits {
+        let n = chars.len().max(1);
+        match *edit {
+            Edit::Delete { at, len } => {
+                let start = at % n;
+                chars.drain(start.min(chars.len())..(start + len).min(chars.len()));
+            }
+            Edit::Insert { at, scrap } => {
+                let at = (at % n).min(chars.len());
+                chars.splice(at..at, SCRAPS[scrap % SCRAPS.len()].chars());
+            }
+            Edit::Copy { from, len, to } => {
+                let start = (from % n).min(chars.len());
+                let piece: Vec<char> = chars[start..(start + len).min(chars.len())].to_vec();
+                let to = (to % n).min(chars.len());
+                chars.splice(to..to, piece);
+            }
+        }
+    }
+    chars.into_iter().collect()
+}
+
+fn edit() -> impl proptest::strategy::Strategy<Value = Edit> {
+    use proptest::prelude::*;
+    prop_oneof![
+        (0..10_000usize, 1..40usize).prop_map(|(at, len)| Edit::Delete { at, len }),
+        (0..10_000usize, 0..SCRAPS.len()).prop_map(|(at, scrap)| Edit::Insert { at, scrap }),
+        (0..10_000usize, 1..60usize, 0..10_000usize).prop_map(|(from, len, to)| Edit::Copy { from, len, to }),
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn no_edit_of_a_model_makes_the_front_end_panic(
+        which in 0..5usize,
+        edits in proptest::collection::vec(edit(), 1..6),
+    ) {
+        let text = edited(&model(["mlp", "gpt2", "llama", "umlp", "vit"][which]), &edits);
+        let (found, shown) = match run("edited.mdl", &text, &Options::default()) {
+            Ok(e) => {
+                check_types(&e);
+                (e.warnings, String::new())
+            }
+            Err(errors) => errors,
+        };
+        proptest::prop_assert!(found.len() <= 201 + text.len() / 2, "{shown}");
+        if let Ok(once) = frontend::format("edited.mdl", &text) {
+            let twice = frontend::format("edited.mdl", &once);
+            proptest::prop_assert_eq!(twice.as_ref(), Ok(&once), "of {}", text);
+            let comments = |t: &str| t.lines().filter(|l| l.contains("//")).count();
+            proptest::prop_assert!(comments(&once) >= comments(&text));
+        }
+    }
+}

@@ -100,6 +100,14 @@ impl Elab<'_> {
     }
 
     fn call_function(&mut self, frame: FrameId, call: &Call, closure: Closure, span: Span) -> Val {
+        // Functions are no values, so nothing refers to a call's scope after its end.
+        let frames = self.frames.len();
+        let val = self.enter_and_run(frame, call, closure, span);
+        self.frames.truncate(frames);
+        val
+    }
+
+    fn enter_and_run(&mut self, frame: FrameId, call: &Call, closure: Closure, span: Span) -> Val {
         // Arguments belong to the caller's segment; only the body is inside of `as`.
         let Some(entered) = self.enter(frame, call, closure, span) else { return Val::Bad };
         if self.calls.len() >= MAX_CALLS {

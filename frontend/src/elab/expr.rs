@@ -30,7 +30,7 @@ impl Elab<'_> {
             ExprKind::Paren(inner) => self.eval(frame, inner),
             ExprKind::List(elements) => self.list(frame, elements),
             ExprKind::Call(call) => self.call(frame, call, expr.span),
-            ExprKind::Index { base, items } => self.index(frame, base, items, expr.span),
+            ExprKind::Index { base, items } => self.index(frame, base, items),
             ExprKind::Unary { op, arg } => self.prefix(frame, *op, arg, expr.span),
             ExprKind::Binary { op, op_span, left, right } => self.infix(frame, *op, *op_span, left, right),
         }
@@ -259,7 +259,7 @@ impl Elab<'_> {
     }
 
     /// `table[dim: index]`.
-    fn index(&mut self, frame: FrameId, base: &Expr, items: &[(Ident, Expr)], span: Span) -> Val {
+    fn index(&mut self, frame: FrameId, base: &Expr, items: &[(Ident, Expr)]) -> Val {
         let mut val = self.eval(frame, base);
         for (name, index) in items {
             let dim = self.eval_name(frame, &name.name, name.span);
@@ -305,7 +305,6 @@ impl Elab<'_> {
             let ty = Type::new(self.ty(table).dtype, vec![]);
             val = Val::Tensor(self.push(op::Op::Gather { dim: d }, vec![table, indices], ty));
         }
-        let _ = span;
         val
     }
 }

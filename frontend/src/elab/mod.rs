@@ -30,8 +30,11 @@ use value::{DimEntry, DimId, Frame, FrameId, Val, Var};
 pub const MAX_CALLS: usize = 64;
 /// Operations of a graph.
 const MAX_OPS: usize = 1_000_000;
+/// Elements of a dim and of a tensor: far beyond any machine, and far from overflow.
+const MAX_DIM: i64 = 1 << 40;
+const MAX_ELEMENTS: u64 = 1 << 60;
 /// Expressions and statements evaluated, so that static loops end too.
-const MAX_WORK: usize = 20_000_000;
+const MAX_WORK: usize = 5_000_000;
 pub const MAX_DIAGNOSTICS: usize = 200;
 /// Stack that one level of evaluation may need, and how much more is taken when less is left.
 const RED_ZONE: usize = 256 * 1024;

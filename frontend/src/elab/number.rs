@@ -74,8 +74,9 @@ impl Elab<'_> {
     }
 
     fn int_arithmetic(&mut self, op: BinaryOp, x: i64, y: i64, at: &Sites) -> Val {
+        let named = |text: &str, n: i64| if text == n.to_string() { text.to_string() } else { format!("{text} = {n}") };
         let zero = |elab: &mut Self| {
-            let e = Diagnostic::error("E0303", format!("{} = {x} is divided by {} = 0", at.left_text, at.right_text));
+            let e = Diagnostic::error("E0303", format!("{} is divided by {}", named(&at.left_text, x), named(&at.right_text, 0)));
             elab.fail(e.label(at.op, "division by zero").label(at.right, "is 0"))
         };
         let result = match op {
@@ -88,7 +89,6 @@ impl Elab<'_> {
                 }
                 if x.checked_rem(y).is_some_and(|r| r != 0) {
                     let (l, r) = (&at.left_text, &at.right_text);
-                    let named = |text: &str, n: i64| if text == n.to_string() { text.to_string() } else { format!("{text} = {n}") };
                     let e = Diagnostic::error("E0301", format!("{} does not divide {}", named(r, y), named(l, x)));
                     let e = e.label(at.op, format!("{x} / {y} is not an integer"));
                     let divisors = divisors(x);

@@ -79,7 +79,7 @@ impl Elab<'_> {
             return Val::Bad;
         }
         let (before, after) = (self.sizes(&from_dims), self.sizes(&to_dims));
-        if self.body.dims.elements(&from_dims) != self.body.dims.elements(&to_dims) {
+        if self.elements(&from_dims) != self.elements(&to_dims) {
             let e = Diagnostic::error("E0208", format!("`view` keeps the number of elements: {before} is not {after}"));
             let e = e.label(args.span(1), before).label(to_span, after);
             return self.fail(e.help("the sizes on both sides of `->` must have one product"));
@@ -94,8 +94,10 @@ impl Elab<'_> {
     /// `heads * head_dim = 768`.
     fn sizes(&self, dims: &[Dim]) -> String {
         let names: Vec<&str> = dims.iter().map(|d| self.body.dims.name(*d)).collect();
-        let product: u128 = dims.iter().map(|d| u128::from(self.body.dims.size(*d))).product();
-        format!("{} = {product}", names.join(" * "))
+        match self.elements(dims) {
+            Some(product) => format!("{} = {product}", names.join(" * ")),
+            None => format!("{} (too many to count)", names.join(" * ")),
+        }
     }
 
     pub fn slice(&mut self, args: &Args) -> Val {
@@ -254,7 +256,7 @@ impl Elab<'_> {
             return self.fail(e.label(to_span, format!("has {size} elements")));
         }
         // Stored like its largest part.
-        let largest = parts.iter().copied().reduce(|a, b| if self.body.elements(b.0) > self.body.elements(a.0) { b } else { a });
+        let largest = parts.iter().copied().reduce(|a, b| if self.elements(&self.ty(b.0).dims) > self.elements(&self.ty(a.0).dims) { b } else { a });
         let order: Vec<Dim> = match largest {
             Some((v, _, own)) => self.ty(v).dims.iter().map(|d| if Some(*d) == own { to } else { *d }).collect(),
             None => vec![],

@@ -1,7 +1,7 @@
 //! Building nodes: dims, casts, elementwise operations.
 
 use super::value::{DimEntry, DimId, Val};
-use super::{Elab, MAX_OPS};
+use super::{Elab, MAX_DIM, MAX_ELEMENTS, MAX_OPS};
 use ir::diag::{Diagnostic, Span};
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Type, Value};
@@ -22,7 +22,12 @@ impl Elab<'_> {
         }
         let entry = self.dims[id.0].clone();
         let size = match entry.size {
-            Some(size) if size > 0 => size.unsigned_abs(),
+            Some(size) if size > 0 && size <= MAX_DIM => size.unsigned_abs(),
+            Some(size) if size > 0 => {
+                let e = Diagnostic::error("E0302", format!("{} = {size} is too large for a dim", entry.name)).label(span, "used as a dim");
+                self.report(e.label(entry.span, format!("is {size}")).help(format!("at most {MAX_DIM}")));
+                return None;
+            }
             Some(size) => {
                 let e = Diagnostic::error("E0206", format!("{} = {size} cannot be the size of a dim", entry.name));
                 self.report(e.label(span, "used as a dim").label(entry.span, format!("is {size}")).help("a size is at least 1"));
@@ -104,8 +109,22 @@ impl Elab<'_> {
                 declared
             }
         };
+        if self.elements(&ty.dims).is_none() && !self.stopped {
+            let e = Diagnostic::error("E0302", format!("a tensor {} has more than {MAX_ELEMENTS} elements", self.shape(&ty.dims)));
+            let e = e.help("use smaller sizes");
+            self.stop(match self.user_span {
+                Some(span) => e.label(span, "computed here"),
+                None => e,
+            });
+        }
         let origin = self.origin.clone();
         self.body.push(op, args, ty, origin)
+    }
+
+    /// The number of elements, if it is within bounds.
+    pub fn elements(&self, dims: &[Dim]) -> Option<u64> {
+        let product = dims.iter().try_fold(1u64, |n, d| n.checked_mul(self.body.dims.size(*d)))?;
+        (product <= MAX_ELEMENTS).then_some(product)
     }
 
     pub fn ty(&self, v: Value) -> &Type {
@@ -219,7 +238,7 @@ impl Elab<'_> {
     /// Checks that one operand has all dims of the others.
     pub fn check_elementwise(&mut self, what: &str, span: Span, values: &[(Value, Span)]) -> bool {
         let all = self.larger(&values.iter().map(|v| v.0).collect::<Vec<_>>());
-        let Some((small, small_span)) = values.iter().find(|(v, _)| self.ty(*v).dims.iter().any(|d| !all.contains(d))).copied() else {
+        let Some((small, _)) = values.iter().find(|(v, _)| self.ty(*v).dims.iter().any(|d| !all.contains(d))).copied() else {
             return true;
         };
         let shapes: Vec<String> = values.iter().map(|(v, _)| self.shape(&self.ty(*v).dims)).collect();
@@ -238,8 +257,10 @@ impl Elab<'_> {
             e = e.help(format!("did you mean a `{d}` instead of `{m}`? they have one size; `view(.., {m} -> {d})` renames"));
         }
         let wide = self.shape(&missing_here);
+        if let (&[_], Some(last)) = (self.ty(small).dims.as_slice(), all.last()) {
+            e = e.help(format!("a bias has the last dim of what it is added to: `[{}]`", self.body.dims.name(*last)));
+        }
         e = e.help(format!("an outer sum or product is written: `expand(.., {wide})` where {names} is, or `dot(a, b)`"));
-        let _ = small_span;
         self.report(e);
         false
     }
