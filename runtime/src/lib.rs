@@ -8,10 +8,13 @@
 pub mod artifact;
 pub mod check;
 pub mod comm;
+pub mod cpu;
 pub mod device;
 pub mod executor;
 pub mod host;
+pub mod loopback;
 pub mod reference;
+pub mod shm;
 pub mod target;
 
 // The fixture is shared with the integration tests, which know the crate by its name.

@@ -1,18 +1,16 @@
 //! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its rounding.
 //!
-//! Ranks take turns; each runs until it waits. When none can go on, the deadlock is reported with who waits for whom.
+//! Ranks take turns ([`crate::loopback`]). Memory that was never written is NaN, and temporary memory is so again at every call.
 
 mod device;
-mod loopback;
 
-pub use device::Reference;
-pub use loopback::Hub;
+pub use device::{Plans, Reference};
 
 use crate::check;
-use crate::comm::{Phase, ranks};
-use crate::executor::{Advance, ExecError, Held, Rank, Step, arena_bytes, describe};
+use crate::comm::Phase;
+use crate::executor::{Held, Rank, Step, arena_bytes};
 use crate::host::{Tensor, Whole, sizes};
-use device::Plans;
+use crate::loopback::{Hub, TurnError, run_phase};
 use ir::program::Job;
 use std::collections::BTreeMap;
 
@@ -43,9 +41,7 @@ pub enum Error {
     #[error("`{name}` has sizes {found:?}, the job says {expected:?}")]
     Sizes { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error(transparent)]
-    Exec(#[from] ExecError),
-    #[error("deadlock: {}", .0.join("; "))]
-    Deadlock(Vec<String>),
+    Turn(#[from] TurnError),
     #[error("element {index} of `{name}` is {first:e} on rank {first_rank} and {second:e} on rank {second_rank}")]
     Replicas { name: String, index: u64, first_rank: u64, first: f64, second_rank: u64, second: f64 },
     #[error("no rank holds element {index} of `{name}`")]
@@ -152,36 +148,6 @@ fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, 
             rank
         })
         .collect())
-}
-
-/// Lets ranks take turns until all have finished a phase.
-fn run_phase(job: &Job, all: &mut [Rank<Reference>], hub: &mut Hub, phase: Phase, step: &Step) -> Result<(), Error> {
-    all.iter_mut().for_each(|r| r.begin(phase));
-    let mut waits: Vec<Option<Vec<u64>>> = vec![Some(vec![]); all.len()];
-    while waits.iter().any(Option::is_some) {
-        let mut moved = false;
-        for (rank, wait) in all.iter_mut().zip(&mut waits) {
-            if wait.is_none() {
-                continue;
-            }
-            let before = rank.completed;
-            let number = rank.rank();
-            *wait = match rank.advance(step, &mut hub.end(number))? {
-                Advance::Finished => None,
-                Advance::Blocked(on) => Some(on),
-            };
-            moved |= wait.is_none() || rank.completed != before;
-        }
-        // A turn without a completed command may still have posted the last part of a collective for a rank before it.
-        if !moved && !hub.take_posted() {
-            let stuck = all.iter().zip(&waits).filter_map(|(rank, wait)| {
-                let wait = wait.as_ref()?;
-                Some(format!("rank {} waits for {} at {}", rank.rank(), ranks(wait), describe(job, rank.rank(), rank.position())))
-            });
-            return Err(Error::Deadlock(stuck.collect()));
-        }
-    }
-    Ok(())
 }
 
 fn reports(job: &Job, all: &[Rank<Reference>]) -> Result<BTreeMap<String, f64>, Error> {

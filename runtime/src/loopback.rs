@@ -1,10 +1,52 @@
-//! Communication among ranks that take turns in one thread.
+//! Ranks that take turns in one thread, and their communication. Deterministic, so a deadlock is found, not timed.
 
-use crate::comm::{CommError, Communicator, Exchange, MESSAGES_IN_FLIGHT, Message, Progress, Terms};
+use crate::comm::{CommError, Communicator, Exchange, MESSAGES_IN_FLIGHT, Message, Phase, Progress, Terms, ranks};
 use crate::device::Device;
+use crate::executor::{Advance, ExecError, Rank, Step, describe};
 use ir::op::Reduce;
-use ir::program::Collective;
+use ir::program::{Collective, Job};
 use std::collections::{BTreeMap, VecDeque};
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TurnError {
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error("deadlock: {}", .0.join("; "))]
+    Deadlock(Vec<String>),
+}
+
+/// Lets all ranks of a job take turns until each has finished a phase; each runs until it waits.
+///
+/// # Errors
+/// What stopped a rank; if none can go on, who waits for whom and where.
+pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase: Phase, step: &Step) -> Result<(), TurnError> {
+    all.iter_mut().for_each(|r| r.begin(phase));
+    let mut waits: Vec<Option<Vec<u64>>> = vec![Some(vec![]); all.len()];
+    while waits.iter().any(Option::is_some) {
+        let mut moved = false;
+        for (rank, wait) in all.iter_mut().zip(&mut waits) {
+            if wait.is_none() {
+                continue;
+            }
+            let before = rank.completed;
+            let number = rank.rank();
+            *wait = match rank.advance(step, &mut hub.end(number))? {
+                Advance::Finished => None,
+                Advance::Blocked(on) => Some(on),
+            };
+            moved |= wait.is_none() || rank.completed != before;
+        }
+        // A turn without a completed command may still have posted the last part of a collective for a rank before it.
+        if !moved && !hub.take_posted() {
+            let stuck = all.iter().zip(&waits).filter_map(|(rank, wait)| {
+                let wait = wait.as_ref()?;
+                Some(format!("rank {} waits for {} at {}", rank.rank(), ranks(wait), describe(job, rank.rank(), rank.position())))
+            });
+            return Err(TurnError::Deadlock(stuck.collect()));
+        }
+    }
+    Ok(())
+}
 
 /// Where all ranks meet.
 pub struct Hub {

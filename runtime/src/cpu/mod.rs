@@ -1,0 +1,272 @@
+//! The CPU of this machine: arenas are mapped memory, kernels native code of a shared library, tiles spread over threads.
+
+mod pool;
+
+use crate::artifact::Artifact;
+use crate::device::{Device, DeviceError, Element, Location};
+use ir::kernel::Kernel;
+use ir::op::DType;
+use ir::program::{Arena, KernelId};
+use pool::Pool;
+use std::ptr::NonNull;
+
+/// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
+/// 64-byte aligned, for this thread alone.
+pub type KernelFn =
+    unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
+
+/// A kernel that can be called.
+#[derive(Clone, Copy)]
+pub struct Loaded {
+    pub function: KernelFn,
+    pub tiles: u64,
+    pub scratch_bytes: u64,
+}
+
+/// How a rank uses the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// Threads that run tiles, the rank's own included; at least 1.
+    pub count: usize,
+    /// For each thread, the core that it stays on.
+    pub cores: Option<Vec<usize>>,
+    /// How often an idle thread looks for work before it sleeps.
+    pub spins: u32,
+}
+
+impl Threads {
+    /// One thread, wherever the system puts it.
+    pub fn one() -> Threads {
+        Threads { count: 1, cores: None, spins: 0 }
+    }
+
+    /// The threads of one of `ranks` on this machine. Threads stay on cores of their own if there are enough, and then wait
+    /// for work awake; if not, they soon sleep, for others need the core.
+    pub fn of_rank(rank: u64, ranks: u64, count: usize) -> Threads {
+        let cores = allowed_cores();
+        let (first, all) = (rank as usize * count, ranks as usize * count);
+        let enough = all <= cores.len();
+        Threads { count, cores: enough.then(|| cores[first..first + count].to_vec()), spins: if enough { 20_000 } else { 200 } }
+    }
+}
+
+/// The cores that this process may run on.
+pub fn allowed_cores() -> Vec<usize> {
+    match rustix::thread::sched_getaffinity(None) {
+        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect(),
+        Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
+    }
+}
+
+/// Memory from the system, zero at first, aligned to a page.
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is owned; access goes through `&self` and `&mut self`.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    fn new(bytes: u64) -> rustix::io::Result<Mapping> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let bytes = usize::try_from(bytes.max(1)).map_err(|_| rustix::io::Errno::NOMEM)?.next_multiple_of(4096);
+        // SAFETY: an anonymous mapping at an address of the system's choice aliases nothing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
+        Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has this many initialised bytes; kernels write to it only during `launch`, which has `&mut`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is owned and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Arithmetic on denormals is slow, and results of that size do not matter: this thread takes and makes zero instead.
+fn flush_denormals() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // All exceptions masked, round to nearest (the default), plus FTZ (bit 15) and DAZ (bit 6).
+        let control: u32 = 0x1f80 | 0x8040;
+        // SAFETY: loads a valid MXCSR value from memory.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack, readonly)) };
+    }
+}
+
+fn pin(core: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    // A core that has gone since is no reason to stop.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// The kernels of an artifact. The library stays loaded as long as this lives.
+pub struct Library {
+    kernels: Vec<Loaded>,
+    _library: Option<libloading::Library>,
+}
+
+impl Library {
+    /// Loads the code of an artifact that was read, hence checked.
+    ///
+    /// # Errors
+    /// If the library cannot be loaded or lacks a kernel.
+    pub fn load(artifact: &Artifact) -> Result<Library, DeviceError> {
+        let path = artifact.library();
+        let failed = |e: libloading::Error| DeviceError::Failed(format!("`{}` cannot be loaded: {e}", path.display()));
+        // SAFETY: the file's hash is the manifest's, so it is what the compiler wrote: a library without constructors.
+        let library = unsafe { libloading::Library::new(&path) }.map_err(failed)?;
+        let mut kernels = vec![];
+        for entry in &artifact.kernels {
+            // SAFETY: the compiler gives every symbol of the library this type.
+            let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;
+            kernels.push(Loaded { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes });
+        }
+        Ok(Library { kernels, _library: Some(library) })
+    }
+
+    /// Kernels that are part of this process.
+    ///
+    /// # Safety
+    /// Each touches only what its signature in the job says.
+    pub unsafe fn linked(kernels: Vec<Loaded>) -> Library {
+        Library { kernels, _library: None }
+    }
+}
+
+/// A rank's share of the CPU.
+pub struct Cpu<'a> {
+    signatures: &'a [Kernel],
+    arenas: [Mapping; 3],
+    // Before the library: threads end before its code goes.
+    pool: Pool,
+    library: Library,
+    arguments: Vec<*mut u8>,
+    scalars: Vec<u64>,
+}
+
+impl<'a> Cpu<'a> {
+    /// Arenas of so many bytes, zero at first. The calling thread is the rank's own from now on: it flushes denormals, and stays
+    /// on its core if it has one.
+    ///
+    /// # Errors
+    /// If there is not enough memory or a thread cannot start.
+    pub fn new(signatures: &'a [Kernel], library: Library, bytes: [u64; 3], threads: &Threads) -> Result<Cpu<'a>, DeviceError> {
+        let map = |arena: Arena| {
+            let bytes = bytes[arena as usize];
+            Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
+        };
+        let arenas = [map(Arena::Persistent)?, map(Arena::Stash)?, map(Arena::Temporary)?];
+        let scratch = library.kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0);
+        let pool = Pool::new(threads, scratch)?;
+        Ok(Cpu { signatures, arenas, pool, library, arguments: vec![], scalars: vec![] })
+    }
+
+    fn range(&self, at: Location, bytes: usize) -> &[u8] {
+        &self.arenas[at.arena as usize].bytes()[at.byte as usize..][..bytes]
+    }
+
+    fn range_mut(&mut self, at: Location, bytes: usize) -> &mut [u8] {
+        &mut self.arenas[at.arena as usize].bytes_mut()[at.byte as usize..][..bytes]
+    }
+}
+
+impl Device for Cpu<'_> {
+    fn element(&self, dtype: DType) -> Element {
+        match dtype {
+            DType::F32 => Element::F32,
+            DType::Bf16 => Element::Bf16,
+            DType::F16 => Element::F16,
+            DType::I32 => Element::I32,
+            DType::Bool => Element::Bool,
+        }
+    }
+
+    fn load(&self, at: Location, _: DType, out: &mut [u8]) {
+        out.copy_from_slice(self.range(at, out.len()));
+    }
+
+    fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
+        self.range_mut(at, bytes.len()).copy_from_slice(bytes);
+    }
+
+    fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
+        let size = dtype.bytes() as usize;
+        for (bytes, x) in self.range(at, out.len() * size).chunks_exact(size).zip(out) {
+            *x = decode(dtype, bytes);
+        }
+    }
+
+    fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
+        let size = dtype.bytes() as usize;
+        for (bytes, x) in self.range_mut(at, values.len() * size).chunks_exact_mut(size).zip(values) {
+            encode(dtype, *x, bytes);
+        }
+    }
+
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
+        let size = dtype.bytes() as usize;
+        let mut element = [0; 4];
+        encode(dtype, value, &mut element[..size]);
+        let range = self.range_mut(at, count as usize * size);
+        if element == [0; 4] {
+            range.fill(0);
+        } else {
+            range.chunks_exact_mut(size).for_each(|e| e.copy_from_slice(&element[..size]));
+        }
+    }
+
+    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
+        let loaded = *self.library.kernels.get(kernel.index()).ok_or(DeviceError::NotLoaded(kernel.0))?;
+        let dtypes = &self.signatures[kernel.index()].scalars;
+        self.arguments.clear();
+        for at in args {
+            let arena = &self.arenas[at.arena as usize];
+            // An operand without elements may begin at the very end.
+            assert!(at.byte as usize <= arena.bytes, "invariant: places were checked against their arenas");
+            // SAFETY: within the mapping, as just asserted.
+            self.arguments.push(unsafe { arena.start.as_ptr().add(at.byte as usize) });
+        }
+        self.scalars.clear();
+        self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }));
+        self.pool.run(&loaded, &self.arguments, &self.scalars);
+        Ok(())
+    }
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+    let four = || bytes.try_into().expect("invariant: four bytes");
+    let two = || bytes.try_into().expect("invariant: two bytes");
+    match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes(four())),
+        DType::I32 => f64::from(i32::from_le_bytes(four())),
+        DType::Bf16 => half::bf16::from_le_bytes(two()).to_f64(),
+        DType::F16 => half::f16::from_le_bytes(two()).to_f64(),
+        DType::Bool => f64::from(bytes[0]),
+    }
+}
+
+fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
+    match dtype {
+        DType::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::I32 => bytes.copy_from_slice(&(x as i32).to_le_bytes()),
+        DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
+        DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
+        DType::Bool => bytes[0] = u8::from(x != 0.0),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Where everything lies in the shared memory of a run. Launcher and ranks compute it from the job, each for itself.
+
+use crate::comm::MESSAGES_IN_FLIGHT;
+use crate::executor::peer;
+use crate::target::Target;
+use ir::op::DType;
+use ir::program::{Action, Collective, Job};
+use std::collections::BTreeMap;
+
+/// A cache line; everything begins at one.
+pub const LINE: u64 = 64;
+/// Most bytes that a member of a group stages at a time: small enough for the second-level cache, large enough that waiting for
+/// each other costs little.
+const CHUNK: u64 = 256 << 10;
+
+/// Of the area for the end of a run: a flag, the rank, the length of the reason, the reason.
+pub const REASON: u64 = 4096;
+
+/// Where a group's members meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupArea {
+    offset: u64,
+    /// Bytes of a slot's data.
+    pub chunk: u64,
+}
+
+impl GroupArea {
+    fn member(self, k: usize) -> u64 {
+        self.offset + k as u64 * (2 * LINE + 2 * (LINE + self.chunk))
+    }
+
+    /// Counts the chunks that member `k` has posted.
+    pub fn posted(self, k: usize) -> u64 {
+        self.member(k)
+    }
+
+    /// Counts the chunks of all members that member `k` has taken.
+    pub fn taken(self, k: usize) -> u64 {
+        self.member(k) + LINE
+    }
+
+    /// Terms, then from the next line on the data, of the chunk with this number.
+    pub fn slot(self, k: usize, chunk: u32) -> u64 {
+        self.member(k) + 2 * LINE + u64::from(chunk % 2) * (LINE + self.chunk)
+    }
+
+    fn bytes(chunk: u64, members: usize) -> u64 {
+        members as u64 * (2 * LINE + 2 * (LINE + chunk))
+    }
+}
+
+/// A ring of messages from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MailArea {
+    offset: u64,
+    /// Lines of the ring; a message takes one and those of its data.
+    pub lines: u32,
+}
+
+impl MailArea {
+    /// Counts the lines written.
+    pub fn head(self) -> u64 {
+        self.offset
+    }
+
+    /// Counts the lines read.
+    pub fn tail(self) -> u64 {
+        self.offset + LINE
+    }
+
+    pub fn line(self, number: u32) -> u64 {
+        self.offset + 2 * LINE + u64::from(number % self.lines) * LINE
+    }
+}
+
+/// Of one rank: how far it is, and for whom it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusArea {
+    offset: u64,
+}
+
+impl StatusArea {
+    /// Counts commands begun.
+    pub fn progress(self) -> u64 {
+        self.offset
+    }
+
+    pub fn step(self) -> u64 {
+        self.offset + 8
+    }
+
+    /// Phase, call, command.
+    pub fn position(self, k: u64) -> u64 {
+        self.offset + 16 + 4 * k
+    }
+
+    /// Not 0 while it waits.
+    pub fn waiting(self) -> u64 {
+        self.offset + 28
+    }
+
+    /// For each rank, not 0 while it waits for that one.
+    pub fn waits(self, rank: u64) -> u64 {
+        self.offset + 32 + rank
+    }
+}
+
+/// Offsets in the segment of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    pub world: u64,
+    pub end: u64,
+    status: u64,
+    groups: BTreeMap<Vec<u64>, GroupArea>,
+    mail: BTreeMap<(u64, u64), MailArea>,
+    pub bytes: u64,
+}
+
+impl Layout {
+    /// `first` bytes at the start are for the launcher. The job has been checked.
+    pub fn new(job: &Job, target: &Target, first: u64) -> Layout {
+        let width = |dtype: DType| match target {
+            Target::Cpu { .. } => dtype.bytes(),
+            Target::Reference => 8,
+        };
+        let world = job.mesh.world();
+        let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
+        let mut mail: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+        for rank in 0..world {
+            let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+            let members: Vec<Vec<u64>> = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
+            for command in program.bodies.iter().flat_map(|b| &b.commands) {
+                match &command.action {
+                    Action::Collective { kind, group, dtype, count, .. } => {
+                        let members = &members[group.index()];
+                        let parts = match kind {
+                            Collective::AllReduce(_) | Collective::AllGather => 1,
+                            Collective::ReduceScatter(_) | Collective::AllToAll => members.len() as u64,
+                        };
+                        // Every part of a chunk begins at a line.
+                        let bytes = (count * width(*dtype)).next_multiple_of(LINE).min(CHUNK.max(parts * LINE) / parts) / LINE * LINE * parts;
+                        let most = groups.entry(members.clone()).or_insert(LINE);
+                        *most = bytes.max(*most);
+                    }
+                    Action::Send { hops, dtype, count, .. } => {
+                        let most = mail.entry((rank, peer(job, rank, *hops))).or_insert(0);
+                        *most = (count * width(*dtype)).div_ceil(LINE).max(*most);
+                    }
+                    Action::Recv { hops, .. } => {
+                        mail.entry((peer(job, rank, *hops), rank)).or_insert(0);
+                    }
+                    Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => {}
+                }
+            }
+        }
+        let end = first.next_multiple_of(LINE);
+        let status = end + REASON;
+        let mut next = status + world * status_bytes(world);
+        let groups = groups
+            .into_iter()
+            .map(|(members, chunk)| {
+                let area = GroupArea { offset: next, chunk };
+                next += GroupArea::bytes(chunk, members.len());
+                (members, area)
+            })
+            .collect();
+        let mail = mail
+            .into_iter()
+            .map(|(pair, lines)| {
+                // As many largest messages as are guaranteed, and one more so that sending overlaps with receiving.
+                let lines = (1 + lines) * (MESSAGES_IN_FLIGHT as u64 + 1);
+                let area = MailArea { offset: next, lines: u32::try_from(lines).expect("invariant: checked sizes are below 2^32 lines") };
+                next += 2 * LINE + lines * LINE;
+                (pair, area)
+            })
+            .collect();
+        Layout { world, end, status, groups, mail, bytes: next }
+    }
+
+    pub fn status(&self, rank: u64) -> StatusArea {
+        StatusArea { offset: self.status + rank * status_bytes(self.world) }
+    }
+
+    pub fn group(&self, members: &[u64]) -> Option<GroupArea> {
+        self.groups.get(members).copied()
+    }
+
+    pub fn mail(&self, from: u64, to: u64) -> Option<MailArea> {
+        self.mail.get(&(from, to)).copied()
+    }
+}
+
+fn status_bytes(world: u64) -> u64 {
+    (32 + world).next_multiple_of(LINE)
+}

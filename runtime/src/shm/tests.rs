@@ -1,0 +1,219 @@
+use super::*;
+use crate::cpu::{Cpu, Library, Threads};
+use crate::executor::{Advance, Held, Rank, Step, arena_bytes};
+use crate::fixture::{self, Split};
+use crate::host::{Tensor, Whole};
+use crate::reference::{Plans, Reference};
+use crate::target::Target;
+use ir::graph::Origin;
+use ir::program::{Action, Arena, BufferId, Command, GroupId, Job, Place, Stream};
+
+const NATIVE: Target = Target::Cpu { cpu: String::new(), features: String::new() };
+
+/// The fixture's job with one more body that does only this.
+fn job(split: &Split, actions: Vec<Action>) -> Job {
+    let mut job = fixture::job(split);
+    let command = |action| Command { stream: Stream::Compute, action, origin: Origin::new(ir::graph::Phase::Forward), reason: None };
+    for program in &mut job.programs {
+        program.bodies[0].commands = actions.iter().cloned().map(command).collect();
+    }
+    job
+}
+
+fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Exchange) {
+    let place = Place::start(BufferId(0));
+    let action = Action::Collective { kind, group: GroupId(1), dtype, count, src: place.clone(), dst: place };
+    let at = |arena| Location { arena, byte: 0 };
+    let exchange = Exchange { kind, dtype, count, src: at(Arena::Persistent), dst: at(Arena::Temporary) };
+    (job(&Split { microbatches: 1, pp: 1, dp, tp: 1 }, vec![action]), exchange)
+}
+
+/// Runs one closure per rank, each on its own thread with its own end and a device of 4 MiB arenas.
+fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
+    let layout = Layout::new(job, &NATIVE, 0);
+    let (_, segment) = Segment::create(layout.bytes).unwrap();
+    let board = Board { segment: &segment, layout: &layout };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..layout.world)
+            .map(|rank| {
+                let f = &f;
+                scope.spawn(move || {
+                    // SAFETY: there are no kernels.
+                    let library = unsafe { Library::linked(vec![]) };
+                    let mut device = Cpu::new(&[], library, [4 << 20; 3], &Threads::one()).unwrap();
+                    f(&mut Shm::new(board, rank, 100), &mut device, rank)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// What every rank holds after a collective of `give` elements of `number(rank, index)`.
+fn exchanged(dp: u64, kind: Collective, dtype: DType, count: u64, number: impl Fn(u64, u64) -> f64 + Sync) -> Vec<Vec<f64>> {
+    let (job, exchange) = all_ranks(dp, kind, dtype, count);
+    let members: Vec<u64> = (0..dp).collect();
+    let (give, get) = exchange.elements(dp);
+    on_ranks(&job, |shm, device, rank| {
+        let data: Vec<f64> = (0..give).map(|i| number(rank, i)).collect();
+        device.write(exchange.src, dtype, &data);
+        assert_eq!(shm.collective(device, &members, &exchange).unwrap(), Progress::Done);
+        let mut out = vec![0.0; get as usize];
+        device.read(exchange.dst, dtype, &mut out);
+        out
+    })
+}
+
+/// More than a chunk of 256 KiB, and not a multiple of anything.
+const MANY: u64 = 70_001;
+
+#[test]
+fn sums_of_f32_are_in_rank_order_on_every_rank() {
+    // Left to right: (1 + 2^24) + -2^24 = 0 in f32; any other order gives 1.
+    let number = |rank: u64, _| [1.0, 16_777_216.0, -16_777_216.0][rank as usize];
+    for rank in exchanged(3, Collective::AllReduce(Reduce::Sum), DType::F32, MANY, number) {
+        assert_eq!(rank, vec![0.0; MANY as usize]);
+    }
+}
+
+#[test]
+fn all_gather_concatenates_in_rank_order() {
+    for rank in exchanged(2, Collective::AllGather, DType::F32, MANY, |rank, i| (rank * MANY + i) as f64) {
+        assert!(rank.iter().enumerate().all(|(i, x)| *x == i as f64));
+    }
+}
+
+#[test]
+fn reduce_scatter_gives_each_rank_its_part() {
+    let ranks = exchanged(2, Collective::ReduceScatter(Reduce::Max), DType::I32, MANY, |rank, i| (i * 3 + rank) as f64);
+    for (k, rank) in ranks.iter().enumerate() {
+        assert!(rank.iter().enumerate().all(|(i, x)| *x == ((k as u64 * MANY + i as u64) * 3 + 1) as f64));
+    }
+}
+
+#[test]
+fn all_to_all_sends_part_k_to_member_k() {
+    let ranks = exchanged(3, Collective::AllToAll, DType::F32, 1001, |rank, i| (rank * 10_000 + i) as f64);
+    for (me, rank) in ranks.iter().enumerate() {
+        assert!(rank.iter().enumerate().all(|(i, x)| *x == (i / 1001 * 10_000 + me * 1001 + i % 1001) as f64));
+    }
+}
+
+#[test]
+fn any_of_bools() {
+    let ranks = exchanged(2, Collective::AllReduce(Reduce::Any), DType::Bool, 4, |rank, i| f64::from(i >> rank & 1 == 1));
+    assert_eq!(ranks, vec![vec![0.0, 1.0, 1.0, 1.0]; 2]);
+}
+
+#[test]
+fn members_that_disagree_are_named() {
+    let (job, exchange) = all_ranks(2, Collective::AllReduce(Reduce::Sum), DType::F32, 8);
+    let errors = on_ranks(&job, |shm, device, rank| {
+        let mine = Exchange { count: 8 - rank, ..exchange };
+        let error = shm.collective(device, &[0, 1], &mine).unwrap_err().to_string();
+        shm.abort("disagreement");
+        error
+    });
+    assert!(errors.contains(&"rank 0 issues all_reduce sum of 8 f32, rank 1 issues all_reduce of 7 f32".to_owned()), "{errors:?}");
+}
+
+/// A stage sends `count` elements to the next one.
+fn pipe(count: u64) -> Job {
+    let place = Place::start(BufferId(0));
+    let mut job = job(&Split { microbatches: 1, pp: 2, dp: 1, tp: 1 }, vec![]);
+    for program in &mut job.programs {
+        for command in program.bodies.iter_mut().flat_map(|b| &mut b.commands) {
+            if let Action::Send { hops: 1, count: n, src, .. } = &mut command.action {
+                (*n, *src) = (count, place.clone());
+            }
+        }
+    }
+    job
+}
+
+#[test]
+fn messages_longer_than_a_piece_arrive_in_order() {
+    let job = pipe(MANY);
+    on_ranks(&job, |shm, device, rank| {
+        let message = Message { dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
+        let number = |round: u64, i: u64| (round * 100_000 + i) as f64;
+        for round in 0..5 {
+            let mut data: Vec<f64> = (0..MANY).map(|i| number(round, i)).collect();
+            if rank == 0 {
+                device.write(message.at, DType::F32, &data);
+                shm.send(device, 1, &message).unwrap();
+            } else {
+                shm.recv(device, 0, &message).unwrap();
+                device.read(message.at, DType::F32, &mut data);
+                assert!(data.iter().enumerate().all(|(i, x)| *x == number(round, i as u64)));
+            }
+        }
+    });
+}
+
+#[test]
+fn the_guaranteed_messages_are_sent_without_a_receiver() {
+    on_ranks(&pipe(MANY), |shm, device, rank| {
+        let message = Message { dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
+        for _ in 0..=crate::comm::MESSAGES_IN_FLIGHT {
+            if rank == 0 {
+                shm.send(device, 1, &message).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_waits_says_for_whom_and_stops_when_the_run_ends() {
+    let (job, exchange) = all_ranks(2, Collective::AllReduce(Reduce::Sum), DType::F32, 8);
+    let results = on_ranks(&job, |shm, device, rank| {
+        if rank == 0 {
+            return shm.collective(device, &[0, 1], &exchange).map_err(|e| e.to_string());
+        }
+        while shm.board.status(0).waits != Some(vec![1]) {
+            std::thread::yield_now();
+        }
+        shm.abort("rank 1 has had enough");
+        Ok(Progress::Done)
+    });
+    assert_eq!(results[0], Err("the run was ended: rank 1 has had enough".to_owned()));
+}
+
+#[test]
+fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
+    let (params, inputs) = (fixture::params(), fixture::inputs());
+    for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }, Split { microbatches: 4, pp: 2, dp: 1, tp: 2 }] {
+        let job = fixture::job(&split);
+        let layout = Layout::new(&job, &Target::Reference, 100);
+        let (_, segment) = Segment::create(layout.bytes).unwrap();
+        let board = Board { segment: &segment, layout: &layout };
+        let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
+        let plans = Plans::new(&job);
+        let (loss, norm, w, _) = fixture::expected(0.25);
+        std::thread::scope(|scope| {
+            for rank in 0..layout.world {
+                let (job, plans, batch, params, w) = (&job, &plans, &batch, &params, &w);
+                scope.spawn(move || {
+                    let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(program)));
+                    rank.initialise(|held| match held {
+                        Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
+                        Held::State(..) | Held::Table(_) => None,
+                    });
+                    let mut shm = Shm::new(board, rank.rank(), 100);
+                    let step = Step { number: 1, learning_rate: 0.25, seed: 0, batch };
+                    rank.begin(Phase::Train);
+                    assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
+                    assert_eq!(rank.reports(), [Some(loss), Some(norm)]);
+                    rank.begin(Phase::Update);
+                    assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
+                    rank.collect(|held, at, values| {
+                        if let Held::Param(_) = held {
+                            assert_eq!(values, &w[at as usize..][..values.len()]);
+                        }
+                    });
+                });
+            }
+        });
+    }
+}
