@@ -1,9 +1,11 @@
 //! One kernel to one object file, in this process.
 
-use crate::build::llvm::Llvm;
+use crate::build::llvm::{Llvm, set_target_attributes};
+use crate::build::mlir::{self, Mlir};
 use crate::target::Target;
 use crate::{CompileError, Shape, attention, gemm, loops};
 use inkwell::context::Context;
+use inkwell::module::Module;
 use inkwell::targets::{FileType, TargetMachine};
 use ir::kernel::{Family, Kernel};
 use serde::{Deserialize, Serialize};
@@ -62,22 +64,21 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     kernel.verify().map_err(|error| CompileError::Malformed { name: name.clone(), error })?;
     let machine = target.machine()?;
     let context = Context::create();
-    let b = Llvm::new(&context, &name, target);
-    let shape = match &kernel.family {
-        Family::Gemm => gemm::emit(&b, kernel, target, &name)?,
-        Family::Loops { grid } => loops::emit(&b, kernel, grid, target, &name)?,
-        Family::Scatter => loops::emit_scatter(&b, kernel, target, &name)?,
-        Family::Attention => attention::emit_forward(&b, kernel, target, &name)?,
-        Family::AttentionGrad => attention::emit_backward(&b, kernel, target, &name)?,
+    let written = match &kernel.family {
+        Family::Loops { grid } => through_mlir(&context, target, &name, |b| loops::emit(b, kernel, grid, target, &name))?,
+        Family::Scatter => through_mlir(&context, target, &name, |b| loops::emit_scatter(b, kernel, &name))?,
+        Family::Gemm => directly(&context, target, &name, |b| gemm::emit(b, kernel, target, &name))?,
+        Family::Attention => directly(&context, target, &name, |b| attention::emit_forward(b, kernel, target, &name))?,
+        Family::AttentionGrad => directly(&context, target, &name, |b| attention::emit_backward(b, kernel, target, &name))?,
     };
-    b.module.set_triple(&machine.get_triple());
-    b.module.set_data_layout(&machine.get_target_data().get_data_layout());
-    let module = &b.module;
+    let Written { shape, mlir, module } = written;
+    module.set_triple(&machine.get_triple());
+    module.set_data_layout(&machine.get_target_data().get_data_layout());
     module.verify().map_err(|e| CompileError::Invalid { text: e.to_string() })?;
-    let write = |kind| write(&machine, module, kind);
+    let write = |kind| write(&machine, &module, kind);
     Ok(Compiled {
         shape,
-        mlir: None,
+        mlir: mlir.filter(|_| emit.mlir),
         llvm: emit.llvm.then(|| module.print_to_string().to_string()),
         asm: if emit.asm { Some(String::from_utf8_lossy(&write(FileType::Assembly)?).into_owned()) } else { None },
         object: write(FileType::Object)?,
@@ -85,7 +86,40 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     })
 }
 
-fn write(machine: &TargetMachine, module: &inkwell::module::Module, kind: FileType) -> Result<Vec<u8>, CompileError> {
+/// A kernel as LLVM IR.
+struct Written<'c> {
+    shape: Shape,
+    mlir: Option<String>,
+    module: Module<'c>,
+}
+
+fn directly<'c>(
+    context: &'c Context,
+    target: &Target,
+    name: &str,
+    emit: impl FnOnce(&Llvm<'c>) -> Result<Shape, CompileError>,
+) -> Result<Written<'c>, CompileError> {
+    let b = Llvm::new(context, name, target);
+    let shape = emit(&b)?;
+    Ok(Written { shape, mlir: None, module: b.module })
+}
+
+fn through_mlir<'c>(
+    context: &'c Context,
+    target: &Target,
+    name: &str,
+    emit: impl FnOnce(&Mlir) -> Result<Shape, CompileError>,
+) -> Result<Written<'c>, CompileError> {
+    let dialects = mlir::context();
+    let b = Mlir::new(&dialects, target);
+    let shape = emit(&b)?;
+    let (text, module) = b.lower(context)?;
+    let function = module.get_function(name).ok_or_else(|| CompileError::Invalid { text: "the kernel was lost in lowering".into() })?;
+    set_target_attributes(context, function, &target.cpu, &target.features);
+    Ok(Written { shape, mlir: Some(text), module })
+}
+
+fn write(machine: &TargetMachine, module: &Module, kind: FileType) -> Result<Vec<u8>, CompileError> {
     let buffer = machine.write_to_memory_buffer(module, kind).map_err(|e| CompileError::Invalid { text: e.to_string() })?;
     Ok(buffer.as_slice().to_vec())
 }

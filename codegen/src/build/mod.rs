@@ -2,10 +2,11 @@
 //!
 //! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted loops.
 //! [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions, prefetch, shuffles);
-//! `mlir::Mlir` writes upstream MLIR dialects. The vector math library (`crate::math`) and the generic loops are written
+//! [`mlir::Mlir`] writes upstream MLIR dialects. The vector math library (`crate::math`) and the generic loops are written
 //! once, against the trait.
 
 pub mod llvm;
+pub mod mlir;
 
 /// What a lane of a vector holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

@@ -11,7 +11,7 @@ mod scatter;
 mod tests;
 
 use crate::build::Builder;
-use crate::build::llvm::Llvm;
+use crate::build::mlir::Mlir;
 use crate::target::Target;
 use crate::{CompileError, Shape};
 use ir::dim::Dim;
@@ -23,12 +23,12 @@ pub use scatter::emit as emit_scatter;
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Llvm, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
+pub fn emit(b: &Mlir, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = Plan::new(kernel, grid, target)?;
-    let entry = b.kernel(name);
-    let pointers: Vec<_> =
-        (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-    let scratch = emit::emit(b, kernel, &plan, &entry, &pointers)?;
-    b.finish_function();
+    let scratch = b.kernel(name, |b, entry| {
+        let count = kernel.inputs.len() + kernel.outputs.len();
+        let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
+        emit::emit(b, kernel, &plan, entry, &pointers)
+    })?;
     Ok(Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch as u64 })
 }

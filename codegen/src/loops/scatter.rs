@@ -7,9 +7,8 @@ use super::emit::{Known, Loops, local_row, zero};
 use super::place::{Along, Place, Stored, widen};
 use super::plan::{Plan, ceil, vector_dim};
 use crate::abi::Entry;
-use crate::build::llvm::Llvm;
+use crate::build::mlir::Mlir;
 use crate::build::{Builder, IntBinary, Lane};
-use crate::target::Target;
 use crate::{CompileError, Shape, pointwise};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -65,7 +64,7 @@ impl<'a> Scatter<'a> {
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Llvm, kernel: &Kernel, _target: &Target, name: &str) -> Result<Shape, CompileError> {
+pub fn emit(b: &Mlir, kernel: &Kernel, name: &str) -> Result<Shape, CompileError> {
     let scatter = Scatter::new(kernel)?;
     let rows = kernel.body.dims.size(scatter.table) as i64;
     let tiles = ceil(rows, scatter.rows_per_tile);
@@ -79,17 +78,17 @@ pub fn emit(b: &Llvm, kernel: &Kernel, _target: &Target, name: &str) -> Result<S
         items: tiles,
         tile_items: 1,
     };
-    let entry = b.kernel(name);
-    let count = kernel.inputs.len() + kernel.outputs.len();
-    let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-    let mut loops = Loops::new(b, kernel, &plan, &entry, &pointers)?;
-    let mut result = Ok(());
-    b.repeat(entry.first_tile, entry.end_tile, 1, &[], &mut |tile, _| {
-        result = scatter.tile(b, &mut loops, &entry, tile);
-        Vec::new()
-    });
-    result?;
-    b.finish_function();
+    b.kernel(name, |b, entry| {
+        let count = kernel.inputs.len() + kernel.outputs.len();
+        let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
+        let mut loops = Loops::new(b, kernel, &plan, entry, &pointers)?;
+        let mut result = Ok(());
+        b.repeat(entry.first_tile, entry.end_tile, 1, &[], &mut |tile, _| {
+            result = scatter.tile(b, &mut loops, entry, tile);
+            Vec::new()
+        });
+        result
+    })?;
     let scratch = if scatter.in_output { 0 } else { scatter.sums_bytes() };
     Ok(Shape { tiles: tiles as u64, scratch_bytes: scratch as u64 })
 }
