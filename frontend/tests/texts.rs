@@ -2,6 +2,8 @@
 
 use frontend::{Elaborated, Options, Style, compile, render};
 use ir::diag::{Diagnostic, Sources};
+use ir::graph::Type;
+use ir::op::{DType, Op};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -24,10 +26,9 @@ fn run(name: &str, text: &str, options: &Options) -> Result<Elaborated, (Vec<Dia
     })
 }
 
-fn elaborated(name: &str, defines: &[(&str, &str)]) -> Elaborated {
-    let defines = defines.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
-    let options = Options { defines, ..Options::default() };
-    match run(&format!("{name}.mdl"), &model(name), &options) {
+fn elaborated(name: &str, defines: &str, options: Options) -> Elaborated {
+    let defines = defines.split_whitespace().filter_map(|d| d.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect();
+    match run(&format!("{name}.mdl"), &model(name), &Options { defines, ..options }) {
         Ok(e) => e,
         Err((_, shown)) => panic!("{shown}"),
     }
@@ -51,13 +52,111 @@ fn every_model_elaborates_to_a_well_typed_graph() {
             match run(&format!("{name}.mdl"), &model(name), &options) {
                 Ok(e) => {
                     check_types(&e);
-                    println!("{name}: {} nodes, {} params, {} layers", e.model.graph.body.nodes.len(), e.model.graph.params.len(), e.model.graph.layers);
                     assert!(e.warnings.is_empty(), "{name}: {:?}", e.warnings);
                 }
                 Err((_, shown)) => panic!("{shown}"),
             }
         }
     }
+}
+
+/// Sources filled by name and index, so that graphs of one text get the same values.
+struct Filled<'a>(&'a ir::graph::Graph);
+
+impl ir::eval::Env for Filled<'_> {
+    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
+        let name = match op {
+            Op::Param(n) => &self.0.params[*n as usize].name,
+            Op::Input(n) => &self.0.inputs[*n as usize].name,
+            other => panic!("no source: {}", other.name()),
+        };
+        let count = self.0.body.dims.elements(&ty.dims);
+        let stream = ir::random::stream(ir::random::key(name), 1, 1);
+        let draw = |i| ir::random::uniform(stream, i);
+        (0..count).map(|i| if ty.dtype == DType::I32 { (draw(i) * 7.0).floor() } else { draw(i) - 0.5 }).collect()
+    }
+
+    fn scalar(&self, _: &ir::op::Scalar) -> f64 {
+        0.0
+    }
+
+    fn base(&self, _: &ir::dim::Base) -> u64 {
+        0
+    }
+}
+
+fn loss(e: &Elaborated) -> f64 {
+    let graph = &e.model.graph;
+    let values = ir::eval::run(&graph.body, &mut Filled(graph));
+    graph.losses.iter().map(|l| values[l.value.index()][0]).sum()
+}
+
+const TINY: &[(&str, &str)] = &[
+    ("gpt2", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
+    ("llama", "batch=2 vocab=11 hidden=8 heads=4 kv_heads=2 ffn=12 layers=2 seq=5 qk_norm=true"),
+    ("llama", "batch=2 vocab=11 hidden=8 heads=2 ffn=12 layers=2 seq=5 window=2 packed=true tied=true"),
+    ("bert", "batch=2 vocab=11 hidden=8 heads=2 layers=2 seq=5"),
+    ("vit", "batch=2 height=4 width=4 patch=2 hidden=8 heads=2 layers=1 classes=5"),
+    ("nemotron", "batch=2 vocab=11 hidden=16 heads=2 kv_heads=1 ffn=12 layers=1 seq=5"),
+    ("t5", "batch=2 vocab=11 hidden=8 heads=2 head_dim=4 ffn=6 encoder_layers=1 decoder_layers=1 source=5 target=4 buckets=8 max_distance=16"),
+];
+
+#[test]
+fn the_attention_op_computes_what_its_body_says() {
+    for (name, defines) in TINY {
+        let op = elaborated(name, defines, Options::default());
+        let body = elaborated(name, defines, Options { inline_ops: true, ..Options::default() });
+        let (a, b) = (loss(&op), loss(&body));
+        assert!((a - b).abs() < 1e-9, "{name} {defines}: {a} and {b}");
+    }
+}
+
+#[test]
+fn a_plain_causal_model_uses_the_attention_op() {
+    let uses = |e: &Elaborated| e.model.graph.body.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))).count();
+    assert_eq!(uses(&elaborated("gpt2", "layers=3", Options::default())), 3);
+    assert_eq!(uses(&elaborated("llama", "layers=3 kv_heads=8", Options::default())), 3);
+    assert_eq!(uses(&elaborated("llama", "layers=3 window=128", Options::default())), 0);
+    assert_eq!(uses(&elaborated("gpt2", "layers=3", Options { inline_ops: true, ..Options::default() })), 0);
+}
+
+#[test]
+fn dropout_is_the_identity_outside_of_training() {
+    let draws = |e: &Elaborated| e.model.graph.body.nodes.iter().filter(|n| matches!(n.op, Op::Uniform { .. })).count();
+    let defines = "layers=2 dropout_rate=0.1";
+    assert_eq!(draws(&elaborated("gpt2", defines, Options::default())), 5);
+    assert_eq!(draws(&elaborated("gpt2", defines, Options { training: false, ..Options::default() })), 0);
+}
+
+#[test]
+fn parameters_are_named_by_their_path() {
+    let e = elaborated("llama", "layers=2", Options::default());
+    let names: Vec<&str> = e.model.graph.params.iter().map(|p| p.name.as_str()).collect();
+    assert!(names.contains(&"layers.1.attn.q.w") && names.contains(&"embed") && names.contains(&"norm.w"), "{names:?}");
+    let layers: Vec<Option<u32>> = e.model.graph.params.iter().filter(|p| p.name.ends_with("mlp.up.w")).map(|p| p.layer).collect();
+    assert_eq!(layers, [Some(0), Some(1)]);
+}
+
+#[test]
+fn a_define_replaces_a_default_and_what_follows_from_it() {
+    let e = elaborated("gpt2", "hidden=96 heads=4 layers=1", Options::default());
+    let get = |name: &str| e.model.settings.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+    assert_eq!((get("hidden"), get("head_dim"), get("ffn")), (Some("96"), Some("24"), Some("384")));
+}
+
+#[test]
+fn imported_functions_are_called_by_their_file() {
+    let text = "import \"parts.mdl\" as parts;\nmodel m(batch, hidden = 4) {\n  input x: f32[batch, hidden];\n  loss mean(parts.twice(x));\n}\n";
+    let mut sources = Sources::default();
+    let mut loader = |path: &str| if path == "parts.mdl" { Ok("fn twice(x) = x + x;".to_string()) } else { Err("no such file".into()) };
+    let e = compile(&mut sources, "m.mdl", text, &Options::default(), &mut loader).expect("a text that elaborates");
+    assert_eq!(e.model.graph.losses.len(), 1);
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused_with_their_place() {
+    let error = frontend::decode("m.mdl", b"model\n  \xff".to_vec()).expect_err("not text");
+    assert_eq!((error.code.as_str(), error.message.contains("2:3")), ("E0108", true));
 }
 
 #[test]
