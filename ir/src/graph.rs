@@ -1,7 +1,7 @@
 //! Bodies of named-dim ops in SSA form, and the logical graph.
 //!
 //! A [`Body`] is what the logical graph, a rank's local graph and a kernel have in common: a table of dims and a
-//! list of nodes, each with one result, operands before users. Text form: [`crate::print`], [`crate::parse`].
+//! list of nodes, each with one result, operands before users. Text form: [`crate::text`].
 
 use crate::diag::Span;
 use crate::dim::{Dim, Dims};

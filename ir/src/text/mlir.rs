@@ -158,21 +158,20 @@ fn location(o: &Origin) -> String {
 fn source(g: &Graph, op: &Op) -> Vec<String> {
     let none = Labels::default();
     let no_mesh = Mesh { subs: vec![] };
-    let (name, more) = match op {
-        Op::Param(i) | Op::State(i, _) => match g.params.get(*i as usize) {
-            Some(p) => (&p.name, Some(("init", io::attributes(&p.init, &none, &no_mesh, |io, x| io.as_text(x, init))))),
-            None => return vec![],
-        },
-        Op::Input(i) => match g.inputs.get(*i as usize) {
-            Some(x) => (&x.name, x.default.as_ref().map(|f| ("default", io::attributes(f, &none, &no_mesh, |io, x| io.as_text(x, feed))))),
-            None => return vec![],
-        },
-        Op::Table(i) => match g.tables.get(*i as usize) {
-            Some(t) => (&t.name, None),
-            None => return vec![],
-        },
-        _ => return vec![],
+    let found = match op {
+        Op::Param(i) | Op::State(i, _) => g.params.get(*i as usize).map(|p| {
+            let text = io::attributes(&p.init, &none, &no_mesh, |io, x| io.as_text(x, init));
+            (&p.name, Some(("init", text)))
+        }),
+        Op::Input(i) => g.inputs.get(*i as usize).map(|x| {
+            let text = x.default.as_ref().map(|f| io::attributes(f, &none, &no_mesh, |io, x| io.as_text(x, feed)));
+            (&x.name, text.map(|t| ("default", t)))
+        }),
+        Op::Table(i) => g.tables.get(*i as usize).map(|t| (&t.name, None)),
+        // The others say all there is to say themselves.
+        _ => None,
     };
+    let Some((name, more)) = found else { return vec![] };
     let mut out = vec![format!("name = {}", mlir_quote(name))];
     out.extend(more.map(|(key, text)| format!("{key} = {text}")));
     out

@@ -18,6 +18,7 @@ mod samples;
 mod sharded;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use crate::graph::Graph;
 use crate::kernel::{Family, Kernel};

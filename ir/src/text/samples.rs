@@ -239,7 +239,7 @@ pub fn program() -> Program {
             buffer("layers.3.w", Arena::Persistent, 0, Content::Param { slot: 0, index: index.clone() }),
             Buffer { origin: Some(origin(Phase::Forward, "x")), ..buffer("x", Arena::Stash, 64, Content::Activation) },
             buffer("x", Arena::Temporary, 0, Content::Accumulator),
-            buffer("m", Arena::Persistent, 64, Content::State { slot: 0, state: 1, index: index.clone() }),
+            buffer("train.%7-m", Arena::Persistent, 64, Content::State { slot: 0, state: 1, index: index.clone() }),
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
         ],
         arena_bytes: [192, 128, 64],

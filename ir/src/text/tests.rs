@@ -298,7 +298,7 @@ fn a_program_in_text() {
         buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 bytes 64 holds param 0 index [[2] + 2*dp, [8]]
         buffer x : f32[batch/dp=2, hidden=8] in stash @64 bytes 64 holds activation  // forward x layer 3 @0:23:11+6
         buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 bytes 64 holds accumulator
-        buffer m : f32[batch/dp=2, hidden=8] in persistent @64 bytes 64 holds state 1 of 0 index [[2] + 2*dp, [8]]
+        buffer train.%7-m : f32[batch/dp=2, hidden=8] in persistent @64 bytes 64 holds state 1 of 0 index [[2] + 2*dp, [8]]
         buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
         group 0 over tp
         group 1 over none stages [0, 1]
