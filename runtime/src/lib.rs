@@ -9,13 +9,16 @@ pub mod artifact;
 pub mod check;
 pub mod comm;
 pub mod cpu;
+pub mod data;
 pub mod device;
 pub mod executor;
 pub mod host;
 pub mod loopback;
 pub mod reference;
+pub mod schedule;
 pub mod shm;
 pub mod target;
+pub mod weights;
 
 // The fixture is shared with the integration tests, which know the crate by its name.
 #[cfg(test)]

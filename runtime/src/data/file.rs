@@ -1,0 +1,227 @@
+//! One data file, mapped into memory.
+
+use super::{DataError, is_integer};
+use crate::host::sizes;
+use ir::program::InputEntry;
+use memmap2::Mmap;
+use npyz::{NpyHeader, Order, TypeChar};
+use std::fs;
+use std::path::Path;
+
+/// First word of llm.c's token files.
+const LLMC_MAGIC: u32 = 20_240_520;
+/// Its header: 256 words; the magic, the version, the number of tokens.
+const LLMC_HEADER: usize = 1024;
+
+pub struct File {
+    /// None: an empty file cannot be mapped.
+    map: Mmap,
+    /// Byte of the first element.
+    start: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Tokens of one or two bytes, one after the other.
+    Stream { width: usize, tokens: u64 },
+    /// Whole batches.
+    Array { element: Element, shape: Vec<u64> },
+}
+
+#[derive(Clone, Copy)]
+enum Element {
+    I32,
+    I64,
+    U16,
+    U8,
+    F32,
+    F64,
+}
+
+impl Element {
+    fn bytes(self) -> usize {
+        match self {
+            Element::U8 => 1,
+            Element::U16 => 2,
+            Element::I32 | Element::F32 => 4,
+            Element::I64 | Element::F64 => 8,
+        }
+    }
+
+    fn read(self, bytes: &[u8]) -> f64 {
+        let four = || bytes.try_into().expect("invariant: four bytes");
+        let eight = || bytes.try_into().expect("invariant: eight bytes");
+        match self {
+            Element::U8 => f64::from(bytes[0]),
+            Element::U16 => f64::from(u16::from_le_bytes([bytes[0], bytes[1]])),
+            Element::I32 => f64::from(i32::from_le_bytes(four())),
+            Element::F32 => f64::from(f32::from_le_bytes(four())),
+            Element::I64 => i64::from_le_bytes(eight()) as f64,
+            Element::F64 => f64::from_le_bytes(eight()),
+        }
+    }
+}
+
+impl File {
+    /// Opens a file for an input. With `next`, something takes the element after each of the input's.
+    pub fn open(path: &Path, input: &InputEntry, next: bool) -> Result<File, DataError> {
+        let malformed = |what: String| DataError::Malformed { file: path.to_path_buf(), what };
+        let io = |cause| DataError::Io { file: path.to_path_buf(), cause };
+        let handle = fs::File::open(path).map_err(io)?;
+        let metadata = handle.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(malformed("it is not a file".into()));
+        }
+        if metadata.len() == 0 {
+            return Err(malformed("it is empty".into()));
+        }
+        // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
+        let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
+        let (kind, start) = if map.starts_with(b"\x93NUMPY") { array(&map).map_err(malformed)? } else { stream(&map).map_err(malformed)? };
+        let file = File { map, start, kind };
+        file.fits(input, next).map_err(malformed)?;
+        Ok(file)
+    }
+
+    fn fits(&self, input: &InputEntry, next: bool) -> Result<(), String> {
+        let want = sizes(&input.dims);
+        match &self.kind {
+            Kind::Stream { tokens, .. } => {
+                if !is_integer(input.dtype) || want.len() != 2 {
+                    return Err(format!("a stream of tokens cannot feed `{}`, which is not [batch, seq] of i32; pass a .npy file", input.name));
+                }
+                if *tokens < want[1] + 1 {
+                    return Err(format!("it has {tokens} tokens, fewer than one sequence of {} and the token after it", want[1]));
+                }
+            }
+            Kind::Array { element, shape } => {
+                let is_float = matches!(element, Element::F32 | Element::F64);
+                if is_float && !input.dtype.is_float() {
+                    return Err(format!("it holds floats, `{}` takes {}", input.name, input.dtype.name()));
+                }
+                let mut longer = want.clone();
+                longer.last_mut().into_iter().for_each(|n| *n += 1);
+                let rest = shape.get(1..).unwrap_or_default();
+                if rest != longer && (rest != want || next) {
+                    let dims = |list: &[u64]| list.iter().map(|n| format!(", {n}")).collect::<String>();
+                    let expected = if next { dims(&longer) } else { dims(&want) };
+                    return Err(format!("its shape is {shape:?}, `{}` takes [steps{expected}]", input.name));
+                }
+                let elements = shape.iter().try_fold(1u64, |p, n| p.checked_mul(*n)).filter(|n| *n < 1 << 48);
+                let need = elements.ok_or("its shape is too large")? * element.bytes() as u64;
+                if ((self.map.len() - self.start) as u64) < need {
+                    return Err(format!("it ends early: {} bytes of data instead of {need}", self.map.len() - self.start));
+                }
+                if shape[0] == 0 {
+                    return Err("it has no steps".into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether lines of the last dim have one element more than the input.
+    pub fn longer(&self, input: &InputEntry) -> bool {
+        match &self.kind {
+            Kind::Stream { .. } => true,
+            Kind::Array { shape, .. } => shape.len() > 1 && shape.last() != input.dims.last().map(|d| &d.size),
+        }
+    }
+
+    /// Whether there is nothing after the last batch.
+    pub fn ends(&self) -> bool {
+        match self.kind {
+            Kind::Stream { .. } => false,
+            Kind::Array { .. } => true,
+        }
+    }
+
+    /// Whole batches, at least one.
+    pub fn batches(&self, input: &InputEntry) -> u64 {
+        match &self.kind {
+            Kind::Stream { tokens, .. } => (windows(*tokens, input) / input.dims[0].size.max(1)).max(1),
+            Kind::Array { shape, .. } => shape[0],
+        }
+    }
+
+    /// The batch of a step, lines of the last dim with one element more if `longer`.
+    pub fn read(&self, input: &InputEntry, step: u64, longer: bool) -> Vec<f64> {
+        match &self.kind {
+            Kind::Stream { width, .. } => {
+                let (batch, line) = (input.dims[0].size, input.dims[1].size + 1);
+                let element = if *width == 1 { Element::U8 } else { Element::U16 };
+                (0..batch).flat_map(|row| self.elements(element, self.position(input, step, row * input.dims[1].size, true), line)).collect()
+            }
+            Kind::Array { element, .. } => {
+                let elements = batch_elements(input, longer);
+                self.elements(*element, step * elements, elements)
+            }
+        }
+    }
+
+    fn elements(&self, element: Element, first: u64, count: u64) -> Vec<f64> {
+        let width = element.bytes();
+        self.map[self.start + first as usize * width..][..count as usize * width].chunks_exact(width).map(|b| element.read(b)).collect()
+    }
+
+    /// The place in the file of element `k` of an input's batch.
+    pub fn position(&self, input: &InputEntry, step: u64, k: u64, longer: bool) -> u64 {
+        let n = input.dims.last().map_or(1, |d| d.size.max(1));
+        match &self.kind {
+            Kind::Stream { tokens, .. } => {
+                let window = (step * input.dims[0].size + k / n) % windows(*tokens, input);
+                window * n + k % n
+            }
+            Kind::Array { .. } => step * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
+        }
+    }
+}
+
+fn batch_elements(input: &InputEntry, longer: bool) -> u64 {
+    let mut dims = sizes(&input.dims);
+    dims.last_mut().into_iter().for_each(|n| *n += u64::from(longer));
+    dims.iter().product()
+}
+
+/// Sequences of a stream; each begins where the one before ends, and needs one token more.
+fn windows(tokens: u64, input: &InputEntry) -> u64 {
+    ((tokens - 1) / input.dims[1].size.max(1)).max(1)
+}
+
+fn stream(map: &Mmap) -> Result<(Kind, usize), String> {
+    let word = |k: usize| map.get(4 * k..4 * k + 4).map(|b| u32::from_le_bytes(b.try_into().expect("invariant: four bytes")));
+    if word(0) != Some(LLMC_MAGIC) || map.len() < LLMC_HEADER {
+        return Ok((Kind::Stream { width: 1, tokens: map.len() as u64 }, 0));
+    }
+    match word(1) {
+        Some(1) => {}
+        other => return Err(format!("its llm.c version is {}, only 1 (16-bit tokens) is known", other.unwrap_or(0))),
+    }
+    let (tokens, here) = (u64::from(word(2).unwrap_or(0)), ((map.len() - LLMC_HEADER) / 2) as u64);
+    if tokens > here {
+        return Err(format!("it says {tokens} tokens, but has {here}"));
+    }
+    Ok((Kind::Stream { width: 2, tokens }, LLMC_HEADER))
+}
+
+fn array(map: &Mmap) -> Result<(Kind, usize), String> {
+    let mut rest: &[u8] = map;
+    let header = NpyHeader::from_reader(&mut rest).map_err(|e| format!("it is no readable .npy file: {e}"))?;
+    if header.order() != Order::C && header.shape().len() > 1 {
+        return Err("it is in Fortran order; save it in C order".into());
+    }
+    let npyz::DType::Plain(plain) = header.dtype() else { return Err("its elements are records".into()) };
+    if plain.endianness() == npyz::Endianness::Big {
+        return Err("it is big-endian".into());
+    }
+    let element = match (plain.type_char(), plain.size_field()) {
+        (TypeChar::Int, 4) => Element::I32,
+        (TypeChar::Int, 8) => Element::I64,
+        (TypeChar::Uint, 2) => Element::U16,
+        (TypeChar::Uint | TypeChar::Bool, 1) => Element::U8,
+        (TypeChar::Float, 4) => Element::F32,
+        (TypeChar::Float, 8) => Element::F64,
+        _ => return Err(format!("its elements are `{plain}`; known are int32, int64, uint16, uint8, bool, float32, float64")),
+    };
+    Ok((Kind::Array { element, shape: header.shape().to_vec() }, map.len() - rest.len()))
+}

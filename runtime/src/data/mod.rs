@@ -1,0 +1,260 @@
+//! What a step is fed: one whole global batch per input of the job, from files.
+//!
+//! A text file (bytes as tokens) or an llm.c `.bin` file is a stream of tokens: sequence `n` of a run is the window of `seq + 1`
+//! tokens from `n * seq` on; `seq` of them are the input and the last `seq` the input that derives from it by `Next`. A stream
+//! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends.
+
+mod file;
+
+use crate::host::{Tensor, sizes};
+use file::File;
+use ir::graph::Feed;
+use ir::op::DType;
+use ir::program::{InputEntry, Job};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::PathBuf;
+
+/// `FILE`, or `NAME=FILE` for the input of that name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    pub input: Option<String>,
+    pub file: PathBuf,
+}
+
+impl Spec {
+    pub fn parse(text: &str) -> Spec {
+        match text.split_once('=') {
+            Some((name, file)) if !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_') => {
+                Spec { input: Some(name.into()), file: file.into() }
+            }
+            _ => Spec { input: None, file: text.into() },
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    #[error("`{}`: {cause}", .file.display())]
+    Io { file: PathBuf, cause: io::Error },
+    #[error("`{}`: {what}", .file.display())]
+    Malformed { file: PathBuf, what: String },
+    #[error("the model has no input `{name}`; its inputs are {}", .known.join(", "))]
+    Unknown { name: String, known: Vec<String> },
+    #[error("`{}` could feed any of {}; say which: NAME={}", .file.display(), .inputs.join(", "), .file.display())]
+    Ambiguous { file: PathBuf, inputs: Vec<String> },
+    #[error("input `{0}` is fed twice")]
+    Twice(String),
+    #[error("no data for input `{input}`: {how}")]
+    Missing { input: String, how: String },
+    #[error("`{}`: element {position} is {value}, but `{input}` takes 0 to {}", .file.display(), .limit - 1)]
+    Token { file: PathBuf, position: u64, value: f64, input: String, limit: u64 },
+    #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
+    Exhausted { file: PathBuf, available: u64, step: u64 },
+}
+
+/// The data of a run.
+pub struct Data {
+    inputs: Vec<InputEntry>,
+    sources: Vec<Source>,
+    files: Vec<PathBuf>,
+}
+
+/// Where an input's values come from.
+enum Source {
+    /// `longer`: the file's last dim has one element more than the input, for what derives from it.
+    File { file: File, longer: bool, number: usize },
+    Feed(Feed),
+}
+
+impl Data {
+    /// Opens the files and finds out which input each feeds: one without a name feeds the only input that has no default.
+    ///
+    /// # Errors
+    /// If a file cannot be read, does not fit its input, or an input has no data.
+    pub fn open(job: &Job, specs: &[Spec]) -> Result<Data, DataError> {
+        let inputs = job.inputs.clone();
+        let mut given: Vec<Option<usize>> = vec![None; inputs.len()];
+        for (number, spec) in specs.iter().enumerate() {
+            let input = find(&inputs, spec)?;
+            if given[input].replace(number).is_some() {
+                return Err(DataError::Twice(inputs[input].name.clone()));
+            }
+        }
+        let mut sources = vec![];
+        for (k, input) in inputs.iter().enumerate() {
+            sources.push(match (given[k], &input.default) {
+                (Some(number), _) => {
+                    // Whoever takes the next element of this input needs one more than it has.
+                    let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(Feed::Next(k as u32)));
+                    let file = File::open(&specs[number].file, input, next)?;
+                    Source::File { longer: file.longer(input), file, number }
+                }
+                (None, Some(feed)) => Source::Feed(feed.clone()),
+                (None, None) => {
+                    let how = format!("pass --data FILE or --data {}=FILE.npy", input.name);
+                    return Err(DataError::Missing { input: input.name.clone(), how });
+                }
+            });
+        }
+        let data = Data { inputs, sources, files: specs.iter().map(|s| s.file.clone()).collect() };
+        for (k, source) in data.sources.iter().enumerate() {
+            if let Source::Feed(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) = source {
+                data.derivable(k, *i as usize)?;
+            }
+        }
+        Ok(data)
+    }
+
+    /// A derived input needs a file behind the one it derives from, and its dims.
+    fn derivable(&self, derived: usize, from: usize) -> Result<(), DataError> {
+        let (input, other) = (&self.inputs[derived], &self.inputs[from]);
+        let missing = |how: String| Err(DataError::Missing { input: input.name.clone(), how });
+        match &self.sources[from] {
+            Source::Feed(_) => return missing(format!("it derives from `{}`, which has no file", other.name)),
+            Source::File { longer: false, .. } if matches!(self.sources[derived], Source::Feed(Feed::Next(_))) => {
+                return missing(format!("it is what comes after `{}`, whose file has no element more than that input takes", other.name));
+            }
+            Source::File { .. } => {}
+        }
+        if sizes(&input.dims) == sizes(&other.dims) && !input.dims.is_empty() {
+            return Ok(());
+        }
+        missing(format!("it derives from `{}`, which has other dims", other.name))
+    }
+
+    /// Whole batches in the data: of arrays all, of streams without beginning again.
+    pub fn batches(&self) -> u64 {
+        self.files_with_inputs().map(|(file, input)| file.batches(input)).min().unwrap_or(1)
+    }
+
+    /// Batches after which there is no more; none if streams begin again.
+    pub fn end(&self) -> Option<u64> {
+        self.files_with_inputs().filter(|(file, _)| file.ends()).map(|(file, input)| file.batches(input)).min()
+    }
+
+    fn files_with_inputs(&self) -> impl Iterator<Item = (&File, &InputEntry)> {
+        self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
+            Source::File { file, .. } => Some((file, input)),
+            Source::Feed(_) => None,
+        })
+    }
+
+    /// The batch of a step counted from 0, per input of the job.
+    ///
+    /// # Errors
+    /// If the data has ended, or an element is none that its input takes.
+    pub fn batch(&self, step: u64) -> Result<Vec<Tensor>, DataError> {
+        // What files hold, with the element more where there is one.
+        let mut held: Vec<Option<Vec<f64>>> = vec![];
+        for (source, input) in self.sources.iter().zip(&self.inputs) {
+            held.push(match source {
+                Source::File { file, longer, number } => {
+                    if file.ends() && step >= file.batches(input) {
+                        return Err(DataError::Exhausted { file: self.files[*number].clone(), available: file.batches(input), step: step + 1 });
+                    }
+                    Some(file.read(input, step, *longer))
+                }
+                Source::Feed(_) => None,
+            });
+        }
+        let mut out = vec![];
+        for (k, (source, input)) in self.sources.iter().zip(&self.inputs).enumerate() {
+            let (tensor, from) = match source {
+                Source::File { longer, .. } => (lines(&held[k], input, *longer, |line, n| line[..n].to_vec()), k),
+                Source::Feed(Feed::Const(value)) => {
+                    let mut tensor = Tensor::zeros(sizes(&input.dims));
+                    tensor.data.fill(value.0);
+                    (tensor, k)
+                }
+                Source::Feed(Feed::Next(i)) => (lines(&held[*i as usize], input, true, |line, n| line[1..=n].to_vec()), *i as usize),
+                Source::Feed(Feed::Prev(i, first)) => (self.derive(&held, *i, input, |line| previous(line, *first as f64)), *i as usize),
+                Source::Feed(Feed::Documents(i, separator)) => (self.derive(&held, *i, input, |line| documents(line, *separator as f64)), *i as usize),
+                Source::Feed(Feed::Positions(i, separator)) => (self.derive(&held, *i, input, |line| positions(line, *separator as f64)), *i as usize),
+            };
+            self.check(input, &tensor, from, step, matches!(source, Source::Feed(Feed::Next(_))))?;
+            out.push(tensor);
+        }
+        Ok(out)
+    }
+
+    fn derive(&self, held: &[Option<Vec<f64>>], from: u32, input: &InputEntry, f: impl Fn(&[f64]) -> Vec<f64>) -> Tensor {
+        let longer = matches!(self.sources[from as usize], Source::File { longer: true, .. });
+        lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
+    }
+
+    /// Every element of an input with a limit is below it.
+    fn check(&self, input: &InputEntry, tensor: &Tensor, from: usize, step: u64, next: bool) -> Result<(), DataError> {
+        let Some(limit) = input.limit else { return Ok(()) };
+        let Some(k) = tensor.data.iter().position(|x| *x < 0.0 || *x >= limit as f64) else { return Ok(()) };
+        let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
+        let position = file.position(&self.inputs[from], step, k as u64, *longer) + u64::from(next);
+        Err(DataError::Token { file: self.files[*number].clone(), position, value: tensor.data[k], input: input.name.clone(), limit })
+    }
+}
+
+fn find(inputs: &[InputEntry], spec: &Spec) -> Result<usize, DataError> {
+    let names = |list: &mut dyn Iterator<Item = &InputEntry>| list.map(|i| i.name.clone()).collect::<Vec<_>>();
+    match &spec.input {
+        Some(name) => inputs
+            .iter()
+            .position(|i| i.name == *name)
+            .ok_or_else(|| DataError::Unknown { name: name.clone(), known: names(&mut inputs.iter()) }),
+        None => {
+            let open: Vec<usize> = (0..inputs.len()).filter(|k| inputs[*k].default.is_none()).collect();
+            match open[..] {
+                [only] => Ok(only),
+                [] => Err(DataError::Ambiguous { file: spec.file.clone(), inputs: names(&mut inputs.iter()) }),
+                _ => Err(DataError::Ambiguous { file: spec.file.clone(), inputs: names(&mut open.iter().map(|k| &inputs[*k])) }),
+            }
+        }
+    }
+}
+
+/// A tensor line by line along its last dim, from lines that may be one element longer.
+fn lines(held: &Option<Vec<f64>>, input: &InputEntry, longer: bool, f: impl Fn(&[f64], usize) -> Vec<f64>) -> Tensor {
+    let sizes = sizes(&input.dims);
+    let n = sizes.last().copied().unwrap_or(1) as usize;
+    let held = held.as_deref().unwrap_or_default();
+    let data = held.chunks(n + usize::from(longer)).flat_map(|line| f(line, n)).collect();
+    Tensor { sizes, data }
+}
+
+fn previous(line: &[f64], first: f64) -> Vec<f64> {
+    std::iter::once(first).chain(line.iter().copied()).take(line.len()).collect()
+}
+
+/// For each element, the number of separators before it.
+fn documents(line: &[f64], separator: f64) -> Vec<f64> {
+    let mut seen = 0.0;
+    line.iter()
+        .map(|x| {
+            let now = seen;
+            seen += f64::from(*x == separator);
+            now
+        })
+        .collect()
+}
+
+/// For each element, how many come since the last separator before it.
+fn positions(line: &[f64], separator: f64) -> Vec<f64> {
+    let mut at = 0.0;
+    line.iter()
+        .map(|x| {
+            let now = at;
+            at = if *x == separator { 0.0 } else { at + 1.0 };
+            now
+        })
+        .collect()
+}
+
+/// Whether an input holds whole numbers.
+fn is_integer(dtype: DType) -> bool {
+    match dtype {
+        DType::I32 => true,
+        DType::F32 | DType::Bf16 | DType::F16 | DType::Bool => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;
