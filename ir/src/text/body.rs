@@ -160,11 +160,7 @@ pub(super) fn body(io: &mut Io, b: &mut Body, beside: &mut dyn Beside) -> Result
         if io.reading() {
             b.nodes.push(Node { op: Op::Add, args: vec![], ty: blank_type(), origin: blank_origin() });
         }
-        let (mark, mut number) = (io.mark(), i);
-        io.number(&mut number)?;
-        if number != i {
-            return io.wrong(mark, format!("the next value is %{i}"));
-        }
+        row_number(io, i)?;
         io.lit(" = ")?;
         let node = &mut b.nodes[i];
         op(io, node)?;
@@ -177,7 +173,14 @@ pub(super) fn body(io: &mut Io, b: &mut Body, beside: &mut dyn Beside) -> Result
     Ok(())
 }
 
-/// `%1, %2` in brackets.
+/// The number of a row, which must be its position.
+pub(super) fn row_number(io: &mut Io, i: usize) -> Result {
+    let (mark, mut number) = (io.mark(), i);
+    io.number(&mut number)?;
+    if number == i { Ok(()) } else { io.wrong(mark, format!("the next number is {i}")) }
+}
+
+/// `[%1, %2]`.
 pub(super) fn values(io: &mut Io, vs: &mut Vec<Value>) -> Result {
     io.list(vs, Value(0), Io::value)
 }

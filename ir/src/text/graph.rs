@@ -1,6 +1,6 @@
 //! The text form of the logical graph.
 
-use super::body::{Beside, Plain, blank_type, body, span, ty, values};
+use super::body::{Beside, Plain, blank_type, body, row_number, span, ty, values};
 use super::io::{Io, Result};
 use super::op::dim;
 use crate::dim::Dim;
@@ -71,11 +71,7 @@ named!(Param, Input, Table, crate::program::ParamEntry, crate::program::InputEnt
 /// Lines `param 3 layers.0.w ...`, numbered from 0.
 pub(super) fn numbered_rows<T: Named>(io: &mut Io, items: &mut Vec<T>, blank: T, words: &str, mut form: impl FnMut(&mut Io, &mut T) -> Result) -> Result {
     io.rows(items, blank, words, |io, i, x| {
-        let (mark, mut number) = (io.mark(), i);
-        io.number(&mut number)?;
-        if number != i {
-            return io.wrong(mark, format!("the next {words}is {i}"));
-        }
+        row_number(io, i)?;
         io.lit(" ")?;
         io.name(x.name())?;
         form(io, x)

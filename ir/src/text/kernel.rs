@@ -3,9 +3,13 @@
 use super::body::{Plain, blank_type, body, dtype, ty};
 use super::io::{Io, Result};
 use super::op::dims;
-use crate::graph::Value;
+use crate::graph::{Body, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::op::DType;
+
+pub(super) fn blank_kernel() -> Kernel {
+    Kernel { family: Family::Gemm, body: Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] }
+}
 
 /// A kernel from its family on.
 pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
@@ -17,8 +21,7 @@ pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
         ("scatter", Family::Scatter),
     ];
     io.variant(&mut k.family, "a family of kernels", &all)?;
-    io.opt(true, " scalars ");
-    io.list(&mut k.scalars, DType::I32, dtype)?;
+    io.with(" scalars ", &mut k.scalars, |io, s| io.list(s, DType::I32, dtype))?;
     body(io, &mut k.body, &mut Plain)?;
     match &mut k.family {
         Family::Loops { grid } => {

@@ -1,6 +1,6 @@
 //! The text form of a rank's graph.
 
-use super::body::{Beside, body, entry, mesh, reason, values};
+use super::body::{Beside, body, entry, mesh, reason, row_number, values};
 use super::io::{Io, Result};
 use super::op::index;
 use super::sharded::sharding;
@@ -77,7 +77,7 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.with(" params ", params, |io, p| io.list(p, 0, Io::number))
     })?;
     io.rows(&mut l.params, LocalParam { index: vec![], states: 0 }, "slot ", |io, i, p| {
-        slot_number(io, i)?;
+        row_number(io, i)?;
         io.with(" index ", &mut p.index, indices)?;
         io.with(" states ", &mut p.states, Io::number)
     })?;
@@ -92,13 +92,6 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.with(" to ", &mut u.new, Io::value)?;
         io.with(" states ", &mut u.states, values)
     })
-}
-
-/// The number of a row, which must be its position.
-pub(super) fn slot_number(io: &mut Io, i: usize) -> Result {
-    let (mark, mut number) = (io.mark(), i);
-    io.number(&mut number)?;
-    if number == i { Ok(()) } else { io.wrong(mark, format!("the next number is {i}")) }
 }
 
 /// Index maps, one per dim.

@@ -21,7 +21,7 @@ mod tests;
 mod tokens;
 
 use crate::graph::Graph;
-use crate::kernel::{Family, Kernel};
+use crate::kernel::Kernel;
 use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::Train;
@@ -84,8 +84,7 @@ pub fn print_kernel(k: &Kernel) -> String {
 /// # Errors
 /// The text is not a printed kernel.
 pub fn parse_kernel(text: &str) -> Result<Kernel> {
-    let blank = Kernel { family: Family::Gemm, body: crate::graph::Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] };
-    io::parse(text, blank, |io, k| {
+    io::parse(text, kernel::blank_kernel(), |io, k| {
         io.line("kernel ")?;
         kernel::kernel(io, k)
     })
@@ -102,8 +101,7 @@ pub fn print_program(p: &Program, mesh: &Mesh) -> String {
 /// # Errors
 /// The text is not a printed program.
 pub fn parse_program(text: &str) -> Result<(Mesh, Program)> {
-    let blank = Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] };
-    io::parse(text, (Mesh { subs: vec![] }, blank), |io, (mesh, p)| {
+    io::parse(text, (Mesh { subs: vec![] }, program::blank_program()), |io, (mesh, p)| {
         body::mesh(io, mesh)?;
         program::program(io, p)
     })

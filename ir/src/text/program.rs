@@ -1,14 +1,14 @@
 //! The text forms of a rank's program and of a whole job.
 
-use super::body::{blank_origin, dtype, mesh, origin, reason};
+use super::body::{blank_origin, dtype, mesh, origin, reason, row_number};
 use super::graph::{feed, init, numbered_rows};
 use super::io::{Io, Result};
-use super::kernel::kernel;
+use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
-use super::local::{indices, slot_number};
+use super::local::indices;
 use super::op::{blank_collective, collective_kind, linear, scalar};
-use crate::graph::Feed;
-use crate::kernel::{Family, Kernel};
+use crate::graph::{Feed, Init};
+use crate::kernel::Kernel;
 use crate::model::{Decay, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
@@ -18,6 +18,10 @@ use crate::program::{
 
 /// Calls that one line may stand for.
 const MOST_CALLS: u32 = 1 << 20;
+
+pub(super) fn blank_program() -> Program {
+    Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] }
+}
 
 /// A program, given the mesh.
 pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
@@ -31,7 +35,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
     let blank = Buffer { name: String::new(), dtype: DType::F32, dims: vec![], arena: Arena::Temporary, offset: 0, content: Content::Activation, origin: None };
     io.rows(&mut p.buffers, blank, "buffer ", buffer)?;
     io.rows(&mut p.groups, Group { subs: vec![], stages: None }, "group ", |io, i, g| {
-        slot_number(io, i)?;
+        row_number(io, i)?;
         io.with(" over ", &mut g.subs, Io::subs)?;
         io.option(&mut g.stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))
     })?;
@@ -238,7 +242,8 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.with(" = ", value, Io::string)
     })?;
     train(io, &mut j.train)?;
-    numbered_rows(io, &mut j.params, blank_param(), "param ", |io, p| {
+    let blank = ParamEntry { name: String::new(), dims: vec![], init: Init::Const(Real(0.0)) };
+    numbered_rows(io, &mut j.params, blank, "param ", |io, p| {
         io.with(" : ", &mut p.dims, extents)?;
         io.with(" init ", &mut p.init, init)
     })?;
@@ -256,32 +261,23 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     })?;
     io.rows(&mut j.reports, String::new(), "report ", |io, _, name| io.name(name))?;
     io.rows(&mut j.stages, Stage { program: 0, params: vec![] }, "stage ", |io, i, s| {
-        slot_number(io, i)?;
+        row_number(io, i)?;
         io.with(" program ", &mut s.program, Io::number)?;
         io.with(" params ", &mut s.params, |io, p| io.list(p, 0, Io::number))
     })?;
-    let blank = Kernel { family: Family::Gemm, body: crate::graph::Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] };
     io.hints.kernels = j.kernels.iter().map(Kernel::name).collect();
     io.hints.loads = j.inputs.iter().map(|x| x.name.clone()).collect();
     io.hints.reports = j.reports.clone();
-    io.rows(&mut j.kernels, blank, "kernel ", |io, i, k| {
-        let (mark, mut number) = (io.mark(), i as u32);
-        io.hinted(&mut number, |h| &h.kernels)?;
-        if number as usize != i {
-            return io.wrong(mark, format!("the next kernel is {i}"));
-        }
+    io.rows(&mut j.kernels, blank_kernel(), "kernel ", |io, i, k| {
+        row_number(io, i)?;
+        io.hint(i as u32, |h| &h.kernels)?;
         io.lit(" ")?;
         kernel(io, k)
     })?;
-    let blank = Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] };
-    io.rows(&mut j.programs, blank, "rank class ", |io, i, p| {
-        slot_number(io, i)?;
+    io.rows(&mut j.programs, blank_program(), "rank class ", |io, i, p| {
+        row_number(io, i)?;
         program(io, p)
     })
-}
-
-fn blank_param() -> ParamEntry {
-    ParamEntry { name: String::new(), dims: vec![], init: crate::graph::Init::Const(Real(0.0)) }
 }
 
 /// `[vocab=50257 padded 50304, hidden=768]`.

@@ -1,5 +1,6 @@
 use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, program, sharded};
 use super::*;
+use crate::kernel::Family;
 use crate::random::mix;
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -104,7 +105,7 @@ fn errors_name_the_place() {
         9:7: no op is called `dott`
         9:25: no dim is called `heads`
         9:15: %2 does not exist yet
-        10:4: the next value is %3
+        10:4: the next number is 3
         7:45: expected a phase (forward, backward, update), found `sideways`
         4:16: `8888888888888888888888888` is out of range
         4:16: expected a number, found `eight`

@@ -21,7 +21,12 @@ impl<'a> Io<'a> {
     /// A number and, for readers, the name at that position of `names`: `3 (layers.0.w)`.
     pub fn hinted(&mut self, x: &mut u32, names: fn(&Hints) -> &Vec<String>) -> Result {
         self.number(x)?;
-        let name = if self.attributes { None } else { names(&self.hints).get(*x as usize).cloned() };
+        self.hint(*x, names)
+    }
+
+    /// The name at a position of `names`, for readers.
+    pub fn hint(&mut self, position: u32, names: fn(&Hints) -> &Vec<String>) -> Result {
+        let name = if self.attributes { None } else { names(&self.hints).get(position as usize).cloned() };
         if self.opt(name.is_some(), " (") {
             self.name(&mut name.unwrap_or_default())?;
             self.lit(")")?;
