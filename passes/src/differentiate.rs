@@ -22,13 +22,9 @@ pub enum DifferentiateError {
 ///
 /// # Errors
 /// There is no loss, or a parameter reaches it through an op without a gradient (`%`, `cumsum` is fine).
-pub fn differentiate(mut graph: Graph) -> Result<Graph, DifferentiateError> {
-    let mut origin = Origin::new(Phase::Forward);
-    let terms: Vec<Value> = graph.losses.iter().map(|l| l.value).collect();
-    let Some(&last) = terms.last() else { return Err(DifferentiateError::NoLoss) };
-    origin.span = graph.body[last].origin.span;
-    let loss = Builder { body: &mut graph.body, origin }.add(&terms);
-    graph.loss = Some(loss);
+pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
+    let mut graph = sum_losses(graph);
+    let Some(loss) = graph.loss else { return Err(DifferentiateError::NoLoss) };
 
     let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if !graph.params[*p as usize].frozen));
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
@@ -61,6 +57,17 @@ pub fn differentiate(mut graph: Graph) -> Result<Graph, DifferentiateError> {
     }
     graph.grads.sort_by_key(|g| g.0);
     Ok(graph)
+}
+
+/// Adds the loss terms up, if there are any, as `graph.loss`.
+pub fn sum_losses(mut graph: Graph) -> Graph {
+    let terms: Vec<Value> = graph.losses.iter().map(|l| l.value).collect();
+    if let Some(&last) = terms.last() {
+        let mut origin = Origin::new(Phase::Forward);
+        origin.span = graph.body[last].origin.span;
+        graph.loss = Some(Builder { body: &mut graph.body, origin }.add(&terms));
+    }
+    graph
 }
 
 /// For each value, whether it depends on a node that `on` accepts through differentiable edges.
@@ -161,7 +168,7 @@ fn adjoint(
                     // Where the factor is broadcast, the product and its sum are one contraction.
                     let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d)).collect();
                     let contracts = !over.is_empty() && over.iter().all(|d| b.body[x(1 - k)].ty.has(*d));
-                    let d = if contracts { b.op(Op::Dot { over }, &[dz, x(1 - k)]) } else { b.mul(dz, x(1 - k)) };
+                    let d = if contracts { contract_like(b, dz, x(1 - k), over, x(k)) } else { b.mul(dz, x(1 - k)) };
                     give(b, k, d);
                 }
             }
@@ -257,7 +264,7 @@ fn adjoint(
         Op::Dot { .. } => {
             for k in (0..2).filter(|k| wants(*k)) {
                 let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d) && b.body[x(1 - k)].ty.has(*d)).collect();
-                let d = b.typed(Op::Dot { over }, &[dz, x(1 - k)], Type::scalar(DType::F32));
+                let d = contract_like(b, dz, x(1 - k), over, x(k));
                 give(b, k, d);
             }
         }
@@ -316,6 +323,20 @@ fn adjoint(
         Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => {}
     }
     Ok(())
+}
+
+/// A contraction whose result has the storage order of `like`, as far as it has its dims: a gradient lies as its parameter does.
+fn contract_like(b: &mut Builder, x: Value, y: Value, over: Vec<Dim>, like: Value) -> Value {
+    let has: Vec<Dim> = b.dims(x).into_iter().chain(b.dims(y)).filter(|d| !over.contains(d)).collect();
+    let mut dims: Vec<Dim> = b.dims(like).into_iter().filter(|d| has.contains(d)).collect();
+    for d in has {
+        if !dims.contains(&d) {
+            dims.insert(0, d);
+        }
+    }
+    let d = b.op(Op::Dot { over }, &[x, y]);
+    b.body[d].ty.dims = dims;
+    d
 }
 
 fn no_gradient(b: &Builder, op: &Op) -> DifferentiateError {

@@ -1,9 +1,18 @@
 //! The passes: each one file, one entry function, from one level to the next. No LLVM, no CUDA.
 
+pub mod compile;
 pub mod differentiate;
 pub mod optimize;
+pub mod fuse;
+pub mod kernels;
+pub mod lower;
+pub mod memory;
+pub mod pad;
 pub mod partition;
 pub mod plan;
 pub mod propagate;
+pub mod schedule;
 pub mod simplify;
 pub mod stages;
+pub mod storage;
+pub mod tables;

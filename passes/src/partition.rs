@@ -83,10 +83,10 @@ impl<'a> JobView<'a> {
         let body = &s.graph.body;
         let n = body.nodes.len();
         let mut reports: Vec<(u32, Value)> = vec![];
-        for v in s.graph.loss {
+        if let Some(v) = s.graph.loss {
             reports.push((0, v));
         }
-        for v in s.graph.grad_norm {
+        if let Some(v) = s.graph.grad_norm {
             reports.push((1, v));
         }
         for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {

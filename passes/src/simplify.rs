@@ -1,4 +1,4 @@
-//! Normal form: no `sub`, no nested sums, no repeated or dead nodes; all forward nodes first, then backward, then update.
+//! Normal form, after differentiation: no `sub`, no nested sums, no repeated or dead nodes; all forward nodes first, then backward, then update.
 
 use ir::graph::{Body, Graph, Node, Phase, Value};
 use ir::op::{Binary, Op, Unary};
@@ -32,6 +32,8 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
             Step::Keep(Node { op: Op::Add, args: vec![node.args[0], minus], ..node })
         }
         Op::Cast | Op::Expand if body[node.args[0]].ty == node.ty => Step::Is(node.args[0]),
+        // It has done its work in differentiation.
+        Op::StopGradient => Step::Is(node.args[0]),
         _ => Step::Keep(node),
     }
 }
@@ -60,7 +62,7 @@ fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node, Value) -> Step) -> Grap
                         node.args.clone(),
                         node.ty.clone(),
                         if source { Phase::Forward } else { node.origin.phase },
-                        if source { None } else { node.origin.layer },
+                        if source || node.origin.phase == Phase::Update { None } else { node.origin.layer },
                     );
                     *known.entry(key).or_insert_with(|| {
                         body.nodes.push(node);

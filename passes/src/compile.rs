@@ -1,0 +1,338 @@
+//! All passes, in order.
+//!
+//! Each is a function of its own file; [`Trace::step`] verifies what came out and times it. A broken invariant is a bug in mcc and
+//! says which pass broke it.
+
+use crate::differentiate::{self, DifferentiateError};
+use crate::lower::{Kernels, Lowering, Names};
+use crate::plan::{self, SequenceParallel};
+use crate::propagate::{self, Rows};
+use crate::schedule::{self, Pass, Schedule};
+use crate::stages::Layout;
+use crate::{optimize, pad, partition, simplify, tables};
+use ir::diag::{Diagnostic, Severity};
+use ir::dim::Dim;
+use ir::graph::{Graph, Table};
+use ir::local::{Chunk, Local};
+use ir::mesh::Mesh;
+use ir::model::Model;
+use ir::op::Op;
+use ir::program::{BodyId, Call, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
+use ir::sharded::Sharded;
+use std::time::{Duration, Instant};
+
+/// How a model is split and run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub dp: u64,
+    pub tp: u64,
+    pub pp: u64,
+    pub sp: SequenceParallel,
+    /// Sequences per microbatch and data-parallel rank.
+    pub micro_batch: u64,
+    pub global_batch: u64,
+    pub schedule: Schedule,
+    /// Layers per stage; none: as even as possible.
+    pub layout: Option<Vec<u32>>,
+    /// Vocabularies are padded to a multiple of this times the axes that split them.
+    pub pad_vocab_to: u64,
+    pub rows: Rows,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            dp: 1,
+            tp: 1,
+            pp: 1,
+            sp: SequenceParallel::Off,
+            micro_batch: 1,
+            global_batch: 1,
+            schedule: Schedule::OneFOneB,
+            layout: None,
+            pad_vocab_to: 1,
+            rows: Rows::Rules,
+        }
+    }
+}
+
+/// What a compile leaves: every level, for dumps, and the job.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Differentiated, optimized, simplified.
+    pub graph: Graph,
+    pub sharded: Sharded,
+    pub locals: Vec<Local>,
+    pub job: Job,
+    pub warnings: Vec<Diagnostic>,
+    /// Seconds of each pass.
+    pub times: Vec<(&'static str, Duration)>,
+}
+
+/// Why there is no job.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    #[error("the model cannot be compiled so")]
+    User(Vec<Diagnostic>),
+    /// A verifier's word: a bug in mcc, whatever the input.
+    #[error("bug in mcc: after `{pass}`: {text}")]
+    Broken { pass: &'static str, text: String },
+}
+
+/// Times passes and verifies what they make.
+#[derive(Default)]
+struct Trace {
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Trace {
+    fn step<T>(&mut self, pass: &'static str, run: impl FnOnce() -> T, verify: impl FnOnce(&T) -> Result<(), String>) -> Result<T, CompileError> {
+        let start = Instant::now();
+        let out = run();
+        verify(&out).map_err(|text| CompileError::Broken { pass, text })?;
+        let took = start.elapsed();
+        match self.times.iter_mut().find(|t| t.0 == pass) {
+            Some(t) => t.1 += took,
+            None => self.times.push((pass, took)),
+        }
+        Ok(out)
+    }
+}
+
+/// Compiles a model, elaborated for training and (without random drops) for evaluation, into a job.
+///
+/// # Errors
+/// What the user can mend, all of it; or a broken invariant.
+pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
+    let mut trace = Trace::default();
+    let mesh = mesh(options)?;
+    let layout = layout(&training.graph, options)?;
+    let valid = |g: &Graph| ir::verify::graph(g).map_err(|e| e.to_string());
+    let Model { graph, settings, train, plan, .. } = training;
+    let mut warnings = vec![];
+
+    let graph = trace.step("elaborate", || without_outputs(graph), valid)?;
+    let graph = trace.step("differentiate", || differentiate::differentiate(graph), |g| g.as_ref().map_or(Ok(()), valid))?.map_err(no_gradient)?;
+    let graph = trace.step("optimize", || optimize::optimize(graph, &train), valid)?;
+    let graph = trace.step("simplify", || simplify::simplify(graph), valid)?;
+    let graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
+    let logical = graph.clone();
+    let mut graph = graph;
+    let lists = plan::lists(&plan, &graph, options.sp);
+    let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
+    let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
+    let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) =
+        plan::check(&graph, &mesh, &lists, &plan).into_iter().partition(|d| d.severity == Severity::Error);
+    warnings.extend(found);
+    if !errors.is_empty() {
+        return Err(CompileError::User(errors));
+    }
+    let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
+    let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
+    let locals = locals(&mut trace, &sharded, &layout)?;
+
+    let mut graph = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
+    graph = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(graph)), valid)?;
+    graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
+    let lists = plan::lists(&plan, &graph, options.sp);
+    let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
+    let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
+    let evaluated = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
+    let evaluations = self::locals(&mut trace, &evaluated, &layout)?;
+
+    let job = trace.step(
+        "lower",
+        || {
+            let mut job = describe(&sharded, options, &mesh);
+            (job.settings, job.train) = (settings, train);
+            // Both graphs have tables, mostly the same.
+            let eval_tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
+            lower(&mut job, &locals, &evaluations, &eval_tables, options);
+            job
+        },
+        |job| ir::job::verify(job).map_err(|e| e.to_string()),
+    )?;
+    Ok(Compiled { graph: logical, sharded, locals, job, warnings, times: trace.times })
+}
+
+fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<Local>, CompileError> {
+    trace
+        .step("partition", || partition::partition(sharded, layout), |l| {
+            l.as_ref().map_or(Ok(()), |l| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string())))
+        })?
+        .map_err(CompileError::User)
+}
+
+/// Named outputs are for inference; a training step does not compute what only they need.
+fn without_outputs(mut graph: Graph) -> Graph {
+    graph.outputs.clear();
+    graph
+}
+
+fn no_gradient(e: DifferentiateError) -> CompileError {
+    let mut d = Diagnostic::error("E0502", e.to_string());
+    match e {
+        DifferentiateError::NoGradient { origin, .. } => {
+            if let Some(span) = origin.span {
+                d = d.label(span, "a parameter reaches the loss through this");
+            }
+            d = d.help("wrap it in `stop_gradient(..)` if none should flow");
+        }
+        DifferentiateError::NoLoss => d = d.help("end the model with `loss ..;`"),
+    }
+    CompileError::User(vec![d])
+}
+
+fn mesh(o: &Options) -> Result<Mesh, CompileError> {
+    let rows = o.micro_batch * o.dp;
+    if rows == 0 || o.tp == 0 || o.pp == 0 || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
+        let above = o.global_batch.max(1).next_multiple_of(rows.max(1));
+        let d = Diagnostic::error(
+            "E0208",
+            format!("global batch {} does not divide into microbatches of {} on dp = {}", o.global_batch, o.micro_batch, o.dp),
+        );
+        return Err(CompileError::User(vec![d.help(format!("`--global-batch-size {above}` does"))]));
+    }
+    Ok(Mesh::new(o.global_batch / rows, o.pp, o.dp, 1, o.tp))
+}
+
+fn layout(graph: &Graph, o: &Options) -> Result<Layout, CompileError> {
+    let stages = u32::try_from(o.pp).unwrap_or(u32::MAX);
+    let bad = |text: String, help: String| CompileError::User(vec![Diagnostic::error("E0633", text).help(help)]);
+    match &o.layout {
+        None => Layout::even(graph.layers, stages).ok_or_else(|| {
+            bad(format!("{} layers cannot fill {} pipeline stages", graph.layers, o.pp), format!("--pp {} at most", graph.layers.max(1)))
+        }),
+        Some(sizes) => {
+            let sum: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
+            if sizes.len() as u64 != o.pp || sum != u64::from(graph.layers) || sizes.contains(&0) {
+                return Err(bad(
+                    format!("the layout {sizes:?} has {} stages and {sum} layers; --pp is {} and the model has {} layers", sizes.len(), o.pp, graph.layers),
+                    "one number of layers per stage, each at least 1".into(),
+                ));
+            }
+            Ok(Layout::from_sizes(sizes))
+        }
+    }
+}
+
+fn extents(g: &Graph, dims: &[Dim]) -> Vec<Extent> {
+    dims.iter().map(|d| Extent { name: g.body.dims.name(*d).into(), size: g.body.dims[*d].logical, padded: g.body.dims.size(*d) }).collect()
+}
+
+fn table(g: &Graph, t: &Table) -> TableEntry {
+    TableEntry { name: t.name.clone(), dtype: t.ty.dtype, dims: extents(g, &t.ty.dims), data: t.data.clone() }
+}
+
+/// The number of an equal table, or of a new one.
+fn add_table(tables: &mut Vec<TableEntry>, t: TableEntry) -> u32 {
+    let k = match tables.iter().position(|o| o.data == t.data && o.dims == t.dims && o.dtype == t.dtype) {
+        Some(k) => k,
+        None => {
+            tables.push(t);
+            tables.len() - 1
+        }
+    };
+    k as u32
+}
+
+/// The job without its programs.
+fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
+    let g = &s.graph;
+    let limit = |input: u32| {
+        let from = g.body.values().find(|v| g.body[*v].op == Op::Input(input))?;
+        g.body.values().find_map(|v| match g.body[v].op {
+            Op::Gather { dim } if g.body[v].args[1] == from => Some(g.body.dims[dim].logical),
+            _ => None,
+        })
+    };
+    let mut reports = vec!["loss".to_string(), "grad_norm".to_string()];
+    reports.extend(g.losses.iter().chain(&g.metrics).map(|r| r.name.clone()));
+    Job {
+        model: g.name.clone(),
+        settings: vec![],
+        mesh: mesh.clone(),
+        train: ir::model::Train::default(),
+        global_batch: options.global_batch,
+        microbatches: options.global_batch / (options.micro_batch * options.dp),
+        params: g.params.iter().map(|p| ParamEntry { name: p.name.clone(), dims: extents(g, &p.ty.dims), init: p.init }).collect(),
+        inputs: g
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(k, i)| InputEntry { name: i.name.clone(), dtype: i.ty.dtype, dims: extents(g, &i.ty.dims), default: i.default.clone(), limit: limit(k as u32) })
+            .collect(),
+        tables: g.tables.iter().map(|t| table(g, t)).collect(),
+        reports,
+        kernels: vec![],
+        programs: vec![],
+        stages: vec![],
+    }
+}
+
+/// Lowers every class to a program and gives every stage its schedule.
+fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[u32], options: &Options) {
+    let mut kernels = Kernels::default();
+    let stages = options.pp as u32;
+    let m = job.microbatches as u32;
+    let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
+    let mut of_stage: Vec<Option<(Program, Vec<u32>)>> = vec![None; stages as usize];
+    for local in locals {
+        let (first, params) = &local.stages[0];
+        let names = params.iter().map(|p| job.params[*p as usize].name.clone()).collect();
+        let mut lowering = Lowering::new(&mut kernels, names);
+        let slots: Vec<u32> = (0..params.len() as u32).collect();
+        let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
+        let evaluation = evaluations.iter().find_map(|e| e.stages.iter().find(|s| s.0 == *first).map(|s| (e, &s.1)));
+        let (e, used) = evaluation.expect("invariant: evaluation covers every stage");
+        let slots: Vec<u32> = used
+            .iter()
+            .map(|p| params.iter().position(|q| q == p).expect("invariant: a stage evaluates with the parameters that it trains") as u32)
+            .collect();
+        let eval = lowering.add(e, &Names { slots: &slots, tables: eval_tables, prefix: "eval_" });
+        let program = lowering.finish();
+        let named = |name: &str| program.bodies.iter().position(|b| b.name == name).map(|k| BodyId(k as u32));
+        let call = |body: BodyId, microbatch: u32| Call { body, microbatch };
+        for (stage, params) in &local.stages {
+            let order = schedule::passes(options.schedule, stages, *stage as u32, m);
+            let mut p = program.clone();
+            p.slots = schedule::in_flight(&order).max(1);
+            p.train.extend(named("zero").map(|b| call(b, 0)));
+            if let Some(b) = train.get(&Chunk::Prologue) {
+                p.train.extend((0..m).map(|k| call(*b, k)));
+            }
+            p.train.extend(train.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
+            for pass in order {
+                let (chunk, k) = match pass {
+                    Pass::Forward(k) => (Chunk::Forward, k),
+                    Pass::Backward(k) => (Chunk::Backward, k),
+                };
+                p.train.extend(train.get(&chunk).map(|b| call(*b, k)));
+            }
+            p.train.extend(train.get(&Chunk::Reduce).map(|b| call(*b, 0)));
+            p.update.extend(train.get(&Chunk::Update).map(|b| call(*b, 0)));
+            p.eval.extend(named("eval_zero").map(|b| call(b, 0)));
+            if let Some(b) = eval.get(&Chunk::Prologue) {
+                p.eval.extend((0..m).map(|k| call(*b, k)));
+            }
+            p.eval.extend(eval.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
+            if let Some(b) = eval.get(&Chunk::Forward) {
+                p.eval.extend((0..m).map(|k| call(*b, k)));
+            }
+            p.eval.extend(eval.get(&Chunk::Reduce).map(|b| call(*b, 0)));
+            of_stage[*stage as usize] = Some((p, params.clone()));
+        }
+    }
+    job.kernels = kernels.list;
+    for entry in of_stage {
+        let (program, params) = entry.expect("invariant: classes cover every stage");
+        let k = match job.programs.iter().position(|p| *p == program) {
+            Some(k) => k,
+            None => {
+                job.programs.push(program);
+                job.programs.len() - 1
+            }
+        };
+        job.stages.push(Stage { program: k as u32, params });
+    }
+}
