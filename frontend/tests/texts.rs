@@ -196,6 +196,58 @@ fn diagnostics(name: &str, text: &str) -> (Vec<(u32, String, String)>, String) {
     (found.iter().map(key).collect(), shown.join("\n\n"))
 }
 
+/// `(line, "E0201 part of the message")` of the `//~` comments of a text.
+fn expected(text: &str) -> Vec<(u32, &str)> {
+    text.lines().enumerate().filter_map(|(i, l)| l.split_once("//~ ").map(|(_, e)| (i as u32 + 1, e.trim()))).collect()
+}
+
+/// Whether exactly the expected diagnostics were found.
+fn as_expected(expected: &[(u32, &str)], found: &[(u32, String, String)]) -> bool {
+    let fits = |(line, what): &(u32, &str), (at, code, message): &(u32, String, String)| {
+        let (wanted, part) = what.split_once(' ').unwrap_or((what, ""));
+        line == at && wanted == code && message.contains(part)
+    };
+    expected.len() == found.len() && expected.iter().all(|e| found.iter().any(|f| fits(e, f)))
+}
+
+#[test]
+fn the_examples_of_the_reference_do_what_it_says() {
+    let page = std::fs::read_to_string(root().join("docs/language.md")).expect("the reference");
+    let header = "model doc(batch, seq = 8, hidden = 16, heads = 4, head_dim = hidden / heads, ffn = 32, layers = 2, vocab = 64) { \
+                  input tokens: i32[batch, seq]; input targets: i32[batch, seq] = next(tokens); input x: f32[batch, seq, hidden]; ";
+    let mut count = 0;
+    for block in page.split("```mdl\n").skip(1) {
+        let block = block.split("```").next().unwrap_or("");
+        let whole = block.contains("model ");
+        let text = if whole { block.to_string() } else { format!("{header}{block} output x; }}") };
+        let (found, shown) = diagnostics("language.md", &text);
+        let errors: Vec<_> = found.into_iter().filter(|(_, code, _)| code.starts_with('E')).collect();
+        assert!(as_expected(&expected(&text), &errors), "{text}\n{shown}");
+        count += 1;
+    }
+    assert!(count >= 10, "{count} examples");
+}
+
+#[test]
+fn every_code_of_the_front_end_is_documented() {
+    let page = std::fs::read_to_string(root().join("docs/errors.md")).expect("the page of codes");
+    let mut folders = vec![root().join("frontend/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a source");
+            for part in text.split('"') {
+                let code = part.len() == 5 && part.starts_with(['E', 'W']) && part[1..].bytes().all(|b| b.is_ascii_digit());
+                assert!(!code || page.contains(&format!("| {part} |")), "{part} of {}", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn each_error_stands_where_the_text_expects_it() {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(root().join("frontend/tests/errors")).expect("a folder").map(|e| e.expect("an entry").path()).collect();
@@ -204,17 +256,9 @@ fn each_error_stands_where_the_text_expects_it() {
     for path in paths {
         let text = std::fs::read_to_string(&path).expect("a text");
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        let expected: Vec<(u32, &str)> =
-            text.lines().enumerate().filter_map(|(i, l)| l.split_once("//~ ").map(|(_, e)| (i as u32 + 1, e.trim()))).collect();
+        let expected = expected(&text);
         let (found, shown) = diagnostics(&name, &text);
-        if std::env::var_os("MCC_SHOW").is_some() {
-            println!("{shown}\n");
-        }
-        let fits = |(line, what): &(u32, &str), (at, code, message): &(u32, String, String)| {
-            let (wanted, part) = what.split_once(' ').unwrap_or((what, ""));
-            line == at && wanted == code && message.contains(part)
-        };
-        if expected.len() != found.len() || !expected.iter().all(|e| found.iter().any(|f| fits(e, f))) {
+        if !as_expected(&expected, &found) {
             wrong += &format!("--- {name}: expected {expected:?}\n{shown}\n\n");
         }
     }

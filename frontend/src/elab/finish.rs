@@ -19,7 +19,7 @@ impl Elab<'_> {
     ) -> Result<Elaborated, Vec<Diagnostic>> {
         let failed = self.diagnostics.iter().any(|d| d.severity == Severity::Error);
         if let (false, true, true, Some(name)) = (failed, self.losses.is_empty(), self.outputs.is_empty(), name) {
-            let e = Diagnostic::error("E0502", format!("model `{}` computes nothing", name.name)).label(name.span, "no loss, no output");
+            let e = Diagnostic::error("E0506", format!("model `{}` computes nothing", name.name)).label(name.span, "no loss, no output");
             self.report(e.help("end it with `loss token_loss(logits, targets, over: vocab);` or `output logits;`"));
         }
         if self.diagnostics.iter().any(|d| d.severity == Severity::Error) {

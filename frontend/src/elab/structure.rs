@@ -80,7 +80,7 @@ impl Elab<'_> {
         }
         let (before, after) = (self.sizes(&from_dims), self.sizes(&to_dims));
         if self.elements(&from_dims) != self.elements(&to_dims) {
-            let e = Diagnostic::error("E0208", format!("`view` keeps the number of elements: {before} is not {after}"));
+            let e = Diagnostic::error("E0212", format!("`view` keeps the number of elements: {before} is not {after}"));
             let e = e.label(args.span(1), before).label(to_span, after);
             return self.fail(e.help("the sizes on both sides of `->` must have one product"));
         }
@@ -252,7 +252,7 @@ impl Elab<'_> {
         let (sum, size) = (dims.iter().map(|d| self.body.dims.size(*d)).sum::<u64>(), self.body.dims.size(to));
         if sum != size {
             let names: Vec<String> = dims.iter().map(|d| format!("{} = {}", self.body.dims.name(*d), self.body.dims.size(*d))).collect();
-            let e = Diagnostic::error("E0208", format!("{} make {sum}, not {} = {size}", names.join(" and "), self.body.dims.name(to)));
+            let e = Diagnostic::error("E0212", format!("{} make {sum}, not {} = {size}", names.join(" and "), self.body.dims.name(to)));
             return self.fail(e.label(to_span, format!("has {size} elements")));
         }
         // Stored like its largest part.
@@ -286,7 +286,7 @@ impl Elab<'_> {
         let Some(over) = self.ir_dim(to, to_span) else { return Val::Bad };
         let size = self.body.dims.size(over);
         if size != values.len() as u64 {
-            let e = Diagnostic::error("E0208", format!("{} values are stacked over {} = {size}", values.len(), self.body.dims.name(over)));
+            let e = Diagnostic::error("E0212", format!("{} values are stacked over {} = {size}", values.len(), self.body.dims.name(over)));
             return self.fail(e.label(to_span, format!("has {size} elements")).help("one value per element"));
         }
         let parts: Vec<_> = values.iter().map(|(v, at)| (*v, *at, None)).collect();
