@@ -244,6 +244,14 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
     }
 
+    pub fn either(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_or(a, b, ""))
+    }
+
+    pub fn index_max(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        self.index_select(self.index_less(a, b), b, a)
+    }
+
     pub fn both(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
         built(self.writer.build_and(a, b, ""))
     }

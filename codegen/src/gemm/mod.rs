@@ -1,7 +1,7 @@
 //! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
 //!
-//! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy the columns of `B` that the
-//! tile needs, then run the micro-kernel over row panels and column panels. Rows are divided into panels of two heights that differ by one, so
+//! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the tile needs of the
+//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same call needs too is kept. Rows are divided into panels of two heights that differ by one, so
 //! no thin remainder is left; the last column panel has constant masks.
 
 mod micro;
@@ -14,7 +14,7 @@ use crate::CompileError;
 use crate::build::llvm::{Index, Llvm, Pointer};
 use crate::build::{Builder, Lane};
 use crate::pointwise;
-use inkwell::values::FunctionValue;
+use inkwell::values::{FunctionValue, IntValue};
 use ir::kernel::Kernel;
 use micro::{Stage, Variant};
 use plan::{Plan, cut};
@@ -81,7 +81,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
 
     let aligned = |elements: i64| cut(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
-    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.packed_a()) } else { 0 };
+    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.tile_rows * blocks.packed_a()) } else { 0 };
     let partial_bytes = match partials {
         Partials::Scratch { row_stride } => aligned(blocks.tile_rows * blocks.tallest() * row_stride),
         Partials::None | Partials::Output { .. } => 0,
@@ -93,7 +93,8 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
     let tensors: Vec<Pointer> =
         (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
-        Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch }.emit(tile);
+        Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch }
+            .emit(tile, b.index_equal(tile, entry.first_tile));
     });
     b.finish_function();
     Ok(crate::Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch.bytes as u64 })
@@ -127,18 +128,19 @@ impl<'c> Functions<'c> {
                 Stage { resumes: true, finishes: true },
             ],
         };
-        let panel = |name: &str, items, out_stride, axis: &crate::layout::Axis, tensor: usize| {
+        let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &crate::layout::Axis, tensor: usize| {
             let panel = pack::Panel {
                 name: format!("{name}_{items}"),
                 items,
                 out_stride,
+                out_panel,
                 item_stride: axis.strides[tensor],
                 k_stride: plan.k.strides[tensor],
             };
             (items, pack::function(g.b, &panel))
         };
-        let pack_a = heights.iter().filter(|_| blocks.pack_a).map(|h| panel("rows", *h, *h, &plan.m, plan.a)).collect();
-        let pack_b = widths.iter().filter(|_| blocks.pack_b).map(|w| panel("columns", *w, blocks.width, &plan.n, plan.b)).collect();
+        let pack_a = heights.iter().filter(|_| blocks.pack_a).map(|h| panel("rows", *h, [*h, blocks.packed_a()], &plan.m, plan.a)).collect();
+        let pack_b = widths.iter().filter(|_| blocks.pack_b).map(|w| panel("columns", *w, [blocks.width, blocks.packed_b()], &plan.n, plan.b)).collect();
         let mut micro = BTreeMap::new();
         for &rows in &heights {
             for &columns in &widths {
@@ -164,6 +166,21 @@ struct Tile<'a, 'c> {
     area: Pointer<'c>,
 }
 
+/// The factor whose copy outlives a tile: the tiles that share it follow one another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    A,
+    B,
+}
+
+/// Panels before number `border` have one size, those from it on another.
+#[derive(Clone, Copy)]
+struct Sizes {
+    before: i64,
+    border: i64,
+    after: i64,
+}
+
 /// Panels `from..to`.
 #[derive(Clone, Copy)]
 struct Range<'c> {
@@ -172,16 +189,22 @@ struct Range<'c> {
 }
 
 impl<'c> Tile<'_, 'c> {
-    /// Tile numbers count row blocks fastest, then column blocks, then repetitions.
-    fn emit(&self, tile: Index<'c>) {
+    /// Tile numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. `is_first`: no tile went
+    /// before it in this call.
+    fn emit(&self, tile: Index<'c>, is_first: IntValue<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let row_tiles = b.index(blocks.row_tiles());
-        let column_tiles = b.index(blocks.column_tiles());
-        let row_tile = b.index_rem(tile, row_tiles);
-        let rest = b.index_div(tile, row_tiles);
-        let column_tile = b.index_rem(rest, column_tiles);
-        let outer = b.index_div(rest, column_tiles);
+        let (fast, slow) = match self.kept() {
+            Kept::A => (blocks.column_tiles(), blocks.row_tiles()),
+            Kept::B => (blocks.row_tiles(), blocks.column_tiles()),
+        };
+        let (fast_tile, rest) = (b.index_rem(tile, b.index(fast)), b.index_div(tile, b.index(fast)));
+        let (slow_tile, outer) = (b.index_rem(rest, b.index(slow)), b.index_div(rest, b.index(slow)));
+        let (row_tile, column_tile) = match self.kept() {
+            Kept::A => (slow_tile, fast_tile),
+            Kept::B => (fast_tile, slow_tile),
+        };
+        let renew = b.either(is_first, b.index_equal(fast_tile, b.index(0)));
         let range = |number: Index<'c>, length: i64, end: i64| {
             let from = b.index_mul(number, b.index(length));
             Range { from, to: b.index_min(b.index_add(from, b.index(length)), b.index(end)) }
@@ -200,7 +223,9 @@ impl<'c> Tile<'_, 'c> {
                 let along_k = b.index_mul(k, b.index(4 * plan.k.strides[tensor]));
                 b.at(self.shifted(starts[tensor], repeat, &plan.outer_k, tensor, 4), along_k)
             };
-            let pass = Pass { a: factor(plan.a), b: factor(plan.b), depth, number: pass, passes };
+            // With several passes the copies change within the tile.
+            let renew = if passes == 1 { Some(renew) } else { None };
+            let pass = Pass { a: factor(plan.a), b: factor(plan.b), depth, number: pass, passes, renew };
             self.pass(rows, columns, &starts, outer, &pass);
         });
     }
@@ -241,21 +266,29 @@ impl<'c> Tile<'_, 'c> {
         let column_start = |panel: Index<'c>| {
             b.at(pass.b, b.index_mul(panel, b.index(4 * blocks.width * plan.n.strides[plan.b])))
         };
-        if blocks.pack_b {
-            b.for_each(columns.from, columns.to, 1, &mut |panel| {
-                self.by_width(panel, &mut |width| {
-                    b.call(self.functions.pack_b[&width], &[column_start(panel), packed_column(panel)], &[pass.depth]);
-                });
-            });
-        }
+        let packed_row = |panel: Index<'c>| {
+            let number = b.index_sub(panel, rows.from);
+            b.at(b.at_const(self.area, self.scratch.packed_a), b.index_mul(number, b.index(4 * blocks.packed_a())))
+        };
+        let row_start = |panel: Index<'c>| b.at(pass.a, b.index_mul(self.first_row(panel), b.index(4 * plan.m.strides[plan.a])));
+        self.if_needed(Kept::B, pass, || {
+            if blocks.pack_b {
+                let last = plan.n.size - (blocks.column_panels - 1) * blocks.width;
+                let border = blocks.column_panels - i64::from(last != blocks.width);
+                let place = |panel| [column_start(panel), packed_column(panel)];
+                self.copy(&self.functions.pack_b, columns, Sizes { before: blocks.width, border, after: last }, pass.depth, &place);
+            }
+        });
+        self.if_needed(Kept::A, pass, || {
+            if blocks.pack_a {
+                let place = |panel| [row_start(panel), packed_row(panel)];
+                let sizes = Sizes { before: blocks.height + 1, border: blocks.tall, after: blocks.height };
+                self.copy(&self.functions.pack_a, rows, sizes, pass.depth, &place);
+            }
+        });
         b.for_each(rows.from, rows.to, 1, &mut |row_panel| {
             let row = self.first_row(row_panel);
-            let mut a = b.at(pass.a, b.index_mul(row, b.index(4 * plan.m.strides[plan.a])));
-            if blocks.pack_a {
-                let packed = b.at_const(self.area, self.scratch.packed_a);
-                self.by_height(row_panel, &mut |height| b.call(self.functions.pack_a[&height], &[a, packed], &[pass.depth]));
-                a = packed;
-            }
+            let a = if blocks.pack_a { packed_row(row_panel) } else { row_start(row_panel) };
             b.for_each(columns.from, columns.to, 1, &mut |panel| {
                 let column = b.index_mul(panel, b.index(blocks.width));
                 let factor = if blocks.pack_b { packed_column(panel) } else { column_start(panel) };
@@ -275,6 +308,37 @@ impl<'c> Tile<'_, 'c> {
                 });
             });
         });
+    }
+
+    fn kept(&self) -> Kept {
+        if self.g.plan.blocks.pack_a { Kept::A } else { Kept::B }
+    }
+
+    /// Writes the copying of a factor, to be skipped if the tile before it left the same copy.
+    fn if_needed(&self, factor: Kept, pass: &Pass<'c>, copy: impl FnOnce()) {
+        match pass.renew {
+            Some(renew) if factor == self.kept() => self.g.b.branch(renew, copy, || ()),
+            Some(_) | None => copy(),
+        }
+    }
+
+    /// Copies the panels of `range`: those of equal size in one call.
+    fn copy(
+        &self,
+        functions: &BTreeMap<i64, FunctionValue<'c>>,
+        range: Range<'c>,
+        sizes: Sizes,
+        depth: Index<'c>,
+        place: &dyn Fn(Index<'c>) -> [Pointer<'c>; 2],
+    ) {
+        let b = self.g.b;
+        let border = b.index_max(range.from, b.index_min(range.to, b.index(sizes.border)));
+        for (size, from, to) in [(sizes.before, range.from, border), (sizes.after, border, range.to)] {
+            // One size may not occur at all.
+            if let Some(function) = functions.get(&size) {
+                b.call(*function, &place(from), &[depth, b.index_sub(to, from)]);
+            }
+        }
     }
 
     /// Where the sums of the micro-kernel at this row and column wait.
@@ -343,4 +407,6 @@ struct Pass<'c> {
     depth: Index<'c>,
     number: Index<'c>,
     passes: i64,
+    /// Whether the kept copy must be made anew; absent if it always must.
+    renew: Option<IntValue<'c>>,
 }

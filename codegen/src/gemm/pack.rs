@@ -1,23 +1,24 @@
 //! Copies of blocks of the factors in the order in which the micro-kernel reads them.
 
-use crate::build::llvm::{Index, Llvm, Vector, Visibility};
-use crate::build::{Builder, Lane};
+use crate::build::llvm::{Index, Llvm, Pointer, Vector, Visibility};
+use crate::build::{Builder, IntBinary, Lane};
 use inkwell::values::FunctionValue;
 
-/// A panel to copy: `items` rows (or columns) by a run-time number of contracted elements, to `out[k][item]`.
+/// Panels to copy: each of `items` rows (or columns) by a run-time number of contracted elements, to `out[panel][k][item]`.
 pub struct Panel {
     pub name: String,
     pub items: i64,
-    /// Elements from one `k` to the next in the copy.
+    /// Elements from one `k` to the next in the copy, and from one panel to the next.
     pub out_stride: i64,
+    pub out_panel: i64,
     /// Strides in the source, in elements.
     pub item_stride: i64,
     pub k_stride: i64,
 }
 
-/// A function `(from, to, k)` that copies one panel. It may write up to one vector beyond each row of the copy, in ascending order.
+/// A function `(from, to, k, panels)` that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
 pub fn function<'c>(b: &Llvm<'c>, panel: &Panel) -> FunctionValue<'c> {
-    let function = b.function(&panel.name, 2, 1, Visibility::Local);
+    let function = b.function(&panel.name, 2, 2, Visibility::Local);
     if panel.item_stride == 1 {
         copy_rows(b, function, panel);
     } else if panel.k_stride == 1 {
@@ -39,24 +40,42 @@ fn mask_of<'c>(b: &Llvm<'c>, used: i64) -> Option<Vector<'c>> {
     (used < b.lanes() as i64).then(|| b.mask_first(used as usize))
 }
 
-/// Items are neighbours in memory: whole vectors move.
+/// Rows of the source fetched ahead of the copy.
+const AHEAD: i64 = 8;
+
+/// Items are neighbours in memory: whole vectors move. All panels of one `k` together, since they share memory pages.
 fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
-    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
+    let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
+    let (count, panels) = (b.index_parameter(function, 2), b.index_parameter(function, 3));
     b.for_each(b.index(0), count, 1, &mut |k| {
         let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
         let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
-        for (first, used) in vectors(b, panel.items) {
-            let value = b.load(b.at_const(source, 4 * first), Lane::F32, mask_of(b, used));
-            b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
-        }
+        b.for_each(b.index(0), panels, 1, &mut |number| {
+            let source = b.at(source, b.index_mul(number, b.index(4 * panel.items)));
+            let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
+            for (first, used) in vectors(b, panel.items) {
+                b.prefetch(b.at_const(source, 4 * (first + AHEAD * panel.k_stride)));
+                let value = b.load(b.at_const(source, 4 * first), Lane::F32, mask_of(b, used));
+                b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
+            }
+        });
+    });
+}
+
+/// One panel after the other: `body` gets where each begins, in the source and in the copy.
+fn each_panel<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, body: &mut dyn FnMut(Pointer<'c>, Pointer<'c>)) {
+    let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
+    b.for_each(b.index(0), b.index_parameter(function, 3), 1, &mut |number| {
+        let source = b.at(from, b.index_mul(number, b.index(4 * panel.items * panel.item_stride)));
+        body(source, b.at(to, b.index_mul(number, b.index(4 * panel.out_panel))));
     });
 }
 
 /// The contracted elements are neighbours: squares of lanes are transposed in registers.
 fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
-    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
+    let count = b.index_parameter(function, 2);
     let lanes = b.lanes() as i64;
-    let square = |k: Index<'c>, mask: Option<Vector<'c>>| {
+    let square = |from: Pointer<'c>, to: Pointer<'c>, k: Index<'c>, mask: Option<Vector<'c>>| {
         for (first, used) in vectors(b, panel.items) {
             let rows: Vec<Vector> = (0..lanes)
                 .map(|row| match row < used {
@@ -74,22 +93,25 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
         }
     };
     let whole = b.index_mul(b.index_div(count, b.index(lanes)), b.index(lanes));
-    b.for_each(b.index(0), whole, lanes, &mut |k| square(k, None));
-    b.for_each(whole, count, lanes, &mut |k| square(k, Some(b.mask_below(b.index_sub(count, k)))));
+    each_panel(b, function, panel, &mut |from, to| {
+        b.for_each(b.index(0), whole, lanes, &mut |k| square(from, to, k, None));
+        b.for_each(whole, count, lanes, &mut |k| square(from, to, k, Some(b.mask_below(b.index_sub(count, k)))));
+    });
 }
 
 /// Neither direction is dense: element by element.
 fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
-    let (from, to, count) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1), b.index_parameter(function, 2));
-    let step = b.i64(4 * panel.item_stride);
-    let offsets = b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), step);
-    b.for_each(b.index(0), count, 1, &mut |k| {
-        let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
-        let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
-        for (first, used) in vectors(b, panel.items) {
-            let start = b.at_const(source, 4 * first * panel.item_stride);
-            let value = b.gather(start, offsets, Lane::F32, mask_of(b, used));
-            b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
-        }
+    let count = b.index_parameter(function, 2);
+    let offsets = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(4 * panel.item_stride));
+    each_panel(b, function, panel, &mut |from, to| {
+        b.for_each(b.index(0), count, 1, &mut |k| {
+            let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
+            let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+            for (first, used) in vectors(b, panel.items) {
+                let start = b.at_const(source, 4 * first * panel.item_stride);
+                let value = b.gather(start, offsets, Lane::F32, mask_of(b, used));
+                b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
+            }
+        });
     });
 }

@@ -58,7 +58,7 @@ const FEW_ROWS: i64 = 100;
 /// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
 const IN_PLACE_DEPTH: i64 = 128;
 /// Tiles to aim for: enough to share between the threads of a rank.
-const TILES: i64 = 16;
+const TILES: i64 = 8;
 /// A tile of less work than this is not worth claiming.
 const MIN_TILE_FLOPS: i64 = 4_000_000;
 
@@ -109,8 +109,8 @@ impl Plan {
         let (m, n) = (split(&rows), split(&columns));
         let mut outer_k = layout::merge(&body.dims, &over, &tensors);
         let k = outer_k.pop().unwrap_or_else(|| Axis::unit(tensors.len()));
-        let mut blocks = Blocks::new(target, m.size, n.size, k.size, outer.iter().map(|x| x.size).product());
-        blocks.pack_a = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
+        let pack_a = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
+        let mut blocks = Blocks::new(target, [m.size, n.size, k.size], outer.iter().map(|x| x.size).product(), pack_a);
         blocks.pack_b |= n.strides[b] != 1;
         Ok(Plan { dot, a, b, m, n, k, outer, outer_k, blocks })
     }
@@ -135,8 +135,8 @@ pub fn tensors(kernel: &Kernel) -> Vec<(&Type, &[u64])> {
 }
 
 impl Blocks {
-    /// Blocks for one product of these sizes, `repeats` times.
-    pub fn new(target: &Target, m: i64, n: i64, k: i64, repeats: i64) -> Blocks {
+    /// Blocks for one product of m, n, k, `repeats` times.
+    fn new(target: &Target, [m, n, k]: [i64; 3], repeats: i64, pack_a: bool) -> Blocks {
         let lanes = target.lanes() as i64;
         let vectors = if n <= lanes { 1 } else { 2 };
         // Accumulators, one row of B and one broadcast element share the register file.
@@ -156,8 +156,11 @@ impl Blocks {
         let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
         let mut tile_columns = column_panels.min(resident);
         let mut tile_rows = panels;
+        if pack_a {
+            tile_rows = panels.min((i64::from(target.l2_bytes) / (4 * depth * (height_of(m, panels)))).max(4));
+        }
         let tiles = |rows: i64, columns: i64| repeats * cut(panels, rows) * cut(column_panels, columns);
-        let flops = |rows: i64, columns: i64| 2 * rows * (m / panels + 1) * columns * width * k;
+        let flops = |rows: i64, columns: i64| 2 * rows * height_of(m, panels) * columns * width * k;
         // Fewer columns per tile, down to four panels, then fewer rows, until there are enough tiles.
         while tiles(tile_rows, tile_columns) < TILES && flops(tile_rows, tile_columns) > 2 * MIN_TILE_FLOPS {
             if tile_columns > 4 {
@@ -182,7 +185,7 @@ impl Blocks {
             depths,
             tile_rows,
             tile_columns,
-            pack_a: false,
+            pack_a,
             pack_b,
         }
     }
@@ -209,6 +212,11 @@ impl Blocks {
     pub fn packed_a(&self) -> i64 {
         cut(self.depth, 16) * 16 * self.tallest() + 32
     }
+}
+
+/// The greatest height of a row panel.
+fn height_of(m: i64, panels: i64) -> i64 {
+    cut(m, panels)
 }
 
 /// The quotient rounded up.

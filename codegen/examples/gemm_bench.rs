@@ -1,0 +1,141 @@
+//! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN ...]`.
+//!
+//! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so that both see the same clock
+//! and the same neighbours. Prints medians of one thread.
+
+use codegen::abi::KernelFn;
+use codegen::{Emit, Target, Workers};
+use ir::dim::{Dim, DimInfo};
+use ir::graph::{Body, Origin, Phase, Type};
+use ir::kernel::{Family, Kernel, Operand, Output, dense};
+use ir::op::{DType, Op};
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+/// Time spent on each shape.
+const BUDGET: Duration = Duration::from_millis(1500);
+const SHAPES: [&str; 6] = ["1024x1024x1024", "2048x384x1536", "1024x768x3072", "1024x3072x768", "64x768x3072", "1000x777x333"];
+
+/// Which factors are stored with their contracted dim outermost (a) or innermost (b).
+#[derive(Clone, Copy)]
+struct Layout {
+    name: &'static str,
+    a_transposed: bool,
+    b_transposed: bool,
+}
+
+const LAYOUTS: [Layout; 3] = [
+    Layout { name: "NN", a_transposed: false, b_transposed: false },
+    Layout { name: "NT", a_transposed: false, b_transposed: true },
+    Layout { name: "TN", a_transposed: true, b_transposed: false },
+];
+
+struct Product {
+    label: String,
+    flops: f64,
+    function: KernelFn,
+    tiles: u64,
+    buffers: [Vec<f32>; 3],
+    scratch: Vec<u64>,
+    seconds: Vec<f64>,
+}
+
+impl Product {
+    fn run(&mut self) {
+        let pointers = self.buffers.each_mut().map(|b| b.as_mut_ptr().cast::<u8>());
+        let scratch = self.scratch.as_mut_ptr().cast::<u8>();
+        let start = Instant::now();
+        // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
+        unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), 0, self.tiles, scratch.add(scratch.align_offset(64))) };
+        self.seconds.push(start.elapsed().as_secs_f64());
+    }
+}
+
+fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
+    let mut body = Body::default();
+    let [m, k, n] = [("m", m), ("k", k), ("n", n)].map(|(name, size)| body.dims.add(DimInfo::new(name, size)));
+    let operand = |body: &Body, dims: [Dim; 2]| {
+        let ty = Type::new(DType::F32, dims);
+        Operand { strides: dense(&body.dims, &ty), ty }
+    };
+    let inputs = vec![
+        operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }),
+        operand(&body, if layout.b_transposed { [n, k] } else { [k, n] }),
+    ];
+    let origin = || Origin::new(Phase::Forward);
+    let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
+    let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
+    let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
+    Kernel { family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Multiply-adds of one call of [`peak`].
+const PEAK_FLOPS: f64 = 2.0 * 16.0 * 20.0 * 20_000.0;
+
+/// Independent chains of multiply-adds, in the widest vectors of this build.
+#[target_feature(enable = "avx512f")]
+fn peak(seed: f32) -> f32 {
+    use std::arch::x86_64::*;
+    let (factor, term) = (_mm512_set1_ps(seed), _mm512_set1_ps(1e-3));
+    let mut sums = [_mm512_set1_ps(seed); 20];
+    for _ in 0..20_000 {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, factor, term);
+        }
+    }
+    sums.iter().map(|s| _mm512_reduce_add_ps(*s)).sum()
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if !std::is_x86_feature_detected!("avx512f") {
+        return Err("this benchmark's peak loop needs AVX-512".into());
+    }
+    let target = Target::host()?;
+    let directory = tempfile::tempdir()?;
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let shapes = if given.is_empty() { SHAPES.map(String::from).to_vec() } else { given };
+    println!("{}: {} lanes of f32", target.cpu, target.lanes());
+    for shape in &shapes {
+        let sizes: Vec<u64> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
+        let sizes: [u64; 3] = sizes.try_into().map_err(|_| "shapes are written MxKxN")?;
+        let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| kernel(sizes, *layout)).collect();
+        let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess)?;
+        let path = directory.path().join(format!("{shape}.so"));
+        codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), &path)?;
+        // SAFETY: the library was just made and has no initialisers.
+        let library = unsafe { libloading::Library::new(&path)? };
+        let [m, k, n] = sizes.map(|s| s as usize);
+        let mut products = Vec::new();
+        for (layout, compiled) in LAYOUTS.iter().zip(&compiled) {
+            products.push(Product {
+                label: format!("{shape} {}", layout.name),
+                flops: 2.0 * (m * n * k) as f64,
+                // SAFETY: the symbol has the kernel ABI.
+                function: unsafe { *library.get::<KernelFn>(compiled.name.as_bytes())? },
+                tiles: compiled.shape.tiles,
+                buffers: [vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]],
+                scratch: vec![0; compiled.shape.scratch_bytes as usize / 8 + 16],
+                seconds: Vec::new(),
+            });
+        }
+        let (mut peaks, begin) = (Vec::new(), Instant::now());
+        while begin.elapsed() < BUDGET || peaks.len() < 5 {
+            products.iter_mut().for_each(Product::run);
+            let start = Instant::now();
+            // SAFETY: the feature was detected above.
+            std::hint::black_box(unsafe { peak(std::hint::black_box(0.5)) });
+            peaks.push(PEAK_FLOPS / start.elapsed().as_secs_f64());
+        }
+        let top = median(&mut peaks);
+        for product in &mut products {
+            let rate = product.flops / median(&mut product.seconds);
+            println!("{:>20}  {:6.1} GFLOP/s  {:5.1} % of {:.0}", product.label, rate / 1e9, 100.0 * rate / top, top / 1e9);
+        }
+    }
+    Ok(())
+}
