@@ -8,6 +8,7 @@ use crate::dim::{Dim, DimInfo, IndexMap};
 use crate::graph::{Body, Node, Origin, Phase, Type, Value};
 use crate::mesh::{Axis, Mesh, SubAxisInfo};
 use crate::op::{DType, Op};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// What a level says beside the nodes of a body.
@@ -113,13 +114,13 @@ pub(super) fn mesh(io: &mut Io, m: &mut Mesh) -> Result {
 fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
     if io.reading() {
         // Names first, so that a dim can be a copy of a later one.
-        io.dims = Labels::default();
+        io.dims = Rc::default();
         let mark = io.mark();
         while io.line_if(true, "  dim ") {
             let (at, mut name, mut count) = (io.mark(), String::new(), 0);
             numbered(io, &mut name, &mut count)?;
             let position = io.dims.len() as u32;
-            io.dims.add(&name);
+            Rc::make_mut(&mut io.dims).add(&name);
             let want = io.dims.text(position);
             if want != if count == 0 { name.clone() } else { format!("{name}#{count}") } {
                 return io.wrong(at, format!("the next dim of this name is `{want}`"));
@@ -128,7 +129,7 @@ fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
         }
         io.rewind(mark);
     } else {
-        io.dims = Labels::of(list.iter().map(|d| d.name.as_str()));
+        io.dims = Rc::new(Labels::of(list.iter().map(|d| d.name.as_str())));
     }
     io.rows(list, DimInfo::new("", 0), "  dim ", |io, i, info| {
         let mut d = Dim(i as u32);

@@ -9,6 +9,7 @@ use super::mlir::mlir_quote;
 use super::tokens::is_word;
 use crate::mesh::Mesh;
 use std::fmt::{Display, Write};
+use std::rc::Rc;
 
 /// Text that is not the form of what was asked for: where (both from 1, the column in characters) and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +32,7 @@ pub(super) struct Io<'a> {
     side: Side<'a>,
     /// Whether fields are written as MLIR attributes, `over = ["hidden"]`; the words before a field are its name.
     pub attributes: bool,
-    pub dims: Labels,
+    pub dims: Rc<Labels>,
     pub buffers: Labels,
     pub bodies: Labels,
     pub mesh: Mesh,
@@ -61,9 +62,9 @@ pub(super) fn print<T: Clone>(x: &T, form: impl FnOnce(&mut Io, &mut T) -> Resul
 }
 
 /// The fields of a value as MLIR attributes, by its form. The names that the form refers to are set first.
-pub(super) fn attributes<T: Clone>(x: &T, dims: &Labels, mesh: &Mesh, form: impl FnOnce(&mut Io, &mut T) -> Result) -> String {
+pub(super) fn attributes<T: Clone>(x: &T, dims: &Rc<Labels>, mesh: &Mesh, form: impl FnOnce(&mut Io, &mut T) -> Result) -> String {
     let mut io = Io::new(Side::Write(String::new()));
-    (io.attributes, io.dims, io.mesh) = (true, dims.clone(), mesh.clone());
+    (io.attributes, io.dims, io.mesh) = (true, Rc::clone(dims), mesh.clone());
     form(&mut io, &mut x.clone()).expect("invariant: writing has no errors");
     io.take()
 }
@@ -78,7 +79,7 @@ pub(super) fn parse<T>(text: &str, mut blank: T, form: impl FnOnce(&mut Io, &mut
 
 impl<'a> Io<'a> {
     fn new(side: Side<'a>) -> Io<'a> {
-        Io { side, attributes: false, dims: Labels::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, hints: Hints::default(), values: 0 }
+        Io { side, attributes: false, dims: Rc::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, hints: Hints::default(), values: 0 }
     }
 
     pub fn reading(&self) -> bool {

@@ -15,6 +15,7 @@ use crate::mesh::Mesh;
 use crate::op::{DType, Op};
 use crate::sharded::{Sharded, Sharding};
 use std::fmt::Write;
+use std::rc::Rc;
 
 /// A text in quotes: what does not print is `\0A`, byte by byte.
 pub(super) fn mlir_quote(s: &str) -> String {
@@ -50,13 +51,13 @@ pub(super) fn mlir_real(x: f64) -> String {
 struct Module<'a> {
     out: String,
     body: &'a Body,
-    dims: Labels,
+    dims: Rc<Labels>,
     mesh: &'a Mesh,
 }
 
 impl<'a> Module<'a> {
     fn new(body: &'a Body, mesh: &'a Mesh) -> Module<'a> {
-        Module { out: String::new(), body, dims: Labels::of(body.dims.list.iter().map(|d| d.name.as_str())), mesh }
+        Module { out: String::new(), body, dims: Rc::new(Labels::of(body.dims.list.iter().map(|d| d.name.as_str()))), mesh }
     }
 
     fn ty(&self, ty: &Type) -> String {
@@ -87,8 +88,8 @@ impl<'a> Module<'a> {
         format!("[{}]", labels.join(", "))
     }
 
-    fn sharding(&self, s: &Sharding, dims: &Labels) -> String {
-        io::attributes(s, dims, self.mesh, |io, s| io.as_text(s, |io, s| sharding(io, s, super::op::dim)))
+    fn sharding(&self, s: &Sharding) -> String {
+        io::attributes(s, &self.dims, self.mesh, |io, s| io.as_text(s, |io, s| sharding(io, s, super::op::dim)))
     }
 
     /// One operation with operands; `result` is its type, of an operation that has one.
@@ -156,7 +157,7 @@ fn location(o: &Origin) -> String {
 
 /// What a source of the logical graph is called and holds.
 fn source(g: &Graph, op: &Op) -> Vec<String> {
-    let none = Labels::default();
+    let none = Rc::default();
     let no_mesh = Mesh { subs: vec![] };
     let found = match op {
         Op::Param(i) | Op::State(i, _) => g.params.get(*i as usize).map(|p| {
@@ -197,7 +198,7 @@ pub fn export_sharded(s: &Sharded) -> String {
     let mut m = Module::new(&s.graph.body, &s.mesh);
     m.nodes(|m, v, node| {
         let mut all = source(&s.graph, &node.op);
-        all.extend(s.shardings.get(v.index()).map(|x| format!("sharding = {}", m.sharding(x, &m.dims))));
+        all.extend(s.shardings.get(v.index()).map(|x| format!("sharding = {}", m.sharding(x))));
         all.extend(reason(&s.reasons, v));
         all
     });

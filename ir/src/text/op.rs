@@ -7,6 +7,7 @@ use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};
 use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::LazyLock;
 
 /// An op of the language's table: what it is called, a blank one for each name, and the form of its fields.
@@ -179,7 +180,7 @@ fn args(io: &mut Io, args: &mut Vec<Value>) -> Result {
 }
 
 /// The fields of an op as MLIR attributes, `over = ["hidden"]`.
-pub(super) fn attributes(op: &Op, dims: &Labels, mesh: &Mesh) -> String {
+pub(super) fn attributes(op: &Op, dims: &Rc<Labels>, mesh: &Mesh) -> String {
     super::io::attributes(op, dims, mesh, fields)
 }
 
