@@ -451,16 +451,16 @@ pub enum Number {
 }
 
 /// Reads `50_304`, `1e-5`, `0.02`. Errors say what is wrong but not where.
-pub fn number(text: &str) -> Result<Number, Diagnostic> {
+pub fn number(text: &str) -> Result<Number, Box<Diagnostic>> {
     let plain = text.replace('_', "");
     let bad = || {
         let e = Diagnostic::error("E0106", format!("`{text}` is not a number"));
-        e.help("an integer such as 50_304, or a real such as 0.02 or 1e-5")
+        Box::new(e.help("an integer such as 50_304, or a real such as 0.02 or 1e-5"))
     };
     if plain.bytes().all(|b| b.is_ascii_digit()) {
         return plain.parse().map(Number::Int).map_err(|_| {
             let e = Diagnostic::error("E0302", format!("`{text}` is larger than the largest integer, {}", i64::MAX));
-            e.help("write it as a real, such as 1e20")
+            Box::new(e.help("write it as a real, such as 1e20"))
         });
     }
     let shaped = plain.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
@@ -469,7 +469,7 @@ pub fn number(text: &str) -> Result<Number, Diagnostic> {
         Ok(x) if shaped && digits_around && x.is_finite() => Ok(Number::Real(x)),
         Ok(_) if shaped && digits_around => {
             let e = Diagnostic::error("E0302", format!("`{text}` is larger than the largest real, 1.8e308"));
-            Err(e.help("write `inf` for infinity"))
+            Err(Box::new(e.help("write `inf` for infinity")))
         }
         _ => Err(bad()),
     }

@@ -32,13 +32,13 @@ pub type Loader<'a> = &'a mut dyn FnMut(&str) -> Result<String, String>;
 ///
 /// # Errors
 /// They are not UTF-8; says where.
-pub fn decode(name: &str, bytes: Vec<u8>) -> Result<String, Diagnostic> {
+pub fn decode(name: &str, bytes: Vec<u8>) -> Result<String, Box<Diagnostic>> {
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + valid.iter().filter(|b| **b == b'\n').count();
         let column = 1 + valid.iter().rev().take_while(|b| **b != b'\n').count();
         let e = Diagnostic::error("E0108", format!("`{name}` is not text: byte {} at {line}:{column} is not UTF-8", error.as_bytes()[valid.len()]));
-        e.help("save the file as UTF-8; is it a model text at all?")
+        Box::new(e.help("save the file as UTF-8; is it a model text at all?"))
     })
 }
 
@@ -93,6 +93,7 @@ fn run(
             Ok(text) => {
                 let (imported, mut found) = parse_all(sources, &path.text, &text);
                 errors.append(&mut found);
+                errors.extend(nested_import(&imported));
                 imports.push((imported, alias.clone()));
             }
             Err(why) => {
@@ -105,6 +106,9 @@ fn run(
     let incomplete = !errors.is_empty();
     errors.extend(import_clashes(&imports));
     errors.extend(scope::check(ast, &known(&imports, &library), incomplete));
+    for (imported, _) in &imports {
+        errors.extend(scope::check(imported, &known(&[], &library), incomplete));
+    }
     let imports: Vec<elab::Import<'_>> = imports.iter().map(|(ast, alias)| elab::Import { ast, alias: alias.clone() }).collect();
     elab::elaborate(ast, &imports, &library, options, errors)
 }
@@ -120,6 +124,13 @@ fn known(imports: &[(Ast, Option<ast::Ident>)], library: &[Ast]) -> scope::Known
 /// Names of the functions at the top of a file.
 fn functions(ast: &Ast) -> impl Iterator<Item = &ast::Ident> {
     ast.items.iter().filter_map(|i| if let StmtKind::Fn(f) = &i.kind { Some(&f.name) } else { None })
+}
+
+/// An imported file brings functions of its own only.
+fn nested_import(imported: &Ast) -> Option<Diagnostic> {
+    let span = imported.items.iter().find(|i| matches!(i.kind, StmtKind::Import { .. }))?.span;
+    let e = Diagnostic::error("E0412", "an imported file cannot import another one").label(span, "in an imported file");
+    Some(e.help("import both from the file that has the model, and pass what one needs of the other"))
 }
 
 /// Files imported without `as` must not bring one name twice.

@@ -16,3 +16,26 @@ pub const FILES: [(&str, &str); 4] = [
 pub fn parse_library(sources: &mut Sources) -> Vec<Ast> {
     FILES.iter().map(|(name, text)| parse_all(sources, name, text).0).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scope::{Known, check};
+
+    #[test]
+    fn the_library_parses_and_uses_only_names_it_has() {
+        let mut sources = Sources::default();
+        let mut asts = vec![];
+        for (name, text) in FILES {
+            let (ast, errors) = parse_all(&mut sources, name, text);
+            assert!(errors.is_empty(), "{name}: {errors:?}");
+            asts.push(ast);
+        }
+        let mut functions: Vec<std::rc::Rc<str>> = asts.iter().flat_map(crate::functions).map(|f| f.name.clone()).collect();
+        functions.extend(crate::elab::PRIMITIVES.iter().map(|n| (*n).into()));
+        let known = Known { functions, modules: vec![] };
+        for ast in &asts {
+            assert_eq!(check(ast, &known, false), vec![]);
+        }
+    }
+}

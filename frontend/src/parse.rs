@@ -164,7 +164,7 @@ impl FileParser<'_, '_> {
             let rule = match self.rule(&head, place, body.is_some()) {
                 Ok(rule) => rule,
                 Err(error) => {
-                    self.errors.push(error);
+                    self.errors.push(*error);
                     if let Some(pieces) = body.take() {
                         let inner = self.inner_place(&head, place);
                         self.block(pieces, inner);
@@ -233,7 +233,7 @@ impl FileParser<'_, '_> {
     }
 
     /// The rule that a statement must match, by its first word.
-    fn rule(&self, head: &Range<usize>, place: Place, has_block: bool) -> Result<Rule, Diagnostic> {
+    fn rule(&self, head: &Range<usize>, place: Place, has_block: bool) -> Result<Rule, Box<Diagnostic>> {
         let word = self.first_word(head);
         let text = &self.lines.text[head.clone()];
         let start = head.start + (text.len() - text.trim_start_matches('\u{FEFF}').trim_start().len());
@@ -248,11 +248,11 @@ impl FileParser<'_, '_> {
             (Place::File, "weights") => Rule::weights_line,
             (Place::File, word) if Place::Block.words().contains(&word) => {
                 let e = Diagnostic::error("E0109", format!("`{word}` stands outside of a model")).label(span, "belongs into a block");
-                return Err(e.help("put it inside `model name(batch, ..) { .. }`; look for a `}` too many above"));
+                return Err(Box::new(e.help("put it inside `model name(batch, ..) { .. }`; look for a `}` too many above")));
             }
             (Place::File, _) => {
                 let e = Diagnostic::error("E0101", "expected a model, a function or a section").label(span, "none begins like this");
-                return Err(suggest(e, word, place).help("a file has `import`, `fn`, `model`, `train`, `plan` and `weights`"));
+                return Err(Box::new(suggest(e, word, place).help("a file has `import`, `fn`, `model`, `train`, `plan` and `weights`")));
             }
             (Place::Block, "dim") => Rule::dim_line,
             (Place::Block, "let") => Rule::let_line,
@@ -283,12 +283,12 @@ impl FileParser<'_, '_> {
             (true, false) => {
                 let at = head.start + self.code_end(head);
                 let e = Diagnostic::error("E0101", format!("`{word}` needs a block")).label(self.lines.span(at..at + 1), "expected `{`");
-                Err(e.label(span, "begins here"))
+                Err(Box::new(e.label(span, "begins here")))
             }
             (false, true) => {
                 let at = head.end;
                 let e = Diagnostic::error("E0101", "an unexpected `{`").label(span, "this statement takes no block");
-                Err(suggest(e, word, place).label(self.lines.span(at..at + 1), "near this `{`"))
+                Err(Box::new(suggest(e, word, place).label(self.lines.span(at..at + 1), "near this `{`")))
             }
             (true, true) | (false, false) => Ok(rule),
         }

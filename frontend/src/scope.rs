@@ -248,14 +248,19 @@ impl Resolver<'_> {
         }
     }
 
-    /// Each branch may declare the same names; after the `if` those of all of them are known.
+    /// Each branch may declare the same names; after the `if` those of all of them are known, but for those that return.
     fn branches(&mut self, branch: &If) {
         let before = self.top().locals.len();
         let mut all: Vec<Local> = vec![];
         for (cond, block) in branch.branches.iter().map(|(c, b)| (Some(c), b)).chain(branch.otherwise.iter().map(|b| (None, b))) {
             cond.iter().for_each(|c| self.expr(c));
             self.stmts(&block.stmts);
+            let returns = matches!(block.stmts.last().map(|s| &s.kind), Some(StmtKind::Return(_)));
             for local in self.top().locals.split_off(before) {
+                if returns {
+                    self.unused(&local);
+                    continue;
+                }
                 match all.iter_mut().find(|l| l.name == local.name) {
                     Some(first) => first.used |= local.used,
                     None => all.push(local),

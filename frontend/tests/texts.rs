@@ -60,6 +60,13 @@ fn every_model_elaborates_to_a_well_typed_graph() {
     }
 }
 
+#[test]
+fn a_model_of_experts_parses_and_only_its_primitives_are_refused() {
+    let text = "model m(batch, experts = 4, k = 2, hidden = 8, ffn = 16) {\n  input x: f32[batch, hidden];\n  let prob = softmax(linear(x, hidden, experts) as router, over: experts);\n  let score, chosen = top_k(prob, over: experts, k: k);\n  let y = experts_mlp(x, chosen, score, batch, k, experts, hidden, ffn) as experts;\n  loss mean(y);\n}\n";
+    let (errors, shown) = run("m.mdl", text, &Options::default()).map(|_| ()).expect_err("not built yet");
+    assert!(errors.iter().all(|e| e.code == "E0903"), "{shown}");
+}
+
 /// Sources filled by name and index, so that graphs of one text get the same values.
 struct Filled<'a>(&'a ir::graph::Graph);
 

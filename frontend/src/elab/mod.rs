@@ -10,6 +10,7 @@ mod prims;
 mod sections;
 mod settings;
 mod stmt;
+mod storage;
 mod structure;
 mod tensor;
 mod value;

@@ -191,7 +191,7 @@ fn divisors(n: i64) -> Vec<i64> {
     if n == 0 {
         return vec![];
     }
-    let small: Vec<u64> = (1..=n.min(10_000)).take_while(|d| d * d <= n).filter(|d| n % d == 0).collect();
+    let small: Vec<u64> = (1..=n.min(10_000)).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
     let mut all: Vec<u64> = small.iter().copied().chain(small.iter().map(|d| n / d)).collect();
     all.sort_unstable();
     all.dedup();

@@ -105,8 +105,8 @@ impl Elab<'_> {
                 None => Val::Bad,
             },
             "uniform" => self.uniform(&args),
-            "f32" | "real" => self.to_float(&args),
-            "i32" => self.to_int(&args),
+            "f32" | "real" => self.float_of(&args),
+            "i32" => self.int_of(&args),
             "stop_gradient" => match args.val(0) {
                 Val::Tensor(v) => {
                     let ty = self.ty(*v).clone();
@@ -354,7 +354,7 @@ impl Elab<'_> {
         Val::Tensor(self.push(Op::Uniform { key }, vec![], ty))
     }
 
-    fn to_float(&mut self, args: &Args) -> Val {
+    fn float_of(&mut self, args: &Args) -> Val {
         match args.val(0) {
             Val::Tensor(v) => Val::Tensor(self.cast(*v, DType::F32)),
             Val::Bool(b) => Val::Real(f64::from(u8::from(*b))),
@@ -369,7 +369,7 @@ impl Elab<'_> {
     }
 
     /// Conversion to integers truncates.
-    fn to_int(&mut self, args: &Args) -> Val {
+    fn int_of(&mut self, args: &Args) -> Val {
         match args.val(0) {
             Val::Tensor(v) => Val::Tensor(self.cast(*v, DType::I32)),
             Val::Bool(b) => Val::Int(i64::from(*b)),

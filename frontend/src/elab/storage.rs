@@ -1,0 +1,190 @@
+//! Inputs with their defaults, and parameters with their initial values.
+
+use super::Elab;
+use super::value::{FrameId, Val};
+use crate::ast::*;
+use ir::diag::Diagnostic;
+use ir::graph::{Feed, Input, Type};
+use ir::op::{Op, Real};
+
+impl Elab<'_> {
+    pub fn input(&mut self, frame: FrameId, names: &[Ident], ty: &TypeExpr, value: Option<&Expr>) {
+        let ty = self.declared_type(frame, ty);
+        for name in names {
+            let Some(ty) = ty.clone() else {
+                self.declare(frame, name, Val::Bad);
+                continue;
+            };
+            if self.inputs.iter().any(|i| i.name == *name.name) {
+                let e = Diagnostic::error("E0411", format!("input `{}` is declared twice", name.name)).label(name.span, "again");
+                self.report(e.help("an input has one name in the whole model; rename one of them"));
+                self.declare(frame, name, Val::Bad);
+                continue;
+            }
+            let default = value.and_then(|v| self.feed(frame, v, &ty));
+            let number = self.inputs.len() as u32;
+            self.inputs.push(Input { name: name.name.to_string(), ty: ty.clone(), default, span: Some(name.span) });
+            let value = self.push(Op::Input(number), vec![], ty);
+            self.declare(frame, name, Val::Tensor(value));
+        }
+    }
+
+    /// The default of an input: a number, or a loader function of another input.
+    fn feed(&mut self, frame: FrameId, expr: &Expr, ty: &Type) -> Option<Feed> {
+        const LOADERS: [&str; 4] = ["next", "prev", "documents", "positions"];
+        let ExprKind::Call(call) = &expr.kind else {
+            let val = self.eval(frame, expr);
+            return match val {
+                Val::Bool(b) => Some(Feed::Const(Real(f64::from(u8::from(b))))),
+                Val::Bad => None,
+                other => match self.real(&other) {
+                    Some(x) => Some(Feed::Const(Real(x))),
+                    None => {
+                        let e = Diagnostic::error("E0202", format!("the default of an input is {}", other.kind()));
+                        self.report(e.label(expr.span, "expected a number").help("a number, `next(x)`, `prev(x, first)`, `documents(x, separator)` or `positions(x, separator)`"));
+                        None
+                    }
+                },
+            };
+        };
+        let name = call.path.to_string();
+        if !LOADERS.contains(&name.as_str()) {
+            let e = Diagnostic::error("E0401", format!("no loader function is called `{name}`")).label(call.path.span(), "unknown");
+            let near = crate::names::nearest(&name, LOADERS).map(|n| format!("did you mean `{n}`?"));
+            self.report(e.help(near.unwrap_or_else(|| "an input can default to next(x), prev(x, first), documents(x, separator) or positions(x, separator)".into())));
+            return None;
+        }
+        let wanted = if name == "next" { 1 } else { 2 };
+        if call.args.len() != wanted || call.args.iter().any(|a| a.to.is_some()) {
+            let e = Diagnostic::error("E0409", format!("`{name}` takes {wanted} arguments, has {}", call.args.len()));
+            self.report(e.label(expr.span, "in this call"));
+            return None;
+        }
+        let source = self.eval(frame, &call.args[0].value);
+        let Val::Tensor(source) = source else {
+            if !matches!(source, Val::Bad) {
+                let e = Diagnostic::error("E0202", format!("`{name}` reads another input, this is {}", source.kind()));
+                self.report(e.label(call.args[0].value.span, "expected an input"));
+            }
+            return None;
+        };
+        let Op::Input(from) = self.body[source].op else {
+            let e = Diagnostic::error("E0202", format!("`{name}` reads another input, this is computed"));
+            self.report(e.label(call.args[0].value.span, "expected an input"));
+            return None;
+        };
+        let given = self.inputs[from as usize].ty.clone();
+        if given != *ty {
+            let (a, b) = (self.describe(&given), self.describe(ty));
+            let e = Diagnostic::error("E0202", format!("`{name}` of {a} is not {b}"));
+            self.report(e.label(expr.span, format!("is {a}")).help("an input that derives from another one has its dims and dtype"));
+            return None;
+        }
+        let number = match call.args.get(1) {
+            None => 0,
+            Some(arg) => match self.eval(frame, &arg.value) {
+                Val::Int(n) => n,
+                Val::Dim(d) => self.dims[d.0].size.unwrap_or(0),
+                Val::Bad => return None,
+                other => {
+                    let e = Diagnostic::error("E0202", format!("`{name}` wants an int, this is {}", other.kind()));
+                    self.report(e.label(arg.value.span, "expected an int"));
+                    return None;
+                }
+            },
+        };
+        Some(match name.as_str() {
+            "next" => Feed::Next(from),
+            "prev" => Feed::Prev(from, number),
+            "documents" => Feed::Documents(from, number),
+            _ => Feed::Positions(from, number),
+        })
+    }
+
+    pub fn param(&mut self, frame: FrameId, storage: &Storage) {
+        let ty = self.declared_type(frame, &storage.ty);
+        let init = self.init(frame, &storage.init);
+        let mut decays = true;
+        for attribute in &storage.attributes {
+            if &*attribute.name == "no_decay" {
+                decays = false;
+            } else {
+                let e = Diagnostic::error("E0401", format!("no attribute is called `@{}`", attribute.name));
+                self.report(e.label(attribute.span, "unknown").help("a param can be `@no_decay`"));
+            }
+        }
+        for name in &storage.names {
+            let (Some(ty), Some(init)) = (ty.clone(), init) else {
+                self.declare(frame, name, Val::Bad);
+                continue;
+            };
+            if !ty.dtype.is_float() {
+                let e = Diagnostic::error("E0202", format!("parameter `{}` is {}", name.name, ty.dtype.name()));
+                self.report(e.label(storage.ty.span, "only floats train").help("leave the dtype out"));
+                self.declare(frame, name, Val::Bad);
+                continue;
+            }
+            let scope = self.scope();
+            let full = if scope.is_empty() { name.name.to_string() } else { format!("{scope}.{}", name.name) };
+            let place = self.user_span.filter(|_| self.in_library(name.span)).unwrap_or(name.span);
+            if let Some(first) = self.param_spans.insert(full.clone(), place) {
+                let e = Diagnostic::error("E0411", format!("parameter `{full}` is declared twice")).label(place, "second time");
+                let e = if first == place { e } else { e.label(first, "first time") };
+                self.report(e.help("give each call a name of its own: `linear(..) as up`; to share a parameter, declare it once and use it twice"));
+                self.declare(frame, name, Val::Bad);
+                continue;
+            }
+            let number = self.params.len() as u32;
+            self.params.push(ir::graph::Param {
+                name: full,
+                ty: ty.clone(),
+                init,
+                decay: decays && ty.dims.len() >= 2,
+                lr_scale: Real(1.0),
+                frozen: false,
+                layer: self.origin.layer,
+                span: Some(place),
+            });
+            let value = self.push(Op::Param(number), vec![], ty);
+            self.declare(frame, name, Val::Tensor(value));
+        }
+    }
+
+    fn init(&mut self, frame: FrameId, init: &Init) -> Option<ir::graph::Init> {
+        let (expr, drawn) = match init {
+            Init::Drawn(expr) => (expr, true),
+            Init::Value(expr) => (expr, false),
+        };
+        let arg = match &expr.kind {
+            ExprKind::Call(call) if drawn && call.path.to_string() == "normal" && call.args.len() == 1 => &call.args[0].value,
+            _ if drawn => {
+                let e = Diagnostic::error("E0202", "a parameter is drawn from `normal(deviation)`").label(expr.span, "not a distribution");
+                self.report(e.help("`~ normal(0.02)`, or `= 0` for a constant"));
+                return None;
+            }
+            ExprKind::Call(call) if call.path.to_string() == "normal" => {
+                let e = Diagnostic::error("E0202", "`normal` is a distribution, not a value").label(expr.span, "after `=`");
+                self.report(e.help("write `~` instead of `=`"));
+                return None;
+            }
+            _ => expr,
+        };
+        let val = self.eval(frame, arg);
+        match self.real(&val) {
+            Some(x) if drawn && x < 0.0 => {
+                let e = Diagnostic::error("E0304", format!("a deviation of {x}")).label(arg.span, "at least 0");
+                self.report(e);
+                None
+            }
+            Some(x) if drawn => Some(ir::graph::Init::Normal(Real(x))),
+            Some(x) => Some(ir::graph::Init::Const(Real(x))),
+            None => {
+                if !matches!(val, Val::Bad) {
+                    let e = Diagnostic::error("E0202", format!("a parameter starts as a number, this is {}", val.kind()));
+                    self.report(e.label(arg.span, "expected a static number"));
+                }
+                None
+            }
+        }
+    }
+}
