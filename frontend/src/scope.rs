@@ -75,6 +75,10 @@ struct Function {
     locals: Vec<Local>,
     fns: Vec<(Rc<str>, Span)>,
     depth: usize,
+    /// All names that it declares anywhere, to tell names used too early from unknown ones.
+    all: Vec<Ident>,
+    /// Its dims with the names that their sizes use.
+    sizes: Vec<(Rc<str>, Vec<Rc<str>>)>,
 }
 
 struct Resolver<'a> {
@@ -100,6 +104,7 @@ impl Resolver<'_> {
                 self.expr(default);
             }
         }
+        self.foresee(&model.body.stmts);
         self.stmts(&model.body.stmts);
         self.leave();
     }
@@ -121,10 +126,47 @@ impl Resolver<'_> {
             self.type_expr(ty);
         }
         match &function.body {
-            Body::Block(block) => self.stmts(&block.stmts),
+            Body::Block(block) => {
+                self.foresee(&block.stmts);
+                self.stmts(&block.stmts);
+            }
             Body::Short(expr) => self.expr(expr),
         }
         self.leave();
+    }
+
+    /// Notes what a body will declare.
+    fn foresee(&mut self, stmts: &[Stmt]) {
+        let top = self.top();
+        top.all.extend(crate::resolve::declared(stmts));
+        for stmt in stmts {
+            if let StmtKind::Dim(items) = &stmt.kind {
+                for (name, size) in items {
+                    let uses = size.iter().flat_map(crate::resolve::names_in).map(|(n, _)| n).collect();
+                    top.sizes.push((name.name.clone(), uses));
+                }
+            }
+        }
+    }
+
+    /// Whether the size of dim `from` depends on dim `to`.
+    fn depends(&self, from: &Rc<str>, to: &Rc<str>) -> bool {
+        let sizes = self.functions.last().map_or(&[][..], |f| &f.sizes);
+        let mut tried: Vec<&Rc<str>> = vec![];
+        let mut open = vec![from];
+        while let Some(name) = open.pop() {
+            if tried.contains(&name) {
+                continue;
+            }
+            tried.push(name);
+            for (_, uses) in sizes.iter().filter(|(n, _)| n == name) {
+                if uses.contains(to) {
+                    return true;
+                }
+                open.extend(uses);
+            }
+        }
+        false
     }
 
     fn leave(&mut self) {
@@ -328,6 +370,18 @@ impl Resolver<'_> {
             }
         }
         if CONSTANTS.contains(&&**name) {
+            return;
+        }
+        if let Some(later) = self.functions.iter().rev().find_map(|f| f.all.iter().find(|n| n.name == *name)) {
+            let place = later.span;
+            let e = if self.depends(name, name) {
+                let e = Diagnostic::error("E0405", format!("the size of dim `{name}` depends on itself")).label(span, "needs the size");
+                e.label(place, "declared here").help("give one of the dims a number or a setting")
+            } else {
+                let e = Diagnostic::error("E0404", format!("`{name}` is used before it is declared (line {})", place.line));
+                e.label(span, "not known yet").label(place, "declared here").help("statements run in order: declare it above")
+            };
+            self.out.push(e);
             return;
         }
         let e = Diagnostic::error("E0401", format!("nothing is called `{name}` here")).label(span, "unknown name");

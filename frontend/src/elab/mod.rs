@@ -220,7 +220,9 @@ impl Elab<'_> {
             diagnostic.labels.insert(0, ir::diag::Label { span: user, text: "in this call".into() });
         }
         let span = diagnostic.labels.first().map_or(Span { file: u16::MAX, line: 0, col: 0, len: 0 }, |l| l.span);
-        let key = if diagnostic.labels.is_empty() { diagnostic.message.clone() } else { diagnostic.code.clone() };
+        // Name resolution has said more about a name than evaluation can.
+        let code = if matches!(diagnostic.code.as_str(), "E0404" | "E0405") { "E0401" } else { &diagnostic.code };
+        let key = if diagnostic.labels.is_empty() { diagnostic.message.clone() } else { code.to_string() };
         if self.stopped || !self.seen.insert((key, span)) {
             return;
         }
