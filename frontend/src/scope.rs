@@ -75,6 +75,8 @@ struct Function {
     locals: Vec<Local>,
     fns: Vec<(Rc<str>, Span)>,
     depth: usize,
+    /// The body of the model, which returns nothing.
+    is_model: bool,
     /// All names that it declares anywhere, to tell names used too early from unknown ones.
     all: Vec<Ident>,
     /// Its dims with the names that their sizes use.
@@ -94,7 +96,7 @@ impl Resolver<'_> {
     }
 
     fn model(&mut self, model: &Model) {
-        self.functions.push(Function::default());
+        self.functions.push(Function { is_model: true, ..Function::default() });
         for setting in &model.settings {
             // Elaboration reports what is declared twice or used too early in the header.
             self.top().locals.push(Local { name: setting.name.name.clone(), span: setting.name.span, what: What::Given, used: true, depth: 0 });
@@ -250,7 +252,13 @@ impl Resolver<'_> {
                 let own = self.top().locals.split_off(before);
                 own.iter().for_each(|local| self.unused(local));
             }
-            StmtKind::Return(values) => values.iter().for_each(|v| self.expr(v)),
+            StmtKind::Return(values) => {
+                if self.top().is_model {
+                    let e = Diagnostic::error("E0109", "`return` stands outside of a function").label(stmt.span, "in a model");
+                    self.out.push(e.help("a model ends with `loss ..;` or `output ..;`"));
+                }
+                values.iter().for_each(|v| self.expr(v));
+            }
             StmtKind::Fn(function) => {
                 let first = self.top().fns.iter().find(|(name, _)| *name == function.name.name).map(|f| f.1);
                 if let Some(first) = first {
