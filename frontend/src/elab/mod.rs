@@ -31,9 +31,10 @@ use value::{DimEntry, DimId, Frame, FrameId, Val, Var};
 pub const MAX_CALLS: usize = 64;
 /// Operations of a graph.
 const MAX_OPS: usize = 1_000_000;
-/// Elements of a dim and of a tensor: far beyond any machine, and far from overflow.
+/// Elements of a dim, of a tensor and of all parameters: far beyond any machine, and far from overflow.
 const MAX_DIM: i64 = 1 << 40;
-const MAX_ELEMENTS: u64 = 1 << 60;
+const MAX_ELEMENTS: u64 = 1 << 53;
+const MAX_PARAMETERS: u64 = 1 << 50;
 /// Expressions and statements evaluated, so that static loops end too.
 const MAX_WORK: usize = 5_000_000;
 pub const MAX_DIAGNOSTICS: usize = 200;
@@ -62,6 +63,7 @@ pub struct Elab<'a> {
     body: Body,
     params: Vec<Param>,
     param_spans: BTreeMap<String, Span>,
+    param_elements: u64,
     inputs: Vec<Input>,
     losses: Vec<Report>,
     metrics: Vec<Report>,
@@ -104,6 +106,7 @@ pub fn elaborate(
         body: Body::default(),
         params: vec![],
         param_spans: BTreeMap::new(),
+        param_elements: 0,
         inputs: vec![],
         losses: vec![],
         metrics: vec![],

@@ -145,6 +145,11 @@ impl Elab<'_> {
                 layer: self.origin.layer,
                 span: Some(place),
             });
+            self.param_elements = self.param_elements.saturating_add(self.elements(&ty.dims).unwrap_or(0));
+            if self.param_elements > super::MAX_PARAMETERS {
+                let e = Diagnostic::error("E0302", format!("the parameters have more than {} elements", super::MAX_PARAMETERS));
+                self.stop(e.label(place, "too many with this one").help("use smaller sizes, or fewer layers"));
+            }
             let value = self.push(Op::Param(number), vec![], ty);
             self.declare(frame, name, Val::Tensor(value));
         }
