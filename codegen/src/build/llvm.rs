@@ -3,7 +3,7 @@
 //! Every function carries `target-cpu`, `target-features` and `prefer-vector-width` itself: the code generator reads the
 //! attributes, not the target machine's defaults.
 
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::target::Target;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::builder::{Builder as Writer, BuilderError};
@@ -84,14 +84,14 @@ impl<'c> Llvm<'c> {
         }
     }
 
-    fn from_stored(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
+    fn loaded(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
         match lane {
             Lane::Mask => built(self.writer.build_int_compare(IntPredicate::NE, value, value.get_type().const_zero(), "")),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
 
-    fn to_stored(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
+    fn storable(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
         match lane {
             Lane::Mask => built(self.writer.build_int_z_extend(value, self.stored_type(lane), "")),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
@@ -408,13 +408,13 @@ impl<'c> Builder for Llvm<'c> {
                 loaded.into_vector_value()
             }
         };
-        self.from_stored(lane, value)
+        self.loaded(lane, value)
     }
 
     fn load_splat(&self, from: Pointer<'c>, lane: Lane) -> Vector<'c> {
         let ty = self.stored_type(lane);
         let one = built(self.writer.build_load(ty.get_element_type(), from, ""));
-        self.from_stored(lane, self.splat_value(one, ty))
+        self.loaded(lane, self.splat_value(one, ty))
     }
 
     fn gather(&self, base: Pointer<'c>, offsets: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
@@ -427,11 +427,11 @@ impl<'c> Builder for Llvm<'c> {
                 &[pointers.into(), mask.into(), ty.const_zero().into()],
             )
             .expect("invariant: a gather has a result");
-        self.from_stored(lane, value.into_vector_value())
+        self.loaded(lane, value.into_vector_value())
     }
 
     fn store(&self, to: Pointer<'c>, value: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) {
-        let value = self.to_stored(lane, value);
+        let value = self.storable(lane, value);
         match mask {
             Some(mask) => {
                 let types = [value.get_type().as_basic_type_enum(), self.pointer_type().into()];
@@ -444,14 +444,14 @@ impl<'c> Builder for Llvm<'c> {
     }
 
     fn scatter(&self, base: Pointer<'c>, offsets: Vector<'c>, value: Vector<'c>, lane: Lane, mask: Option<Vector<'c>>) {
-        let (value, pointers) = (self.to_stored(lane, value), self.pointers(base, offsets));
+        let (value, pointers) = (self.storable(lane, value), self.pointers(base, offsets));
         let mask = mask.unwrap_or_else(|| self.mask_first(self.lanes));
         let types = [value.get_type().as_basic_type_enum(), pointers.get_type().into()];
         self.intrinsic("llvm.masked.scatter", &types, &[value.into(), pointers.into(), mask.into()]);
     }
 
     fn store_first(&self, to: Pointer<'c>, value: Vector<'c>, lane: Lane) {
-        let value = self.to_stored(lane, value);
+        let value = self.storable(lane, value);
         let first = built(self.writer.build_extract_element(value, self.context.i32_type().const_zero(), ""));
         built(self.writer.build_store(to, first));
     }
@@ -575,7 +575,7 @@ impl<'c> Builder for Llvm<'c> {
         to: Index<'c>,
         step: i64,
         carried: &[Vector<'c>],
-        body: &mut dyn FnMut(Index<'c>, &[Vector<'c>]) -> Vec<Vector<'c>>,
+        body: &mut LoopBody<'_, Index<'c>, Vector<'c>>,
     ) -> Vec<Vector<'c>> {
         let carried = Carried { pointers: Vec::new(), vectors: carried.to_vec() };
         let result = self.repeat_carrying(from, to, self.index(step), &carried, &mut |i, state| Carried {

@@ -3,7 +3,7 @@
 //! Memory is reached through `llvm` pointers and intrinsics, since kernels get plain pointers and mask their tails; everything else is of the
 //! upstream dialects above.
 
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::target::Target;
@@ -18,14 +18,17 @@ use melior::ir::r#type::{FunctionType, IntegerType};
 use melior::ir::{Attribute, Block, BlockLike, BlockRef, Identifier, Location, Module, Region, RegionLike, Type, Value, ValueLike};
 use melior::pass::{PassManager, conversion, transform};
 use melior::{Context, utility};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
-/// A context with every dialect that kernels use and lower through.
+/// A context with the dialects that kernels are written in.
 pub fn context() -> Context {
     let registry = DialectRegistry::new();
     utility::register_all_dialects(&registry);
     let context = Context::new_with_registry(&registry, false);
-    context.load_all_available_dialects();
+    for dialect in ["func", "scf", "cf", "arith", "math", "vector", "llvm"] {
+        context.get_or_load_dialect(dialect);
+    }
     utility::register_all_llvm_translations(&context);
     context
 }
@@ -92,14 +95,14 @@ impl<'c> Mlir<'c> {
         }
     }
 
-    fn from_stored(&self, lane: Lane, value: V<'c>) -> V<'c> {
+    fn loaded(&self, lane: Lane, value: V<'c>) -> V<'c> {
         match lane {
             Lane::Mask => self.compare_int(Compare::Ne, value, self.constant("0", value.r#type())),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
 
-    fn to_stored(&self, lane: Lane, value: V<'c>) -> V<'c> {
+    fn storable(&self, lane: Lane, value: V<'c>) -> V<'c> {
         match lane {
             Lane::Mask => self.op("arith.extui", &[value], self.vector_of(self.stored_element(lane)), &[]),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
@@ -224,7 +227,16 @@ impl<'c> Mlir<'c> {
         passes.add_pass(conversion::create_control_flow_to_llvm());
         passes.add_pass(conversion::create_func_to_llvm());
         passes.add_pass(conversion::create_reconcile_unrealized_casts());
-        passes.run(&mut self.module).map_err(|e| CompileError::Invalid { text: e.to_string() })?;
+        // What MLIR has to say goes into the error, not to the terminal.
+        let said = Rc::new(RefCell::new(String::new()));
+        let heard = Rc::clone(&said);
+        let handler = self.context.attach_diagnostic_handler(move |diagnostic| {
+            heard.borrow_mut().push_str(&format!("{diagnostic}\n"));
+            true
+        });
+        let run = passes.run(&mut self.module);
+        self.context.detach_diagnostic_handler(handler);
+        run.map_err(|e| CompileError::Invalid { text: format!("{e}: {}", said.borrow()) })?;
         // SAFETY: both sides are LLVM 22's C interface; the module made belongs to the context given.
         let module = unsafe {
             let raw = mlir_sys::mlirTranslateModuleToLLVMIR(self.module.as_operation().to_raw(), llvm.as_ctx_ref().cast());
@@ -282,13 +294,13 @@ impl<'c> Builder for Mlir<'c> {
                 self.op("llvm.intr.masked.load", &[from, mask, zero], ty, &[("alignment", self.narrow_alignment(lane))])
             }
         };
-        self.from_stored(lane, value)
+        self.loaded(lane, value)
     }
 
     fn load_splat(&self, from: V<'c>, lane: Lane) -> V<'c> {
         let one = self.op("llvm.load", &[from], self.stored_element(lane), &[]);
         let value = self.op("vector.broadcast", &[one], self.vector_of(self.stored_element(lane)), &[]);
-        self.from_stored(lane, value)
+        self.loaded(lane, value)
     }
 
     fn gather(&self, base: V<'c>, offsets: V<'c>, lane: Lane, mask: Option<V<'c>>) -> V<'c> {
@@ -296,11 +308,11 @@ impl<'c> Builder for Mlir<'c> {
         let operands = [self.pointers(base, offsets), mask, self.zero(lane)];
         let ty = self.vector_of(self.stored_element(lane));
         let value = self.op("llvm.intr.masked.gather", &operands, ty, &[("alignment", self.narrow_alignment(lane))]);
-        self.from_stored(lane, value)
+        self.loaded(lane, value)
     }
 
     fn store(&self, to: V<'c>, value: V<'c>, lane: Lane, mask: Option<V<'c>>) {
-        let value = self.to_stored(lane, value);
+        let value = self.storable(lane, value);
         match mask {
             None => self.append("llvm.store", &[value, to], &[], &[("alignment", self.alignment(lane))], Vec::new()),
             Some(mask) => {
@@ -312,13 +324,13 @@ impl<'c> Builder for Mlir<'c> {
 
     fn scatter(&self, base: V<'c>, offsets: V<'c>, value: V<'c>, lane: Lane, mask: Option<V<'c>>) {
         let mask = mask.unwrap_or_else(|| self.mask_first(self.lanes));
-        let operands = [self.to_stored(lane, value), self.pointers(base, offsets), mask];
+        let operands = [self.storable(lane, value), self.pointers(base, offsets), mask];
         let alignment = self.narrow_alignment(lane);
         self.append("llvm.intr.masked.scatter", &operands, &[], &[("alignment", alignment)], Vec::new());
     }
 
     fn store_first(&self, to: V<'c>, value: V<'c>, lane: Lane) {
-        let first = self.first(self.to_stored(lane, value), self.stored_element(lane));
+        let first = self.first(self.storable(lane, value), self.stored_element(lane));
         self.append("llvm.store", &[first, to], &[], &[], Vec::new());
     }
 
@@ -445,7 +457,7 @@ impl<'c> Builder for Mlir<'c> {
         self.op("vector.shuffle", &[a, a], a.r#type(), &[("mask", mask)])
     }
 
-    fn repeat(&self, from: V<'c>, to: V<'c>, step: i64, carried: &[V<'c>], body: &mut dyn FnMut(V<'c>, &[V<'c>]) -> Vec<V<'c>>) -> Vec<V<'c>> {
+    fn repeat(&self, from: V<'c>, to: V<'c>, step: i64, carried: &[V<'c>], body: &mut LoopBody<'_, V<'c>, V<'c>>) -> Vec<V<'c>> {
         let types: Vec<Type> = carried.iter().map(|v| v.r#type()).collect();
         let arguments: Vec<_> = std::iter::once(self.i64_type()).chain(types.iter().copied()).map(|t| (t, self.location)).collect();
         let step = self.index(step);

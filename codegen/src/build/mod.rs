@@ -110,6 +110,9 @@ pub enum Join {
     Or,
 }
 
+/// The body of a loop: the counter and the carried values to the next carried values.
+pub type LoopBody<'a, I, V> = dyn FnMut(I, &[V]) -> Vec<V> + 'a;
+
 /// Writes a kernel's body. All vectors have [`Builder::lanes`] lanes.
 ///
 /// Offsets are in bytes. Loads and stores of more than one lane assume the alignment of one lane only.
@@ -182,7 +185,7 @@ pub trait Builder {
         to: Self::Index,
         step: i64,
         carried: &[Self::Vector],
-        body: &mut dyn FnMut(Self::Index, &[Self::Vector]) -> Vec<Self::Vector>,
+        body: &mut LoopBody<'_, Self::Index, Self::Vector>,
     ) -> Vec<Self::Vector>;
 
     // Conveniences.

@@ -2,7 +2,7 @@
 
 use super::Gemm;
 use crate::CompileError;
-use crate::build::llvm::{Carried, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, IntBinary, Lane};
 use crate::pointwise::{self, Sources};
 use inkwell::values::FunctionValue;
@@ -31,16 +31,20 @@ pub struct Variant {
 const UNROLL: i64 = 4;
 /// How many contracted elements ahead packed operands are fetched.
 const AHEAD: i64 = 16;
+/// The same for `B` in place, whose rows are far apart.
+const AHEAD_IN_PLACE: i64 = 8;
 
 /// Positions of the pointer parameters.
 const A: u32 = 0;
 const B: u32 = 1;
 const PARTIAL: u32 = 2;
 const SCALARS: u32 = 3;
+/// Room for the sums of one micro-kernel.
+const SPILL: u32 = 4;
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
-const TENSORS: u32 = 4;
+const TENSORS: u32 = 5;
 
-/// A function `(a, b, partial, scalars, tensors.., row, column, outer, depth)`; row and column are the first ones in the product,
+/// A function `(a, b, partial, scalars, spill, tensors.., row, column, outer, depth)`; row and column are the first ones in the product,
 /// `outer` counts the repetitions of the product.
 ///
 /// # Errors
@@ -60,24 +64,54 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant) -> Result<FunctionValue<
     let lanes = b.lanes() as i64;
     let partial = b.pointer_parameter(function, PARTIAL);
     let vectors = (variant.columns + lanes - 1) / lanes;
-    for j in 0..vectors {
+    let mask_of = |j: i64| {
         let used = (variant.columns - j * lanes).min(lanes);
-        let mask = (used < lanes).then(|| b.mask_first(used as usize));
+        (used < lanes).then(|| b.mask_first(used as usize))
+    };
+    let mut result = Ok(());
+    for j in 0..vectors {
         for i in 0..variant.rows {
             let mut sum = sums[(i * vectors + j) as usize];
             let place = g.partials.place(b, partial, i, j * lanes);
             if variant.stage.resumes {
-                sum = b.add(sum, b.load(place, Lane::F32, mask));
+                sum = b.add(sum, b.load(place, Lane::F32, mask_of(j)));
             }
-            if variant.stage.finishes {
-                finish(g, function, Spot { row: i, column: j * lanes, mask }, sum)?;
+            if !variant.stage.finishes {
+                b.store(place, sum, Lane::F32, mask_of(j));
+            } else if g.long_epilogue {
+                b.store(spill(b, function, b.index(i), j), sum, Lane::F32, None);
             } else {
-                b.store(place, sum, Lane::F32, mask);
+                finish(g, function, Spot { row: b.index(i), column: j * lanes, mask: mask_of(j) }, sum)?;
             }
         }
     }
+    // Written once per row instead of once per vector: code stays short, and the sums' way through the cache is not felt.
+    if variant.stage.finishes && g.long_epilogue {
+        b.for_each(b.index(0), b.index(variant.rows), 1, &mut |row| {
+            for j in 0..vectors {
+                let sum = b.load(spill(b, function, row, j), Lane::F32, None);
+                let done = finish(g, function, Spot { row, column: j * lanes, mask: mask_of(j) }, sum);
+                if result.is_ok() {
+                    result = done;
+                }
+            }
+        });
+    }
+    result?;
     b.finish_function();
     Ok(function)
+}
+
+/// Bytes of the room for a micro-kernel's sums.
+pub fn spill_bytes(plan: &super::plan::Plan) -> i64 {
+    4 * plan.blocks.tallest() * plan.blocks.width.max(32)
+}
+
+fn spill<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, row: Index<'c>, vector: i64) -> Pointer<'c> {
+    let lanes = b.lanes() as i64;
+    // Two vectors per row at most.
+    let line = b.at(b.pointer_parameter(function, SPILL), b.index_mul(row, b.index(4 * 2 * lanes)));
+    b.at_const(line, 4 * vector * lanes)
 }
 
 /// The product of a row panel and a column panel: `rows * vectors` sums, rows outermost.
@@ -97,10 +131,9 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         for k in 0..count {
             let row: Vec<Vector> =
                 (0..vectors).map(|j| b.load(b.at_const(bp, k * b_step + 4 * j * lanes), Lane::F32, masked(j))).collect();
-            if plan.blocks.pack_b {
-                for j in 0..vectors {
-                    b.prefetch(b.at_const(bp, (k + AHEAD) * b_step + 4 * j * lanes));
-                }
+            let ahead = if plan.blocks.pack_b { AHEAD } else { AHEAD_IN_PLACE };
+            for j in 0..vectors {
+                b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes));
             }
             if plan.blocks.pack_a {
                 b.prefetch(b.at_const(a, (k + AHEAD) * a_step));
@@ -132,7 +165,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
 /// A vector of the result inside the micro-kernel's block.
 #[derive(Clone, Copy)]
 struct Spot<'c> {
-    row: i64,
+    row: Index<'c>,
     column: i64,
     mask: Option<Vector<'c>>,
 }
@@ -202,13 +235,13 @@ fn local_index<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, spot: Spot<'c>
     let b = g.b;
     let dims = &g.kernel.body.dims;
     let first = TENSORS + (g.kernel.inputs.len() + g.kernel.outputs.len()) as u32;
-    let along = |position: u32, offset: i64| b.index_add(b.index_parameter(function, position), b.index(offset));
+    let along = |position: u32, offset| b.index_add(b.index_parameter(function, position), offset);
     if let Some((inner, size)) = g.plan.m.digit(dims, dim) {
         let row = along(first, spot.row);
         return b.splat(b.index_rem(b.index_div(row, b.index(inner)), b.index(size)));
     }
     if let Some((inner, size)) = g.plan.n.digit(dims, dim) {
-        let column = b.int2(IntBinary::Add, b.splat(along(first + 1, spot.column)), b.lane_numbers());
+        let column = b.int2(IntBinary::Add, b.splat(along(first + 1, b.index(spot.column))), b.lane_numbers());
         return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
     }
     // The repetitions are numbered with the last direction fastest.
@@ -224,8 +257,10 @@ fn local_index<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, spot: Spot<'c>
 }
 
 fn place<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, spot: Spot<'c>, tensor: usize, lane: Lane) -> Pointer<'c> {
-    let elements = spot.row * g.plan.m.strides[tensor] + spot.column * g.plan.n.strides[tensor];
-    g.b.at_const(g.b.pointer_parameter(function, TENSORS + tensor as u32), elements * lane.bytes())
+    let b = g.b;
+    let row = b.index_mul(spot.row, b.index(g.plan.m.strides[tensor] * lane.bytes()));
+    let start = b.at(b.pointer_parameter(function, TENSORS + tensor as u32), row);
+    b.at_const(start, spot.column * g.plan.n.strides[tensor] * lane.bytes())
 }
 
 fn offsets<'c>(b: &Llvm<'c>, stride: i64, lane: Lane) -> Vector<'c> {

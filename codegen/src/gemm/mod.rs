@@ -16,6 +16,7 @@ use crate::build::{Builder, Lane};
 use crate::pointwise;
 use inkwell::values::{FunctionValue, IntValue};
 use ir::kernel::Kernel;
+use ir::op::{Binary, Op, Unary};
 use micro::{Stage, Variant};
 use plan::{Plan, cut};
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ pub struct Gemm<'a, 'c> {
     pub kernel: &'a Kernel,
     pub plan: &'a Plan,
     pub partials: Partials,
+    /// The ops after the product are many: they are written as a loop over rows.
+    pub long_epilogue: bool,
 }
 
 /// Where the sums of a tile wait between blocks of contracted elements.
@@ -57,7 +60,21 @@ impl Partials {
 struct Scratch {
     packed_a: i64,
     partials: i64,
+    spill: i64,
     bytes: i64,
+}
+
+/// Whether an op takes more than a few instructions.
+fn is_long(op: &Op) -> bool {
+    match op {
+        Op::Unary(unary) => matches!(
+            unary,
+            Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf | Unary::Rsqrt | Unary::Sign
+        ),
+        Op::Binary(binary) => matches!(binary, Binary::Pow | Binary::Rem),
+        Op::Uniform { .. } | Op::Iota(_) => true,
+        _ => false,
+    }
 }
 
 /// Writes the kernel `name` and reports what it needs.
@@ -77,7 +94,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
     } else {
         Partials::Scratch { row_stride: blocks.tile_columns * blocks.width }
     };
-    let g = Gemm { b, kernel, plan: &plan, partials };
+    let g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)) };
 
     let aligned = |elements: i64| cut(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
@@ -86,7 +103,9 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
         Partials::Scratch { row_stride } => aligned(blocks.tile_rows * blocks.tallest() * row_stride),
         Partials::None | Partials::Output { .. } => 0,
     };
-    let scratch = Scratch { packed_a, partials: partial_start, bytes: partial_start + partial_bytes };
+    let spill = partial_start + partial_bytes;
+    let spill_bytes = if g.long_epilogue { aligned(micro::spill_bytes(&plan) / 4) } else { 0 };
+    let scratch = Scratch { packed_a, partials: partial_start, spill, bytes: spill + spill_bytes };
 
     let functions = Functions::new(&g, passes)?;
     let entry = b.kernel(name);
@@ -293,6 +312,7 @@ impl<'c> Tile<'_, 'c> {
                 let column = b.index_mul(panel, b.index(blocks.width));
                 let factor = if blocks.pack_b { packed_column(panel) } else { column_start(panel) };
                 let mut pointers = vec![a, factor, self.partial(rows, columns, row, column, starts), self.scalars];
+                pointers.push(b.at_const(self.area, self.scratch.spill));
                 for (tensor, start) in starts.iter().enumerate() {
                     let bytes = self.bytes(tensor);
                     let down = b.at(*start, b.index_mul(row, b.index(bytes * plan.m.strides[tensor])));

@@ -25,8 +25,8 @@ pub struct Loops<'a, B: Builder> {
     pub outputs: Vec<Stored<B>>,
     scratch: B::Pointer,
     scratch_bytes: i64,
-    /// Results of earlier steps at this grid point: in registers if no inner dim is left, else in scratch.
-    reduced: BTreeMap<Value, B::Vector>,
+    /// Results of earlier steps at this grid point: in registers (one per slot) if no inner dim is left, else in scratch.
+    reduced: BTreeMap<Value, Vec<B::Vector>>,
     pub kept: BTreeMap<Value, Stored<B>>,
     places: usize,
 }
@@ -96,7 +96,7 @@ impl<'a, B: Builder> Loops<'a, B> {
 
     pub fn place(&mut self, along: BTreeMap<Dim, Along<B>>, mask: Option<B::Vector>) -> Place<B> {
         self.places += 1;
-        Place { along, mask, id: self.places }
+        Place { along, mask, id: self.places, slot: 0 }
     }
 
     /// One grid point, or a segment of the vector dim at one.
@@ -112,56 +112,73 @@ impl<'a, B: Builder> Loops<'a, B> {
         }
         let Some(vector) = plan.vector.filter(|_| plan.vector_in_grid) else {
             let place = self.place(along, None);
-            return self.point(&place);
+            return self.point(&[place]);
         };
         let lanes = b.lanes() as i64;
         let size = self.size(vector);
         let tail = size % lanes;
         let from = b.index_mul(segment, b.index(plan.segment));
         let to = b.index_min(b.index_add(from, b.index(plan.segment)), b.index(size));
-        // Only the last segment has a part of a vector at its end.
+        // Segments are whole groups of vectors; only the last one ends in single vectors and a part of one.
+        let unit = lanes * plan.wide;
+        let grouped = b.index_min(to, b.index(size / unit * unit));
         let whole = b.index_min(to, b.index(size - tail));
-        let mut result = Ok(());
-        b.repeat(from, whole, lanes, &[], &mut |first, _| {
-            let mut along = along.clone();
-            along.insert(vector, Along::Lanes(first));
-            let place = self.place(along, None);
-            result = self.point(&place);
-            Vec::new()
-        });
-        result?;
-        if tail == 0 {
-            return Ok(());
+        let mut run = |from, to, count: i64, mask: Option<B::Vector>| {
+            let mut result = Ok(());
+            b.repeat(from, to, lanes * count, &[], &mut |first, _| {
+                let places: Vec<Place<B>> = (0..count)
+                    .map(|slot| {
+                        let mut along = along.clone();
+                        along.insert(vector, Along::Lanes(b.index_add(first, b.index(slot * lanes))));
+                        Place { slot: slot as usize, ..self.place(along, mask) }
+                    })
+                    .collect();
+                result = self.point(&places);
+                Vec::new()
+            });
+            result
+        };
+        run(from, grouped, plan.wide, None)?;
+        if plan.wide > 1 && size / lanes % plan.wide != 0 {
+            run(grouped, whole, 1, None)?;
         }
-        let mut result = Ok(());
-        b.repeat(whole, to, lanes, &[], &mut |first, _| {
-            let mut along = along.clone();
-            along.insert(vector, Along::Lanes(first));
-            let place = self.place(along, Some(b.mask_first(tail as usize)));
-            result = self.point(&place);
-            Vec::new()
-        });
-        result
+        if tail != 0 {
+            run(whole, to, 1, Some(b.mask_first(tail as usize)))?;
+        }
+        Ok(())
     }
 
-    fn point(&mut self, place: &Place<B>) -> Result<(), CompileError> {
+    /// One or several vectors of grid points, or one grid point.
+    fn point(&mut self, places: &[Place<B>]) -> Result<(), CompileError> {
         self.reduced.clear();
         self.kept.clear();
         let mut used = 0;
         for step in &self.plan.steps {
             match step {
-                Step::Reduce { values, over, left } => self.reduce(place, values, over, left, &mut used)?,
+                Step::Reduce { values, over, left } if left.is_empty() => {
+                    let results = self.reduce_at(places, values, over)?;
+                    self.reduced.extend(values.iter().copied().zip(results));
+                }
+                Step::Reduce { values, over, left } => {
+                    for place in places {
+                        self.reduce(place, values, over, left, &mut used)?;
+                    }
+                }
                 Step::Cumsum { value, along, reverse, others } => {
                     let order = Order { along: *along, reverse: *reverse };
-                    self.cumsum(place, *value, order, others, &mut used)?;
+                    for place in places {
+                        self.cumsum(place, *value, order, others, &mut used)?;
+                    }
                 }
                 Step::Store { outputs, dims } => {
                     let mut result = Ok(());
-                    self.nest(place, dims, &mut |this, place| {
-                        if result.is_ok() {
-                            result = this.store(place, outputs);
-                        }
-                    });
+                    for place in places {
+                        self.nest(place, dims, &mut |this, place| {
+                            if result.is_ok() {
+                                result = this.store(place, outputs);
+                            }
+                        });
+                    }
                     result?;
                 }
             }
@@ -205,7 +222,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
         let mut along = place.along.clone();
         along.insert(dim, to);
-        self.place(along, mask)
+        Place { slot: place.slot, ..self.place(along, mask) }
     }
 
     pub fn store(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<(), CompileError> {
@@ -253,19 +270,13 @@ impl<'a, B: Builder> Loops<'a, B> {
     }
 
     fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
-        if left.is_empty() {
-            let results = self.reduce_at(place, values, over)?;
-            self.reduced.extend(values.iter().copied().zip(results));
-            return Ok(());
-        }
         let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
         let mut result = Ok(());
         self.nest(place, left, &mut |this, place| {
-            match this.reduce_at(place, values, over) {
+            match this.reduce_at(std::slice::from_ref(place), values, over) {
                 Ok(results) => {
                     for (target, value) in kept.iter().zip(results) {
-                        // Lanes of a tail have room of their own only per grid point; elsewhere the mask holds.
-                        target.store(this.b, place, value);
+                        target.store(this.b, place, value[0]);
                     }
                 }
                 Err(error) => result = Err(error),
@@ -275,103 +286,121 @@ impl<'a, B: Builder> Loops<'a, B> {
         result
     }
 
-    /// Reductions over `over` at one place of the dims left; uniform over lanes if the vector dim is reduced.
-    fn reduce_at(&mut self, place: &Place<B>, values: &[Value], over: &[Dim]) -> Result<Vec<B::Vector>, CompileError> {
+    /// Reductions over `over` at places of the dims left, for each value one result per place; the same in every lane if the vector dim is reduced.
+    fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
         let b = self.b;
         let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
-        let state: Vec<B::Vector> = (0..PARALLEL).flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
-        let per_set = state.len() / PARALLEL as usize;
         let vector = self.plan.vector.filter(|d| over.contains(d));
         let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
-        let last = vector.or_else(|| others.pop());
+        let innermost = Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some() };
+        // Several places are parallel enough.
+        let sets = if places.len() > 1 { 1 } else { PARALLEL };
+        let one_set: Vec<B::Vector> = places.iter().flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
+        let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
         let mut result = Ok(());
-        let state = self.fold_nest(place, &others, last, vector.is_some(), &state, &mut |this, place, state| {
-            let mut known = Known::new();
+        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, state| {
             let mut out = Vec::new();
             let mut rest = state;
-            for (fold, v) in folds.iter().zip(values) {
-                let (own, others) = rest.split_at(fold.width());
-                rest = others;
-                match this.value(this.kernel.body[*v].args[0], place, &mut known) {
-                    Ok(x) => out.extend(fold.step(this, place, own, x)),
-                    Err(error) => {
-                        result = Err(error);
-                        out.extend_from_slice(own);
+            for place in places {
+                let mut known = Known::new();
+                for (fold, v) in folds.iter().zip(values) {
+                    let (own, others) = rest.split_at(fold.width());
+                    rest = others;
+                    match this.value(this.kernel.body[*v].args[0], place, &mut known) {
+                        Ok(x) => out.extend(fold.step(this, place, own, x)),
+                        Err(error) => {
+                            result = Err(error);
+                            out.extend_from_slice(own);
+                        }
                     }
                 }
             }
             out
         });
         result?;
-        let mut sets = state.chunks(per_set).map(<[B::Vector]>::to_vec);
+        let all: Vec<Fold> = places.iter().flat_map(|_| folds.iter().copied()).collect();
+        let mut sets = state.chunks(one_set.len()).map(<[B::Vector]>::to_vec);
         let mut total = sets.next().expect("invariant: at least one set of accumulators");
         for set in sets {
-            total = join_sets(b, &folds, &total, &set);
+            total = join_sets(b, &all, &total, &set);
         }
         if vector.is_some() {
             let mut distance = b.lanes() / 2;
             while distance > 0 {
                 let other: Vec<B::Vector> = total.iter().map(|x| b.swap_lanes(*x, distance)).collect();
-                total = join_sets(b, &folds, &total, &other);
+                total = join_sets(b, &all, &total, &other);
                 distance /= 2;
             }
         }
-        let mut out = Vec::new();
+        let mut out = vec![Vec::new(); folds.len()];
         let mut rest = &total[..];
-        for fold in &folds {
+        for (number, fold) in all.iter().enumerate() {
             let (own, others) = rest.split_at(fold.width());
             rest = others;
-            out.push(fold.finish(b, own));
+            out[number % folds.len()].push(fold.finish(b, own));
         }
         Ok(out)
     }
 
-    /// Loops that carry `PARALLEL` sets of accumulators; the innermost loop hands each set its own elements.
+    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set its own elements.
     fn fold_nest(
         &mut self,
-        place: &Place<B>,
+        places: &[Place<B>],
         others: &[Dim],
-        last: Option<Dim>,
-        lanes_along_last: bool,
+        innermost: Innermost,
+        sets: i64,
         state: &[B::Vector],
-        body: &mut dyn FnMut(&mut Self, &Place<B>, &[B::Vector]) -> Vec<B::Vector>,
+        body: &mut FoldBody<'_, Self, Place<B>, B::Vector>,
     ) -> Vec<B::Vector> {
         let b = self.b;
         if let Some((&dim, rest)) = others.split_first() {
             return b.repeat(b.index(0), b.index(self.size(dim)), 1, state, &mut |index, state| {
-                let place = self.moved(place, dim, Along::Same(index), place.mask);
-                self.fold_nest(&place, rest, last, lanes_along_last, state, body)
+                let places = self.all_moved(places, dim, Along::Same(index), None);
+                self.fold_nest(&places, rest, innermost, sets, state, body)
             });
         }
-        let per_set = state.len() / PARALLEL as usize;
-        let Some(dim) = last else {
-            let first = body(self, place, &state[..per_set]);
+        let per_set = state.len() / sets as usize;
+        let Some(dim) = innermost.dim else {
+            let first = body(self, places, &state[..per_set]);
             return first.into_iter().chain(state[per_set..].iter().copied()).collect();
         };
         let size = self.size(dim);
-        let width = if lanes_along_last { b.lanes() as i64 } else { 1 };
-        let along = |index| if lanes_along_last { Along::Lanes(index) } else { Along::Same(index) };
-        let wide = size / (width * PARALLEL) * (width * PARALLEL);
+        let width = if innermost.lanes_along { b.lanes() as i64 } else { 1 };
+        let along = |index| if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) };
+        let together = size / (width * sets) * (width * sets);
         let whole = size / width * width;
-        let state = b.repeat(b.index(0), b.index(wide), width * PARALLEL, state, &mut |index, state| {
+        let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
             let mut out = Vec::new();
             for (set, own) in state.chunks(per_set).enumerate() {
                 let index = b.index_add(index, b.index(set as i64 * width));
-                let place = self.moved(place, dim, along(index), place.mask);
-                out.extend(body(self, &place, own));
+                let places = self.all_moved(places, dim, along(index), None);
+                out.extend(body(self, &places, own));
             }
             out
         });
-        let mut first = b.repeat(b.index(wide), b.index(whole), width, &state[..per_set], &mut |index, state| {
-            let place = self.moved(place, dim, along(index), place.mask);
-            body(self, &place, state)
-        });
+        let mut first = state[..per_set].to_vec();
+        if together < whole {
+            first = b.repeat(b.index(together), b.index(whole), width, &first, &mut |index, state| {
+                let places = self.all_moved(places, dim, along(index), None);
+                body(self, &places, state)
+            });
+        }
         if whole < size {
-            let mask = place.also(b, b.mask_first((size - whole) as usize));
-            let place = self.moved(place, dim, along(b.index(whole)), Some(mask));
-            first = body(self, &place, &first);
+            let places = self.all_moved(places, dim, along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
+            first = body(self, &places, &first);
         }
         first.into_iter().chain(state[per_set..].iter().copied()).collect()
+    }
+
+    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
+        let b = self.b;
+        places
+            .iter()
+            .map(|place| {
+                let mask = mask.map_or(place.mask, |m| Some(place.also(b, m)));
+                self.moved(place, dim, to, mask)
+            })
+            .collect()
     }
 
     fn fold(&self, v: Value) -> Result<Fold, CompileError> {
@@ -427,7 +456,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                 sources.value(v, &mut |dim| place.each(b, dim))?
             }
             Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Scatter { .. } => match self.reduced.get(&v) {
-                Some(value) => *value,
+                Some(values) => values[place.slot],
                 None => self.kept[&v].load(b, place),
             },
             Op::Pad { from, to, at } => {
@@ -472,7 +501,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         if let Some(dim) = from {
             inner.insert(dim, along);
         }
-        self.place(inner, mask)
+        Place { slot: place.slot, ..self.place(inner, mask) }
     }
 
     fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
@@ -487,6 +516,17 @@ impl<'a, B: Builder> Loops<'a, B> {
         let value = self.value(table, &inner, known)?;
         Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)?)))
     }
+}
+
+/// Takes in the elements at some places: the state before, the state after.
+type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[V]) -> Vec<V> + 'a;
+
+/// The innermost loop of a reduction.
+#[derive(Clone, Copy)]
+struct Innermost {
+    dim: Option<Dim>,
+    /// It is the vector dim.
+    lanes_along: bool,
 }
 
 /// The direction of a running sum.

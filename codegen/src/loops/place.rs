@@ -29,11 +29,13 @@ pub struct Place<B: Builder> {
     pub mask: Option<B::Vector>,
     /// Distinguishes places in the memory of known values.
     pub id: usize,
+    /// Which of the vectors of grid points that are computed together.
+    pub slot: usize,
 }
 
 impl<B: Builder> Clone for Place<B> {
     fn clone(&self) -> Self {
-        Place { along: self.along.clone(), mask: self.mask, id: self.id }
+        Place { along: self.along.clone(), mask: self.mask, id: self.id, slot: self.slot }
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Plan {
     pub grid: Vec<Dim>,
     pub vector_in_grid: bool,
     pub steps: Vec<Step>,
+    /// Vectors of grid points computed together: more than one for reductions across rows.
+    pub wide: i64,
     /// Elements of `vector` that one item covers, if it belongs to the grid: a multiple of the lanes.
     pub segment: i64,
     pub segments: i64,
@@ -39,9 +41,11 @@ pub struct Plan {
 }
 
 /// Elements along the vector dim that one item covers at most.
-const SEGMENT: i64 = 2048;
+const SEGMENT: i64 = 4096;
 /// Element operations that make a tile worth claiming.
-const TILE_WORK: i64 = 1 << 16;
+const TILE_WORK: i64 = 1 << 20;
+/// Vectors of grid points whose reductions run together, so that memory is read in longer pieces.
+const WIDE: i64 = 4;
 
 impl Plan {
     /// # Errors
@@ -58,21 +62,24 @@ impl Plan {
         others.sort_by_key(|d| std::cmp::Reverse(layout::stride(&body[first.value].ty, &first.strides, *d)));
 
         let lanes = target.lanes() as i64;
+        let steps = steps(kernel, grid);
+        let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
+        let work = (inner * body.nodes.len() as i64).max(1);
+        let wide = if vector_in_grid && reduces_to_points(&steps) { WIDE } else { 1 };
         let (segment, segments) = match vector {
             Some(d) if vector_in_grid => {
                 let size = body.dims.size(d) as i64;
-                let parts = ceil(size, SEGMENT);
-                let segment = ceil(ceil(size, parts), lanes) * lanes;
+                let unit = lanes * wide;
+                let longest = (ceil(TILE_WORK / work, unit) * unit).clamp(unit, SEGMENT);
+                let segment = ceil(ceil(size, ceil(size, longest)), unit) * unit;
                 (segment, ceil(size, segment))
             }
             _ => (1, 1),
         };
         let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let items = points * segments;
-        let steps = steps(kernel, grid);
-        let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
-        let tile_items = (TILE_WORK / (inner * segment * body.nodes.len() as i64).max(1)).clamp(1, items.max(1));
-        Ok(Plan { vector, grid: others, vector_in_grid, steps, segment, segments, items, tile_items })
+        let tile_items = (TILE_WORK / (work * segment)).clamp(1, items.max(1));
+        Ok(Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items })
     }
 
     pub fn tiles(&self) -> i64 {
@@ -89,6 +96,13 @@ impl Step {
             Step::Store { dims, .. } => dims.clone(),
         }
     }
+}
+
+/// Whether there are reductions, and all leave one number per grid point.
+fn reduces_to_points(steps: &[Step]) -> bool {
+    let reductions = steps.iter().filter(|s| !matches!(s, Step::Store { .. }));
+    let mut points = reductions.map(|s| matches!(s, Step::Reduce { left, .. } if left.is_empty())).peekable();
+    points.peek().is_some() && points.all(|p| p)
 }
 
 pub fn ceil(a: i64, b: i64) -> i64 {

@@ -21,6 +21,9 @@ const TILES: i64 = 16;
 /// Bytes of sums in scratch at most, where the outputs are not the sums themselves.
 const SCRATCH: i64 = 1 << 20;
 
+/// What happens at each element of a row.
+type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>) -> Result<(), CompileError> + 'a;
+
 /// What a scatter is made of.
 struct Scatter<'a> {
     kernel: &'a Kernel,
@@ -73,6 +76,7 @@ pub fn emit(b: &Mlir, kernel: &Kernel, name: &str) -> Result<Shape, CompileError
         grid: Vec::new(),
         vector_in_grid: false,
         steps: Vec::new(),
+        wide: 1,
         segment: 1,
         segments: 1,
         items: tiles,
@@ -161,7 +165,7 @@ impl Scatter<'_> {
         first: B::Index,
         end: B::Index,
         inner: &[Dim],
-        body: &mut dyn FnMut(&mut Loops<'_, B>, &Place<B>) -> Result<(), CompileError>,
+        body: &mut AtPlace<'_, B>,
     ) -> Result<(), CompileError> {
         let mut result = Ok(());
         b.repeat(first, end, 1, &[], &mut |row, _| {

@@ -4,6 +4,9 @@
 //! not-a-number in, not-a-number out; overflow gives infinity. Results below the least normal number may be zero.
 //! Polynomials: Cephes (S. Moshier) for exp, log, sin and cos; N. Juffa's two-branch form for erf.
 
+#[cfg(test)]
+mod tests;
+
 use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
 
 /// `c[0] * x^n + ... + c[n]`, by Horner's rule.
@@ -188,14 +191,16 @@ fn special_powers<B: Builder>(b: &B, x: B::Vector, y: B::Vector, result: B::Vect
     let falling = b.compare_float(Compare::Lt, y, zero);
     let result = b.select(b.compare_float(Compare::Eq, a, zero), b.select(falling, infinity, zero), result);
     let result = b.select(b.compare_float(Compare::Eq, a, infinity), b.select(falling, zero, infinity), result);
+    let result = b.select(b.compare_float(Compare::Eq, a, one), one, result);
     // Negative x: the sign of odd powers, not-a-number for broken ones.
     let whole = b.compare_float(Compare::Eq, b.float1(FloatUnary::Floor, y), y);
     let half = b.mul(y, b.f32(0.5));
     let odd = b.int2(IntBinary::And, whole, b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, half), half));
     let negative = b.compare_int(Compare::Lt, b.convert(Convert::Bits(Lane::I32), x), b.i32(0));
     let signed = b.select(odd, b.float1(FloatUnary::Neg, result), result);
-    let below = b.compare_float(Compare::Lt, x, zero);
-    let signed = b.select(b.int2(IntBinary::And, below, b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, y), y)), b.f32(f64::NAN), signed);
+    let below = b.int2(IntBinary::And, b.compare_float(Compare::Lt, x, zero), b.compare_float(Compare::Lt, a, infinity));
+    let broken = b.compare_float(Compare::Ne, b.float1(FloatUnary::Floor, y), y);
+    let signed = b.select(b.int2(IntBinary::And, below, broken), b.f32(f64::NAN), signed);
     let result = b.select(negative, signed, result);
     let result = b.select(b.compare_float(Compare::Eq, x, x), result, x);
     let result = b.select(b.compare_float(Compare::Eq, y, y), result, y);
