@@ -1,0 +1,48 @@
+# Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
+
+.PHONY: deps build demo test bench clean
+
+TEXT ?=
+STEPS ?= 60
+OUT := out
+
+PACKAGES := llvm-22-dev libmlir-22-dev mlir-22-tools libpolly-22-dev clang-22 libclang-22-dev lld-22 libzstd-dev libz-dev libxml2-dev libz3-dev
+
+# Installs what is missing, as root or with sudo.
+deps:
+	@missing=$$(for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || [ $$p = libz-dev -a -e /usr/include/zlib.h ] || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+	  echo "installing: "$$missing; \
+	  sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	fi
+	@command -v cargo >/dev/null || { echo "Rust is missing: see https://rustup.rs"; exit 1; }
+
+build: deps
+	cargo build --release --quiet
+
+# Compiles a small GPT-2 for 4 ranks (tensor x pipeline parallelism) and trains it on the text in TEXT=file;
+# by default the licence texts that every Debian system carries.
+demo: build
+	@mkdir -p $(OUT)
+	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi
+	target/release/mcc compile models/gpt2.mdl --tp 2 --pp 2 --micro-batch-size 4 --global-batch-size 16 \
+	  -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128 --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 10 --lr-decay-iters $(STEPS) -o $(OUT)/gpt2.mcc
+	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --metrics $(OUT)/metrics.jsonl --save $(OUT)/gpt2.safetensors
+	@echo
+	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, the losses in $(OUT)/metrics.jsonl, the weights in $(OUT)/gpt2.safetensors."
+	@echo "Next: target/release/mcc dump $(OUT)/gpt2.mcc --level local        # what each rank computes, with every collective and its reason"
+	@echo "      make demo TEXT=your.txt STEPS=200                        # your own text"
+	@echo "      target/release/mcc compile models/llama.mdl --tp 4 --sp --help"
+
+# Everything that must hold. Optimised a little even in tests: interpreted kernels are slow otherwise.
+test: deps
+	cargo build --workspace --quiet
+	cargo test --workspace --quiet
+
+bench: build
+	cargo run --release --quiet -p codegen --example gemm_bench
+
+clean:
+	cargo clean
+	rm -rf $(OUT)

@@ -1,0 +1,196 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(name = "mcc", version, about = "Compiles a model text ahead of time into one program per rank, and runs it")]
+#[command(after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Reads a model text and says everything that is wrong with it
+    Check(CheckArgs),
+    /// Formats model texts in place
+    Fmt(FmtArgs),
+    /// Compiles a model text into an artifact
+    Compile(Box<CompileArgs>),
+    /// Prints a level of an artifact
+    Dump(DumpArgs),
+    /// Compiles kernels that come on standard input
+    #[command(hide = true)]
+    CodegenWorker,
+}
+
+#[derive(Args)]
+pub struct CheckArgs {
+    /// The model text
+    pub model: PathBuf,
+    /// Sets a setting of the model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
+    pub define: Vec<(String, String)>,
+}
+
+#[derive(Args)]
+pub struct FmtArgs {
+    #[arg(required = true)]
+    pub models: Vec<PathBuf>,
+    /// Change nothing; fail if a text is not formatted
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Schedule {
+    Gpipe,
+    #[value(name = "1f1b")]
+    OneFOneB,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Optimizer {
+    Adamw,
+    Sgd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DecayStyle {
+    Constant,
+    Linear,
+    Cosine,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Level {
+    /// The logical graph: forward, backward, update
+    Graph,
+    /// With a sharding per value and the reshards between them
+    Sharded,
+    /// Per program class: local shapes and collectives
+    Local,
+    /// Per program class: buffers, commands, schedule
+    Program,
+    /// Kernels as mcc defines them
+    Kernel,
+    /// The graph levels as MLIR (generic form, unregistered dialect `mcc`), and the loop kernels
+    Mlir,
+    /// Kernels as LLVM IR
+    Llvm,
+    /// Kernels as assembly
+    Asm,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Graph => "graph",
+            Level::Sharded => "sharded",
+            Level::Local => "local",
+            Level::Program => "program",
+            Level::Kernel => "kernel",
+            Level::Mlir => "mlir",
+            Level::Llvm => "llvm",
+            Level::Asm => "asm",
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct CompileArgs {
+    /// The model text
+    pub model: PathBuf,
+    /// Sets a setting of the model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
+    pub define: Vec<(String, String)>,
+
+    /// Data-parallel ranks
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub dp: u64,
+    /// Tensor-parallel ranks
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub tp: u64,
+    /// Sequence parallelism: between the tensor-parallel regions activations are split along the sequence
+    #[arg(long, help_heading = "Mesh")]
+    pub sp: bool,
+    /// Pipeline stages
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub pp: u64,
+    /// Layers on each stage, for example `3,3,2`; as even as possible by default
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', help_heading = "Mesh")]
+    pub pipeline_layers: Option<Vec<u32>>,
+    #[arg(long, value_enum, default_value = "1f1b", help_heading = "Mesh")]
+    pub pipeline_schedule: Schedule,
+    /// Sequences per microbatch and data-parallel rank [default: 1]
+    #[arg(long, visible_alias = "micro_batch_size", value_name = "B", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
+    pub micro_batch_size: Option<u64>,
+    /// Sequences per step, over all ranks and microbatches [default: micro-batch-size x dp x pp]
+    #[arg(long, visible_alias = "global_batch_size", value_name = "G", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
+    pub global_batch_size: Option<u64>,
+    /// Pads vocabularies to a multiple of this times tp (Megatron-LM: 128); by default to what tp divides
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
+    pub pad_vocab_to: u64,
+
+    #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub optimizer: Option<Optimizer>,
+    /// Peak learning rate
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub lr: Option<f64>,
+    /// Final learning rate
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub min_lr: Option<f64>,
+    #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub lr_decay_style: Option<DecayStyle>,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub lr_warmup_iters: Option<u64>,
+    /// Step at which the final rate is reached
+    #[arg(long, value_name = "N", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub lr_decay_iters: Option<u64>,
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub weight_decay: Option<f64>,
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub adam_beta1: Option<f64>,
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub adam_beta2: Option<f64>,
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub adam_eps: Option<f64>,
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub sgd_momentum: Option<f64>,
+    /// Greatest global gradient norm; 0 for none
+    #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
+    pub clip_grad: Option<f64>,
+
+    /// `cpu` is this machine's, `x86-64-v3` any with AVX2
+    #[arg(long, default_value = "cpu", help_heading = "Output")]
+    pub target: String,
+    /// Dumps to write into the artifact; `mcc dump` shows them, and makes the others when asked
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LEVEL,..", default_values = ["graph", "sharded", "local"], help_heading = "Output")]
+    pub emit: Vec<Level>,
+    /// The artifact, a directory [default: the model's name with .mcc]
+    #[arg(short, long, value_name = "OUT.mcc", help_heading = "Output")]
+    pub output: Option<PathBuf>,
+    /// Compile every kernel anew
+    #[arg(long, help_heading = "Output")]
+    pub no_cache: bool,
+}
+
+#[derive(Args)]
+pub struct DumpArgs {
+    pub artifact: PathBuf,
+    #[arg(long, value_enum, default_value = "program")]
+    pub level: Level,
+    /// Only this program class
+    #[arg(long, value_name = "K")]
+    pub class: Option<usize>,
+}
+
+fn define(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.trim().to_string(), value.trim().to_string())),
+        _ => Err("it should be NAME=VALUE, for example `layers=4`".into()),
+    }
+}

@@ -1,0 +1,181 @@
+//! `mcc compile`.
+
+use crate::cli::{CompileArgs, DecayStyle, Level, Optimizer, Schedule};
+use crate::text::{Text, show};
+use crate::{Failure, dump, report};
+use anyhow::{Context, anyhow};
+use codegen::{Emit, Target, WorkerCommand, Workers};
+use frontend::Options as TextOptions;
+use ir::kernel::Kernel;
+use ir::model::{self, Train};
+use ir::op::Real;
+use passes::compile::{CompileError, Compiled, Options};
+use passes::plan::SequenceParallel;
+use passes::propagate::Rows;
+use runtime::artifact::{self, KernelEntry, Parts};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub fn run(args: &CompileArgs) -> Result<(), Failure> {
+    let start = Instant::now();
+    let target = Target::named(&args.target)?;
+    let options = options(args);
+    let mut text = Text::read(&args.model)?;
+    let frontend = |training| TextOptions {
+        defines: args.define.clone(),
+        batch: i64::try_from(options.global_batch).unwrap_or(i64::MAX),
+        training,
+        ..TextOptions::default()
+    };
+    let mut training = text.elaborate(&frontend(true))?;
+    let evaluation = text.elaborate(&frontend(false))?;
+    let options = Options { global_batch: batch(&training, options.global_batch), ..options };
+    override_train(&mut training.train, args);
+    let elaborated = start.elapsed();
+    let compiled = match passes::compile::compile(training, evaluation, &options) {
+        Ok(c) => c,
+        Err(CompileError::User(errors)) => {
+            show(&errors, &text.sources);
+            return Err(Failure::Reported);
+        }
+        Err(e @ CompileError::Broken { .. }) => return Err(anyhow!(e).context("please report this with the model text and the command line").into()),
+    };
+    show(&compiled.warnings, &text.sources);
+    let generating = Instant::now();
+    let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
+    let entries: Vec<KernelEntry> =
+        kernels.iter().map(|k| KernelEntry { name: k.name.clone(), tiles: k.shape.tiles, scratch_bytes: k.shape.scratch_bytes }).collect();
+    let out = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
+    let library = link(&kernels, &out)?;
+    let generated = generating.elapsed();
+    let dumps = dumps(&compiled, args, &target)?;
+    let parts = Parts {
+        job: &compiled.job,
+        target: &runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() },
+        kernels: Some(artifact::Kernels { library: &library, entries: &entries }),
+        dumps: &dumps,
+    };
+    artifact::write(&out, &parts)?;
+    let mut times = vec![("parse", elaborated)];
+    times.extend(compiled.times.iter().copied());
+    times.push(("kernels", generated));
+    print!("{}", report::table(&compiled.job, &times));
+    println!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn options(args: &CompileArgs) -> Options {
+    let micro_batch = args.micro_batch_size.unwrap_or(1);
+    Options {
+        dp: args.dp,
+        tp: args.tp,
+        pp: args.pp,
+        sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
+        micro_batch,
+        global_batch: args.global_batch_size.unwrap_or(micro_batch * args.dp * args.pp),
+        schedule: match args.pipeline_schedule {
+            Schedule::Gpipe => passes::schedule::Schedule::GPipe,
+            Schedule::OneFOneB => passes::schedule::Schedule::OneFOneB,
+        },
+        layout: args.pipeline_layers.clone(),
+        pad_vocab_to: args.pad_vocab_to,
+        rows: Rows::Rules,
+    }
+}
+
+/// `-D batch` is the same as `--global-batch-size`.
+fn batch(model: &model::Model, default: u64) -> u64 {
+    model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
+}
+
+fn override_train(train: &mut Train, args: &CompileArgs) {
+    if let Some(kind) = args.optimizer {
+        train.optimizer = match (kind, train.optimizer) {
+            (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. }) | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. }) => old,
+            (Optimizer::Adamw, model::Optimizer::Sgd { .. }) => Train::default().optimizer,
+            (Optimizer::Sgd, model::Optimizer::AdamW { .. }) => model::Optimizer::Sgd { momentum: Real(0.0) },
+        };
+    }
+    let set = |to: &mut Real, from: Option<f64>| {
+        if let Some(x) = from {
+            *to = Real(x);
+        }
+    };
+    match &mut train.optimizer {
+        model::Optimizer::AdamW { beta1, beta2, eps } => {
+            set(beta1, args.adam_beta1);
+            set(beta2, args.adam_beta2);
+            set(eps, args.adam_eps);
+        }
+        model::Optimizer::Sgd { momentum } => set(momentum, args.sgd_momentum),
+    }
+    let s = &mut train.schedule;
+    set(&mut s.peak, args.lr);
+    set(&mut s.min, args.min_lr);
+    if let Some(style) = args.lr_decay_style {
+        s.decay = match style {
+            DecayStyle::Constant => model::Decay::Constant,
+            DecayStyle::Linear => model::Decay::Linear,
+            DecayStyle::Cosine => model::Decay::Cosine,
+        };
+    }
+    s.warmup = args.lr_warmup_iters.unwrap_or(s.warmup);
+    s.steps = args.lr_decay_iters.unwrap_or(s.steps);
+    set(&mut train.weight_decay, args.weight_decay);
+    if let Some(clip) = args.clip_grad {
+        train.clip = (clip > 0.0).then_some(Real(clip));
+    }
+}
+
+/// Compiles kernels in worker processes, through the cache.
+pub fn generate(kernels: &[Kernel], target: &Target, emit: Emit, cached: bool) -> Result<Vec<codegen::Compiled>, Failure> {
+    let program = std::env::current_exe().context("cannot find mcc's own executable")?;
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
+    let cache = cached.then(cache_dir).flatten();
+    Ok(codegen::compile(kernels, target, emit, cache.as_deref(), &workers)?)
+}
+
+/// `$MCC_CACHE`, or `mcc` in the user's cache directory.
+fn cache_dir() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    of("MCC_CACHE").or_else(|| of("XDG_CACHE_HOME").map(|d| d.join("mcc"))).or_else(|| of("HOME").map(|d| d.join(".cache/mcc")))
+}
+
+/// The shared library with all kernels, as bytes.
+fn link(kernels: &[codegen::Compiled], out: &Path) -> Result<Vec<u8>, Failure> {
+    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
+    let path = parent.join(format!(".mcc-link-{}.so", std::process::id()));
+    let linked = codegen::link_shared(kernels.iter().map(|k| k.object.as_slice()), &path).map_err(anyhow::Error::from);
+    let bytes = linked.and_then(|()| std::fs::read(&path).context("cannot read the linked kernels"));
+    let _ = std::fs::remove_file(&path);
+    Ok(bytes?)
+}
+
+/// The texts of the levels asked for, by file name.
+fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(String, String)>, Failure> {
+    let mut out = vec![];
+    let mut levels = args.emit.clone();
+    levels.sort_unstable();
+    levels.dedup();
+    for level in levels {
+        match level {
+            Level::Graph => out.push(("graph.txt".to_string(), ir::text::print_graph(&c.graph))),
+            Level::Sharded => out.push(("sharded.txt".to_string(), ir::text::print_sharded(&c.sharded))),
+            Level::Local => out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.txt"), ir::text::print_local(l)))),
+            Level::Mlir => {
+                out.push(("graph.mlir".into(), ir::text::mlir::export_graph(&c.graph)));
+                out.push(("sharded.mlir".into(), ir::text::mlir::export_sharded(&c.sharded)));
+                out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.mlir"), ir::text::mlir::export_local(l))));
+                out.extend(dump::kernel_texts(&c.job.kernels, level, target)?);
+            }
+            Level::Program => {
+                let print = |p| ir::text::print_program(p, &c.job.mesh);
+                out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(p))));
+            }
+            Level::Kernel | Level::Llvm | Level::Asm => out.extend(dump::kernel_texts(&c.job.kernels, level, target)?),
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,65 @@
+//! Who may depend on whom: the invariants of `docs/architecture.md`, over `cargo metadata`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// For every package of the workspace, all packages that its library or binaries link, directly or not.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let out = Command::new(env!("CARGO")).args(["metadata", "--format-version", "1", "--offline", "--locked"]).output().expect("cargo runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let meta: serde_json::Value = serde_json::from_slice(&out.stdout).expect("metadata is JSON");
+    let name_of: BTreeMap<&str, &str> = list(&meta["packages"]).map(|p| (text(&p["id"]), text(&p["name"]))).collect();
+    let direct: BTreeMap<&str, Vec<&str>> = list(&meta["resolve"]["nodes"])
+        .map(|n| {
+            let normal = list(&n["deps"]).filter(|d| list(&d["dep_kinds"]).any(|k| k["kind"].is_null())).map(|d| text(&d["pkg"])).collect();
+            (text(&n["id"]), normal)
+        })
+        .collect();
+    list(&meta["workspace_members"])
+        .map(|m| {
+            let (mut seen, mut open) = (BTreeSet::new(), vec![text(m)]);
+            while let Some(p) = open.pop() {
+                for d in &direct[p] {
+                    if seen.insert(name_of[d].to_string()) {
+                        open.push(d);
+                    }
+                }
+            }
+            (name_of[text(m)].to_string(), seen)
+        })
+        .collect()
+}
+
+fn list(v: &serde_json::Value) -> impl Iterator<Item = &serde_json::Value> {
+    v.as_array().expect("a list").iter()
+}
+
+fn text(v: &serde_json::Value) -> &str {
+    v.as_str().expect("a text")
+}
+
+const LLVM: [&str; 4] = ["melior", "inkwell", "mlir-sys", "llvm-sys"];
+
+#[test]
+fn only_codegen_links_llvm() {
+    for (package, deps) in dependencies() {
+        let links = LLVM.iter().any(|l| deps.contains(*l));
+        assert_eq!(links, package == "codegen" || package == "mcc", "{package}");
+    }
+}
+
+#[test]
+fn ir_depends_on_no_sibling() {
+    let all = dependencies();
+    let siblings: BTreeSet<String> = all.keys().cloned().collect();
+    assert_eq!(all["ir"].intersection(&siblings).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+#[test]
+fn the_pipeline_knows_only_what_is_before_it() {
+    let all = dependencies();
+    for (package, allowed) in [("frontend", vec!["ir"]), ("passes", vec!["ir"]), ("codegen", vec!["ir"]), ("runtime", vec!["ir"])] {
+        let siblings: Vec<&String> = all[package].iter().filter(|d| all.contains_key(*d)).collect();
+        assert_eq!(siblings, allowed, "{package}");
+    }
+}
