@@ -146,6 +146,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.enter(call);
             }
             while let Some(command) = commands.get(self.at.command as usize) {
+                comm.publish(step.number, self.at);
                 match self.execute(call, command, step, comm) {
                     Ok(Progress::Done) => {}
                     Ok(Progress::Blocked(on)) => return Ok(Advance::Blocked(on)),
@@ -184,17 +185,14 @@ impl<'a, D: Device> Rank<'a, D> {
             }
             Action::Collective { kind, group, dtype, count, src, dst } => {
                 let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: self.locate(call, src), dst: self.locate(call, dst) };
-                comm.publish(step.number, self.at);
                 Ok(comm.collective(&mut self.device, &self.groups[group.index()], &exchange)?)
             }
             Action::Send { hops, dtype, count, src } => {
                 let message = Message { dtype: *dtype, count: *count, at: self.locate(call, src) };
-                comm.publish(step.number, self.at);
                 Ok(comm.send(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
             }
             Action::Recv { hops, dtype, count, dst } => {
                 let message = Message { dtype: *dtype, count: *count, at: self.locate(call, dst) };
-                comm.publish(step.number, self.at);
                 Ok(comm.recv(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
             }
             Action::Fill { buffer, value } => {

@@ -13,16 +13,19 @@ pub mod data;
 pub mod device;
 pub mod executor;
 pub mod host;
+pub mod launch;
 pub mod loopback;
+pub mod protocol;
 pub mod reference;
 pub mod schedule;
 pub mod shm;
 pub mod target;
 pub mod weights;
+pub mod worker;
 
 // The fixture is shared with the integration tests, which know the crate by its name.
 #[cfg(test)]
 extern crate self as runtime;
 #[cfg(test)]
-#[path = "../tests/fixture.rs"]
+#[path = "../tests/fixture/mod.rs"]
 mod fixture;

@@ -10,7 +10,7 @@ use crate::host::{Tensor, sizes};
 use file::File;
 use ir::graph::Feed;
 use ir::op::DType;
-use ir::program::{InputEntry, Job};
+use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -91,6 +91,8 @@ impl Data {
                     Source::File { longer: file.longer(input), file, number }
                 }
                 (None, Some(feed)) => Source::Feed(feed.clone()),
+                // What no program loads needs no data.
+                (None, None) if !loaded(job, k as u32) => Source::Feed(Feed::Const(ir::op::Real(0.0))),
                 (None, None) => {
                     let how = format!("pass --data FILE or --data {}=FILE.npy", input.name);
                     return Err(DataError::Missing { input: input.name.clone(), how });
@@ -191,6 +193,12 @@ impl Data {
         let position = file.position(&self.inputs[from], step, k as u64, *longer) + u64::from(next);
         Err(DataError::Token { file: self.files[*number].clone(), position, value: tensor.data[k], input: input.name.clone(), limit })
     }
+}
+
+/// Whether a program loads an input.
+fn loaded(job: &Job, input: u32) -> bool {
+    let commands = job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
+    commands.into_iter().any(|c| matches!(c.action, Action::Load { input: i, .. } if i == input))
 }
 
 fn find(inputs: &[InputEntry], spec: &Spec) -> Result<usize, DataError> {

@@ -80,7 +80,7 @@ pub struct StatusArea {
 }
 
 impl StatusArea {
-    /// Counts commands begun.
+    /// Counts whatever happens.
     pub fn progress(self) -> u64 {
         self.offset
     }

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 /// What a launcher sees of its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Commands begun since the start.
+    /// Counts commands begun and pieces of communications done.
     pub progress: u64,
     pub step: u64,
     pub position: Position,
@@ -140,6 +140,11 @@ impl<'a> Shm<'a> {
         segment.u32(area.waiting()).store(1, Ordering::Release);
     }
 
+    /// Shows that something happened.
+    fn progress(&self) {
+        self.board.segment.u64(self.board.layout.status(self.rank).progress()).fetch_add(1, Ordering::Release);
+    }
+
     fn running(&self) {
         let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
         segment.u32(area.waiting()).store(0, Ordering::Release);
@@ -170,6 +175,7 @@ impl<'a> Shm<'a> {
             take(k, segment.slice(slot + LINE, self.staging.len()))?;
         }
         self.counter(area.taken(me)).set(number.wrapping_add(1));
+        self.progress();
         Ok(())
     }
 }
@@ -235,6 +241,7 @@ impl Communicator for Shm<'_> {
             let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
             device.load(Location { byte: from, ..message.at }, message.dtype, piece);
             done += piece.len();
+            self.progress();
             at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);
             head.set(at);
         }
@@ -261,6 +268,7 @@ impl Communicator for Shm<'_> {
             let to = message.at.byte + (done / width) as u64 * message.dtype.bytes();
             device.store(Location { byte: to, ..message.at }, message.dtype, piece);
             done += piece.len();
+            self.progress();
             at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);
             tail.set(at);
         }
@@ -274,7 +282,7 @@ impl Communicator for Shm<'_> {
             segment.u32(area.position(k as u64)).store(number, Ordering::Relaxed);
         }
         segment.u64(area.step()).store(step, Ordering::Relaxed);
-        segment.u64(area.progress()).fetch_add(1, Ordering::Release);
+        self.progress();
     }
 
     fn abort(&mut self, reason: &str) {

@@ -1,0 +1,41 @@
+//! One rank of a run. Started by a launcher (`mcc run`), which gives it the run's memory as its standard input and listens to its
+//! standard output.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |flag: &str| (arguments.next().as_deref() == Some(flag)).then(|| arguments.next()?.parse::<u64>().ok()).flatten();
+    let (Some(rank), Some(parent)) = (number("--rank"), number("--parent")) else {
+        eprintln!("mcc-rank is one rank of a run; `mcc run OUT.mcc` starts as many as are needed");
+        return ExitCode::from(2);
+    };
+    if let Err(e) = follow(parent) {
+        eprintln!("mcc-rank: {e}");
+        return ExitCode::FAILURE;
+    }
+    let memory = match io::stdin().as_fd().try_clone_to_owned() {
+        Ok(memory) if !io::stdin().is_terminal() => memory,
+        Ok(_) | Err(_) => {
+            eprintln!("mcc-rank: standard input is not the memory of a run");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime::worker::run(rank, memory, io::stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The launcher has been told.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Ends this process when the launcher ends, however it ends.
+fn follow(parent: u64) -> Result<(), String> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(|e| e.to_string())?;
+    // It may have ended before that took effect.
+    match rustix::process::getppid() {
+        Some(pid) if pid.as_raw_nonzero().get() as u64 == parent => Ok(()),
+        Some(_) | None => Err(format!("process {parent}, which started this rank, is gone")),
+    }
+}

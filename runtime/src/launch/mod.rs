@@ -1,0 +1,338 @@
+//! Starts the ranks of an artifact as processes of this machine, watches them, and gathers what they say.
+//!
+//! Nothing of a run has a name that could stay behind: memory is an inherited anonymous file, ranks die with the process that
+//! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within
+//! [`PATIENCE`], with who waits for whom.
+
+mod ranks;
+mod save;
+
+use crate::artifact::Artifact;
+use crate::cpu;
+use crate::data::{Data, DataError, Spec};
+use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
+use crate::shm::{Board, Layout, Segment};
+use crate::weights::{self, Weights, WeightsError};
+use ir::op::DType;
+use ir::program::Job;
+use ranks::{Ranks, Said};
+use save::Target;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long a rank may show no sign of life: no command begun, no piece of a communication done, no time on a core.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often the launcher looks.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The `mcc-rank` program.
+    pub rank_binary: PathBuf,
+    pub data: Vec<Spec>,
+    pub valid_data: Vec<Spec>,
+    /// Steps between held-out losses; 0 is never.
+    pub eval_interval: u64,
+    /// Most global batches of a held-out loss.
+    pub eval_batches: u64,
+    /// Default: all of the data if it ends, else the schedule's steps, else once through the data.
+    pub steps: Option<u64>,
+    pub init: Option<PathBuf>,
+    pub save: Option<PathBuf>,
+    /// One JSON object per step.
+    pub metrics: Option<PathBuf>,
+    /// Default: the cores of this machine over the ranks, at least one.
+    pub threads_per_rank: Option<usize>,
+    /// Below 2^53.
+    pub seed: u64,
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl RunOptions {
+    /// The defaults, with the `mcc-rank` program at this path.
+    pub fn new(rank_binary: PathBuf) -> RunOptions {
+        RunOptions {
+            rank_binary,
+            data: vec![],
+            valid_data: vec![],
+            eval_interval: 0,
+            eval_batches: 8,
+            steps: None,
+            init: None,
+            save: None,
+            metrics: None,
+            threads_per_rank: None,
+            seed: 0,
+            on_nonfinite: OnNonfinite::Stop,
+        }
+    }
+}
+
+/// A step, as all ranks have done it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Progress {
+    /// From 1.
+    pub step: u64,
+    #[serde(skip)]
+    pub steps: u64,
+    pub loss: Option<f64>,
+    pub grad_norm: Option<f64>,
+    pub lr: f64,
+    pub tokens_per_s: f64,
+    pub step_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub valid_loss: Option<f64>,
+    /// The update was left out, as loss or gradient norm were not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// The other reports, by name.
+    #[serde(flatten)]
+    pub reports: BTreeMap<String, f64>,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    pub steps: u64,
+    pub skipped: u64,
+    pub last: Option<Progress>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("{launcher} started {found} ranks, but the artifact is for {expected}")]
+    World { launcher: &'static str, found: u64, expected: u64 },
+    #[error("joining the {0} ranks that {1} started is not supported yet: start `mcc run` once, it starts its ranks itself")]
+    Joining(u64, &'static str),
+    #[error("seed {0} is not below 2^53")]
+    Seed(u64),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("`{}`: {cause}", .file.display())]
+    Io { file: PathBuf, cause: io::Error },
+    #[error("{bytes} bytes of memory that the ranks share could not be had: {cause}")]
+    Memory { bytes: u64, cause: io::Error },
+    #[error("`{}` could not be started: {cause}", .binary.display())]
+    Start { binary: PathBuf, cause: io::Error },
+    /// Why the run ended, then who was waiting.
+    #[error("{reason}{}", .waiting.iter().map(|w| format!("\n  {w}")).collect::<String>())]
+    Ranks { reason: String, waiting: Vec<String> },
+    #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
+    NonFinite { step: u64, values: Vec<String>, blame: String },
+}
+
+/// Refuses to run under another launcher that started a world of the wrong size, or any but one rank. `variable` looks up the
+/// environment.
+///
+/// # Errors
+/// If ranks were started by torchrun, mpirun or srun.
+pub fn check_world(artifact: &Artifact, variable: impl Fn(&str) -> Option<String>) -> Result<(), RunError> {
+    let launchers = [
+        ("torchrun", "RANK", "WORLD_SIZE"),
+        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpirun", "PMI_RANK", "PMI_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+    ];
+    let number = |name: &str| variable(name)?.parse::<u64>().ok();
+    for (launcher, rank, world) in launchers {
+        let (Some(_), Some(found)) = (number(rank), number(world)) else { continue };
+        let expected = artifact.manifest.ranks;
+        if found != expected && found != 1 {
+            return Err(RunError::World { launcher, found, expected });
+        }
+        if found != 1 {
+            return Err(RunError::Joining(found, launcher));
+        }
+    }
+    Ok(())
+}
+
+/// Runs an artifact on this machine. `progress` is called after every step.
+///
+/// # Errors
+/// If options, data or weights are wrong, before any rank starts; then whatever ends a rank. No process is left in any case.
+pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
+    let job = &artifact.job;
+    let orders = orders(artifact, options)?;
+    let mut metrics = match &options.metrics {
+        None => None,
+        Some(file) => Some((file, io::LineWriter::new(fs::File::create(file).map_err(|cause| RunError::Io { file: file.clone(), cause })?))),
+    };
+    let target = match &options.save {
+        None => None,
+        Some(file) => Some(Target::create(file, &weights::Layout::new(job)).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
+    };
+    let orders = Orders { save: target.as_ref().map(Target::path), ..orders };
+    let said = protocol::pack(&orders);
+    let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
+    let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
+    segment.slice_mut(0, said.len()).copy_from_slice(&said);
+    let board = Board { segment: &segment, layout: &layout };
+    let mut ranks = Ranks::start(&options.rank_binary, job, board, &memory)
+        .map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
+    let mut gather = Gather::new(job, orders.steps);
+    let mut summary = Summary::default();
+    while !ranks.finished() {
+        match ranks.listen(TICK) {
+            None => ranks.watch(PATIENCE.as_millis().div_ceil(TICK.as_millis()) as u32),
+            Some(Said::Event(_, Event::Step(event))) => {
+                if let Some(step) = gather.step(event) {
+                    if let Some((file, out)) = &mut metrics {
+                        let line = serde_json::to_string(&step).expect("invariant: plain data with text keys");
+                        writeln!(out, "{line}").map_err(|cause| RunError::Io { file: file.to_path_buf(), cause })?;
+                    }
+                    progress(&step);
+                    summary.steps = step.step;
+                    summary.skipped += u64::from(step.skipped);
+                    summary.last = Some(step);
+                }
+            }
+            Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
+            Some(Said::Event(rank, Event::Failed { message, aborted })) => ranks.failed(rank, message, aborted),
+            Some(Said::Event(rank, Event::Finished)) => ranks.done(rank),
+            Some(Said::Closed(rank)) => ranks.closed(rank),
+        }
+        if let Some((reason, waiting)) = ranks.failure() {
+            return Err(RunError::Ranks { reason, waiting });
+        }
+    }
+    drop(ranks);
+    if let Some(error) = gather.error() {
+        return Err(error);
+    }
+    if let (Some(target), Some(file)) = (target, &options.save) {
+        target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
+    }
+    Ok(summary)
+}
+
+/// Checks the options and settles what they leave open.
+fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
+    let job = &artifact.job;
+    if options.seed >= 1 << 53 {
+        return Err(RunError::Seed(options.seed));
+    }
+    // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
+    let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
+    let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> {
+        list.iter().map(|s| Ok(Spec { input: s.input.clone(), file: absolute(&s.file)? })).collect()
+    };
+    let steps = match options.steps {
+        Some(0) => 0,
+        given => {
+            let data = Data::open(job, &options.data)?;
+            // A first look finds files of another kind before anything starts.
+            data.batch(0)?;
+            let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
+            let steps = given.or(data.end()).or(scheduled).unwrap_or_else(|| data.batches());
+            if let Some(end) = data.end().filter(|end| *end < steps) {
+                // Names the file.
+                data.batch(end)?;
+            }
+            steps
+        }
+    };
+    if !options.valid_data.is_empty() {
+        Data::open(job, &options.valid_data)?.batch(0)?;
+    }
+    if let Some(file) = &options.init {
+        Weights::open(file, job)?;
+    }
+    let threads = options.threads_per_rank.unwrap_or_else(|| cpu::allowed_cores().len() / artifact.manifest.ranks.max(1) as usize);
+    Ok(Orders {
+        artifact: absolute(&artifact.dir)?,
+        id: artifact.id.clone(),
+        data: specs(&options.data)?,
+        valid_data: specs(&options.valid_data)?,
+        eval_interval: options.eval_interval,
+        eval_batches: options.eval_batches,
+        steps,
+        init: options.init.as_ref().map(absolute).transpose()?,
+        save: None,
+        threads: threads.max(1),
+        seed: options.seed,
+        on_nonfinite: options.on_nonfinite,
+    })
+}
+
+/// Puts together what ranks say about the same step.
+struct Gather<'a> {
+    job: &'a Job,
+    steps: u64,
+    tokens: f64,
+    /// By step: events that have come, until all have.
+    open: BTreeMap<u64, Vec<StepEvent>>,
+    nonfinite: Option<(u64, Vec<String>)>,
+    blame: Option<(Blamed, u64)>,
+}
+
+impl<'a> Gather<'a> {
+    fn new(job: &'a Job, steps: u64) -> Self {
+        // Tokens are the elements of the first input of whole numbers; without one, rows count.
+        let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
+        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None }
+    }
+
+    /// The step that is complete with this event.
+    fn step(&mut self, event: StepEvent) -> Option<Progress> {
+        let step = event.step;
+        let events = self.open.entry(step).or_default();
+        events.push(event);
+        if (events.len() as u64) < self.job.mesh.world() {
+            return None;
+        }
+        let events = self.open.remove(&step)?;
+        let step_ms = events.iter().map(|e| e.milliseconds).fold(0.0, f64::max);
+        let mut reports: BTreeMap<String, f64> = BTreeMap::new();
+        let mut valid_loss = None;
+        for event in &events {
+            for (name, value) in self.job.reports.iter().zip(&event.reports) {
+                if let Some(value) = value {
+                    reports.insert(name.clone(), *value);
+                }
+            }
+            let valid = event.valid.iter().flat_map(|v| self.job.reports.iter().zip(v));
+            valid_loss = valid.filter(|(name, _)| *name == "loss").find_map(|(_, v)| *v).or(valid_loss);
+        }
+        Some(Progress {
+            step,
+            steps: self.steps,
+            loss: reports.remove("loss"),
+            grad_norm: reports.remove("grad_norm"),
+            lr: events[0].learning_rate,
+            tokens_per_s: self.tokens / (step_ms / 1e3).max(1e-9),
+            step_ms,
+            valid_loss,
+            skipped: events.iter().any(|e| e.skipped),
+            reports,
+        })
+    }
+
+    fn nonfinite(&mut self, rank: u64, step: u64, reports: &[Option<f64>], blame: Option<Blamed>) {
+        let wrong = self.job.reports.iter().zip(reports).filter_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| format!("{n} = {v}")));
+        let (_, values) = self.nonfinite.get_or_insert((step, vec![]));
+        wrong.for_each(|w| if !values.contains(&w) { values.push(w) });
+        if let Some(blame) = blame
+            && self.blame.as_ref().is_none_or(|(b, r)| (blame.order, rank) < (b.order, *r))
+        {
+            self.blame = Some((blame, rank));
+        }
+    }
+
+    fn error(self) -> Option<RunError> {
+        let (step, values) = self.nonfinite?;
+        let blame = match self.blame {
+            Some((blame, rank)) => format!("it comes from rank {rank}, {}", blame.what),
+            None => "no single kernel made it from finite numbers".into(),
+        };
+        Some(RunError::NonFinite { step, values, blame })
+    }
+}

@@ -1,0 +1,201 @@
+//! A rank's process: reads its orders, trains, says what happens.
+
+use crate::artifact::{self, Artifact, ArtifactError};
+use crate::comm::{CommError, Communicator, Phase};
+use crate::cpu::{Cpu, Library, Threads};
+use crate::data::{Data, DataError};
+use crate::device::{Device, DeviceError};
+use crate::executor::{Advance, ExecError, Fault, Held, Rank, Step, arena_bytes};
+use crate::host::{Tensor, Whole, sizes};
+use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
+use crate::reference::{Plans, Reference};
+use crate::schedule::learning_rate;
+use crate::shm::{Board, Layout, Segment, Shm};
+use crate::target::Target;
+use crate::weights::{self, Weights, WeightsError};
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("cannot take part in a run: {0}")]
+    Orders(io::Error),
+    #[error("rank {rank}: the artifact is {found}, the launcher's is {expected}")]
+    Id { rank: u64, found: String, expected: String },
+    #[error("rank {rank} is not in a mesh of {world} ranks")]
+    World { rank: u64, world: u64 },
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("rank {rank}: {cause}")]
+    Device { rank: u64, cause: DeviceError },
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error("`{}`: {cause}", .file.display())]
+    Save { file: PathBuf, cause: io::Error },
+    #[error("the launcher does not listen any more: {0}")]
+    Silence(io::Error),
+}
+
+impl WorkerError {
+    fn is_abort(&self) -> bool {
+        matches!(self, WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. }))
+    }
+}
+
+/// Takes part in a run: `memory` is the segment that the launcher made, `events` goes to the launcher. An error has been told to
+/// the launcher, and ended the run for the others, if that was possible.
+///
+/// # Errors
+/// What ended this rank.
+pub fn run(rank: u64, memory: OwnedFd, mut events: impl Write) -> Result<(), WorkerError> {
+    let outcome = start(rank, memory, &mut events);
+    let last = match &outcome {
+        Ok(()) => Event::Finished,
+        Err(e) => Event::Failed { message: e.to_string(), aborted: e.is_abort() },
+    };
+    protocol::say(&mut events, &last).map_err(WorkerError::Silence)?;
+    outcome
+}
+
+fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), WorkerError> {
+    let segment = Segment::map(&memory).map_err(WorkerError::Orders)?;
+    let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
+    let artifact = artifact::read(&orders.artifact)?;
+    if artifact.id != orders.id {
+        return Err(WorkerError::Id { rank, found: artifact.id, expected: orders.id });
+    }
+    let layout = Layout::new(&artifact.job, &artifact.manifest.target, first);
+    if rank >= layout.world {
+        return Err(WorkerError::World { rank, world: layout.world });
+    }
+    if layout.bytes > segment.bytes() {
+        return Err(WorkerError::Orders(io::Error::new(io::ErrorKind::InvalidData, "its memory is too small")));
+    }
+    let board = Board { segment: &segment, layout: &layout };
+    let threads = Threads::of_rank(rank, layout.world, orders.threads.max(1));
+    let spins = threads.spins;
+    let job = &artifact.job;
+    let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+    let failed = |cause| WorkerError::Device { rank, cause };
+    let mut shm = Shm::new(board, rank, spins);
+    let outcome = match artifact.manifest.target {
+        Target::Cpu { .. } => Library::load(&artifact)
+            .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(program), &threads))
+            .map_err(failed)
+            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)),
+        Target::Reference => {
+            let plans = Plans::new(job);
+            let device = Reference::new(job, &plans, program, arena_bytes(program));
+            train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)
+        }
+    };
+    if let Err(e) = &outcome {
+        shm.abort(&e.to_string());
+    }
+    outcome
+}
+
+fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<(), WorkerError> {
+    let job = &artifact.job;
+    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
+    let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
+    let weights = match &orders.init {
+        Some(file) => Weights::open(file, job)?,
+        None => Weights::random(job, orders.seed),
+    };
+    let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
+    rank.initialise(|held| match held {
+        Held::Param(p) => Some(weights.param(p)),
+        Held::State(..) => None,
+        Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+    });
+    drop(weights);
+    for number in 1..=orders.steps {
+        let begun = Instant::now();
+        let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
+        let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
+        let step = Step { number, learning_rate, seed: orders.seed, batch: &batch };
+        phase(&mut rank, Phase::Train, &step, shm)?;
+        let reports = rank.reports().to_vec();
+        let finite = rank.is_finite();
+        match orders.on_nonfinite {
+            OnNonfinite::Stop if !finite => {
+                let blame = blame(artifact, &mut rank, &step, shm)?;
+                let event = Event::NonFinite { step: number, reports, blame };
+                return protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence);
+            }
+            OnNonfinite::Skip if !finite => {}
+            OnNonfinite::Stop | OnNonfinite::Skip => phase(&mut rank, Phase::Update, &step, shm)?,
+        }
+        let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+        let due = orders.eval_interval > 0 && number.is_multiple_of(orders.eval_interval);
+        let valid = match &valid {
+            Some(valid) if due => Some(evaluate(&mut rank, valid, orders, number, shm)?),
+            Some(_) | None => None,
+        };
+        let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, skipped: !finite };
+        protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
+    }
+    if let Some(file) = &orders.save {
+        save(artifact, &rank, file).map_err(|cause| WorkerError::Save { file: file.clone(), cause })?;
+    }
+    Ok(())
+}
+
+/// Runs a phase to its end; the communicator of a process waits itself.
+fn phase<D: Device>(rank: &mut Rank<D>, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), WorkerError> {
+    rank.begin(phase);
+    while rank.advance(step, shm)? != Advance::Finished {}
+    Ok(())
+}
+
+/// Means of the reports over held-out batches.
+fn evaluate<D: Device>(rank: &mut Rank<D>, valid: &Data, orders: &Orders, number: u64, shm: &mut Shm) -> Result<Vec<Option<f64>>, WorkerError> {
+    let batches = valid.batches().min(orders.eval_batches).max(1);
+    let mut sums: Vec<Option<f64>> = vec![];
+    for k in 0..batches {
+        let batch = valid.batch(k)?;
+        let step = Step { number, learning_rate: 0.0, seed: orders.seed, batch: &batch };
+        phase(rank, Phase::Eval, &step, shm)?;
+        sums.resize(rank.reports().len(), Some(0.0));
+        for (sum, value) in sums.iter_mut().zip(rank.reports()) {
+            *sum = sum.zip(*value).map(|(s, v)| s + v / batches as f64);
+        }
+    }
+    Ok(sums)
+}
+
+/// Runs the step again, looking at everything; parameters and optimizer states are still those that it began with.
+fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &mut Shm) -> Result<Option<Blamed>, WorkerError> {
+    let mut held = None;
+    rank.collect(|what, at, values| {
+        if let (None, Held::Param(p), Some(k)) = (&held, what, values.iter().position(|x| !x.is_finite())) {
+            let name = &artifact.job.params[p as usize].name;
+            held = Some(format!("element {} of parameter {name} is {} before the step", at + k as u64, values[k]));
+        }
+    });
+    rank.watch();
+    phase(rank, Phase::Train, step, shm)?;
+    let made = rank.blame().map(|b| Blamed::at(b.position, b.command));
+    Ok(held.map(|what| Blamed { order: (0, 0), what }).or(made))
+}
+
+/// Writes this rank's part of the parameters to a file that the launcher prepared.
+fn save<D: Device>(artifact: &Artifact, rank: &Rank<D>, file: &PathBuf) -> io::Result<()> {
+    let layout = weights::Layout::new(&artifact.job);
+    let file = fs::OpenOptions::new().write(true).open(file)?;
+    let mut outcome = Ok(());
+    rank.collect(|held, at, values| {
+        if let (Held::Param(param), Ok(())) = (held, &outcome) {
+            outcome = layout.write(&file, param, at, values);
+        }
+    });
+    outcome
+}

@@ -1,0 +1,238 @@
+//! Ranks as real processes: the fixture's job with interpreted kernels, trained, killed, stopped.
+
+mod fixture;
+
+use fixture::Split;
+use runtime::artifact::{self, Artifact, Parts};
+use runtime::data::Spec;
+use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
+use runtime::protocol::OnNonfinite;
+use runtime::target::Target;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A directory with an artifact, data and initial weights.
+struct Bench {
+    dir: TempDir,
+    artifact: Artifact,
+}
+
+const STEPS: u64 = 4;
+
+fn npy(path: &Path, shape: &str, data: &[f64]) {
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    while (header.len() + 11) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.bytes());
+    bytes.extend(data.iter().flat_map(|x| (*x as f32).to_le_bytes()));
+    fs::write(path, bytes).unwrap();
+}
+
+impl Bench {
+    fn new(split: &Split) -> Bench {
+        Bench::with(fixture::job(split))
+    }
+
+    fn with(job: ir::program::Job) -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("linear.mcc");
+        artifact::write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap();
+        let inputs = fixture::inputs();
+        let steps = |name: &str| inputs[name].data.repeat(STEPS as usize);
+        npy(&dir.path().join("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &steps("x"));
+        npy(&dir.path().join("t.npy"), &format!("({STEPS}, {})", fixture::BATCH), &steps("t"));
+        let bench = Bench { artifact: artifact::read(&out).unwrap(), dir };
+        bench.weights("init", &fixture::params()["w"].data);
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn weights(&self, name: &str, values: &[f64]) {
+        let layout = runtime::weights::Layout::new(&self.artifact.job);
+        let file = fs::File::create(self.path(name)).unwrap();
+        layout.start(&file).unwrap();
+        layout.write(&file, 0, 0, values).unwrap();
+    }
+
+    fn options(&self) -> RunOptions {
+        let spec = |name: &str| Spec { input: Some(name.into()), file: self.path(&format!("{name}.npy")) };
+        RunOptions {
+            data: vec![spec("x"), spec("t")],
+            init: Some(self.path("init")),
+            threads_per_rank: Some(1),
+            ..RunOptions::new(env!("CARGO_BIN_EXE_mcc-rank").into())
+        }
+    }
+
+    /// The saved bytes and the progress of a whole run.
+    fn train(&self) -> (Vec<u8>, Vec<Progress>) {
+        let options = RunOptions { save: Some(self.path("out")), metrics: Some(self.path("metrics")), ..self.options() };
+        let mut steps = vec![];
+        let summary = run(&self.artifact, &options, &mut |p| steps.push(p.clone())).unwrap();
+        assert_eq!(summary.steps, STEPS);
+        (fs::read(self.path("out")).unwrap(), steps)
+    }
+
+    fn fails(&self, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> String {
+        let error = run(&self.artifact, options, progress).unwrap_err().to_string();
+        assert_eq!(children(), Vec::<u32>::new(), "{error}");
+        error
+    }
+}
+
+/// Processes that this test's thread has started and that are still there. (Other tests run beside it.)
+fn children() -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/self/task/{}/children", rustix::thread::gettid().as_raw_nonzero())).unwrap_or_default();
+    list.split_whitespace().filter_map(|p| p.parse().ok()).collect()
+}
+
+const TRAINING: f64 = 1e-3;
+
+#[test]
+fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
+    let (bytes, steps) = Bench::new(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 }).train();
+    let (loss, norm, ..) = fixture::expected(TRAINING);
+    assert_eq!((steps[0].loss, steps[0].grad_norm, steps[0].lr), (Some(loss), Some(norm), TRAINING));
+    assert!(steps[3].loss.unwrap() < loss);
+    for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 1 }, Split { microbatches: 1, pp: 2, dp: 1, tp: 2 }] {
+        let bench = Bench::new(&split);
+        let (same, more) = bench.train();
+        assert_eq!(same, bytes);
+        let numbers = |list: &[Progress]| list.iter().map(|p| (p.loss, p.grad_norm, p.lr)).collect::<Vec<_>>();
+        assert_eq!(numbers(&more), numbers(&steps));
+        let lines = fs::read_to_string(bench.path("metrics")).unwrap();
+        let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+        assert_eq!(first["step"], 1);
+        assert_eq!(first["loss"], loss);
+        for key in ["grad_norm", "lr", "tokens_per_s", "step_ms"] {
+            assert!(first[key].is_f64(), "{key}");
+        }
+        assert_eq!(lines.lines().count() as u64, STEPS);
+        let mut names: Vec<_> = fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["init", "linear.mcc", "metrics", "out", "t.npy", "x.npy"]);
+    }
+}
+
+#[test]
+fn a_held_out_loss_is_reported_when_it_is_due() {
+    let bench = Bench::new(&Split { microbatches: 2, pp: 2, dp: 1, tp: 1 });
+    let options = RunOptions { valid_data: bench.options().data, eval_interval: 2, ..bench.options() };
+    let mut valid = vec![];
+    run(&bench.artifact, &options, &mut |p| valid.push((p.valid_loss, p.loss))).unwrap();
+    assert_eq!(valid.iter().map(|v| v.0.is_some()).collect::<Vec<_>>(), [false, true, false, true]);
+    // All steps have the same data, so the loss after step 2 is that of step 3.
+    assert_eq!(valid[1].0, valid[2].1);
+}
+
+/// Sends a signal to the process of a rank of this test's run, once it has trained a step.
+fn hit(signal: rustix::process::Signal) -> (String, Duration) {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let mut since = None;
+    let error = bench.fails(&bench.options(), &mut |p| {
+        if p.step == 1 {
+            let victim = children().into_iter().find(|p| fs::read(format!("/proc/{p}/cmdline")).unwrap().starts_with_rank(1)).unwrap();
+            rustix::process::kill_process(rustix::process::Pid::from_raw(victim as i32).unwrap(), signal).unwrap();
+            since = Some(Instant::now());
+        }
+    });
+    (error, since.unwrap().elapsed())
+}
+
+trait CommandLine {
+    fn starts_with_rank(&self, rank: u64) -> bool;
+}
+
+impl CommandLine for Vec<u8> {
+    fn starts_with_rank(&self, rank: u64) -> bool {
+        let words: Vec<&[u8]> = self.split(|b| *b == 0).collect();
+        words.windows(2).any(|w| w[0] == b"--rank" && w[1] == rank.to_string().as_bytes())
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_and_is_named() {
+    let (error, _) = hit(rustix::process::Signal::KILL);
+    assert!(error.starts_with("rank 1 was killed by signal 9 at"), "{error}");
+}
+
+#[test]
+fn a_stopped_rank_is_found_stuck() {
+    let (error, time) = hit(rustix::process::Signal::STOP);
+    assert!(error.starts_with("rank 1 is stuck at step"), "{error}");
+    assert!(error.contains("\n  rank 0 waits for rank 1 at step"), "{error}");
+    assert!(time < Duration::from_secs(5), "{time:?}");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_a_deadlock() {
+    let mut job = fixture::job(&Split { microbatches: 1, pp: 2, dp: 1, tp: 1 });
+    // The last stage leaves out a collective with the first.
+    job.programs[1].bodies[3].commands.remove(2);
+    let bench = Bench::with(job);
+    let error = bench.fails(&bench.options(), &mut |_| {});
+    assert!(error.contains("deadlock: all ranks wait") || error.contains("issues"), "{error}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
+    let bench = Bench::new(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+    let mut x = fixture::inputs()["x"].data.repeat(STEPS as usize);
+    // In f64, nothing less than an infinite input will do.
+    x[((fixture::BATCH + 5) * fixture::INS) as usize] = f64::INFINITY;
+    npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
+    let error = bench.fails(&bench.options(), &mut |_| {});
+    assert!(error.starts_with("step 2: loss = inf, grad_norm = NaN is not finite;"), "{error}");
+    let options = RunOptions { on_nonfinite: OnNonfinite::Skip, ..bench.options() };
+    let Summary { steps, skipped, last } = run(&bench.artifact, &options, &mut |_| {}).unwrap();
+    assert_eq!((steps, skipped), (STEPS, 1));
+    assert!(last.unwrap().loss.unwrap().is_finite());
+    bench.weights("init", &[1.0, f64::NAN, 1.0]);
+    let error = bench.fails(&bench.options(), &mut |_| {});
+    assert!(error.contains("it comes from rank 0, element 1 of parameter w is NaN before the step"), "{error}");
+}
+
+#[test]
+fn wrong_options_are_refused_before_any_rank_starts() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let refused = |options: RunOptions| bench.fails(&options, &mut |_| {});
+    assert!(refused(RunOptions { data: vec![], ..bench.options() }).contains("no data for input `x`"));
+    assert!(refused(RunOptions { steps: Some(9), ..bench.options() }).contains("has 4 steps; step 5 was asked for"));
+    assert!(refused(RunOptions { init: Some(bench.path("x.npy")), ..bench.options() }).contains("is not a safetensors file"));
+    assert!(refused(RunOptions { rank_binary: bench.path("missing"), ..bench.options() }).contains("could not be started"));
+    assert!(refused(RunOptions { save: Some(bench.path("none/out")), ..bench.options() }).contains("none/out"));
+    assert!(refused(RunOptions { rank_binary: "/bin/false".into(), ..bench.options() }).contains("ended with code 1 at the start"));
+}
+
+#[test]
+fn a_world_of_another_size_is_refused_by_name() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let check = |world: &str| {
+        check_world(&bench.artifact, |name| match name {
+            "RANK" => Some("0".into()),
+            "WORLD_SIZE" => Some(world.into()),
+            _ => None,
+        })
+        .map_err(|e| e.to_string())
+    };
+    assert_eq!(check("3"), Err("torchrun started 3 ranks, but the artifact is for 2".into()));
+    assert!(check("2").unwrap_err().contains("not supported yet"));
+    assert_eq!(check("1"), Ok(()));
+}
+
+#[test]
+fn the_rank_binary_alone_says_what_it_is() {
+    let output = Command::new(env!("CARGO_BIN_EXE_mcc-rank")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("mcc-rank is one rank of a run"));
+}
