@@ -9,7 +9,7 @@ use crate::plan::{self, SequenceParallel};
 use crate::propagate::{self, Rows};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{optimize, pad, partition, simplify, tables};
+use crate::{optimize, pad, partition, rematerialize, simplify, tables};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -116,6 +116,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let graph = trace.step("optimize", || optimize::optimize(graph, &train), valid)?;
     let graph = trace.step("simplify", || simplify::simplify(graph), valid)?;
     let graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
+    let graph = trace.step("rematerialize", || simplify::simplify(rematerialize::rematerialize(graph)), valid)?;
     let logical = graph.clone();
     let mut graph = graph;
     let lists = plan::lists(&plan, &graph, options.sp);

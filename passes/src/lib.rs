@@ -11,6 +11,7 @@ pub mod pad;
 pub mod partition;
 pub mod plan;
 pub mod propagate;
+pub mod rematerialize;
 pub mod schedule;
 pub mod simplify;
 pub mod stages;

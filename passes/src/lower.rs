@@ -378,7 +378,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             }
             Op::Collective { kind, subs, stages, .. } => {
                 let src = self.dense_view(node.args[0]);
-                let dst = self.buffer(v, &order, Content::Activation);
+                let dst = if self.reduces_in_place(v, *kind, &src) { src.clone() } else { self.buffer(v, &order, Content::Activation) };
                 let group = self.l.group(Group { subs: subs.clone(), stages: stages.clone() });
                 let count = match kind {
                     Collective::AllReduce(_) => body.elements(v),
@@ -400,6 +400,15 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             self.launch(launch, v);
             self.sums.insert(v, sum);
         }
+    }
+
+    /// Whether an all-reduce may write over its operand: a value with a buffer of its own that nothing else reads.
+    fn reduces_in_place(&self, v: Value, kind: Collective, src: &View) -> bool {
+        let body = &self.local.body;
+        let arg = body[v].args[0];
+        let owned = matches!(role(body, arg), Role::Compute | Role::Exchange) && !matches!(body[arg].op, Op::Send { .. });
+        let dense = src.dims == body[v].ty.dims;
+        matches!(kind, Collective::AllReduce(_)) && owned && dense && self.users[arg.index()].len() == 1 && !self.is_root(arg)
     }
 
     fn alias(&mut self, v: Value) -> View {

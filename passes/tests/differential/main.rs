@@ -1,10 +1,12 @@
 //! Compiled programs, all ranks of them, against the reference interpreter on the logical graph.
 
-mod common;
+mod generate;
+mod harness;
+mod random;
 
-use common::{Case, check};
+use harness::{Case, check};
 
-const GPT2: &str = include_str!("../../models/gpt2.mdl");
+const GPT2: &str = include_str!("../../../models/gpt2.mdl");
 
 fn gpt2(case: Case) {
     let defines = [("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("ffn", "16"), ("layers", "4"), ("seq", "4")];

@@ -1,0 +1,405 @@
+//! Random models as .mdl text, with a mesh, a schedule and ranges of inputs that fit them.
+//!
+//! A model is a stream of values `[batch, hidden]` or `[batch, seq, hidden]` through `repeat`s of random blocks, with one or more losses
+//! at its end. All sizes are small, few divide by all that they are split by, and dims that axes split are chosen at random, so
+//! that most sharding decisions come up somewhere. Models for [`Data::Exact`] compute integers alone: values are clamped
+//! from layer to layer, so that every sum is exact.
+
+use crate::harness::{Case, Data, Range, Ranges};
+use ir::random::mix;
+use passes::propagate::Rows;
+use passes::schedule::Schedule;
+use std::fmt::Write;
+
+/// A model and how to run it.
+pub struct Triple {
+    pub text: String,
+    pub case: Case,
+    pub ranges: Ranges,
+}
+
+/// The model, mesh and schedule of a seed.
+pub fn triple(seed: u64) -> Triple {
+    let mut dice = Dice(mix(seed));
+    let case = case(&mut dice, seed);
+    let mut writer = Writer::new(dice, case);
+    writer.model();
+    Triple { text: writer.text, case: writer.case, ranges: writer.ranges }
+}
+
+/// Deterministic random choices.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = mix(self.0);
+        (self.0 >> 11) % n
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+fn case(dice: &mut Dice, seed: u64) -> Case {
+    let (mut dp, mut tp, mut pp) = (dice.pick(&[1, 1, 2, 2, 3, 4]), dice.pick(&[1, 2, 2, 3, 4, 4, 6, 8]), dice.pick(&[1, 1, 2, 2, 3, 4]));
+    // Twelve ranks at most: more of them find nothing new.
+    while dp * tp * pp > 12 {
+        match dice.below(3) {
+            0 => dp = 1,
+            1 => tp = dice.pick(&[1, 2]),
+            _ => pp = dice.pick(&[1, 2]),
+        }
+    }
+    let micro_batch = dice.pick(&[1, 1, 2]);
+    let microbatches = dice.pick(&[1, 2, 2, 3, 4]);
+    Case {
+        dp,
+        tp,
+        pp,
+        sp: dice.chance(50),
+        micro_batch,
+        global_batch: dp * micro_batch * microbatches,
+        schedule: dice.pick(&[Schedule::GPipe, Schedule::OneFOneB]),
+        rows: if dice.chance(40) { Rows::Random(seed) } else { Rows::Rules },
+        layout: None,
+        seed,
+        data: dice.pick(&[Data::Real, Data::Real, Data::Exact]),
+        inline_ops: dice.chance(20),
+    }
+}
+
+/// Which dims a stream has beside `hidden`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tokens {
+    Rows,
+    Sequences,
+}
+
+struct Writer {
+    dice: Dice,
+    case: Case,
+    text: String,
+    ranges: Ranges,
+    indent: usize,
+    tokens: Tokens,
+    sizes: Sizes,
+    /// Settings and dims that exist only where something needs them: declared in the header.
+    layers: Vec<u64>,
+    blocks: u32,
+    dropout: bool,
+    /// Labels carry -100.
+    ignored: bool,
+}
+
+/// Sizes of the dims that every model has.
+struct Sizes {
+    seq: u64,
+    hidden: u64,
+    ffn: u64,
+    kv: u64,
+    group: u64,
+    head_dim: u64,
+    vocab: u64,
+    classes: u64,
+}
+
+impl Writer {
+    fn new(mut dice: Dice, case: Case) -> Writer {
+        let tp = case.tp;
+        // Mostly what tp divides; else what it does not, or divides in part.
+        let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };
+        let (ffn, seq, vocab, classes) = (split(90), split(70), split(40) + 3, split(80));
+        let sizes = Sizes {
+            seq: seq.clamp(2, 12),
+            hidden: dice.pick(&[2, 4, 4, 6]),
+            ffn,
+            kv: dice.pick(&[1, 1, 2, 2, 3, 4]),
+            group: dice.pick(&[1, 2, 2, 3, 4]),
+            head_dim: dice.pick(&[2, 4]),
+            vocab,
+            classes,
+        };
+        let repeats = if dice.chance(25) { 2 } else { 1 };
+        let mut layers: Vec<u64> = (0..repeats).map(|_| 1 + dice.below(3)).collect();
+        let short = case.pp.saturating_sub(layers.iter().sum());
+        layers[0] += short;
+        let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
+        let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
+        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, dropout, ignored }
+    }
+
+    fn line(&mut self, line: impl AsRef<str>) {
+        let line = line.as_ref();
+        if line.starts_with('}') {
+            self.indent -= 1;
+        }
+        writeln!(self.text, "{}{line}", "  ".repeat(self.indent)).expect("writing to a string");
+        if line.ends_with('{') {
+            self.indent += 1;
+        }
+    }
+
+    fn exact(&self) -> bool {
+        self.case.data == Data::Exact
+    }
+
+    fn sequences(&self) -> bool {
+        self.tokens == Tokens::Sequences
+    }
+
+    /// The token dims, as in types.
+    fn at(&self) -> &'static str {
+        match self.tokens {
+            Tokens::Rows => "batch",
+            Tokens::Sequences => "batch, seq",
+        }
+    }
+
+    fn model(&mut self) {
+        let s = &self.sizes;
+        let layers: Vec<String> = self.layers.iter().enumerate().map(|(k, n)| format!("depth{k} = {n}")).collect();
+        let header = format!(
+            "model random(batch, seq = {}, hidden = {}, ffn = {}, kv = {}, group = {}, head_dim = {}, vocab = {}, classes = {}, {}) {{",
+            s.seq, s.hidden, s.ffn, s.kv, s.group, s.head_dim, s.vocab, s.classes, layers.join(", ")
+        );
+        self.line(header);
+        self.helpers();
+        self.entry();
+        let shared = self.dice.chance(20);
+        if shared {
+            self.line("param shared: [hidden] ~ normal(0.02);");
+        }
+        let second = self.dice.chance(15);
+        if second {
+            self.line("let y = stop_gradient(x) * 2;");
+        }
+        for k in 0..self.layers.len() {
+            let blocks: Vec<String> = (0..1 + self.dice.below(2)).map(|_| self.block()).collect();
+            self.repeat(k, &blocks, shared, second);
+        }
+        if second {
+            self.line("x = x + y;");
+        }
+        self.head();
+        self.line("}");
+        self.train();
+        self.plan();
+    }
+
+    fn helpers(&mut self) {
+        let norm = if self.exact() { "minimum(maximum(x, -2), 2)" } else { self.dice.pick(&["rms_norm(x, over: hidden)", "layer_norm(x, over: hidden)", "tanh(x)"]) };
+        self.line(format!("fn norm(x) = {norm};"));
+        let act = match self.exact() {
+            true => self.dice.pick(&["relu(x)", "abs(x)", "minimum(maximum(x, -3), 3)", "where(x > 1, x, 0)", "relu2(minimum(x, 2))"]),
+            false => self.dice.pick(&["gelu_tanh(x)", "gelu(x)", "silu(x)", "relu(x)", "tanh(x)", "x * rsqrt(1 + x * x)", "sigmoid(x)"]),
+        };
+        self.line(format!("fn act(x) = {act};"));
+        let drop = if self.dropout { "dropout(x, 0.5)" } else { "x" };
+        self.line(format!("fn drop(x) = {drop};"));
+    }
+
+    /// `x` from inputs.
+    fn entry(&mut self) {
+        let at = self.at();
+        let kind = self.dice.below(3);
+        if kind != 0 {
+            self.line(format!("input tokens: i32[{at}];"));
+            self.ranges.insert("tokens".into(), Range { below: self.sizes.vocab, ignored: false });
+            self.line("param wte: [vocab, hidden] ~ normal(0.02);");
+            self.line("let x = wte[vocab: tokens];");
+        }
+        if kind != 1 {
+            self.line("dim features = 3;");
+            self.line(format!("input feats: f32[{at}, features];"));
+            let bias = self.dice.chance(50);
+            let first = format!("linear(feats, features, hidden, bias: {bias}) as embed");
+            self.line(if kind == 0 { format!("let x = {first};") } else { format!("x = x + {first};") });
+        }
+        if self.sequences() && self.dice.chance(50) {
+            self.line("param wpe: [seq, hidden] ~ normal(0.02);");
+            self.line("x = x + wpe;");
+        }
+        if self.dice.chance(30) {
+            // A statistic of data alone: computed before the first microbatch.
+            self.line(format!("input weight: f32[{at}];"));
+            let whole = if self.exact() { "maximum(minimum(sum(weight), 2), -2)" } else { "1 / (1 + abs(mean(weight)))" };
+            self.line(format!("let weigh = {whole};"));
+            self.line("x = x * weigh;");
+        }
+        self.line("x = drop(norm(x) as norm0);");
+    }
+
+    fn repeat(&mut self, k: usize, blocks: &[String], shared: bool, second: bool) {
+        self.line(format!("repeat i in depth{k} as layers{k} {{"));
+        let parallel = blocks.len() > 1 && self.dice.chance(40);
+        let alternate = self.dice.chance(25);
+        if alternate {
+            self.line("let z = x;");
+            self.line("if i % 2 == 0 {");
+            self.line("z = x * 2;");
+            self.line("}");
+        } else {
+            self.line("let z = x;");
+        }
+        if shared {
+            self.line("z = z * shared;");
+        }
+        if parallel {
+            let calls: Vec<String> = blocks.iter().enumerate().map(|(n, b)| format!("{b}(n) as part{n}")).collect();
+            self.line("let n = norm(z) as norm;");
+            for (n, call) in calls.iter().enumerate() {
+                self.line(format!("let p{n} = {call};"));
+            }
+            let sum: Vec<String> = (0..blocks.len()).map(|n| format!("p{n}")).collect();
+            self.line(format!("x = x + {};", sum.join(" + ")));
+        } else {
+            for (n, b) in blocks.iter().enumerate() {
+                let input = if n == 0 { "z" } else { "x" };
+                match self.dice.below(4) {
+                    0 => self.line(format!("x = norm({b}({input}) as part{n}) as norm{n};")),
+                    1 => self.line(format!("x = norm(x + {b}({input}) as part{n}) as norm{n};")),
+                    _ => self.line(format!("x = x + drop({b}(norm({input}) as norm{n}) as part{n});")),
+                }
+            }
+        }
+        if self.exact() {
+            self.line("x = minimum(maximum(x, -3), 3);");
+        }
+        if second {
+            let carry = self.dice.pick2("y = y + x;", "y = x - y;");
+            self.line(carry);
+        }
+        if self.dice.chance(20) {
+            let term = if self.exact() { "sum(x)" } else { "mean(x * x)" };
+            self.line(format!("loss aux = {term};"));
+        }
+        self.line("}");
+    }
+
+    fn head(&mut self) {
+        let at = self.at();
+        self.line("x = norm(x) as last_norm;");
+        let tied = self.text.contains("param wte") && self.dice.chance(60);
+        let mut losses = 0;
+        if !self.exact() && self.dice.chance(75) {
+            self.line(format!("input targets: i32[{at}];"));
+            let below = if tied { self.sizes.vocab } else { self.sizes.classes };
+            self.ranges.insert("targets".into(), Range { below, ignored: self.ignored });
+            let over = if tied { "vocab" } else { "classes" };
+            self.line(if tied { "let logits = dot(x, wte, over: hidden);" } else { "let logits = linear(x, hidden, classes, bias: true) as head;" });
+            self.line(format!("loss token_loss(logits, targets, over: {over});"));
+            if self.dice.chance(40) {
+                self.line(format!("metric accuracy = mean(f32(argmax(logits, over: {over}) == targets));"));
+            }
+            losses += 1;
+        }
+        if losses == 0 || self.dice.chance(30) {
+            self.pooled();
+        }
+        if self.dice.chance(25) {
+            let what = if self.exact() { "sum(x)" } else { "mean(x * x)" };
+            self.line(format!("metric size = {what};"));
+        }
+    }
+
+    /// A loss over what remains after pooling the sequence, or over everything.
+    fn pooled(&mut self) {
+        let at = self.at();
+        let pool = if self.sequences() { self.dice.below(5) } else { 4 };
+        let (rows, at) = match pool {
+            0 => ("sum(x, over: seq)", "batch"),
+            1 => ("max(x, over: seq)", "batch"),
+            2 => ("x[seq: 0]", "batch"),
+            3 => {
+                self.line("dim picks = 2;");
+                self.line("input pick: i32[batch, picks];");
+                self.ranges.insert("pick".into(), Range { below: self.sizes.seq, ignored: false });
+                ("x[seq: pick]", "batch, picks")
+            }
+            _ => ("x", at),
+        };
+        self.line(format!("let pooled = {rows};"));
+        self.line(format!("input goal: f32[{at}, classes];"));
+        self.line("let guess = linear(pooled, hidden, classes) as guess;");
+        let loss = match self.exact() {
+            true => self.dice.pick(&["sum(abs(guess - goal))", "sum(guess * goal)", "sum(maximum(guess, goal))", "sum((guess - goal) ^ 2)"]),
+            false => self.dice.pick(&["mean((guess - goal) ^ 2)", "sum(abs(guess - goal))", "mean(tanh(guess) * goal)", "mean(log_sum_exp(guess - goal, classes))"]),
+        };
+        self.line(format!("loss fit = {loss};"));
+    }
+
+    fn train(&mut self) {
+        let optimizer = match (self.exact(), self.dice.below(3)) {
+            (true, 0) => "sgd(momentum: 0.5)",
+            (true, _) => "sgd(momentum: 0)",
+            (false, 0) => "sgd(momentum: 0.9)",
+            (false, _) => "adamw(betas: [0.9, 0.95], eps: 1e-3)",
+        };
+        self.line("train {");
+        self.line(format!("optimizer: {optimizer};"));
+        let decay = if self.exact() { self.dice.pick(&["0.0", "0.25"]) } else { self.dice.pick(&["0.0", "0.1"]) };
+        self.line(format!("weight_decay: {decay};"));
+        if !self.exact() && self.dice.chance(40) {
+            self.line("clip: 0.1;");
+        }
+        self.line("}");
+    }
+
+    fn plan(&mut self) {
+        // Dims that tp may split, in random order; those that it cannot are left out, mostly.
+        let tp = self.case.tp;
+        let s = &self.sizes;
+        let all = [("kv", s.kv), ("group", s.group), ("ffn", s.ffn), ("classes", s.classes), ("vocab", tp), ("hidden", s.hidden), ("head_dim", s.head_dim), ("mixed", s.ffn)];
+        let mut listed: Vec<&str> = vec![];
+        for (name, size) in all {
+            let smallest = (2..).find(|p| tp.is_multiple_of(*p)).filter(|_| tp > 1);
+            let fits = smallest.is_none_or(|p| size.is_multiple_of(p));
+            let wanted = match name {
+                "hidden" => 15,
+                "head_dim" => 10,
+                _ => 85,
+            };
+            if self.dice.chance(wanted) && (fits || self.dice.chance(3)) {
+                let at = self.dice.below(listed.len() as u64 + 1) as usize;
+                listed.insert(at, name);
+            }
+        }
+        self.line("plan {");
+        let dp = if self.dice.chance(15) { "dp: batch | hidden;" } else { "dp: batch;" };
+        self.line(dp);
+        if !listed.is_empty() {
+            let tiers = self.dice.below(5) == 0 && listed.len() > 1;
+            let bar = 1 + self.dice.below(listed.len() as u64 - u64::from(tiers)) as usize;
+            let text = if tiers { format!("{} | {}", listed[..bar].join(", "), listed[bar..].join(", ")) } else { listed.join(", ") };
+            self.line(format!("tp: {text};"));
+        }
+        if self.sequences() {
+            self.line("sp: seq;");
+        }
+        let depths: Vec<String> = (0..self.layers.len()).map(|k| format!("depth{k}")).collect();
+        self.line(format!("pp: {};", depths.join(", ")));
+        self.line("}");
+        let total: u64 = self.layers.iter().sum();
+        if self.case.pp > 1 && total > self.case.pp && self.dice.chance(50) {
+            let mut sizes = vec![1u32; self.case.pp as usize];
+            for _ in self.case.pp..total {
+                let k = self.dice.below(self.case.pp) as usize;
+                sizes[k] += 1;
+            }
+            self.case.layout = Some(sizes);
+        }
+    }
+}
+
+mod blocks;
+
+impl Dice {
+    fn pick2(&mut self, a: &'static str, b: &'static str) -> &'static str {
+        self.pick(&[a, b])
+    }
+}

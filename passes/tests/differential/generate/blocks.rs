@@ -1,0 +1,147 @@
+//! The blocks of random models: functions from the stream to the stream.
+
+use super::Writer;
+
+impl Writer {
+    /// Writes a function of a random kind; returns its name.
+    pub fn block(&mut self) -> String {
+        let name = format!("block{}", self.blocks);
+        self.blocks += 1;
+        self.line(format!("fn {name}(x) {{"));
+        let kinds: &[fn(&mut Writer)] = &[Self::feed, Self::gated, Self::wide, Self::joined, Self::scaled, Self::table];
+        let over_seq: &[fn(&mut Writer)] = &[Self::attention, Self::attention, Self::products, Self::mixing, Self::running, Self::shifted, Self::halves, Self::looked_up, Self::peaks];
+        let n = kinds.len() as u64 + if self.sequences() { over_seq.len() as u64 } else { 0 };
+        let k = self.dice.below(n) as usize;
+        match kinds.get(k) {
+            Some(write) => write(self),
+            None => over_seq[k - kinds.len()](self),
+        }
+        self.line("}");
+        name
+    }
+
+    /// Two linear maps with an activation.
+    fn feed(&mut self) {
+        let bias = self.dice.chance(50);
+        self.line(format!("let h = act(linear(x, hidden, ffn, bias: {bias}) as up);"));
+        self.line(format!("return linear(h, ffn, hidden, bias: {bias}) as down;"));
+    }
+
+    fn gated(&mut self) {
+        self.line("let g = act(linear(x, hidden, ffn) as gate);");
+        self.line("return linear(g * linear(x, hidden, ffn) as up, ffn, hidden) as down;");
+    }
+
+    /// Two maps one after the other, through a dim of its own that tp may split and one that it splits too.
+    fn wide(&mut self) {
+        self.line("dim mixed = ffn;");
+        self.line("let h = linear(x, hidden, ffn) as a;");
+        self.line("let m = act(linear(h, ffn, mixed, bias: true) as b);");
+        let back = self.dice.pick2("linear(m, mixed, hidden) as c", "linear(view(m, mixed -> ffn) + h, ffn, hidden) as c");
+        self.line(format!("return {back};"));
+    }
+
+    /// Two branches side by side in one dim.
+    fn joined(&mut self) {
+        self.line("dim both = 2 * hidden, other = hidden;");
+        self.line("let h = concat(x, act(linear(x, hidden, other) as side), [hidden, other] -> both);");
+        self.line("return linear(h, both, hidden) as back;");
+    }
+
+    fn scaled(&mut self) {
+        self.line("param s: [hidden] ~ normal(0.02);");
+        self.line("param t: [] ~ normal(0.02);");
+        let y = self.dice.pick(&["x * s + t * x", "where(x > 0, x * s, x * t)", "maximum(x * s, x * t)", "stop_gradient(x) * s - x * t"]);
+        self.line(format!("return {y};"));
+    }
+
+    /// A row of a small parameter, chosen by the values.
+    fn table(&mut self) {
+        self.line("param rows: [classes, hidden] ~ normal(0.02);");
+        self.line("let best = argmax(dot(x, rows, over: hidden), over: classes);");
+        self.line("return x + rows[classes: best];");
+    }
+
+    /// Attention with grouped queries, in any of its forms.
+    fn attention(&mut self) {
+        if self.exact() {
+            return self.products();
+        }
+        let bias = self.dice.chance(30);
+        self.line("dim keys = seq;");
+        self.line(format!("let q = linear(x, hidden, [kv, group, head_dim], bias: {bias}) as q;"));
+        self.line(format!("let k = linear(x, hidden, [kv, head_dim], bias: {bias}) as k;"));
+        self.line(format!("let v = linear(x, hidden, [kv, head_dim], bias: {bias}) as v;"));
+        if self.dice.chance(30) {
+            self.line("q = rms_norm(q, over: head_dim) as q_norm;");
+            self.line("k = rms_norm(k, over: head_dim) as k_norm;");
+        }
+        if self.dice.chance(40) {
+            self.line("q = rope(q, head_dim, index(seq), 100.0);");
+            self.line("k = rope(k, head_dim, index(seq), 100.0);");
+        }
+        let how = self.dice.pick(&["", ", mask: causal(seq, keys)", ", mask: causal(seq, keys)", ", mask: causal(seq, keys) and within(seq, keys, 2)", ", bias: b"]);
+        if how == ", bias: b" {
+            self.line("param b: [seq, keys] ~ normal(0.02);");
+        }
+        self.line(format!("let y = attention(q, view(k, seq -> keys), view(v, seq -> keys), head_dim, keys{how});"));
+        self.line(format!("return linear(y, [kv, group, head_dim], hidden, bias: {bias}) as o;"));
+    }
+
+    /// Attention without softmax: sums of products.
+    fn products(&mut self) {
+        self.line("dim keys = seq;");
+        self.line("let q = linear(x, hidden, [kv, group, head_dim]) as q;");
+        self.line("let k = view(linear(x, hidden, [kv, head_dim]) as k, seq -> keys);");
+        self.line("let v = view(linear(x, hidden, [kv, head_dim]) as v, seq -> keys);");
+        let s = self.dice.pick2("dot(q, k, over: head_dim)", "where(causal(seq, keys), dot(q, k, over: head_dim), 0)");
+        self.line(format!("let s = {s};"));
+        if self.exact() {
+            self.line("s = minimum(maximum(s, -1), 1);");
+        }
+        self.line("return linear(dot(s, v, over: keys), [kv, group, head_dim], hidden) as o;");
+    }
+
+    /// A learned mixture of positions.
+    fn mixing(&mut self) {
+        self.line("dim keys = seq;");
+        self.line("param mix: [keys, seq] ~ normal(0.02);");
+        self.line("return dot(view(act(x), seq -> keys), mix, over: keys);");
+    }
+
+    fn running(&mut self) {
+        let x = self.dice.pick2("x", "linear(x, hidden, ffn) as a");
+        self.line(format!("let h = cumsum({x}, over: seq);"));
+        self.line(if x == "x" { "return h;" } else { "return linear(h, ffn, hidden) as b;" });
+    }
+
+    /// Every position sees the one before.
+    fn shifted(&mut self) {
+        self.line("dim one = 1, rest = seq - 1;");
+        self.line("param first: [one, hidden] ~ normal(0.02);");
+        self.line("let before = concat(expand(first, batch), slice(x, seq -> rest), [one, rest] -> seq);");
+        self.line("return act(before) * x;");
+    }
+
+    /// Sums over a part of a split dim.
+    fn halves(&mut self) {
+        self.line("dim one = 1, places = seq;");
+        self.line("let y = view(x, seq -> [one, places]);");
+        self.line("let total = sum(y, over: one);");
+        self.line("return view(total, places -> seq) - x[seq: 0];");
+    }
+
+    /// Rows of the stream itself, by an input's indices.
+    fn looked_up(&mut self) {
+        let name = format!("source{}", self.blocks);
+        self.line(format!("input {name}: i32[batch, seq];"));
+        self.ranges.insert(name.clone(), crate::harness::Range { below: self.sizes.seq, ignored: false });
+        self.line("dim keys = seq;");
+        self.line(format!("return view(x, seq -> keys)[keys: {name}];"));
+    }
+
+    fn peaks(&mut self) {
+        let y = self.dice.pick(&["x - max(x, over: seq)", "x * max(x, over: hidden)", "x + stop_gradient(sum(x, over: seq))", "x - expand(max(x, over: hidden), hidden)"]);
+        self.line(format!("return {y};"));
+    }
+}

@@ -1,0 +1,57 @@
+//! Random models on random meshes.
+
+use crate::generate::{Triple, triple};
+use crate::harness::{Outcome, attempt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many triples; `DIFFERENTIAL_SEED=n` runs the one of seed n alone and prints it.
+const TRIPLES: u64 = 600;
+
+fn run(seed: u64) -> Result<Outcome, String> {
+    let Triple { text, case, ranges } = triple(seed);
+    let ran = catch_unwind(AssertUnwindSafe(|| attempt(&text, &[], &case, &ranges))).unwrap_or_else(|e| {
+        let why = e.downcast_ref::<String>().cloned().or(e.downcast_ref::<&str>().map(|s| s.to_string()));
+        Err(format!("panic: {}", why.unwrap_or_default()))
+    });
+    ran.map_err(|e| format!("DIFFERENTIAL_SEED={seed}: {e}\n{case:?}\n{text}"))
+}
+
+#[test]
+fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
+    if let Some(seed) = std::env::var("DIFFERENTIAL_SEED").ok().and_then(|s| s.parse().ok()) {
+        let Triple { text, case, .. } = triple(seed);
+        println!("{case:?}\n{text}");
+        println!("{:?}", run(seed).unwrap_or_else(|e| panic!("{e}")));
+        return;
+    }
+    let next = AtomicU64::new(0);
+    let (failures, refused, blown) = (Mutex::new(vec![]), Mutex::new(vec![]), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= TRIPLES {
+                        break;
+                    }
+                    match run(seed) {
+                        Ok(Outcome::Right) => {}
+                        Ok(Outcome::NotFinite) => drop(blown.fetch_add(1, Ordering::Relaxed)),
+                        Ok(Outcome::Refused(errors)) => refused.lock().expect("no poison").push((seed, errors)),
+                        Err(e) => failures.lock().expect("no poison").push((seed, e)),
+                    }
+                }
+            });
+        }
+    });
+    let (mut failures, refused) = (failures.into_inner().expect("no poison"), refused.into_inner().expect("no poison"));
+    failures.sort();
+    let seeds: Vec<u64> = failures.iter().map(|f| f.0).collect();
+    let texts: Vec<String> = failures.iter().take(3).map(|f| f.1.clone()).collect();
+    assert!(failures.is_empty(), "{} of {TRIPLES} triples are wrong, by seed: {seeds:?}\n{}", failures.len(), texts.join("\n"));
+    let codes: Vec<String> = refused.iter().map(|(seed, e)| format!("{seed}: {} {}", e[0].code, e[0].message)).collect();
+    assert!(refused.len() as u64 <= TRIPLES / 10, "{} triples are refused:\n{}", refused.len(), codes.join("\n"));
+    assert!(blown.into_inner() <= TRIPLES / 50, "too many models leave the finite numbers");
+}
