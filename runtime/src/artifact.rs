@@ -364,18 +364,14 @@ mod tests {
         assert!(refused(&out).contains("job.bin"));
     }
 
-    /// With a manifest that vouches for it.
+    /// Behind a manifest that vouches for it.
     #[test]
     fn a_forged_job_is_an_error_and_no_panic() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = artifact(dir.path());
-        let plain = zstd::decode_all(fs::read(out.join("job.bin")).unwrap().as_slice()).unwrap();
-        for at in 0..plain.len().min(4000) {
+        let plain = postcard::to_stdvec(&fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 })).unwrap();
+        for at in 0..plain.len() {
             let mut forged = plain.clone();
             forged[at] = forged[at].wrapping_add(1 + (at % 7) as u8);
-            let packed = zstd::encode_all(forged.as_slice(), 1).unwrap();
-            fs::write(out.join("job.bin"), packed).unwrap();
-            if let Ok(job) = job(&out.join("job.bin")) {
+            if let Ok(job) = postcard::from_bytes(&forged) {
                 let _ = check::check(&job);
             }
         }

@@ -3,15 +3,16 @@
 mod fixture;
 
 use fixture::Split;
-use runtime::artifact::{self, Artifact, Parts};
+use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
 use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
 use runtime::protocol::OnNonfinite;
 use runtime::target::Target;
+use runtime::weights::Weights;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A directory with an artifact, data and initial weights.
@@ -41,16 +42,49 @@ impl Bench {
     }
 
     fn with(job: ir::program::Job) -> Bench {
+        Bench::of(&Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] })
+    }
+
+    /// With native kernels in a library of its own.
+    fn native(split: &Split) -> Bench {
+        let (rows, columns) = (fixture::BATCH / split.dp / split.microbatches, (fixture::INS + 1) / split.tp);
+        let dir = tempfile::tempdir().unwrap();
+        let (source, library) = (dir.path().join("kernels.rs"), dir.path().join("kernels.so"));
+        let sizes = format!("const ROWS: usize = {rows};\nconst COLUMNS: usize = {columns};\n");
+        fs::write(&source, sizes + include_str!("fixture/kernels.rs")).unwrap();
+        let arguments = ["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"];
+        let compiler = std::env::var_os("RUSTC").unwrap_or("rustc".into());
+        assert!(Command::new(compiler).args(arguments).arg(&library).arg(&source).status().unwrap().success());
+        let entry = |name: &str, tiles| KernelEntry { name: name.into(), tiles, scratch_bytes: 64 };
+        let entries = [
+            entry("k_product", rows),
+            entry("k_loss", 1),
+            entry("k_gradient", columns),
+            entry("k_squares", 1),
+            entry("k_root", 1),
+            entry("k_update", columns),
+        ];
+        let kernels = Some(Kernels { library: &fs::read(&library).unwrap(), entries: &entries });
+        let target = Target::Cpu { cpu: "x86-64".into(), features: String::new() };
+        Bench::of(&Parts { job: &fixture::job(split), target: &target, kernels, dumps: &[] })
+    }
+
+    fn of(parts: &Parts) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("linear.mcc");
-        artifact::write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap();
-        let inputs = fixture::inputs();
-        let steps = |name: &str| inputs[name].data.repeat(STEPS as usize);
-        npy(&dir.path().join("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &steps("x"));
-        npy(&dir.path().join("t.npy"), &format!("({STEPS}, {})", fixture::BATCH), &steps("t"));
+        artifact::write(&out, parts).unwrap();
         let bench = Bench { artifact: artifact::read(&out).unwrap(), dir };
         bench.weights("init", &fixture::params()["w"].data);
+        bench.feed(STEPS);
         bench
+    }
+
+    /// The same batch for so many steps.
+    fn feed(&self, steps: u64) {
+        let inputs = fixture::inputs();
+        let data = |name: &str| inputs[name].data.repeat(steps as usize);
+        npy(&self.path("x.npy"), &format!("({steps}, {}, {})", fixture::BATCH, fixture::INS), &data("x"));
+        npy(&self.path("t.npy"), &format!("({steps}, {})", fixture::BATCH), &data("t"));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -70,6 +104,7 @@ impl Bench {
             data: vec![spec("x"), spec("t")],
             init: Some(self.path("init")),
             threads_per_rank: Some(1),
+            patience: Duration::from_secs(1),
             ..RunOptions::new(env!("CARGO_BIN_EXE_mcc-rank").into())
         }
     }
@@ -124,6 +159,23 @@ fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
     }
 }
 
+/// Numbers before the update are exact in f32 too.
+#[test]
+fn native_kernels_on_threads_train_like_interpreted_ones() {
+    for split in [Split { microbatches: 1, pp: 1, dp: 1, tp: 1 }, Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }] {
+        let bench = Bench::native(&split);
+        let options = RunOptions { steps: Some(1), threads_per_rank: Some(2), save: Some(bench.path("out")), ..bench.options() };
+        let summary = run(&bench.artifact, &options, &mut |_| {}).unwrap();
+        let (loss, norm, w, _) = fixture::expected(TRAINING);
+        let last = summary.last.unwrap();
+        assert_eq!((last.loss, last.grad_norm), (Some(loss), Some(f64::from(norm as f32))));
+        let saved = Weights::open(&bench.path("out"), &bench.artifact.job).unwrap();
+        let mut new = vec![0.0; w.len()];
+        saved.param(0).read(0, &mut new);
+        assert!(new.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-6), "{new:?} {w:?}");
+    }
+}
+
 #[test]
 fn a_held_out_loss_is_reported_when_it_is_due() {
     let bench = Bench::new(&Split { microbatches: 2, pp: 2, dp: 1, tp: 1 });
@@ -135,18 +187,17 @@ fn a_held_out_loss_is_reported_when_it_is_due() {
     assert_eq!(valid[1].0, valid[2].1);
 }
 
-/// Sends a signal to the process of a rank of this test's run, once it has trained a step.
-fn hit(signal: rustix::process::Signal) -> (String, Duration) {
+/// Sends a signal to the process of rank 1, once it has trained the first of very many steps; how the run ended.
+fn hit(signal: rustix::process::Signal) -> String {
     let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-    let mut since = None;
-    let error = bench.fails(&bench.options(), &mut |p| {
+    bench.feed(100_000);
+    bench.fails(&bench.options(), &mut |p| {
         if p.step == 1 {
-            let victim = children().into_iter().find(|p| fs::read(format!("/proc/{p}/cmdline")).unwrap().starts_with_rank(1)).unwrap();
+            let is_victim = |p: &u32| fs::read(format!("/proc/{p}/cmdline")).unwrap_or_default().starts_with_rank(1);
+            let victim = children().into_iter().find(is_victim).unwrap();
             rustix::process::kill_process(rustix::process::Pid::from_raw(victim as i32).unwrap(), signal).unwrap();
-            since = Some(Instant::now());
         }
-    });
-    (error, since.unwrap().elapsed())
+    })
 }
 
 trait CommandLine {
@@ -162,16 +213,15 @@ impl CommandLine for Vec<u8> {
 
 #[test]
 fn a_killed_rank_ends_the_run_and_is_named() {
-    let (error, _) = hit(rustix::process::Signal::KILL);
+    let error = hit(rustix::process::Signal::KILL);
     assert!(error.starts_with("rank 1 was killed by signal 9 at"), "{error}");
 }
 
 #[test]
 fn a_stopped_rank_is_found_stuck() {
-    let (error, time) = hit(rustix::process::Signal::STOP);
+    let error = hit(rustix::process::Signal::STOP);
     assert!(error.starts_with("rank 1 is stuck at step"), "{error}");
     assert!(error.contains("\n  rank 0 waits for rank 1 at step"), "{error}");
-    assert!(time < Duration::from_secs(5), "{time:?}");
 }
 
 #[test]

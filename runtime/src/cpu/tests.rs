@@ -7,71 +7,21 @@ use crate::loopback::{Hub, run_phase};
 
 /// The fixture's kernels by hand, for 8 rows and 4 columns.
 mod kernels {
-    const ROWS: usize = fixture::BATCH as usize;
-    const COLUMNS: usize = fixture::INS as usize + 1;
-    use crate::fixture;
-
-    unsafe fn operand<'a>(arguments: *const *mut u8, k: usize, n: usize) -> &'a mut [f32] {
-        unsafe { std::slice::from_raw_parts_mut((*arguments.add(k)).cast(), n) }
-    }
-
-    /// One tile per row.
-    pub unsafe extern "C" fn product(a: *const *mut u8, _: *const u64, first: u64, end: u64, _: *mut u8) {
-        let (x, w) = unsafe { (operand(a, 0, ROWS * COLUMNS), operand(a, 1, COLUMNS)) };
-        for row in first as usize..end as usize {
-            let y = unsafe { &mut *(*a.add(2)).cast::<f32>().add(row) };
-            *y = (0..COLUMNS).map(|i| x[row * COLUMNS + i] * w[i]).sum();
-        }
-    }
-
-    pub unsafe extern "C" fn loss(a: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8) {
-        let (y, t, d, sum) = unsafe { (operand(a, 0, ROWS), operand(a, 1, ROWS), operand(a, 2, ROWS), operand(a, 3, 1)) };
-        for k in 0..ROWS {
-            d[k] = (y[k] - t[k]) * 2.0 / ROWS as f32;
-            sum[0] += (y[k] - t[k]).powi(2) / ROWS as f32;
-        }
-    }
-
-    pub unsafe extern "C" fn gradient(a: *const *mut u8, _: *const u64, first: u64, end: u64, _: *mut u8) {
-        let (x, d) = unsafe { (operand(a, 0, ROWS * COLUMNS), operand(a, 1, ROWS)) };
-        for i in first as usize..end as usize {
-            let g = unsafe { &mut *(*a.add(2)).cast::<f32>().add(i) };
-            *g += (0..ROWS).map(|r| x[r * COLUMNS + i] * d[r]).sum::<f32>();
-        }
-    }
-
-    pub unsafe extern "C" fn squares(a: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8) {
-        let (g, sum) = unsafe { (operand(a, 0, COLUMNS), operand(a, 1, 1)) };
-        sum[0] = g.iter().map(|x| x * x).sum();
-    }
-
-    pub unsafe extern "C" fn root(a: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8) {
-        let y = unsafe { operand(a, 1, 1) };
-        y[0] = y[0].sqrt();
-    }
-
-    pub unsafe extern "C" fn update(a: *const *mut u8, scalars: *const u64, first: u64, end: u64, _: *mut u8) {
-        let rate = f64::from_bits(unsafe { *scalars }) as f32;
-        for i in first as usize..end as usize {
-            unsafe {
-                let (w, v, g) = (&mut *(*a).cast::<f32>().add(i), &mut *(*a.add(1)).cast::<f32>().add(i), *(*a.add(2)).cast::<f32>().add(i));
-                *v = *v / 2.0 + g;
-                *w -= rate * *v;
-            }
-        }
-    }
+    const ROWS: usize = crate::fixture::BATCH as usize;
+    const COLUMNS: usize = crate::fixture::INS as usize + 1;
+    include!("../../tests/fixture/kernels.rs");
 }
 
 fn library() -> Library {
     let loaded = |function: KernelFn, tiles| Loaded { function, tiles, scratch_bytes: 0 };
     let (rows, columns) = (fixture::BATCH, fixture::INS + 1);
     let list = vec![
-        loaded(kernels::product, rows),
-        loaded(kernels::loss, 1),
-        loaded(kernels::gradient, columns),
-        loaded(kernels::squares, 1),
-        loaded(kernels::root, 1),
-        loaded(kernels::update, columns),
+        loaded(kernels::k_product, rows),
+        loaded(kernels::k_loss, 1),
+        loaded(kernels::k_gradient, columns),
+        loaded(kernels::k_squares, 1),
+        loaded(kernels::k_root, 1),
+        loaded(kernels::k_update, columns),
     ];
     // SAFETY: the kernels do what the fixture's signatures say.
     unsafe { Library::linked(list) }

@@ -1,8 +1,8 @@
 //! Starts the ranks of an artifact as processes of this machine, watches them, and gathers what they say.
 //!
 //! Nothing of a run has a name that could stay behind: memory is an inherited anonymous file, ranks die with the process that
-//! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within
-//! [`PATIENCE`], with who waits for whom.
+//! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within a few
+//! seconds ([`RunOptions::patience`]), with who waits for whom.
 
 mod ranks;
 mod save;
@@ -24,7 +24,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long a rank may show no sign of life: no command begun, no piece of a communication done, no time on a core.
+/// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a communication done and no time on a core.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often the launcher looks.
@@ -52,6 +52,8 @@ pub struct RunOptions {
     /// Below 2^53.
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
+    /// How long a rank may show no sign of life.
+    pub patience: Duration,
 }
 
 impl RunOptions {
@@ -70,6 +72,7 @@ impl RunOptions {
             threads_per_rank: None,
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
+            patience: PATIENCE,
         }
     }
 }
@@ -182,7 +185,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     let mut summary = Summary::default();
     while !ranks.finished() {
         match ranks.listen(TICK) {
-            None => ranks.watch(PATIENCE.as_millis().div_ceil(TICK.as_millis()) as u32),
+            None => ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32),
             Some(Said::Event(_, Event::Step(event))) => {
                 if let Some(step) = gather.step(event) {
                     if let Some((file, out)) = &mut metrics {
