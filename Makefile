@@ -19,7 +19,7 @@ deps:
 	@command -v cargo >/dev/null || { echo "Rust is missing: see https://rustup.rs"; exit 1; }
 
 build: deps
-	cargo build --release --quiet
+	cargo build --release --workspace --quiet
 
 # Compiles a small GPT-2 for 4 ranks (tensor x pipeline parallelism) and trains it on the text in TEXT=file;
 # by default the licence texts that every Debian system carries.

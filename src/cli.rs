@@ -19,6 +19,8 @@ pub enum Command {
     Fmt(FmtArgs),
     /// Compiles a model text into an artifact
     Compile(Box<CompileArgs>),
+    /// Starts the ranks of an artifact and trains
+    Run(RunArgs),
     /// Prints a level of an artifact
     Dump(DumpArgs),
     /// Compiles kernels that come on standard input
@@ -176,6 +178,51 @@ pub struct CompileArgs {
     /// Compile every kernel anew
     #[arg(long, help_heading = "Output")]
     pub no_cache: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnNonfinite {
+    /// End the run, naming step, rank and the op that made it
+    Stop,
+    /// Leave the step's update out, and count it
+    Skip,
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    pub artifact: PathBuf,
+    /// A text file (bytes are tokens), an llm.c .bin, a .npy of int32 [steps, batch, seq+1], or one .npy per input
+    #[arg(long, value_name = "[INPUT=]FILE")]
+    pub data: Vec<String>,
+    /// Held-out data, of the same kinds
+    #[arg(long, value_name = "[INPUT=]FILE")]
+    pub valid_data: Vec<String>,
+    /// Steps between held-out losses; 0 is never
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub eval_interval: u64,
+    /// Most global batches of a held-out loss
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub eval_iters: u64,
+    /// Default: all of a .npy, else the schedule's, else once through the data
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
+    #[arg(long, value_name = "WEIGHTS.safetensors")]
+    pub init: Option<PathBuf>,
+    /// Where to write the trained weights
+    #[arg(long, value_name = "WEIGHTS.safetensors")]
+    pub save: Option<PathBuf>,
+    /// One JSON object per step
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub metrics: Option<PathBuf>,
+    /// Default: the cores of this machine over the ranks
+    #[arg(long, value_name = "T")]
+    pub threads_per_rank: Option<usize>,
+    #[arg(long, default_value_t = 0, value_name = "S")]
+    pub seed: u64,
+    /// When loss or gradient norm is not finite
+    #[arg(long, value_enum, default_value = "stop")]
+    pub on_nonfinite: OnNonfinite,
 }
 
 #[derive(Args)]

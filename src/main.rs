@@ -4,6 +4,7 @@ mod cli;
 mod compile;
 mod dump;
 mod report;
+mod run;
 mod text;
 
 use clap::Parser;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Check(args) => text::check(&args),
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::CodegenWorker => codegen::worker::serve(std::io::stdin().lock(), std::io::stdout().lock()).map_err(Failure::from),
     };

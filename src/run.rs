@@ -1,0 +1,115 @@
+//! `mcc run`.
+
+use crate::Failure;
+use crate::cli::{OnNonfinite, RunArgs};
+use anyhow::{Context, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::data::Spec;
+use runtime::launch::{self, Progress, RunOptions};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    let artifact = runtime::artifact::read(&args.artifact)?;
+    launch::check_world(&artifact, |name| std::env::var(name).ok())?;
+    let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
+    let defaults = RunOptions::new(rank_binary()?);
+    let options = RunOptions {
+        data: specs(&args.data),
+        valid_data: specs(&args.valid_data),
+        eval_interval: args.eval_interval,
+        eval_batches: args.eval_iters,
+        steps: args.steps,
+        init: args.init.clone(),
+        save: args.save.clone(),
+        metrics: args.metrics.clone(),
+        threads_per_rank: args.threads_per_rank,
+        seed: args.seed,
+        on_nonfinite: match args.on_nonfinite {
+            OnNonfinite::Stop => runtime::protocol::OnNonfinite::Stop,
+            OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip,
+        },
+        ..defaults
+    };
+    let mut shown = Shown::new();
+    let summary = launch::run(&artifact, &options, &mut |p| shown.step(p));
+    shown.end();
+    let summary = summary?;
+    if summary.skipped > 0 {
+        println!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
+    }
+    if let Some(file) = &args.save {
+        println!("saved {}", file.display());
+    }
+    Ok(())
+}
+
+/// `mcc-rank` beside this executable, or what `MCC_RANK` names.
+fn rank_binary() -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os("MCC_RANK").filter(|p| !p.is_empty()) {
+        return Ok(path.into());
+    }
+    let own = std::env::current_exe().context("cannot find mcc's own executable")?;
+    let path = own.with_file_name("mcc-rank");
+    if !path.is_file() {
+        return Err(anyhow!("`{}` is missing: `cargo build --workspace` builds it, and MCC_RANK can name it", path.display()).into());
+    }
+    Ok(path)
+}
+
+/// One line that moves on a terminal; about twenty lines elsewhere.
+struct Shown {
+    bar: Option<ProgressBar>,
+    last: Option<Instant>,
+}
+
+impl Shown {
+    fn new() -> Shown {
+        Shown { bar: None, last: None }
+    }
+
+    fn step(&mut self, p: &Progress) {
+        let text = line(p);
+        if std::io::stderr().is_terminal() {
+            let bar = self.bar.get_or_insert_with(|| {
+                let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left").expect("invariant: the template is right");
+                ProgressBar::with_draw_target(Some(p.steps), ProgressDrawTarget::stderr()).with_style(style)
+            });
+            bar.set_position(p.step);
+            bar.set_message(text);
+            return;
+        }
+        let every = p.steps.div_ceil(20).max(1);
+        let slow = self.last.is_some_and(|t| t.elapsed() > Duration::from_secs(10));
+        if p.step == 1 || p.step == p.steps || p.step.is_multiple_of(every) || p.valid_loss.is_some() || p.skipped || slow {
+            println!("step {:>6}/{}  {text}", p.step, p.steps);
+            self.last = Some(Instant::now());
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+    }
+}
+
+fn line(p: &Progress) -> String {
+    let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
+    let mut text = format!(
+        "loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms",
+        number(p.loss),
+        number(p.grad_norm),
+        p.lr,
+        p.tokens_per_s,
+        p.step_ms
+    );
+    if let Some(v) = p.valid_loss {
+        text += &format!("  held-out loss {v:.4}");
+    }
+    if p.skipped {
+        text += "  skipped: not finite";
+    }
+    text
+}
