@@ -3,6 +3,7 @@
 //! Commands run in the order of their body, whatever their stream: that order is one of those which streams and events
 //! allow, so `Record` and `Wait` have nothing to do here.
 
+use crate::blame::Suspect;
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, ranks};
 use crate::device::{Device, DeviceError, Location};
 use crate::host::{Part, Tensor, Whole};
@@ -46,7 +47,10 @@ pub struct ExecError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blame {
     pub position: Position,
+    /// [`describe`]d.
     pub command: String,
+    /// The op of the kernel that did it, with its place in the model, if it was found.
+    pub op: Option<String>,
 }
 
 /// How far [`Rank::advance`] came.
@@ -175,11 +179,13 @@ impl<'a, D: Device> Rank<'a, D> {
             Action::Launch { kernel, args, scalars } => {
                 let places: Vec<Location> = args.iter().map(|place| self.locate(call, place)).collect();
                 let values: Vec<f64> = scalars.iter().map(|s| scalar(s, &self.coords, step)).collect();
-                let kernel_body = &self.job.kernels[kernel.index()];
-                let finite = matches!(self.watch, Some(None)) && self.operands_finite(kernel_body, &places, Side::Inputs);
+                let suspect = match self.watch {
+                    Some(None) => Suspect::before(&self.device, &self.job.kernels[kernel.index()], &places, &values),
+                    Some(Some(_)) | None => None,
+                };
                 self.device.launch(*kernel, &places, &values)?;
-                if finite && !self.operands_finite(kernel_body, &places, Side::Outputs) {
-                    self.watch = Some(Some(Blame { position: self.at, command: describe(self.job, self.rank, self.at) }));
+                if let Some(op) = suspect.and_then(|s| s.after(&self.device)) {
+                    self.watch = Some(Some(Blame { position: self.at, command: describe(self.job, self.rank, self.at), op }));
                 }
                 Ok(Progress::Done)
             }
@@ -232,39 +238,6 @@ impl<'a, D: Device> Rank<'a, D> {
         Location { byte: start.byte + place.resolve(&self.coords) * bytes, ..start }
     }
 
-    fn operands_finite(&mut self, kernel: &ir::kernel::Kernel, places: &[Location], side: Side) -> bool {
-        let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
-        let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
-        let operands: Vec<_> = match side {
-            Side::Inputs => inputs.zip(places).collect(),
-            Side::Outputs => outputs.zip(&places[kernel.inputs.len()..]).collect(),
-        };
-        for ((ty, strides), at) in operands {
-            if !ty.dtype.is_float() {
-                continue;
-            }
-            let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
-            let reach = reach(&sizes, strides);
-            // Reads whole ranges where an operand is dense, element by element elsewhere.
-            let mut finite = true;
-            if reach == sizes.iter().product::<u64>() {
-                self.scratch.resize(reach as usize, 0.0);
-                self.device.read(*at, ty.dtype, &mut self.scratch);
-                finite = self.scratch.iter().all(|x| x.is_finite());
-            } else {
-                offsets(&sizes, strides, |offset| {
-                    let mut value = [0.0];
-                    self.device.read(Location { byte: at.byte + offset * ty.dtype.bytes(), ..*at }, ty.dtype, &mut value);
-                    finite &= value[0].is_finite();
-                });
-            }
-            if !finite {
-                return false;
-            }
-        }
-        true
-    }
-
     /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
     /// tensor for a content; none is zero.
     pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
@@ -310,12 +283,6 @@ impl<'a, D: Device> Rank<'a, D> {
             })
             .collect()
     }
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Inputs,
-    Outputs,
 }
 
 /// Something that lives over steps, as a whole: numbers are those of the job.

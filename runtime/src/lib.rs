@@ -6,6 +6,7 @@
 //! kernels, [`comm::Communicator`] connects ranks. `docs/runtime.md` is the tour.
 
 pub mod artifact;
+mod blame;
 pub mod check;
 pub mod comm;
 pub mod cpu;

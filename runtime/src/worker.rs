@@ -183,7 +183,10 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
     });
     rank.watch();
     phase(rank, Phase::Train, step, shm)?;
-    let made = rank.blame().map(|b| Blamed::at(b.position, b.command));
+    let made = rank.blame().map(|b| {
+        let op = b.op.map(|op| format!("{op}, ")).unwrap_or_default();
+        Blamed::at(b.position, op + &b.command)
+    });
     Ok(held.map(|what| Blamed { order: (0, 0), what }).or(made))
 }
 

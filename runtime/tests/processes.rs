@@ -253,6 +253,15 @@ fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
 }
 
 #[test]
+fn an_overflow_is_traced_to_rank_and_op() {
+    let bench = Bench::native(&Split { microbatches: 1, pp: 1, dp: 1, tp: 2 });
+    bench.weights("init", &[1e30, 0.0, 0.0]);
+    let error = bench.fails(&bench.options(), &mut |_| {});
+    assert!(error.starts_with("step 1: loss = inf"), "{error}");
+    assert!(error.contains("it comes from rank 0, op mul of linear, forward microbatch 0 command 4 (kernel of sub, mul, reduce_sum"), "{error}");
+}
+
+#[test]
 fn wrong_options_are_refused_before_any_rank_starts() {
     let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
     let refused = |options: RunOptions| bench.fails(&options, &mut |_| {});

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -98,10 +98,7 @@ impl<'a> Ranks<'a> {
 
     /// The next thing that a rank says, if one does within this time.
     pub fn listen(&self, time: Duration) -> Option<Said> {
-        match self.said.recv_timeout(time) {
-            Ok(said) => Some(said),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.said.recv_timeout(time).ok()
     }
 
     /// Why the run has ended early, and who was waiting for whom.
@@ -136,7 +133,7 @@ impl<'a> Ranks<'a> {
         let status = process.child.wait();
         if life == Life::Running {
             let errors = process.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
-            let how = status.map_or_else(|e| e.to_string(), |s| ended(s));
+            let how = status.map_or_else(|e| e.to_string(), ended);
             let tail = if errors.is_empty() { String::new() } else { format!("; it wrote: {errors}") };
             self.fail(format!("rank {rank} {how} at {}{tail}", self.place(rank, &self.board.status(rank))));
         }
