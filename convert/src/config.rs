@@ -1,0 +1,383 @@
+//! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
+
+use crate::family::{FAMILIES, Family, Kind, Missing, Plain, Role};
+use serde_json::{Map, Value};
+
+pub type Config = Map<String, Value>;
+
+/// The scaling of rotary frequencies as Llama 3 does it: fields and settings.
+const SCALING: [(&str, &str, Kind); 4] = [
+    ("factor", "rope_factor", Kind::Real),
+    ("low_freq_factor", "rope_low", Kind::Real),
+    ("high_freq_factor", "rope_high", Kind::Real),
+    ("original_max_position_embeddings", "rope_original", Kind::Size),
+];
+
+/// What a config says.
+pub struct Reading {
+    pub family: &'static Family,
+    /// Settings of the model text and their values as the text writes them. What is left out keeps its default.
+    pub settings: Vec<(&'static str, String)>,
+    pub warnings: Vec<String>,
+}
+
+/// The family of a config.
+///
+/// # Errors
+/// None is known by its `architectures`, or without one by its `model_type`.
+pub fn family(config: &Config) -> Result<&'static Family, String> {
+    let known = || FAMILIES.map(|f| f.architecture).join(", ");
+    if let Some(listed) = config.get("architectures").filter(|v| !v.is_null()) {
+        let found = listed.as_array().and_then(|names| names.iter().find_map(|n| FAMILIES.into_iter().find(|f| n == f.architecture)));
+        return found.ok_or_else(|| format!("architectures = {listed} is none of those known: {}", known()));
+    }
+    let kind = config.get("model_type").unwrap_or(&Value::Null);
+    FAMILIES.into_iter().find(|f| kind == f.model_type).ok_or_else(|| format!("there are no architectures, and model_type = {kind} is none of {}", known()))
+}
+
+/// Reads a config.
+///
+/// # Errors
+/// Every field that is missing, that has no value of its kind, or that asks for what the model text does not compute.
+pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
+    let family = family(config).map_err(|e| vec![e])?;
+    let mut reader = Reader { config, settings: vec![], warnings: vec![], errors: vec![] };
+    for field in family.fields.iter().chain(crate::family::COMMON) {
+        reader.field(field.name, field.role);
+    }
+    if family.fields.iter().any(|f| matches!(f.role, Role::Rope)) {
+        reader.rope();
+    }
+    for (name, value) in config.iter().filter(|(name, _)| family.role(name).is_none()) {
+        reader.warnings.push(format!("{name} = {value} is not known for {}; if it changes the computation, the import is wrong", family.architecture));
+    }
+    let Reader { settings, warnings, errors, .. } = reader;
+    if errors.is_empty() { Ok(Reading { family, settings, warnings }) } else { Err(errors) }
+}
+
+struct Reader<'a> {
+    config: &'a Config,
+    settings: Vec<(&'static str, String)>,
+    warnings: Vec<String>,
+    errors: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn field(&mut self, name: &'static str, role: Role) {
+        let value = self.config.get(name);
+        match role {
+            Role::Setting { name: setting, kind, missing } => match (value.filter(|v| !v.is_null()), missing) {
+                (Some(value), _) => match literal(value, kind) {
+                    Ok(text) => self.settings.push((setting, text)),
+                    Err(wanted) => self.errors.push(format!("{name} = {value} is not {wanted}")),
+                },
+                (None, Missing::Refused) => self.errors.push(format!("{name} is missing")),
+                (None, Missing::Default) => {}
+                (None, Missing::Value(text)) => self.settings.push((setting, text.into())),
+            },
+            Role::Must(allowed) => {
+                if let Some(value) = value.filter(|v| !allowed.iter().any(|a| a.is(v))) {
+                    let only: Vec<String> = allowed.iter().map(|a| a.json().to_string()).collect();
+                    self.errors.push(format!("{name} = {value} is not supported, only {}", only.join(" or ")));
+                }
+            }
+            Role::As(other) => {
+                let followed = self.config.get(other);
+                if let (Some(value), Some(followed)) = (value, followed)
+                    && value.as_f64() != followed.as_f64()
+                {
+                    self.warnings.push(format!("{name} = {value} differs from {other} = {followed}; training uses {followed} for both"));
+                }
+            }
+            Role::Should(usual, reason) => {
+                if let Some(value) = value.filter(|v| !v.is_null() && !usual.is(v)) {
+                    self.warnings.push(format!("{name} = {value}: {reason}"));
+                }
+            }
+            Role::Rope | Role::Irrelevant => {}
+        }
+    }
+
+    /// transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 both in `rope_parameters`. Frequencies are scaled
+    /// as Llama 3 does it, or not at all.
+    fn rope(&mut self) {
+        let mut found: Option<(&str, &Value)> = None;
+        for name in ["rope_parameters", "rope_scaling"] {
+            let Some(value) = self.config.get(name).filter(|v| !v.is_null()) else { continue };
+            if !value.is_object() {
+                self.errors.push(format!("{name} = {value} is not an object"));
+                return;
+            }
+            found.get_or_insert((name, value));
+        }
+        let empty = Map::new();
+        let (group, inner) = found.map_or(("rope_parameters", &empty), |(name, value)| (name, value.as_object().unwrap_or(&empty)));
+        let outer = self.config.get("rope_theta").filter(|v| !v.is_null());
+        let theta = inner.get("rope_theta").or(outer);
+        if let (Some(a), Some(b)) = (inner.get("rope_theta"), outer)
+            && a.as_f64() != b.as_f64()
+        {
+            self.errors.push(format!("{group}.rope_theta = {a} contradicts rope_theta = {b}"));
+        }
+        match theta {
+            Some(value) => self.number("rope_theta", "rope_theta", value, Kind::Real),
+            None => self.settings.push(("rope_theta", "10000.0".into())),
+        }
+        let kind = inner.get("rope_type").or(inner.get("type"));
+        let mut known = vec!["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+        match kind.map(|k| k.as_str().unwrap_or("")) {
+            None if found.is_some() && !inner.contains_key("rope_theta") => self.errors.push(format!("{group} = {} has no rope_type", Value::Object(inner.clone()))),
+            None | Some("default") => {}
+            Some("llama3") => {
+                for (field, setting, kind) in SCALING {
+                    known.push(field);
+                    match inner.get(field) {
+                        Some(value) => self.number(&format!("{group}.{field}"), setting, value, kind),
+                        None => self.errors.push(format!("{group}.{field} is missing")),
+                    }
+                }
+            }
+            Some(_) => {
+                let kind = kind.unwrap_or(&Value::Null);
+                self.errors.push(format!("{group}.rope_type = {kind} is not supported, only \"default\" or \"llama3\""));
+                known.extend(inner.keys().map(String::as_str));
+            }
+        }
+        if let Some(value) = inner.get("partial_rotary_factor").filter(|v| !v.is_null() && v.as_f64() != Some(1.0)) {
+            self.errors.push(format!("{group}.partial_rotary_factor = {value} is not supported, only 1.0"));
+        }
+        for (name, value) in inner.iter().filter(|(name, _)| !known.contains(&name.as_str())) {
+            self.warnings.push(format!("{group}.{name} = {value} is not known; if it changes the computation, the import is wrong"));
+        }
+    }
+
+    fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: Kind) {
+        match literal(value, kind) {
+            Ok(text) => self.settings.push((setting, text)),
+            Err(wanted) => self.errors.push(format!("{field} = {value} is not {wanted}")),
+        }
+    }
+}
+
+/// A value as the model text writes it, or what it should have been.
+fn literal(value: &Value, kind: Kind) -> Result<String, &'static str> {
+    match kind {
+        Kind::Size => value.as_i64().filter(|n| *n >= 1).map(|n| n.to_string()).ok_or("a whole number from 1 on"),
+        Kind::Real => value.as_f64().filter(|x| x.is_finite() && *x >= 0.0).map(|x| format!("{x:?}")).ok_or("a number from 0 on"),
+        Kind::Bool => value.as_bool().map(|b| b.to_string()).ok_or("true or false"),
+    }
+}
+
+impl Plain {
+    fn is(&self, value: &Value) -> bool {
+        match self {
+            Plain::Null => value.is_null(),
+            Plain::Bool(b) => value == b,
+            Plain::Number(x) => value.as_f64() == Some(*x),
+            Plain::Text(text) => value == text,
+            Plain::EmptyObject => value.as_object().is_some_and(Map::is_empty),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        match *self {
+            Plain::Null => Value::Null,
+            Plain::Bool(b) => b.into(),
+            Plain::Number(x) => x.into(),
+            Plain::Text(text) => text.into(),
+            Plain::EmptyObject => Value::Object(Map::new()),
+        }
+    }
+}
+
+/// The config of a model with these settings: a given one, with the fields of settings that have changed since replaced.
+///
+/// `now` are all settings of the model; `then` those that `config` stands for.
+pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now: &[(String, String)]) -> Config {
+    let get = |list: &[(String, String)], name: &str| list.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let changed = |name: &str| get(now, name).filter(|value| get(then, name).is_none_or(|old| !same(&old, value)));
+    let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.into()));
+    for field in family.fields {
+        let setting = match field.role {
+            Role::Setting { name, .. } => name,
+            Role::As(other) => match family.role(other) {
+                Some(Role::Setting { name, .. }) => name,
+                _ => continue,
+            },
+            Role::Must(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
+        };
+        if let Some(value) = changed(setting) {
+            config.insert(field.name.into(), json(&value));
+        }
+    }
+    let has_rope = family.fields.iter().any(|f| matches!(f.role, Role::Rope));
+    if has_rope && (changed("rope_theta").is_some() || SCALING.iter().any(|(_, setting, _)| changed(setting).is_some())) {
+        // In the style of transformers 4, which both read.
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), get(now, "rope_theta").map_or(Value::Null, |v| json(&v)));
+        let mut group = Map::from_iter([("rope_type".to_owned(), Value::from("llama3"))]);
+        group.extend(SCALING.iter().filter_map(|(field, setting, _)| Some(((*field).to_owned(), json(&get(now, setting)?)))));
+        let scaled = get(now, "rope_factor").is_some_and(|f| !same(&f, "1.0"));
+        config.insert("rope_scaling".into(), if scaled { Value::Object(group) } else { Value::Null });
+    }
+    for dtype in ["dtype", "torch_dtype"] {
+        if let Some(value) = config.get_mut(dtype) {
+            *value = "float32".into();
+        }
+    }
+    config
+}
+
+/// The fields of a config that do not come from settings.
+pub fn fresh(family: &Family) -> Config {
+    let mut config = Map::from_iter([
+        ("architectures".to_owned(), Value::from(vec![family.architecture])),
+        ("model_type".to_owned(), family.model_type.into()),
+        ("torch_dtype".to_owned(), "float32".into()),
+    ]);
+    for field in family.fields {
+        let value = match field.role {
+            Role::Must(allowed) => allowed.first().map(Plain::json),
+            Role::Should(usual, _) => Some(usual.json()),
+            Role::Setting { .. } | Role::As(_) | Role::Rope | Role::Irrelevant => None,
+        };
+        config.extend(value.map(|v| (field.name.to_owned(), v)));
+    }
+    config
+}
+
+/// Whether two values of a setting are the same, however they are written.
+pub fn same(a: &str, b: &str) -> bool {
+    a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpt2() -> Config {
+        serde_json::from_str(include_str!("../../tests/cases/gpt2/config.json")).unwrap()
+    }
+
+    fn llama(style: &str) -> Config {
+        serde_json::from_str(match style {
+            "4" => include_str!("../../tests/cases/llama/config.v4.json"),
+            _ => include_str!("../../tests/cases/llama/config.json"),
+        })
+        .unwrap()
+    }
+
+    fn with(mut config: Config, field: &str, value: &str) -> Config {
+        config.insert(field.into(), serde_json::from_str(value).unwrap());
+        config
+    }
+
+    fn setting(reading: &Reading, name: &str) -> String {
+        reading.settings.iter().find(|(n, _)| *n == name).map_or_else(|| "default".into(), |(_, v)| v.clone())
+    }
+
+    fn errors(config: &Config) -> String {
+        read(config).err().unwrap_or_default().join("; ")
+    }
+
+    fn warnings(config: &Config) -> String {
+        read(config).unwrap().warnings.join("; ")
+    }
+
+    #[test]
+    fn both_styles_give_the_same_settings() {
+        assert_eq!(read(&llama("4")).unwrap().settings, read(&llama("5")).unwrap().settings);
+        let old: Config = serde_json::from_str(include_str!("../../tests/cases/gpt2/config.v4.json")).unwrap();
+        assert_eq!(read(&old).unwrap().settings, read(&gpt2()).unwrap().settings);
+    }
+
+    #[test]
+    fn the_reference_cases_give_no_warning() {
+        assert_eq!(warnings(&gpt2()) + &warnings(&llama("4")) + &warnings(&llama("5")), "");
+    }
+
+    #[test]
+    fn a_null_keeps_the_formula_of_the_text() {
+        assert_eq!(setting(&read(&gpt2()).unwrap(), "ffn"), "default");
+        assert_eq!(setting(&read(&with(gpt2(), "n_inner", "300")).unwrap(), "ffn"), "300");
+    }
+
+    #[test]
+    fn an_unknown_field_is_named_with_its_value() {
+        assert!(warnings(&with(gpt2(), "residual_scale", "0.5")).starts_with("residual_scale = 0.5 is not known for GPT2LMHeadModel"));
+    }
+
+    #[test]
+    fn what_the_text_does_not_compute_is_refused_by_field_and_value() {
+        assert_eq!(errors(&with(gpt2(), "activation_function", "\"relu\"")), "activation_function = \"relu\" is not supported, only \"gelu_new\" or \"gelu_pytorch_tanh\"");
+        assert_eq!(errors(&with(llama("5"), "attention_bias", "true")), "attention_bias = true is not supported, only false");
+        assert!(errors(&with(llama("4"), "quantization_config", "{\"bits\":4}")).starts_with("quantization_config = {\"bits\":4} is not"));
+    }
+
+    #[test]
+    fn all_errors_come_at_once() {
+        let mut config = with(with(gpt2(), "n_head", "-1"), "scale_attn_weights", "false");
+        config.remove("n_embd");
+        assert_eq!(
+            errors(&config),
+            "n_embd is missing; n_head = -1 is not a whole number from 1 on; scale_attn_weights = false is not supported, only true"
+        );
+    }
+
+    #[test]
+    fn another_architecture_is_named() {
+        let error = errors(&with(gpt2(), "architectures", "[\"BloomForCausalLM\"]"));
+        assert_eq!(error, "architectures = [\"BloomForCausalLM\"] is none of those known: GPT2LMHeadModel, LlamaForCausalLM");
+    }
+
+    #[test]
+    fn the_frequencies_of_llama_3_are_read_in_both_styles() {
+        let scaling = r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
+        let four = with(with(llama("4"), "rope_theta", "500000.0"), "rope_scaling", &format!("{scaling}}}"));
+        let five = with(llama("5"), "rope_parameters", &format!("{scaling}, \"rope_theta\": 5e5}}"));
+        let (four, five) = (read(&four).unwrap(), read(&five).unwrap());
+        assert_eq!(four.settings, five.settings);
+        assert_eq!((setting(&four, "rope_theta"), setting(&four, "rope_factor")), ("500000.0".into(), "8.0".into()));
+    }
+
+    #[test]
+    fn other_scalings_of_frequencies_are_refused() {
+        let error = errors(&with(llama("4"), "rope_scaling", r#"{"type": "yarn", "factor": 4.0}"#));
+        assert_eq!(error, "rope_scaling.rope_type = \"yarn\" is not supported, only \"default\" or \"llama3\"");
+    }
+
+    #[test]
+    fn dropout_that_the_text_cannot_say_is_a_warning() {
+        assert!(warnings(&with(gpt2(), "attn_pdrop", "0.1")).starts_with("attn_pdrop = 0.1: "));
+        assert!(warnings(&with(gpt2(), "embd_pdrop", "0.2")).starts_with("embd_pdrop = 0.2 differs from resid_pdrop = 0.0"));
+    }
+
+    #[test]
+    fn a_config_made_from_settings_reads_back() {
+        let now: Vec<(String, String)> = [
+            ("vocab", "96"),
+            ("hidden", "64"),
+            ("heads", "4"),
+            ("kv_heads", "2"),
+            ("head_dim", "16"),
+            ("ffn", "128"),
+            ("layers", "2"),
+            ("seq", "32"),
+            ("norm_eps", "0.00001"),
+            ("tied", "true"),
+            ("rope_theta", "10000.0"),
+            ("rope_factor", "2.0"),
+            ("rope_low", "1.0"),
+            ("rope_high", "4.0"),
+            ("rope_original", "16"),
+        ]
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .to_vec();
+        let config = write(&crate::family::LLAMA, fresh(&crate::family::LLAMA), &[], &now);
+        let reading = read(&config).unwrap();
+        assert_eq!(reading.warnings, Vec::<String>::new());
+        for (name, value) in &now {
+            assert!(same(&setting(&reading, name), value), "{name}: {} is not {value}", setting(&reading, name));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A Hugging Face directory to model text and weights.
+
+use crate::config::{self, Config, Reading};
+use crate::copy::{Direction, copy};
+use crate::family::Family;
+use crate::layout::{Foreign, Part, foreign};
+use crate::staging::Staging;
+use crate::tensors::{Checkpoint, Format, write};
+use crate::{ConvertError, check, header};
+use ir::diag::Sources;
+use ir::graph::Graph;
+use ir::model::Model;
+use safetensors::Dtype;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+pub const CONFIG: &str = "config.json";
+pub const MODEL: &str = "model.mdl";
+pub const WEIGHTS: &str = "weights.safetensors";
+
+/// What an import has written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Imported {
+    /// As the config names it, `GPT2LMHeadModel`.
+    pub architecture: &'static str,
+    /// Every setting of the model text with its value.
+    pub settings: Vec<(String, String)>,
+    /// Number of parameters (a `repeat`'s count per iteration) and of their elements.
+    pub parameters: usize,
+    pub elements: u64,
+    /// Number of tensors that were narrower than f32, by dtype: they were widened, which is exact.
+    pub widened: Vec<(&'static str, usize)>,
+    /// Tensors that hold no weights of their own: buffers and copies of tied ones.
+    pub skipped: Vec<String>,
+    /// Fields of the config that are unknown, or that make training differ.
+    pub warnings: Vec<String>,
+    pub model: PathBuf,
+    pub weights: PathBuf,
+}
+
+/// Reads `config.json` and `model.safetensors` (or the shards of `model.safetensors.index.json`) in `dir`; writes `model.mdl`,
+/// `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims) and a copy of `config.json` to `out`.
+///
+/// # Errors
+/// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
+pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
+    let (original, config) = read_config(&dir.join(CONFIG))?;
+    let Reading { family, settings, warnings } =
+        config::read(&config).map_err(|what| ConvertError::Config { path: dir.join(CONFIG), what })?;
+    let (text, model) = text(family, &settings)?;
+    let checkpoint = Checkpoint::in_directory(dir)?;
+    let mut sources = sources(&text);
+    let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(&mut sources), diagnostics })?;
+    let skipped = names(&mut tensors, &checkpoint, family)?;
+    let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    check::fits(&checkpoint, &wanted, &skipped)?;
+
+    let mut staging = Staging::new(out)?;
+    staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
+    staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint))?;
+    staging.file(CONFIG, |f| f.write_all(&original))?;
+    staging.commit()?;
+    let widened = [("f16", Dtype::F16), ("bf16", Dtype::BF16)].map(|(name, dtype)| {
+        let is = |t: &&Foreign| checkpoint.tensors[&t.name].dtype == dtype;
+        (name, tensors.iter().filter(is).count())
+    });
+    Ok(Imported {
+        architecture: family.architecture,
+        parameters: model.graph.params.len(),
+        elements: model.graph.params.iter().map(|p| model.graph.body.dims.elements(&p.ty.dims)).sum(),
+        settings: model.settings,
+        widened: widened.into_iter().filter(|(_, n)| *n > 0).collect(),
+        skipped,
+        warnings,
+        model: out.join(MODEL),
+        weights: out.join(WEIGHTS),
+    })
+}
+
+/// A config, as bytes and read.
+pub fn read_config(path: &Path) -> Result<(Vec<u8>, Config), ConvertError> {
+    let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
+    let config = serde_json::from_slice(&bytes).map_err(|e| ConvertError::Malformed { path: path.into(), what: format!("is not a JSON object: {e}") })?;
+    Ok((bytes, config))
+}
+
+fn sources(text: &str) -> Sources {
+    let mut sources = Sources::default();
+    sources.files.push(ir::diag::Source { name: MODEL.into(), text: text.into() });
+    sources
+}
+
+/// The model text of a family with these settings, and the model it is.
+///
+/// # Errors
+/// The values do not go together, as 12 heads for a width of 100.
+pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Model), ConvertError> {
+    let text = header::with_defaults(MODEL, family.text, settings)
+        .map_err(|diagnostics| ConvertError::Text { sources: sources(family.text), diagnostics })?;
+    let mut sources = Sources::default();
+    let elaborated = frontend::compile(&mut sources, MODEL, &text, &frontend::Options::default(), &mut |_| Err("the text stands alone".into()));
+    match elaborated {
+        Ok(elaborated) => Ok((text, elaborated.model)),
+        Err(diagnostics) => Err(ConvertError::Text { sources, diagnostics }),
+    }
+}
+
+/// Fits the names to a file that lacks the base prefix, and returns the tensors that hold no weights of their own.
+///
+/// # Errors
+/// A copy of a tied tensor that is not equal to it.
+fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family) -> Result<Vec<String>, ConvertError> {
+    let bare = !checkpoint.tensors.keys().any(|name| name.starts_with(family.base));
+    let strip = |name: &str| if bare { name.strip_prefix(family.base).unwrap_or(name).to_owned() } else { name.to_owned() };
+    for tensor in tensors.iter_mut() {
+        tensor.name = strip(&tensor.name);
+    }
+    let wanted = |name: &str| tensors.iter().any(|t| t.name == name);
+    let is_buffer = |name: &str| family.buffers.iter().any(|b| name.ends_with(b));
+    let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_buffer(name) && !wanted(name)).cloned().collect();
+    let (copy, source) = (family.tied.0, strip(family.tied.1));
+    if let (false, Some(second), Some(first)) = (wanted(copy), checkpoint.tensors.get(copy), checkpoint.tensors.get(&source)) {
+        if second.shape != first.shape || second.dtype != first.dtype || checkpoint.bytes(second) != checkpoint.bytes(first) {
+            let what = vec![format!("`{copy}` is not equal to `{source}`, although the config ties them")];
+            return Err(ConvertError::Tensors { path: checkpoint.path.clone(), what });
+        }
+        skipped.push(copy.to_owned());
+    }
+    Ok(skipped)
+}
+
+/// Writes every parameter, one after the other.
+fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpoint: &Checkpoint) -> std::io::Result<()> {
+    let mut holders: Vec<Vec<(&Foreign, &Part)>> = vec![vec![]; graph.params.len()];
+    for tensor in tensors {
+        for part in &tensor.parts {
+            holders[part.param].push((tensor, part));
+        }
+    }
+    write(file, Format::Mcc, &parameters(graph), |param, bytes| {
+        for (tensor, part) in &holders[param] {
+            let found = &checkpoint.tensors[&tensor.name];
+            copy(&part.loops, Direction::Import, (checkpoint.bytes(found), found.dtype, part.foreign), (bytes, part.own));
+        }
+    })
+}
+
+/// Names and shapes of a graph's parameters, in order.
+pub fn parameters(graph: &Graph) -> Vec<(String, Vec<u64>)> {
+    let shape = |dims: &[ir::dim::Dim]| dims.iter().map(|d| graph.body.dims.size(*d)).collect();
+    graph.params.iter().map(|p| (p.name.clone(), shape(&p.ty.dims))).collect()
+}

@@ -1,0 +1,426 @@
+//! The `weights` section of a model text, applied: which foreign tensors there are, and where in them each parameter lies.
+
+use ir::diag::{Diagnostic, Span};
+use ir::dim::Dim;
+use ir::graph::{Graph, Param};
+use ir::model::{Atom, Model, Product, WeightLine};
+use std::collections::{BTreeMap, HashMap};
+
+/// A foreign tensor and everything in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Foreign {
+    pub name: String,
+    /// Elements, outermost first; row-major and dense, as all strides here.
+    pub shape: Vec<u64>,
+    pub parts: Vec<Part>,
+}
+
+/// A parameter, or a slice of one, within a foreign tensor: a nest of loops over both.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// Number of the parameter in the graph.
+    pub param: usize,
+    /// The first element, in the parameter and in the foreign tensor.
+    pub own: u64,
+    pub foreign: u64,
+    pub loops: Vec<Loop>,
+}
+
+/// One dim: its size and its strides in the parameter and in the foreign tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loop {
+    pub size: u64,
+    pub own: u64,
+    pub foreign: u64,
+}
+
+/// The foreign tensors of a model, in the order of the section; together they hold every element of every parameter once.
+///
+/// # Errors
+/// Parameters without a line or with several; lines that contradict the parameters they name.
+pub fn foreign(section: &str, model: &Model) -> Result<Vec<Foreign>, Vec<Diagnostic>> {
+    let Some(weights) = model.weights.iter().find(|w| w.name == section) else {
+        let e = Diagnostic::error("E0505", format!("model `{}` has no section `weights {section}`", model.graph.name));
+        return Err(vec![e.help("it says how foreign tensors are named: `weights hf { embed = \"model.embed_tokens.weight\"; }`")]);
+    };
+    let mut rule = Rule { graph: &model.graph, paths: paths(&model.graph), lines: HashMap::new(), found: vec![], errors: vec![] };
+    for line in &weights.lines {
+        if let Err(e) = rule.line(line) {
+            rule.errors.push(e);
+        }
+    }
+    rule.finish()
+}
+
+/// A parameter's name without iteration numbers, and the numbers by the segment before each.
+fn split(name: &str) -> (String, Vec<(String, u64)>) {
+    let (mut path, mut numbers): (Vec<&str>, Vec<(String, u64)>) = (vec![], vec![]);
+    for segment in name.split('.') {
+        match (segment.parse(), path.last()) {
+            (Ok(number), Some(last)) => numbers.push(((*last).to_owned(), number)),
+            _ => path.push(segment),
+        }
+    }
+    (path.join("."), numbers)
+}
+
+/// Parameters by path, with their iteration numbers.
+type Paths = BTreeMap<String, Vec<(usize, Vec<(String, u64)>)>>;
+
+fn paths(graph: &Graph) -> Paths {
+    let mut out = Paths::new();
+    for (i, param) in graph.params.iter().enumerate() {
+        let (path, numbers) = split(&param.name);
+        out.entry(path).or_default().push((i, numbers));
+    }
+    out
+}
+
+struct Rule<'a> {
+    graph: &'a Graph,
+    paths: Paths,
+    /// The line of each parameter that has one.
+    lines: HashMap<usize, Option<Span>>,
+    found: Vec<Foreign>,
+    errors: Vec<Diagnostic>,
+}
+
+fn error(line: &WeightLine, message: impl Into<String>) -> Diagnostic {
+    let e = Diagnostic::error("E0505", message);
+    match line.span {
+        Some(span) => e.label(span, "in this line"),
+        None => e,
+    }
+}
+
+impl Rule<'_> {
+    fn finish(mut self) -> Result<Vec<Foreign>, Vec<Diagnostic>> {
+        let mut named: Vec<String> = vec![];
+        for (i, param) in self.graph.params.iter().enumerate() {
+            let path = split(&param.name).0;
+            // If lines are wrong, the parameters they meant seem to lack one.
+            if self.errors.is_empty() && !self.lines.contains_key(&i) && !named.contains(&path) {
+                named.push(path);
+            }
+        }
+        for path in named {
+            let e = Diagnostic::error("E0505", format!("parameter `{path}` has no line in the `weights` section"));
+            let span = self.paths[&path].first().and_then(|(i, _)| self.graph.params[*i].span);
+            self.errors.push(match span {
+                Some(span) => e.label(span, "this parameter"),
+                None => e,
+            });
+        }
+        let mut names: Vec<&str> = self.found.iter().map(|f| f.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|w| w[0] == w[1]) {
+            self.errors.push(Diagnostic::error("E0505", format!("two lines name the tensor \"{}\"", twice[0])));
+        }
+        if self.errors.is_empty() { Ok(self.found) } else { Err(self.errors) }
+    }
+
+    /// All tensors of a line: one per iteration.
+    fn line(&mut self, line: &WeightLine) -> Result<(), Diagnostic> {
+        let groups: Vec<_> = line.params.iter().map(|p| self.paths.get(p).cloned().unwrap_or_default()).collect();
+        if groups.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        if let Some(lacking) = groups.iter().position(Vec::is_empty) {
+            return Err(error(line, format!("this configuration has no parameter `{}`, but others of the line", line.params[lacking])));
+        }
+        for (first, numbers) in &groups[0] {
+            let mut params = vec![*first];
+            for (group, path) in groups.iter().zip(&line.params).skip(1) {
+                let same = group.iter().find(|(_, n)| n == numbers).map(|(i, _)| *i);
+                params.push(same.ok_or_else(|| error(line, format!("`{path}` has no iteration that goes with `{}`", self.graph.params[*first].name)))?);
+            }
+            for param in &params {
+                if self.lines.insert(*param, line.span).is_some() {
+                    return Err(error(line, format!("parameter `{}` has two lines", self.graph.params[*param].name)));
+                }
+            }
+            self.tensors(line, &params, numbers)?;
+        }
+        Ok(())
+    }
+
+    /// The tensors of one iteration: one, or one per index of the dims in the template.
+    fn tensors(&mut self, line: &WeightLine, params: &[usize], numbers: &[(String, u64)]) -> Result<(), Diagnostic> {
+        let holes = holes(&line.template).ok_or_else(|| error(line, format!("\"{}\" has an open brace", line.template)))?;
+        let mut name = line.template.clone();
+        for (segment, number) in numbers {
+            if !holes.contains(segment) {
+                return Err(error(line, format!("\"{}\" is one tensor for all iterations of `{segment}`", line.template)).help(format!("put `{{{segment}}}` where the iteration's number stands")));
+            }
+            name = name.replace(&format!("{{{segment}}}"), &number.to_string());
+        }
+        let views: Vec<View<'_>> = params.iter().map(|p| View::new(self.graph, *p)).collect();
+        let mut indexed: Vec<(String, u64)> = vec![];
+        for hole in holes.iter().filter(|h| numbers.iter().all(|(segment, _)| segment != *h)) {
+            let size = views.iter().map(|v| v.dim(hole).map(|d| d.0)).collect::<Option<Vec<u64>>>();
+            let size = size.filter(|sizes| sizes.iter().all(|s| *s == sizes[0]));
+            let size = size.ok_or_else(|| error(line, format!("`{{{hole}}}` is neither a repeat around `{}` nor a dim of it", line.params.join("`, `"))))?;
+            if indexed.iter().all(|(n, _)| n != hole) {
+                indexed.push((hole.clone(), size[0]));
+            }
+        }
+        let shape = Shape::new(line, &views, &indexed)?;
+        let total: u64 = indexed.iter().map(|(_, size)| size).product();
+        for mut index in 0..total {
+            let mut name = name.clone();
+            let mut at = vec![];
+            for (hole, size) in indexed.iter().rev() {
+                name = name.replace(&format!("{{{hole}}}"), &(index % size).to_string());
+                at.push((hole.as_str(), index % size));
+                index /= size;
+            }
+            let parts = views.iter().enumerate().map(|(k, view)| shape.part(k, view, &at)).collect();
+            self.found.push(Foreign { name, shape: shape.sizes(), parts });
+        }
+        Ok(())
+    }
+}
+
+/// What stands in braces; none if one is not closed.
+fn holes(template: &str) -> Option<Vec<String>> {
+    template.split('{').skip(1).map(|rest| rest.split_once('}').map(|(hole, _)| hole.to_owned())).collect()
+}
+
+/// A parameter's dims by name: sizes and dense strides.
+struct View<'a> {
+    number: usize,
+    param: &'a Param,
+    dims: Vec<(&'a str, u64, u64)>,
+}
+
+impl<'a> View<'a> {
+    fn new(graph: &'a Graph, number: usize) -> View<'a> {
+        let param = &graph.params[number];
+        let stride = |k: usize| graph.body.dims.elements(&param.ty.dims[k + 1..]);
+        let dim = |(k, d): (usize, &Dim)| (graph.body.dims.name(*d), graph.body.dims.size(*d), stride(k));
+        View { number, param, dims: param.ty.dims.iter().enumerate().map(dim).collect() }
+    }
+
+    /// Size and stride of a dim, if there is exactly one of this name.
+    fn dim(&self, name: &str) -> Option<(u64, u64)> {
+        let mut found = self.dims.iter().filter(|(n, ..)| *n == name);
+        let (_, size, stride) = found.next()?;
+        found.next().is_none().then_some((*size, *stride))
+    }
+}
+
+/// A merged dim of a foreign tensor, with sizes.
+type Merged = Vec<Factor>;
+
+enum Factor {
+    Dim { name: String, size: u64 },
+    /// One alternative per parameter, end to end.
+    Parts(Vec<Vec<(String, u64)>>),
+}
+
+impl Factor {
+    fn size(&self) -> u64 {
+        match self {
+            Factor::Dim { size, .. } => *size,
+            Factor::Parts(parts) => parts.iter().map(|p| product(p)).sum(),
+        }
+    }
+}
+
+fn product(dims: &[(String, u64)]) -> u64 {
+    dims.iter().map(|(_, size)| size).product()
+}
+
+/// The layout of a line's tensors.
+struct Shape {
+    dims: Vec<Merged>,
+}
+
+impl Shape {
+    fn new(line: &WeightLine, views: &[View<'_>], indexed: &[(String, u64)]) -> Result<Shape, Diagnostic> {
+        let declared: Vec<Product>;
+        let layout = match &line.layout {
+            Some(layout) => layout,
+            None => {
+                let rest = views[0].dims.iter().filter(|(name, ..)| indexed.iter().all(|(n, _)| n != name));
+                declared = rest.map(|(name, ..)| vec![Atom::Dim((*name).to_owned())]).collect();
+                &declared
+            }
+        };
+        let choices = layout.iter().flatten().filter(|a| matches!(a, Atom::Parts(_))).count();
+        if choices != usize::from(views.len() > 1) {
+            let message = match choices {
+                0 => format!("{} parameters in one tensor, and no layout that says where each is", views.len()),
+                _ => format!("{choices} groups of alternatives for {} parameter(s)", views.len()),
+            };
+            return Err(error(line, message).help("`a, b = \"..\" [(x | y), z];` concatenates along the first dim"));
+        }
+        // Names, before any size: each dim of a parameter exactly once.
+        for (k, view) in views.iter().enumerate() {
+            let mut names: Vec<&str> = vec![];
+            for atom in layout.iter().flatten() {
+                match atom {
+                    Atom::Dim(name) => names.push(name),
+                    Atom::Parts(parts) if parts.len() != views.len() => {
+                        return Err(error(line, format!("{} alternatives for {} parameters", parts.len(), views.len())));
+                    }
+                    Atom::Parts(parts) => {
+                        for atom in &parts[k] {
+                            match atom {
+                                Atom::Dim(name) => names.push(name),
+                                Atom::Parts(_) => return Err(error(line, "alternatives inside of alternatives")),
+                            }
+                        }
+                    }
+                }
+            }
+            let mut want: Vec<&str> = view.dims.iter().map(|d| d.0).filter(|name| indexed.iter().all(|(n, _)| n != name)).collect();
+            let shown = format!("the layout has [{}], `{}` has [{}]", names.join(", "), view.param.name, want.join(", "));
+            names.sort_unstable();
+            want.sort_unstable();
+            if names != want || want.windows(2).any(|w| w[0] == w[1]) {
+                return Err(error(line, shown).help("a layout names every dim of a parameter once; `a*b` merges dims"));
+            }
+        }
+        let size = |name: &str, view: &View<'_>| view.dim(name).map_or(0, |d| d.0);
+        let mut dims = vec![];
+        for merged in layout {
+            let mut factors = vec![];
+            for atom in merged {
+                factors.push(match atom {
+                    Atom::Dim(name) => {
+                        let first = size(name, &views[0]);
+                        if let Some(other) = views.iter().find(|v| size(name, v) != first) {
+                            let (a, b) = (&views[0].param.name, &other.param.name);
+                            return Err(error(line, format!("`{name}` is {first} in `{a}` and {} in `{b}`", size(name, other))));
+                        }
+                        Factor::Dim { name: name.clone(), size: first }
+                    }
+                    Atom::Parts(parts) => Factor::Parts(
+                        parts
+                            .iter()
+                            .zip(views)
+                            .map(|(part, view)| {
+                                let dim = |atom: &Atom| match atom {
+                                    Atom::Dim(name) => Some((name.clone(), size(name, view))),
+                                    Atom::Parts(_) => None,
+                                };
+                                part.iter().filter_map(dim).collect()
+                            })
+                            .collect(),
+                    ),
+                });
+            }
+            dims.push(factors);
+        }
+        Ok(Shape { dims })
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        self.dims.iter().map(|d| d.iter().map(Factor::size).product()).collect()
+    }
+
+    /// Where the `k`th parameter of the line lies, at an index of the dims in the template.
+    fn part(&self, k: usize, view: &View<'_>, at: &[(&str, u64)]) -> Part {
+        let own = at.iter().map(|(name, i)| view.dim(name).map_or(0, |d| d.1) * i).sum();
+        let mut part = Part { param: view.number, own, foreign: 0, loops: vec![] };
+        let mut stride = 1;
+        let mut push = |name: &str, size: u64, foreign: u64| part.loops.push(Loop { size, own: view.dim(name).map_or(0, |d| d.1), foreign });
+        for factor in self.dims.iter().rev().flat_map(|d| d.iter().rev()) {
+            match factor {
+                Factor::Dim { name, size } => push(name, *size, stride),
+                Factor::Parts(parts) => {
+                    part.foreign = parts[..k].iter().map(|p| product(p)).sum::<u64>() * stride;
+                    let mut inner = stride;
+                    for (name, size) in parts[k].iter().rev() {
+                        push(name, *size, inner);
+                        inner *= size;
+                    }
+                }
+            }
+            stride *= factor.size();
+        }
+        part.loops.reverse();
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::diag::Sources;
+
+    /// The foreign tensors of a model with the given parameters and lines, or the first error.
+    fn check(params: &str, lines: &str) -> Result<Vec<Foreign>, String> {
+        let text = format!("model m(batch, a = 2, b = 3, c = 5, layers = 2) {{\n{params}\noutput batch;\n}}\nweights hf {{\n{lines}\n}}\n");
+        let text = text.replace("output batch;", "input x: f32[batch];\noutput x;");
+        let elaborated = frontend::compile(&mut Sources::default(), "m.mdl", &text, &frontend::Options::default(), &mut |_| Err("none".into()));
+        foreign("hf", &elaborated.map_err(|e| e[0].message.clone())?.model).map_err(|e| e[0].message.clone())
+    }
+
+    fn shapes(params: &str, lines: &str) -> Vec<(String, Vec<u64>)> {
+        check(params, lines).unwrap().into_iter().map(|f| (f.name, f.shape)).collect()
+    }
+
+    #[test]
+    fn without_a_layout_dims_stand_as_declared() {
+        assert_eq!(shapes("param w: [a, b] = 0;", "w = \"x\";"), [("x".into(), vec![2, 3])]);
+    }
+
+    #[test]
+    fn a_layout_transposes_and_merges() {
+        let found = check("param w: [a, b, c] = 0;", "w = \"x\" [b*c, a];").unwrap();
+        assert_eq!(found[0].shape, [15, 2]);
+        let loops = [Loop { size: 3, own: 5, foreign: 10 }, Loop { size: 5, own: 1, foreign: 2 }, Loop { size: 2, own: 15, foreign: 1 }];
+        assert_eq!(found[0].parts, [Part { param: 0, own: 0, foreign: 0, loops: loops.to_vec() }]);
+    }
+
+    #[test]
+    fn alternatives_lie_end_to_end() {
+        let found = check("param v: [a, b] = 0;\nparam w: [a, c] = 0;", "v, w = \"x\" [a, (b | c)];").unwrap();
+        assert_eq!((found[0].shape.clone(), found[0].parts[1].foreign), (vec![2, 8], 3));
+        assert_eq!(found[0].parts[1].loops[0], Loop { size: 2, own: 5, foreign: 8 });
+    }
+
+    #[test]
+    fn alternatives_can_alternate_within_a_merged_dim() {
+        let found = check("param v: [a, b] = 0;\nparam w: [a, c] = 0;", "v, w = \"x\" [a*(b | c)];").unwrap();
+        assert_eq!((found[0].shape.clone(), found[0].parts[1].foreign), (vec![16], 3));
+        assert_eq!(found[0].parts[1].loops, [Loop { size: 2, own: 5, foreign: 8 }, Loop { size: 5, own: 1, foreign: 1 }]);
+    }
+
+    #[test]
+    fn a_repeat_gives_one_tensor_per_iteration() {
+        let found = shapes("repeat layers {\nparam w: [a] = 0;\n}", "layers.w = \"h.{layers}.x\";");
+        assert_eq!(found, [("h.0.x".into(), vec![2]), ("h.1.x".into(), vec![2])]);
+    }
+
+    #[test]
+    fn a_dim_in_the_template_gives_one_tensor_per_index() {
+        let found = check("param w: [b, a] = 0;", "w = \"e.{a}.x\";").unwrap();
+        assert_eq!((found[1].name.as_str(), found[1].shape.as_slice(), found[1].parts[0].own), ("e.1.x", [3u64].as_slice(), 1));
+        assert_eq!(found[1].parts[0].loops, [Loop { size: 3, own: 2, foreign: 1 }]);
+    }
+
+    #[test]
+    fn lines_of_other_configurations_are_skipped() {
+        assert_eq!(shapes("param w: [a] = 0;", "w = \"x\";\nv.w = \"y\" [b];").len(), 1);
+    }
+
+    #[test]
+    fn lines_that_do_not_fit_are_errors() {
+        let error = |params: &str, lines: &str| check(params, lines).unwrap_err();
+        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w = \"x\";"), "parameter `v` has no line in the `weights` section");
+        assert_eq!(error("param w: [a] = 0;", "w = \"x\";\nw = \"y\";"), "parameter `w` has two lines");
+        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w = \"x\";\nv = \"x\";"), "two lines name the tensor \"x\"");
+        assert_eq!(error("param w: [a, b] = 0;", "w = \"x\" [a*c];"), "the layout has [a, c], `w` has [a, b]");
+        assert_eq!(error("param w: [a, b] = 0;", "w = \"x\" [a];"), "the layout has [a], `w` has [a, b]");
+        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w, v = \"x\";"), "2 parameters in one tensor, and no layout that says where each is");
+        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w, v = \"x\" [(a | a | a)];"), "3 alternatives for 2 parameters");
+        assert_eq!(error("param w: [a] = 0;", "w = \"x.{c}\";"), "`{c}` is neither a repeat around `w` nor a dim of it");
+        assert_eq!(error("param w: [a] = 0;", "w = \"x.{a\";"), "\"x.{a\" has an open brace");
+        assert_eq!(error("param w: [a] = 0;", "w, v = \"x\" [(a | a)];"), "this configuration has no parameter `v`, but others of the line");
+        let repeated = "repeat layers {\nparam w: [a] = 0;\n}";
+        assert_eq!(error(repeated, "layers.w = \"x\";"), "\"x\" is one tensor for all iterations of `layers`");
+    }
+}

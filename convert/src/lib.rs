@@ -1,0 +1,57 @@
+//! Foreign checkpoints to model text and weights of mcc, and back.
+//!
+//! [`import`] reads a Hugging Face directory (`config.json` and safetensors) and writes `model.mdl`, `weights.safetensors` and a copy
+//! of the `config.json`; [`export`] goes back, with every tensor byte for byte as it was.
+//!
+//! What is specific to a kind of model is data: its text in `models/`, whose `weights hf` section says how the foreign tensors are named
+//! and laid out, and the table of its config's fields in [`family`].
+//!
+//! **Invariant:** nothing in here prints or reads the environment, and no file appears in an output directory before all of them are
+//! complete.
+
+mod check;
+mod config;
+mod copy;
+mod export;
+mod family;
+mod header;
+mod import;
+mod layout;
+mod staging;
+mod tensors;
+
+pub use export::{Exported, export};
+pub use import::{Imported, import};
+pub use tensors::norms;
+
+use ir::diag::{Diagnostic, Sources};
+use std::path::{Path, PathBuf};
+
+/// Why nothing was converted. No file was written.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    #[error("`{}`: {cause}", .path.display())]
+    Io { path: PathBuf, cause: std::io::Error },
+    #[error("`{}` {what}", .path.display())]
+    Malformed { path: PathBuf, what: String },
+    /// Fields that are missing, or that ask for a computation which the model text does not have.
+    #[error("`{}` describes a model that cannot be imported:{}", .path.display(), list(.what))]
+    Config { path: PathBuf, what: Vec<String> },
+    /// Tensors that are missing, unread, of another shape or dtype.
+    #[error("the tensors of `{}` do not fit the model:{}", .path.display(), list(.what))]
+    Tensors { path: PathBuf, what: Vec<String> },
+    /// The model text is wrong; to be rendered with the sources.
+    #[error("the model text has {} error(s)", .diagnostics.len())]
+    Text { sources: Sources, diagnostics: Vec<Diagnostic> },
+}
+
+impl ConvertError {
+    fn io(path: &Path) -> impl FnOnce(std::io::Error) -> ConvertError {
+        let path = path.to_path_buf();
+        move |cause| ConvertError::Io { path, cause }
+    }
+}
+
+fn list(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n  {line}")).collect()
+}

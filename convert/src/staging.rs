@@ -1,0 +1,100 @@
+//! Output files that appear together, once all of them are complete.
+
+use crate::ConvertError;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Files under temporary names in their directory; dropped unless committed, with the directories made for them.
+pub struct Staging {
+    dir: PathBuf,
+    /// Directories that were not there before, innermost first.
+    made: Vec<PathBuf>,
+    files: Vec<(NamedTempFile, PathBuf)>,
+}
+
+impl Staging {
+    /// # Errors
+    /// The directory is not there and cannot be made.
+    pub fn new(dir: &Path) -> Result<Staging, ConvertError> {
+        let absent = |d: &&Path| !d.as_os_str().is_empty() && !d.exists();
+        let made = dir.ancestors().take_while(absent).map(Path::to_path_buf).collect();
+        let staging = Staging { dir: dir.into(), made, files: vec![] };
+        std::fs::create_dir_all(dir).map_err(ConvertError::io(dir))?;
+        Ok(staging)
+    }
+
+    /// Writes a file of this name.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn file(&mut self, name: &str, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ConvertError> {
+        let path = self.dir.join(name);
+        // As any new file; the process's mask takes away what it does for those.
+        let permissions = Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(".mcc-").permissions(permissions).tempfile_in(&self.dir).map_err(ConvertError::io(&path))?;
+        write(file.as_file_mut()).map_err(ConvertError::io(&path))?;
+        self.files.push((file, path));
+        Ok(())
+    }
+
+    /// Gives every file its name; returns the paths in the order of writing.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn commit(mut self) -> Result<Vec<PathBuf>, ConvertError> {
+        let mut paths = vec![];
+        for (file, path) in std::mem::take(&mut self.files) {
+            file.persist(&path).map_err(|e| ConvertError::Io { path: path.clone(), cause: e.error })?;
+            self.made.clear();
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.files.clear();
+        for dir in &self.made {
+            // Only if empty: nobody else's file is lost.
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn committed_files_have_their_names_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("a/b");
+        let mut staging = Staging::new(&out).unwrap();
+        staging.file("x", |f| f.write_all(b"1")).unwrap();
+        assert!(!out.join("x").exists());
+        staging.commit().unwrap();
+        let names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["x"]);
+    }
+
+    #[test]
+    fn what_is_not_committed_leaves_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut staging = Staging::new(&dir.path().join("a/b")).unwrap();
+        staging.file("x", |f| f.write_all(b"1")).unwrap();
+        drop(staging);
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_failing_write_is_an_error_that_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut staging = Staging::new(dir.path()).unwrap();
+        let error = staging.file("x", |_| Err(std::io::Error::other("disk full"))).unwrap_err();
+        assert!(error.to_string().ends_with("x`: disk full"), "{error}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Safetensors files: mapped ones to read, whole or in shards, and the order of bytes to write.
+
+use crate::ConvertError;
+use memmap2::Mmap;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+pub const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of a checkpoint by name.
+pub struct Checkpoint {
+    /// The file, or of several the index.
+    pub path: PathBuf,
+    maps: Vec<Mmap>,
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// Where a tensor lies.
+pub struct Tensor {
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    map: usize,
+    bytes: std::ops::Range<usize>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors` in a directory, or the shards that its index lists.
+    ///
+    /// # Errors
+    /// There is neither; a file is unreadable or malformed; the index and the shards contradict each other.
+    pub fn in_directory(dir: &Path) -> Result<Checkpoint, ConvertError> {
+        let (whole, index) = (dir.join(WHOLE), dir.join(INDEX));
+        if whole.exists() {
+            return Checkpoint::file(&whole);
+        }
+        if !index.exists() {
+            let pickled = if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
+                "; pytorch_model.bin is not read, save the model as safetensors"
+            } else {
+                ""
+            };
+            return Err(ConvertError::Malformed { path: dir.into(), what: format!("has neither {WHOLE} nor {INDEX}{pickled}") });
+        }
+        Checkpoint::shards(dir, &index)
+    }
+
+    /// Opens one file.
+    ///
+    /// # Errors
+    /// It is unreadable or malformed.
+    pub fn file(path: &Path) -> Result<Checkpoint, ConvertError> {
+        let mut checkpoint = Checkpoint { path: path.into(), maps: vec![], tensors: BTreeMap::new() };
+        checkpoint.add(path)?;
+        Ok(checkpoint)
+    }
+
+    fn shards(dir: &Path, index: &Path) -> Result<Checkpoint, ConvertError> {
+        let malformed = |what: String| ConvertError::Malformed { path: index.into(), what };
+        let text = std::fs::read(index).map_err(ConvertError::io(index))?;
+        let value: Value = serde_json::from_slice(&text).map_err(|e| malformed(format!("is not JSON: {e}")))?;
+        let map = value.get("weight_map").and_then(Value::as_object).ok_or_else(|| malformed("has no weight_map".into()))?;
+        let mut names: Vec<&str> = vec![];
+        for (tensor, file) in map {
+            // Nothing outside of the directory.
+            let file = file.as_str().filter(|f| Path::new(f).file_name().is_some_and(|n| n == *f));
+            let file = file.ok_or_else(|| malformed(format!("does not name a file beside it for `{tensor}`")))?;
+            if !names.contains(&file) {
+                names.push(file);
+            }
+        }
+        names.sort_unstable();
+        let mut checkpoint = Checkpoint { path: index.into(), maps: vec![], tensors: BTreeMap::new() };
+        for name in &names {
+            checkpoint.add(&dir.join(name))?;
+        }
+        let mut wrong = vec![];
+        for (tensor, file) in map {
+            match checkpoint.tensors.get(tensor) {
+                Some(t) if file == names[t.map] => {}
+                _ => wrong.push(format!("`{tensor}` is not in {file}")),
+            }
+        }
+        for (name, tensor) in checkpoint.tensors.iter().filter(|(name, _)| !map.contains_key(*name)) {
+            wrong.push(format!("`{name}` of \"{}\" is not in the index", names[tensor.map]));
+        }
+        if wrong.is_empty() { Ok(checkpoint) } else { Err(ConvertError::Tensors { path: index.into(), what: wrong }) }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), ConvertError> {
+        let malformed = |what: String| ConvertError::Malformed { path: path.into(), what };
+        let file = File::open(path).map_err(ConvertError::io(path))?;
+        if !file.metadata().map_err(ConvertError::io(path))?.is_file() {
+            return Err(malformed("is not a file".into()));
+        }
+        // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
+        let map = unsafe { Mmap::map(&file) }.map_err(ConvertError::io(path))?;
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| malformed(format!("is not a safetensors file: {e}")))?;
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let data = 8 + header;
+            let shape = info.shape.iter().map(|n| *n as u64).collect();
+            let tensor = Tensor { dtype: info.dtype, shape, map: self.maps.len(), bytes: data + start..data + end };
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(malformed(format!("holds `{name}`, which another shard holds too")));
+            }
+        }
+        self.maps.push(map);
+        Ok(())
+    }
+
+    /// The bytes of a tensor, row-major, little-endian.
+    pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        &self.maps[tensor.map][tensor.bytes.clone()]
+    }
+}
+
+/// The L2 norm of every tensor of a file, summed in f64.
+///
+/// # Errors
+/// The file is unreadable or malformed, or a tensor is not f32.
+pub fn norms(path: &Path) -> Result<BTreeMap<String, f64>, ConvertError> {
+    let checkpoint = Checkpoint::file(path)?;
+    let norm = |(name, tensor): (&String, &Tensor)| {
+        if tensor.dtype != Dtype::F32 {
+            return Err(ConvertError::Tensors { path: path.into(), what: vec![format!("`{name}` is {:?}, expected F32", tensor.dtype)] });
+        }
+        let (values, _) = checkpoint.bytes(tensor).as_chunks::<4>();
+        let squares: f64 = values.iter().map(|b| f64::from(f32::from_le_bytes(*b)).powi(2)).sum();
+        Ok((name.clone(), squares.sqrt()))
+    };
+    checkpoint.tensors.iter().map(norm).collect()
+}
+
+/// What a file's header says beside the tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Format {
+    /// Nothing.
+    Mcc,
+    /// `format: pt`, as Hugging Face writes and expects it.
+    Pytorch,
+}
+
+/// Writes f32 tensors, in this order. Each is filled (from zeros) and written before the next one takes memory.
+///
+/// # Errors
+/// What the file system says.
+pub fn write(file: &mut File, format: Format, tensors: &[(String, Vec<u64>)], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<()> {
+    let mut end = 0;
+    let mut infos = vec![];
+    for (name, shape) in tensors {
+        let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
+        let start = end;
+        end += shape.iter().product::<usize>() * 4;
+        infos.push((name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
+    }
+    let sizes: Vec<usize> = infos.iter().map(|(_, i)| i.data_offsets.1 - i.data_offsets.0).collect();
+    let about = match format {
+        Format::Mcc => None,
+        Format::Pytorch => Some(HashMap::from([("format".to_owned(), "pt".to_owned())])),
+    };
+    let metadata = Metadata::new(about, infos).expect("invariant: tensors follow each other");
+    let mut header = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut out = BufWriter::new(file);
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    let mut buffer = vec![];
+    for (i, size) in sizes.into_iter().enumerate() {
+        buffer.clear();
+        buffer.resize(size, 0);
+        fill(i, &mut buffer);
+        out.write_all(&buffer)?;
+    }
+    out.flush()
+}

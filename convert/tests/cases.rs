@@ -1,0 +1,382 @@
+//! The reference cases: imported, exported, and computed by the reference interpreter.
+
+#[path = "../../tests/cases/judge.rs"]
+mod judge;
+
+use convert::{ConvertError, Imported};
+use ir::dim::Base;
+use ir::eval::{Env, eval};
+use ir::graph::{Graph, Type, Value};
+use ir::op::{Op, Scalar};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn case(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/cases").join(name)
+}
+
+/// A directory with a case's files, to be changed, and what is imported from it.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(name: &str) -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("in")).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(case(name).join(file), dir.path().join("in").join(file)).unwrap();
+        }
+        Bench { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn import(&self) -> Result<Imported, ConvertError> {
+        convert::import(&self.path("in"), &self.path("out"))
+    }
+
+    fn error(&self) -> String {
+        let error = self.import().unwrap_err().to_string();
+        assert!(!self.path("out").exists(), "something was written");
+        error
+    }
+
+    fn export(&self) -> Result<convert::Exported, ConvertError> {
+        convert::export(&self.path("out/weights.safetensors"), &self.path("out/model.mdl"), &[], &self.path("back"))
+    }
+
+    /// Replaces the tensors by what a function makes of their list of name, dtype, shape and bytes.
+    fn tensors(&self, change: impl FnOnce(&mut Vec<Tensor>)) {
+        let path = self.path("in/model.safetensors");
+        let mut list = read(&path);
+        change(&mut list);
+        save(&path, &list);
+    }
+
+    fn same(&self, a: &str, b: &str) {
+        assert!(fs::read(self.path(a)).unwrap() == fs::read(self.path(b)).unwrap(), "{a} differs from {b}");
+    }
+}
+
+type Tensor = (String, safetensors::Dtype, Vec<usize>, Vec<u8>);
+
+fn read(path: &Path) -> Vec<Tensor> {
+    let bytes = fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut list: Vec<Tensor> = file.iter().map(|(n, t)| (n.to_owned(), t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
+    list.sort_by(|a, b| a.0.cmp(&b.0));
+    list
+}
+
+fn save(path: &Path, list: &[Tensor]) {
+    let views = list.iter().map(|(n, d, s, b)| (n.as_str(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn what_was_imported_exports_to_the_same_files() {
+    for name in ["gpt2", "llama"] {
+        let bench = Bench::new(name);
+        let imported = bench.import().unwrap();
+        assert_eq!(imported.warnings, Vec::<String>::new());
+        bench.export().unwrap();
+        bench.same("in/model.safetensors", "back/model.safetensors");
+        bench.same("in/config.json", "back/config.json");
+    }
+}
+
+#[test]
+fn both_styles_of_config_give_the_same_model() {
+    for name in ["gpt2", "llama"] {
+        let (new, old) = (Bench::new(name), Bench::new(name));
+        fs::copy(case(name).join("config.v4.json"), old.path("in/config.json")).unwrap();
+        new.import().unwrap();
+        old.import().unwrap();
+        for file in ["out/model.mdl", "out/weights.safetensors"] {
+            assert!(fs::read(new.path(file)).unwrap() == fs::read(old.path(file)).unwrap(), "{name}: {file}");
+        }
+    }
+}
+
+#[test]
+fn weights_have_the_models_names_and_declared_dims() {
+    let bench = Bench::new("llama");
+    bench.import().unwrap();
+    let list = read(&bench.path("out/weights.safetensors"));
+    let shape = |name: &str| list.iter().find(|t| t.0 == name).map(|t| t.2.clone()).unwrap();
+    assert_eq!(shape("layers.3.attn.q.w"), [128, 4, 2, 16]);
+    assert_eq!(shape("layers.0.mlp.down.w"), [384, 128]);
+    assert_eq!(shape("head"), [512, 128]);
+}
+
+#[test]
+fn the_text_has_the_configs_values_as_defaults() {
+    let bench = Bench::new("gpt2");
+    bench.import().unwrap();
+    let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
+    let head: String = text.split(" {").next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        head,
+        "// GPT-2: learned positions, pre-norm, tied output. model gpt2(batch, vocab = 512, hidden = 128, heads = 8, head_dim = hidden / heads, \
+         ffn = 4 * hidden, layers = 4, seq = 64, norm_eps = 1e-5, dropout_rate = 0.0)"
+    );
+    assert_eq!(frontend::format("model.mdl", &text).unwrap(), text);
+}
+
+#[test]
+fn old_files_without_prefix_and_with_buffers_and_a_tied_copy_are_read() {
+    let (plain, old) = (Bench::new("gpt2"), Bench::new("gpt2"));
+    old.tensors(|list| {
+        for tensor in list.iter_mut() {
+            tensor.0 = tensor.0.trim_start_matches("transformer.").to_owned();
+        }
+        let wte = list.iter().find(|t| t.0 == "wte.weight").unwrap().clone();
+        list.push(("lm_head.weight".into(), wte.1, wte.2, wte.3));
+        list.push(("h.0.attn.bias".into(), safetensors::Dtype::U8, vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+        list.push(("h.0.attn.masked_bias".into(), safetensors::Dtype::F32, vec![], vec![0; 4]));
+    });
+    plain.import().unwrap();
+    assert_eq!(old.import().unwrap().skipped, ["h.0.attn.bias", "h.0.attn.masked_bias", "lm_head.weight"]);
+    assert!(fs::read(plain.path("out/weights.safetensors")).unwrap() == fs::read(old.path("out/weights.safetensors")).unwrap());
+}
+
+#[test]
+fn a_tied_copy_that_differs_is_refused() {
+    let bench = Bench::new("gpt2");
+    bench.tensors(|list| {
+        let mut wte = list.iter().find(|t| t.0 == "transformer.wte.weight").unwrap().clone();
+        wte.0 = "lm_head.weight".into();
+        wte.3[5] ^= 1;
+        list.push(wte);
+    });
+    assert!(bench.error().contains("`lm_head.weight` is not equal to `transformer.wte.weight`"));
+}
+
+#[test]
+fn shards_are_read_as_one_file() {
+    let (whole, sharded) = (Bench::new("llama"), Bench::new("llama"));
+    let list = read(&sharded.path("in/model.safetensors"));
+    fs::remove_file(sharded.path("in/model.safetensors")).unwrap();
+    let mut map = BTreeMap::new();
+    for (i, part) in list.chunks(20).enumerate() {
+        let name = format!("model-{i:05}.safetensors");
+        save(&sharded.path("in").join(&name), part);
+        map.extend(part.iter().map(|t| (t.0.clone(), name.clone())));
+    }
+    let index = sharded.path("in/model.safetensors.index.json");
+    fs::write(&index, serde_json::json!({"metadata": {}, "weight_map": map}).to_string()).unwrap();
+    whole.import().unwrap();
+    sharded.import().unwrap();
+    sharded.export().unwrap();
+    assert!(fs::read(whole.path("in/model.safetensors")).unwrap() == fs::read(sharded.path("back/model.safetensors")).unwrap());
+
+    map.insert("model.norm.weight".into(), "../elsewhere.safetensors".into());
+    fs::write(&index, serde_json::json!({"weight_map": map}).to_string()).unwrap();
+    let error = sharded.import().unwrap_err().to_string();
+    assert!(error.contains("does not name a file beside it for `model.norm.weight`"), "{error}");
+}
+
+#[test]
+fn narrow_floats_are_widened_and_counted() {
+    let bench = Bench::new("gpt2");
+    let narrow = |b: &[u8]| half::bf16::from_f32(f32::from_le_bytes(b.try_into().unwrap()));
+    bench.tensors(|list| {
+        for tensor in list.iter_mut() {
+            (tensor.1, tensor.3) = (safetensors::Dtype::BF16, tensor.3.chunks(4).flat_map(|b| narrow(b).to_le_bytes()).collect());
+        }
+    });
+    assert_eq!(bench.import().unwrap().widened, [("bf16", 52)]);
+    let exact: Vec<u8> = read(&case("gpt2").join("model.safetensors"))[1].3.chunks(4).flat_map(|b| narrow(b).to_f32().to_le_bytes()).collect();
+    bench.export().unwrap();
+    assert!(read(&bench.path("back/model.safetensors"))[1].3 == exact);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_all_named_with_their_shapes() {
+    let bench = Bench::new("gpt2");
+    bench.tensors(|list| {
+        list.retain(|t| t.0 != "transformer.ln_f.bias");
+        list.iter_mut().find(|t| t.0 == "transformer.wpe.weight").unwrap().2 = vec![128, 64];
+        list.push(("transformer.extra".into(), safetensors::Dtype::F32, vec![1], vec![0; 4]));
+    });
+    let error = bench.error();
+    let lines: Vec<&str> = error.lines().skip(1).map(str::trim).collect();
+    assert_eq!(
+        lines,
+        [
+            "`transformer.wpe.weight` is [128, 64], expected [64, 128]",
+            "`transformer.ln_f.bias` is missing, expected [128]",
+            "`transformer.extra` [1] is not a part of the model",
+        ]
+    );
+}
+
+#[test]
+fn sizes_that_do_not_go_together_are_errors_of_the_text() {
+    let bench = Bench::new("gpt2");
+    let config = fs::read_to_string(bench.path("in/config.json")).unwrap();
+    fs::write(bench.path("in/config.json"), config.replace("\"n_head\": 8", "\"n_head\": 7")).unwrap();
+    let Err(ConvertError::Text { diagnostics, sources }) = bench.import() else { panic!("it was imported") };
+    let shown = frontend::render(&diagnostics[0], &sources, frontend::Style::Plain);
+    assert!(shown.contains("E0301") && shown.contains("hidden / heads"), "{shown}");
+    assert!(!bench.path("out").exists());
+}
+
+#[test]
+fn files_that_are_missing_or_damaged_are_named() {
+    let bench = Bench::new("gpt2");
+    fs::write(bench.path("in/model.safetensors"), "no tensors").unwrap();
+    assert!(bench.error().contains("model.safetensors` is not a safetensors file"));
+    fs::remove_file(bench.path("in/model.safetensors")).unwrap();
+    assert!(bench.error().contains("has neither model.safetensors nor model.safetensors.index.json"));
+    fs::write(bench.path("in/config.json"), "[]").unwrap();
+    assert!(bench.error().contains("config.json` is not a JSON object"));
+}
+
+#[test]
+fn settings_changed_since_the_import_change_the_config() {
+    let bench = Bench::new("gpt2");
+    bench.import().unwrap();
+    let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
+    fs::write(bench.path("out/model.mdl"), text.replace("norm_eps = 1e-5", "norm_eps = 1e-6")).unwrap();
+    bench.export().unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(bench.path("back/config.json")).unwrap()).unwrap();
+    let mut original: serde_json::Value = serde_json::from_slice(&fs::read(bench.path("in/config.json")).unwrap()).unwrap();
+    original["layer_norm_epsilon"] = 1e-6.into();
+    assert_eq!(config, original);
+}
+
+#[test]
+fn a_model_without_a_config_gets_one_that_imports_again() {
+    for name in ["gpt2", "llama"] {
+        let bench = Bench::new(name);
+        bench.import().unwrap();
+        fs::remove_file(bench.path("out/config.json")).unwrap();
+        bench.export().unwrap();
+        let again = convert::import(&bench.path("back"), &bench.path("again")).unwrap();
+        assert_eq!(again.warnings, Vec::<String>::new());
+        bench.same("out/weights.safetensors", "again/weights.safetensors");
+    }
+}
+
+#[test]
+fn a_setting_that_the_architecture_lacks_is_refused() {
+    let bench = Bench::new("llama");
+    bench.import().unwrap();
+    let defines = [("window".to_owned(), "16".to_owned())];
+    let error = convert::export(&bench.path("out/weights.safetensors"), &bench.path("out/model.mdl"), &defines, &bench.path("back")).unwrap_err();
+    assert!(error.to_string().contains("LlamaForCausalLM computes window = 0, the model has 16"), "{error}");
+    assert!(!bench.path("back").exists());
+}
+
+#[test]
+fn weights_of_another_model_are_refused() {
+    let bench = Bench::new("gpt2");
+    bench.import().unwrap();
+    fs::copy(bench.path("in/model.safetensors"), bench.path("out/weights.safetensors")).unwrap();
+    let error = bench.export().unwrap_err().to_string();
+    assert!(error.contains("`layers.0.attn.q.w` is missing, expected [128, 8, 16]"), "{error}");
+    assert!(error.contains("`transformer.wte.weight` [512, 128] is not a part of the model"), "{error}");
+    assert!(!bench.path("back").exists());
+}
+
+/// The weights and the first batch of a case.
+struct Data<'a> {
+    graph: &'a Graph,
+    weights: BTreeMap<String, Vec<f64>>,
+    tokens: Vec<f64>,
+    targets: Vec<f64>,
+}
+
+impl Env for Data<'_> {
+    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
+        match op {
+            Op::Param(p) => self.weights[&self.graph.params[*p as usize].name].clone(),
+            Op::Input(i) if self.graph.inputs[*i as usize].name == "tokens" => self.tokens.clone(),
+            Op::Input(_) => self.targets.clone(),
+            Op::State(..) => vec![0.0; self.graph.body.dims.elements(&ty.dims) as usize],
+            Op::Table(t) => self.graph.tables[*t as usize].data.clone(),
+            other => panic!("{other:?} in a logical graph"),
+        }
+    }
+
+    fn scalar(&self, _: &Scalar) -> f64 {
+        0.0
+    }
+
+    fn base(&self, _: &Base) -> u64 {
+        0
+    }
+}
+
+/// Loss and gradient norm of step 0 in f64, of the first sequences of the batch.
+fn step(name: &str, sequences: usize) -> (f64, f64) {
+    let bench = Bench::new(name);
+    bench.import().unwrap();
+    let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
+    let defines = vec![("seq".to_owned(), "64".to_owned())];
+    let options = frontend::Options { defines, batch: sequences as i64, ..frontend::Options::default() };
+    let mut sources = ir::diag::Sources::default();
+    let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
+    let graph = passes::differentiate::differentiate(model.graph).unwrap();
+    let graph = passes::optimize::optimize(graph, &model.train);
+    let bytes = fs::read(case(name).join("tokens.npy")).unwrap();
+    let all: Vec<i32> = npyz::NpyFile::new(&bytes[..]).unwrap().into_vec().unwrap();
+    let rows = || all.chunks(65).take(sequences);
+    let float = |b: &[u8]| f64::from(f32::from_le_bytes(b.try_into().unwrap()));
+    let mut data = Data {
+        graph: &graph,
+        weights: read(&bench.path("out/weights.safetensors")).into_iter().map(|t| (t.0, t.3.chunks(4).map(float).collect())).collect(),
+        tokens: rows().flat_map(|r| &r[..64]).map(|t| f64::from(*t)).collect(),
+        targets: rows().flat_map(|r| &r[1..]).map(|t| f64::from(*t)).collect(),
+    };
+    let (loss, norm) = (graph.loss.unwrap(), graph.grad_norm.unwrap());
+    let needed = needed(&graph, &[loss, norm]);
+    let mut values: Vec<Vec<f64>> = vec![];
+    for v in graph.body.values() {
+        let args: Vec<&[f64]> = graph.body[v].args.iter().map(|a| values[a.index()].as_slice()).collect();
+        let value = if needed[v.index()] { eval(&graph.body, v, &args, &mut data) } else { vec![] };
+        values.push(value);
+    }
+    (values[loss.index()][0], values[norm.index()][0])
+}
+
+fn needed(graph: &Graph, roots: &[Value]) -> Vec<bool> {
+    let mut needed = vec![false; graph.body.nodes.len()];
+    let mut stack = roots.to_vec();
+    while let Some(v) = stack.pop() {
+        if !std::mem::replace(&mut needed[v.index()], true) {
+            stack.extend(&graph.body[v].args);
+        }
+    }
+    needed
+}
+
+#[test]
+fn the_first_step_of_the_cases_agrees() {
+    for name in ["gpt2", "llama"] {
+        let expected: serde_json::Value = serde_json::from_slice(&fs::read(case(name).join("expected.json")).unwrap()).unwrap();
+        let start = std::time::Instant::now();
+        let (loss, norm) = step(name, 8);
+        eprintln!("{name} {loss} {norm} {:?}", start.elapsed());
+        let first = serde_json::json!({"losses": [expected["losses"][0]], "grad_norms": [expected["grad_norms"][0]]});
+        let run = judge::Run { losses: &[loss], grad_norms: &[norm], param_norms: None };
+        assert_eq!(judge::judge(&run, &first), Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn the_norms_of_the_cases_weights_are_the_expected_ones() {
+    for name in ["gpt2", "llama"] {
+        let expected: serde_json::Value = serde_json::from_slice(&fs::read(case(name).join("expected.json")).unwrap()).unwrap();
+        let norms = convert::norms(&case(name).join("model.safetensors")).unwrap();
+        let first = serde_json::json!({"losses": [1.0], "grad_norms": [1.0], "param_norms": expected["param_norms_init"]});
+        let run = judge::Run { losses: &[1.0], grad_norms: &[1.0], param_norms: Some(&norms) };
+        assert_eq!(judge::judge(&run, &first), Vec::<String>::new(), "{name}");
+    }
+}
