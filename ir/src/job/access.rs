@@ -1,0 +1,264 @@
+//! What each command reads and writes, once its operands were found to fit.
+
+use super::region::Shape;
+use super::{Checked, ensure};
+use crate::dim::{Base, Linear};
+use crate::kernel::Kernel;
+use crate::mesh::{Axis, Mesh, SubAxis};
+use crate::op::{Collective, DType, Op, Reduce, Scalar};
+use crate::program::{Action, Buffer, BufferId, Group, Job, Place, Program};
+use std::rc::Rc;
+
+/// What a command does to elements of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Read,
+    Write,
+    /// Adds to what is there.
+    Add,
+    /// Writes a result where one of its operands was.
+    Replace,
+}
+
+/// A part of a buffer that a command touches.
+#[derive(Clone, Debug)]
+pub struct Access {
+    pub buffer: BufferId,
+    pub effect: Effect,
+    /// First element at coordinates zero.
+    pub start: u64,
+    /// How much further on it can lie at other coordinates.
+    pub spread: u64,
+    pub shape: Rc<Shape>,
+}
+
+impl Access {
+    /// All elements that it can reach, those between included.
+    pub fn hull(&self) -> (u64, u64) {
+        match self.shape.reach() {
+            0 => (self.start, self.start),
+            reach => (self.start, self.start + self.spread + reach),
+        }
+    }
+}
+
+/// What launches need to know of a kernel.
+pub struct Facts {
+    inputs: Vec<(DType, Rc<Shape>)>,
+    outputs: Vec<(DType, Rc<Shape>, Effect)>,
+    /// Per output and input: whether they may be the same memory.
+    in_place: Vec<Vec<bool>>,
+    scalars: Vec<DType>,
+    random: bool,
+}
+
+impl Facts {
+    /// Of a kernel that was verified.
+    pub fn new(kernel: &Kernel) -> Facts {
+        let body = &kernel.body;
+        let shape = |dims: &[crate::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
+        let replaceable: Vec<bool> = (0..kernel.inputs.len()).map(|i| at_own_point(kernel, i)).collect();
+        Facts {
+            inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
+            outputs: kernel
+                .outputs
+                .iter()
+                .map(|o| {
+                    let ty = &body[o.value].ty;
+                    (ty.dtype, shape(&ty.dims, &o.strides), if o.accumulate { Effect::Add } else { Effect::Write })
+                })
+                .collect(),
+            in_place: kernel
+                .outputs
+                .iter()
+                .map(|o| {
+                    let same = |i: usize| kernel.inputs[i].ty == body[o.value].ty && kernel.inputs[i].strides == o.strides;
+                    (0..kernel.inputs.len()).map(|i| !o.accumulate && replaceable[i] && same(i)).collect()
+                })
+                .collect(),
+            scalars: kernel.scalars.clone(),
+            random: body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. })),
+        }
+    }
+}
+
+/// Whether a result at a point depends on the operand at that point alone, so that it may take the operand's place.
+fn at_own_point(kernel: &Kernel, input: usize) -> bool {
+    let mut from = vec![false; kernel.body.nodes.len()];
+    for v in kernel.body.values() {
+        let node = &kernel.body[v];
+        from[v.index()] = node.op == Op::Input(input as u32) || node.args.iter().any(|a| from[a.index()]);
+        if from[v.index()] && !node.op.is_source() && !node.op.is_pointwise() {
+            return false;
+        }
+    }
+    true
+}
+
+/// The greatest value of a linear form over all coordinates.
+pub fn greatest(mesh: &Mesh, form: &Linear) -> Checked<u64> {
+    form.iter().try_fold(0u64, |sum, (u, stride)| {
+        let sub = mesh.subs.get(u.0 as usize).ok_or("a linear form names no axis")?;
+        Ok(sum.saturating_add((sub.size - 1).saturating_mul(*stride)))
+    })
+}
+
+/// Whether a linear form depends on the microbatch.
+pub fn varies(mesh: &Mesh, form: &[(SubAxis, u64)]) -> bool {
+    form.iter().any(|(u, stride)| *stride != 0 && mesh[*u].axis == Axis::Microbatch)
+}
+
+/// Whether a command does something else for each microbatch: reads other places or data.
+pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
+    let place = |p: &Place| varies(mesh, &p.coords);
+    match action {
+        Action::Launch { args, scalars, .. } => {
+            args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
+        }
+        Action::Collective { src, dst, .. } => place(src) || place(dst),
+        Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } => place(p),
+        Action::Load { index, .. } => index.iter().any(|map| matches!(&map.base, Base::Coords(form) if varies(mesh, form))),
+        Action::Fill { .. } | Action::Record { .. } | Action::Wait { .. } => false,
+    }
+}
+
+/// The number of members of a group whose axes are known.
+pub fn members(mesh: &Mesh, group: &Group) -> u64 {
+    let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
+    group.subs.iter().map(|u| mesh[*u].size).product::<u64>() * stages
+}
+
+/// Checks commands of one program.
+pub struct Reader<'a> {
+    pub job: &'a Job,
+    pub program: &'a Program,
+    pub kernels: &'a [Facts],
+}
+
+impl Reader<'_> {
+    /// What a command touches, reads first. Every operand exists, has the right dtype and lies in its buffer at all
+    /// coordinates; nothing that it writes overlaps anything else that it touches, but in place.
+    pub fn accesses(&self, action: &Action) -> Checked<Vec<Access>> {
+        match action {
+            Action::Launch { kernel, args, scalars } => {
+                let facts = self.kernels.get(kernel.index()).ok_or_else(|| format!("there is no kernel {}", kernel.0))?;
+                self.launch(facts, args, scalars)
+            }
+            Action::Collective { kind, group, dtype, count, src, dst } => self.collective(*kind, group.index(), *dtype, *count, [src, dst]),
+            Action::Send { dtype, count, src, .. } => Ok(vec![self.dense(src, *dtype, *count, Effect::Read)?]),
+            Action::Recv { dtype, count, dst, .. } => Ok(vec![self.dense(dst, *dtype, *count, Effect::Write)?]),
+            Action::Fill { buffer, .. } => Ok(vec![self.whole(*buffer)?]),
+            Action::Load { input, dst, index } => {
+                let entry = self.job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
+                let buffer = self.buffer(*dst)?;
+                ensure(buffer.dtype == entry.dtype, || format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name()))?;
+                super::held::covers(&self.job.mesh, &entry.dims, index, buffer, &[Axis::Microbatch])?;
+                Ok(vec![self.whole(*dst)?])
+            }
+            Action::Report { report, src } => {
+                ensure((*report as usize) < self.job.reports.len(), || format!("there is no report {report}"))?;
+                Ok(vec![self.dense(src, DType::F32, 1, Effect::Read)?])
+            }
+            Action::Record { .. } | Action::Wait { .. } => Ok(vec![]),
+        }
+    }
+
+    fn launch(&self, facts: &Facts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
+        let (inputs, outputs) = (&facts.inputs, &facts.outputs);
+        let operands = inputs.len() + outputs.len();
+        ensure(args.len() == operands, || format!("{} places for the kernel's {operands} operands", args.len()))?;
+        ensure(scalars.len() == facts.scalars.len(), || format!("{} scalars, the kernel has {}", scalars.len(), facts.scalars.len()))?;
+        for (k, (scalar, dtype)) in scalars.iter().zip(&facts.scalars).enumerate() {
+            let fits = match scalar {
+                Scalar::LearningRate | Scalar::BiasCorrection(_) => dtype.is_float(),
+                Scalar::Step | Scalar::Seed => *dtype == DType::I32,
+                Scalar::Linear(form) => {
+                    greatest(&self.job.mesh, form)?;
+                    *dtype == DType::I32
+                }
+                Scalar::Slot(_) => false,
+            };
+            ensure(fits, || format!("scalar {k} is not {}", dtype.name()))?;
+        }
+        ensure(!facts.random || scalars.ends_with(&[Scalar::Seed, Scalar::Step]), || "it draws random numbers without seed and step".into())?;
+        let mut out = Vec::with_capacity(operands);
+        for ((dtype, shape), place) in inputs.iter().zip(args) {
+            out.push(self.access(place, *dtype, shape.clone(), Effect::Read)?);
+        }
+        for (k, ((dtype, shape, effect), place)) in outputs.iter().zip(&args[inputs.len()..]).enumerate() {
+            let mut written = self.access(place, *dtype, shape.clone(), *effect)?;
+            for (i, other) in out.iter().enumerate() {
+                let same = i < inputs.len() && facts.in_place[k][i] && args[i] == *place;
+                if same {
+                    written.effect = Effect::Replace;
+                } else {
+                    ensure(apart(&written, other), || format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name))?;
+                }
+            }
+            out.push(written);
+        }
+        Ok(out)
+    }
+
+    fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
+        let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
+        let all = count.saturating_mul(members(&self.job.mesh, group));
+        let (give, get) = match kind {
+            Collective::AllReduce(_) => (count, count),
+            Collective::AllGather => (count, all),
+            Collective::ReduceScatter(_) => (all, count),
+            Collective::AllToAll => (all, all),
+        };
+        if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
+            ensure((reduce == Reduce::Any) == (dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
+        }
+        let read = self.dense(src, dtype, give, Effect::Read)?;
+        let mut written = self.dense(dst, dtype, get, Effect::Write)?;
+        if matches!(kind, Collective::AllReduce(_)) && src == dst {
+            written.effect = Effect::Replace;
+        } else {
+            ensure(apart(&read, &written), || "its source overlaps its destination".into())?;
+        }
+        Ok(vec![read, written])
+    }
+
+    fn buffer(&self, id: BufferId) -> Checked<&Buffer> {
+        self.program.buffers.get(id.index()).ok_or_else(|| format!("there is no buffer {}", id.0))
+    }
+
+    fn whole(&self, id: BufferId) -> Checked<Access> {
+        let shape = Rc::new(Shape::dense(self.buffer(id)?.elements()));
+        Ok(Access { buffer: id, effect: Effect::Write, start: 0, spread: 0, shape })
+    }
+
+    fn dense(&self, place: &Place, dtype: DType, count: u64, effect: Effect) -> Checked<Access> {
+        self.access(place, dtype, Rc::new(Shape::dense(count)), effect)
+    }
+
+    fn access(&self, place: &Place, dtype: DType, shape: Rc<Shape>, effect: Effect) -> Checked<Access> {
+        let buffer = self.buffer(place.buffer)?;
+        let name = &buffer.name;
+        ensure(buffer.dtype == dtype, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;
+        let spread = greatest(&self.job.mesh, &place.coords)?;
+        let end = place.offset.saturating_add(spread).saturating_add(shape.reach());
+        ensure(end <= buffer.elements(), || format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements()))?;
+        if effect != Effect::Read {
+            ensure(spread == 0, || format!("where it writes in buffer `{name}` depends on coordinates"))?;
+            ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;
+        }
+        Ok(Access { buffer: place.buffer, effect, start: place.offset, spread, shape })
+    }
+}
+
+/// Whether two accesses of a command share no element.
+fn apart(a: &Access, b: &Access) -> bool {
+    let ((a0, a1), (b0, b1)) = (a.hull(), b.hull());
+    if a.buffer != b.buffer || a1 <= b0 || b1 <= a0 {
+        return true;
+    }
+    if a.spread != 0 || b.spread != 0 || !a.shape.is_injective() || !b.shape.is_injective() {
+        return false;
+    }
+    let mut cover = super::region::Cover::default();
+    cover.insert(&a.shape.runs(a.start)) && cover.insert(&b.shape.runs(b.start))
+}

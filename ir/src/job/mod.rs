@@ -1,0 +1,237 @@
+//! The verifier of programs: what it accepts runs on all ranks to its end, whoever made it.
+//!
+//! It looks at nothing but the [`Job`]: not at the graphs that it came from, nor at how passes think. Commands of a body take
+//! effect in the order of their list, as executors run them; sizes, places and messages do not depend on data.
+//!
+//! **Invariants of operands** (each command, at all coordinates):
+//! - A kernel keeps its own invariants ([`Kernel::verify`](crate::kernel::Kernel::verify)). A launch passes as many places and
+//!   scalars as the kernel has, of its dtypes; what operands reach, and the ranges of other commands, lie within their buffers.
+//! - Where a command writes does not depend on coordinates. What it writes overlaps nothing else that it touches, unless the
+//!   result takes the place of an operand: of equal type and strides, on which it depends point by point alone.
+//! - Buffers are aligned and lie in their arenas. Parameters, states, tables and inputs are split so that the ranks (and
+//!   microbatches) together have every element once; every parameter slot of a stage is filled, and has one buffer.
+//!
+//! **Invariants of memory** (each rank):
+//! - Buffers of the persistent arena never overlap, nor do those of a slot of the stash, nor temporary buffers between the
+//!   first and last commands of a call that touch them.
+//! - Nothing is read before it is written: temporary buffers in the same call, the stash by calls for the same microbatch to
+//!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
+//! - Nothing is written twice: an element once per call in temporary buffers and the stash, once per step elsewhere. So a dropped,
+//!   repeated or misplaced command shows.
+//! - A sum is set to zero by one call, then added to once per call, then read. Bodies that add to one, or depend on the
+//!   microbatch, are called once for each; others once. Backward follows forward.
+//! - Parameters and states change in updates alone, once and after all reads; where states are kept, all are renewed.
+//! - Every report is issued once in training on every rank; in evaluation on all ranks alike, the loss always.
+//! - An event is recorded before it is waited for, in the same call.
+//!
+//! **Invariants of communication** (all ranks together):
+//! - Members of groups exist and agree on each other.
+//! - Members of a group issue the same collectives in the same order, of one kind, dtype and count. Every send meets
+//!   its receive: in order per ordered pair of ranks, of one dtype and count. No phase leaves a message behind.
+//! - No rank waits forever, with [`MESSAGES_IN_FLIGHT`] messages under way per ordered pair of ranks.
+//!
+//! The last three are shown by playing one rank per stage. **Lemma**: if these come to their end, all ranks do. Ranks of a stage
+//! run the same program and see the same calls, counts and dtypes: no command has any that depends on coordinates. Call ranks
+//! that differ in the stage alone a *column*. Messages go along columns (`hops` changes the stage alone). The members
+//! of a rank's group are the ranks in the group's stages (the rank's own stage if it lists none) that differ from it in the group's
+//! axes, none of which is the pipeline's or the microbatch's; so members name the same members, and in each of
+//! the group's stages all ranks belong to one such group each. Now let every column do what the played one does, turn by turn. Before and after
+//! each turn all columns are in the same state. A send or receive that the played column can do, each can, in its own mailboxes.
+//! A collective that all its stages have come to in the played column, all ranks of these stages have come to, hence
+//! all members of each group. A collective within one stage never waits, as its members are always at the same command. So all
+//! columns end when the played one does. Nor does it matter that real ranks do not take such turns: what a rank waits for is never taken away by another
+//! (only it takes from its mailboxes, only it puts into theirs), so every order of turns comes to the same end. For the
+//! same reason phases may follow each other without a barrier, as each begins and ends with empty mailboxes.
+//!
+//! Not shown: that programs compute what the local graphs say (an all-reduce over another axis of the same stage fits as
+//! well), and that events order two streams, as long as executors run commands in the order of their list.
+
+mod access;
+mod body;
+mod exchange;
+mod held;
+mod order;
+mod region;
+#[cfg(test)]
+mod tests;
+
+pub use exchange::MESSAGES_IN_FLIGHT;
+
+use crate::mesh::{Axis, Mesh};
+use crate::program::{Action, Call, Command, Job, Program};
+use access::{Facts, Reader};
+use body::Summary;
+use exchange::{Events, Play};
+use std::fmt;
+
+/// A job that could go wrong at run time: a bug in mcc.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct JobError {
+    /// `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1 stages on)`.
+    pub place: String,
+    pub what: String,
+}
+
+type Checked<T = ()> = Result<T, String>;
+
+fn ensure(condition: bool, what: impl FnOnce() -> String) -> Checked {
+    if condition { Ok(()) } else { Err(what()) }
+}
+
+/// A place in a job, for errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct At(String);
+
+impl At {
+    fn stage(stage: u64) -> At {
+        At(format!("stage {stage}"))
+    }
+
+    fn of(&self, part: &str) -> At {
+        At(format!("{}, {part}", self.0))
+    }
+
+    fn number(&self, k: usize) -> At {
+        self.of(&format!("command {k}"))
+    }
+
+    fn command(&self, k: usize, command: &Command) -> At {
+        let what = match &command.action {
+            Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
+            Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
+            Action::Send { hops, dtype, count, .. } => format!("send of {count} {} to {hops} stages on", dtype.name()),
+            Action::Recv { hops, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on", dtype.name()),
+            Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
+            Action::Load { input, .. } => format!("load of input {input}"),
+            Action::Report { report, .. } => format!("report {report}"),
+            Action::Record { event } => format!("record of event {event}"),
+            Action::Wait { event } => format!("wait for event {event}"),
+        };
+        let scope = &command.origin.scope;
+        let why = if scope.is_empty() { String::new() } else { format!(" for {scope}") };
+        self.of(&format!("command {k} ({what}{why})"))
+    }
+
+    fn error(&self, what: String) -> JobError {
+        JobError { place: self.0.clone(), what }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
+/// on all ranks alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Train,
+    Update,
+    Eval,
+}
+
+impl Phase {
+    const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
+
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Train => "train",
+            Phase::Update => "update",
+            Phase::Eval => "eval",
+        }
+    }
+
+    fn calls(self, program: &Program) -> &[Call] {
+        match self {
+            Phase::Train => &program.train,
+            Phase::Update => &program.update,
+            Phase::Eval => &program.eval,
+        }
+    }
+}
+
+/// What bodies do, for programs that differ in their schedules alone.
+struct Class {
+    bodies: Vec<Summary>,
+    events: Events,
+}
+
+/// Checks the invariants of the module's documentation.
+///
+/// # Errors
+/// The first that does not hold, and where.
+pub fn verify(job: &Job) -> Result<(), JobError> {
+    let whole = At("job".into());
+    mesh(job).map_err(|e| whole.error(e))?;
+    for (k, kernel) in job.kernels.iter().enumerate() {
+        kernel.verify().map_err(|e| At(format!("kernel {k}")).error(e.to_string()))?;
+    }
+    let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
+    let mut classes: Vec<(u32, Class)> = vec![];
+    let mut class_of: Vec<Option<usize>> = vec![None; job.programs.len()];
+    let mut evaluated = None;
+    for (s, stage) in job.stages.iter().enumerate() {
+        let at = At::stage(s as u64);
+        let program = job.programs.get(stage.program as usize).ok_or_else(|| at.error(format!("there is no program {}", stage.program)))?;
+        exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
+        let class = match class_of[stage.program as usize] {
+            Some(class) => class,
+            None => {
+                let class = match classes.iter().position(|(p, _)| same_bodies(&job.programs[*p as usize], program)) {
+                    Some(class) => class,
+                    None => {
+                        classes.push((stage.program, check_bodies(job, program, &kernels, &at)?));
+                        classes.len() - 1
+                    }
+                };
+                class_of[stage.program as usize] = Some(class);
+                let reports = order::check(job, program, &classes[class].1.bodies, &at)?;
+                let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
+                ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
+                class
+            }
+        };
+        debug_assert_eq!(classes[class].1.bodies.len(), program.bodies.len());
+        held::stage(job, stage, &at)?;
+    }
+    let events: Vec<&Events> = job.stages.iter().filter_map(|s| class_of[s.program as usize]).map(|class| &classes[class].1.events).collect();
+    let mut play = Play::new(job, &events);
+    Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
+    whole_params(job).map_err(|e| whole.error(e))
+}
+
+/// The mesh is sound, has the job's microbatches and a stage for each of the pipeline's ranks.
+fn mesh(job: &Job) -> Checked {
+    let mesh: &Mesh = &job.mesh;
+    let ranks = mesh.subs.iter().try_fold(1u64, |n, s| n.checked_mul(s.size)).filter(|n| *n < 1 << 48);
+    ensure(ranks.is_some_and(|n| n > 0), || "its mesh has an empty axis, or too many ranks".into())?;
+    for (axis, n, what) in [(Axis::Microbatch, job.microbatches, "microbatches"), (Axis::Pp, job.stages.len() as u64, "stages")] {
+        ensure(mesh.of(axis).count() <= 1, || format!("its mesh has axis `{axis}` in parts"))?;
+        ensure(mesh.size(axis) == n, || format!("{n} {what}, {} in its mesh", mesh.size(axis)))?;
+    }
+    ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))
+}
+
+/// Every parameter is on some stage.
+fn whole_params(job: &Job) -> Checked {
+    let mut there = vec![false; job.params.len()];
+    job.stages.iter().flat_map(|s| &s.params).for_each(|p| there[*p as usize] = true);
+    match there.iter().position(|t| !t) {
+        None => Ok(()),
+        Some(p) => Err(format!("no stage has parameter `{}`", job.params[p].name)),
+    }
+}
+
+fn same_bodies(a: &Program, b: &Program) -> bool {
+    a.arena_bytes == b.arena_bytes && a.groups == b.groups && a.buffers == b.buffers && a.bodies == b.bodies
+}
+
+fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], at: &At) -> Result<Class, JobError> {
+    held::arenas(program, at)?;
+    let reader = Reader { job, program, kernels };
+    let bodies = program.bodies.iter().map(|b| body::check(&reader, b, &at.of(&b.name))).collect::<Result<_, _>>()?;
+    Ok(Class { bodies, events: Events::new(program) })
+}

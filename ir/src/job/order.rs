@@ -1,0 +1,280 @@
+//! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
+
+use super::body::{Summary, Touch, is_held};
+use super::{At, JobError, Phase, ensure};
+use crate::program::{Arena, BodyKind, BufferId, Content, Job, Program};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The calls of one body within a phase or a run of phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Use {
+    count: usize,
+    /// Positions in the list of calls.
+    first: usize,
+    last: usize,
+}
+
+/// A call's position and a command's.
+type Moment = (usize, usize);
+
+/// Checks the order of calls of the program of one stage, given what its bodies do. Returns the reports of an evaluation.
+///
+/// # Errors
+/// The first call, buffer or report that is wrong.
+pub fn check(job: &Job, program: &Program, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
+    ensure(program.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
+    let mut uses = vec![];
+    for phase in Phase::ALL {
+        let at = at.of(phase.name());
+        uses.push(calls(job, program, bodies, phase, &at)?);
+        stash(program, bodies, phase, &at)?;
+    }
+    for (b, body) in program.bodies.iter().enumerate() {
+        ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
+    }
+    // A step is a training pass with its update, whose calls come after.
+    let later = program.train.len();
+    let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
+    persistent(program, bodies, &step, Some(later), &at.of("step"))?;
+    persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
+    reports(job, program, bodies, &uses, at)
+}
+
+/// Whether bodies of a kind are called in a phase.
+fn belongs(kind: BodyKind, phase: Phase) -> bool {
+    match kind {
+        BodyKind::Prologue | BodyKind::Forward | BodyKind::Reduce => phase != Phase::Update,
+        BodyKind::Backward => phase == Phase::Train,
+        BodyKind::Update => phase == Phase::Update,
+    }
+}
+
+/// Every body is called once, or once for every microbatch where that makes a difference.
+fn calls(job: &Job, program: &Program, bodies: &[Summary], phase: Phase, at: &At) -> Result<Vec<Option<Use>>, JobError> {
+    let m = job.microbatches as usize;
+    let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
+    let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
+    for (c, call) in phase.calls(program).iter().enumerate() {
+        let fail = |what: String| at.error(format!("call {c}: {what}"));
+        let (b, k) = (call.body.index(), call.microbatch as usize);
+        let body = program.bodies.get(b).ok_or_else(|| fail(format!("there is no body {b}")))?;
+        ensure(k < m, || format!("there is no microbatch {k}")).map_err(fail)?;
+        ensure(belongs(body.kind, phase), || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
+        seen[b].resize(m, false);
+        ensure(!seen[b][k], || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
+        if body.kind == BodyKind::Backward {
+            let forward = program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == BodyKind::Forward && s.get(k) == Some(&true));
+            ensure(forward, || format!("`{}` comes before the forward pass of microbatch {k}", body.name)).map_err(fail)?;
+        }
+        seen[b][k] = true;
+        let u = uses[b].get_or_insert(Use { count: 0, first: c, last: c });
+        (u.count, u.last) = (u.count + 1, c);
+    }
+    for ((body, summary), u) in program.bodies.iter().zip(bodies).zip(&uses) {
+        let Some(u) = u else { continue };
+        let right = match body.kind {
+            BodyKind::Forward | BodyKind::Backward => u.count == m,
+            BodyKind::Prologue => u.count == m || u.count == 1 && summary.per_microbatch.is_none(),
+            BodyKind::Reduce | BodyKind::Update => u.count == 1 && (m == 1 || summary.per_microbatch.is_none()),
+        };
+        ensure(right, || format!("`{}` is called for {} of {m} microbatches", body.name, u.count)).map_err(|e| at.error(e))?;
+    }
+    Ok(uses)
+}
+
+/// Each slot of the stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
+/// microbatch last had the slot.
+fn stash(program: &Program, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+    let calls = phase.calls(program);
+    let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+    let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
+    let mut writer: BTreeMap<BufferId, usize> = BTreeMap::new();
+    for &b in &called {
+        for (id, touch) in of(b) {
+            let name = || &program.buffers[id.index()].name;
+            ensure(touch.add.is_none(), || format!("`{}` adds to `{}` in the stash", program.bodies[b].name, name())).map_err(|e| at.error(e))?;
+            if touch.write.is_some()
+                && let Some(other) = writer.insert(*id, b)
+            {
+                return Err(at.error(format!("`{}` and `{}` both write `{}` in the stash", program.bodies[other].name, program.bodies[b].name, name())));
+            }
+        }
+    }
+    // Per body: whether it uses the stash, and the writers of what it reads with a buffer each.
+    let mut needs: BTreeMap<usize, BTreeMap<usize, (BufferId, usize)>> = BTreeMap::new();
+    for &b in called.iter().filter(|b| of(**b).next().is_some()) {
+        let all = needs.entry(b).or_default();
+        for (id, touch) in of(b) {
+            let Some(k) = touch.need else { continue };
+            let from = writer.get(id).ok_or_else(|| {
+                at.of(&program.bodies[b].name).command(k, &program.bodies[b].commands[k]).error(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name))
+            })?;
+            all.entry(*from).or_insert((*id, k));
+        }
+    }
+    let mut slots: Vec<(u32, Vec<usize>)> = vec![(0, vec![]); program.slots as usize];
+    for call in calls {
+        let b = call.body.index();
+        let Some(needs) = needs.get(&b) else { continue };
+        let (owner, ran) = &mut slots[(call.microbatch % program.slots) as usize];
+        if *owner != call.microbatch {
+            let before = std::mem::replace(owner, call.microbatch);
+            if let Some((id, k)) = needs.values().next() {
+                let what = format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", program.buffers[id.index()].name);
+                return Err(at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(*k, &program.bodies[b].commands[*k]).error(what));
+            }
+            ran.clear();
+        }
+        if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
+            let what = format!("it reads buffer `{}` before that is written", program.buffers[id.index()].name);
+            return Err(at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(*k, &program.bodies[b].commands[*k]).error(what));
+        }
+        ran.push(b);
+    }
+    Ok(())
+}
+
+/// A use of a buffer by a body.
+struct Part<'a> {
+    body: usize,
+    touch: &'a Touch,
+    calls: Use,
+}
+
+impl Part<'_> {
+    fn first(&self, command: usize) -> Moment {
+        (self.calls.first, command)
+    }
+
+    fn last(&self, command: usize) -> Moment {
+        (self.calls.last, command)
+    }
+}
+
+/// What passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if there are some.
+fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &At) -> Result<(), JobError> {
+    let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
+    for (body, summary) in bodies.iter().enumerate() {
+        let Some(calls) = uses[body] else { continue };
+        for (id, touch) in &summary.touches {
+            if program.buffers[id.index()].arena == Arena::Persistent {
+                parts.entry(*id).or_default().push(Part { body, touch, calls });
+            }
+        }
+    }
+    for (id, parts) in &parts {
+        match is_held(&program.buffers[id.index()]) {
+            true => held(program, *id, parts, update, at)?,
+            false => made(program, *id, parts, at)?,
+        }
+    }
+    if update.is_some() {
+        // Where an optimizer keeps states, a step renews them and their parameter.
+        let with_states: BTreeSet<u32> = program.buffers.iter().filter_map(|b| if let Content::State { slot, .. } = b.content { Some(slot) } else { None }).collect();
+        for (k, buffer) in program.buffers.iter().enumerate() {
+            let renewed = match &buffer.content {
+                Content::Param { slot, .. } | Content::State { slot, .. } => with_states.contains(slot),
+                Content::Table { .. } | Content::Accumulator | Content::Activation => false,
+            };
+            let written = parts.get(&BufferId(k as u32)).is_some_and(|parts| parts.iter().any(|p| p.touch.write.is_some()));
+            ensure(!renewed || written, || format!("no call updates `{}`", buffer.name)).map_err(|e| at.error(e))?;
+        }
+    }
+    Ok(())
+}
+
+/// The error of one of a body's commands.
+fn fail(program: &Program, at: &At, part: &Part, command: usize, what: String) -> JobError {
+    let body = &program.bodies[part.body];
+    at.of(&body.name).command(command, &body.commands[command]).error(what)
+}
+
+/// Parameters and states are replaced in an update, once, after all reads; tables never.
+fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &At) -> Result<(), JobError> {
+    let buffer = &program.buffers[id.index()];
+    let mut replaced: Option<Moment> = None;
+    for part in parts {
+        let Some(k) = part.touch.write else { continue };
+        let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
+        ensure(in_update, || format!("it writes `{}` outside of an update", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        ensure(part.calls.count == 1 && replaced.is_none(), || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        replaced = Some(part.first(k));
+    }
+    for part in parts {
+        if let (Some(k), Some(replaced)) = (part.touch.last_read, replaced)
+            && part.calls.last > replaced.0
+        {
+            return Err(fail(program, at, part, k, format!("it reads `{}` after that was replaced", buffer.name)));
+        }
+    }
+    Ok(())
+}
+
+/// Other buffers are written by one call, before all reads. A sum is set to zero by it; then come all additions, then reads.
+fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), JobError> {
+    let name = &program.buffers[id.index()].name;
+    let mut written: Option<Moment> = None;
+    let mut fill = None;
+    let mut added: Option<Moment> = None;
+    for part in parts {
+        if let Some(k) = part.touch.write {
+            let again = part.calls.count > 1 || written.is_some();
+            ensure(!again, || format!("more than one call writes `{name}`, which does not belong to a microbatch")).map_err(|e| fail(program, at, part, k, e))?;
+            written = Some(part.first(k));
+            fill = part.touch.fill.map(|value| (part, k, value));
+        }
+        if let Some((_, k)) = part.touch.add {
+            added = added.max(Some(part.last(k)));
+        }
+        if let Some(k) = part.touch.replace {
+            ensure(part.calls.count == 1, || format!("each of its calls changes `{name}` in place")).map_err(|e| fail(program, at, part, k, e))?;
+        }
+    }
+    for part in parts {
+        if let Some((k, _)) = part.touch.add {
+            let ready = written.is_some_and(|w| w < part.first(k));
+            ensure(ready, || format!("it adds to `{name}` before that is set to zero")).map_err(|e| fail(program, at, part, k, e))?;
+            if let Some((filler, f, value)) = fill {
+                ensure(value.0 == 0.0, || format!("the sum `{name}` begins at {value}")).map_err(|e| fail(program, at, filler, f, e))?;
+            }
+        }
+        if let Some(k) = part.touch.first_read {
+            let complete = added.is_none_or(|a| a < part.first(k));
+            ensure(complete, || format!("it reads the sum `{name}` before its last addition")).map_err(|e| fail(program, at, part, k, e))?;
+            let ready = written.is_some_and(|w| w < part.first(k));
+            ensure(ready, || format!("it reads buffer `{name}` before that is written")).map_err(|e| fail(program, at, part, k, e))?;
+            let summed = fill.is_none() || added.is_some();
+            ensure(summed, || format!("it reads the sum `{name}`, to which nothing is added")).map_err(|e| fail(program, at, part, k, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every report is issued once in training; in an evaluation at most once, the loss for certain. Returns the latter.
+fn reports(job: &Job, program: &Program, bodies: &[Summary], uses: &[Vec<Option<Use>>], at: &At) -> Result<BTreeSet<u32>, JobError> {
+    let mut evaluated = BTreeSet::new();
+    for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
+        let mut count = vec![0; job.reports.len()];
+        for (b, summary) in bodies.iter().enumerate() {
+            let Some(u) = uses[b] else { continue };
+            for (k, report) in &summary.reports {
+                count[*report as usize] += u.count;
+                let once = phase != Phase::Update && count[*report as usize] == 1;
+                let what = || format!("`{}` is reported again, or in an update", job.reports[*report as usize]);
+                ensure(once, what).map_err(|e| at.of(&program.bodies[b].name).command(*k, &program.bodies[b].commands[*k]).error(e))?;
+            }
+        }
+        for (report, (name, n)) in job.reports.iter().zip(count).enumerate() {
+            let due = match phase {
+                Phase::Train => true,
+                Phase::Update => false,
+                Phase::Eval => report == 0 && !program.eval.is_empty(),
+            };
+            ensure(n == 1 || !due, || format!("`{name}` is not reported")).map_err(|e| at.of(phase.name()).error(e))?;
+            if phase == Phase::Eval && n == 1 {
+                evaluated.insert(report as u32);
+            }
+        }
+    }
+    Ok(evaluated)
+}
