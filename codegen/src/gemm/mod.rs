@@ -9,6 +9,9 @@ mod pack;
 pub mod plan;
 #[cfg(test)]
 mod tests;
+mod vector;
+
+pub use vector::as_loops;
 
 use crate::CompileError;
 use crate::build::llvm::{Index, Llvm, Pointer};

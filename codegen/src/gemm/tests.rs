@@ -133,3 +133,29 @@ fn a_strided_view_is_read_and_written_in_place() {
     kernel.outputs[0].strides = vec![150, 3];
     check(&kernel, &[], 1e-5);
 }
+
+#[test]
+fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
+    let sizes = [("b", 3), ("s", 20), ("h", 37)];
+    for over in [vec![0, 1], vec![2], vec![0, 1, 2]] {
+        let mut make = Make::default();
+        let dims = sizes.map(|(n, s)| make.dim(n, s));
+        let (x, y) = (make.input(DType::F32, &dims), make.input(DType::F32, &dims));
+        let over: Vec<Dim> = over.iter().map(|i: &usize| dims[*i]).collect();
+        let z = make.op(Op::Dot { over }, &[x, y]);
+        let half = make.number(0.5);
+        let w = make.op(Op::Binary(Binary::Mul), &[z, half]);
+        let kernel = make.kernel(Family::Gemm, &[w, z]);
+        assert!(super::as_loops(&kernel).is_some());
+        check(&kernel, &[], 1e-5);
+    }
+    // A matrix and a vector.
+    for transposed in [false, true] {
+        let mut make = Make::default();
+        let [m, k] = [("m", 21), ("k", 50)].map(|(n, s)| make.dim(n, s));
+        let a = make.input(DType::F32, &if transposed { [k, m] } else { [m, k] });
+        let v = make.input(DType::F32, &[k]);
+        let z = make.op(Op::Dot { over: vec![k] }, &[v, a]);
+        check(&make.kernel(Family::Gemm, &[z]), &[], 1e-5);
+    }
+}

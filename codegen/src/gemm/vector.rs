@@ -1,0 +1,46 @@
+//! Dots that are no matrix products: without rows or without columns nothing is used twice, so they are reductions.
+
+use super::plan::tensors;
+use ir::dim::Dim;
+use ir::graph::Value;
+use ir::kernel::{Family, Kernel};
+use ir::op::{Binary, Op, Reduce};
+
+/// The kernel as loops that multiply and sum, if one factor of its `dot` has no dims of its own.
+pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
+    let body = &kernel.body;
+    let (dot, over) = body.values().find_map(|v| match &body[v].op {
+        Op::Dot { over } => Some((v, over.clone())),
+        _ => None,
+    })?;
+    let own = |factor: usize, other: usize| {
+        let args = &body[dot].args;
+        let dims = body.dims_of(args[factor]).iter();
+        dims.filter(|d| !body[args[other]].ty.has(**d)).map(|d| body.dims.size(*d)).product::<u64>()
+    };
+    if own(0, 1) != 1 && own(1, 0) != 1 {
+        return None;
+    }
+    // Every output of the family has the dims of the product.
+    let grid: Vec<Dim> = body.dims_of(dot).to_vec();
+    if tensors(kernel)[kernel.inputs.len()..].iter().any(|(ty, _)| grid.iter().any(|d| !ty.has(*d))) {
+        return None;
+    }
+    let mut out = kernel.clone();
+    let node = out.body.nodes[dot.index()].clone();
+    // The product of the factors goes before the sum, which takes the dot's place; later values move by one.
+    let moved = |v: Value| if v.0 >= dot.0 { Value(v.0 + 1) } else { v };
+    for later in &mut out.body.nodes[dot.index()..] {
+        later.args.iter_mut().for_each(|a| *a = moved(*a));
+    }
+    out.outputs.iter_mut().for_each(|o| o.value = moved(o.value));
+    let mut product = node.clone();
+    product.op = Op::Binary(Binary::Mul);
+    product.ty.dims.extend(&over);
+    let sum = &mut out.body.nodes[dot.index()];
+    sum.op = Op::Reduce { kind: Reduce::Sum, over };
+    sum.args = vec![dot];
+    out.body.nodes.insert(dot.index(), product);
+    out.family = Family::Loops { grid };
+    Some(out)
+}
