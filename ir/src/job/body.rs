@@ -13,7 +13,6 @@ pub struct Touch {
     /// The first read of what was there before the call.
     pub need: Option<usize>,
     pub first_read: Option<usize>,
-    pub last_read: Option<usize>,
     /// The first write, of all its elements in the end.
     pub write: Option<usize>,
     /// What it is filled with, if it is.
@@ -122,16 +121,12 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
         Effect::Read | Effect::Replace => {
             if temporary {
                 ensure(defined(life), || format!("it reads buffer `{name}` before that is written"))?;
-            } else if held {
-                ensure(!life.written.meets(access.hull()), || format!("it reads `{name}` after that was replaced"))?;
-                life.touch.need.get_or_insert(k);
-            } else if life.written.is_empty() {
+            } else if life.written.is_empty() || held && !life.written.meets(access.hull()) {
                 life.touch.need.get_or_insert(k);
             } else {
                 ensure(defined(life), || format!("it reads buffer `{name}`, of which only a part is written"))?;
             }
             life.touch.first_read.get_or_insert(k);
-            life.touch.last_read = Some(k);
             if access.effect == Effect::Replace {
                 life.touch.replace = Some(k);
                 if held {

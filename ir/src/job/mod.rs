@@ -20,7 +20,8 @@
 //!   repeated or misplaced command shows.
 //! - A sum is set to zero by one call, then added to once per call, then read. Bodies that add to one, or depend on the
 //!   microbatch, are called once for each; others once. Backward follows forward.
-//! - Parameters and states change in updates alone, once and after all reads; where states are kept, all are renewed.
+//! - Parameters and states change in updates alone, and once; a read finds the old or the new value, never some of each. Where
+//!   states are kept, all are renewed.
 //! - Every report is issued once in training on every rank; in evaluation on all ranks alike, the loss always.
 //! - An event is recorded before it is waited for, in the same call.
 //!

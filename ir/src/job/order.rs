@@ -189,23 +189,16 @@ fn fail(program: &Program, at: &At, part: &Part, command: usize, what: String) -
     at.of(&body.name).command(command, &body.commands[command]).error(what)
 }
 
-/// Parameters and states are replaced in an update, once, after all reads; tables never.
+/// Parameters and states are replaced in an update, once; tables never.
 fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &At) -> Result<(), JobError> {
     let buffer = &program.buffers[id.index()];
-    let mut replaced: Option<Moment> = None;
+    let mut replaced = false;
     for part in parts {
         let Some(k) = part.touch.write else { continue };
         let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
         ensure(in_update, || format!("it writes `{}` outside of an update", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
-        ensure(part.calls.count == 1 && replaced.is_none(), || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
-        replaced = Some(part.first(k));
-    }
-    for part in parts {
-        if let (Some(k), Some(replaced)) = (part.touch.last_read, replaced)
-            && part.calls.last > replaced.0
-        {
-            return Err(fail(program, at, part, k, format!("it reads `{}` after that was replaced", buffer.name)));
-        }
+        ensure(part.calls.count == 1 && !replaced, || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        replaced = true;
     }
     Ok(())
 }
