@@ -62,7 +62,20 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
             }
         }
     }
-    groups_sound(job)
+    groups_sound(job)?;
+    reports_sound(job).map_err(at("job".into()))
+}
+
+/// Ranks decide from what they report whether to update, so all must report the same.
+fn reports_sound(job: &Job) -> Checked {
+    let deciding = |program: &Program| -> Vec<bool> {
+        let calls = program.train.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
+        let reported: Vec<u32> = calls.filter_map(|c| if let Action::Report { report, .. } = c.action { Some(report) } else { None }).collect();
+        let names = job.reports.iter().zip(0..).filter(|(name, _)| *name == "loss" || *name == "grad_norm");
+        names.map(|(_, k)| reported.contains(&k)).collect()
+    };
+    let first = job.programs.first().map(deciding);
+    ensure(job.programs.iter().all(|p| Some(deciding(p)) == first), || "not all programs report the loss and the gradient norm".into())
 }
 
 /// The most elements or bytes of anything: sums and products of sizes below it cannot overflow.

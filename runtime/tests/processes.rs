@@ -10,8 +10,9 @@ use runtime::protocol::OnNonfinite;
 use runtime::target::Target;
 use runtime::weights::Weights;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -198,6 +199,47 @@ fn hit(signal: rustix::process::Signal) -> String {
             rustix::process::kill_process(rustix::process::Pid::from_raw(victim as i32).unwrap(), signal).unwrap();
         }
     })
+}
+
+/// Set for the process that [`a_launcher_that_is_killed_leaves_no_rank_behind`] starts and kills.
+const VICTIM: &str = "MCC_TEST_LAUNCHER";
+
+#[test]
+fn a_launcher_that_is_killed_leaves_no_rank_behind() {
+    if std::env::var_os(VICTIM).is_some() {
+        let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+        bench.feed(100_000);
+        let save = bench.path("out");
+        println!("{}", bench.dir.path().display());
+        let _ = run(&bench.artifact, &RunOptions { save: Some(save), ..bench.options() }, &mut |p| {
+            if p.step == 1 {
+                println!("{:?}", children());
+            }
+        });
+        return;
+    }
+    let name = "a_launcher_that_is_killed_leaves_no_rank_behind";
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(VICTIM, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let dir = PathBuf::from(lines.find(|l| l.starts_with('/')).unwrap());
+    let ranks: Vec<u32> = serde_json::from_str(&lines.find(|l| l.starts_with('[')).unwrap()).unwrap();
+    assert_eq!(ranks.len(), 2);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    // They die of a signal; this waits no longer than that takes.
+    let is_rank = |p: &u32| fs::read(format!("/proc/{p}/cmdline")).is_ok_and(|c| !c.is_empty() && (c.starts_with_rank(0) || c.starts_with_rank(1)));
+    while ranks.iter().any(is_rank) {
+        std::thread::yield_now();
+    }
+    let mut names: Vec<_> = fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["init", "linear.mcc", "t.npy", "x.npy"]);
+    fs::remove_dir_all(dir).unwrap();
 }
 
 trait CommandLine {

@@ -345,27 +345,38 @@ fn decode_message(bytes: &[u8]) -> String {
     format!("{count} {dtype}")
 }
 
+/// Applies `f` to elements that lie in bytes: as slices where both are aligned, which is the rule, else one by one.
+macro_rules! each {
+    ($t:ty, $sum:expr, $more:expr, $f:expr) => {{
+        let (sum, more): (&mut [u8], &[u8]) = ($sum, $more);
+        // SAFETY: any bits are a number of this type.
+        let (a, b) = unsafe { (sum.align_to_mut::<$t>(), more.align_to::<$t>()) };
+        if a.0.is_empty() && b.0.is_empty() {
+            for (x, y) in a.1.iter_mut().zip(b.1) {
+                *x = $f(*x, *y);
+            }
+        } else {
+            const N: usize = size_of::<$t>();
+            for (x, y) in sum.chunks_exact_mut(N).zip(more.chunks_exact(N)) {
+                let number = |bytes: &[u8]| <$t>::from_le_bytes(bytes.try_into().expect("invariant: the bytes of one number"));
+                let result = $f(number(x), number(y));
+                x.copy_from_slice(&result.to_le_bytes());
+            }
+        }
+    }};
+}
+
 /// `sum = sum op more`, element by element.
 fn fold(reduce: Reduce, element: Element, dtype: DType, sum: &mut [u8], more: &[u8]) -> Result<(), CommError> {
-    macro_rules! each {
-        ($t:ty, $f:expr) => {{
-            const N: usize = size_of::<$t>();
-            for (a, b) in sum.chunks_exact_mut(N).zip(more.chunks_exact(N)) {
-                let (x, y) = (<$t>::from_le_bytes(a.try_into().expect("invariant")), <$t>::from_le_bytes(b.try_into().expect("invariant")));
-                let f: fn($t, $t) -> $t = $f;
-                a.copy_from_slice(&f(x, y).to_le_bytes());
-            }
-        }};
-    }
     match (reduce, element) {
-        (Reduce::Sum, Element::F32) => each!(f32, |x, y| x + y),
-        (Reduce::Sum, Element::F64) => each!(f64, |x, y| x + y),
-        (Reduce::Sum, Element::I32) => each!(i32, |x, y| x.wrapping_add(y)),
-        (Reduce::Max, Element::F32) => each!(f32, |x, y| if x > y || x.is_nan() { x } else { y }),
-        (Reduce::Max, Element::F64) => each!(f64, |x, y| if x > y || x.is_nan() { x } else { y }),
-        (Reduce::Max, Element::I32) => each!(i32, |x, y| x.max(y)),
-        (Reduce::Any, Element::Bool) => each!(u8, |x, y| x | y),
-        (Reduce::Any, Element::F64) => each!(f64, |x, y| f64::from(x != 0.0 || y != 0.0)),
+        (Reduce::Sum, Element::F32) => each!(f32, sum, more, |x: f32, y: f32| x + y),
+        (Reduce::Sum, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| x + y),
+        (Reduce::Sum, Element::I32) => each!(i32, sum, more, |x: i32, y: i32| x.wrapping_add(y)),
+        (Reduce::Max, Element::F32) => each!(f32, sum, more, |x: f32, y: f32| if x > y || x.is_nan() { x } else { y }),
+        (Reduce::Max, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| if x > y || x.is_nan() { x } else { y }),
+        (Reduce::Max, Element::I32) => each!(i32, sum, more, |x: i32, y: i32| x.max(y)),
+        (Reduce::Any, Element::Bool) => each!(u8, sum, more, |x: u8, y: u8| x | y),
+        (Reduce::Any, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| f64::from(x != 0.0 || y != 0.0)),
         (Reduce::Sum | Reduce::Max, Element::Bf16 | Element::F16 | Element::Bool) | (Reduce::Any, Element::F32 | Element::Bf16 | Element::F16 | Element::I32) => {
             return Err(CommError::Unsupported { kind: reduce.name(), dtype: dtype.name() });
         }
