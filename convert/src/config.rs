@@ -28,7 +28,7 @@ pub struct Reading {
 pub fn family(config: &Config) -> Result<&'static Family, String> {
     let known = || FAMILIES.map(|f| f.architecture).join(", ");
     if let Some(listed) = config.get("architectures").filter(|v| !v.is_null()) {
-        let found = listed.as_array().and_then(|names| names.iter().find_map(|n| FAMILIES.into_iter().find(|f| n == f.architecture)));
+        let found = listed.as_array().and_then(|names| names.iter().find_map(|n| FAMILIES.into_iter().find(|f| n == f.architecture || n == f.bare)));
         return found.ok_or_else(|| format!("architectures = {listed} is none of those known: {}", known()));
     }
     let kind = config.get("model_type").unwrap_or(&Value::Null);

@@ -6,6 +6,8 @@
 pub struct Family {
     /// `architectures` of the config.
     pub architecture: &'static str,
+    /// The same without the head; its files do if the head is tied.
+    pub bare: &'static str,
     /// `model_type` of the config.
     pub model_type: &'static str,
     /// The name of the model in the text, and the text.
@@ -132,7 +134,16 @@ pub const COMMON: &[Field] = &[
     irrelevant("label2id"),
     irrelevant("num_labels"),
     irrelevant("is_decoder"),
+    irrelevant("_num_labels"),
     irrelevant("chunk_size_feed_forward"),
+    irrelevant("gradient_checkpointing"),
+    irrelevant("cross_attention_hidden_size"),
+    irrelevant("tie_encoder_decoder"),
+    irrelevant("tf_legacy_loss"),
+    irrelevant("use_bfloat16"),
+    irrelevant("transformers.js_config"),
+    irrelevant("decoder_start_token_id"),
+    irrelevant("prefix"),
     // Generation.
     irrelevant("max_length"),
     irrelevant("min_length"),
@@ -142,11 +153,28 @@ pub const COMMON: &[Field] = &[
     irrelevant("temperature"),
     irrelevant("top_k"),
     irrelevant("top_p"),
+    irrelevant("typical_p"),
     irrelevant("repetition_penalty"),
+    irrelevant("encoder_no_repeat_ngram_size"),
+    irrelevant("no_repeat_ngram_size"),
+    irrelevant("length_penalty"),
+    irrelevant("exponential_decay_length_penalty"),
+    irrelevant("diversity_penalty"),
+    irrelevant("num_beam_groups"),
+    irrelevant("num_return_sequences"),
+    irrelevant("output_scores"),
+    irrelevant("return_dict_in_generate"),
+    irrelevant("remove_invalid_values"),
+    irrelevant("bad_words_ids"),
+    irrelevant("forced_bos_token_id"),
+    irrelevant("forced_eos_token_id"),
+    irrelevant("suppress_tokens"),
+    irrelevant("begin_suppress_tokens"),
 ];
 
 pub const GPT2: Family = Family {
     architecture: "GPT2LMHeadModel",
+    bare: "GPT2Model",
     model_type: "gpt2",
     model: "gpt2",
     text: include_str!("../../models/gpt2.mdl"),
@@ -186,6 +214,7 @@ pub const GPT2: Family = Family {
 
 pub const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",
+    bare: "LlamaModel",
     model_type: "llama",
     model: "llama",
     text: include_str!("../../models/llama.mdl"),
@@ -207,6 +236,7 @@ pub const LLAMA: Family = Family {
         must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
         must("attention_bias", &[Plain::Bool(false)]),
         must("mlp_bias", &[Plain::Bool(false)]),
+        must("rope_interleaved", &[Plain::Bool(false), Plain::Null]),
         must("partial_rotary_factor", &[Plain::Number(1.0), Plain::Null]),
         Field {
             name: "attention_dropout",

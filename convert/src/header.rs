@@ -42,9 +42,9 @@ mod tests {
 
     #[test]
     fn only_the_named_defaults_change() {
-        let text = "// A model.\nmodel m(batch, hidden = 8, heads = 2, head_dim = hidden / heads, eps = 1e-5) {  // here\n  output batch;\n}\n";
+        let text = "// A model.\nmodel m(batch, hidden = 8, heads = 2, head_dim = hidden / heads, eps = 1e-5) {\n  output batch;  // here\n}\n";
         let out = with_defaults("m.mdl", text, &[("head_dim", "16".into()), ("hidden", "4096".into())]).unwrap();
-        assert_eq!(out, "// A model.\nmodel m(batch, hidden = 4096, heads = 2, head_dim = 16, eps = 1e-5) {  // here\n  output batch;\n}\n");
+        assert_eq!(out, "// A model.\nmodel m(batch, hidden = 4096, heads = 2, head_dim = 16, eps = 1e-5) {\n  output batch;  // here\n}\n");
     }
 
     #[test]

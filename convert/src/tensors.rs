@@ -103,7 +103,10 @@ impl Checkpoint {
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| malformed(format!("is not a safetensors file: {e}")))?;
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
-            let data = 8 + header;
+            let data = size_of::<u64>() + header;
+            if data + end > map.len() {
+                return Err(malformed(format!("ends within `{name}`")));
+            }
             let shape = info.shape.iter().map(|n| *n as u64).collect();
             let tensor = Tensor { dtype: info.dtype, shape, map: self.maps.len(), bytes: data + start..data + end };
             if self.tensors.insert(name.clone(), tensor).is_some() {
