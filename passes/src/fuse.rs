@@ -61,9 +61,13 @@ fn is_renumbering(body: &Body, v: Value) -> bool {
 /// The groups of a local graph, in an order in which every group follows those it reads.
 pub fn fuse(local: &Local) -> Vec<Group> {
     let body = &local.body;
-    let mut f = Fusion { body, users: body.users(), kept: kept(local), groups: vec![], of: HashMap::new(), after: vec![] };
-    for v in body.values().filter(|v| role(body, *v) == Role::Compute) {
-        f.add(v, local.chunks[v.index()]);
+    let mut f = Fusion { body, users: body.users(), kept: kept(local), groups: vec![], of: HashMap::new(), after: vec![], last_exchange: HashMap::new() };
+    for v in body.values() {
+        match role(body, v) {
+            Role::Compute => f.add(v, local.chunks[v.index()]),
+            Role::Exchange => f.exchange(v, local.chunks[v.index()]),
+            Role::Inline | Role::Source | Role::Alias => {}
+        }
     }
     f.finish()
 }
@@ -136,6 +140,7 @@ struct Draft {
     nodes: BTreeSet<Value>,
     chunk: Chunk,
     anchor: Option<Value>,
+    /// A kernel of its own: not merged into another one, and not an exchange.
     live: bool,
 }
 
@@ -147,16 +152,32 @@ struct Fusion<'a> {
     of: HashMap<Value, usize>,
     /// For each group, those that it reads, directly or not.
     after: Vec<Bits>,
+    /// Exchanges of a chunk happen in graph order: each waits for the one before.
+    last_exchange: HashMap<Chunk, usize>,
 }
 
 impl Fusion<'_> {
+    /// An exchange takes part as a group that nothing joins, so that no kernel is on both of its sides, or on both sides of its order.
+    fn exchange(&mut self, v: Value, chunk: Chunk) {
+        let mut reads = self.reads(v);
+        let own = self.groups.len();
+        if let Some(last) = self.last_exchange.insert(chunk, own) {
+            reads.insert(last);
+            let before = self.after[last].clone();
+            reads.extend(&before);
+        }
+        self.of.insert(v, own);
+        self.groups.push(Draft { nodes: [v].into(), chunk, anchor: None, live: false });
+        self.after.push(reads);
+    }
+
     fn add(&mut self, v: Value, chunk: Chunk) {
         let anchor = is_anchor(&self.body[v].op);
         // The groups whose values it reads without a detour, latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of.get(a).copied()).collect();
         near.sort_unstable_by(|a, b| b.cmp(a));
         near.dedup();
-        near.retain(|g| self.groups[*g].chunk == chunk);
+        near.retain(|g| self.groups[*g].live && self.groups[*g].chunk == chunk);
         let mut candidates: Vec<Vec<usize>> = vec![];
         if anchor {
             candidates.extend(self.siblings(v).map(|g| vec![g]));
@@ -207,7 +228,7 @@ impl Fusion<'_> {
         self.after.push(reads);
     }
 
-    /// Groups that a node reads, directly or not, through views and exchanges too.
+    /// Groups that a node reads, directly or not, through views too.
     fn reads(&self, v: Value) -> Bits {
         let mut out = Bits::default();
         let mut stack = self.body[v].args.clone();
