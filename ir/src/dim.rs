@@ -131,6 +131,15 @@ impl Dims {
         (0..self.list.len() as u32).map(Dim)
     }
 
+    /// Strides of a dense tensor in this storage order, in elements.
+    pub fn strides(&self, order: &[Dim]) -> Vec<u64> {
+        let mut strides = vec![1; order.len()];
+        for k in (1..order.len()).rev() {
+            strides[k - 1] = strides[k] * self.size(order[k]);
+        }
+        strides
+    }
+
     /// The number of elements of a tensor with these dims.
     pub fn elements(&self, dims: &[Dim]) -> u64 {
         dims.iter().map(|&d| self.size(d)).product()

@@ -59,11 +59,7 @@ pub struct Kernel {
 
 /// Strides of a dense tensor in storage order, in elements.
 pub fn dense(dims: &Dims, ty: &Type) -> Vec<u64> {
-    let mut strides = vec![1; ty.dims.len()];
-    for k in (1..ty.dims.len()).rev() {
-        strides[k - 1] = strides[k] * dims.size(ty.dims[k]);
-    }
-    strides
+    dims.strides(&ty.dims)
 }
 
 impl Kernel {

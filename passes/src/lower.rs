@@ -7,7 +7,7 @@
 use crate::fuse::{Group as Fused, Role, fuse, role};
 use crate::kernels::{self, Launch, Target};
 use crate::memory::{self, ALIGN, Need};
-use crate::storage::{View, dense};
+use crate::storage::View;
 use ir::dim::Dim;
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
@@ -229,7 +229,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             origin: Some(node.origin.clone()),
         });
         self.touched.insert(id, (self.chunk, [self.chunk].into()));
-        View { place: Place::start(id), dims: order.to_vec(), strides: dense(&body.dims, order) }
+        View { place: Place::start(id), dims: order.to_vec(), strides: body.dims.strides(order) }
     }
 
     /// Where the running chunk finds a value.
@@ -466,7 +466,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let body = &self.local.body;
         let order = body[v].ty.dims.clone();
         if let Some(id) = self.l.held.get(&content) {
-            return View { place: Place::start(*id), dims: order.clone(), strides: dense(&body.dims, &order) };
+            return View { place: Place::start(*id), dims: order.clone(), strides: body.dims.strides(&order) };
         }
         let view = self.buffer(v, &order, content.clone());
         let id = view.place.buffer;

@@ -149,6 +149,19 @@ impl Lottery {
     }
 }
 
+/// What makes two reshards the same: operand, kind, placement reached, sub-axes; of a gather the phase too.
+type Known = (Value, Reshard, Placement, Vec<SubAxis>, Option<Phase>);
+
+/// One collective (or slice, or mask) of a reshard.
+struct Move {
+    kind: Reshard,
+    from: Placement,
+    to: Placement,
+    /// The axis it exchanges along; none where several can be done together.
+    axis: Option<ir::mesh::Axis>,
+    subs: Vec<SubAxis>,
+}
+
 struct Propagation<'a> {
     old: &'a Body,
     mesh: &'a Mesh,
@@ -165,7 +178,7 @@ struct Propagation<'a> {
     out: Body,
     shardings: Vec<Sharding>,
     reasons: Vec<Option<String>>,
-    known: HashMap<(Value, Reshard, Placement, Vec<SubAxis>, Option<Phase>), Value>,
+    known: HashMap<Known, Value>,
     /// For each old value, the new one that stands for it.
     current: Vec<Value>,
     rests: HashMap<(Vec<Dim>, bool), Sharding>,
@@ -369,15 +382,16 @@ impl Propagation<'_> {
         if keys.iter().all(|k| *k == key) {
             return;
         }
-        let (inner, rest): (Vec<(usize, Value)>, Vec<(usize, Value)>) = args.iter().copied().enumerate().partition(|(k, _)| keys[*k] == key);
-        let first = self.shardings[inner[0].1.index()].clone();
-        let alike = inner.iter().all(|(_, a)| self.shardings[a.index()] == first && self.out.dims_of(*a).len() == node.ty.dims.len());
+        let inner: Vec<Value> = (0..args.len()).filter(|k| keys[*k] == key).map(|k| args[k]).collect();
+        let rest = (0..args.len()).filter(|k| keys[*k] != key).map(|k| args[k]);
+        let first = self.shardings[inner[0].index()].clone();
+        let alike = inner.iter().all(|a| self.shardings[a.index()] == first && self.out.dims_of(*a).len() == node.ty.dims.len());
         if !alike {
             return;
         }
-        let terms = inner.into_iter().map(|(_, a)| a).collect();
-        let sum = self.emit(Node { args: terms, ..node.clone() }, first, None);
-        *args = rest.into_iter().map(|(_, a)| a).chain([sum]).collect();
+        let outer: Vec<Value> = rest.collect();
+        let sum = self.emit(Node { args: inner, ..node.clone() }, first, None);
+        *args = outer.into_iter().chain([sum]).collect();
     }
 
     fn mode(&mut self, v: Value, args: &[Value], regrouped: bool, u: SubAxis) -> Mode {
@@ -456,7 +470,7 @@ impl Propagation<'_> {
     /// collective does. A reshard is made once per value; a gather once per phase, since keeping a gathered value from the
     /// forward to the backward pass would undo the saving.
     fn reshard(&mut self, v: Value, to: &Sharding, origin: &Origin, why: &str) -> Value {
-        let mut steps: Vec<(Reshard, Placement, Placement, Option<ir::mesh::Axis>, Vec<SubAxis>)> = vec![];
+        let mut moves: Vec<Move> = vec![];
         let from = self.shardings[v.index()].clone();
         for u in self.mesh.ids() {
             let (a, b) = (from[u], to[u]);
@@ -479,14 +493,14 @@ impl Propagation<'_> {
                 Reshard::AllReduce | Reshard::Slice | Reshard::Mask => None,
                 Reshard::ReduceScatter | Reshard::AllToAll | Reshard::AllGather => Some(self.mesh[u].axis),
             };
-            match steps.iter_mut().find(|s| (s.0, s.1, s.2, s.3) == (kind, a, b, axis)) {
-                Some(s) => s.4.push(u),
-                None => steps.push((kind, a, b, axis, vec![u])),
+            match moves.iter_mut().find(|m| (m.kind, m.from, m.to, m.axis) == (kind, a, b, axis)) {
+                Some(m) => m.subs.push(u),
+                None => moves.push(Move { kind, from: a, to: b, axis, subs: vec![u] }),
             }
         }
-        steps.sort_by_key(|s| s.0);
+        moves.sort_by_key(|m| m.kind);
         let mut v = v;
-        for (kind, _, b, _, subs) in steps {
+        for Move { kind, to: b, subs, .. } in moves {
             let phase = (kind == Reshard::AllGather).then_some(origin.phase);
             let key = (v, kind, b, subs.clone(), phase);
             v = match self.known.get(&key) {

@@ -1,6 +1,6 @@
 //! Normal form, after differentiation: no `sub`, no nested sums, no repeated or dead nodes; all forward nodes first, then backward, then update.
 
-use ir::graph::{Body, Graph, Node, Phase, Value};
+use ir::graph::{Body, Graph, Node, Phase, Type, Value};
 use ir::op::{Binary, Op, Unary};
 use std::collections::HashMap;
 
@@ -38,13 +38,16 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
     }
 }
 
+/// What makes two nodes the same: op, operands, type, phase and layer.
+type Known = (Op, Vec<Value>, Type, Phase, Option<u32>);
+
 /// Copies the live nodes, phase by phase, through `f`; equal ones once.
 fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node, Value) -> Step) -> Graph {
     let live = live(&graph);
     let old = std::mem::take(&mut graph.body);
     let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
     let mut map: Vec<Option<Value>> = vec![None; old.nodes.len()];
-    let mut known: HashMap<(Op, Vec<Value>, ir::graph::Type, Phase, Option<u32>), Value> = HashMap::new();
+    let mut known: HashMap<Known, Value> = HashMap::new();
     for phase in [Phase::Forward, Phase::Backward, Phase::Update] {
         for v in old.values().filter(|v| old[*v].origin.phase == phase && live[v.index()]) {
             let mut node = old[v].clone();

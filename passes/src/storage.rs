@@ -12,19 +12,10 @@ pub struct View {
     pub strides: Vec<u64>,
 }
 
-/// Strides of a dense tensor, in elements.
-pub fn dense(dims: &Dims, order: &[Dim]) -> Vec<u64> {
-    let mut strides = vec![1; order.len()];
-    for k in (1..order.len()).rev() {
-        strides[k - 1] = strides[k] * dims.size(order[k]);
-    }
-    strides
-}
-
 impl View {
     /// Whether its elements are consecutive in the order `order`.
     pub fn is_dense(&self, dims: &Dims, order: &[Dim]) -> bool {
-        let want = dense(dims, order);
+        let want = dims.strides(order);
         order.len() == self.dims.len()
             && order.iter().zip(want).all(|(d, s)| dims.size(*d) == 1 || self.stride(*d) == Some(s))
     }

@@ -1,0 +1,274 @@
+//! Builds the local graph of one stage, node by node.
+
+use super::{JobView, index_map};
+use ir::dim::{Dim, DimInfo, Dims};
+use ir::graph::{Body, Node, Origin, Phase, Type, Value};
+use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
+use ir::mesh::{Axis, SubAxis};
+use ir::op::{Attention, Collective, Op, Real, Reduce};
+use ir::sharded::Placement;
+use std::collections::HashMap;
+
+/// Builds the local graph of one stage.
+pub(super) struct Emitter<'a> {
+    pub(super) job: &'a JobView<'a>,
+    stage: u32,
+    pub(super) out: Local,
+    /// The local value of a sharded one; loose values have one per chunk that uses them.
+    map: HashMap<(Value, Chunk), Value>,
+    dims: HashMap<(Dim, Vec<SubAxis>), Dim>,
+    slots: HashMap<u32, u32>,
+}
+
+impl<'a> Emitter<'a> {
+    pub(super) fn new(job: &'a JobView<'a>, stage: u32) -> Emitter<'a> {
+        let out = Local {
+            mesh: job.s.mesh.clone(),
+            stages: vec![(u64::from(stage), vec![])],
+            body: Body { dims: Dims::default(), nodes: vec![] },
+            params: vec![],
+            chunks: vec![],
+            accumulate: vec![],
+            source: vec![],
+            reasons: vec![],
+            reports: vec![],
+            updates: vec![],
+        };
+        Emitter { job, stage, out, map: HashMap::new(), dims: HashMap::new(), slots: HashMap::new() }
+    }
+
+    pub(super) fn run(mut self) -> Local {
+        let (job, stage) = (self.job, self.stage);
+        let body = &job.s.graph.body;
+        for phase in [Phase::Forward, Phase::Backward] {
+            // What other stages send, in the order in which they make it.
+            for v in body.values().filter(|v| body[*v].origin.phase == phase && job.transfers[v.index()].contains(&stage)) {
+                let hops = i64::from(job.stage[v.index()].expect("invariant: transfers have a stage")) - i64::from(self.stage);
+                let chunk = job.chunk[v.index()];
+                let ty = self.local_type(v);
+                let w = self.push(Op::Recv { hops }, vec![], ty, chunk, &body[v].origin, Some(v));
+                self.out.reasons[w.index()] = Some("crosses from stage to stage".into());
+                self.map.insert((v, chunk), w);
+            }
+            for v in body.values().filter(|v| body[*v].origin.phase == phase && job.stage[v.index()] == Some(stage)) {
+                let chunk = job.chunk[v.index()];
+                let w = self.emit(v, chunk);
+                for to in &job.transfers[v.index()] {
+                    let hops = i64::from(*to) - i64::from(self.stage);
+                    let ty = self.out.body[w].ty.clone();
+                    let sent = self.push(Op::Send { hops }, vec![w], ty, chunk, &body[v].origin, None);
+                    self.out.reasons[sent.index()] = Some("crosses from stage to stage".into());
+                }
+            }
+        }
+        // All stages visit the values of the update in one order, so that sums over stages meet.
+        for v in body.values() {
+            let once = matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update);
+            let member = job.stage_sums.get(&v).is_some_and(|m| m.contains(&self.stage));
+            if member || once && job.demand[v.index()].contains(&self.stage) && job.stage_sums.contains_key(&v) {
+                self.get(v, if once { job.chunk[v.index()] } else { Chunk::Reduce });
+            }
+        }
+        for (report, v) in &job.reports {
+            let w = self.get(*v, Chunk::Reduce);
+            self.out.reports.push((*report, w));
+        }
+        for u in &job.s.graph.updates {
+            if !job.demand[u.new.index()].contains(&self.stage) {
+                continue;
+            }
+            let new = self.get(u.new, Chunk::Update);
+            let states: Vec<Value> = u.states.iter().map(|v| self.get(*v, Chunk::Update)).collect();
+            let slot = self.slot(u.param);
+            self.out.params[slot as usize].states = states.len() as u32;
+            self.out.updates.push(LocalUpdate { slot, new, states });
+        }
+        self.out
+    }
+
+    /// The local value of `v`, for a user in `chunk`.
+    pub(super) fn get(&mut self, v: Value, chunk: Chunk) -> Value {
+        let job = self.job;
+        let once = matches!(chunk, Chunk::Reduce | Chunk::Update);
+        if once && let Some(members) = job.stage_sums.get(&v) {
+            if let Some(w) = self.map.get(&(v, Chunk::Reduce)) {
+                return *w;
+            }
+            let members: Vec<u64> = members.iter().map(|s| u64::from(*s)).collect();
+            return self.sum_over_stages(v, members);
+        }
+        let own = match job.stage[v.index()] {
+            Some(_) => job.chunk[v.index()],
+            None if job.prologue[v.index()] => Chunk::PrologueReduce,
+            None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
+            None => chunk,
+        };
+        if let Some(w) = self.map.get(&(v, own)) {
+            return *w;
+        }
+        self.emit(v, own)
+    }
+
+    fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
+        let node = &self.job.s.graph.body[v];
+        let w = match &node.op {
+            Op::Reshard { kind, subs } => self.reshard(v, *kind, subs, chunk),
+            _ => {
+                let args: Vec<Value> = node.args.iter().map(|a| self.get(*a, chunk)).collect();
+                let op = self.local_op(v);
+                let ty = self.local_type(v);
+                self.push(op, args, ty, chunk, &node.origin, Some(v))
+            }
+        };
+        self.map.insert((v, chunk), w);
+        w
+    }
+
+    pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
+        let s = self.job.s;
+        let over_batches = source.is_some_and(|v| s.mesh.of(Axis::Microbatch).any(|u| s.sharding(v)[u] == Placement::SUM));
+        self.out.chunks.push(chunk);
+        self.out.accumulate.push(over_batches && chunk.per_microbatch());
+        self.out.source.push(source.map(|v| (v, s.sharding(v).clone())));
+        self.out.reasons.push(None);
+        self.out.body.nodes.push(Node { op, args, ty, origin: origin.clone() });
+        Value(self.out.body.nodes.len() as u32 - 1)
+    }
+
+    fn slot(&mut self, param: u32) -> u32 {
+        if let Some(s) = self.slots.get(&param) {
+            return *s;
+        }
+        let s = self.job.s;
+        let source = s.graph.body.values().find(|v| s.graph.body[*v].op == Op::Param(param)).expect("invariant: a parameter in use has a node");
+        let dims = s.graph.body.dims_of(source).to_vec();
+        let index = dims.iter().map(|d| index_map(s, *d, &s.sharding(source).splits(*d), &[])).collect();
+        let slot = self.out.params.len() as u32;
+        self.out.params.push(LocalParam { index, states: 0 });
+        self.out.stages[0].1.push(param);
+        self.slots.insert(param, slot);
+        slot
+    }
+
+    /// The part of a dim that a rank has when these sub-axes split it.
+    fn dim(&mut self, d: Dim, splits: &[SubAxis]) -> Dim {
+        let key = (d, splits.to_vec());
+        if let Some(l) = self.dims.get(&key) {
+            return *l;
+        }
+        let s = self.job.s;
+        let info = &s.graph.body.dims[d];
+        let index = index_map(s, d, splits, &[]);
+        let name = if splits.is_empty() { info.name.clone() } else { format!("{}/{}", info.name, s.mesh.describe(splits)) };
+        let copy_of = info.copy_of.map(|o| self.dim(o, splits));
+        let local = self.out.body.dims.add(DimInfo { name, size: index.len(), logical: info.logical, copy_of, index, global: info.size });
+        self.dims.insert(key, local);
+        local
+    }
+
+    /// A helper dim: the parts of a collective, a piece of an index.
+    pub(super) fn piece(&mut self, name: &str, size: u64) -> Dim {
+        self.out.body.dims.add(DimInfo::new(name, size))
+    }
+
+    pub(super) fn dim_of(&mut self, v: Value, d: Dim) -> Dim {
+        let splits = self.job.s.sharding(v).splits(d);
+        self.dim(d, &splits)
+    }
+
+    pub(super) fn local_type(&mut self, v: Value) -> Type {
+        let ty = self.job.s.graph.body[v].ty.clone();
+        Type::new(ty.dtype, ty.dims.iter().map(|d| self.dim_of(v, *d)).collect::<Vec<_>>())
+    }
+
+    /// The op with its dims replaced by local ones: each as the result or an operand has it.
+    fn local_op(&mut self, v: Value) -> Op {
+        let body = &self.job.s.graph.body;
+        let node = &body[v];
+        let mut at = |d: Dim| {
+            let holder = std::iter::once(&v).chain(&node.args).find(|w| body[**w].ty.has(d));
+            match holder {
+                Some(w) => self.dim_of(*w, d),
+                None => self.dim(d, &[]),
+            }
+        };
+        let mut list = |dims: &[Dim]| dims.iter().map(|d| at(*d)).collect::<Vec<_>>();
+        match &node.op {
+            Op::Param(p) => Op::Param(self.slot(*p)),
+            Op::State(p, k) => Op::State(self.slot(*p), *k),
+            Op::Iota(d) => Op::Iota(at(*d)),
+            Op::View { from, to } => Op::View { from: list(from), to: list(to) },
+            Op::Slice { from, to, at: k } => Op::Slice { from: at(*from), to: to.map(at), at: *k },
+            Op::Pad { from, to, at: k } => Op::Pad { to: at(*to), from: from.map(at), at: *k },
+            Op::Concat { from, to } => Op::Concat { from: list(from), to: at(*to) },
+            Op::Dot { over } => Op::Dot { over: list(over) },
+            Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
+            Op::ArgMax { over } => Op::ArgMax { over: at(*over) },
+            Op::Cumsum { over, reverse } => Op::Cumsum { over: at(*over), reverse: *reverse },
+            Op::Gather { dim } => Op::Gather { dim: at(*dim) },
+            Op::Scatter { dim } => Op::Scatter { dim: at(*dim) },
+            Op::Attention(a) => Op::Attention(attention(a, &mut at)),
+            Op::AttentionLse(a) => Op::AttentionLse(attention(a, &mut at)),
+            Op::AttentionGrad(a, w) => Op::AttentionGrad(attention(a, &mut at), *w),
+            op @ (Op::Input(_) | Op::Table(_) | Op::Const(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Unary(_) | Op::Binary(_)
+            | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand) => op.clone(),
+            Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
+                unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
+            }
+        }
+    }
+
+    fn sum_over_stages(&mut self, v: Value, members: Vec<u64>) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let chunk = Chunk::Reduce;
+        let ty = self.local_type(v);
+        let alone = job.adds_on.get(&(v, usize::MAX));
+        let terms: Vec<Value> = match alone {
+            Some(on) if *on == self.stage => {
+                let own = if job.stage[v.index()].is_some() { job.chunk[v.index()] } else { chunk };
+                let w = match self.map.get(&(v, own)) {
+                    Some(w) if own != chunk => *w,
+                    _ => {
+                        let args: Vec<Value> = node.args.iter().map(|a| self.get(*a, chunk)).collect();
+                        match &node.op {
+                            Op::Reshard { kind, subs } => self.reshard(v, *kind, subs, chunk),
+                            _ => {
+                                let op = self.local_op(v);
+                                self.push(op, args, ty.clone(), chunk, &node.origin, Some(v))
+                            }
+                        }
+                    }
+                };
+                vec![w]
+            }
+            Some(_) => vec![],
+            None => {
+                let mine: Vec<Value> = (0..node.args.len()).filter(|k| job.adds_on[&(v, *k)] == self.stage).map(|k| node.args[k]).collect();
+                mine.into_iter().map(|a| self.get(a, chunk)).collect()
+            }
+        };
+        let term = match terms.as_slice() {
+            [] => {
+                let zero = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(ty.dtype), chunk, &node.origin, None);
+                if ty.dims.is_empty() { zero } else { self.push(Op::Expand, vec![zero], ty.clone(), chunk, &node.origin, None) }
+            }
+            [one] => *one,
+            many => self.push(Op::Add, many.to_vec(), ty.clone(), chunk, &node.origin, Some(v)),
+        };
+        let w = if members.len() > 1 {
+            let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![], stages: Some(members), part: None };
+            let w = self.push(op, vec![term], ty, chunk, &node.origin, Some(v));
+            self.out.reasons[w.index()] = Some("sums what several stages have, for those that need it".into());
+            w
+        } else {
+            term
+        };
+        self.map.insert((v, chunk), w);
+        w
+    }
+}
+
+fn attention(a: &Attention, at: &mut dyn FnMut(Dim) -> Dim) -> Attention {
+    Attention { at: at(a.at), keys: at(a.keys), d: at(a.d), ..a.clone() }
+}

@@ -1,0 +1,343 @@
+//! From the sharded graph to one local graph per program class: local shapes, collectives, transfers between stages.
+//!
+//! Every stage's graph is emitted by walking the sharded graph once; stages whose graphs are equal up to names become one
+//! class. Values that a step needs once are separated from those of each microbatch here: the sum over the axis
+//! `mb` is an accumulation, legal only where a step has all microbatches behind it, or before it (sums of data alone).
+
+mod emit;
+mod reshard;
+
+use crate::stages::{Layout, assign};
+use emit::Emitter;
+use ir::diag::Diagnostic;
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::{Phase, Value};
+use ir::local::{Chunk, Local};
+use ir::mesh::{Axis, SubAxis};
+use ir::op::{Op, Reshard};
+use ir::sharded::Sharded;
+use std::collections::{BTreeSet, HashMap};
+
+/// The local graphs, one per program class; together they cover every stage once.
+///
+/// # Errors
+/// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
+/// E0632: a value is used on another stage than at the border of layers.
+pub fn partition(s: &Sharded, layout: &Layout) -> Result<Vec<Local>, Vec<Diagnostic>> {
+    let job = JobView::new(s, layout)?;
+    let mut classes: Vec<Local> = vec![];
+    for stage in 0..layout.stages {
+        let local = Emitter::new(&job, stage).run();
+        match classes.iter_mut().find(|c| same_class(c, &local)) {
+            Some(class) => class.stages.extend(local.stages),
+            None => classes.push(local),
+        }
+    }
+    Ok(classes)
+}
+
+/// Equal up to names and places.
+fn same_class(a: &Local, b: &Local) -> bool {
+    a.body.nodes.len() == b.body.nodes.len()
+        && a.body.dims == b.body.dims
+        && a.params == b.params
+        && a.chunks == b.chunks
+        && a.accumulate == b.accumulate
+        && a.reports == b.reports
+        && a.updates == b.updates
+        && a.body.nodes.iter().zip(&b.body.nodes).all(|(x, y)| x.op == y.op && x.args == y.args && x.ty == y.ty)
+}
+
+/// A set of stages; none means all.
+type StageSet = Option<BTreeSet<u32>>;
+
+fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
+    match (a, b) {
+        (None, x) | (x, None) => x.clone(),
+        (Some(a), Some(b)) => Some(a & b),
+    }
+}
+
+/// What holds for all stages together.
+struct JobView<'a> {
+    s: &'a Sharded,
+    stages: u32,
+    /// Stage of values of the forward and backward pass, unless loose.
+    stage: Vec<Option<u32>>,
+    /// Chunk of values: of loose ones that of their user.
+    chunk: Vec<Chunk>,
+    /// Completions of sums over data: they run before the first microbatch.
+    prologue: Vec<bool>,
+    /// Sums over stages: for each, the stages that add and need it.
+    stage_sums: HashMap<Value, BTreeSet<u32>>,
+    /// Of operands of a sum over stages, the one stage that adds it.
+    adds_on: HashMap<(Value, usize), u32>,
+    /// Stages that compute a value of the update.
+    demand: Vec<BTreeSet<u32>>,
+    /// Values that another stage uses in the same chunk: `(from, to)`.
+    transfers: Vec<BTreeSet<u32>>,
+    reports: Vec<(u32, Value)>,
+}
+
+impl<'a> JobView<'a> {
+    fn new(s: &'a Sharded, layout: &Layout) -> Result<JobView<'a>, Vec<Diagnostic>> {
+        let body = &s.graph.body;
+        let n = body.nodes.len();
+        let mut reports: Vec<(u32, Value)> = vec![];
+        if let Some(v) = s.graph.loss {
+            reports.push((0, v));
+        }
+        if let Some(v) = s.graph.grad_norm {
+            reports.push((1, v));
+        }
+        for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {
+            reports.push((2 + k as u32, r.value));
+        }
+        let mut job = JobView {
+            s,
+            stages: layout.stages,
+            stage: assign(body, layout),
+            chunk: vec![Chunk::Forward; n],
+            prologue: vec![false; n],
+            stage_sums: HashMap::new(),
+            adds_on: HashMap::new(),
+            demand: vec![BTreeSet::new(); n],
+            transfers: vec![BTreeSet::new(); n],
+            reports,
+        };
+        let errors = job.chunks();
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        job.sums_over_stages();
+        let errors = job.transfers();
+        if errors.is_empty() { Ok(job) } else { Err(errors) }
+    }
+
+    fn chunks(&mut self) -> Vec<Diagnostic> {
+        let body = &self.s.graph.body;
+        let mut errors = vec![];
+        let mut reported = vec![false; body.nodes.len()];
+        for (_, v) in &self.reports {
+            reported[v.index()] = true;
+        }
+        for v in body.values().rev() {
+            if reported[v.index()] {
+                for a in &body[v].args {
+                    reported[a.index()] = true;
+                }
+            }
+        }
+        let users = body.users();
+        let mut params = vec![false; body.nodes.len()];
+        for v in body.values() {
+            let node = &body[v];
+            params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
+            self.chunk[v.index()] = match node.origin.phase {
+                Phase::Forward => Chunk::Forward,
+                Phase::Backward => Chunk::Backward,
+                Phase::Update if reported[v.index()] => Chunk::Reduce,
+                Phase::Update => Chunk::Update,
+            };
+            let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
+                if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
+            if completes && node.origin.phase != Phase::Update {
+                self.prologue[v.index()] = true;
+                if params[v.index()] {
+                    let mut e = Diagnostic::error(
+                        "E0631",
+                        "a sum over the whole batch is used before the last microbatch: its backward would need every microbatch's forward",
+                    );
+                    if let Some(span) = body[node.args[0]].origin.span {
+                        e = e.label(span, "this sums over the batch");
+                    }
+                    if let Some(span) = users[v.index()].first().and_then(|(c, _)| body[*c].origin.span) {
+                        e = e.label(span, "and this is not linear in it");
+                    }
+                    errors.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)"));
+                }
+            }
+        }
+        errors
+    }
+
+    /// Decides for every value of the update which stages compute it, and where values of several stages are summed.
+    fn sums_over_stages(&mut self) {
+        let body = &self.s.graph.body;
+        let all: BTreeSet<u32> = (0..self.stages).collect();
+        let users = body.users();
+        // Where a value can be had without communication; none: everywhere.
+        let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
+        for v in body.values() {
+            let node = &body[v];
+            let once = node.origin.phase == Phase::Update;
+            origin[v.index()] = match (&node.op, self.stage[v.index()]) {
+                (_, Some(s)) => Some([s].into()),
+                _ if !once => None,
+                _ => {
+                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone()).collect();
+                    let common = args.iter().fold(None, |x, y| intersect(&x, y));
+                    if common.as_ref().is_some_and(BTreeSet::is_empty) {
+                        self.stage_sums.insert(v, BTreeSet::new());
+                        None
+                    } else {
+                        common
+                    }
+                }
+            };
+            // The gradient of a parameter that several stages use.
+            if !once && node.op == Op::Add && self.stages > 1 {
+                let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.stage[a.index()]).collect();
+                let in_step = |c: &Value| body[*c].origin.phase == Phase::Update;
+                let sunk = self.s.graph.grads.iter().any(|g| g.1 == v) || !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| in_step(c));
+                if stages.len() > 1 && sunk && node.origin.phase == Phase::Backward {
+                    self.stage_sums.insert(v, BTreeSet::new());
+                    self.stage[v.index()] = None;
+                    self.chunk[v.index()] = Chunk::Reduce;
+                    origin[v.index()] = None;
+                }
+            }
+        }
+        // Every stage that uses a parameter updates it.
+        let mut uses: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+        let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
+            let mut set = reaches[v.index()].clone();
+            set.extend(self.stage[v.index()]);
+            if let Op::Param(p) = body[v].op {
+                uses.entry(p).or_default().extend(set);
+                continue;
+            }
+            for a in &body[v].args {
+                if self.stage[a.index()].is_none() {
+                    let set = set.clone();
+                    reaches[a.index()].extend(set);
+                }
+            }
+        }
+        for u in &self.s.graph.updates {
+            let stages = uses.get(&u.param).filter(|s| !s.is_empty()).unwrap_or(&all);
+            for v in std::iter::once(&u.new).chain(&u.states) {
+                self.demand[v.index()].extend(stages);
+            }
+        }
+        for (_, v) in self.reports.clone() {
+            self.demand[v.index()].extend(&all);
+        }
+        let once = |job: &Self, v: Value| matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update);
+        for v in body.values().rev() {
+            if !once(self, v) {
+                continue;
+            }
+            let wanted = self.demand[v.index()].clone();
+            if let Some(members) = self.stage_sums.get(&v) {
+                let mut members = members.clone();
+                members.extend(&wanted);
+                for (k, a) in body[v].args.iter().enumerate() {
+                    let on = match &origin[a.index()] {
+                        Some(set) => *set.first().expect("invariant: a value has a stage"),
+                        None => *wanted.first().unwrap_or(&0),
+                    };
+                    members.insert(on);
+                    self.adds_on.insert((v, k), on);
+                    self.demand[a.index()].insert(on);
+                }
+                self.stage_sums.insert(v, members);
+                continue;
+            }
+            // What only some stages can compute, the others get as a sum with one term.
+            if let Some(set) = &origin[v.index()]
+                && !wanted.is_subset(set)
+            {
+                let on = *set.first().expect("invariant: a value has a stage");
+                let mut members = wanted.clone();
+                members.insert(on);
+                self.stage_sums.insert(v, members);
+                self.adds_on.insert((v, usize::MAX), on);
+                for a in &body[v].args {
+                    self.demand[a.index()].insert(on);
+                }
+                continue;
+            }
+            for a in &body[v].args {
+                self.demand[a.index()].extend(&wanted);
+            }
+        }
+        // A per-microbatch value that other stages need at the end goes the same way.
+        for v in body.values() {
+            if let (Some(s), false) = (self.stage[v.index()], self.demand[v.index()].is_empty())
+                && self.demand[v.index()] != [s].into()
+            {
+                let mut members = self.demand[v.index()].clone();
+                members.insert(s);
+                self.stage_sums.insert(v, members);
+                self.adds_on.insert((v, usize::MAX), s);
+            }
+        }
+    }
+
+    /// Finds the values that cross from stage to stage within a microbatch.
+    fn transfers(&mut self) -> Vec<Diagnostic> {
+        let body = &self.s.graph.body;
+        let mut errors = vec![];
+        for v in body.values() {
+            let Some(s) = self.stage[v.index()] else { continue };
+            for a in &body[v].args {
+                let Some(from) = self.stage[a.index()] else { continue };
+                if from == s {
+                    continue;
+                }
+                let phase = body[v].origin.phase;
+                let forward = phase == Phase::Forward && s == from + 1;
+                let backward = phase == Phase::Backward && from == s + 1;
+                if body[*a].origin.phase != phase || !(forward || backward) {
+                    let mut e = Diagnostic::error(
+                        "E0632",
+                        format!("a value of pipeline stage {from} is used on stage {s}: only what a `repeat` carries can cross from stage to stage"),
+                    );
+                    for span in [body[*a].origin.span, body[v].origin.span].into_iter().flatten() {
+                        e = e.label(span, "here");
+                    }
+                    errors.push(e.help("use fewer pipeline stages, or carry the value through the `repeat`"));
+                    if errors.len() > 20 {
+                        return errors;
+                    }
+                } else {
+                    self.transfers[a.index()].insert(s);
+                }
+            }
+        }
+        errors
+    }
+}
+
+/// Where the part of a dim split by `splits` lies within the part split by `within` (a subset): each sub-axis takes its own
+/// digit of the mixed-radix index.
+pub fn index_map(s: &Sharded, d: Dim, splits: &[SubAxis], within: &[SubAxis]) -> IndexMap {
+    let dims = &s.graph.body.dims;
+    let digits = &s.digits[dims.original(d).0 as usize];
+    let mut rest = dims.size(d);
+    // (sub-axis, its size), then what no sub-axis splits.
+    let mut pieces: Vec<(Option<SubAxis>, u64)> = vec![];
+    for u in digits {
+        rest /= s.mesh[*u].size;
+        if !within.contains(u) {
+            pieces.push((Some(*u), s.mesh[*u].size));
+        }
+    }
+    pieces.push((None, rest));
+    let mut parts: Vec<(u64, u64)> = vec![];
+    let mut base: Vec<(SubAxis, u64)> = vec![];
+    let mut stride: u64 = pieces.iter().map(|p| p.1).product();
+    for (u, n) in pieces {
+        stride /= n;
+        match u {
+            Some(u) if splits.contains(&u) => base.push((u, stride)),
+            _ => match parts.last_mut() {
+                Some((extent, step)) if *step == n * stride => (*extent, *step) = (*extent * n, stride),
+                _ => parts.push((n, stride)),
+            },
+        }
+    }
+    IndexMap { parts, base: if base.is_empty() { Base::Zero } else { Base::Coords(base) } }
+}
