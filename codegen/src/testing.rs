@@ -197,6 +197,22 @@ impl Loaded {
 
 /// Runs generated code on dense inputs, the tiles in two calls and from the last to the first half. Outputs begin as `initial`.
 pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
+    run_over(kernel, target, inputs, scalars, initial, &[])
+}
+
+/// The same without scalars, with outputs in the memory of inputs: pairs of output and input.
+pub fn run_in_place(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], over: &[(usize, usize)]) -> Vec<Vec<f64>> {
+    run_over(kernel, target, inputs, &[], 0.0, over)
+}
+
+fn run_over(
+    kernel: &Kernel,
+    target: &Target,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+    over: &[(usize, usize)],
+) -> Vec<Vec<f64>> {
     let loaded = Loaded::new(kernel, target);
     let mut buffers: Vec<Buffer> =
         kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
@@ -205,7 +221,10 @@ pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64
         let data = vec![initial; kernel.body.dims.elements(&ty.dims) as usize];
         buffers.push(Buffer::new(kernel, ty, &output.strides, &data));
     }
-    let pointers: Vec<*mut u8> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr().cast()).collect();
+    let mut pointers: Vec<*mut u8> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr().cast()).collect();
+    for (output, input) in over {
+        pointers[kernel.inputs.len() + output] = pointers[*input];
+    }
     let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
     let mut scratch = vec![[u64::MAX; 8]; loaded.compiled.shape.scratch_bytes as usize / 64 + 2];
     let start = scratch.as_mut_ptr().cast::<u8>();
@@ -217,9 +236,11 @@ pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64
         function(pointers.as_ptr(), bits.as_ptr(), tiles / 2, tiles, aligned);
         function(pointers.as_ptr(), bits.as_ptr(), 0, tiles / 2, aligned);
     }
-    let outputs = kernel.outputs.iter().zip(&buffers[kernel.inputs.len()..]);
+    let outputs = kernel.outputs.iter().enumerate();
     outputs
-        .map(|(output, buffer)| {
+        .map(|(number, output)| {
+            let shared = over.iter().find(|pair| pair.0 == number).map(|pair| pair.1);
+            let buffer = &buffers[shared.unwrap_or(kernel.inputs.len() + number)];
             let ty = &kernel.body[output.value].ty;
             offsets(kernel, ty, &output.strides).into_iter().map(|o| buffer.get(ty.dtype, o)).collect()
         })

@@ -174,8 +174,10 @@ struct Spot<'c> {
 fn finish<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, spot: Spot<'c>, sum: Vector<'c>) -> Result<(), CompileError> {
     let b = g.b;
     let mut known = BTreeMap::from([(g.plan.dot, sum)]);
-    for (position, output) in g.kernel.outputs.iter().enumerate() {
-        let mut value = evaluate(g, function, spot, output.value, &mut known)?;
+    // All values before any store: an output may lie over an input.
+    let outputs = &g.kernel.outputs;
+    let values = outputs.iter().map(|o| evaluate(g, function, spot, o.value, &mut known)).collect::<Result<Vec<_>, _>>()?;
+    for ((position, output), mut value) in outputs.iter().enumerate().zip(values) {
         let lane = pointwise::lane(g.kernel.body[output.value].ty.dtype)?;
         let tensor = g.kernel.inputs.len() + position;
         if output.accumulate {

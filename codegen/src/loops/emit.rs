@@ -153,6 +153,8 @@ impl<'a, B: Builder> Loops<'a, B> {
         self.reduced.clear();
         self.kept.clear();
         let mut used = 0;
+        let mut numbers: Option<Vec<Vec<B::Vector>>> = None;
+        let singles: Vec<usize> = self.plan.single_outputs();
         for step in &self.plan.steps {
             match step {
                 Step::Reduce { values, over, left } if left.is_empty() => {
@@ -171,6 +173,13 @@ impl<'a, B: Builder> Loops<'a, B> {
                     }
                 }
                 Step::Store { outputs, dims } => {
+                    // An output may lie over an input, so outputs of one number per point are computed before any store and stored last.
+                    if numbers.is_none() {
+                        numbers = Some(places.iter().map(|place| self.values(place, &singles)).collect::<Result<_, _>>()?);
+                    }
+                    if dims.is_empty() {
+                        continue;
+                    }
                     let mut result = Ok(());
                     for place in places {
                         self.nest(place, dims, &mut |this, place| {
@@ -182,6 +191,9 @@ impl<'a, B: Builder> Loops<'a, B> {
                     result?;
                 }
             }
+        }
+        for (place, values) in places.iter().zip(numbers.into_iter().flatten()) {
+            self.store_values(place, &singles, &values);
         }
         self.scratch_bytes = self.scratch_bytes.max(used);
         Ok(())
@@ -225,15 +237,24 @@ impl<'a, B: Builder> Loops<'a, B> {
         Place { slot: place.slot, ..self.place(along, mask) }
     }
 
+    /// Computes outputs at a place, then stores them.
     pub fn store(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<(), CompileError> {
-        let b = self.b;
+        let values = self.values(place, outputs)?;
+        self.store_values(place, outputs, &values);
+        Ok(())
+    }
+
+    fn values(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<Vec<B::Vector>, CompileError> {
         let mut known = Known::new();
-        let mut values = Vec::new();
-        for &position in outputs {
-            let output = &self.kernel.outputs[position];
-            let mut value = self.value(output.value, place, &mut known)?;
+        outputs.iter().map(|o| self.value(self.kernel.outputs[*o].value, place, &mut known)).collect()
+    }
+
+    fn store_values(&self, place: &Place<B>, outputs: &[usize], values: &[B::Vector]) {
+        let b = self.b;
+        for (&position, &value) in outputs.iter().zip(values) {
             let target = &self.outputs[position];
-            if output.accumulate {
+            let mut value = value;
+            if self.kernel.outputs[position].accumulate {
                 let old = target.load(b, place);
                 value = match target.lane {
                     Lane::F32 => b.add(old, value),
@@ -241,12 +262,8 @@ impl<'a, B: Builder> Loops<'a, B> {
                     Lane::Mask | Lane::F64 | Lane::I64 => b.int2(IntBinary::Or, old, value),
                 };
             }
-            values.push(value);
+            target.store(b, place, value);
         }
-        for (&position, value) in outputs.iter().zip(values) {
-            self.outputs[position].store(b, place, value);
-        }
-        Ok(())
     }
 
     /// Room in scratch for a value at one grid point.

@@ -82,6 +82,15 @@ impl Plan {
         Ok(Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items })
     }
 
+    /// Outputs of one number per grid point.
+    pub fn single_outputs(&self) -> Vec<usize> {
+        let stores = self.steps.iter().filter_map(|s| match s {
+            Step::Store { outputs, dims } if dims.is_empty() => Some(outputs.iter().copied()),
+            Step::Store { .. } | Step::Reduce { .. } | Step::Cumsum { .. } => None,
+        });
+        stores.flatten().collect()
+    }
+
     pub fn tiles(&self) -> i64 {
         ceil(self.items, self.tile_items)
     }

@@ -425,3 +425,24 @@ fn a_scatter_may_keep_dims_of_its_index() {
     let table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [h, b, v]));
     check(&make.kernel(Family::Scatter, &[table]), &[], 1e-6);
 }
+
+#[test]
+fn an_output_over_an_input_is_stored_after_every_read() {
+    // The gradient of cross entropy over the logits, of which one more output picks an element.
+    let mut make = Make::default();
+    let [s, v] = [("s", 5), ("v", 19)].map(|(n, s)| make.dim(n, s));
+    let logits = make.input(DType::F32, &[s, v]);
+    let target = make.input(DType::I32, &[s]);
+    let top = make.op(Op::Reduce { kind: Reduce::Max, over: vec![v] }, &[logits]);
+    let gradient = make.op(Op::Binary(Binary::Sub), &[logits, top]);
+    let picked = make.op(Op::Gather { dim: v }, &[logits, target]);
+    let kernel = make.kernel(Family::Loops { grid: vec![s] }, &[gradient, picked]);
+    let inputs = random_inputs(&kernel, 1, 19);
+    let want = kernel.run(&inputs, &[]);
+    let host = crate::target::Target::host().expect("a supported machine");
+    assert_eq!(crate::testing::run_in_place(&kernel, &host, &inputs, &[(0, 0)]), want.iter().map(|o| rounded(o)).collect::<Vec<_>>());
+}
+
+fn rounded(values: &[f64]) -> Vec<f64> {
+    values.iter().map(|x| f64::from(*x as f32)).collect()
+}
