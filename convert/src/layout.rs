@@ -46,7 +46,7 @@ pub fn foreign(section: &str, model: &Model) -> Result<Vec<Foreign>, Vec<Diagnos
     let mut rule = Rule { graph: &model.graph, paths: paths(&model.graph), lines: HashMap::new(), found: vec![], errors: vec![] };
     for line in &weights.lines {
         if let Err(e) = rule.line(line) {
-            rule.errors.push(e);
+            rule.errors.push(*e);
         }
     }
     rule.finish()
@@ -85,12 +85,16 @@ struct Rule<'a> {
     errors: Vec<Diagnostic>,
 }
 
-fn error(line: &WeightLine, message: impl Into<String>) -> Diagnostic {
+fn error(line: &WeightLine, message: impl Into<String>) -> Box<Diagnostic> {
     let e = Diagnostic::error("E0505", message);
-    match line.span {
+    Box::new(match line.span {
         Some(span) => e.label(span, "in this line"),
         None => e,
-    }
+    })
+}
+
+fn helped(line: &WeightLine, message: impl Into<String>, help: impl Into<String>) -> Box<Diagnostic> {
+    Box::new(error(line, message).help(help))
 }
 
 impl Rule<'_> {
@@ -120,7 +124,7 @@ impl Rule<'_> {
     }
 
     /// All tensors of a line: one per iteration.
-    fn line(&mut self, line: &WeightLine) -> Result<(), Diagnostic> {
+    fn line(&mut self, line: &WeightLine) -> Result<(), Box<Diagnostic>> {
         let groups: Vec<_> = line.params.iter().map(|p| self.paths.get(p).cloned().unwrap_or_default()).collect();
         if groups.iter().all(Vec::is_empty) {
             return Ok(());
@@ -132,7 +136,8 @@ impl Rule<'_> {
             let mut params = vec![*first];
             for (group, path) in groups.iter().zip(&line.params).skip(1) {
                 let same = group.iter().find(|(_, n)| n == numbers).map(|(i, _)| *i);
-                params.push(same.ok_or_else(|| error(line, format!("`{path}` has no iteration that goes with `{}`", self.graph.params[*first].name)))?);
+                let lacking = || error(line, format!("`{path}` has no iteration that goes with `{}`", self.graph.params[*first].name));
+                params.push(same.ok_or_else(lacking)?);
             }
             for param in &params {
                 if self.lines.insert(*param, line.span).is_some() {
@@ -145,12 +150,13 @@ impl Rule<'_> {
     }
 
     /// The tensors of one iteration: one, or one per index of the dims in the template.
-    fn tensors(&mut self, line: &WeightLine, params: &[usize], numbers: &[(String, u64)]) -> Result<(), Diagnostic> {
+    fn tensors(&mut self, line: &WeightLine, params: &[usize], numbers: &[(String, u64)]) -> Result<(), Box<Diagnostic>> {
         let holes = holes(&line.template).ok_or_else(|| error(line, format!("\"{}\" has an open brace", line.template)))?;
         let mut name = line.template.clone();
         for (segment, number) in numbers {
             if !holes.contains(segment) {
-                return Err(error(line, format!("\"{}\" is one tensor for all iterations of `{segment}`", line.template)).help(format!("put `{{{segment}}}` where the iteration's number stands")));
+                let message = format!("\"{}\" is one tensor for all iterations of `{segment}`", line.template);
+                return Err(helped(line, message, format!("put `{{{segment}}}` where the iteration's number stands")));
             }
             name = name.replace(&format!("{{{segment}}}"), &number.to_string());
         }
@@ -237,7 +243,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(line: &WeightLine, views: &[View<'_>], indexed: &[(String, u64)]) -> Result<Shape, Diagnostic> {
+    fn new(line: &WeightLine, views: &[View<'_>], indexed: &[(String, u64)]) -> Result<Shape, Box<Diagnostic>> {
         let declared: Vec<Product>;
         let layout = match &line.layout {
             Some(layout) => layout,
@@ -253,7 +259,7 @@ impl Shape {
                 0 => format!("{} parameters in one tensor, and no layout that says where each is", views.len()),
                 _ => format!("{choices} groups of alternatives for {} parameter(s)", views.len()),
             };
-            return Err(error(line, message).help("`a, b = \"..\" [(x | y), z];` concatenates along the first dim"));
+            return Err(helped(line, message, "`a, b = \"..\" [(x | y), z];` concatenates along the first dim"));
         }
         // Names, before any size: each dim of a parameter exactly once.
         for (k, view) in views.iter().enumerate() {
@@ -279,7 +285,7 @@ impl Shape {
             names.sort_unstable();
             want.sort_unstable();
             if names != want || want.windows(2).any(|w| w[0] == w[1]) {
-                return Err(error(line, shown).help("a layout names every dim of a parameter once; `a*b` merges dims"));
+                return Err(helped(line, shown, "a layout names every dim of a parameter once; `a*b` merges dims"));
             }
         }
         let size = |name: &str, view: &View<'_>| view.dim(name).map_or(0, |d| d.0);
@@ -346,81 +352,4 @@ impl Shape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use ir::diag::Sources;
-
-    /// The foreign tensors of a model with the given parameters and lines, or the first error.
-    fn check(params: &str, lines: &str) -> Result<Vec<Foreign>, String> {
-        let text = format!("model m(batch, a = 2, b = 3, c = 5, layers = 2) {{\n{params}\noutput batch;\n}}\nweights hf {{\n{lines}\n}}\n");
-        let text = text.replace("output batch;", "input x: f32[batch];\noutput x;");
-        let elaborated = frontend::compile(&mut Sources::default(), "m.mdl", &text, &frontend::Options::default(), &mut |_| Err("none".into()));
-        foreign("hf", &elaborated.map_err(|e| e[0].message.clone())?.model).map_err(|e| e[0].message.clone())
-    }
-
-    fn shapes(params: &str, lines: &str) -> Vec<(String, Vec<u64>)> {
-        check(params, lines).unwrap().into_iter().map(|f| (f.name, f.shape)).collect()
-    }
-
-    #[test]
-    fn without_a_layout_dims_stand_as_declared() {
-        assert_eq!(shapes("param w: [a, b] = 0;", "w = \"x\";"), [("x".into(), vec![2, 3])]);
-    }
-
-    #[test]
-    fn a_layout_transposes_and_merges() {
-        let found = check("param w: [a, b, c] = 0;", "w = \"x\" [b*c, a];").unwrap();
-        assert_eq!(found[0].shape, [15, 2]);
-        let loops = [Loop { size: 3, own: 5, foreign: 10 }, Loop { size: 5, own: 1, foreign: 2 }, Loop { size: 2, own: 15, foreign: 1 }];
-        assert_eq!(found[0].parts, [Part { param: 0, own: 0, foreign: 0, loops: loops.to_vec() }]);
-    }
-
-    #[test]
-    fn alternatives_lie_end_to_end() {
-        let found = check("param v: [a, b] = 0;\nparam w: [a, c] = 0;", "v, w = \"x\" [a, (b | c)];").unwrap();
-        assert_eq!((found[0].shape.clone(), found[0].parts[1].foreign), (vec![2, 8], 3));
-        assert_eq!(found[0].parts[1].loops[0], Loop { size: 2, own: 5, foreign: 8 });
-    }
-
-    #[test]
-    fn alternatives_can_alternate_within_a_merged_dim() {
-        let found = check("param v: [a, b] = 0;\nparam w: [a, c] = 0;", "v, w = \"x\" [a*(b | c)];").unwrap();
-        assert_eq!((found[0].shape.clone(), found[0].parts[1].foreign), (vec![16], 3));
-        assert_eq!(found[0].parts[1].loops, [Loop { size: 2, own: 5, foreign: 8 }, Loop { size: 5, own: 1, foreign: 1 }]);
-    }
-
-    #[test]
-    fn a_repeat_gives_one_tensor_per_iteration() {
-        let found = shapes("repeat layers {\nparam w: [a] = 0;\n}", "layers.w = \"h.{layers}.x\";");
-        assert_eq!(found, [("h.0.x".into(), vec![2]), ("h.1.x".into(), vec![2])]);
-    }
-
-    #[test]
-    fn a_dim_in_the_template_gives_one_tensor_per_index() {
-        let found = check("param w: [b, a] = 0;", "w = \"e.{a}.x\";").unwrap();
-        assert_eq!((found[1].name.as_str(), found[1].shape.as_slice(), found[1].parts[0].own), ("e.1.x", [3u64].as_slice(), 1));
-        assert_eq!(found[1].parts[0].loops, [Loop { size: 3, own: 2, foreign: 1 }]);
-    }
-
-    #[test]
-    fn lines_of_other_configurations_are_skipped() {
-        assert_eq!(shapes("param w: [a] = 0;", "w = \"x\";\nv.w = \"y\" [b];").len(), 1);
-    }
-
-    #[test]
-    fn lines_that_do_not_fit_are_errors() {
-        let error = |params: &str, lines: &str| check(params, lines).unwrap_err();
-        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w = \"x\";"), "parameter `v` has no line in the `weights` section");
-        assert_eq!(error("param w: [a] = 0;", "w = \"x\";\nw = \"y\";"), "parameter `w` has two lines");
-        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w = \"x\";\nv = \"x\";"), "two lines name the tensor \"x\"");
-        assert_eq!(error("param w: [a, b] = 0;", "w = \"x\" [a*c];"), "the layout has [a, c], `w` has [a, b]");
-        assert_eq!(error("param w: [a, b] = 0;", "w = \"x\" [a];"), "the layout has [a], `w` has [a, b]");
-        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w, v = \"x\";"), "2 parameters in one tensor, and no layout that says where each is");
-        assert_eq!(error("param w: [a] = 0;\nparam v: [a] = 0;", "w, v = \"x\" [(a | a | a)];"), "3 alternatives for 2 parameters");
-        assert_eq!(error("param w: [a] = 0;", "w = \"x.{c}\";"), "`{c}` is neither a repeat around `w` nor a dim of it");
-        assert_eq!(error("param w: [a] = 0;", "w = \"x.{a\";"), "\"x.{a\" has an open brace");
-        assert_eq!(error("param w: [a] = 0;", "w, v = \"x\" [(a | a)];"), "this configuration has no parameter `v`, but others of the line");
-        let repeated = "repeat layers {\nparam w: [a] = 0;\n}";
-        assert_eq!(error(repeated, "layers.w = \"x\";"), "\"x\" is one tensor for all iterations of `layers`");
-    }
-}
+mod tests;
