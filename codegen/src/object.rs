@@ -125,3 +125,44 @@ fn write(machine: &TargetMachine, module: &Module, kind: FileType) -> Result<Vec
     let buffer = machine.write_to_memory_buffer(module, kind).map_err(|e| CompileError::Invalid { text: e.to_string() })?;
     Ok(buffer.as_slice().to_vec())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Make;
+    use ir::op::{DType, Op, Reduce, Unary};
+
+    #[test]
+    fn the_same_kernel_gives_the_same_bytes_and_texts() {
+        let mut make = Make::default();
+        let [s, h] = [("s", 5), ("h", 40)].map(|(n, size)| make.dim(n, size));
+        let x = make.input(DType::F32, &[s, h]);
+        let e = make.op(Op::Unary(Unary::Exp), &[x]);
+        let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[e]);
+        let loops = make.kernel(Family::Loops { grid: vec![s] }, &[e, sum]);
+        let mut make = Make::default();
+        let [m, n, k] = [("m", 17), ("n", 40), ("k", 9)].map(|(n, size)| make.dim(n, size));
+        let (a, b) = (make.input(DType::F32, &[m, k]), make.input(DType::F32, &[n, k]));
+        let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+        let product = make.kernel(Family::Gemm, &[c]);
+        let emit = Emit { mlir: true, llvm: true, asm: true };
+        for kernel in [loops, product] {
+            let compiled = || compile(&kernel, &Target::x86_64_v3(), emit).expect("compiled");
+            let first = compiled();
+            assert_eq!(first, compiled());
+            assert!(first.asm.is_some_and(|text| text.contains("vfmadd")));
+            assert_eq!(first.mlir.is_some_and(|text| text.contains("scf.for")), matches!(kernel.family, Family::Loops { .. }));
+        }
+    }
+
+    #[test]
+    fn a_malformed_kernel_is_refused_by_name() {
+        let mut make = Make::default();
+        let d = make.dim("d", 4);
+        let x = make.input(DType::F32, &[d]);
+        let mut kernel = make.kernel(Family::Gemm, &[x]);
+        kernel.outputs[0].strides.clear();
+        let error = compile(&kernel, &Target::x86_64_v3(), Emit::default()).expect_err("no contraction");
+        assert!(error.to_string().contains(&kernel.name()), "{error}");
+    }
+}

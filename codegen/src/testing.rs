@@ -112,9 +112,18 @@ pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>
     inputs.map(|i| (0..kernel.body.dims.elements(&i.ty.dims)).map(|_| one(i.ty.dtype)).collect()).collect()
 }
 
-/// Bytes of a strided tensor.
+/// Bytes of a strided tensor, between two pages that must not be touched: its last byte is the last before the second one.
 struct Buffer {
-    bytes: Vec<u64>,
+    mapping: *mut u8,
+    mapped: usize,
+    start: *mut u8,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is the buffer's own.
+        unsafe { rustix::mm::munmap(self.mapping.cast(), self.mapped) }.expect("the mapping exists");
+    }
 }
 
 /// Offsets, in elements, of the elements of a tensor in dense order.
@@ -137,7 +146,19 @@ impl Buffer {
     fn new(kernel: &Kernel, ty: &Type, strides: &[u64], data: &[f64]) -> Buffer {
         let offsets = offsets(kernel, ty, strides);
         let elements = offsets.iter().max().map_or(0, |m| m + 1);
-        let mut buffer = Buffer { bytes: vec![u64::MAX; elements * ty.dtype.bytes() as usize / 8 + 1] };
+        let (bytes, page) = (elements * ty.dtype.bytes() as usize, rustix::param::page_size());
+        let inner = bytes.div_ceil(page) * page;
+        let mapped = inner + 2 * page;
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+        // SAFETY: a new mapping, of which only the inner part is accessible.
+        let mapping = unsafe {
+            let mapping = mmap_anonymous(std::ptr::null_mut(), mapped, ProtFlags::empty(), MapFlags::PRIVATE).expect("memory");
+            mprotect(mapping.byte_add(page), inner, MprotectFlags::READ | MprotectFlags::WRITE).expect("memory");
+            std::slice::from_raw_parts_mut(mapping.byte_add(page).cast::<u8>(), inner).fill(0xff);
+            mapping.cast::<u8>()
+        };
+        // SAFETY: within the inner part.
+        let mut buffer = Buffer { mapping, mapped, start: unsafe { mapping.add(page + inner - bytes) } };
         for (offset, x) in offsets.iter().zip(data) {
             buffer.set(ty.dtype, *offset, *x);
         }
@@ -145,7 +166,7 @@ impl Buffer {
     }
 
     fn set(&mut self, dtype: DType, offset: usize, x: f64) {
-        let start = self.bytes.as_mut_ptr().cast::<u8>();
+        let start = self.start;
         // SAFETY: the buffer was sized for the greatest offset.
         unsafe {
             match dtype {
@@ -158,7 +179,7 @@ impl Buffer {
     }
 
     fn get(&self, dtype: DType, offset: usize) -> f64 {
-        let start = self.bytes.as_ptr().cast::<u8>();
+        let start = self.start;
         // SAFETY: the buffer was sized for the greatest offset.
         unsafe {
             match dtype {
@@ -221,7 +242,7 @@ fn run_over(
         let data = vec![initial; kernel.body.dims.elements(&ty.dims) as usize];
         buffers.push(Buffer::new(kernel, ty, &output.strides, &data));
     }
-    let mut pointers: Vec<*mut u8> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr().cast()).collect();
+    let mut pointers: Vec<*mut u8> = buffers.iter().map(|b| b.start).collect();
     for (output, input) in over {
         pointers[kernel.inputs.len() + output] = pointers[*input];
     }
