@@ -10,6 +10,8 @@ use crate::host::{Part, Tensor, Whole};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
 use ir::program::{Action, Arena, BufferId, Call, Command, Content, Job, Place, Program, Stage, linear};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 /// What is the same for all ranks in a step.
@@ -283,6 +285,21 @@ impl<'a, D: Device> Rank<'a, D> {
             })
             .collect()
     }
+}
+
+/// Reports by name. Terms of the loss that have the same name add up, except that `loss` and `grad_norm` are the whole ones, which
+/// come first.
+pub fn named(job: &Job, values: &[Option<f64>]) -> BTreeMap<String, f64> {
+    let mut out: BTreeMap<String, f64> = BTreeMap::new();
+    for (name, value) in job.reports.iter().zip(values) {
+        let Some(value) = *value else { continue };
+        match out.entry(name.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(value)),
+            Entry::Occupied(_) if name == "loss" || name == "grad_norm" => {}
+            Entry::Occupied(mut entry) => *entry.get_mut() += value,
+        }
+    }
+    out
 }
 
 /// Something that lives over steps, as a whole: numbers are those of the job.

@@ -10,6 +10,7 @@ mod save;
 use crate::artifact::Artifact;
 use crate::cpu;
 use crate::data::{Data, DataError, Spec};
+use crate::executor::named;
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
 use crate::weights::{self, Weights, WeightsError};
@@ -297,13 +298,8 @@ impl<'a> Gather<'a> {
         let mut reports: BTreeMap<String, f64> = BTreeMap::new();
         let mut valid_loss = None;
         for event in &events {
-            for (name, value) in self.job.reports.iter().zip(&event.reports) {
-                if let Some(value) = value {
-                    reports.insert(name.clone(), *value);
-                }
-            }
-            let valid = event.valid.iter().flat_map(|v| self.job.reports.iter().zip(v));
-            valid_loss = valid.filter(|(name, _)| *name == "loss").find_map(|(_, v)| *v).or(valid_loss);
+            reports.extend(named(self.job, &event.reports));
+            valid_loss = event.valid.as_ref().and_then(|v| named(self.job, v).remove("loss")).or(valid_loss);
         }
         Some(Progress {
             step,

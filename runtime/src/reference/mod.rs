@@ -8,7 +8,7 @@ pub use device::{Plans, Reference};
 
 use crate::check;
 use crate::comm::Phase;
-use crate::executor::{Held, Rank, Step, arena_bytes};
+use crate::executor::{Held, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, run_phase};
 use ir::program::Job;
@@ -153,11 +153,10 @@ fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, 
 fn reports(job: &Job, all: &[Rank<Reference>]) -> Result<BTreeMap<String, f64>, Error> {
     let mut out: BTreeMap<String, (u64, f64)> = BTreeMap::new();
     for rank in all {
-        for (name, value) in job.reports.iter().zip(rank.reports()) {
-            let Some(value) = *value else { continue };
+        for (name, value) in named(job, rank.reports()) {
             let (first_rank, first) = *out.entry(name.clone()).or_insert((rank.rank(), value));
             if first.to_bits() != value.to_bits() && !(first.is_nan() && value.is_nan()) {
-                return Err(Error::Reports { name: name.clone(), first_rank, first, second_rank: rank.rank(), second: value });
+                return Err(Error::Reports { name, first_rank, first, second_rank: rank.rank(), second: value });
             }
         }
     }

@@ -126,3 +126,11 @@ fn a_place_outside_of_its_buffer_is_refused() {
     }
     assert_eq!(step(&job).unwrap_err().to_string(), "stage 0: buffer `w`: there is no slot 9");
 }
+
+#[test]
+fn terms_of_one_name_add_up_beside_the_whole_loss() {
+    let mut job = fixture::job(&SPLITS[0]);
+    job.reports.extend(["aux", "aux", "loss"].map(str::to_owned));
+    let values = [Some(3.0), None, Some(1.0), Some(0.5), Some(1.5)];
+    assert_eq!(named(&job, &values), [("aux".to_owned(), 1.5), ("loss".to_owned(), 3.0)].into());
+}
