@@ -31,6 +31,9 @@ impl Staging {
     /// What the file system says.
     pub fn file(&mut self, name: &str, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ConvertError> {
         let path = self.dir.join(name);
+        if path.is_dir() {
+            return Err(ConvertError::Io { path, cause: std::io::ErrorKind::IsADirectory.into() });
+        }
         // As any new file; the process's mask takes away what it does for those.
         let permissions = Permissions::from_mode(0o666);
         let mut file = tempfile::Builder::new().prefix(".mcc-").permissions(permissions).tempfile_in(&self.dir).map_err(ConvertError::io(&path))?;
@@ -88,6 +91,13 @@ mod tests {
         staging.file("x", |f| f.write_all(b"1")).unwrap();
         drop(staging);
         assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_directory_in_the_way_is_found_before_any_file_has_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("x")).unwrap();
+        assert!(Staging::new(dir.path()).unwrap().file("x", |_| Ok(())).is_err());
     }
 
     #[test]
