@@ -6,7 +6,7 @@
 
 use ir::build::Builder;
 use ir::dim::Dim;
-use ir::graph::{Body, Graph, Origin, Phase, Type, Value};
+use ir::graph::{Body, Graph, Origin, Phase, Report, Type, Value};
 use ir::op::{AttentionGrad, Binary, Compare, DType, Op, Reduce, Unary};
 
 /// A loss that has no gradient in some op it depends on.
@@ -59,13 +59,30 @@ pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
     Ok(graph)
 }
 
-/// Adds the loss terms up, if there are any, as `graph.loss`.
+/// Adds the loss terms up, if there are any, as `graph.loss`, and those of equal names for their report. Terms without a name are
+/// reported with the total alone. Sums are of the update phase: nothing needs them before the last microbatch, and their terms
+/// may come from several pipeline stages.
 pub fn sum_losses(mut graph: Graph) -> Graph {
-    let terms: Vec<Value> = graph.losses.iter().map(|l| l.value).collect();
-    if let Some(&last) = terms.last() {
-        let mut origin = Origin::new(Phase::Forward);
-        origin.span = graph.body[last].origin.span;
-        graph.loss = Some(Builder { body: &mut graph.body, origin }.add(&terms));
+    let terms = std::mem::take(&mut graph.losses);
+    let mut sum = |values: Vec<Value>| {
+        let mut origin = Origin::new(Phase::Update);
+        origin.span = values.last().and_then(|v| graph.body[*v].origin.span);
+        match values.as_slice() {
+            [] => None,
+            [one] => Some(*one),
+            many => Some(Builder { body: &mut graph.body, origin }.add(many)),
+        }
+    };
+    graph.loss = sum(terms.iter().map(|t| t.value).collect());
+    let mut names: Vec<&str> = vec![];
+    for t in terms.iter().filter(|t| t.name != "loss") {
+        if !names.contains(&t.name.as_str()) {
+            names.push(&t.name);
+        }
+    }
+    for name in names {
+        let value = sum(terms.iter().filter(|t| t.name == name).map(|t| t.value).collect()).expect("invariant: a name has a term");
+        graph.losses.push(Report { name: name.into(), value });
     }
     graph
 }

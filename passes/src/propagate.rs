@@ -40,11 +40,13 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
             chosen.into_iter().map(|d| d.and_then(|d| loops.iter().position(|l| l.kind != LoopKind::Block && l.dims().any(|e| e == d)))).collect()
         })
         .collect();
-    let sinks: Vec<Value> =
-        graph.grads.iter().map(|g| g.1).chain(graph.loss).chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)).collect();
+    let update = |v: &Value| graph.body[*v].origin.phase == Phase::Update;
+    let reports: Vec<Value> = graph.loss.iter().copied().chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)).collect();
+    let terms = graph.body.values().filter(update).flat_map(|v| graph.body[v].args.clone()).filter(|a| !update(a) && !graph.body[*a].op.is_source());
+    let sinks: Vec<Value> = graph.grads.iter().map(|g| g.1).chain(reports.iter().copied()).chain(terms).collect();
     let mut users = graph.body.users();
     let mut is_sink = vec![false; graph.body.nodes.len()];
-    for s in &sinks {
+    for s in sinks.iter().filter(|v| !update(v)) {
         is_sink[s.index()] = true;
         // After the microbatches, a sink goes on from where it rests.
         users[s.index()].retain(|(c, _)| graph.body[*c].origin.phase != Phase::Update);
@@ -91,7 +93,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         let origin = end(&graph.body[*g].origin);
         sums[g.index()] = p.reshard(p.current[g.index()], &rest, &origin, "the gradient rests with its parameter");
     }
-    for v in graph.loss.iter().copied().chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)) {
+    for v in reports.iter().copied().filter(|v| !update(v)) {
         let rest = Sharding::replicated(mesh);
         let origin = end(&graph.body[v].origin);
         sums[v.index()] = p.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank");
@@ -108,7 +110,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
             ends.insert(v, p.reshard(p.current[v.index()], &rest, &origin, "the new value rests where the old one did"));
         }
     }
-    if let Some(v) = graph.grad_norm {
+    for v in reports.into_iter().filter(update).chain(graph.grad_norm) {
         let origin = graph.body[v].origin.clone();
         let rest = Sharding::replicated(mesh);
         ends.insert(v, p.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank"));
@@ -433,7 +435,7 @@ impl Propagation<'_> {
                 Some(l) => Mode::Split(l),
                 None => match current.iter().position(|c| *c == Placement::SUM) {
                     Some(_) if rule.joint && current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated)) && self.old[v].origin.phase != Phase::Update => Mode::Sums,
-                    Some(slot) if rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] => Mode::Through(slot),
+                    Some(slot) if !rule.joint && rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] => Mode::Through(slot),
                     _ => Mode::Whole,
                 },
             };

@@ -41,7 +41,11 @@ impl Emitter<'_> {
                 self.push(Op::Shard { from, to, index }, vec![x], ty, chunk, origin, Some(v))
             }
             Reshard::Mask => {
-                let form = subs.iter().map(|u| (*u, 1)).collect();
+                // What a step computes once is not there again for a second microbatch.
+                let form: Vec<(SubAxis, u64)> = subs.iter().filter(|u| chunk.per_microbatch() || !batches(u)).map(|u| (*u, 1)).collect();
+                if form.is_empty() {
+                    return x;
+                }
                 let at = self.push(Op::Scalar(Scalar::Linear(form)), vec![], Type::scalar(DType::I32), chunk, origin, None);
                 let zero = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(DType::I32), chunk, origin, None);
                 let first = self.push(Op::Compare(ir::op::Compare::Eq), vec![at, zero], Type::scalar(DType::Bool), chunk, origin, None);
