@@ -88,9 +88,11 @@ struct Writer {
     indent: usize,
     tokens: Tokens,
     sizes: Sizes,
-    /// Settings and dims that exist only where something needs them: declared in the header.
+    /// Iterations of each repeat.
     layers: Vec<u64>,
     blocks: u32,
+    /// Where the last block begins in the text.
+    before: usize,
     dropout: bool,
     /// Labels carry -100.
     ignored: bool,
@@ -130,7 +132,7 @@ impl Writer {
         layers[0] += short;
         let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
-        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, dropout, ignored }
+        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, before: 0, dropout, ignored }
     }
 
     fn line(&mut self, line: impl AsRef<str>) {
@@ -357,14 +359,14 @@ impl Writer {
         let all = [("kv", s.kv), ("group", s.group), ("ffn", s.ffn), ("classes", s.classes), ("vocab", tp), ("hidden", s.hidden), ("head_dim", s.head_dim), ("mixed", s.ffn)];
         let mut listed: Vec<&str> = vec![];
         for (name, size) in all {
-            let smallest = (2..).find(|p| tp.is_multiple_of(*p)).filter(|_| tp > 1);
-            let fits = smallest.is_none_or(|p| size.is_multiple_of(p));
+            let fits = (2..=tp).find(|p| tp.is_multiple_of(*p)).is_none_or(|p| size.is_multiple_of(p));
             let wanted = match name {
                 "hidden" => 15,
                 "head_dim" => 10,
                 _ => 85,
             };
-            if self.dice.chance(wanted) && (fits || self.dice.chance(3)) {
+            let exists = name != "mixed" || self.text.contains("dim mixed");
+            if exists && self.dice.chance(wanted) && (fits || self.dice.chance(3)) {
                 let at = self.dice.below(listed.len() as u64 + 1) as usize;
                 listed.insert(at, name);
             }

@@ -7,6 +7,7 @@ impl Writer {
     pub fn block(&mut self) -> String {
         let name = format!("block{}", self.blocks);
         self.blocks += 1;
+        self.before = self.text.len();
         self.line(format!("fn {name}(x) {{"));
         let kinds: &[fn(&mut Writer)] = &[Self::feed, Self::gated, Self::wide, Self::joined, Self::scaled, Self::table];
         let over_seq: &[fn(&mut Writer)] = &[Self::attention, Self::attention, Self::products, Self::mixing, Self::running, Self::shifted, Self::halves, Self::looked_up, Self::peaks];
@@ -134,7 +135,7 @@ impl Writer {
     /// Rows of the stream itself, by an input's indices.
     fn looked_up(&mut self) {
         let name = format!("source{}", self.blocks);
-        self.line(format!("input {name}: i32[batch, seq];"));
+        self.text.insert_str(self.before, &format!("  input {name}: i32[batch, seq];\n"));
         self.ranges.insert(name.clone(), crate::harness::Range { below: self.sizes.seq, ignored: false });
         self.line("dim keys = seq;");
         self.line(format!("return view(x, seq -> keys)[keys: {name}];"));
