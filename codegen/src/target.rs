@@ -33,6 +33,16 @@ pub enum TargetError {
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
+/// Where Linux says how large the second-level cache of the first core is, as `1024K`.
+const L2_SIZE: &str = "/sys/devices/system/cpu/cpu0/cache/index2/size";
+
+/// Bytes of second-level cache; 1 MiB if the system does not say.
+fn l2_bytes() -> u32 {
+    let text = std::fs::read_to_string(L2_SIZE).unwrap_or_default();
+    let kib = text.trim().strip_suffix('K').and_then(|n| n.parse::<u32>().ok()).unwrap_or(1024);
+    kib.clamp(256, 4096) << 10
+}
+
 impl Target {
     /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA.
     ///
@@ -59,7 +69,7 @@ impl Target {
         }
         let wide = ["avx512f", "avx512vl", "avx512bw", "avx512dq"].iter().all(|f| has(f));
         let (vector_bytes, registers) = if wide { (64, 32) } else { (32, 16) };
-        Ok(Target { cpu, features, vector_bytes, registers, l2_bytes: 1 << 20 })
+        Ok(Target { cpu, features, vector_bytes, registers, l2_bytes: l2_bytes() })
     }
 
     /// Any x86-64 CPU with AVX2 and FMA.

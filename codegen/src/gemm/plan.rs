@@ -54,7 +54,7 @@ pub struct Blocks {
 /// The contracted elements that one pass over a tile covers at most: an accumulator is stored and loaded once per pass.
 const MAX_DEPTH: i64 = 1024;
 /// Below this many rows a copy of `B` is not read often enough to pay.
-const FEW_ROWS: i64 = 100;
+const FEW_ROWS: i64 = 40;
 /// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
 const IN_PLACE_DEPTH: i64 = 128;
 /// Tiles to aim for: enough to share between the threads of a rank.
