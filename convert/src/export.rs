@@ -37,13 +37,12 @@ pub struct Exported {
 /// config cannot say. Nothing is written then.
 pub fn export(weights: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Exported, ConvertError> {
     let mut sources = Sources::default();
-    let compiled = elaborate(&mut sources, model, defines)?;
-    let (model_of, warnings) = (compiled.model, compiled.warnings);
-    let mut tensors = foreign("hf", &model_of).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
+    let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
+    let mut tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
     let checkpoint = Checkpoint::file(weights)?;
-    let params = parameters(&model_of.graph);
+    let params = parameters(&described.graph);
     check::fits(&checkpoint, &params, &[])?;
-    let config = config_of(&model_of, &model.with_file_name(CONFIG))?;
+    let config = config_of(&described, &model.with_file_name(CONFIG))?;
 
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let shapes: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();

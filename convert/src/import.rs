@@ -49,8 +49,7 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
         config::read(&config).map_err(|what| ConvertError::Config { path: dir.join(CONFIG), what })?;
     let (text, model) = text(family, &settings)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
-    let mut sources = sources(&text);
-    let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(&mut sources), diagnostics })?;
+    let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
     let skipped = names(&mut tensors, &checkpoint, family)?;
     let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
     check::fits(&checkpoint, &wanted, &skipped)?;

@@ -182,3 +182,30 @@ pub fn write(file: &mut File, format: Format, tensors: &[(String, Vec<u64>)], mu
     }
     out.flush()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_damage_to_a_header_makes_reading_panic() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.safetensors");
+        let tensors = [("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![])];
+        write(&mut File::create(&path).unwrap(), Format::Pytorch, &tensors, |i, bytes| bytes.fill(i as u8)).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        assert_eq!(norms(&path).unwrap().len(), 2);
+        for at in 0..good.len() - 28 {
+            for byte in [0, 0xff, b'9', b'}', good[at] ^ 1] {
+                let mut bad = good.clone();
+                bad[at] = byte;
+                std::fs::write(&path, &bad).unwrap();
+                let _ = norms(&path);
+            }
+        }
+        for length in 0..good.len() {
+            std::fs::write(&path, &good[..length]).unwrap();
+            assert!(norms(&path).is_err());
+        }
+    }
+}

@@ -228,6 +228,25 @@ fn sizes_that_do_not_go_together_are_errors_of_the_text() {
 }
 
 #[test]
+fn no_value_of_a_field_makes_an_import_panic() {
+    let odd = ["null", "-1", "3", "1e300", "9223372036854775807", "\"x\"", "[]", "{\"rope_type\": 3}", "true"];
+    for name in ["gpt2", "llama"] {
+        let bench = Bench::new(name);
+        // Without tensors the import ends once the model is known.
+        fs::remove_file(bench.path("in/model.safetensors")).unwrap();
+        let config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&fs::read(bench.path("in/config.json")).unwrap()).unwrap();
+        for field in config.keys() {
+            for value in odd {
+                let mut changed = config.clone();
+                changed.insert(field.clone(), serde_json::from_str(value).unwrap());
+                fs::write(bench.path("in/config.json"), serde_json::to_vec(&changed).unwrap()).unwrap();
+                assert!(!bench.error().is_empty());
+            }
+        }
+    }
+}
+
+#[test]
 fn files_that_are_missing_or_damaged_are_named() {
     let bench = Bench::new("gpt2");
     fs::write(bench.path("in/model.safetensors"), "no tensors").unwrap();
