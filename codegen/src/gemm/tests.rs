@@ -1,4 +1,4 @@
-use crate::testing::{Make, check};
+use crate::testing::{Make, Numbers, check};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -157,5 +157,50 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
         let v = make.input(DType::F32, &[k]);
         let z = make.op(Op::Dot { over: vec![k] }, &[v, a]);
         check(&make.kernel(Family::Gemm, &[z]), &[], 1e-5);
+    }
+}
+
+/// A product of random dims in random storage orders, with a random epilogue.
+fn random_product(seed: u64) -> Kernel {
+    let mut numbers = Numbers::new(seed);
+    let mut make = Make::default();
+    let sizes = [1, 1, 2, 3, 4, 7, 16, 17, 33];
+    let some = |make: &mut Make, name: &str, most: u64, numbers: &mut Numbers| -> Vec<Dim> {
+        (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
+    };
+    let [batch, rows, columns, over] =
+        [("b", 1), ("m", 2), ("n", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, &mut numbers));
+    let shuffled = |parts: &[&[Dim]], numbers: &mut Numbers| {
+        let mut dims = parts.concat();
+        for i in (1..dims.len()).rev() {
+            dims.swap(i, numbers.below(i as u64 + 1) as usize);
+        }
+        dims
+    };
+    let a = make.input(DType::F32, &shuffled(&[&batch, &rows, &over], &mut numbers));
+    let b = make.input(DType::F32, &shuffled(&[&batch, &columns, &over], &mut numbers));
+    let result = shuffled(&[&batch, &rows, &columns], &mut numbers);
+    let dot = make.op(Op::Dot { over }, &[a, b]);
+    let dot = make.ordered(dot, &result);
+    let some_dims: Vec<Dim> = result.iter().copied().filter(|_| numbers.below(2) == 0).collect();
+    let other = make.input(DType::F32, &shuffled(&[&some_dims], &mut numbers));
+    let out = match numbers.below(3) {
+        0 => dot,
+        1 => make.op(Op::Add, &[dot, other]),
+        _ => {
+            let product = make.op(Op::Binary(Binary::Mul), &[dot, other]);
+            make.op(Op::Unary(Unary::Tanh), &[product])
+        }
+    };
+    let out = make.ordered(out, &result);
+    let mut kernel = make.kernel(Family::Gemm, &[out]);
+    kernel.outputs[0].accumulate = numbers.below(2) == 0;
+    kernel
+}
+
+#[test]
+fn random_products_agree_with_the_evaluator() {
+    for seed in 0..60 {
+        check(&random_product(seed), &[], 2e-5);
     }
 }
