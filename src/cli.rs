@@ -23,6 +23,12 @@ pub enum Command {
     Run(RunArgs),
     /// Prints a level of an artifact
     Dump(DumpArgs),
+    /// Reads a foreign checkpoint into a model text and weights
+    #[command(subcommand)]
+    Import(Import),
+    /// Writes weights as a foreign checkpoint
+    #[command(subcommand)]
+    Export(Export),
     /// Compiles kernels that come on standard input
     #[command(hide = true)]
     CodegenWorker,
@@ -233,6 +239,40 @@ pub struct DumpArgs {
     /// Only this program class
     #[arg(long, value_name = "K")]
     pub class: Option<usize>,
+}
+
+#[derive(Subcommand)]
+pub enum Import {
+    /// A Hugging Face directory: config.json and model.safetensors, or its shards
+    Hf(ImportArgs),
+}
+
+#[derive(Args)]
+pub struct ImportArgs {
+    pub directory: PathBuf,
+    /// Where model.mdl, weights.safetensors and config.json go
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+}
+
+#[derive(Subcommand)]
+pub enum Export {
+    /// To a Hugging Face directory
+    Hf(ExportArgs),
+}
+
+#[derive(Args)]
+pub struct ExportArgs {
+    /// Weights under mcc's names, as `mcc run --save` writes them
+    pub weights: PathBuf,
+    /// The model text that they belong to
+    #[arg(long, value_name = "MODEL.mdl")]
+    pub model: PathBuf,
+    /// Sets a setting of the model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
+    pub define: Vec<(String, String)>,
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
 }
 
 fn define(text: &str) -> Result<(String, String), String> {

@@ -2,6 +2,7 @@
 
 mod cli;
 mod compile;
+mod checkpoint;
 mod dump;
 mod report;
 mod run;
@@ -31,6 +32,8 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Dump(args) => dump::run(&args),
+        Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
+        Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
         Command::CodegenWorker => codegen::worker::serve(std::io::stdin().lock(), std::io::stdout().lock()).map_err(Failure::from),
     };
     match result {

@@ -1,0 +1,47 @@
+//! `mcc import` and `mcc export`.
+
+use crate::Failure;
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::report::count;
+use crate::text::show;
+use convert::ConvertError;
+
+pub fn import(args: &ImportArgs) -> Result<(), Failure> {
+    let done = convert::import(&args.directory, &args.output).map_err(failure)?;
+    for w in &done.warnings {
+        eprintln!("warning: {w}");
+    }
+    if !done.skipped.is_empty() {
+        println!("left out, as they follow from others: {}", done.skipped.join(", "));
+    }
+    for (dtype, n) in &done.widened {
+        println!("widened {n} tensors of {dtype} to f32");
+    }
+    println!(
+        "{}: wrote {} and {} ({} parameters in {} tensors)",
+        done.architecture,
+        done.model.display(),
+        done.weights.display(),
+        count(done.elements),
+        done.parameters
+    );
+    Ok(())
+}
+
+pub fn export(args: &ExportArgs) -> Result<(), Failure> {
+    let done = convert::export(&args.weights, &args.model, &args.define, &args.output).map_err(failure)?;
+    show(&done.warnings, &done.sources);
+    println!("wrote {} tensors to {}", count(done.tensors as u64), args.output.display());
+    Ok(())
+}
+
+/// Errors of a model text are shown with their lines.
+fn failure(e: ConvertError) -> Failure {
+    match e {
+        ConvertError::Text { sources, diagnostics } => {
+            show(&diagnostics, &sources);
+            Failure::Reported
+        }
+        other => other.into(),
+    }
+}
