@@ -61,7 +61,7 @@ fn is_renumbering(body: &Body, v: Value) -> bool {
 /// The groups of a local graph, in an order in which every group follows those it reads.
 pub fn fuse(local: &Local) -> Vec<Group> {
     let body = &local.body;
-    let mut f = Fusion { body, users: body.users(), kept: kept(local), groups: vec![], of: HashMap::new(), after: vec![], last_exchange: HashMap::new() };
+    let mut f = Fusion { body, users: body.users(), kept: kept(local), groups: vec![], of: HashMap::new(), after: vec![], aliased: vec![], last_exchange: HashMap::new() };
     for v in body.values() {
         match role(body, v) {
             Role::Compute => f.add(v, local.chunks[v.index()]),
@@ -152,6 +152,8 @@ struct Fusion<'a> {
     of: HashMap<Value, usize>,
     /// For each group, those that it reads, directly or not.
     after: Vec<Bits>,
+    /// For each group, those of which it reads another view: they must be in memory before it begins.
+    aliased: Vec<Bits>,
     /// Exchanges of a chunk happen in graph order: each waits for the one before.
     last_exchange: HashMap<Chunk, usize>,
 }
@@ -159,7 +161,7 @@ struct Fusion<'a> {
 impl Fusion<'_> {
     /// An exchange takes part as a group that nothing joins, so that no kernel is on both of its sides, or on both sides of its order.
     fn exchange(&mut self, v: Value, chunk: Chunk) {
-        let mut reads = self.reads(v);
+        let mut reads = self.reads(&self.body[v].args);
         let own = self.groups.len();
         if let Some(last) = self.last_exchange.insert(chunk, own) {
             reads.insert(last);
@@ -169,6 +171,7 @@ impl Fusion<'_> {
         self.of.insert(v, own);
         self.groups.push(Draft { nodes: [v].into(), chunk, anchor: None, live: false });
         self.after.push(reads);
+        self.aliased.push(Bits::default());
     }
 
     fn add(&mut self, v: Value, chunk: Chunk) {
@@ -187,9 +190,11 @@ impl Fusion<'_> {
             }
             candidates.extend(near.iter().map(|g| vec![*g]));
         }
-        let reads = self.reads(v);
+        let reads = self.reads(&self.body[v].args);
+        let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| !self.of.contains_key(a)).collect();
+        let aliased = self.reads(&views);
         for merged in candidates {
-            if self.fits(&merged, v, &reads) {
+            if self.fits(&merged, v, &reads, &aliased) {
                 let into = merged[0];
                 for g in &merged[1..] {
                     let nodes = std::mem::take(&mut self.groups[*g].nodes);
@@ -199,16 +204,19 @@ impl Fusion<'_> {
                     self.groups[into].nodes.extend(nodes);
                     self.groups[into].anchor = self.groups[into].anchor.or(self.groups[*g].anchor);
                     self.groups[*g].live = false;
-                    let after = std::mem::take(&mut self.after[*g]);
-                    self.after[into].extend(&after);
-                    for a in &mut self.after {
-                        if a.remove(*g) {
-                            a.insert(into);
+                    for sets in [&mut self.after, &mut self.aliased] {
+                        let own = std::mem::take(&mut sets[*g]);
+                        sets[into].extend(&own);
+                        for set in sets {
+                            if set.remove(*g) {
+                                set.insert(into);
+                            }
                         }
                     }
                 }
                 self.groups[into].nodes.insert(v);
                 self.after[into].extend(&reads);
+                self.aliased[into].extend(&aliased);
                 for g in &merged {
                     self.after[into].remove(*g);
                 }
@@ -226,12 +234,13 @@ impl Fusion<'_> {
         self.of.insert(v, self.groups.len());
         self.groups.push(Draft { nodes: [v].into(), chunk, anchor: anchor.then_some(v), live: true });
         self.after.push(reads);
+        self.aliased.push(aliased);
     }
 
-    /// Groups that a node reads, directly or not, through views too.
-    fn reads(&self, v: Value) -> Bits {
+    /// Groups that make these values, directly or not, through views too.
+    fn reads(&self, values: &[Value]) -> Bits {
         let mut out = Bits::default();
-        let mut stack = self.body[v].args.clone();
+        let mut stack = values.to_vec();
         while let Some(a) = stack.pop() {
             match self.of.get(&a) {
                 Some(g) => {
@@ -256,7 +265,11 @@ impl Fusion<'_> {
         self.groups.iter().enumerate().rev().find(|(_, g)| g.live && g.anchor.is_some_and(same)).map(|(k, _)| k).into_iter()
     }
 
-    fn fits(&self, merged: &[usize], v: Value, reads: &Bits) -> bool {
+    fn fits(&self, merged: &[usize], v: Value, reads: &Bits, aliased: &Bits) -> bool {
+        let views = |set: &Bits| merged.iter().any(|g| set.contains(*g));
+        if views(aliased) || merged.iter().any(|g| views(&self.aliased[*g])) {
+            return false;
+        }
         // No group in between: what v or a merged group reads must not itself read a merged group.
         let between = |set: &Bits| set.iter().any(|g| !merged.contains(&g) && merged.iter().any(|h| self.after[g].contains(*h)));
         if between(reads) || merged.iter().any(|g| between(&self.after[*g])) {
