@@ -6,7 +6,7 @@
 
 use ir::build::Builder;
 use ir::dim::Dim;
-use ir::graph::{Body, Graph, Type, Value};
+use ir::graph::{Body, Graph, Origin, Phase, Type, Value};
 use ir::op::{Binary, Compare, DType, Op, Real, Reduce, Unary};
 use std::collections::HashMap;
 
@@ -20,9 +20,12 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     let mut map: Vec<Value> = vec![];
     let mut zero: HashMap<(Value, Dim), bool> = HashMap::new();
     let gradients: Vec<Value> = graph.grads.iter().map(|g| g.1).collect();
+    // Gradients are masked once per step: before that they may still be sums over microbatches and pipeline stages.
+    let mut masked: HashMap<Value, Value> = HashMap::new();
     for v in old.values() {
         let mut node = old[v].clone();
-        node.args = node.args.iter().map(|a| map[a.index()]).collect();
+        let update = node.origin.phase == Phase::Update;
+        node.args = node.args.iter().map(|a| masked.get(a).copied().filter(|_| update).unwrap_or(map[a.index()])).collect();
         let mut b = Builder { body: &mut body, origin: node.origin.clone() };
         match &node.op {
             Op::Reduce { kind, over } => {
@@ -44,19 +47,18 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
             }
             _ => {}
         }
-        let mut w = body.push(node.op, node.args, node.ty, node.origin);
+        let w = body.push(node.op, node.args, node.ty, node.origin);
         note(&body, &mut zero, padded, w);
         if gradients.contains(&v) {
+            let mut clean = w;
             for d in padded {
                 if body[w].ty.has(*d) && !zero[&(w, *d)] {
-                    let origin = body[w].origin.clone();
-                    let before = body.nodes.len();
-                    w = mask(&mut Builder { body: &mut body, origin }, w, *d, 0.0);
-                    for new in (before as u32..=w.0).map(Value) {
-                        note(&body, &mut zero, padded, new);
-                    }
+                    let origin = Origin { phase: Phase::Update, ..body[w].origin.clone() };
+                    clean = mask(&mut Builder { body: &mut body, origin }, clean, *d, 0.0);
+                    note(&body, &mut zero, padded, clean);
                 }
             }
+            masked.insert(v, clean);
         }
         // Masks put in front of the node are noted late; nothing asks for them before.
         map.push(w);
