@@ -1,6 +1,6 @@
 //! Worker processes: compilation where LLVM may end the process.
 //!
-//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is JSON; an answer is one byte, 0 and an encoded kernel
+//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard (JSON has no infinities); an answer is one byte, 0 and an encoded kernel
 //! or 1 and the text of an error. One answer per request, in order. End of input ends the worker.
 
 use crate::object::{self, Compiled, Emit};
@@ -61,7 +61,7 @@ fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
 pub fn serve(input: impl Read, output: impl Write) -> io::Result<()> {
     let (mut input, mut output) = (BufReader::new(input), BufWriter::new(output));
     while let Some(bytes) = read_frame(&mut input)? {
-        let request: Request = serde_json::from_slice(&bytes)?;
+        let request: Request = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
         match object::compile(&request.kernel, &request.target, request.emit) {
             Ok(compiled) => write_frame(&mut output, &[&[DONE], &compiled.encode()])?,
             Err(error) => write_frame(&mut output, &[&[FAILED], error.to_string().as_bytes()])?,
@@ -123,7 +123,7 @@ impl Worker {
     /// The kernel does not compile, or the worker is lost; after [`WorkerError::Crashed`] or [`WorkerError::Protocol`] it is of no more use.
     pub fn compile(&mut self, kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled, WorkerError> {
         let request = Request { kernel: kernel.clone(), target: target.clone(), emit };
-        let bytes = serde_json::to_vec(&request).expect("invariant: a request is plain data");
+        let bytes = postcard::to_stdvec(&request).expect("invariant: a request is plain data");
         let stream = self.requests.as_mut().expect("invariant: a worker in use has its input");
         let answer = write_frame(stream, &[&bytes]).and_then(|()| read_frame(&mut self.answers));
         let answer = match answer {
@@ -190,7 +190,7 @@ mod tests {
         let mut requests = Vec::new();
         for kernel in [kernel(), bad] {
             let request = Request { kernel, target: Target::x86_64_v3(), emit: Emit { llvm: true, ..Emit::default() } };
-            write_frame(&mut requests, &[&serde_json::to_vec(&request).expect("json")]).expect("written");
+            write_frame(&mut requests, &[&postcard::to_stdvec(&request).expect("json")]).expect("written");
         }
         let mut answers = Vec::new();
         serve(requests.as_slice(), &mut answers).expect("served");

@@ -4,6 +4,7 @@
 //! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same call needs too is kept. Rows are divided into panels of two heights that differ by one, so
 //! no thin remainder is left; the last column panel has constant masks.
 
+mod epilogue;
 mod micro;
 mod pack;
 pub mod plan;
