@@ -1,6 +1,6 @@
 //! Worker processes: compilation where LLVM may end the process.
 //!
-//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard (JSON has no infinities); an answer is one byte, 0 and an encoded kernel
+//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard, as JSON has no infinities; an answer is one byte, 0 and an encoded kernel
 //! or 1 and the text of an error. One answer per request, in order. End of input ends the worker.
 
 use crate::object::{self, Compiled, Emit};
@@ -190,7 +190,7 @@ mod tests {
         let mut requests = Vec::new();
         for kernel in [kernel(), bad] {
             let request = Request { kernel, target: Target::x86_64_v3(), emit: Emit { llvm: true, ..Emit::default() } };
-            write_frame(&mut requests, &[&postcard::to_stdvec(&request).expect("json")]).expect("written");
+            write_frame(&mut requests, &[&postcard::to_stdvec(&request).expect("plain data")]).expect("written");
         }
         let mut answers = Vec::new();
         serve(requests.as_slice(), &mut answers).expect("served");

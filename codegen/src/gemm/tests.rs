@@ -91,6 +91,20 @@ fn an_index_and_a_random_number_in_the_epilogue_count_rows_and_columns() {
 }
 
 #[test]
+fn an_index_in_the_epilogue_counts_repetitions_too() {
+    let mut make = Make::default();
+    let [b, c, m, n, k] = [("b", 3), ("c", 2), ("m", 5), ("n", 20), ("k", 4)].map(|(name, size)| make.dim(name, size));
+    let x = make.input(DType::F32, &[b, m, k, c]);
+    let w = make.input(DType::F32, &[c, k, b, n]);
+    let y = make.op(Op::Dot { over: vec![k] }, &[x, w]);
+    let y = make.ordered(y, &[b, c, m, n]);
+    let uniform = make.source(Op::Uniform { key: 77 }, DType::F32, &[b, c, m, n]);
+    let (_, _) = (make.scalar(DType::I32), make.scalar(DType::I32));
+    let out = make.op(Op::Add, &[y, uniform]);
+    check(&make.kernel(Family::Gemm, &[out]), &[5.0, 6.0], 1e-5);
+}
+
+#[test]
 fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
     let mut make = Make::default();
     let [b, s, t, h, d, e, k] =

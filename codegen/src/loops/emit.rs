@@ -1,15 +1,16 @@
 //! Writes a kernel of loops, once for any builder.
 
+use super::fold::{Fold, join_sets};
 use super::place::{Along, Place, Stored, Window, enter, widen, within};
 use super::plan::{Plan, Step};
 use crate::abi::Entry;
-use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
+use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::pointwise::{self, Sources};
 use crate::CompileError;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::Value;
 use ir::kernel::Kernel;
-use ir::op::{Op, Reduce};
+use ir::op::Op;
 use std::collections::{BTreeMap, HashMap};
 
 /// Values known at a place.
@@ -17,8 +18,8 @@ pub type Known<V> = HashMap<(Value, usize), V>;
 
 /// A kernel under construction.
 pub struct Loops<'a, B: Builder> {
-    b: &'a B,
-    kernel: &'a Kernel,
+    pub b: &'a B,
+    pub kernel: &'a Kernel,
     plan: &'a Plan,
     pub scalars: B::Pointer,
     inputs: Vec<Stored<B>>,
@@ -585,78 +586,4 @@ pub fn local_row<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, global:
         inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Eq, rest, b.i64(0)));
     }
     (b.select(inside, row, b.i64(0)), inside)
-}
-
-/// How elements join into a result.
-#[derive(Clone, Copy)]
-enum Fold {
-    Join { kind: Reduce, lane: Lane },
-    /// Carries the greatest element and its global index.
-    ArgMax { over: Dim, lane: Lane },
-}
-
-impl Fold {
-    /// Vectors that it carries.
-    fn width(self) -> usize {
-        match self {
-            Fold::Join { .. } => 1,
-            Fold::ArgMax { .. } => 2,
-        }
-    }
-
-    fn start<B: Builder>(self, b: &B) -> Vec<B::Vector> {
-        let least = |lane| if lane == Lane::F32 { b.f32(f64::NEG_INFINITY) } else { b.i32(i32::MIN) };
-        match self {
-            Fold::Join { kind: Reduce::Max, lane } => vec![least(lane)],
-            Fold::Join { kind: Reduce::Sum | Reduce::Any, lane } => vec![zero(b, lane)],
-            Fold::ArgMax { lane, .. } => vec![least(lane), b.i64(i64::MAX)],
-        }
-    }
-
-    /// Takes in one element; lanes outside of the place's mask change nothing.
-    fn step<B: Builder>(self, loops: &Loops<'_, B>, place: &Place<B>, state: &[B::Vector], x: B::Vector) -> Vec<B::Vector> {
-        let b = loops.b;
-        let neutral = self.start(b);
-        let only = |x, neutral| place.mask.map_or(x, |m| b.select(m, x, neutral));
-        match self {
-            Fold::Join { .. } => self.join(b, state, &[only(x, neutral[0])]),
-            Fold::ArgMax { over, .. } => {
-                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over].index, place.each(b, over));
-                self.join(b, state, &[only(x, neutral[0]), only(index, neutral[1])])
-            }
-        }
-    }
-
-    fn join<B: Builder>(self, b: &B, x: &[B::Vector], y: &[B::Vector]) -> Vec<B::Vector> {
-        match self {
-            Fold::Join { kind: Reduce::Sum, lane: Lane::F32 } => vec![b.add(x[0], y[0])],
-            Fold::Join { kind: Reduce::Sum, .. } => vec![b.int2(IntBinary::Add, x[0], y[0])],
-            Fold::Join { kind: Reduce::Max, lane: Lane::F32 } => vec![pointwise::greater(b, x[0], y[0])],
-            Fold::Join { kind: Reduce::Max, .. } => vec![b.select(b.compare_int(Compare::Gt, x[0], y[0]), x[0], y[0])],
-            Fold::Join { kind: Reduce::Any, .. } => vec![b.int2(IntBinary::Or, x[0], y[0])],
-            Fold::ArgMax { lane, .. } => {
-                let compare = |op| if lane == Lane::F32 { b.compare_float(op, y[0], x[0]) } else { b.compare_int(op, y[0], x[0]) };
-                let tie = b.int2(IntBinary::And, compare(Compare::Eq), b.compare_int(Compare::Lt, y[1], x[1]));
-                let better = b.int2(IntBinary::Or, compare(Compare::Gt), tie);
-                vec![b.select(better, y[0], x[0]), b.select(better, y[1], x[1])]
-            }
-        }
-    }
-
-    fn finish<B: Builder>(self, b: &B, state: &[B::Vector]) -> B::Vector {
-        match self {
-            Fold::Join { .. } => state[0],
-            Fold::ArgMax { .. } => b.convert(Convert::Int(Lane::I32), state[1]),
-        }
-    }
-}
-
-fn join_sets<B: Builder>(b: &B, folds: &[Fold], x: &[B::Vector], y: &[B::Vector]) -> Vec<B::Vector> {
-    let (mut out, mut at) = (Vec::new(), 0);
-    for fold in folds {
-        let own = at..at + fold.width();
-        out.extend(fold.join(b, &x[own.clone()], &y[own.clone()]));
-        at = own.end;
-    }
-    out
 }

@@ -4,6 +4,7 @@
 //! it needs anew from inputs and from results of earlier nests.
 
 mod emit;
+mod fold;
 mod place;
 mod plan;
 mod scatter;
