@@ -117,10 +117,18 @@ pub enum Tiers {
     First,
 }
 
-/// Pads every dim that run-time indices look up (a vocabulary) to the least multiple that its axes divide, `multiple`
+/// Pads every dim along which parameters are looked up (a vocabulary) to the least multiple that its axes divide, `multiple`
 /// included. Returns the dims that grew. Nothing is masked yet: see [`crate::pad`].
 pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple: u64) -> Vec<Dim> {
-    let mut looked_up: Vec<Dim> = graph.body.nodes.iter().filter_map(|n| if let Op::Gather { dim } = n.op { Some(dim) } else { None }).collect();
+    let body = &graph.body;
+    let mut looked_up: Vec<Dim> = body
+        .nodes
+        .iter()
+        .filter_map(|n| match n.op {
+            Op::Gather { dim } if matches!(body[n.args[0]].op, Op::Param(_)) => Some(dim),
+            _ => None,
+        })
+        .collect();
     looked_up.sort_unstable();
     looked_up.dedup();
     let mut grown = vec![];
