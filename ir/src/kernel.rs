@@ -79,8 +79,7 @@ impl Kernel {
                 dim.global = 0;
             }
         }
-        let bytes = serde_json::to_vec(&plain).expect("invariant: a kernel is plain data");
-        format!("k_{}", &blake3::hash(&bytes).to_hex()[..16])
+        format!("k_{}", &blake3::hash(crate::text::print_kernel(&plain).as_bytes()).to_hex()[..16])
     }
 
     /// Checks the invariants of the module's documentation.

@@ -170,7 +170,12 @@ impl<'a> Ranks<'a> {
             // A rank that waits wakes now and then to look whether the run has ended.
             let waits = status.waits.is_some();
             let sign = Sign { progress: status.progress, ticks: if waits { process.sign.ticks } else { ticks } };
-            process.still = if sign == process.sign && state != State::Disk { process.still + 1 } else { 0 };
+            process.still = match state {
+                State::Disk => 0,
+                State::Ready if !waits => 0,
+                State::Stopped | State::Ready | State::Other if sign != process.sign => 0,
+                State::Stopped | State::Ready | State::Other => process.still + 1,
+            };
             process.sign = sign;
             running += 1;
             if process.still >= patience {
@@ -217,6 +222,8 @@ fn ended(status: ExitStatus) -> String {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Stopped,
+    /// Runs, or would if a core were free.
+    Ready,
     /// Waits for a disk.
     Disk,
     Other,
@@ -229,6 +236,7 @@ fn cpu_time(pid: u32) -> (u64, State) {
     let number = |k: usize| fields.get(k).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
     let state = match fields.first().copied() {
         Some("T" | "t") => State::Stopped,
+        Some("R") => State::Ready,
         Some("D") => State::Disk,
         Some(_) | None => State::Other,
     };
