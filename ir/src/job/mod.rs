@@ -198,6 +198,9 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
         debug_assert_eq!(classes[class].1.bodies.len(), program.bodies.len());
         held::stage(job, stage, &at)?;
     }
+    if let Some(p) = class_of.iter().position(Option::is_none) {
+        return Err(whole.error(format!("no stage runs program {p}")));
+    }
     let events: Vec<&Events> = job.stages.iter().filter_map(|s| class_of[s.program as usize]).map(|class| &classes[class].1.events).collect();
     let mut play = Play::new(job, &events);
     Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;

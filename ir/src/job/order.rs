@@ -23,6 +23,7 @@ type Moment = (usize, usize);
 /// The first call, buffer or report that is wrong.
 pub fn check(job: &Job, program: &Program, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
     ensure(program.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
+    ensure(u64::from(program.slots) <= job.microbatches, || format!("{} slots for {} microbatches", program.slots, job.microbatches)).map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());

@@ -185,6 +185,7 @@ fn the_stash_has_a_slot_for_each_microbatch_in_flight() {
     let lost = "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
     refused(|job| job.programs[0].slots = 1, lost);
     refused(|job| job.programs[0].slots = 0, "the stash has no slot");
+    refused(|job| job.programs[0].slots = 3, "3 slots for 2 microbatches");
 }
 
 #[test]
@@ -434,6 +435,7 @@ fn the_mesh_has_the_jobs_stages_and_microbatches() {
     refused(|job| job.microbatches = 3, "job: 3 microbatches, 2 in its mesh");
     refused(|job| job.mesh.subs[2].size = 0, "job: its mesh has an empty axis");
     refused(|job| job.stages[0].program = 5, "stage 0: there is no program 5");
+    refused(|job| job.programs.push(job.programs[0].clone()), "job: no stage runs program 2");
 }
 
 #[test]
