@@ -1,0 +1,145 @@
+//! What the command line says: helps, tables, errors. `UPDATE_EXPECT=1` writes the expected texts anew.
+
+use crate::mcc::{Dir, models};
+use expect_test::{Expect, ExpectFile, expect, expect_file};
+use std::fs;
+
+fn help(arguments: &str, expected: ExpectFile) {
+    let text = Dir::new().line(arguments).succeeds().stdout;
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn mcc_explains_itself() {
+    help("--help", expect_file!["./expected/mcc.txt"]);
+}
+
+#[test]
+fn mcc_compile_explains_itself() {
+    help("compile --help", expect_file!["./expected/compile.txt"]);
+}
+
+#[test]
+fn mcc_run_explains_itself() {
+    help("run --help", expect_file!["./expected/run.txt"]);
+}
+
+#[test]
+fn mcc_dump_explains_itself() {
+    help("dump --help", expect_file!["./expected/dump.txt"]);
+}
+
+/// What `mcc check` says of a text.
+fn check(text: &str, arguments: &str, expected: Expect) {
+    let dir = Dir::new();
+    dir.write("m.mdl", text);
+    expected.assert_eq(&dir.line(&format!("check m.mdl {arguments}")).fails_with(&["error"]).stderr);
+}
+
+#[test]
+fn all_errors_of_a_text_come_at_once() {
+    check(
+        "model m(batch, hidden = 8, heads = 3, head_dim = hidden / heads) {\n  input x: f32[batch, hidden];\n  loss sum(linear(x, hiden, heads) + y);\n}\n",
+        "",
+        expect![[""]],
+    );
+}
+
+#[test]
+fn an_unclosed_brace_is_placed_by_indentation() {
+    check("model m(batch, n = 2) {\n  input x: f32[batch, n];\n  repeat 2 {\n    x = relu(x);\n  loss sum(x);\n}\n", "", expect![[""]]);
+}
+
+#[test]
+fn a_definition_of_nothing_offers_the_nearest_setting() {
+    check("model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(x);\n}\n", "-D hiden=4", expect![[""]]);
+}
+
+#[test]
+fn checking_counts_parameters() {
+    let text = Dir::new().line("check {models}/gpt2.mdl").succeeds().stdout;
+    expect![[""]].assert_eq(&text);
+}
+
+/// What `mcc compile` says of flags that do not fit the small GPT-2.
+fn refuse(arguments: &str, expected: Expect) {
+    let dir = Dir::new();
+    fs::copy(models().join("gpt2.mdl"), dir.path("gpt2.mdl")).expect("copied");
+    let tiny = "-D vocab=24 -D hidden=8 -D heads=4 -D layers=2 -D seq=4";
+    let ran = dir.line(&format!("compile gpt2.mdl {tiny} {arguments}")).fails_with(&["error"]);
+    expected.assert_eq(&ran.stderr);
+    assert_eq!(dir.entries(), ["gpt2.mdl"]);
+}
+
+#[test]
+fn a_dim_that_does_not_divide_offers_sizes_that_do() {
+    refuse("--tp 3", expect![[""]]);
+}
+
+#[test]
+fn a_batch_that_does_not_divide_offers_one_that_does() {
+    refuse("--dp 2 --micro-batch-size 2 --global-batch-size 6", expect![[""]]);
+}
+
+#[test]
+fn more_stages_than_layers_are_refused() {
+    refuse("--pp 3", expect![[""]]);
+}
+
+#[test]
+fn a_split_of_layers_that_does_not_add_up_is_refused() {
+    refuse("--pp 2 --pipeline-layers 1,3", expect![[""]]);
+}
+
+#[test]
+fn absurd_sizes_are_refused_without_panic() {
+    let dir = Dir::new();
+    for flags in [
+        "--dp 18446744073709551615",
+        "--tp 4294967296",
+        "--pp 18446744073709551615",
+        "--micro-batch-size 18446744073709551615 --dp 2",
+        "--global-batch-size 18446744073709551615",
+        "-D hidden=9223372036854775807",
+        "-D layers=1000000000000",
+        "-D vocab=0",
+        "-D seq=-1",
+        "-D hidden=eight",
+        "--target pdp11",
+        "--pipeline-layers 4294967295,4294967295 --pp 2",
+    ] {
+        let ran = dir.line(&format!("compile {{models}}/gpt2.mdl -D layers=2 {flags} -o out.mcc"));
+        assert!(matches!(ran.code, Some(1 | 2)), "{flags}: {:?} {}{}", ran.code, ran.stdout, ran.stderr);
+        assert!(ran.stderr.contains("error") && !ran.stderr.contains("panicked") && !ran.stderr.contains("bug"), "{flags}: {}", ran.stderr);
+    }
+    assert_eq!(dir.entries(), Vec::<String>::new());
+}
+
+#[test]
+fn compile_prints_a_table() {
+    let line = "compile {models}/gpt2.mdl --dp 2 --tp 2 --pp 2 -D vocab=24 -D hidden=8 -D heads=4 -D layers=2 -D seq=4 -o out.mcc";
+    let text = Dir::new().line(line).succeeds().stdout;
+    // Times differ from run to run.
+    let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("seconds") && !l.starts_with("wrote")).collect();
+    assert!(text.contains("\nseconds    parse "), "{text}");
+    expect![[""]].assert_eq(&lines.join("\n"));
+}
+
+#[test]
+fn the_models_are_formatted() {
+    let dir = Dir::new();
+    let files: Vec<String> = fs::read_dir(models()).expect("models").map(|e| e.expect("an entry").path().display().to_string()).collect();
+    dir.mcc(["fmt", "--check"].into_iter().map(String::from).chain(files)).succeeds();
+}
+
+#[test]
+fn formatting_settles_and_check_only_tells() {
+    let dir = Dir::new();
+    let ugly = "model m( batch,n=2 ){input x:f32[batch,n];loss sum( x );}";
+    dir.write("m.mdl", ugly);
+    dir.line("fmt --check m.mdl").fails_with(&["m.mdl is not formatted"]);
+    assert_eq!(fs::read_to_string(dir.path("m.mdl")).expect("read"), ugly);
+    dir.line("fmt m.mdl").succeeds();
+    dir.line("fmt --check m.mdl").succeeds();
+    assert_eq!(dir.entries(), ["m.mdl"]);
+}

@@ -1,0 +1,64 @@
+//! The commands in the documentation run: every fenced block marked `console`, in a directory of its own beside `models/`.
+//!
+//! A block holds one command a line. Those of `mcc` are run; `make`, `cd` and other tools are the reader's.
+
+use crate::mcc::{Dir, models};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// The lines of all `console` blocks, block by block.
+fn blocks(text: &str) -> Vec<Vec<String>> {
+    let mut out = vec![];
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let fence = line.trim_start();
+        if !fence.starts_with("```") {
+            continue;
+        }
+        let block: Vec<String> = lines.by_ref().take_while(|l| !l.trim_start().starts_with("```")).map(String::from).collect();
+        if fence == "```console" {
+            out.push(joined(&block));
+        }
+    }
+    out
+}
+
+/// Joins lines that end in a backslash; drops prompts, comments and empty lines.
+fn joined(block: &[String]) -> Vec<String> {
+    let text = block.join("\n").replace("\\\n", " ");
+    let commands = text.lines().map(|l| l.trim().trim_start_matches("$ ").split(" #").next().unwrap_or("").trim().to_string());
+    commands.filter(|l| !l.is_empty() && !l.starts_with('#')).collect()
+}
+
+fn documents() -> Vec<std::path::PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found: Vec<_> = fs::read_dir(root.join("docs")).expect("docs").map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "md")).collect();
+    found.push(root.join("README.md"));
+    found.sort();
+    found
+}
+
+#[test]
+fn commands_in_the_documentation_run() {
+    let mut ran = 0;
+    for document in documents() {
+        for block in blocks(&fs::read_to_string(&document).expect("UTF-8")) {
+            let dir = Dir::new();
+            symlink(models(), dir.path("models")).expect("linked");
+            for command in block {
+                let Some(arguments) = command.strip_prefix("mcc ").or_else(|| command.strip_prefix("target/release/mcc ")) else { continue };
+                let done = dir.line(arguments);
+                assert_eq!(done.code, Some(0), "{}: `{command}`\n{}{}", document.display(), done.stdout, done.stderr);
+                ran += 1;
+            }
+        }
+    }
+    assert!(ran > 0, "no block is marked `console`");
+}
+
+#[test]
+fn blocks_are_found_whole() {
+    let text = "```mdl\nmodel m() {}\n```\ntext\n```console\n$ mcc check a.mdl  # as it is\nmcc run \\\n  a.mcc\n\nmake demo\n```\n";
+    assert_eq!(blocks(text), [["mcc check a.mdl", "mcc run    a.mcc", "make demo"]]);
+}

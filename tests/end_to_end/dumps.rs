@@ -1,0 +1,112 @@
+//! `mcc dump` at every level: texts that parse back, MLIR that MLIR's own tool accepts.
+
+use crate::mcc::Dir;
+use ir::text;
+use std::fs;
+use std::process::Command;
+use std::sync::OnceLock;
+
+const COMPILE: &str = "compile {models}/llama.mdl --dp 2 --tp 2 --pp 2 --sp --global-batch-size 4 \
+                       -D vocab=23 -D hidden=16 -D heads=4 -D kv_heads=2 -D ffn=24 -D layers=3 -D seq=8 -o out.mcc";
+
+fn compiled(emit: &str) -> Dir {
+    let dir = Dir::new();
+    dir.line(&format!("{COMPILE} {emit}")).succeeds();
+    dir
+}
+
+fn dump(dir: &Dir, level: &str) -> String {
+    dir.line(&format!("dump out.mcc --level {level}")).succeeds().stdout
+}
+
+/// The texts of classes, which each begin with a line of their own.
+fn split<'a>(text: &'a str, first: &str) -> Vec<&'a str> {
+    let starts: Vec<usize> = text.match_indices(first).map(|(at, _)| at).filter(|at| *at == 0 || text.as_bytes()[at - 1] == b'\n').collect();
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    starts.iter().zip(ends).map(|(start, end)| &text[*start..end]).collect()
+}
+
+#[test]
+fn texts_of_all_levels_parse_back() {
+    let dir = compiled("");
+    let graph = dump(&dir, "graph");
+    assert_eq!(text::print_graph(&text::parse_graph(&graph).expect("a graph")), graph);
+    let sharded = dump(&dir, "sharded");
+    assert_eq!(text::print_sharded(&text::parse_sharded(&sharded).expect("a sharded graph")), sharded);
+    let local = dump(&dir, "local");
+    let locals = split(&local, "local\n");
+    assert_eq!(locals.len(), 2);
+    for local in locals {
+        assert_eq!(text::print_local(&text::parse_local(local).expect("a rank's graph")), local);
+    }
+    let program = dump(&dir, "program");
+    let programs = split(&program, "// class ");
+    assert_eq!(programs.len(), 2);
+    for (k, program) in programs.into_iter().enumerate() {
+        let body = program.split_once('\n').expect("a heading").1;
+        let (mesh, parsed) = text::parse_program(body).expect("a program");
+        assert_eq!(text::print_program(&parsed, &mesh), body);
+        assert_eq!(dump(&dir, &format!("program --class {k}")), program);
+    }
+    let kernel = dump(&dir, "kernel");
+    let kernels = split(&kernel, "// ");
+    assert!(kernels.len() > 10);
+    for kernel in kernels {
+        let body = kernel.split_once('\n').expect("a heading").1;
+        assert_eq!(text::print_kernel(&text::parse_kernel(body).expect("a kernel")), body);
+    }
+}
+
+#[test]
+fn collectives_say_why() {
+    let dir = compiled("");
+    let local = dump(&dir, "local");
+    let exchanges = local.lines().filter(|l| ["all_reduce", "all_gather", "reduce_scatter"].iter().any(|c| l.contains(&format!(" = {c}"))));
+    assert!(exchanges.clone().count() > 10);
+    for line in exchanges {
+        assert!(line.contains(" because \""), "{line}");
+    }
+}
+
+#[test]
+fn code_can_be_read() {
+    let dir = compiled("");
+    assert!(dump(&dir, "llvm").contains("define "));
+    assert!(dump(&dir, "asm").contains("ret"));
+    dir.line("dump out.mcc --level llvm --class 2").fails_with(&["there is no class 2: the artifact has 2 (0 to 1)"]);
+    dir.line("dump out.mcc --level mlir").succeeds();
+}
+
+#[test]
+fn every_level_can_be_written_at_compile_time() {
+    let dir = compiled("--emit graph,sharded,local,program,kernel,mlir,llvm,asm");
+    let names: Vec<String> = fs::read_dir(dir.path("out.mcc/dumps")).expect("dumps").map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+    for name in ["graph.txt", "sharded.txt", "local.0.txt", "local.1.txt", "program.0.txt", "graph.mlir", "sharded.mlir", "local.1.mlir"] {
+        assert!(names.iter().any(|n| n == name), "no {name}");
+    }
+    for ending in [".ll", ".s"] {
+        assert!(names.iter().any(|n| n.ends_with(ending)), "no *{ending}");
+    }
+    let without = compiled("--emit program");
+    without.line("dump out.mcc --level graph").fails_with(&["compile with --emit graph"]);
+}
+
+/// The tool, if the machine has it; `make deps` installs it.
+fn mlir_opt() -> Option<&'static str> {
+    static TOOL: OnceLock<Option<&str>> = OnceLock::new();
+    *TOOL.get_or_init(|| ["mlir-opt-22", "/usr/lib/llvm-22/bin/mlir-opt"].into_iter().find(|t| Command::new(t).arg("--version").output().is_ok_and(|o| o.status.success())))
+}
+
+#[test]
+fn mlir_accepts_its_exports() {
+    let tool = mlir_opt().expect("mlir-opt-22, which `make deps` installs");
+    let dir = compiled("--emit mlir");
+    let mut seen = 0;
+    for entry in fs::read_dir(dir.path("out.mcc/dumps")).expect("dumps") {
+        let path = entry.expect("an entry").path();
+        let out = Command::new(tool).args(["--allow-unregistered-dialect", "-o", "/dev/null"]).arg(&path).output().expect("mlir-opt starts");
+        assert!(out.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&out.stderr));
+        seen += 1;
+    }
+    assert!(seen >= 4, "{seen} files");
+}

@@ -1,0 +1,214 @@
+//! What goes wrong is named, and nothing stays behind.
+
+use crate::mcc::{Dir, Ran, Weights, load_weights, save_array, save_weights};
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+const TINY: &str = "-D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16";
+
+/// A directory with `out.mcc`, a small GPT-2, and `text.txt`.
+fn gpt2(mesh: &str) -> Dir {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    dir.line(&format!("compile {{models}}/gpt2.mdl {TINY} {mesh} -o out.mcc")).succeeds();
+    dir
+}
+
+/// Process id and command line of every child of a process.
+fn children(parent: u32) -> Vec<(u32, String)> {
+    let processes = fs::read_dir("/proc").expect("processes").filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let of_parent = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in brackets, may hold anything.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    processes
+        .filter(|pid| of_parent(pid) == Some(parent))
+        .filter_map(|pid| Some((pid, String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/cmdline")).ok()?).replace('\0', " "))))
+        .collect()
+}
+
+/// Looks until it finds something.
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "no {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn shared_memory() -> Vec<String> {
+    let names = fs::read_dir("/dev/shm").map(|d| d.filter_map(|e| e.ok()?.file_name().into_string().ok()).filter(|n| n.contains("mcc")).collect());
+    names.unwrap_or_default()
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_and_is_named() {
+    let dir = gpt2("--tp 2 --pp 2");
+    let before = shared_memory();
+    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save w.safetensors --metrics m.jsonl".split(' '));
+    let run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    wait_for("second step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 2).then_some(()));
+    let ranks = children(run.id());
+    assert_eq!(ranks.len(), 4, "{ranks:?}");
+    let (victim, _) = ranks.iter().find(|(_, c)| c.contains("--rank 2 ")).expect("rank 2");
+    assert!(std::process::Command::new("kill").args(["-9", &victim.to_string()]).status().expect("kill").success());
+    let killed = Instant::now();
+    let ended = run.wait_with_output().expect("the end");
+    // 5 seconds, and as much for a machine that is busy with other tests.
+    assert!(killed.elapsed() < Duration::from_secs(10), "it took {:?}", killed.elapsed());
+    Ran::new(ended).fails_with(&["rank 2", "signal 9"]);
+    for (pid, line) in ranks {
+        let now = fs::read(format!("/proc/{pid}/cmdline")).map(|c| String::from_utf8_lossy(&c).replace('\0', " "));
+        assert!(now.is_err() || now.is_ok_and(|now| now != line), "{line} stays behind");
+    }
+    assert_eq!(dir.entries(), ["m.jsonl", "out.mcc", "text.txt"]);
+    assert_eq!(shared_memory(), before);
+}
+
+#[test]
+fn a_killed_launcher_takes_its_ranks_along() {
+    let dir = gpt2("--tp 2");
+    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save w.safetensors --metrics m.jsonl".split(' '));
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("mcc starts");
+    wait_for("first step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 1).then_some(()));
+    let ranks = children(run.id());
+    assert_eq!(ranks.len(), 2);
+    run.kill().expect("killed");
+    run.wait().expect("the end");
+    wait_for("end of the ranks", || ranks.iter().all(|(pid, line)| !fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).replace('\0', " ") == *line)).then_some(()));
+    assert_eq!(dir.entries(), ["m.jsonl", "out.mcc", "text.txt"]);
+}
+
+#[test]
+fn a_world_of_the_wrong_size_is_refused() {
+    let dir = gpt2("--tp 2");
+    let run = |variables: &[(&str, &str)]| {
+        let mut c = dir.command("run out.mcc --data text.txt --steps 1".split(' '));
+        Ran::new(c.envs(variables.iter().copied()).output().expect("mcc starts"))
+    };
+    run(&[("RANK", "0"), ("WORLD_SIZE", "8")]).fails_with(&["torchrun started 8 ranks, but the artifact is for 2"]);
+    run(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "3")]).fails_with(&["srun started 3 ranks, but the artifact is for 2"]);
+    run(&[("RANK", "0"), ("WORLD_SIZE", "1")]).succeeds();
+}
+
+/// Runs with one file of the artifact changed.
+fn damaged(dir: &Dir, file: &str, change: impl FnOnce(&mut Vec<u8>)) -> Ran {
+    let path = dir.path("out.mcc").join(file);
+    let whole = fs::read(&path).expect("part of the artifact");
+    let mut bytes = whole.clone();
+    change(&mut bytes);
+    fs::write(&path, bytes).expect("written");
+    let ran = dir.line("run out.mcc --data text.txt --steps 1");
+    fs::write(&path, whole).expect("restored");
+    ran
+}
+
+#[test]
+fn a_damaged_artifact_is_refused_by_name() {
+    let dir = gpt2("--tp 2");
+    for file in ["job.bin", "kernels.so", "kernels.json", "dumps/graph.txt"] {
+        damaged(&dir, file, |b| b.truncate(b.len() / 2)).fails_with(&[file, "damaged"]);
+        damaged(&dir, file, |b| b[100] ^= 4).fails_with(&[file, "damaged"]);
+        damaged(&dir, file, |b| b.clear()).fails_with(&[file, "damaged"]);
+    }
+    damaged(&dir, "manifest.json", |b| b.truncate(b.len() / 2)).fails_with(&["manifest.json", "damaged"]);
+    let format = |b: &mut Vec<u8>| {
+        let mut manifest: serde_json::Value = serde_json::from_slice(b).expect("JSON");
+        manifest["format"] = 99.into();
+        *b = manifest.to_string().into_bytes();
+    };
+    damaged(&dir, "manifest.json", format).fails_with(&["format 99", "compile the model again"]);
+    fs::remove_file(dir.path("out.mcc/kernels.so")).expect("removed");
+    dir.line("run out.mcc --data text.txt --steps 1").fails_with(&["kernels.so"]);
+    dir.line("dump out.mcc").fails_with(&["kernels.so"]);
+}
+
+#[test]
+fn what_is_no_artifact_is_refused_and_left_alone() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path("other")).expect("created");
+    dir.write("other/file", "mine");
+    dir.line("run other --data x").fails_with(&["`other` is not an artifact"]);
+    dir.line("run missing --data x").fails_with(&["missing"]);
+    dir.line("run other/file --data x").fails_with(&["other/file"]);
+    dir.line(&format!("compile {{models}}/gpt2.mdl {TINY} -o other")).fails_with(&["`other` exists and is not an artifact; it was left alone"]);
+    assert_eq!(fs::read(dir.path("other/file")).expect("still there"), b"mine");
+    assert_eq!(dir.entries(), ["other"]);
+}
+
+#[test]
+fn bad_data_is_refused_before_ranks_start() {
+    let dir = gpt2("");
+    dir.line("run out.mcc --steps 1").fails_with(&["no data for input `tokens`"]);
+    dir.line("run out.mcc --data nothing.txt --steps 1").fails_with(&["nothing.txt"]);
+    dir.line("run out.mcc --data colour=text.txt --steps 1").fails_with(&["no input `colour`", "tokens"]);
+    dir.line("run out.mcc --data text.txt --data tokens=text.txt --steps 1").fails_with(&["fed twice"]);
+    save_array(&dir.path("wide.npy"), &[2, 1, 17], (0..34).map(|i| if i == 20 { 256 } else { i }));
+    dir.line("run out.mcc --data wide.npy").fails_with(&["wide.npy", "element 20 is 256", "`tokens` takes 0 to 255"]);
+    save_array(&dir.path("short.npy"), &[2, 1, 9], 0..18);
+    dir.line("run out.mcc --data short.npy").fails_with(&["short.npy"]);
+    save_array(&dir.path("few.npy"), &[2, 1, 17], 0..34);
+    dir.line("run out.mcc --data few.npy --steps 3").fails_with(&["`few.npy` has 2 steps; step 3 was asked for"]);
+    dir.write("half.npy", &fs::read(dir.path("few.npy")).expect("read")[..100]);
+    dir.line("run out.mcc --data half.npy").fails_with(&["half.npy"]);
+    dir.write("empty.txt", "");
+    dir.line("run out.mcc --data empty.txt").fails_with(&["empty.txt"]);
+    dir.line("run out.mcc --data text.txt --steps 1 --seed 9007199254740992").fails_with(&["seed"]);
+    dir.line("run out.mcc --data text.txt --steps 1 --save no/such/w.safetensors").fails_with(&["no/such/w.safetensors"]);
+}
+
+/// The weights of a run without steps.
+fn weights(dir: &Dir) -> Weights {
+    dir.line("run out.mcc --data text.txt --steps 0 --save w.safetensors").succeeds();
+    load_weights(&dir.path("w.safetensors"))
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused_by_name() {
+    let dir = gpt2("--tp 2");
+    let good = weights(&dir);
+    let run = |change: &dyn Fn(&mut Weights)| {
+        let mut weights = good.clone();
+        change(&mut weights);
+        save_weights(&dir.path("w.safetensors"), &weights);
+        dir.line("run out.mcc --data text.txt --steps 1 --init w.safetensors")
+    };
+    run(&|_| {}).succeeds();
+    run(&|w| drop(w.remove("layers.1.attn.q.w"))).fails_with(&["w.safetensors", "layers.1.attn.q.w"]);
+    run(&|w| drop(w.insert("layers.7.attn.q.w".into(), (vec![1], vec![0.0])))).fails_with(&["layers.7.attn.q.w"]);
+    run(&|w| drop(w.insert("wpe".into(), (vec![4, 64], vec![0.0; 256])))).fails_with(&["wpe", "4", "64", "16"]);
+    dir.write("w.safetensors", "nonsense");
+    dir.line("run out.mcc --data text.txt --steps 1 --init w.safetensors").fails_with(&["w.safetensors", "not a safetensors file"]);
+    dir.line("run out.mcc --data text.txt --steps 1 --init none.safetensors").fails_with(&["none.safetensors"]);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_traced_to_the_rank_and_the_op() {
+    let dir = gpt2("--pp 2");
+    let mut bad = weights(&dir);
+    // Layer 1 is the second stage's.
+    bad.get_mut("layers.1.mlp.up.w").expect("a parameter").1[3] = f32::INFINITY;
+    save_weights(&dir.path("bad.safetensors"), &bad);
+    let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save never.safetensors");
+    let said = said.fails_with(&["step 1", "is not finite", "rank 1"]).stderr;
+    assert!(said.contains("layers.1.mlp"), "{said}");
+    assert_eq!(dir.entries(), ["bad.safetensors", "out.mcc", "text.txt", "w.safetensors"]);
+}
+
+#[test]
+fn a_step_that_is_not_finite_can_be_skipped() {
+    let dir = gpt2("--tp 2");
+    let mut bad = weights(&dir);
+    bad.get_mut("ln_f.w").expect("a parameter").1[0] = f32::NAN;
+    save_weights(&dir.path("bad.safetensors"), &bad);
+    let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save after.safetensors --metrics m.jsonl --on-nonfinite skip").succeeds();
+    assert!(said.stdout.contains("2 of 2 steps were skipped"), "{}", said.stdout);
+    let bits = |w: &Weights| w.values().flat_map(|(_, d)| d.iter().map(|x| x.to_bits())).collect::<Vec<u32>>();
+    assert!(bits(&load_weights(&dir.path("after.safetensors"))) == bits(&bad), "a skipped step changed weights");
+    assert!(crate::mcc::metrics(&dir.path("m.jsonl")).iter().all(|m| m["skipped"] == true && m["loss"].is_null()));
+}

@@ -1,0 +1,19 @@
+//! The built binaries from outside: texts are compiled to native code, ranks are processes.
+
+mod cli;
+mod docs;
+mod dumps;
+mod faults;
+mod mcc;
+mod reference;
+mod repeats;
+mod triples;
+
+/// The generator of random models, and what it says of them.
+#[path = "../../passes/tests/differential"]
+#[allow(dead_code, reason = "the harness's own executor is not used here")]
+mod differential {
+    pub mod generate;
+    pub mod harness;
+}
+use differential::harness;

@@ -1,0 +1,46 @@
+//! The same command gives the same bits.
+
+use crate::mcc::Dir;
+use std::fs;
+
+const COMPILE: &str = "compile {models}/gpt2.mdl --dp 2 --tp 2 --pp 2 --sp --global-batch-size 8 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 --lr 1e-2";
+
+/// The weights and the losses that a run leaves, as bytes.
+fn trained(dir: &Dir, flags: &str) -> (Vec<u8>, Vec<(String, String)>) {
+    dir.line(&format!("run out.mcc --data text.txt --steps 3 --save w.safetensors --metrics m.jsonl {flags}")).succeeds();
+    let losses = crate::mcc::metrics(&dir.path("m.jsonl")).iter().map(|m| (m["loss"].to_string(), m["grad_norm"].to_string())).collect();
+    (fs::read(dir.path("w.safetensors")).expect("weights"), losses)
+}
+
+#[test]
+fn two_runs_give_the_same_bits_with_any_number_of_threads() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    dir.line(&format!("{COMPILE} -o out.mcc")).succeeds();
+    let first = trained(&dir, "--threads-per-rank 1");
+    assert!(first == trained(&dir, "--threads-per-rank 1"), "a second run differs");
+    assert!(first == trained(&dir, "--threads-per-rank 3"), "three threads differ from one");
+    assert!(first != trained(&dir, "--threads-per-rank 1 --seed 1"), "the seed makes no difference");
+}
+
+#[test]
+fn two_compiles_give_the_same_artifact() {
+    let dir = Dir::new();
+    dir.line(&format!("{COMPILE} -o a.mcc")).succeeds();
+    dir.line(&format!("{COMPILE} -o b.mcc --no-cache")).succeeds();
+    for file in ["manifest.json", "job.bin", "kernels.so"] {
+        let read = |artifact: &str| fs::read(dir.path(artifact).join(file)).expect("part of an artifact");
+        assert!(read("a.mcc") == read("b.mcc"), "{file} differs");
+    }
+}
+
+#[test]
+fn weights_saved_on_one_mesh_go_on_on_another() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    dir.line(&format!("{COMPILE} -o out.mcc")).succeeds();
+    let (saved, _) = trained(&dir, "");
+    dir.line("compile {models}/gpt2.mdl -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 -o one.mcc").succeeds();
+    dir.line("run one.mcc --data text.txt --steps 0 --init w.safetensors --save again.safetensors").succeeds();
+    assert!(saved == fs::read(dir.path("again.safetensors")).expect("weights"), "loading and saving changes weights");
+}

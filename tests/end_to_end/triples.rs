@@ -1,0 +1,374 @@
+//! (Model, mesh, schedule) through native code and rank processes, against the reference interpreter: every loss, gradient norm and
+//! updated weight, within bounds of f32, and exactly where integers are all there is.
+
+use crate::differential::generate;
+use crate::harness::{self, Case, Data, Ranges};
+use crate::mcc::{Dir, Weights, load_weights, metrics, models, save_array, save_weights};
+use crate::reference::{Start, Trained, train};
+use ir::model::{Model, Optimizer};
+use ir::op::{DType, Real};
+use ir::random;
+use passes::compile::{CompileError, Compiled, Options};
+use passes::propagate::Rows;
+use passes::schedule::Schedule;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// A power of two, so that exact updates stay exact.
+const RATE: f64 = 0.0625;
+const SEED: u64 = 5;
+const STEPS: u64 = 2;
+
+/// A model text and how to compile it.
+struct Triple {
+    text: String,
+    defines: Vec<(String, String)>,
+    case: Case,
+    ranges: Ranges,
+    recipe: Recipe,
+}
+
+/// How to train.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recipe {
+    /// As the text says.
+    Text,
+    Sgd,
+    /// With a large epsilon: where a gradient is rounding and nothing else, so is the step.
+    AdamW,
+}
+
+impl Recipe {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Recipe::Text => &[],
+            Recipe::Sgd => &["--optimizer", "sgd", "--sgd-momentum", "0"],
+            Recipe::AdamW => &["--optimizer", "adamw", "--adam-eps", "0.001"],
+        }
+    }
+
+    fn set(self, model: &mut Model) {
+        match (self, &mut model.train.optimizer) {
+            (Recipe::Text, _) => {}
+            (Recipe::Sgd, o) => *o = Optimizer::Sgd { momentum: Real(0.0) },
+            (Recipe::AdamW, Optimizer::AdamW { eps, .. }) => *eps = Real(1e-3),
+            (Recipe::AdamW, o @ Optimizer::Sgd { .. }) => *o = Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-3) },
+        }
+    }
+}
+
+/// Whether the compiler took it.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Right,
+    Refused,
+    /// The logical graph itself leaves what f32 can hold.
+    NotFinite,
+}
+
+/// Compiles and trains a triple, and compares.
+fn run(triple: &Triple) -> Result<Outcome, String> {
+    let compiled = match logical(triple)? {
+        Ok(c) => c,
+        Err(_) => return Ok(Outcome::Refused),
+    };
+    let start = start(&compiled, triple);
+    let want = train(&compiled.graph, &start);
+    if !want.finite {
+        return Ok(Outcome::NotFinite);
+    }
+    let dir = Dir::new();
+    dir.write("model.mdl", &triple.text);
+    let done = dir.mcc(compile_arguments(triple));
+    if done.code == Some(1) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
+        return Ok(Outcome::Refused);
+    }
+    let ended = |what: &str, done: &crate::mcc::Ran| match done.code {
+        Some(0) => Ok(()),
+        code => Err(format!("{what} ended with {code:?}: {}{}", done.stdout, done.stderr)),
+    };
+    ended("mcc compile", &done)?;
+    save_weights(&dir.path("init.safetensors"), &start.weights);
+    let mut arguments = vec!["run".to_string(), "out.mcc".into(), "--steps".into(), STEPS.to_string(), "--seed".into(), SEED.to_string()];
+    arguments.extend("--init init.safetensors --save out.safetensors --metrics metrics.jsonl --threads-per-rank 1".split(' ').map(String::from));
+    for input in &compiled.job.inputs {
+        let name = &input.name;
+        let data = start.inputs.iter().flat_map(|step| step[name].iter().copied());
+        let shape: Vec<u64> = std::iter::once(STEPS).chain(input.dims.iter().map(|d| d.size)).collect();
+        let path = dir.path(&format!("{name}.npy"));
+        match input.dtype {
+            DType::I32 => save_array(&path, &shape, data.map(|x| x as i32)),
+            DType::Bool => save_array(&path, &shape, data.map(|x| x != 0.0)),
+            DType::F32 | DType::Bf16 | DType::F16 => save_array(&path, &shape, data.map(|x| x as f32)),
+        }
+        arguments.extend(["--data".into(), format!("{name}={name}.npy")]);
+    }
+    ended("mcc run", &dir.mcc(&arguments))?;
+    compare(&start.weights, &want, &metrics(&dir.path("metrics.jsonl")), &load_weights(&dir.path("out.safetensors")))?;
+    Ok(Outcome::Right)
+}
+
+/// The logical graph, compiled for one rank; the inner error is the user's.
+fn logical(triple: &Triple) -> Result<Result<Compiled, String>, String> {
+    let defines: Vec<(&str, &str)> = triple.defines.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+    let mut training = match harness::elaborate(&triple.text, &defines, &triple.case, true) {
+        Ok(model) => model,
+        Err(text) => return Ok(Err(text)),
+    };
+    triple.recipe.set(&mut training);
+    let evaluation = harness::elaborate(&triple.text, &defines, &triple.case, false)?;
+    let batch = triple.case.global_batch;
+    match passes::compile::compile(training, evaluation, &Options { micro_batch: batch, global_batch: batch, ..Options::default() }) {
+        Ok(c) => Ok(Ok(c)),
+        Err(CompileError::User(errors)) => Ok(Err(format!("{errors:?}"))),
+        Err(e @ CompileError::Broken { .. }) => Err(e.to_string()),
+    }
+}
+
+/// Weights and inputs that f32 holds exactly.
+fn start(c: &Compiled, triple: &Triple) -> Start {
+    let float = |stream: u64, i: u64| match triple.case.data {
+        Data::Real => random::normal(stream, i) as f32 * 0.5,
+        Data::Exact => random::normal(stream, i).round() as f32,
+    };
+    let weights = c.job.params.iter().map(|p| {
+        let sizes: Vec<u64> = p.dims.iter().map(|d| d.size).collect();
+        let stream = random::stream(random::key(&p.name), triple.case.seed, 0);
+        let data = (0..sizes.iter().product()).map(|i| float(stream, i)).collect();
+        (p.name.clone(), (sizes, data))
+    });
+    let weights = weights.collect();
+    let input = |step: u64| {
+        let one = |input: &ir::program::InputEntry| {
+            let stream = random::stream(random::key(&input.name), triple.case.seed, 1 + step);
+            let range = triple.ranges.get(&input.name);
+            let below = range.map_or(input.limit.unwrap_or(4), |r| r.below);
+            let element = |i: u64| match input.dtype {
+                DType::I32 if range.is_some_and(|r| r.ignored) && random::uniform(stream, !i) < 0.3 => -100.0,
+                DType::I32 => (random::uniform(stream, i) * below as f64).floor(),
+                DType::Bool => f64::from(random::uniform(stream, i) < 0.7),
+                DType::F32 | DType::Bf16 | DType::F16 => f64::from(float(stream, i)),
+            };
+            (0..input.dims.iter().map(|d| d.size).product()).map(element).collect()
+        };
+        c.job.inputs.iter().map(|i| (i.name.clone(), one(i))).collect::<BTreeMap<String, Vec<f64>>>()
+    };
+    Start { weights, inputs: (0..STEPS).map(input).collect(), rate: RATE, seed: SEED }
+}
+
+fn compile_arguments(triple: &Triple) -> Vec<String> {
+    let Case { dp, tp, pp, sp, micro_batch, global_batch, schedule, layout, .. } = &triple.case;
+    let schedule = match schedule {
+        Schedule::GPipe => "gpipe",
+        Schedule::OneFOneB => "1f1b",
+    };
+    let line = format!(
+        "compile model.mdl -o out.mcc --emit graph --dp {dp} --tp {tp} --pp {pp} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
+         --pipeline-schedule {schedule} --lr {RATE} --lr-decay-style constant --lr-warmup-iters 0"
+    );
+    let mut out: Vec<String> = line.split_whitespace().map(String::from).collect();
+    if *sp {
+        out.push("--sp".into());
+    }
+    if let Some(sizes) = layout {
+        let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
+        out.extend(["--pipeline-layers".into(), sizes.join(",")]);
+    }
+    out.extend(triple.defines.iter().flat_map(|(n, v)| ["-D".into(), format!("{n}={v}")]));
+    out.extend(triple.recipe.flags().iter().map(|f| f.to_string()));
+    out
+}
+
+fn compare(start: &Weights, want: &Trained, reports: &[serde_json::Value], weights: &Weights) -> Result<(), String> {
+    for (step, (want_reports, got)) in want.reports.iter().zip(reports).enumerate() {
+        for (name, x) in want_reports {
+            let got = got[name].as_f64().ok_or_else(|| format!("no number `{name}` in {got}"))?;
+            let bound = if want.exact && name != "grad_norm" { 0.0 } else { 1e-4 * x.abs().max(1e-2) };
+            if (got - x).abs() > bound {
+                return Err(format!("step {}: {name} is {got} instead of {x}", step + 1));
+            }
+        }
+    }
+    if reports.len() != want.reports.len() || weights.keys().ne(want.params.keys()) {
+        return Err(format!("{} steps, weights {:?}", reports.len(), weights.keys()));
+    }
+    for (name, want_data) in &want.params {
+        let (old, (sizes, got)) = (&start[name], &weights[name]);
+        if *sizes != old.0 || got.len() != want_data.len() {
+            return Err(format!("{name} is {sizes:?}"));
+        }
+        // Errors count against how far the tensor went, but a gradient that should be zero is rounding; so are the weights themselves.
+        let most = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0f64, |m, x| m.max(x.abs()));
+        let moved = most(&mut want_data.iter().zip(&old.1).map(|(w, o)| w - f64::from(*o)));
+        let size = most(&mut want_data.iter().copied());
+        let bound = if want.exact { 0.0 } else { 2e-4 * moved + RATE * 3e-5 + size * f64::from(f32::EPSILON) * 2.0 };
+        for (i, (g, w)) in got.iter().zip(want_data).enumerate() {
+            if (f64::from(*g) - w).abs() > bound {
+                return Err(format!("{name}[{i}] went from {} to {g} instead of {w}, the greatest way of an element being {moved}", old.1[i]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A model of `models/` with small sizes, `--flags` as on the command line.
+fn fixed(model: &str, defines: &str, case: Case, recipe: Recipe) {
+    let text = fs::read_to_string(models().join(model)).expect("a model");
+    let defines = defines.split_whitespace().map(|d| d.split_once('=').map(|(n, v)| (n.to_string(), v.to_string())).expect("name=value")).collect();
+    let triple = Triple { text, defines, case: case.clone(), ranges: Ranges::new(), recipe };
+    assert_eq!(run(&triple), Ok(Outcome::Right), "{case:?}");
+}
+
+const GPT2: &str = "vocab=24 hidden=8 heads=4 ffn=16 layers=4 seq=4";
+const LLAMA: &str = "vocab=23 hidden=8 heads=4 kv_heads=2 ffn=16 layers=3 seq=6";
+
+fn gpt2(case: Case) {
+    fixed("gpt2.mdl", GPT2, case, Recipe::AdamW);
+}
+
+fn llama(case: Case) {
+    fixed("llama.mdl", LLAMA, case, Recipe::AdamW);
+}
+
+#[test]
+fn gpt2_on_one_rank() {
+    gpt2(Case { global_batch: 4, micro_batch: 2, ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_dp4() {
+    gpt2(Case { dp: 4, global_batch: 8, ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_tp4() {
+    gpt2(Case { tp: 4, global_batch: 2, ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_tp4_with_sequence_parallelism() {
+    gpt2(Case { tp: 4, sp: true, global_batch: 2, micro_batch: 2, ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_pp4_with_1f1b() {
+    gpt2(Case { pp: 4, global_batch: 6, ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_pp2_with_gpipe_and_an_uneven_split() {
+    gpt2(Case { pp: 2, global_batch: 4, schedule: Schedule::GPipe, layout: Some(vec![1, 3]), ..Case::default() });
+}
+
+#[test]
+fn gpt2_on_dp2_tp2_pp2_with_sequence_parallelism() {
+    gpt2(Case { dp: 2, tp: 2, pp: 2, sp: true, global_batch: 8, micro_batch: 2, ..Case::default() });
+}
+
+#[test]
+fn gpt2_with_a_vocabulary_that_does_not_divide() {
+    fixed("gpt2.mdl", "vocab=21 hidden=8 heads=4 ffn=16 layers=2 seq=4", Case { tp: 4, pp: 2, global_batch: 4, ..Case::default() }, Recipe::Sgd);
+}
+
+#[test]
+fn gpt2_with_dropout() {
+    fixed("gpt2.mdl", &format!("{GPT2} dropout_rate=0.5"), Case { tp: 2, pp: 2, sp: true, global_batch: 4, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn llama_on_tp2_pp3() {
+    llama(Case { tp: 2, pp: 3, sp: true, global_batch: 6, ..Case::default() });
+}
+
+#[test]
+fn llama_with_fewer_key_heads_than_tp() {
+    llama(Case { dp: 2, tp: 4, global_batch: 4, ..Case::default() });
+}
+
+#[test]
+fn llama_with_every_option() {
+    let defines = "vocab=16 hidden=8 heads=4 kv_heads=2 ffn=16 layers=4 seq=8 qkv_bias=true qk_norm=true window=3 window_every=2 packed=true rope_factor=8.0 rope_original=4";
+    fixed("llama.mdl", defines, Case { dp: 2, tp: 2, pp: 2, global_batch: 8, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn mlp_trains_as_its_text_says() {
+    let case = Case { dp: 2, tp: 2, pp: 2, global_batch: 8, micro_batch: 2, ..Case::default() };
+    fixed("mlp.mdl", "features=5 hidden=8 classes=6 depth=3", case, Recipe::Text);
+}
+
+#[test]
+fn bert_on_tp2_pp2() {
+    let defines = "vocab=18 hidden=8 heads=4 ffn=16 layers=2 seq=5 padded=true";
+    fixed("bert.mdl", defines, Case { tp: 2, pp: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn t5_on_dp2_tp2_pp2() {
+    let defines = "vocab=18 hidden=8 heads=4 head_dim=4 ffn=12 encoder_layers=2 decoder_layers=2 source=6 target=5 buckets=8 max_distance=16";
+    fixed("t5.mdl", defines, Case { dp: 2, tp: 2, pp: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn vit_on_tp2_pp2() {
+    let defines = "height=8 width=4 channels=3 patch=2 hidden=8 heads=4 layers=2 ffn=16 classes=10";
+    fixed("vit.mdl", defines, Case { tp: 2, pp: 2, global_batch: 4, ..Case::default() }, Recipe::Sgd);
+}
+
+#[test]
+fn nemotron_on_dp2_tp4() {
+    let defines = "vocab=20 hidden=16 heads=4 kv_heads=2 ffn=16 layers=2 seq=6";
+    fixed("nemotron.mdl", defines, Case { dp: 2, tp: 4, sp: true, global_batch: 2, ..Case::default() }, Recipe::Sgd);
+}
+
+#[test]
+fn umlp_on_dp2_tp2() {
+    fixed("umlp.mdl", "width=16 levels=2", Case { dp: 2, tp: 2, global_batch: 4, ..Case::default() }, Recipe::Sgd);
+}
+
+/// Random models from these seeds on, until this many have been compared. `NATIVE_SEED=n` runs the one of seed n alone and prints it.
+fn random_triples(first: u64, count: usize) {
+    let only = std::env::var("NATIVE_SEED").ok().and_then(|s| s.parse().ok());
+    let mut failures = vec![];
+    let mut right = 0;
+    for seed in only.map_or(first..first + 1000, |n| n..n + 1) {
+        if right == count {
+            break;
+        }
+        let generate::Triple { text, case, ranges } = generate::triple(seed);
+        // What the command line has, at a size that two cores can run.
+        if case.dp * case.tp * case.pp > 8 && only.is_none() {
+            continue;
+        }
+        let triple = Triple { text, defines: vec![], case: Case { rows: Rows::Rules, inline_ops: false, ..case }, ranges, recipe: Recipe::Text };
+        if only.is_some() {
+            println!("mcc {}\n{}", compile_arguments(&triple).join(" "), triple.text);
+        }
+        println!("NATIVE_SEED={seed}");
+        match run(&triple) {
+            Ok(outcome) => right += usize::from(outcome == Outcome::Right),
+            Err(e) => failures.push(format!("NATIVE_SEED={seed}: {e}")),
+        }
+    }
+    assert!(failures.is_empty(), "{} random models are wrong:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn random_models_0() {
+    random_triples(0, 10);
+}
+
+#[test]
+fn random_models_1() {
+    random_triples(1000, 10);
+}
+
+#[test]
+fn random_models_2() {
+    random_triples(2000, 10);
+}
+
+#[test]
+fn random_models_3() {
+    random_triples(3000, 10);
+}
