@@ -2,6 +2,7 @@
 
 use ir::dim::{Dim, Dims};
 use ir::graph::Type;
+use ir::kernel::Kernel;
 
 /// One or more dims as one direction.
 #[derive(Clone, Debug)]
@@ -11,6 +12,13 @@ pub struct Axis {
     pub size: i64,
     /// Elements between neighbours, for each tensor; 0 where it lacks the axis.
     pub strides: Vec<i64>,
+}
+
+/// All inputs, then all outputs, with their strides.
+pub fn tensors(kernel: &Kernel) -> Vec<(&Type, &[u64])> {
+    let inputs = kernel.inputs.iter().map(|i| (&i.ty, i.strides.as_slice()));
+    let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, o.strides.as_slice()));
+    inputs.chain(outputs).collect()
 }
 
 /// The stride of a dim in a tensor, in elements; 0 if the tensor lacks it.
@@ -48,4 +56,9 @@ impl Axis {
         let inner = self.dims[at + 1..].iter().map(|d| dims.size(*d) as i64).product();
         Some((inner, dims.size(dim) as i64))
     }
+}
+
+/// The quotient of numbers that are not negative, rounded up.
+pub fn div_ceil(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
 }

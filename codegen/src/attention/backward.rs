@@ -7,7 +7,7 @@ use super::tiles::{Column, End, Product, copy, product, store_column, transpose,
 use super::{Arguments, Plan, Rows, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
-use crate::gemm::plan::cut;
+use crate::layout::div_ceil;
 use crate::target::Target;
 use crate::{CompileError, Shape, math};
 use inkwell::values::FunctionValue;
@@ -36,7 +36,7 @@ impl Scratch {
         let mut used = 0;
         let mut take = |elements: i64| {
             let start = used;
-            used += cut(4 * elements, 64) * 64;
+            used += div_ceil(4 * elements, 64) * 64;
             start
         };
         let (query_rows, key_rows) = (plan.query_block * plan.width, plan.key_block * plan.width);

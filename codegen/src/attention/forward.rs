@@ -7,7 +7,7 @@ use super::tiles::{End, Product, across, copy, product, store_column, transpose,
 use super::{Arguments, Plan, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
-use crate::gemm::plan::cut;
+use crate::layout::div_ceil;
 use crate::target::Target;
 use crate::{CompileError, Shape, math};
 use inkwell::values::FunctionValue;
@@ -37,7 +37,7 @@ impl Scratch {
         let mut used = 0;
         let mut take = |elements: i64| {
             let start = used;
-            used += cut(4 * elements, 64) * 64;
+            used += div_ceil(4 * elements, 64) * 64;
             start
         };
         let tile = TILE_BLOCKS * plan.query_block;
@@ -92,7 +92,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let entry = b.kernel(name);
     let arguments = Arguments::new(b, kernel, &entry);
     let heads: Vec<_> = plan.shared.iter().chain(&plan.group).copied().collect();
-    let runs = cut(plan.query_blocks(), TILE_BLOCKS);
+    let runs = div_ceil(plan.query_blocks(), TILE_BLOCKS);
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
         // The last runs of a causal head are the longest; they come first.
         let run = b.index_sub(b.index(runs - 1), b.index_rem(tile, b.index(runs)));
@@ -247,7 +247,7 @@ impl<'c> Forward<'_, 'c> {
         let rows = TILE_BLOCKS * plan.query_block;
         let fill = |offset: i64, elements: i64, value: Vector<'c>| {
             // Parts of scratch are whole multiples of a vector.
-            b.for_each(b.index(0), b.index(cut(elements, lanes) * lanes), lanes, &mut |i| {
+            b.for_each(b.index(0), b.index(div_ceil(elements, lanes) * lanes), lanes, &mut |i| {
                 b.store(b.at(b.at_const(at.scratch, offset), b.index_mul(i, b.index(4))), value, Lane::F32, None);
             });
         };

@@ -17,8 +17,7 @@ use crate::CompileError;
 use crate::abi::Entry;
 use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
-use crate::gemm::plan::{cut, tensors};
-use crate::layout;
+use crate::layout::{self, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
 use ir::dim::{Base, Dim, IndexMap};
@@ -81,7 +80,7 @@ impl<'a> Plan<'a> {
         let (shared, group) = others.partition(|d| k.contains(d));
         let size = |dim: Dim| body.dims.size(dim) as i64;
         let lanes = target.lanes() as i64;
-        let whole_vectors = |n: i64| cut(n, lanes) * lanes;
+        let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
         let (queries, keys, d) = (size(attention.at), size(attention.keys), size(attention.d));
         Ok(Plan {
             kernel,
@@ -98,11 +97,11 @@ impl<'a> Plan<'a> {
     }
 
     pub fn query_blocks(&self) -> i64 {
-        cut(self.queries, self.query_block)
+        div_ceil(self.queries, self.query_block)
     }
 
     pub fn key_blocks(&self) -> i64 {
-        cut(self.keys, self.key_block)
+        div_ceil(self.keys, self.key_block)
     }
 
     /// The tensor that an operand of the attention is.

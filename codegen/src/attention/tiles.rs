@@ -3,7 +3,7 @@
 use super::{Plan, Rows};
 use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
-use crate::gemm::plan::cut;
+use crate::layout::div_ceil;
 use inkwell::values::FunctionValue;
 
 /// A product of static size, `C[rows, columns] = A[rows, depth] * B[depth, columns]`. Rows of B and C are whole vectors.
@@ -33,7 +33,7 @@ pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'
     let lanes = b.lanes() as i64;
     let vectors = if p.columns % (2 * lanes) == 0 { 2 } else { 1 };
     let tallest = ((i64::from(registers) - vectors - 1) / vectors).min(16);
-    let panels = cut(p.rows, tallest);
+    let panels = div_ceil(p.rows, tallest);
     let (height, tall) = (p.rows / panels, p.rows % panels);
     let function = b.function(p.name, 3, 0, Visibility::Local);
     let [a, factor, c] = [0, 1, 2].map(|i| b.pointer_parameter(function, i));

@@ -556,7 +556,6 @@ impl<'c> Builder for Llvm<'c> {
         match to {
             Convert::Bits(lane) => built(self.writer.build_bit_cast(a, ty(lane), "")).into_vector_value(),
             Convert::IntToFloat(lane) => built(self.writer.build_signed_int_to_float(a, ty(lane), "")),
-            Convert::UnsignedToFloat(lane) => built(self.writer.build_unsigned_int_to_float(a, ty(lane), "")),
             Convert::FloatToInt(lane) => built(self.writer.build_float_to_signed_int(a, ty(lane), "")),
             Convert::Float(lane) => built(self.writer.build_float_cast(a, ty(lane), "")),
             Convert::Int(lane) => built(self.writer.build_int_cast_sign_flag(a, ty(lane), true, "")),

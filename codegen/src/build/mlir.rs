@@ -441,7 +441,6 @@ impl<'c> Builder for Mlir<'c> {
         let (name, lane) = match to {
             Convert::Bits(lane) => ("arith.bitcast", lane),
             Convert::IntToFloat(lane) => ("arith.sitofp", lane),
-            Convert::UnsignedToFloat(lane) => ("arith.uitofp", lane),
             Convert::FloatToInt(lane) => ("arith.fptosi", lane),
             Convert::Float(lane) | Convert::Int(lane) | Convert::Unsigned(lane) if from == lane => return a,
             Convert::Float(lane) => (if width(lane) > width(from) { "arith.extf" } else { "arith.truncf" }, lane),

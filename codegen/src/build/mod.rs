@@ -89,8 +89,6 @@ pub enum Convert {
     Bits(Lane),
     /// Signed integer to float.
     IntToFloat(Lane),
-    /// Unsigned integer to float.
-    UnsignedToFloat(Lane),
     /// Float to signed integer, toward zero; out of range is unspecified.
     FloatToInt(Lane),
     /// To a wider or narrower float.
@@ -99,15 +97,6 @@ pub enum Convert {
     Int(Lane),
     /// To a wider integer, zeros enter; also from a mask.
     Unsigned(Lane),
-}
-
-/// How lanes of one vector are joined into one value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Join {
-    Add,
-    Max,
-    Min,
-    Or,
 }
 
 /// The body of a loop: the counter and the carried values to the next carried values.

@@ -17,12 +17,13 @@ pub use vector::as_loops;
 use crate::CompileError;
 use crate::build::llvm::{Index, Llvm, Pointer};
 use crate::build::{Builder, Lane};
+use crate::layout::div_ceil;
 use crate::pointwise;
 use inkwell::values::{FunctionValue, IntValue};
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
 use micro::{Stage, Variant};
-use plan::{Plan, cut};
+use plan::Plan;
 use std::collections::BTreeMap;
 
 /// What the parts of a kernel under construction share.
@@ -100,7 +101,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
     };
     let g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)) };
 
-    let aligned = |elements: i64| cut(4 * elements, 64) * 64;
+    let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
     let partial_start = packed_a + if blocks.pack_a { aligned(blocks.tile_rows * blocks.packed_a()) } else { 0 };
     let partial_bytes = match partials {

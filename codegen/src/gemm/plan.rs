@@ -1,7 +1,7 @@
 //! From a kernel with one `Dot` to a matrix product: axes, tiles, blocks.
 
 use crate::CompileError;
-use crate::layout::{self, Axis};
+use crate::layout::{self, Axis, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
 use ir::dim::Dim;
@@ -127,13 +127,6 @@ impl Plan {
     }
 }
 
-/// All inputs, then all outputs, with their strides.
-pub fn tensors(kernel: &Kernel) -> Vec<(&Type, &[u64])> {
-    let inputs = kernel.inputs.iter().map(|i| (&i.ty, i.strides.as_slice()));
-    let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, o.strides.as_slice()));
-    inputs.chain(outputs).collect()
-}
-
 impl Blocks {
     /// Blocks for one product of m, n, k, `repeats` times.
     fn new(target: &Target, [m, n, k]: [i64; 3], repeats: i64, pack_a: bool) -> Blocks {
@@ -142,15 +135,15 @@ impl Blocks {
         // Accumulators, one row of B and one broadcast element share the register file.
         let tallest = (i64::from(target.registers) - vectors - 1) / vectors;
         let tallest = tallest.min(28);
-        let panels = cut(m, tallest);
+        let panels = div_ceil(m, tallest);
         let width = vectors * lanes;
-        let column_panels = cut(n, width);
+        let column_panels = div_ceil(n, width);
 
         let pack_b = m >= FEW_ROWS;
         let deepest = if pack_b { MAX_DEPTH } else { IN_PLACE_DEPTH };
-        let depths = cut(k, deepest);
-        let depth = if depths == 1 { k } else { cut(cut(k, depths), 16) * 16 };
-        let depths = cut(k, depth);
+        let depths = div_ceil(k, deepest);
+        let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
+        let depths = div_ceil(k, depth);
 
         // Columns of a tile: its block of B stays in the second-level cache.
         let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
@@ -159,21 +152,21 @@ impl Blocks {
         if pack_a {
             tile_rows = panels.min((i64::from(target.l2_bytes) / (4 * depth * (height_of(m, panels)))).max(4));
         }
-        let tiles = |rows: i64, columns: i64| repeats * cut(panels, rows) * cut(column_panels, columns);
+        let tiles = |rows: i64, columns: i64| repeats * div_ceil(panels, rows) * div_ceil(column_panels, columns);
         let flops = |rows: i64, columns: i64| 2 * rows * height_of(m, panels) * columns * width * k;
         // Fewer columns per tile, down to four panels, then fewer rows, until there are enough tiles.
         while tiles(tile_rows, tile_columns) < TILES && flops(tile_rows, tile_columns) > 2 * MIN_TILE_FLOPS {
             if tile_columns > 4 {
-                tile_columns = cut(tile_columns, 2);
+                tile_columns = div_ceil(tile_columns, 2);
             } else if tile_rows > 8 {
-                tile_rows = cut(tile_rows, 2);
+                tile_rows = div_ceil(tile_rows, 2);
             } else {
                 break;
             }
         }
         // Equal shares.
-        let tile_columns = cut(column_panels, cut(column_panels, tile_columns));
-        let tile_rows = cut(panels, cut(panels, tile_rows));
+        let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
+        let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
         Blocks {
             panels,
             height: m / panels,
@@ -191,11 +184,11 @@ impl Blocks {
     }
 
     pub fn row_tiles(&self) -> i64 {
-        cut(self.panels, self.tile_rows)
+        div_ceil(self.panels, self.tile_rows)
     }
 
     pub fn column_tiles(&self) -> i64 {
-        cut(self.column_panels, self.tile_columns)
+        div_ceil(self.column_panels, self.tile_columns)
     }
 
     /// The greatest height of a row panel.
@@ -205,23 +198,18 @@ impl Blocks {
 
     /// Elements of a packed column panel. Transposing copies write whole squares of lanes.
     pub fn packed_b(&self) -> i64 {
-        cut(self.depth, 16) * 16 * self.width
+        div_ceil(self.depth, 16) * 16 * self.width
     }
 
     /// Elements of a packed row panel: rows of vectors that overlap, and one vector beyond.
     pub fn packed_a(&self) -> i64 {
-        cut(self.depth, 16) * 16 * self.tallest() + 32
+        div_ceil(self.depth, 16) * 16 * self.tallest() + 32
     }
 }
 
 /// The greatest height of a row panel.
 fn height_of(m: i64, panels: i64) -> i64 {
-    cut(m, panels)
-}
-
-/// The quotient rounded up.
-pub fn cut(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
+    div_ceil(m, panels)
 }
 
 /// Checks that every value between the product and the outputs is one that the epilogue can compute.

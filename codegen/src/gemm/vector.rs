@@ -1,6 +1,6 @@
 //! Dots that are no matrix products: without rows or without columns nothing is used twice, so they are reductions.
 
-use super::plan::tensors;
+use crate::layout::tensors;
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};

@@ -5,6 +5,7 @@ use super::place::{Along, Place, Stored, Window, enter, widen, within};
 use super::plan::{Plan, Step};
 use crate::abi::Entry;
 use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::layout::tensors;
 use crate::pointwise::{self, Sources};
 use crate::CompileError;
 use ir::dim::{Base, Dim, IndexMap};
@@ -70,18 +71,18 @@ impl<'a, B: Builder> Loops<'a, B> {
         entry: &Entry<B::Index, B::Pointer>,
         pointers: &[B::Pointer],
     ) -> Result<Self, CompileError> {
-        let mut tensors = Vec::new();
-        for ((ty, strides), start) in crate::gemm::plan::tensors(kernel).into_iter().zip(pointers) {
+        let mut inputs = Vec::new();
+        for ((ty, strides), start) in tensors(kernel).into_iter().zip(pointers) {
             let strides = ty.dims.iter().zip(strides).map(|(d, s)| (*d, *s as i64)).collect();
-            tensors.push(Stored { start: *start, lane: pointwise::lane(ty.dtype)?, strides, lane_stride: 0 });
+            inputs.push(Stored { start: *start, lane: pointwise::lane(ty.dtype)?, strides, lane_stride: 0 });
         }
-        let outputs = tensors.split_off(kernel.inputs.len());
+        let outputs = inputs.split_off(kernel.inputs.len());
         Ok(Loops {
             b,
             kernel,
             plan,
             scalars: entry.scalars,
-            inputs: tensors,
+            inputs,
             outputs,
             scratch: entry.scratch,
             scratch_bytes: 0,

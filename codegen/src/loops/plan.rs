@@ -1,7 +1,7 @@
 //! What a kernel of loops does at each grid point, and in which order.
 
 use crate::CompileError;
-use crate::layout;
+use crate::layout::{self, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
 use ir::dim::Dim;
@@ -70,9 +70,9 @@ impl Plan {
             Some(d) if vector_in_grid => {
                 let size = body.dims.size(d) as i64;
                 let unit = lanes * wide;
-                let longest = (ceil(TILE_WORK / work, unit) * unit).clamp(unit, SEGMENT);
-                let segment = ceil(ceil(size, ceil(size, longest)), unit) * unit;
-                (segment, ceil(size, segment))
+                let longest = (div_ceil(TILE_WORK / work, unit) * unit).clamp(unit, SEGMENT);
+                let segment = div_ceil(div_ceil(size, div_ceil(size, longest)), unit) * unit;
+                (segment, div_ceil(size, segment))
             }
             _ => (1, 1),
         };
@@ -92,7 +92,7 @@ impl Plan {
     }
 
     pub fn tiles(&self) -> i64 {
-        ceil(self.items, self.tile_items)
+        div_ceil(self.items, self.tile_items)
     }
 }
 
@@ -114,18 +114,14 @@ fn reduces_to_points(steps: &[Step]) -> bool {
     points.peek().is_some() && points.all(|p| p)
 }
 
-pub fn ceil(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
-}
-
 /// Of the dims that `allowed` admits, the one along which the fewest elements must be collected one by one; the longest on ties.
 pub fn vector_dim(kernel: &Kernel, allowed: impl Fn(Dim) -> bool) -> Option<Dim> {
     let body = &kernel.body;
     let running: BTreeSet<Dim> = body.nodes.iter().filter_map(|n| if let Op::Cumsum { over, .. } = n.op { Some(over) } else { None }).collect();
     let used: BTreeSet<Dim> = body.nodes.iter().flat_map(|n| n.ty.dims.iter().copied()).collect();
-    let tensors = crate::gemm::plan::tensors(kernel);
+    let arguments = tensors(kernel);
     let cost = |dim: Dim| -> u64 {
-        let strided = tensors.iter().filter(|(ty, strides)| layout::stride(ty, strides, dim) > 1);
+        let strided = arguments.iter().filter(|(ty, strides)| layout::stride(ty, strides, dim) > 1);
         strided.map(|(ty, _)| body.dims.elements(&ty.dims)).sum()
     };
     let candidates = used.into_iter().filter(|d| body.dims.size(*d) > 1 && !running.contains(d) && allowed(*d));

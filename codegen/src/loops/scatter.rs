@@ -5,7 +5,8 @@
 
 use super::emit::{Known, Loops, local_row, zero};
 use super::place::{Along, Place, Stored, widen};
-use super::plan::{Plan, ceil, vector_dim};
+use super::plan::{Plan, vector_dim};
+use crate::layout::div_ceil;
 use crate::abi::Entry;
 use crate::build::mlir::Mlir;
 use crate::build::{Builder, IntBinary, Lane};
@@ -55,7 +56,7 @@ impl<'a> Scatter<'a> {
         let in_output = kernel.outputs.len() == 1 && kernel.outputs[0].value == node;
         let rows = body.dims.size(table) as i64;
         let elements = body.elements(node) as i64 / rows.max(1);
-        let mut rows_per_tile = ceil(rows, TILES);
+        let mut rows_per_tile = div_ceil(rows, TILES);
         if !in_output {
             rows_per_tile = rows_per_tile.min(SCRATCH / (4 * elements).max(1)).max(1);
         }
@@ -70,7 +71,7 @@ impl<'a> Scatter<'a> {
 pub fn emit(b: &Mlir, kernel: &Kernel, name: &str) -> Result<Shape, CompileError> {
     let scatter = Scatter::new(kernel)?;
     let rows = kernel.body.dims.size(scatter.table) as i64;
-    let tiles = ceil(rows, scatter.rows_per_tile);
+    let tiles = div_ceil(rows, scatter.rows_per_tile);
     let plan = Plan {
         vector: vector_dim(kernel, |d| scatter.row.contains(&d)),
         grid: Vec::new(),
