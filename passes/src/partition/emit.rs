@@ -12,10 +12,10 @@ use std::collections::HashMap;
 /// Builds the local graph of one stage.
 pub(super) struct Emitter<'a> {
     pub(super) job: &'a JobView<'a>,
-    stage: u32,
+    pub(super) stage: u32,
     pub(super) out: Local,
     /// The local value of a sharded one; loose values have one per chunk that uses them.
-    map: HashMap<(Value, Chunk), Value>,
+    pub(super) map: HashMap<(Value, Chunk), Value>,
     dims: HashMap<(Dim, Vec<SubAxis>), Dim>,
     slots: HashMap<u32, u32>,
 }
@@ -41,23 +41,18 @@ impl<'a> Emitter<'a> {
         let (job, stage) = (self.job, self.stage);
         let body = &job.s.graph.body;
         for phase in [Phase::Forward, Phase::Backward] {
-            // What other stages send, in the order in which they make it.
-            for v in body.values().filter(|v| body[*v].origin.phase == phase && job.transfers[v.index()].contains(&stage)) {
-                let hops = i64::from(job.stage[v.index()].expect("invariant: transfers have a stage")) - i64::from(self.stage);
-                let chunk = job.chunk[v.index()];
-                let ty = self.local_type(v);
-                let w = self.push(Op::Recv { hops }, vec![], ty, chunk, &body[v].origin, Some(v));
-                self.out.reasons[w.index()] = Some("crosses from stage to stage".into());
-                self.map.insert((v, chunk), w);
+            let (before, after) = match phase {
+                Phase::Backward => (Some(stage + 1), stage.checked_sub(1)),
+                Phase::Forward | Phase::Update => (stage.checked_sub(1), Some(stage + 1)),
+            };
+            for message in before.map_or(vec![], |from| job.messages(phase, from, stage)) {
+                self.receive(&message);
             }
+            let messages = after.map_or(vec![], |to| job.messages(phase, stage, to));
             for v in body.values().filter(|v| body[*v].origin.phase == phase && job.stage[v.index()] == Some(stage)) {
-                let chunk = job.chunk[v.index()];
-                let w = self.emit(v, chunk);
-                for to in &job.transfers[v.index()] {
-                    let hops = i64::from(*to) - i64::from(self.stage);
-                    let ty = self.out.body[w].ty.clone();
-                    let sent = self.push(Op::Send { hops }, vec![w], ty, chunk, &body[v].origin, None);
-                    self.out.reasons[sent.index()] = Some("crosses from stage to stage".into());
+                self.emit(v, job.chunk[v.index()]);
+                for message in messages.iter().filter(|m| m.last() == Some(&v)) {
+                    self.send(message);
                 }
             }
         }

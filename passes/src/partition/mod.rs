@@ -4,6 +4,7 @@
 //! class. Values that a step needs once are separated from those of each microbatch here: the sum over the axis
 //! `mb` is an accumulation, legal only where a step has all microbatches behind it, or before it (sums of data alone).
 
+mod cross;
 mod emit;
 mod reshard;
 

@@ -96,6 +96,8 @@ struct Writer {
     dropout: bool,
     /// Labels carry -100.
     ignored: bool,
+    /// No two positions hold the same values but for rounding, on which the gradient of a maximum would hang.
+    distinct: bool,
 }
 
 /// Sizes of the dims that every model has.
@@ -132,7 +134,7 @@ impl Writer {
         layers[0] += short;
         let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
-        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, before: 0, dropout, ignored }
+        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, before: 0, dropout, ignored, distinct: false }
     }
 
     fn line(&mut self, line: impl AsRef<str>) {
@@ -209,6 +211,7 @@ impl Writer {
     fn entry(&mut self) {
         let at = self.at();
         let kind = self.dice.below(3);
+        self.distinct = kind != 1 || self.exact();
         if kind != 0 {
             self.line(format!("input tokens: i32[{at}];"));
             self.ranges.insert("tokens".into(), Range { below: self.sizes.vocab, ignored: false });
@@ -225,6 +228,7 @@ impl Writer {
         if self.sequences() && self.dice.chance(50) {
             self.line("param wpe: [seq, hidden] ~ normal(0.02);");
             self.line("x = x + wpe;");
+            self.distinct = true;
         }
         if self.dice.chance(30) {
             // A statistic of data alone: computed before the first microbatch.
@@ -315,7 +319,7 @@ impl Writer {
         let pool = if self.sequences() { self.dice.below(5) } else { 4 };
         let (rows, at) = match pool {
             0 => ("sum(x, over: seq)", "batch"),
-            1 => ("max(x, over: seq)", "batch"),
+            1 if self.distinct => ("max(x, over: seq)", "batch"),
             2 => ("x[seq: 0]", "batch"),
             3 => {
                 self.line("dim picks = 2;");

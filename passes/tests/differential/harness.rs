@@ -151,21 +151,24 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
     let exact = case.data == Data::Exact && values.iter().enumerate().all(|(k, v)| graph.grad_norm.is_some_and(|n| k >= n.index()) || v.iter().all(|x| is_exact(*x)));
     let tolerance = if exact { 0.0 } else { 1e-9 };
-    compare_reports(graph, &values, &got.reports, tolerance)?;
+    let mut wrong = compare_reports(graph, &values, &got.reports, tolerance);
     if let Some(v) = graph.grad_norm {
-        close("grad_norm", &[got.reports["grad_norm"]], &values[v.index()], 1e-9)?;
+        wrong.extend(differs("grad_norm", &[got.reports["grad_norm"]], &values[v.index()], 1e-9));
     }
     for u in &graph.updates {
         let info = &graph.params[u.param as usize];
         let in_order = |v: Value| eval::reorder(&graph.body.dims, &values[v.index()], graph.body.dims_of(v), &info.ty.dims);
-        close(&info.name, &got.params[&info.name].data, &in_order(u.new), tolerance)?;
+        wrong.extend(differs(&info.name, &got.params[&info.name].data, &in_order(u.new), tolerance));
         for (k, v) in u.states.iter().enumerate() {
-            close(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, &in_order(*v), tolerance)?;
+            wrong.extend(differs(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, &in_order(*v), tolerance));
         }
     }
     let values = eval::run(&eval_graph.body, &mut Logical { graph: &eval_graph, given: &given });
     let got = reference::run_eval(&c.job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
-    compare_reports(&eval_graph, &values, &got, tolerance).map_err(|e| format!("evaluation: {e}"))?;
+    wrong.extend(compare_reports(&eval_graph, &values, &got, tolerance).into_iter().map(|e| format!("evaluation's {e}")));
+    if !wrong.is_empty() {
+        return Err(wrong.join("; "));
+    }
     Ok(Outcome::Right)
 }
 
@@ -174,23 +177,19 @@ fn is_exact(x: f64) -> bool {
     x.abs() < 2f64.powi(40) && (x * 256.0).fract() == 0.0
 }
 
-fn compare_reports(graph: &Graph, values: &[Vec<f64>], got: &BTreeMap<String, f64>, tolerance: f64) -> Result<(), String> {
+fn compare_reports(graph: &Graph, values: &[Vec<f64>], got: &BTreeMap<String, f64>, tolerance: f64) -> Vec<String> {
     let total = graph.loss.map(|value| Report { name: "loss".into(), value });
-    for r in graph.losses.iter().chain(&graph.metrics).chain(&total) {
-        close(&r.name, &[got[&r.name]], &values[r.value.index()], tolerance)?;
-    }
-    Ok(())
+    let reports = graph.losses.iter().chain(&graph.metrics).chain(&total);
+    reports.filter_map(|r| differs(&r.name, &[got[&r.name]], &values[r.value.index()], tolerance)).collect()
 }
 
-fn close(name: &str, got: &[f64], want: &[f64], tolerance: f64) -> Result<(), String> {
+fn differs(name: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<String> {
     if got.len() != want.len() {
-        return Err(format!("{name} has {} elements instead of {}", got.len(), want.len()));
+        return Some(format!("{name} has {} elements instead of {}", got.len(), want.len()));
     }
     let scale = want.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
-    match got.iter().zip(want).position(|(g, w)| !((g - w).abs() <= tolerance * scale)) {
-        Some(i) => Err(format!("{name}[{i}]: {} instead of {}", got[i], want[i])),
-        None => Ok(()),
-    }
+    let i = got.iter().zip(want).position(|(g, w)| !((g - w).abs() <= tolerance * scale))?;
+    Some(format!("{name}[{i}] is {} instead of {}", got[i], want[i]))
 }
 
 const RATE: f64 = 0.0625;

@@ -137,12 +137,14 @@ impl Writer {
         let name = format!("source{}", self.blocks);
         self.text.insert_str(self.before, &format!("  input {name}: i32[batch, seq];\n"));
         self.ranges.insert(name.clone(), crate::harness::Range { below: self.sizes.seq, ignored: false });
+        self.distinct &= self.exact();
         self.line("dim keys = seq;");
         self.line(format!("return view(x, seq -> keys)[keys: {name}];"));
     }
 
     fn peaks(&mut self) {
-        let y = self.dice.pick(&["x - max(x, over: seq)", "x * max(x, over: hidden)", "x + stop_gradient(sum(x, over: seq))", "x - expand(max(x, over: hidden), hidden)"]);
+        let over_seq = if self.distinct { "x - max(x, over: seq)" } else { "x - sum(x, over: seq)" };
+        let y = self.dice.pick(&[over_seq, "x * max(x, over: hidden)", "x + stop_gradient(sum(x, over: seq))", "x - expand(max(x, over: hidden), hidden)"]);
         self.line(format!("return {y};"));
     }
 }

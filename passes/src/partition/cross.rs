@@ -1,0 +1,100 @@
+//! What crosses from stage to stage.
+//!
+//! All values of one element type that cross a border in one pass of a microbatch are one message: with several, a stage that sends
+//! forward and one that sends backward could wait for each other, each with its first message untaken.
+
+use super::JobView;
+use super::emit::Emitter;
+use ir::dim::Dim;
+use ir::graph::{Phase, Type, Value};
+use ir::op::{DType, Op};
+use std::collections::BTreeMap;
+
+const WHY: &str = "crosses from stage to stage";
+
+impl JobView<'_> {
+    /// The values that go from a stage to another one in a phase, by message, in the order in which they are made.
+    pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Vec<Value>> {
+        let body = &self.s.graph.body;
+        let mut out: BTreeMap<DType, Vec<Value>> = BTreeMap::new();
+        for v in body.values() {
+            if self.stage[v.index()] == Some(from) && body[v].origin.phase == phase && self.transfers[v.index()].contains(&to) {
+                out.entry(body[v].ty.dtype).or_default().push(v);
+            }
+        }
+        out.into_values().collect()
+    }
+}
+
+impl Emitter<'_> {
+    fn hops(&self, v: Value, to: u32) -> i64 {
+        let from = self.job.stage[v.index()].expect("invariant: what crosses has a stage");
+        i64::from(to) - i64::from(from)
+    }
+
+    pub(super) fn receive(&mut self, message: &[Value]) {
+        let job = self.job;
+        let first = message[0];
+        let (chunk, origin) = (job.chunk[first.index()], &job.s.graph.body[first].origin);
+        let op = Op::Recv { hops: -self.hops(first, self.stage) };
+        if let [v] = message {
+            let ty = self.local_type(*v);
+            let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
+            self.out.reasons[w.index()] = Some(WHY.into());
+            self.map.insert((*v, chunk), w);
+            return;
+        }
+        let types: Vec<Type> = message.iter().map(|v| self.local_type(*v)).collect();
+        let sizes: Vec<u64> = types.iter().map(|ty| self.out.body.dims.elements(&ty.dims)).collect();
+        let all = self.piece("message", sizes.iter().sum());
+        let whole = self.push(op, vec![], Type::new(types[0].dtype, [all]), chunk, origin, None);
+        self.out.reasons[whole.index()] = Some(WHY.into());
+        let mut at = 0;
+        for ((v, ty), size) in message.iter().zip(types).zip(sizes) {
+            let origin = &job.s.graph.body[*v].origin;
+            let w = if ty.dims.is_empty() {
+                self.push(Op::Slice { from: all, to: None, at }, vec![whole], ty, chunk, origin, Some(*v))
+            } else {
+                let flat = self.piece("part", size);
+                let part = self.push(Op::Slice { from: all, to: Some(flat), at }, vec![whole], Type::new(ty.dtype, [flat]), chunk, origin, None);
+                let view = Op::View { from: vec![flat], to: ty.dims.clone() };
+                self.push(view, vec![part], ty, chunk, origin, Some(*v))
+            };
+            self.map.insert((*v, chunk), w);
+            at += size;
+        }
+    }
+
+    /// Sends values that are all computed.
+    pub(super) fn send(&mut self, message: &[Value]) {
+        let job = self.job;
+        let last = message[message.len() - 1];
+        let (chunk, origin) = (job.chunk[last.index()], &job.s.graph.body[last].origin);
+        let to = *job.transfers[last.index()].first().expect("invariant: what crosses has a receiver");
+        let op = Op::Send { hops: self.hops(last, to) };
+        let values: Vec<Value> = message.iter().map(|v| self.get(*v, chunk)).collect();
+        let whole = match values.as_slice() {
+            [one] => *one,
+            many => {
+                let parts: Vec<(Dim, Value)> = many.iter().map(|w| self.flat(*w, message[0])).collect();
+                let all = self.piece("message", parts.iter().map(|p| self.out.body.dims.size(p.0)).sum());
+                let ty = Type::new(self.out.body[many[0]].ty.dtype, [all]);
+                let (from, args): (Vec<Dim>, Vec<Value>) = parts.into_iter().unzip();
+                self.push(Op::Concat { from, to: all }, args, ty, chunk, origin, None)
+            }
+        };
+        let ty = self.out.body[whole].ty.clone();
+        let sent = self.push(op, vec![whole], ty, chunk, origin, None);
+        self.out.reasons[sent.index()] = Some(WHY.into());
+    }
+
+    /// A value's elements along one dim, in storage order.
+    fn flat(&mut self, w: Value, like: Value) -> (Dim, Value) {
+        let node = self.out.body[w].clone();
+        let chunk = self.job.chunk[like.index()];
+        let flat = self.piece("part", self.out.body.dims.elements(&node.ty.dims));
+        let ty = Type::new(node.ty.dtype, [flat]);
+        let op = if node.ty.dims.is_empty() { Op::Expand } else { Op::View { from: node.ty.dims, to: vec![flat] } };
+        (flat, self.push(op, vec![w], ty, chunk, &node.origin, None))
+    }
+}
