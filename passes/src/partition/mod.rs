@@ -176,7 +176,9 @@ impl<'a> JobView<'a> {
                 (_, Some(s)) => Some([s].into()),
                 _ if !once => None,
                 _ => {
-                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone()).collect();
+                    // A report goes to every stage, whoever has it.
+                    let known = |a: &Value| self.reports.iter().any(|r| r.1 == *a);
+                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !known(a))).collect();
                     let common = args.iter().fold(None, |x, y| intersect(&x, y));
                     if common.as_ref().is_some_and(BTreeSet::is_empty) {
                         self.stage_sums.insert(v, BTreeSet::new());
