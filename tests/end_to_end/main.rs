@@ -1,5 +1,6 @@
 //! The built binaries from outside: texts are compiled to native code, ranks are processes.
 
+mod cases;
 mod cli;
 mod docs;
 mod dumps;
