@@ -72,7 +72,7 @@ fn options(args: &CompileArgs) -> Options {
         pp: args.pp,
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         micro_batch,
-        global_batch: args.global_batch_size.unwrap_or(micro_batch * args.dp * args.pp),
+        global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
         schedule: match args.pipeline_schedule {
             Schedule::Gpipe => passes::schedule::Schedule::GPipe,
             Schedule::OneFOneB => passes::schedule::Schedule::OneFOneB,

@@ -185,9 +185,9 @@ fn no_gradient(e: DifferentiateError) -> CompileError {
 }
 
 fn mesh(o: &Options) -> Result<Mesh, CompileError> {
-    let rows = o.micro_batch * o.dp;
+    let rows = o.micro_batch.saturating_mul(o.dp);
     if rows == 0 || o.tp == 0 || o.pp == 0 || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
-        let above = o.global_batch.max(1).next_multiple_of(rows.max(1));
+        let above = o.global_batch.max(1).checked_next_multiple_of(rows.max(1)).unwrap_or(rows);
         let d = Diagnostic::error(
             "E0208",
             format!("global batch {} does not divide into microbatches of {} on dp = {}", o.global_batch, o.micro_batch, o.dp),
