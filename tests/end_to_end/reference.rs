@@ -4,7 +4,8 @@ use crate::mcc::Weights;
 use ir::dim::Base;
 use ir::eval::{self, Env};
 use ir::graph::{Graph, Type, Value};
-use ir::op::{Op, Scalar};
+use ir::op::{DType, Op, Scalar};
+use ir::random;
 use std::collections::BTreeMap;
 
 /// What a run starts from.
@@ -36,7 +37,35 @@ struct Step<'a> {
     seed: u64,
 }
 
-pub fn train(graph: &Graph, start: &Start) -> Trained {
+/// What becomes of the result of an op.
+#[derive(Clone, Copy)]
+pub enum Rounding {
+    None,
+    /// Random changes of about as much as f32 rounds by, from this seed.
+    Noise(u64),
+}
+
+/// As [`eval::run`], with rounding.
+fn evaluate(step: &mut Step, rounding: Rounding) -> Vec<Vec<f64>> {
+    let body = &step.graph.body;
+    let mut values: Vec<Vec<f64>> = vec![];
+    for v in body.values() {
+        let node = &body[v];
+        let args: Vec<&[f64]> = node.args.iter().map(|a| values[a.index()].as_slice()).collect();
+        let mut out = eval::eval(body, v, &args, step);
+        if let Rounding::Noise(seed) = rounding
+            && node.ty.dtype == DType::F32
+            && !node.args.is_empty()
+        {
+            let stream = random::stream(u64::from(v.0), seed, step.number);
+            out.iter_mut().zip(0..).for_each(|(x, i)| *x *= 1.0 + (random::uniform(stream, i) - 0.5) * 4.0 * f64::from(f32::EPSILON));
+        }
+        values.push(out);
+    }
+    values
+}
+
+pub fn train(graph: &Graph, start: &Start, rounding: Rounding) -> Trained {
     let mut params: BTreeMap<String, Vec<f64>> = start.weights.iter().map(|(n, (_, d))| (n.clone(), d.iter().map(|x| f64::from(*x)).collect())).collect();
     let mut states = BTreeMap::new();
     for u in &graph.updates {
@@ -45,7 +74,7 @@ pub fn train(graph: &Graph, start: &Start) -> Trained {
     }
     let mut out = Trained { reports: vec![], params: BTreeMap::new(), exact: true, finite: true };
     for (inputs, number) in start.inputs.iter().zip(1..) {
-        let values = eval::run(&graph.body, &mut Step { graph, params: &params, states: &states, inputs, number, rate: start.rate, seed: start.seed });
+        let values = evaluate(&mut Step { graph, params: &params, states: &states, inputs, number, rate: start.rate, seed: start.seed }, rounding);
         let used: Vec<&Vec<f64>> = graph.roots().iter().map(|v| &values[v.index()]).collect();
         out.finite &= used.iter().all(|v| v.iter().all(|x| x.abs() < 1e30));
         let counted = graph.grad_norm.map_or(values.len(), Value::index);

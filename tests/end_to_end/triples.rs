@@ -4,7 +4,7 @@
 use crate::differential::generate;
 use crate::harness::{self, Case, Data, Ranges};
 use crate::mcc::{Dir, Weights, load_weights, metrics, models, save_array, save_weights};
-use crate::reference::{Start, Trained, train};
+use crate::reference::{Rounding, Start, Trained, train};
 use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
 use ir::random;
@@ -57,23 +57,25 @@ impl Recipe {
     }
 }
 
-/// Whether the compiler took it.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Right,
-    Refused,
+    /// What the compiler says.
+    Refused(String),
     /// The logical graph itself leaves what f32 can hold.
     NotFinite,
+    /// Rounding changes results by more than the bounds: a maximum of equals, an edge.
+    Unstable,
 }
 
 /// Compiles and trains a triple, and compares.
 fn run(triple: &Triple) -> Result<Outcome, String> {
     let compiled = match logical(triple)? {
         Ok(c) => c,
-        Err(_) => return Ok(Outcome::Refused),
+        Err(why) => return Ok(Outcome::Refused(why)),
     };
     let start = start(&compiled, triple);
-    let want = train(&compiled.graph, &start);
+    let want = train(&compiled.graph, &start, Rounding::None);
     if !want.finite {
         return Ok(Outcome::NotFinite);
     }
@@ -81,7 +83,7 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
     dir.write("model.mdl", &triple.text);
     let done = dir.mcc(compile_arguments(triple));
     if done.code == Some(1) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
-        return Ok(Outcome::Refused);
+        return Ok(Outcome::Refused(done.stderr));
     }
     let ended = |what: &str, done: &crate::mcc::Ran| match done.code {
         Some(0) => Ok(()),
@@ -104,8 +106,20 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
         arguments.extend(["--data".into(), format!("{name}={name}.npy")]);
     }
     ended("mcc run", &dir.mcc(&arguments))?;
-    compare(&start.weights, &want, &metrics(&dir.path("metrics.jsonl")), &load_weights(&dir.path("out.safetensors")))?;
-    Ok(Outcome::Right)
+    match compare(&start.weights, &want, &metrics(&dir.path("metrics.jsonl")), &load_weights(&dir.path("out.safetensors"))) {
+        Err(_) if !want.exact && unstable(&compiled, &start, &want) => Ok(Outcome::Unstable),
+        other => other.map(|()| Outcome::Right),
+    }
+}
+
+/// Whether the reference disagrees with itself once its ops round as f32 does.
+fn unstable(c: &Compiled, start: &Start, want: &Trained) -> bool {
+    (0..8).any(|seed| {
+        let other = train(&c.graph, start, Rounding::Noise(seed));
+        let reports: Vec<serde_json::Value> = other.reports.iter().map(|r| serde_json::json!(r)).collect();
+        let weights = other.params.iter().map(|(n, d)| (n.clone(), (start.weights[n].0.clone(), d.iter().map(|x| *x as f32).collect()))).collect();
+        compare(&start.weights, want, &reports, &weights).is_err()
+    })
 }
 
 /// The logical graph, compiled for one rank; the inner error is the user's.
@@ -211,7 +225,7 @@ fn compare(start: &Weights, want: &Trained, reports: &[serde_json::Value], weigh
     Ok(())
 }
 
-/// A model of `models/` with small sizes, `--flags` as on the command line.
+/// A model of `models/` with small sizes.
 fn fixed(model: &str, defines: &str, case: Case, recipe: Recipe) {
     let text = fs::read_to_string(models().join(model)).expect("a model");
     let defines = defines.split_whitespace().map(|d| d.split_once('=').map(|(n, v)| (n.to_string(), v.to_string())).expect("name=value")).collect();
@@ -304,9 +318,9 @@ fn bert_on_tp2_pp2() {
 }
 
 #[test]
-fn t5_on_dp2_tp2_pp2() {
+fn t5_on_dp2_tp4() {
     let defines = "vocab=18 hidden=8 heads=4 head_dim=4 ffn=12 encoder_layers=2 decoder_layers=2 source=6 target=5 buckets=8 max_distance=16";
-    fixed("t5.mdl", defines, Case { dp: 2, tp: 2, pp: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
+    fixed("t5.mdl", defines, Case { dp: 2, tp: 4, global_batch: 4, ..Case::default() }, Recipe::AdamW);
 }
 
 #[test]
@@ -330,7 +344,7 @@ fn umlp_on_dp2_tp2() {
 fn random_triples(first: u64, count: usize) {
     let only = std::env::var("NATIVE_SEED").ok().and_then(|s| s.parse().ok());
     let mut failures = vec![];
-    let mut right = 0;
+    let (mut right, mut unstable) = (0, 0);
     for seed in only.map_or(first..first + 1000, |n| n..n + 1) {
         if right == count {
             break;
@@ -346,29 +360,32 @@ fn random_triples(first: u64, count: usize) {
         }
         println!("NATIVE_SEED={seed}");
         match run(&triple) {
-            Ok(outcome) => right += usize::from(outcome == Outcome::Right),
+            Ok(Outcome::Right) => right += 1,
+            Ok(Outcome::Unstable) => unstable += 1,
+            Ok(Outcome::Refused(_) | Outcome::NotFinite) => {}
             Err(e) => failures.push(format!("NATIVE_SEED={seed}: {e}")),
         }
     }
+    assert!(unstable <= count / 5, "{unstable} of {count} models cannot be compared");
     assert!(failures.is_empty(), "{} random models are wrong:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
 fn random_models_0() {
-    random_triples(0, 10);
+    random_triples(0, 15);
 }
 
 #[test]
 fn random_models_1() {
-    random_triples(1000, 10);
+    random_triples(1000, 15);
 }
 
 #[test]
 fn random_models_2() {
-    random_triples(2000, 10);
+    random_triples(2000, 15);
 }
 
 #[test]
 fn random_models_3() {
-    random_triples(3000, 10);
+    random_triples(3000, 15);
 }
