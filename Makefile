@@ -6,11 +6,11 @@ TEXT ?=
 STEPS ?= 60
 OUT := out
 
-PACKAGES := llvm-22-dev libmlir-22-dev mlir-22-tools libpolly-22-dev clang-22 libclang-22-dev lld-22 libzstd-dev libz-dev libxml2-dev libz3-dev
+PACKAGES := llvm-22-dev libmlir-22-dev mlir-22-tools libpolly-22-dev clang-22 libclang-22-dev lld-22 libzstd-dev zlib1g-dev libxml2-dev libz3-dev
 
 # Installs what is missing, as root or with sudo.
 deps:
-	@missing=$$(for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || [ $$p = libz-dev -a -e /usr/include/zlib.h ] || echo $$p; done); \
+	@missing=$$(for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 	  echo "installing: "$$missing; \
 	  sudo=$$([ $$(id -u) = 0 ] || echo sudo); \

@@ -123,7 +123,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) =
-        plan::check(&graph, &mesh, &lists, &plan).into_iter().partition(|d| d.severity == Severity::Error);
+        plan::check(&graph, &mesh, &lists, &plan, &settings).into_iter().partition(|d| d.severity == Severity::Error);
     warnings.extend(found);
     if !errors.is_empty() {
         return Err(CompileError::User(errors));

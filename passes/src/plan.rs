@@ -149,7 +149,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
 
 /// The dims of parameters that an axis should split and cannot: E0204 where no sub-axis fits and no other dim takes the axis
 /// in their place, a warning where only some do.
-pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<Diagnostic> {
+pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &[(String, String)]) -> Vec<Diagnostic> {
     let dims = &graph.body.dims;
     let mut out = vec![];
     let mut seen: Vec<(Axis, String)> = vec![];
@@ -190,7 +190,9 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<Diag
                 if let Some(span) = plan.get(axis.name()).and_then(|p| p.span) {
                     e = e.label(span, format!("`{axis}` splits `{name}` here"));
                 }
-                out.push(e.help(format!("nearest sizes that divide: {nearest} (`-D {name}={above}`)")));
+                // A derived dim follows from others, which the user knows best.
+                let how = if settings.iter().any(|s| s.0 == name) { format!(" (`-D {name}={above}`)") } else { String::new() };
+                out.push(e.help(format!("nearest sizes that divide: {nearest}{how}")));
             }
         }
     }
