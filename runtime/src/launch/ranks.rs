@@ -159,8 +159,9 @@ impl<'a> Ranks<'a> {
             .collect()
     }
 
-    /// Looks for signs of life; without any for so many looks, a rank that computes is stuck, and ranks that all wait
-    /// are deadlocked. To be called at even intervals: looks are counted, so a launcher that was stopped itself accuses nobody.
+    /// Looks for signs of life; without any for so many looks, a rank that computes is stuck. Ranks that all wait are deadlocked,
+    /// but only after [`DEADLOCK`] times as many looks: the compiler has proved that programs cannot deadlock, and a core that
+    /// a crowded machine takes away for seconds looks just the same. To be called at even intervals: looks are counted, so a launcher that was stopped itself accuses nobody.
     pub fn watch(&mut self, patience: u32) {
         let mut stuck = None;
         let (mut running, mut waiting) = (0, 0);
@@ -178,11 +179,12 @@ impl<'a> Ranks<'a> {
             };
             process.sign = sign;
             running += 1;
-            if process.still >= patience {
-                // A rank may have been stopped while it waited.
-                if waits && state != State::Stopped {
-                    waiting += 1;
-                } else if stuck.is_none() {
+            // A rank may have been stopped while it waited.
+            let stopped = !waits || state == State::Stopped;
+            if process.still >= patience * DEADLOCK && !stopped {
+                waiting += 1;
+            } else if process.still >= patience && stopped {
+                if stuck.is_none() {
                     stuck = Some((rank as u64, status));
                 }
             }
@@ -218,6 +220,9 @@ fn ended(status: ExitStatus) -> String {
         (None, None) => "ended".into(),
     }
 }
+
+/// How many times longer than a rank that computes, ranks that wait for each other may be still.
+const DEADLOCK: u32 = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
