@@ -183,10 +183,8 @@ impl<'a> Ranks<'a> {
             let stopped = !waits || state == State::Stopped;
             if process.still >= patience * DEADLOCK && !stopped {
                 waiting += 1;
-            } else if process.still >= patience && stopped {
-                if stuck.is_none() {
-                    stuck = Some((rank as u64, status));
-                }
+            } else if process.still >= patience && stopped && stuck.is_none() {
+                stuck = Some((rank as u64, status));
             }
         }
         if let Some((rank, status)) = stuck {
