@@ -3,6 +3,7 @@
 use super::region::Shape;
 use super::{Checked, ensure};
 use crate::dim::{Base, Linear};
+use crate::graph::Value;
 use crate::kernel::Kernel;
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Op, Reduce, Scalar};
@@ -48,6 +49,8 @@ pub struct Facts {
     outputs: Vec<(DType, Rc<Shape>, Effect)>,
     /// Per output and input: whether they may be the same memory.
     in_place: Vec<Vec<bool>>,
+    /// Per output: inputs and scalars on which it depends.
+    depends: Vec<(Vec<usize>, Vec<usize>)>,
     scalars: Vec<DType>,
     random: bool,
 }
@@ -76,10 +79,51 @@ impl Facts {
                     (0..kernel.inputs.len()).map(|i| !o.accumulate && replaceable[i] && same(i)).collect()
                 })
                 .collect(),
+            depends: kernel.outputs.iter().map(|o| depends(kernel, o.value)).collect(),
             scalars: kernel.scalars.clone(),
             random: body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. })),
         }
     }
+
+    /// The number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Inputs and scalars on which an output depends.
+    pub fn depends(&self, output: usize) -> (&[usize], &[usize]) {
+        let (inputs, scalars) = &self.depends[output];
+        (inputs, scalars)
+    }
+}
+
+fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
+    let body = &kernel.body;
+    let mut reached = vec![false; body.nodes.len()];
+    reached[of.index()] = true;
+    let (mut inputs, mut scalars) = (vec![false; kernel.inputs.len()], vec![false; kernel.scalars.len()]);
+    for v in body.values().rev().filter(|v| v.index() <= of.index()) {
+        if !reached[v.index()] {
+            continue;
+        }
+        let node = &body[v];
+        node.args.iter().for_each(|a| reached[a.index()] = true);
+        match &node.op {
+            Op::Input(i) => inputs[*i as usize] = true,
+            Op::Scalar(Scalar::Slot(i)) => scalars[*i as usize] = true,
+            op if op.is_pointwise() => {}
+            // Others may ask where in a whole dim they are.
+            _ => {
+                for d in node.args.iter().flat_map(|a| body.dims_of(*a)).chain(&node.ty.dims) {
+                    if let Base::Slot(i) = body.dims[*d].index.base {
+                        scalars[i as usize] = true;
+                    }
+                }
+            }
+        }
+    }
+    let chosen = |set: Vec<bool>| (0..set.len()).filter(|k| set[*k]).collect();
+    (chosen(inputs), chosen(scalars))
 }
 
 /// Whether a result at a point depends on the operand at that point alone, so that it may take the operand's place.

@@ -2,6 +2,7 @@
 
 use super::access::{Access, Effect, Reader, per_microbatch};
 use super::region::Cover;
+use super::replicas::Flow;
 use super::{At, Checked, JobError, ensure};
 use crate::op::Real;
 use crate::program::{Action, Arena, Body, Buffer, BufferId, Content};
@@ -56,15 +57,17 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<Summary, JobError> {
+pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow), JobError> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None };
     let mut events = BTreeSet::new();
+    let mut flow = Flow::new();
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
         let here = |what: String| at.command(k, command).error(what);
         let accesses = reader.accesses(action).map_err(here)?;
+        flow.push(reader.program, reader.kernels, k, action, &accesses);
         for access in &accesses {
             let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
             life.last = k;
@@ -107,7 +110,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<Summary, JobError>
         summary.touches.insert(*id, life.touch.clone());
     }
     apart(buffers, &lives, at)?;
-    Ok(summary)
+    Ok((summary, flow))
 }
 
 fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {

@@ -4,7 +4,7 @@ use super::{At, JobError, Phase, ensure};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType};
 use crate::program::{Action, Group, Job, Program};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Messages that can be under way per ordered pair of ranks: as many sends complete before their receives.
 pub const MESSAGES_IN_FLIGHT: usize = 1;
@@ -113,6 +113,35 @@ impl Player<'_> {
     }
 }
 
+/// A stage, a body and the number of a command.
+pub type Site = (usize, usize, usize);
+
+/// Which commands of different stages meet.
+#[derive(Default)]
+pub struct Matches {
+    /// By receive: its sends.
+    senders: HashMap<Site, Vec<Site>>,
+    /// By collective: one that stands for all of its members.
+    hubs: HashMap<Site, Site>,
+}
+
+impl Matches {
+    pub fn senders(&self, recv: Site) -> &[Site] {
+        self.senders.get(&recv).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn hub(&self, member: Site) -> Site {
+        self.hubs.get(&member).copied().unwrap_or(member)
+    }
+
+    fn message(&mut self, from: Site, to: Site) {
+        let senders = self.senders.entry(to).or_default();
+        if !senders.contains(&from) {
+            senders.push(from);
+        }
+    }
+}
+
 /// A collective that some stages have come to: which was the first, how many there are.
 struct Meeting {
     first: usize,
@@ -126,8 +155,9 @@ pub struct Play<'a> {
     keys: Vec<Key>,
     meetings: HashMap<usize, Meeting>,
     /// Per sender and receiver.
-    mail: HashMap<(usize, usize), std::collections::VecDeque<Message>>,
+    mail: HashMap<(usize, usize), VecDeque<(Message, Site)>>,
     phase: Phase,
+    matches: Matches,
 }
 
 impl<'a> Play<'a> {
@@ -150,7 +180,12 @@ impl<'a> Play<'a> {
             let keys = program.groups.iter().map(|g| number(s as u64, g)).collect();
             players.push(Player { program, events, keys, call: 0, event: 0, waits: false });
         }
-        Play { players, keys, meetings: HashMap::new(), mail: HashMap::new(), phase: Phase::Train }
+        Play { players, keys, meetings: HashMap::new(), mail: HashMap::new(), phase: Phase::Train, matches: Matches::default() }
+    }
+
+    /// What met in the phases that were played.
+    pub fn matches(self) -> Matches {
+        self.matches
     }
 
     /// Plays a phase, from no message under way to no message under way.
@@ -185,18 +220,20 @@ impl<'a> Play<'a> {
         match event {
             Event::Send { hops, message } => {
                 let to = self.peer(s, hops)?;
-                let box_ = self.mail.entry((s, to)).or_default();
-                if box_.len() >= MESSAGES_IN_FLIGHT {
+                let site = self.site(s);
+                let letters = self.mail.entry((s, to)).or_default();
+                if letters.len() >= MESSAGES_IN_FLIGHT {
                     return Ok(false);
                 }
-                box_.push_back(message);
+                letters.push_back((message, site));
                 ready.push(to);
             }
             Event::Recv { hops, message } => {
                 let from = self.peer(s, hops)?;
-                let Some(sent) = self.mail.entry((from, s)).or_default().pop_front() else { return Ok(false) };
+                let Some((sent, site)) = self.mail.entry((from, s)).or_default().pop_front() else { return Ok(false) };
                 let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
                 ensure(sent == message, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                self.matches.message(site, self.site(s));
                 ready.push(from);
             }
             Event::Meet { group, terms } => {
@@ -213,6 +250,11 @@ impl<'a> Play<'a> {
                     return Ok(false);
                 }
                 self.meetings.remove(&key);
+                let hub = self.site(stages[0] as usize);
+                for t in stages {
+                    let member = self.site(*t as usize);
+                    self.matches.hubs.insert(member, hub);
+                }
                 for t in stages.iter().map(|t| *t as usize).filter(|t| *t != s) {
                     self.players[t].waits = false;
                     self.players[t].event += 1;
@@ -222,6 +264,13 @@ impl<'a> Play<'a> {
         }
         self.players[s].event += 1;
         Ok(true)
+    }
+
+    /// The command at which a stage stands; it stands at one.
+    fn site(&self, s: usize) -> Site {
+        let p = &self.players[s];
+        let body = self.phase.calls(p.program)[p.call].body.index();
+        (s, body, p.events.0[body][p.event].0)
     }
 
     fn peer(&self, s: usize, hops: i64) -> Result<usize, JobError> {

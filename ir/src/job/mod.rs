@@ -44,8 +44,13 @@
 //! (only it takes from its mailboxes, only it puts into theirs), so every order of turns comes to the same end. For the
 //! same reason phases may follow each other without a barrier, as each begins and ends with empty mailboxes.
 //!
-//! Not shown: that programs compute what the local graphs say (an all-reduce over another axis of the same stage fits as
-//! well), and that events order two streams, as long as executors run commands in the order of their list.
+//! **Invariants of replicas** (all ranks of a stage, [`replicas`]):
+//! - Reports are the same on all ranks, and copies of parameters and states stay equal: what differs along an axis was joined
+//!   along it. What is joined along an axis is not reduced along it again.
+//!
+//! Not shown: that programs compute what the local graphs say, where copies agree all the same (a maximum that is not shared
+//! before a sum that is); that messages of equal type and the same pair of ranks are not exchanged for each other; what differs
+//! within a message of several values; and that events order two streams, as long as executors run commands in the order of their list.
 
 mod access;
 mod body;
@@ -53,6 +58,7 @@ mod exchange;
 mod held;
 mod order;
 mod region;
+mod replicas;
 #[cfg(test)]
 mod tests;
 
@@ -63,6 +69,7 @@ use crate::program::{Action, Call, Command, Job, Program};
 use access::{Facts, Reader};
 use body::Summary;
 use exchange::{Events, Play};
+use replicas::Flow;
 use std::fmt;
 
 /// A job that could go wrong at run time: a bug in mcc.
@@ -157,6 +164,7 @@ impl Phase {
 /// What bodies do, for programs that differ in their schedules alone.
 struct Class {
     bodies: Vec<Summary>,
+    flows: Vec<Flow>,
     events: Events,
 }
 
@@ -201,9 +209,12 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
     if let Some(p) = class_of.iter().position(Option::is_none) {
         return Err(whole.error(format!("no stage runs program {p}")));
     }
-    let events: Vec<&Events> = job.stages.iter().filter_map(|s| class_of[s.program as usize]).map(|class| &classes[class].1.events).collect();
+    let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| class_of[s.program as usize]).map(|class| &classes[class].1).collect();
+    let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
     let mut play = Play::new(job, &events);
     Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
+    let flows: Vec<&[Flow]> = of_stages.iter().map(|c| c.flows.as_slice()).collect();
+    replicas::check(job, &flows, &play.matches())?;
     whole_params(job).map_err(|e| whole.error(e))
 }
 
@@ -211,6 +222,7 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
 fn mesh(job: &Job) -> Checked {
     let mesh: &Mesh = &job.mesh;
     let ranks = mesh.subs.iter().try_fold(1u64, |n, s| n.checked_mul(s.size)).filter(|n| *n < 1 << 48);
+    ensure(mesh.subs.len() <= 64, || format!("its mesh has {} axes", mesh.subs.len()))?;
     ensure(ranks.is_some_and(|n| n > 0), || "its mesh has an empty axis, or too many ranks".into())?;
     for (axis, n, what) in [(Axis::Microbatch, job.microbatches, "microbatches"), (Axis::Pp, job.stages.len() as u64, "stages")] {
         ensure(mesh.of(axis).count() <= 1, || format!("its mesh has axis `{axis}` in parts"))?;
@@ -236,6 +248,11 @@ fn same_bodies(a: &Program, b: &Program) -> bool {
 fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], at: &At) -> Result<Class, JobError> {
     held::arenas(program, at)?;
     let reader = Reader { job, program, kernels };
-    let bodies = program.bodies.iter().map(|b| body::check(&reader, b, &at.of(&b.name))).collect::<Result<_, _>>()?;
-    Ok(Class { bodies, events: Events::new(program) })
+    let (mut bodies, mut flows) = (vec![], vec![]);
+    for b in &program.bodies {
+        let (summary, flow) = body::check(&reader, b, &at.of(&b.name))?;
+        bodies.push(summary);
+        flows.push(flow);
+    }
+    Ok(Class { bodies, flows, events: Events::new(program) })
 }

@@ -427,6 +427,38 @@ fn more_messages_than_fit_under_way_are_a_deadlock() {
     refused(eager, "it waits forever");
 }
 
+// Replicas.
+
+#[test]
+fn copies_of_a_parameter_stay_equal() {
+    let own = |job: &mut Job| match &mut commands(job, 0, "update")[0].action {
+        Action::Launch { args, .. } => args[2].buffer.0 = 2,
+        other => panic!("{other:?}"),
+    };
+    refused(own, "stage 0, update, command 0 (launch of kernel 4): copies of `w` may come to differ along dp");
+}
+
+#[test]
+fn all_ranks_report_the_same() {
+    let apart = |job: &mut Job| job.programs.iter_mut().for_each(|p| p.groups[2].subs.clear());
+    refused(apart, "`loss` may differ along dp");
+}
+
+#[test]
+fn what_is_reduced_is_not_reduced_again() {
+    let again = |job: &mut Job| {
+        for stage in 0..2 {
+            let mut second = commands(job, stage, "reduce")[5].clone();
+            match &mut second.action {
+                Action::Collective { src, dst, .. } => *src = dst.clone(),
+                other => panic!("{other:?}"),
+            }
+            commands(job, stage, "reduce").insert(6, second);
+        }
+    };
+    refused(again, "it reduces what is already joined along pp*dp");
+}
+
 // The whole.
 
 #[test]
