@@ -45,6 +45,7 @@ pub struct CheckArgs {
 
 #[derive(Args)]
 pub struct FmtArgs {
+    /// The model texts
     #[arg(required = true)]
     pub models: Vec<PathBuf>,
     /// Change nothing; fail if a text is not formatted
@@ -158,14 +159,19 @@ pub struct CompileArgs {
     /// Step at which the final rate is reached
     #[arg(long, value_name = "N", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub lr_decay_iters: Option<u64>,
+    /// Of parameters with two or more dims that are not marked `@no_decay`
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub weight_decay: Option<f64>,
+    /// Share that the mean of the gradients keeps in a step
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub adam_beta1: Option<f64>,
+    /// Share that the mean of their squares keeps in a step
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub adam_beta2: Option<f64>,
+    /// Added to the root of the mean of squares
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub adam_eps: Option<f64>,
+    /// Share that the velocity keeps in a step
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub sgd_momentum: Option<f64>,
     /// Greatest global gradient norm; 0 for none
@@ -196,6 +202,7 @@ pub enum OnNonfinite {
 
 #[derive(Args)]
 pub struct RunArgs {
+    /// What `mcc compile` wrote
     pub artifact: PathBuf,
     /// A text file (bytes are tokens), an llm.c .bin, a .npy of int32 [steps, batch, seq+1], or one .npy per input
     #[arg(long, value_name = "[INPUT=]FILE")]
@@ -233,6 +240,7 @@ pub struct RunArgs {
 
 #[derive(Args)]
 pub struct DumpArgs {
+    /// What `mcc compile` wrote
     pub artifact: PathBuf,
     #[arg(long, value_enum, default_value = "program")]
     pub level: Level,

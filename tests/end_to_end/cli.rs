@@ -29,6 +29,14 @@ fn mcc_dump_explains_itself() {
     help("dump --help", expect_file!["./expected/dump.txt"]);
 }
 
+#[test]
+fn the_other_commands_explain_themselves() {
+    help("check --help", expect_file!["./expected/check.txt"]);
+    help("fmt --help", expect_file!["./expected/fmt.txt"]);
+    help("import hf --help", expect_file!["./expected/import.txt"]);
+    help("export hf --help", expect_file!["./expected/export.txt"]);
+}
+
 /// What `mcc check` says of a text.
 fn check(text: &str, arguments: &str, expected: Expect) {
     let dir = Dir::new();

@@ -8,6 +8,7 @@ mod faults;
 mod mcc;
 mod reference;
 mod repeats;
+mod training;
 mod triples;
 
 /// The generator of random models, and what it says of them.

@@ -22,7 +22,7 @@ pub struct Trained {
     /// Per step, by name, with `loss` and `grad_norm`.
     pub reports: Vec<BTreeMap<String, f64>>,
     pub params: BTreeMap<String, Vec<f64>>,
-    /// Every value but the gradient norm is a small multiple of 2^-8, so that f32 has no rounding in any order of sums.
+    /// Every value but the gradient norm is a multiple of 2^-8 with few digits, so that f32 has no rounding in any order of sums.
     pub exact: bool,
     pub finite: bool,
 }
@@ -97,7 +97,7 @@ pub fn train(graph: &Graph, start: &Start, rounding: Rounding) -> Trained {
 }
 
 fn is_exact(x: f64) -> bool {
-    x.abs() < 2f64.powi(14) && (x * 256.0).fract() == 0.0
+    x.abs() < 2f64.powi(13) && (x * 256.0).fract() == 0.0
 }
 
 impl Env for Step<'_> {

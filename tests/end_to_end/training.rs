@@ -1,0 +1,73 @@
+//! What a run reads and reports.
+
+use crate::mcc::{Dir, metrics, save_array};
+use std::fs;
+
+const GPT2: &str = "compile {models}/gpt2.mdl --tp 2 --global-batch-size 2 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 -o out.mcc";
+const TEXT: &str = "The quick brown fox jumps over the lazy dog, and then over a wall. ";
+
+fn compiled(flags: &str) -> Dir {
+    let dir = Dir::new();
+    dir.write("text.txt", TEXT);
+    dir.line(&format!("{GPT2} {flags}")).succeeds();
+    dir
+}
+
+fn run(dir: &Dir, flags: &str) -> Vec<serde_json::Value> {
+    dir.line(&format!("run out.mcc --metrics m.jsonl {flags}")).succeeds();
+    metrics(&dir.path("m.jsonl"))
+}
+
+#[test]
+fn every_step_has_its_line_of_metrics() {
+    let dir = compiled("--lr 0.5 --min-lr 0.1 --lr-decay-style linear --lr-warmup-iters 2 --lr-decay-iters 4");
+    let lines = run(&dir, "--data text.txt --steps 5");
+    let of = |name: &str| lines.iter().map(|l| l[name].as_f64().expect("a number")).collect::<Vec<f64>>();
+    assert_eq!(of("step"), [1.0, 2.0, 3.0, 4.0, 5.0]);
+    let rates = of("lr");
+    assert!(rates.iter().zip([0.25, 0.5, 0.3, 0.1, 0.1]).all(|(got, want)| (got - want).abs() < 1e-12), "{rates:?}");
+    for name in ["loss", "grad_norm", "tokens_per_s", "step_ms"] {
+        assert!(of(name).iter().all(|x| *x > 0.0), "{name}: {:?}", of(name));
+    }
+}
+
+#[test]
+fn text_tokens_and_arrays_are_the_same_data() {
+    let dir = compiled("");
+    let losses = |flags: &str| run(&dir, flags).iter().map(|l| l["loss"].to_string()).collect::<Vec<_>>();
+    let text = losses("--data text.txt --steps 3");
+    // Sequence n is the window of 9 tokens from 8 n on.
+    let bytes = TEXT.as_bytes();
+    let windows = (0..6).flat_map(|n| bytes[8 * n..8 * n + 9].iter().map(|b| i32::from(*b)));
+    save_array(&dir.path("windows.npy"), &[3, 2, 9], windows);
+    assert_eq!(losses("--data windows.npy"), text);
+    let header = [20240520u32, 1, bytes.len() as u32].into_iter().chain([0; 253]).flat_map(u32::to_le_bytes);
+    dir.write("tokens.bin", header.chain(bytes.iter().flat_map(|b| u16::from(*b).to_le_bytes())).collect::<Vec<u8>>());
+    assert_eq!(losses("--data tokens.bin --steps 3"), text);
+    let part = |from: usize| (0..6).flat_map(move |n| bytes[8 * n + from..8 * n + from + 8].iter().map(|b| i32::from(*b)));
+    save_array(&dir.path("tokens.npy"), &[3, 2, 8], part(0));
+    save_array(&dir.path("targets.npy"), &[3, 2, 8], part(1));
+    assert_eq!(losses("--data tokens=tokens.npy --data targets=targets.npy"), text);
+}
+
+#[test]
+fn a_held_out_loss_of_the_same_data_is_the_loss() {
+    let dir = compiled("--lr 0 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --weight-decay 0");
+    let lines = run(&dir, "--data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1");
+    let valid: Vec<Option<f64>> = lines.iter().map(|l| l["valid_loss"].as_f64()).collect();
+    assert!(valid[0].is_none() && valid[2].is_none(), "{valid:?}");
+    let first = lines[0]["loss"].as_f64().expect("a number");
+    for v in [valid[1], valid[3]] {
+        assert!(v.is_some_and(|v| (v - first).abs() < 1e-5 * first), "{valid:?} for {first}");
+    }
+}
+
+#[test]
+fn training_learns_a_text_by_heart() {
+    let dir = compiled("--lr 1e-2 --min-lr 1e-2 --lr-decay-style constant --lr-warmup-iters 5");
+    let lines = run(&dir, "--data text.txt --steps 120 --save w.safetensors");
+    let loss = |k: usize| lines[k]["loss"].as_f64().expect("a number");
+    assert!((loss(0) - 256f64.ln()).abs() < 0.3, "{}", loss(0));
+    assert!(loss(119) < 1.5, "{}", loss(119));
+    assert!(fs::metadata(dir.path("w.safetensors")).is_ok());
+}
