@@ -9,7 +9,7 @@ use crate::plan::{Chooser, Lists, Tiers};
 use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Node, Origin, Phase, Value};
-use ir::mesh::{Mesh, SubAxis};
+use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Op, Reshard};
 use ir::sharded::{Partial, Placement, Sharded, Sharding};
 use std::collections::HashMap;
@@ -51,8 +51,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         // After the microbatches, a sink goes on from where it rests.
         users[s.index()].retain(|(c, _)| graph.body[*c].origin.phase != Phase::Update);
     }
-    let mut data_dims: Vec<Dim> = graph.inputs.iter().flat_map(|i| i.ty.dims.clone()).collect();
-    data_dims.dedup();
+    let token_dims = token_dims(&graph, lists);
     let random = match rows {
         Rows::Rules => None,
         Rows::Random(seed) => Some(Lottery(ir::random::mix(seed))),
@@ -68,7 +67,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         natural: vec![],
         later: vec![],
         whole: vec![],
-        data_dims,
+        token_dims,
         random,
         out: Body { dims: graph.body.dims.clone(), nodes: vec![] },
         shardings: vec![],
@@ -122,6 +121,14 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     Sharded { graph, mesh: mesh.clone(), digits, shardings, reasons }
 }
 
+/// The dims that tell one token from another: of inputs, and split by data or sequence parallelism.
+fn token_dims(graph: &Graph, lists: &Lists) -> Vec<Dim> {
+    let by_data = [Axis::Dp, Axis::Cp].into_iter().flat_map(|a| lists.of(a).iter().take(1));
+    let by_sequence = lists.of(Axis::Tp).iter().skip(1);
+    let listed: Vec<Dim> = graph.batch.into_iter().chain(by_data.chain(by_sequence).flatten().copied()).collect();
+    listed.into_iter().filter(|d| graph.inputs.iter().any(|i| i.ty.has(*d))).collect()
+}
+
 /// A value's placement if every op took its chosen row and nothing were completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Natural {
@@ -160,7 +167,7 @@ struct Move {
     from: Placement,
     to: Placement,
     /// The axis it exchanges along; none where several can be done together.
-    axis: Option<ir::mesh::Axis>,
+    axis: Option<Axis>,
     subs: Vec<SubAxis>,
 }
 
@@ -175,7 +182,7 @@ struct Propagation<'a> {
     natural: Vec<Vec<Natural>>,
     later: Vec<Vec<bool>>,
     whole: Vec<Vec<bool>>,
-    data_dims: Vec<Dim>,
+    token_dims: Vec<Dim>,
     random: Option<Lottery>,
     out: Body,
     shardings: Vec<Sharding>,
@@ -272,7 +279,7 @@ impl Propagation<'_> {
 
     /// Pass 3: whether a small value is needed whole by someone, directly or through small pointwise ops.
     fn whole_uses(&mut self) {
-        let small = |v: Value| self.old.dims_of(v).iter().all(|d| self.data_dims.contains(d));
+        let small = |v: Value| self.old.dims_of(v).iter().all(|d| self.token_dims.contains(d));
         let mut whole = vec![vec![false; self.mesh.subs.len()]; self.old.nodes.len()];
         for v in self.old.values().rev().filter(|v| small(*v)) {
             for u in self.mesh.ids() {
@@ -419,8 +426,13 @@ impl Propagation<'_> {
         match self.choice[v.index()][u.0 as usize] {
             None => Mode::Whole,
             // Lazy: what is whole stays whole, and is sliced where it meets something split. What an op adds by itself
-            // (an expansion) is never made whole.
-            Some(l) if current.iter().all(|c| *c == Placement::Replicated) && rule.loops[l].args.iter().any(Option::is_some) => Mode::Whole,
+            // (an expansion) is made whole only where someone needs it so.
+            Some(l)
+                if current.iter().all(|c| *c == Placement::Replicated)
+                    && (rule.loops[l].args.iter().any(Option::is_some) || self.whole[v.index()][u.0 as usize]) =>
+            {
+                Mode::Whole
+            }
             Some(l) => Mode::Split(l),
         }
     }
@@ -430,7 +442,7 @@ impl Propagation<'_> {
         let axis = self.mesh[u].axis;
         let mut rows = vec![];
         // Microbatches are time: their row is not free to choose.
-        if axis == ir::mesh::Axis::Microbatch {
+        if axis == Axis::Microbatch {
             return match self.choice[v.index()][u.0 as usize] {
                 Some(l) => Mode::Split(l),
                 None => match current.iter().position(|c| *c == Placement::SUM) {

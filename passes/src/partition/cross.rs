@@ -1,28 +1,35 @@
 //! What crosses from stage to stage.
 //!
-//! All values of one element type that cross a border in one pass of a microbatch are one message: with several, a stage that sends
-//! forward and one that sends backward could wait for each other, each with its first message untaken.
+//! All values of one element type that cross a border in one pass of a microbatch, split over the same axes, are one message: with several,
+//! a stage that sends forward and one that sends backward could wait for each other, each with its first message untaken. Values that
+//! are split differently do not share a message, since copies of one would no longer be told from parts of the other.
 
 use super::JobView;
 use super::emit::Emitter;
 use ir::dim::Dim;
 use ir::graph::{Phase, Type, Value};
+use ir::mesh::SubAxis;
 use ir::op::{DType, Op};
+use ir::sharded::Placement;
 use std::collections::BTreeMap;
 
 const WHY: &str = "crosses from stage to stage";
 
 impl JobView<'_> {
-    /// The values that go from a stage to another one in a phase, by message, in the order in which they are made.
+    /// The values that go from a stage to another one in a phase, by message, in the order in which they are sent.
     pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Vec<Value>> {
         let body = &self.s.graph.body;
-        let mut out: BTreeMap<DType, Vec<Value>> = BTreeMap::new();
+        let mut out: BTreeMap<(DType, Vec<SubAxis>), Vec<Value>> = BTreeMap::new();
         for v in body.values() {
             if self.stage[v.index()] == Some(from) && body[v].origin.phase == phase && self.transfers[v.index()].contains(&to) {
-                out.entry(body[v].ty.dtype).or_default().push(v);
+                let split = self.s.mesh.ids().filter(|u| self.s.sharding(v)[*u] != Placement::Replicated).collect();
+                out.entry((body[v].ty.dtype, split)).or_default().push(v);
             }
         }
-        out.into_values().collect()
+        let mut out: Vec<Vec<Value>> = out.into_values().collect();
+        // The sender sends each when its last value is there.
+        out.sort_by_key(|message| message.last().copied());
+        out
     }
 }
 
