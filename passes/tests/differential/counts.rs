@@ -1,0 +1,155 @@
+//! What partitioning costs: the collectives of one layer, and of what is outside of layers, held to those of Megatron.
+
+use crate::harness::compiled;
+use crate::models::{LLAMA, case};
+use ir::graph::{Phase, Value};
+use ir::mesh::Axis;
+use ir::op::{Op, Reshard};
+use ir::sharded::Sharded;
+
+const GPT2: (&str, &[(&str, &str)]) =
+    (include_str!("../../../models/gpt2.mdl"), &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "3"), ("seq", "16")]);
+
+const WIDE_LLAMA: &[(&str, &str)] =
+    &[("vocab", "32"), ("hidden", "32"), ("heads", "8"), ("kv_heads", "4"), ("head_dim", "4"), ("ffn", "48"), ("layers", "3"), ("seq", "16")];
+
+/// Attention and MLP side by side, on one norm.
+const PARALLEL: &str = r#"
+model parallel(batch, hidden = 32, heads = 4, head_dim = 8, ffn = 64, layers = 3, seq = 16) {
+  input x0: f32[batch, seq, hidden];
+  fn self_attention(x) {
+    dim keys = seq;
+    let q = linear(x, hidden, [heads, head_dim]) as q;
+    let k = linear(x, hidden, [heads, head_dim]) as k;
+    let v = linear(x, hidden, [heads, head_dim]) as v;
+    let y = attention(q, view(k, seq -> keys), view(v, seq -> keys), head_dim, keys, mask: causal(seq, keys));
+    return linear(y, [heads, head_dim], hidden) as o;
+  }
+  param scale: [hidden] ~ normal(0.02);
+  let x = x0 * scale;
+  repeat layers {
+    let n = layer_norm(x, over: hidden) as norm;
+    x = x + self_attention(n) as attn + mlp(n, hidden, ffn, bias: false) as mlp;
+  }
+  loss mean(x * x);
+}
+plan { dp: batch; tp: heads, ffn; sp: seq; pp: layers; }
+"#;
+
+/// A collective over tp: kind, and elements of the whole value.
+fn over_tp(s: &Sharded, v: Value) -> Option<(Reshard, u64)> {
+    let Op::Reshard { kind, subs } = &s.graph.body[v].op else { return None };
+    let here = subs.iter().any(|u| s.mesh[*u].axis == Axis::Tp);
+    let moves = !matches!(kind, Reshard::Slice | Reshard::Mask);
+    (here && moves).then(|| (*kind, s.graph.body.elements(v)))
+}
+
+/// `2 AR (4)`: how many of each kind, and their volume, 1 being (t-1)/t of one `[batch, seq, hidden]`.
+fn summary(s: &Sharded, phase: Phase, layer: u32) -> String {
+    let keep = |v: &Value| s.graph.body[*v].origin.phase == phase && s.graph.body[*v].origin.layer == Some(layer);
+    let size = |name: &str| s.graph.body.dims.ids().find(|d| s.graph.body.dims.name(*d) == name).map_or(1, |d| s.graph.body.dims.size(d));
+    let unit = (size("batch") * size("seq") * size("hidden")) as f64;
+    let found: Vec<(Reshard, u64)> = s.graph.body.values().filter(keep).filter_map(|v| over_tp(s, v)).collect();
+    let mut out = vec![];
+    for (kind, short) in [(Reshard::AllReduce, "AR"), (Reshard::AllGather, "AG"), (Reshard::ReduceScatter, "RS"), (Reshard::AllToAll, "A2A")] {
+        let n = found.iter().filter(|f| f.0 == kind).count();
+        if n > 0 {
+            out.push(format!("{n} {short}"));
+        }
+    }
+    let volume: f64 = found.iter().map(|(kind, n)| *n as f64 / unit * if *kind == Reshard::AllReduce { 2.0 } else { 1.0 }).sum();
+    match phase {
+        _ if out.is_empty() => "-".into(),
+        // Of parameters: another unit.
+        Phase::Update => out.join(" "),
+        Phase::Forward | Phase::Backward => format!("{} ({})", out.join(" "), (volume * 100.0).round() / 100.0),
+    }
+}
+
+/// Forward / backward / step of the middle one of three layers.
+fn layer(text: &str, defines: &[(&str, &str)], words: &str) -> String {
+    let s = compiled(text, defines, &case(words)).sharded;
+    [Phase::Forward, Phase::Backward, Phase::Update].map(|phase| summary(&s, phase, 1)).join(" / ")
+}
+
+/// The collectives outside of layers in a phase, with the dims of what they move.
+fn outside(text: &str, defines: &[(&str, &str)], words: &str, phase: Phase) -> Vec<String> {
+    let s = compiled(text, defines, &case(words)).sharded;
+    let body = &s.graph.body;
+    let there = body.values().filter(|v| body[*v].origin.phase == phase && body[*v].origin.layer.is_none());
+    there
+        .filter_map(|v| {
+            let (kind, _) = over_tp(&s, v)?;
+            let dims: Vec<&str> = body.dims_of(v).iter().map(|d| body.dims.name(*d)).collect();
+            Some(format!("{} [{}]", kind.name(), dims.join(", ")))
+        })
+        .collect()
+}
+
+#[test]
+fn a_gpt_layer_on_tp_reduces_twice_each_way() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2"), "2 AR (4) / 2 AR (4) / -");
+}
+
+/// Norm weights and row biases, whose gradients are sums over the parts of the sequence: two of each norm, one of each block.
+#[test]
+fn a_gpt_layer_on_tp_with_sp_gathers_and_scatters_twice_and_gathers_again_for_weights() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 6 AR");
+}
+
+#[test]
+fn a_llama_layer_on_tp_reduces_twice_each_way() {
+    assert_eq!(layer(LLAMA.0, WIDE_LLAMA, "tp2"), "2 AR (4) / 2 AR (4) / -");
+}
+
+#[test]
+fn a_llama_layer_on_tp_with_sp_is_as_a_gpt_layer() {
+    assert_eq!(layer(LLAMA.0, WIDE_LLAMA, "tp2 sp"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 2 AR");
+}
+
+#[test]
+fn kv_heads_that_tp_shares_cost_two_small_sums_per_step() {
+    assert_eq!(layer(LLAMA.0, WIDE_LLAMA, "tp8"), "2 AR (4) / 2 AR (4) / 2 AR");
+}
+
+#[test]
+fn kv_heads_that_tp_shares_cost_no_more_with_sp() {
+    assert_eq!(layer(LLAMA.0, WIDE_LLAMA, "tp8 sp"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 4 AR");
+}
+
+#[test]
+fn a_parallel_block_costs_half() {
+    assert_eq!(layer(PARALLEL, &[], "tp2"), "1 AR (2) / 1 AR (2) / -");
+    assert_eq!(layer(PARALLEL, &[], "tp2 sp"), "1 AG 1 RS (2) / 2 AG 1 RS (3) / 2 AR");
+}
+
+#[test]
+fn embedding_head_and_cross_entropy_forward() {
+    assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Forward), ["all_reduce [batch, seq, hidden]", "all_reduce [batch, seq]", "all_reduce [batch, seq]"]);
+}
+
+#[test]
+fn embedding_head_and_cross_entropy_backward() {
+    assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Backward), ["all_reduce [batch, seq, hidden]"]);
+}
+
+#[test]
+fn embedding_head_and_cross_entropy_with_sp() {
+    assert_eq!(outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Forward), [
+        "reduce_scatter [batch, seq, hidden]",
+        "all_gather [batch, seq, hidden]",
+        "all_reduce [batch, seq]",
+        "all_reduce [batch, seq]",
+        "reduce_scatter [batch, seq]",
+    ]);
+    assert_eq!(outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Backward), [
+        "reduce_scatter [batch, seq, hidden]",
+        "all_gather [batch, seq, hidden]",
+        "all_gather [batch, seq, hidden]",
+    ]);
+}
+
+#[test]
+fn the_loss_and_the_gradient_norm_are_one_sum_each() {
+    assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Update), ["all_reduce []", "all_reduce []"]);
+}

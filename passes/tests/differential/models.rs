@@ -1,0 +1,133 @@
+//! The models of `models/`, at small sizes, on many meshes.
+
+use crate::harness::{Case, Data, check};
+use passes::schedule::Schedule;
+
+pub const GPT2: (&str, &[(&str, &str)]) =
+    (include_str!("../../../models/gpt2.mdl"), &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("ffn", "16"), ("layers", "4"), ("seq", "4")]);
+
+pub const LLAMA: (&str, &[(&str, &str)]) = (
+    include_str!("../../../models/llama.mdl"),
+    &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
+);
+
+/// `dp2 tp4 pp2 sp m3 b2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank; 1F1B unless it says gpipe.
+pub fn case(words: &str) -> Case {
+    let mut case = Case { micro_batch: 1, ..Case::default() };
+    let mut microbatches = 1;
+    for word in words.split_whitespace() {
+        let (name, number) = word.split_at(word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len()));
+        let number = || number.parse::<u64>().unwrap_or_else(|_| panic!("{word} has no number"));
+        match name {
+            "dp" => case.dp = number(),
+            "tp" => case.tp = number(),
+            "pp" => case.pp = number(),
+            "sp" => case.sp = true,
+            "m" => microbatches = number(),
+            "b" => case.micro_batch = number(),
+            "gpipe" => case.schedule = Schedule::GPipe,
+            _ => panic!("{word}"),
+        }
+    }
+    case.global_batch = case.dp * case.micro_batch * microbatches;
+    case
+}
+
+fn on(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], cases: &[&str]) {
+    let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
+    for words in cases {
+        check(model.0, &defines, &case(words));
+    }
+}
+
+#[test]
+fn gpt2_agrees_on_every_axis_and_all_together() {
+    on(GPT2, &[], &["b2", "m4", "dp2 m2", "tp2 m2", "tp4 sp m2", "pp2 m4", "pp4 m4 gpipe", "dp2 tp2 pp2 sp m2 b2", "dp3 tp2 m2 b2"]);
+}
+
+#[test]
+fn llama_agrees_on_every_axis_and_all_together() {
+    on(LLAMA, &[], &["b2 m2", "dp2 m2", "tp2 sp m2", "pp2 m3", "pp4 m2", "dp2 tp2 pp2 sp m2", "tp2 pp4 sp m2 gpipe"]);
+}
+
+#[test]
+fn llama_agrees_with_fewer_kv_heads_than_tp() {
+    on(LLAMA, &[], &["tp4 m2", "tp4 sp m2", "dp2 tp4 sp", "tp4 pp2 sp m2"]);
+    on(LLAMA, &[("kv_heads", "1"), ("qk_norm", "true"), ("qkv_bias", "true")], &["tp2 sp m2", "tp4 sp m2", "tp4 pp2 m2"]);
+}
+
+#[test]
+fn llama_agrees_with_windows_and_packed_documents() {
+    on(LLAMA, &[("window", "2"), ("window_every", "2")], &["tp2 sp m2", "dp2 pp2 m2"]);
+    on(LLAMA, &[("packed", "true")], &["tp2 sp m2", "dp2 pp2 m2"]);
+}
+
+#[test]
+fn tied_embeddings_agree_across_stages() {
+    on(GPT2, &[], &["pp2 m2", "pp4 m4", "tp2 pp2 sp m2", "dp2 pp2 m2"]);
+    on(LLAMA, &[("tied", "true")], &["pp4 m2", "tp2 pp2 sp m2"]);
+}
+
+#[test]
+fn vocabularies_that_do_not_divide_are_padded() {
+    on(GPT2, &[("vocab", "23")], &["tp2 m2", "tp4 sp m2", "tp4 pp2 m2", "tp2 pp4 sp m2"]);
+    on(LLAMA, &[("vocab", "21")], &["tp4 sp m2", "tp2 pp4 m2"]);
+}
+
+#[test]
+fn stages_may_have_different_numbers_of_layers() {
+    for layout in [[1, 3], [3, 1]] {
+        check(GPT2.0, GPT2.1, &Case { layout: Some(layout.to_vec()), ..case("pp2 m3") });
+    }
+    check(LLAMA.0, LLAMA.1, &Case { layout: Some(vec![1, 2, 1]), ..case("tp2 pp3 sp m3") });
+}
+
+#[test]
+fn dropout_drops_the_same_elements_on_every_mesh() {
+    let cases = ["m2", "dp2 m2", "tp2 m2", "tp4 sp m2", "pp2 m2", "dp2 tp2 pp2 sp m2"];
+    on(GPT2, &[("dropout_rate", "0.5")], &cases);
+}
+
+#[test]
+fn attention_agrees_with_its_body_inlined() {
+    check(GPT2.0, GPT2.1, &Case { inline_ops: true, ..case("tp2 sp m2") });
+    check(LLAMA.0, LLAMA.1, &Case { inline_ops: true, ..case("tp4 sp m2") });
+}
+
+#[test]
+fn the_other_models_agree() {
+    let mlp = (include_str!("../../../models/mlp.mdl"), &[("features", "6"), ("hidden", "8"), ("classes", "4")][..]);
+    on(mlp, &[], &["b2 m2", "dp2 m2", "tp2 m2", "tp4 pp2 m2"]);
+    check(mlp.0, mlp.1, &Case { data: Data::Real, ..case("dp2 tp2 pp2 m2") });
+    let umlp = (include_str!("../../../models/umlp.mdl"), &[("width", "16"), ("levels", "2")][..]);
+    on(umlp, &[], &["m2", "dp2 m2", "tp2 m2", "tp4 m2"]);
+    let bert = (include_str!("../../../models/bert.mdl"), &[("vocab", "15"), ("hidden", "8"), ("heads", "4"), ("layers", "2"), ("seq", "4")][..]);
+    on(bert, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
+    let vit = (
+        include_str!("../../../models/vit.mdl"),
+        &[("height", "4"), ("width", "4"), ("channels", "1"), ("patch", "2"), ("hidden", "8"), ("heads", "2"), ("layers", "2"), ("ffn", "8"), ("classes", "4")][..],
+    );
+    on(vit, &[], &["m2", "dp2 m2", "tp2 m2", "pp2 m2"]);
+    let t5 = (
+        include_str!("../../../models/t5.mdl"),
+        &[
+            ("vocab", "15"),
+            ("hidden", "8"),
+            ("heads", "2"),
+            ("head_dim", "4"),
+            ("ffn", "8"),
+            ("encoder_layers", "1"),
+            ("decoder_layers", "1"),
+            ("source", "6"),
+            ("target", "4"),
+            ("buckets", "8"),
+            ("max_distance", "8"),
+        ][..],
+    );
+    on(t5, &[], &["m2", "dp2 m2", "tp2 sp m2"]);
+    let nemotron = (
+        include_str!("../../../models/nemotron.mdl"),
+        &[("vocab", "21"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "8"), ("layers", "2"), ("seq", "4")][..],
+    );
+    on(nemotron, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
+}

@@ -1,0 +1,105 @@
+//! The verifier of the sharded level refuses graphs that are wrong in one place.
+
+use crate::generate::triple;
+use crate::harness::{compiled, elaborate, options};
+use crate::models::{GPT2, LLAMA, case};
+use ir::graph::Value;
+use ir::op::Op;
+use ir::sharded::{Placement, Sharded, verify};
+use passes::compile::compile;
+
+/// Sharded graphs of models and of random ones.
+fn samples() -> Vec<Sharded> {
+    let mut out = vec![
+        compiled(GPT2.0, GPT2.1, &case("dp2 tp2 sp m2")).sharded,
+        compiled(LLAMA.0, LLAMA.1, &case("tp4 sp m2")).sharded,
+        compiled(GPT2.0, &[GPT2.1, &[("vocab", "23")]].concat(), &case("tp4")).sharded,
+    ];
+    for seed in 0..12 {
+        let random = triple(seed);
+        let model = |training| elaborate(&random.text, &[], &random.case, training).unwrap_or_else(|e| panic!("{e}"));
+        out.extend(compile(model(true), model(false), &options(&random.case)).ok().map(|c| c.sharded));
+    }
+    out
+}
+
+/// Mutants of every sample by `mutate`, which makes a list of changes; each must be refused.
+fn all_are_refused(mutate: impl Fn(&Sharded, Value) -> Vec<Sharded>) {
+    let mut tried = 0;
+    for s in samples() {
+        assert_eq!(verify(&s), Ok(()));
+        let users = s.graph.body.users();
+        let roots = s.graph.roots();
+        for v in s.graph.body.values().filter(|v| !users[v.index()].is_empty() || roots.contains(v)) {
+            for mutant in mutate(&s, v) {
+                tried += 1;
+                assert!(verify(&mutant).is_err(), "{v} of {}: {:?}, {:?}", s.graph.name, s.graph.body[v], s.sharding(v));
+            }
+        }
+    }
+    assert!(tried > 300, "only {tried} mutants");
+}
+
+#[test]
+fn a_missing_reshard_is_refused() {
+    all_are_refused(|s, v| {
+        let Op::Reshard { .. } = s.graph.body[v].op else { return vec![] };
+        let from = s.graph.body[v].args[0];
+        let mut m = s.clone();
+        for node in &mut m.graph.body.nodes {
+            node.args.iter_mut().filter(|a| **a == v).for_each(|a| *a = from);
+        }
+        m.graph.map_roots(|w| if w == v { from } else { w });
+        vec![m]
+    });
+}
+
+#[test]
+fn a_reshard_over_another_sub_axis_is_refused() {
+    all_are_refused(|s, v| {
+        let Op::Reshard { kind, subs } = &s.graph.body[v].op else { return vec![] };
+        let others = s.mesh.ids().filter(|u| !subs.contains(u));
+        others
+            .map(|u| {
+                let mut m = s.clone();
+                let mut subs = subs.clone();
+                subs[0] = u;
+                m.graph.body[v].op = Op::Reshard { kind: *kind, subs };
+                m
+            })
+            .collect()
+    });
+}
+
+#[test]
+fn a_sum_that_is_claimed_complete_is_refused() {
+    all_are_refused(|s, v| {
+        let partial = s.mesh.ids().filter(|u| s.sharding(v)[*u].is_partial());
+        partial.map(|u| with(s, v, u, Placement::Replicated)).collect()
+    });
+}
+
+#[test]
+fn a_part_that_is_claimed_whole_or_split_otherwise_is_refused() {
+    all_are_refused(|s, v| {
+        let body = &s.graph.body;
+        let mut out = vec![];
+        for u in s.mesh.ids() {
+            let Placement::Split(d) = s.sharding(v)[u] else { continue };
+            // A source is where the pass says it is.
+            if body[v].op.is_source() && body[v].args.is_empty() {
+                continue;
+            }
+            out.push(with(s, v, u, Placement::Replicated));
+            out.push(with(s, v, u, Placement::SUM));
+            out.extend(body.dims_of(v).iter().filter(|e| **e != d).map(|e| with(s, v, u, Placement::Split(*e))));
+        }
+        out
+    });
+}
+
+fn with(s: &Sharded, v: Value, u: ir::mesh::SubAxis, placement: Placement) -> Sharded {
+    let mut m = s.clone();
+    m.shardings[v.index()][u] = placement;
+    m
+}
