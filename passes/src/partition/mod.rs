@@ -167,6 +167,7 @@ impl<'a> JobView<'a> {
         let body = &self.s.graph.body;
         let all: BTreeSet<u32> = (0..self.stages).collect();
         let users = body.users();
+        let uses = self.uses();
         // Where a value can be had without communication; none: everywhere.
         let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
         for v in body.values() {
@@ -174,7 +175,9 @@ impl<'a> JobView<'a> {
             let once = node.origin.phase == Phase::Update;
             origin[v.index()] = match (&node.op, self.stage[v.index()]) {
                 (_, Some(s)) => Some([s].into()),
-                _ if !once => None,
+                // What follows from parameters alone is where they are.
+                (Op::Param(p), None) => uses.get(p).cloned(),
+                (_, None) if !once => node.args.iter().fold(None, |set, a| intersect(&set, &origin[a.index()])),
                 _ => {
                     // A report goes to every stage, whoever has it.
                     let known = |a: &Value| self.reports.iter().any(|r| r.1 == *a);
@@ -201,25 +204,8 @@ impl<'a> JobView<'a> {
                 }
             }
         }
-        // Every stage that uses a parameter updates it.
-        let mut uses: HashMap<u32, BTreeSet<u32>> = HashMap::new();
-        let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
-        for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
-            let mut set = reaches[v.index()].clone();
-            set.extend(self.stage[v.index()]);
-            if let Op::Param(p) = body[v].op {
-                uses.entry(p).or_default().extend(set);
-                continue;
-            }
-            for a in &body[v].args {
-                if self.stage[a.index()].is_none() {
-                    let set = set.clone();
-                    reaches[a.index()].extend(set);
-                }
-            }
-        }
         for u in &self.s.graph.updates {
-            let stages = uses.get(&u.param).filter(|s| !s.is_empty()).unwrap_or(&all);
+            let stages = uses.get(&u.param).unwrap_or(&all);
             for v in std::iter::once(&u.new).chain(&u.states) {
                 self.demand[v.index()].extend(stages);
             }
@@ -268,15 +254,51 @@ impl<'a> JobView<'a> {
         }
         // A per-microbatch value that other stages need at the end goes the same way.
         for v in body.values() {
-            if let (Some(s), false) = (self.stage[v.index()], self.demand[v.index()].is_empty())
-                && self.demand[v.index()] != [s].into()
+            if let (Some(set), false, false) = (&origin[v.index()], once(self, v), body[v].op.is_source())
+                && !self.demand[v.index()].is_subset(set)
             {
+                let on = *set.first().expect("invariant: a value has a stage");
                 let mut members = self.demand[v.index()].clone();
-                members.insert(s);
+                members.insert(on);
                 self.stage_sums.insert(v, members);
-                self.adds_on.insert((v, usize::MAX), s);
+                self.adds_on.insert((v, usize::MAX), on);
             }
         }
+    }
+
+    /// The stages that use each parameter, and so hold and update it; parameters that no stage's values use are everywhere, and so are
+    /// those that something loose combines though no stage has them all.
+    fn uses(&self) -> HashMap<u32, BTreeSet<u32>> {
+        let body = &self.s.graph.body;
+        let mut uses: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+        let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
+            let mut set = std::mem::take(&mut reaches[v.index()]);
+            set.extend(self.stage[v.index()]);
+            if let Op::Param(p) = body[v].op {
+                uses.entry(p).or_default().extend(set);
+                continue;
+            }
+            for a in &body[v].args {
+                if self.stage[a.index()].is_none() {
+                    reaches[a.index()].extend(&set);
+                }
+            }
+        }
+        uses.retain(|_, stages| !stages.is_empty());
+        let mut params: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().filter(|v| self.stage[v.index()].is_none() && body[*v].origin.phase != Phase::Update) {
+            let mut of: BTreeSet<u32> = body[v].args.iter().flat_map(|a| params[a.index()].iter().copied()).collect();
+            if let Op::Param(p) = body[v].op {
+                of.insert(p);
+            }
+            let common = of.iter().fold(None, |set, p| intersect(&set, &uses.get(p).cloned()));
+            if common.is_some_and(|c| c.is_empty()) {
+                of.iter().for_each(|p| drop(uses.remove(p)));
+            }
+            params[v.index()] = of;
+        }
+        uses
     }
 
     /// Finds the values that cross from stage to stage within a microbatch.
