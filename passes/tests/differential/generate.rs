@@ -309,6 +309,10 @@ impl Writer {
         if losses == 0 || self.dice.chance(30) {
             self.pooled();
         }
+        if self.dice.chance(15) && self.text.contains("param wte") {
+            // Of parameters alone: the same in every microbatch, and counted once.
+            self.line("loss size_of_embedding = sum(wte * wte);");
+        }
         if self.dice.chance(25) {
             let what = if self.exact() { "sum(x)" } else { "mean(x * x)" };
             self.line(format!("metric size = {what};"));
@@ -354,6 +358,13 @@ impl Writer {
         self.line(format!("weight_decay: {decay};"));
         if !self.exact() && self.dice.chance(40) {
             self.line("clip: 0.1;");
+        }
+        if self.dice.chance(20) {
+            let pattern = self.dice.pick(&["wte", "*.w", "layers0.*"]);
+            let setting = self.dice.pick(&["frozen: true", "lr_scale: 0.5", "decay: false"]);
+            self.line(format!("group \"{pattern}\" {{"));
+            self.line(format!("{setting};"));
+            self.line("}");
         }
         self.line("}");
     }

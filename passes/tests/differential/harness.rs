@@ -76,7 +76,8 @@ pub type Ranges = BTreeMap<String, Range>;
 /// What became of a case.
 #[derive(Debug)]
 pub enum Outcome {
-    Right,
+    /// To the last bit, or within the tolerance.
+    Right(Data),
     /// The compiler says that this cannot be.
     Refused(Vec<Diagnostic>),
     /// The logical graph itself leaves the numbers that can be compared.
@@ -121,7 +122,7 @@ pub fn compiled(text: &str, defines: &[(&str, &str)], case: &Case) -> Compiled {
 /// Compiles for the case, runs one step and one evaluation, and compares every report, parameter and state with the logical graph's.
 pub fn check(text: &str, defines: &[(&str, &str)], case: &Case) {
     match attempt(text, defines, case, &Ranges::new()) {
-        Ok(Outcome::Right) => {}
+        Ok(Outcome::Right(_)) => {}
         Ok(other) => panic!("{other:?} in {case:?}"),
         Err(e) => panic!("{e} in {case:?}"),
     }
@@ -169,7 +170,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
-    Ok(Outcome::Right)
+    Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
 }
 
 /// Whether sums of some thousands of such numbers, and these times the learning rate, are exact.
@@ -188,7 +189,7 @@ fn differs(name: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<Stri
         return Some(format!("{name} has {} elements instead of {}", got.len(), want.len()));
     }
     let scale = want.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
-    let i = got.iter().zip(want).position(|(g, w)| !((g - w).abs() <= tolerance * scale))?;
+    let i = got.iter().zip(want).position(|(g, w)| (g - w).abs() > tolerance * scale || g.is_nan())?;
     Some(format!("{name}[{i}] is {} instead of {}", got[i], want[i]))
 }
 
