@@ -208,3 +208,31 @@ pub struct KernelError {
     pub value: Value,
     pub text: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Origin, Phase};
+    use crate::op::Real;
+
+    /// A kernel that writes one number.
+    fn constant(x: f64, scope: &str) -> Kernel {
+        let mut body = Body::default();
+        let origin = Origin { scope: scope.into(), ..Origin::new(Phase::Forward) };
+        let value = body.push(Op::Const(Real(x)), [], Type::scalar(DType::F32), origin);
+        Kernel { family: Family::Loops { grid: vec![] }, body, inputs: vec![], scalars: vec![], outputs: vec![Output { value, strides: vec![], accumulate: false }] }
+    }
+
+    #[test]
+    fn kernels_that_differ_in_an_infinity_have_other_names() {
+        let names: Vec<String> = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.0, -0.0].map(|x| constant(x, "").name()).to_vec();
+        for (k, name) in names.iter().enumerate() {
+            assert!(!names[..k].contains(name), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn where_a_kernel_comes_from_is_not_in_its_name() {
+        assert_eq!(constant(1.0, "layers.0").name(), constant(1.0, "layers.1").name());
+    }
+}

@@ -113,6 +113,23 @@ fn a_definition_of_nothing_offers_the_nearest_setting() {
 }
 
 #[test]
+fn what_is_no_model_text_is_refused() {
+    let dir = Dir::new();
+    dir.write("binary.mdl", [b'm', 0xff, 0xfe, 0]);
+    dir.write("empty.mdl", "");
+    dir.write("prose.mdl", "The quick brown fox\n");
+    fs::create_dir(dir.path("dir.mdl")).expect("created");
+    for command in ["check", "fmt", "compile"] {
+        dir.line(&format!("{command} binary.mdl")).fails_with(&["E0108", "binary.mdl", "1:2"]);
+        dir.line(&format!("{command} prose.mdl")).fails_with(&["error[E", "prose.mdl:1:1"]);
+        dir.line(&format!("{command} none.mdl")).fails_with(&["none.mdl"]);
+        dir.line(&format!("{command} dir.mdl")).fails_with(&["dir.mdl"]);
+    }
+    dir.line("check empty.mdl").fails_with(&["E0112"]);
+    assert_eq!(dir.entries(), ["binary.mdl", "dir.mdl", "empty.mdl", "prose.mdl"]);
+}
+
+#[test]
 fn checking_counts_parameters() {
     let text = Dir::new().line("check {models}/gpt2.mdl").succeeds().stdout;
     expect![[r#"

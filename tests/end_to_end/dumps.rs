@@ -1,9 +1,9 @@
 //! `mcc dump` at every level: texts that parse back, MLIR that MLIR's own tool accepts.
 
-use crate::mcc::Dir;
+use crate::mcc::{Dir, Ran};
 use ir::text;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 const COMPILE: &str = "compile {models}/llama.mdl --dp 2 --tp 2 --pp 2 --sp --global-batch-size 4 \
@@ -89,6 +89,14 @@ fn every_level_can_be_written_at_compile_time() {
     }
     let without = compiled("--emit program");
     without.line("dump out.mcc --level graph").fails_with(&["compile with --emit graph"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let dir = compiled("");
+    let mut dump = dir.command(["dump", "out.mcc", "--level", "program"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    drop(dump.stdout.take());
+    Ran::new(dump.wait_with_output().expect("the end")).succeeds();
 }
 
 /// The tool, if the machine has it; `make deps` installs it.
