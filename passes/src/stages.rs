@@ -60,8 +60,14 @@ pub fn assign(body: &Body, layout: &Layout) -> Vec<Option<u32>> {
     }
     let users = body.users();
     for v in open.into_iter().rev() {
-        let s = users[v.index()].iter().filter(|(c, _)| body[*c].origin.phase == Phase::Forward).filter_map(|(c, _)| stage[c.index()]).min();
-        stage[v.index()] = Some(s.unwrap_or(0));
+        let phase = body[v].origin.phase;
+        let of = users[v.index()].iter().filter(|(c, _)| body[*c].origin.phase == phase).filter_map(|(c, _)| stage[c.index()]);
+        // The forward pass goes up the stages, the backward pass down (it begins so where a loss is linear: its gradient is data).
+        let found = match phase {
+            Phase::Forward => of.min().unwrap_or(0),
+            Phase::Backward | Phase::Update => of.max().unwrap_or(layout.stages - 1),
+        };
+        stage[v.index()] = Some(found);
     }
     stage
 }
