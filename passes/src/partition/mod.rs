@@ -222,11 +222,12 @@ impl<'a> JobView<'a> {
             if let Some(members) = self.stage_sums.get(&v) {
                 let mut members = members.clone();
                 members.extend(&wanted);
-                for (k, a) in body[v].args.iter().enumerate() {
-                    let on = match &origin[a.index()] {
-                        Some(set) => *set.first().expect("invariant: a value has a stage"),
-                        None => *wanted.first().unwrap_or(&0),
-                    };
+                // A report is known everywhere: a stage that adds something of its own adds it too.
+                let report = |a: &Value| self.reports.iter().any(|r| r.1 == *a);
+                let own = |a: &Value| origin[a.index()].as_ref().filter(|_| !report(a)).and_then(|set| set.first().copied());
+                let adds = body[v].args.iter().find_map(own).or(wanted.first().copied()).unwrap_or(0);
+                let places: Vec<u32> = body[v].args.iter().map(|a| own(a).unwrap_or(adds)).collect();
+                for (k, (a, on)) in body[v].args.iter().zip(places).enumerate() {
                     members.insert(on);
                     self.adds_on.insert((v, k), on);
                     self.demand[a.index()].insert(on);
