@@ -186,21 +186,25 @@ fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
     for (name, text) in parts.dumps {
         put(&format!("dumps/{name}"), text.as_bytes())?;
     }
-    let mesh = &parts.job.mesh;
-    let manifest = Manifest {
-        format: FORMAT,
-        mcc: env!("CARGO_PKG_VERSION").into(),
-        model: parts.job.model.clone(),
-        mesh: ir::mesh::Axis::ALL.into_iter().map(|a| (a.name().to_owned(), mesh.size(a))).collect(),
-        ranks: mesh.world(),
-        classes: parts.job.programs.len() as u64,
-        kernels: parts.job.kernels.len() as u64,
-        target: parts.target.clone(),
-        files,
-    };
+    let manifest = describe(parts.job, parts.target, files);
     let path = dir.join(MANIFEST);
     fs::write(&path, pretty(&manifest)).map_err(io(&path))?;
     Ok(manifest)
+}
+
+/// What the manifest says of a job.
+fn describe(job: &Job, target: &Target, files: BTreeMap<String, File>) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        mcc: env!("CARGO_PKG_VERSION").into(),
+        model: job.model.clone(),
+        mesh: ir::mesh::Axis::ALL.into_iter().map(|a| (a.name().to_owned(), job.mesh.size(a))).collect(),
+        ranks: job.mesh.world(),
+        classes: job.programs.len() as u64,
+        kernels: job.kernels.len() as u64,
+        target: target.clone(),
+        files,
+    }
 }
 
 fn pretty(value: &impl Serialize) -> Vec<u8> {
@@ -246,6 +250,10 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
     if job.mesh.world() != manifest.ranks {
         let what = format!("it says {} ranks, the job has {}", manifest.ranks, job.mesh.world());
         return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what });
+    }
+    let described = Manifest { mcc: manifest.mcc.clone(), ..describe(&job, &manifest.target, manifest.files.clone()) };
+    if described != manifest {
+        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: "it describes another job".into() });
     }
     let kernels = match manifest.target {
         Target::Reference => vec![],

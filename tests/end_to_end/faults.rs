@@ -117,15 +117,26 @@ fn a_damaged_artifact_is_refused_by_name() {
         damaged(&dir, file, |b| b.clear()).fails_with(&[file, "damaged"]);
     }
     damaged(&dir, "manifest.json", |b| b.truncate(b.len() / 2)).fails_with(&["manifest.json", "damaged"]);
-    let format = |b: &mut Vec<u8>| {
-        let mut manifest: serde_json::Value = serde_json::from_slice(b).expect("JSON");
-        manifest["format"] = 99.into();
-        *b = manifest.to_string().into_bytes();
-    };
-    damaged(&dir, "manifest.json", format).fails_with(&["format 99", "compile the model again"]);
     fs::remove_file(dir.path("out.mcc/kernels.so")).expect("removed");
     dir.line("run out.mcc --data text.txt --steps 1").fails_with(&["kernels.so"]);
     dir.line("dump out.mcc").fails_with(&["kernels.so"]);
+}
+
+#[test]
+fn an_artifact_from_elsewhere_is_refused_by_name() {
+    let dir = gpt2("");
+    let told = |field: &str, value: serde_json::Value| {
+        damaged(&dir, "manifest.json", |b| {
+            let mut manifest: serde_json::Value = serde_json::from_slice(b).expect("JSON");
+            *manifest.pointer_mut(field).expect("a field") = value;
+            *b = manifest.to_string().into_bytes();
+        })
+    };
+    told("/format", 99.into()).fails_with(&["`out.mcc` has format 99", "compile the model again"]);
+    // Only some CPUs of 2012 to 2017 have it.
+    told("/target/features", "+sse3,+tbm".into()).fails_with(&["`out.mcc` cannot run on this machine", "tbm"]);
+    told("/ranks", 4.into()).fails_with(&["manifest.json"]);
+    told("/kernels", 1.into()).fails_with(&["manifest.json"]);
 }
 
 #[test]
