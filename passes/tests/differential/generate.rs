@@ -5,6 +5,8 @@
 //! that most sharding decisions come up somewhere. Models for [`Data::Exact`] compute integers alone: values are clamped
 //! from layer to layer, so that every sum is exact.
 
+mod blocks;
+
 use crate::harness::{Case, Data, Range, Ranges};
 use ir::random::mix;
 use passes::propagate::Rows;
@@ -38,6 +40,10 @@ impl Dice {
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
+    }
+
+    fn pick2(&mut self, a: &'static str, b: &'static str) -> &'static str {
+        self.pick(&[a, b])
     }
 
     fn chance(&mut self, percent: u64) -> bool {
@@ -412,13 +418,5 @@ impl Writer {
             }
             self.case.layout = Some(sizes);
         }
-    }
-}
-
-mod blocks;
-
-impl Dice {
-    fn pick2(&mut self, a: &'static str, b: &'static str) -> &'static str {
-        self.pick(&[a, b])
     }
 }
