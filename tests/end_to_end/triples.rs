@@ -417,6 +417,7 @@ fn random_triples(first: u64, count: usize) {
             Err(e) => failures.push(format!("NATIVE_SEED={seed}: {e}")),
         }
     }
+    assert!(right == count || only.is_some() || !failures.is_empty(), "{right} of {count} models were taken");
     assert!(unstable <= count / 5, "{unstable} of {count} models cannot be compared");
     assert!(failures.is_empty(), "{} random models are wrong:\n{}", failures.len(), failures.join("\n"));
 }
