@@ -171,8 +171,8 @@ fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(Strin
                 out.extend(dump::kernel_texts(&c.job.kernels, level, target)?);
             }
             Level::Program => {
-                let print = |p| ir::text::print_program(p, &c.job.mesh);
-                out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(p))));
+                let print = |k, p| dump::program_text(&c.job, k as u32, p);
+                out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(k, p))));
             }
             Level::Kernel | Level::Llvm | Level::Asm => out.extend(dump::kernel_texts(&c.job.kernels, level, target)?),
         }

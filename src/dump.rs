@@ -6,7 +6,7 @@ use crate::compile::generate;
 use anyhow::{Context, anyhow};
 use codegen::{Emit, Target};
 use ir::kernel::Kernel;
-use ir::program::Action;
+use ir::program::{Action, Job, Program};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
@@ -23,16 +23,14 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     match args.level {
         Level::Graph | Level::Sharded => out.write_all(saved(&args.artifact, &format!("{}.txt", args.level.name()))?.as_bytes())?,
         Level::Local => {
-            // Program classes are finer than local graphs where only the schedule differs.
-            for name in of_level(&args.artifact, "local.", ".txt")? {
+            for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt"))) {
                 out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
             }
         }
         Level::Program => {
             for (k, p) in job.programs.iter().enumerate().filter(|(k, _)| args.class.is_none_or(|c| c == *k)) {
-                let stages: Vec<String> = (0..job.stages.len()).filter(|s| job.stages[*s].program == k as u32).map(|s| s.to_string()).collect();
-                writeln!(out, "// class {k}: pipeline stages {}", stages.join(", "))?;
-                out.write_all(ir::text::print_program(p, &job.mesh).as_bytes())?;
+                writeln!(out, "// class {k}")?;
+                out.write_all(program_text(job, k as u32, p).as_bytes())?;
             }
         }
         Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm => {
@@ -62,6 +60,12 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// A program with the stages that run it.
+pub fn program_text(job: &Job, class: u32, program: &Program) -> String {
+    let stages = (0u64..).zip(&job.stages).filter(|(_, s)| s.program == class).map(|(k, s)| (k, s.schedule.clone())).collect();
+    ir::text::print_program(&(job.mesh.clone(), program.clone(), stages))
 }
 
 /// The text of every kernel at a level, by file name.

@@ -26,8 +26,9 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
         job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. }))).count(),
     );
     let mut traffic: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
-    for program in job.stages.iter().map(|s| &job.programs[s.program as usize]) {
-        for (key, (calls, bytes)) in sent(job, program, program.train.iter().chain(&program.update)) {
+    for stage in &job.stages {
+        let program = &job.programs[stage.program as usize];
+        for (key, (calls, bytes)) in sent(job, program, stage.schedule.train.iter().chain(&stage.schedule.update)) {
             let most = traffic.entry(key).or_default();
             *most = (most.0.max(calls), most.1.max(bytes));
         }
@@ -36,11 +37,13 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
     for (k, program) in job.programs.iter().enumerate() {
-        let kinds = memory(program);
+        // Of the stages that run it, the one with most microbatches in flight.
+        let slots = job.stages.iter().filter(|s| s.program == k as u32).map(|s| s.schedule.slots).max().unwrap_or(1);
+        let kinds = memory(program, slots);
         let total: u64 = kinds.iter().map(|x| x.1).sum();
         let parts: Vec<String> = kinds.iter().filter(|x| x.1 > 0).map(|(n, b)| format!("{n} {}", size(*b))).collect();
         if k < 8 {
-            let _ = writeln!(out, "memory     class {k}: {} a rank = {}", size(total), parts.join(" + "));
+            let _ = writeln!(out, "memory     class {k}: at most {} a rank = {}", size(total), parts.join(" + "));
         } else if k == 8 {
             let _ = writeln!(out, "memory     ... {} more classes", job.programs.len() - 8);
         }
@@ -91,7 +94,7 @@ fn name(job: &Job, group: &Group) -> String {
 }
 
 /// Bytes by kind. The temporary arena and the stash are what they are planned to be, whole.
-fn memory(p: &Program) -> [(&'static str, u64); 6] {
+fn memory(p: &Program, slots: u32) -> [(&'static str, u64); 6] {
     let of = |f: &dyn Fn(&Content) -> bool| {
         p.buffers.iter().filter(|b| b.arena == Arena::Persistent && f(&b.content)).map(|b| b.bytes().next_multiple_of(64)).sum::<u64>()
     };
@@ -100,7 +103,7 @@ fn memory(p: &Program) -> [(&'static str, u64); 6] {
         ("optimizer", of(&|c| matches!(c, Content::State { .. }))),
         ("gradients", of(&|c| matches!(c, Content::Accumulator | Content::Activation))),
         ("tables", of(&|c| matches!(c, Content::Table { .. }))),
-        ("activations", p.arena_bytes[Arena::Stash as usize] * u64::from(p.slots)),
+        ("activations", p.arena_bytes[Arena::Stash as usize] * u64::from(slots)),
         ("temporary", p.arena_bytes[Arena::Temporary as usize]),
     ]
 }

@@ -1,7 +1,8 @@
 //! What a rank executes: buffers at planned offsets, bodies of commands, and the order in which a step calls them.
 //!
 //! A [`Job`] is everything an artifact says; its [`Program`]s are one per class of ranks. Ranks of one pipeline stage share a
-//! program and differ only in their coordinates, from which run-time offsets are computed ([`crate::dim::Linear`]).
+//! program and differ only in their coordinates, from which run-time offsets are computed ([`crate::dim::Linear`]). Stages that
+//! share a program differ in their parameters and in their [`CallSchedule`].
 
 use crate::dim::{IndexMap, Linear};
 use crate::graph::{Feed, Init, Origin};
@@ -59,6 +60,20 @@ pub struct Stage {
     pub program: u32,
     /// Parameter (of [`Job::params`]) in each slot of the program.
     pub params: Vec<u32>,
+    pub schedule: CallSchedule,
+}
+
+/// The order in which a stage calls the bodies of its program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallSchedule {
+    /// Copies of the stash: microbatches in flight.
+    pub slots: u32,
+    /// A training step up to the gradient norm.
+    pub train: Vec<Call>,
+    /// The rest of a step, once loss and gradient norm were found finite.
+    pub update: Vec<Call>,
+    /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
+    pub eval: Vec<Call>,
 }
 
 /// A parameter as a whole.
@@ -104,16 +119,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot.
     pub arena_bytes: [u64; 3],
-    /// Copies of the stash: microbatches in flight.
-    pub slots: u32,
     pub groups: Vec<Group>,
     pub bodies: Vec<Body>,
-    /// A training step up to the gradient norm.
-    pub train: Vec<Call>,
-    /// The rest of a step, once loss and gradient norm were found finite.
-    pub update: Vec<Call>,
-    /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
-    pub eval: Vec<Call>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use ir::local::{Chunk, Local};
 use ir::mesh::Mesh;
 use ir::model::Model;
 use ir::op::Op;
-use ir::program::{BodyId, Call, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
+use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::time::{Duration, Instant};
 
@@ -277,7 +277,7 @@ fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[
     let stages = options.pp as u32;
     let m = job.microbatches as u32;
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    let mut of_stage: Vec<Option<(Program, Vec<u32>)>> = vec![None; stages as usize];
+    let mut of_stage: Vec<Option<Stage>> = vec![None; stages as usize];
     for local in locals {
         let (first, params) = &local.stages[0];
         let names = params.iter().map(|p| job.params[*p as usize].name.clone()).collect();
@@ -294,46 +294,37 @@ fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[
         let program = lowering.finish();
         let named = |name: &str| program.bodies.iter().position(|b| b.name == name).map(|k| BodyId(k as u32));
         let call = |body: BodyId, microbatch: u32| Call { body, microbatch };
+        let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
             let order = schedule::passes(options.schedule, stages, *stage as u32, m);
-            let mut p = program.clone();
-            p.slots = schedule::in_flight(&order).max(1);
-            p.train.extend(named("zero").map(|b| call(b, 0)));
+            let mut s = CallSchedule { slots: schedule::in_flight(&order).max(1), ..CallSchedule::default() };
+            s.train.extend(named("zero").map(|b| call(b, 0)));
             if let Some(b) = train.get(&Chunk::Prologue) {
-                p.train.extend((0..m).map(|k| call(*b, k)));
+                s.train.extend((0..m).map(|k| call(*b, k)));
             }
-            p.train.extend(train.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
+            s.train.extend(train.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
             for pass in order {
                 let (chunk, k) = match pass {
                     Pass::Forward(k) => (Chunk::Forward, k),
                     Pass::Backward(k) => (Chunk::Backward, k),
                 };
-                p.train.extend(train.get(&chunk).map(|b| call(*b, k)));
+                s.train.extend(train.get(&chunk).map(|b| call(*b, k)));
             }
-            p.train.extend(train.get(&Chunk::Reduce).map(|b| call(*b, 0)));
-            p.update.extend(train.get(&Chunk::Update).map(|b| call(*b, 0)));
-            p.eval.extend(named("eval_zero").map(|b| call(b, 0)));
+            s.train.extend(train.get(&Chunk::Reduce).map(|b| call(*b, 0)));
+            s.update.extend(train.get(&Chunk::Update).map(|b| call(*b, 0)));
+            s.eval.extend(named("eval_zero").map(|b| call(b, 0)));
             if let Some(b) = eval.get(&Chunk::Prologue) {
-                p.eval.extend((0..m).map(|k| call(*b, k)));
+                s.eval.extend((0..m).map(|k| call(*b, k)));
             }
-            p.eval.extend(eval.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
+            s.eval.extend(eval.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
             if let Some(b) = eval.get(&Chunk::Forward) {
-                p.eval.extend((0..m).map(|k| call(*b, k)));
+                s.eval.extend((0..m).map(|k| call(*b, k)));
             }
-            p.eval.extend(eval.get(&Chunk::Reduce).map(|b| call(*b, 0)));
-            of_stage[*stage as usize] = Some((p, params.clone()));
+            s.eval.extend(eval.get(&Chunk::Reduce).map(|b| call(*b, 0)));
+            of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
+        job.programs.push(program);
     }
     job.kernels = kernels.list;
-    for entry in of_stage {
-        let (program, params) = entry.expect("invariant: classes cover every stage");
-        let k = match job.programs.iter().position(|p| *p == program) {
-            Some(k) => k,
-            None => {
-                job.programs.push(program);
-                job.programs.len() - 1
-            }
-        };
-        job.stages.push(Stage { program: k as u32, params });
-    }
+    job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
 }

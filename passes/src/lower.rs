@@ -60,7 +60,7 @@ pub struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     pub fn new(kernels: &'a mut Kernels, names: Vec<String>) -> Lowering<'a> {
-        let program = Program { buffers: vec![], arena_bytes: [0; 3], slots: 1, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] };
+        let program = Program { buffers: vec![], arena_bytes: [0; 3], groups: vec![], bodies: vec![] };
         Lowering { program, kernels, held: HashMap::new(), names }
     }
 

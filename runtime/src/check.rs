@@ -47,13 +47,6 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
             let known = group.subs.iter().all(|u| job.mesh.subs.get(u.0 as usize).is_some_and(|s| s.axis != Axis::Microbatch));
             ensure(known, || "it names no axis of ranks".into()).map_err(at(format!("program {p}, group {g}")))?;
         }
-        for phase in Phase::ALL {
-            for (c, call) in calls(program, phase).iter().enumerate() {
-                ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
-                    .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
-                    .map_err(at(format!("program {p}, {} call {c}", phase.name())))?;
-            }
-        }
         for body in &program.bodies {
             let mut recorded = vec![];
             for (c, command) in body.commands.iter().enumerate() {
@@ -68,14 +61,15 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
 
 /// Ranks decide from what they report whether to update, so all must report the same.
 fn reports_sound(job: &Job) -> Checked {
-    let deciding = |program: &Program| -> Vec<bool> {
-        let calls = program.train.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
+    let deciding = |stage: &Stage| -> Vec<bool> {
+        let program = &job.programs[stage.program as usize];
+        let calls = stage.schedule.train.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
         let reported: Vec<u32> = calls.filter_map(|c| if let Action::Report { report, .. } = c.action { Some(report) } else { None }).collect();
         let names = job.reports.iter().zip(0..).filter(|(name, _)| *name == "loss" || *name == "grad_norm");
         names.map(|(_, k)| reported.contains(&k)).collect()
     };
-    let first = job.programs.first().map(deciding);
-    ensure(job.programs.iter().all(|p| Some(deciding(p)) == first), || "not all programs report the loss and the gradient norm".into())
+    let first = job.stages.first().map(deciding);
+    ensure(job.stages.iter().all(|s| Some(deciding(s)) == first), || "not all programs report the loss and the gradient norm".into())
 }
 
 /// The most elements or bytes of anything: sums and products of sizes below it cannot overflow.
@@ -193,6 +187,16 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
     if let Some(p) = stage.params.iter().find(|p| **p as usize >= job.params.len()) {
         return Err(format!("there is no parameter {p}"));
     }
+    for phase in Phase::ALL {
+        for (c, call) in calls(&stage.schedule, phase).iter().enumerate() {
+            ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
+                .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
+                .map_err(|e| format!("{} call {c}: {e}", phase.name()))?;
+        }
+    }
+    let stash = program.arena_bytes[Arena::Stash as usize];
+    let slots = u64::from(stage.schedule.slots.max(1));
+    ensure(stash.checked_mul(slots).is_some_and(|b| b <= MOST), || format!("the stash has {slots} slots of {stash} bytes"))?;
     for buffer in &program.buffers {
         let (slot, index) = match &buffer.content {
             Content::Param { slot, index } | Content::State { slot, index, .. } => (*slot, index),
@@ -226,9 +230,7 @@ fn groups_sound(job: &Job) -> Result<(), CheckError> {
 fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     let elements = product(buffer.dims.iter().map(|d| d.1))?;
     let size = program.arena_bytes[buffer.arena as usize];
-    ensure(size <= MOST && size.checked_mul(u64::from(program.slots.max(1))).is_some_and(|b| b <= MOST), || {
-        format!("the {} arena has {size} bytes", buffer.arena.name())
-    })?;
+    ensure(size <= MOST, || format!("the {} arena has {size} bytes", buffer.arena.name()))?;
     let end = (elements * buffer.dtype.bytes()).checked_add(buffer.offset);
     ensure(end.is_some_and(|e| e <= size), || {
         format!("offset {} and {} bytes lie outside of the {} arena's {size}", buffer.offset, elements * buffer.dtype.bytes(), buffer.arena.name())

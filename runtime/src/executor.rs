@@ -9,7 +9,7 @@ use crate::device::{Device, DeviceError, Location};
 use crate::host::{Part, Tensor, Whole};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, BufferId, Call, Command, Content, Job, Place, Program, Stage, linear};
+use ir::program::{Action, Arena, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -145,7 +145,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// What the device or the communicator say.
     pub fn advance(&mut self, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
         let program = self.program;
-        let calls = calls(program, self.at.phase);
+        let calls = calls(&self.stage.schedule, self.at.phase);
         while let Some(call) = calls.get(self.at.call as usize) {
             let commands = &program.bodies[call.body.index()].commands;
             if self.at.command == 0 {
@@ -228,7 +228,7 @@ impl<'a, D: Device> Rank<'a, D> {
     fn start(&self, call: &Call, buffer: BufferId) -> Location {
         let held = &self.program.buffers[buffer.index()];
         let slot = match held.arena {
-            Arena::Stash => u64::from(call.microbatch % self.program.slots.max(1)) * self.program.arena_bytes[1],
+            Arena::Stash => u64::from(call.microbatch % self.stage.schedule.slots.max(1)) * self.program.arena_bytes[1],
             Arena::Persistent | Arena::Temporary => 0,
         };
         Location { arena: held.arena, byte: slot + held.offset }
@@ -340,18 +340,19 @@ fn scatter<D: Device>(device: &mut D, part: &Part, whole: &dyn Whole, at: Locati
 }
 
 /// The calls of a phase.
-pub fn calls(program: &Program, phase: Phase) -> &[Call] {
+pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
     match phase {
-        Phase::Train => &program.train,
-        Phase::Update => &program.update,
-        Phase::Eval => &program.eval,
+        Phase::Train => &schedule.train,
+        Phase::Update => &schedule.update,
+        Phase::Eval => &schedule.eval,
     }
 }
 
-/// Bytes of the arenas of a program, the stash with all its slots; in the order of [`Arena::ALL`].
-pub fn arena_bytes(program: &Program) -> [u64; 3] {
-    let [persistent, stash, temporary] = program.arena_bytes;
-    [persistent, stash * u64::from(program.slots.max(1)), temporary]
+/// Bytes of the arenas of a rank, the stash with all its slots; in the order of [`Arena::ALL`].
+pub fn arena_bytes(job: &Job, rank: u64) -> [u64; 3] {
+    let stage = &job.stages[job.mesh.stage(rank) as usize];
+    let [persistent, stash, temporary] = job.programs[stage.program as usize].arena_bytes;
+    [persistent, stash * u64::from(stage.schedule.slots.max(1)), temporary]
 }
 
 /// The rank `hops` stages on from a rank.
@@ -403,7 +404,7 @@ pub(crate) fn offsets(sizes: &[u64], strides: &[u64], mut visit: impl FnMut(u64)
 pub fn describe(job: &Job, rank: u64, at: Position) -> String {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let program = &job.programs[stage.program as usize];
-    let Some(call) = calls(program, at.phase).get(at.call as usize) else {
+    let Some(call) = calls(&stage.schedule, at.phase).get(at.call as usize) else {
         return format!("end of {}", at.phase.name());
     };
     let body = &program.bodies[call.body.index()];

@@ -87,12 +87,12 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
     let mut shm = Shm::new(board, rank, spins);
     let outcome = match artifact.manifest.target {
         Target::Cpu { .. } => Library::load(&artifact)
-            .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(program), &threads))
+            .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)),
         Target::Reference => {
             let plans = Plans::new(job);
-            let device = Reference::new(job, &plans, program, arena_bytes(program));
+            let device = Reference::new(job, &plans, program, arena_bytes(job, rank));
             train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)
         }
     };

@@ -44,8 +44,7 @@ fn texts_of_all_levels_parse_back() {
     assert_eq!(programs.len(), 2);
     for (k, program) in programs.into_iter().enumerate() {
         let body = program.split_once('\n').expect("a heading").1;
-        let (mesh, parsed) = text::parse_program(body).expect("a program");
-        assert_eq!(text::print_program(&parsed, &mesh), body);
+        assert_eq!(text::print_program(&text::parse_program(body).expect("a program")), body);
         assert_eq!(dump(&dir, &format!("program --class {k}")), program);
     }
     let kernel = dump(&dir, "kernel");

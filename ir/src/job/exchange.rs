@@ -3,7 +3,7 @@
 use super::{At, JobError, Phase, ensure};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType};
-use crate::program::{Action, Group, Job, Program};
+use crate::program::{Action, CallSchedule, Group, Job, Program};
 use std::collections::{HashMap, VecDeque};
 
 /// Messages that can be under way per ordered pair of ranks: as many sends complete before their receives.
@@ -77,6 +77,7 @@ impl Events {
 /// One stage, played.
 struct Player<'a> {
     program: &'a Program,
+    schedule: &'a CallSchedule,
     events: &'a Events,
     /// Per group of the program, the number of its key.
     keys: Vec<usize>,
@@ -89,7 +90,7 @@ struct Player<'a> {
 impl Player<'_> {
     /// The next event of a phase, after calls that have none left.
     fn next(&mut self, phase: Phase) -> Option<Event> {
-        let calls = phase.calls(self.program);
+        let calls = phase.calls(self.schedule);
         while let Some(call) = calls.get(self.call) {
             if let Some((_, event)) = self.events.0[call.body.index()].get(self.event) {
                 return Some(*event);
@@ -101,7 +102,7 @@ impl Player<'_> {
 
     /// Where the next event is.
     fn place(&self, stage: usize, phase: Phase) -> At {
-        let Some(call) = phase.calls(self.program).get(self.call) else {
+        let Some(call) = phase.calls(self.schedule).get(self.call) else {
             return At::stage(stage as u64).of(&format!("end of {}", phase.name()));
         };
         let body = &self.program.bodies[call.body.index()];
@@ -178,7 +179,7 @@ impl<'a> Play<'a> {
         for (s, (stage, events)) in job.stages.iter().zip(events).enumerate() {
             let program = &job.programs[stage.program as usize];
             let keys = program.groups.iter().map(|g| number(s as u64, g)).collect();
-            players.push(Player { program, events, keys, call: 0, event: 0, waits: false });
+            players.push(Player { program, schedule: &stage.schedule, events, keys, call: 0, event: 0, waits: false });
         }
         Play { players, keys, meetings: HashMap::new(), mail: HashMap::new(), phase: Phase::Train, matches: Matches::default() }
     }
@@ -269,7 +270,7 @@ impl<'a> Play<'a> {
     /// The command at which a stage stands; it stands at one.
     fn site(&self, s: usize) -> Site {
         let p = &self.players[s];
-        let body = self.phase.calls(p.program)[p.call].body.index();
+        let body = self.phase.calls(p.schedule)[p.call].body.index();
         (s, body, p.events.0[body][p.event].0)
     }
 
@@ -307,7 +308,7 @@ impl<'a> Play<'a> {
 impl Player<'_> {
     /// The event at which the player stands.
     fn phase_event(&self, phase: Phase) -> Option<Event> {
-        let call = phase.calls(self.program).get(self.call)?;
+        let call = phase.calls(self.schedule).get(self.call)?;
         self.events.0[call.body.index()].get(self.event).map(|e| e.1)
     }
 }

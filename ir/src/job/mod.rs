@@ -65,7 +65,7 @@ mod tests;
 pub use exchange::MESSAGES_IN_FLIGHT;
 
 use crate::mesh::{Axis, Mesh};
-use crate::program::{Action, Call, Command, Job, Program};
+use crate::program::{Action, Call, CallSchedule, Command, Job, Program};
 use access::{Facts, Reader};
 use body::Summary;
 use exchange::{Events, Play};
@@ -152,16 +152,16 @@ impl Phase {
         }
     }
 
-    fn calls(self, program: &Program) -> &[Call] {
+    fn calls(self, schedule: &CallSchedule) -> &[Call] {
         match self {
-            Phase::Train => &program.train,
-            Phase::Update => &program.update,
-            Phase::Eval => &program.eval,
+            Phase::Train => &schedule.train,
+            Phase::Update => &schedule.update,
+            Phase::Eval => &schedule.eval,
         }
     }
 }
 
-/// What bodies do, for programs that differ in their schedules alone.
+/// What the bodies of a program do.
 struct Class {
     bodies: Vec<Summary>,
     flows: Vec<Flow>,
@@ -179,37 +179,29 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
         kernel.verify().map_err(|e| At(format!("kernel {k}")).error(e.to_string()))?;
     }
     let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
-    let mut classes: Vec<(u32, Class)> = vec![];
-    let mut class_of: Vec<Option<usize>> = vec![None; job.programs.len()];
+    let mut classes: Vec<Option<Class>> = job.programs.iter().map(|_| None).collect();
+    let mut checked: Vec<(u32, &CallSchedule)> = vec![];
     let mut evaluated = None;
     for (s, stage) in job.stages.iter().enumerate() {
         let at = At::stage(s as u64);
         let program = job.programs.get(stage.program as usize).ok_or_else(|| at.error(format!("there is no program {}", stage.program)))?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
-        let class = match class_of[stage.program as usize] {
+        let class = match &mut classes[stage.program as usize] {
             Some(class) => class,
-            None => {
-                let class = match classes.iter().position(|(p, _)| same_bodies(&job.programs[*p as usize], program)) {
-                    Some(class) => class,
-                    None => {
-                        classes.push((stage.program, check_bodies(job, program, &kernels, &at)?));
-                        classes.len() - 1
-                    }
-                };
-                class_of[stage.program as usize] = Some(class);
-                let reports = order::check(job, program, &classes[class].1.bodies, &at)?;
-                let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
-                ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
-                class
-            }
+            none => none.insert(check_bodies(job, program, &kernels, &at)?),
         };
-        debug_assert_eq!(classes[class].1.bodies.len(), program.bodies.len());
+        if !checked.contains(&(stage.program, &stage.schedule)) {
+            let reports = order::check(job, program, &stage.schedule, &class.bodies, &at)?;
+            let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
+            ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
+            checked.push((stage.program, &stage.schedule));
+        }
         held::stage(job, stage, &at)?;
     }
-    if let Some(p) = class_of.iter().position(Option::is_none) {
+    if let Some(p) = classes.iter().position(Option::is_none) {
         return Err(whole.error(format!("no stage runs program {p}")));
     }
-    let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| class_of[s.program as usize]).map(|class| &classes[class].1).collect();
+    let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| classes[s.program as usize].as_ref()).collect();
     let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
     let mut play = Play::new(job, &events);
     Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
@@ -239,10 +231,6 @@ fn whole_params(job: &Job) -> Checked {
         None => Ok(()),
         Some(p) => Err(format!("no stage has parameter `{}`", job.params[p].name)),
     }
-}
-
-fn same_bodies(a: &Program, b: &Program) -> bool {
-    a.arena_bytes == b.arena_bytes && a.groups == b.groups && a.buffers == b.buffers && a.bodies == b.bodies
 }
 
 fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], at: &At) -> Result<Class, JobError> {

@@ -2,7 +2,7 @@
 
 use super::body::{Summary, Touch, is_held};
 use super::{At, JobError, Phase, ensure};
-use crate::program::{Arena, BodyKind, BufferId, Content, Job, Program};
+use crate::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The calls of one body within a phase or a run of phases.
@@ -21,24 +21,24 @@ type Moment = (usize, usize);
 ///
 /// # Errors
 /// The first call, buffer or report that is wrong.
-pub fn check(job: &Job, program: &Program, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
-    ensure(program.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
-    ensure(u64::from(program.slots) <= job.microbatches, || format!("{} slots for {} microbatches", program.slots, job.microbatches)).map_err(|e| at.error(e))?;
+pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
+    ensure(schedule.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
+    ensure(u64::from(schedule.slots) <= job.microbatches, || format!("{} slots for {} microbatches", schedule.slots, job.microbatches)).map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());
-        uses.push(calls(job, program, bodies, phase, &at)?);
-        stash(program, bodies, phase, &at)?;
+        uses.push(calls(job, program, schedule, bodies, phase, &at)?);
+        stash(program, schedule, bodies, phase, &at)?;
     }
     for (b, body) in program.bodies.iter().enumerate() {
         ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
     }
     // A step is a training pass with its update, whose calls come after.
-    let later = program.train.len();
+    let later = schedule.train.len();
     let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
     persistent(program, bodies, &step, Some(later), &at.of("step"))?;
     persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
-    reports(job, program, bodies, &uses, at)
+    reports(job, program, schedule, bodies, &uses, at)
 }
 
 /// Whether bodies of a kind are called in a phase.
@@ -51,11 +51,11 @@ fn belongs(kind: BodyKind, phase: Phase) -> bool {
 }
 
 /// Every body is called once, or once for every microbatch where that makes a difference.
-fn calls(job: &Job, program: &Program, bodies: &[Summary], phase: Phase, at: &At) -> Result<Vec<Option<Use>>, JobError> {
+fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<Vec<Option<Use>>, JobError> {
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
     let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
-    for (c, call) in phase.calls(program).iter().enumerate() {
+    for (c, call) in phase.calls(schedule).iter().enumerate() {
         let fail = |what: String| at.error(format!("call {c}: {what}"));
         let (b, k) = (call.body.index(), call.microbatch as usize);
         let body = program.bodies.get(b).ok_or_else(|| fail(format!("there is no body {b}")))?;
@@ -85,8 +85,8 @@ fn calls(job: &Job, program: &Program, bodies: &[Summary], phase: Phase, at: &At
 
 /// Each slot of the stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
 /// microbatch last had the slot.
-fn stash(program: &Program, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
-    let calls = phase.calls(program);
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+    let calls = phase.calls(schedule);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
     let mut writer: BTreeMap<BufferId, usize> = BTreeMap::new();
@@ -113,11 +113,11 @@ fn stash(program: &Program, bodies: &[Summary], phase: Phase, at: &At) -> Result
             all.entry(*from).or_insert((*id, k));
         }
     }
-    let mut slots: Vec<(u32, Vec<usize>)> = vec![(0, vec![]); program.slots as usize];
+    let mut slots: Vec<(u32, Vec<usize>)> = vec![(0, vec![]); schedule.slots as usize];
     for call in calls {
         let b = call.body.index();
         let Some(needs) = needs.get(&b) else { continue };
-        let (owner, ran) = &mut slots[(call.microbatch % program.slots) as usize];
+        let (owner, ran) = &mut slots[(call.microbatch % schedule.slots) as usize];
         if *owner != call.microbatch {
             let before = std::mem::replace(owner, call.microbatch);
             if let Some((id, k)) = needs.values().next() {
@@ -245,7 +245,7 @@ fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), 
 }
 
 /// Every report is issued once in training; in an evaluation at most once, the loss for certain. Returns the latter.
-fn reports(job: &Job, program: &Program, bodies: &[Summary], uses: &[Vec<Option<Use>>], at: &At) -> Result<BTreeSet<u32>, JobError> {
+fn reports(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], uses: &[Vec<Option<Use>>], at: &At) -> Result<BTreeSet<u32>, JobError> {
     let mut evaluated = BTreeSet::new();
     for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
         let mut count = vec![0; job.reports.len()];
@@ -262,7 +262,7 @@ fn reports(job: &Job, program: &Program, bodies: &[Summary], uses: &[Vec<Option<
             let due = match phase {
                 Phase::Train => true,
                 Phase::Update => false,
-                Phase::Eval => report == 0 && !program.eval.is_empty(),
+                Phase::Eval => report == 0 && !schedule.eval.is_empty(),
             };
             ensure(n == 1 || !due, || format!("`{name}` is not reported")).map_err(|e| at.of(phase.name()).error(e))?;
             if phase == Phase::Eval && n == 1 {

@@ -162,7 +162,7 @@ impl Analysis<'_> {
         let mut parted = vec![false; program.buffers.len()];
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
         for phase in Phase::ALL {
-            let calls = phase.calls(program);
+            let calls = phase.calls(&self.job.stages[s].schedule);
             // A body that reads what another writes is called after it the last time (`order`).
             let mut last: Vec<(usize, usize)> = (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
             last.sort_unstable();

@@ -25,7 +25,7 @@ use crate::kernel::Kernel;
 use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::Train;
-use crate::program::{Job, Program};
+use crate::program::{CallSchedule, Job, Program};
 use crate::sharded::Sharded;
 pub use io::ParseError;
 
@@ -90,21 +90,26 @@ pub fn parse_kernel(text: &str) -> Result<Kernel> {
     })
 }
 
-/// One program of a job and the mesh that it refers to.
-pub fn print_program(p: &Program, mesh: &Mesh) -> String {
-    io::print(&(mesh.clone(), p.clone()), |io, (mesh, p)| {
-        body::mesh(io, mesh)?;
-        program::program(io, p)
+/// A program of a job, the mesh that it refers to, and the stages that run it with their schedules.
+pub type StagedProgram = (Mesh, Program, Vec<(u64, CallSchedule)>);
+
+pub fn print_program(p: &StagedProgram) -> String {
+    io::print(p, staged)
+}
+
+fn staged(io: &mut io::Io, (mesh, p, stages): &mut StagedProgram) -> Result<()> {
+    body::mesh(io, mesh)?;
+    program::program(io, p)?;
+    io.rows(stages, (0, CallSchedule::default()), "stage ", |io, _, (stage, s)| {
+        io.number(stage)?;
+        program::schedule(io, s)
     })
 }
 
 /// # Errors
 /// The text is not a printed program.
-pub fn parse_program(text: &str) -> Result<(Mesh, Program)> {
-    io::parse(text, (Mesh { subs: vec![] }, program::blank_program()), |io, (mesh, p)| {
-        body::mesh(io, mesh)?;
-        program::program(io, p)
-    })
+pub fn parse_program(text: &str) -> Result<StagedProgram> {
+    io::parse(text, (Mesh { subs: vec![] }, program::blank_program(), vec![]), staged)
 }
 
 pub fn print_job(j: &Job) -> String {

@@ -12,7 +12,7 @@ use crate::kernel::Kernel;
 use crate::model::{Decay, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage,
     Stream, TableEntry,
 };
 
@@ -20,13 +20,12 @@ use crate::program::{
 const MOST_CALLS: u32 = 1 << 20;
 
 pub(super) fn blank_program() -> Program {
-    Program { buffers: vec![], arena_bytes: [0; 3], slots: 0, groups: vec![], bodies: vec![], train: vec![], update: vec![], eval: vec![] }
+    Program { buffers: vec![], arena_bytes: [0; 3], groups: vec![], bodies: vec![] }
 }
 
 /// A program, given the mesh.
 pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
-    io.line("program slots ")?;
-    io.number(&mut p.slots)?;
+    io.line("program")?;
     for (arena, bytes) in Arena::ALL.iter().zip(&mut p.arena_bytes) {
         io.line(&format!("arena {} bytes ", arena.name()))?;
         io.number(bytes)?;
@@ -48,10 +47,6 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, origin: blank_origin(), reason: None };
         io.rows(&mut b.commands, blank, "  ", |io, _, c| command(io, c))
     })?;
-    for (calls, words) in [(&mut p.train, "train:"), (&mut p.update, "update:"), (&mut p.eval, "eval:")] {
-        io.line(words)?;
-        schedule(io, calls)?;
-    }
     Ok(())
 }
 
@@ -199,8 +194,18 @@ fn transfer(io: &mut Io, count: &mut u64, t: &mut DType) -> Result {
     io.with(" x ", t, dtype)
 }
 
+/// A stage's schedule, given the labels of its program's bodies.
+pub(super) fn schedule(io: &mut Io, s: &mut CallSchedule) -> Result {
+    io.with(" slots ", &mut s.slots, Io::number)?;
+    for (list, words) in [(&mut s.train, "train:"), (&mut s.update, "update:"), (&mut s.eval, "eval:")] {
+        io.line(words)?;
+        calls(io, list)?;
+    }
+    Ok(())
+}
+
 /// Calls in order, those of one body for consecutive microbatches as one line: `forward 0..4`.
-fn schedule(io: &mut Io, calls: &mut Vec<Call>) -> Result {
+fn calls(io: &mut Io, calls: &mut Vec<Call>) -> Result {
     let mut runs: Vec<(BodyId, u32, u32)> = vec![];
     for call in calls.iter() {
         match runs.last_mut() {
@@ -260,11 +265,6 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.with(" = ", &mut t.data, |io, data| io.list(data, 0.0, Io::real))
     })?;
     io.rows(&mut j.reports, String::new(), "report ", |io, _, name| io.name(name))?;
-    io.rows(&mut j.stages, Stage { program: 0, params: vec![] }, "stage ", |io, i, s| {
-        row_number(io, i)?;
-        io.with(" program ", &mut s.program, Io::number)?;
-        io.with(" params ", &mut s.params, |io, p| io.list(p, 0, Io::number))
-    })?;
     io.hints.kernels = j.kernels.iter().map(Kernel::name).collect();
     io.hints.loads = j.inputs.iter().map(|x| x.name.clone()).collect();
     io.hints.reports = j.reports.clone();
@@ -277,6 +277,19 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     io.rows(&mut j.programs, blank_program(), "rank class ", |io, i, p| {
         row_number(io, i)?;
         program(io, p)
+    })?;
+    let bodies: Vec<Labels> = j.programs.iter().map(|p| Labels::of(p.bodies.iter().map(|b| b.name.as_str()))).collect();
+    io.rows(&mut j.stages, Stage { program: 0, params: vec![], schedule: CallSchedule::default() }, "stage ", |io, i, s| {
+        row_number(io, i)?;
+        let mark = io.mark();
+        io.with(" program ", &mut s.program, Io::number)?;
+        match bodies.get(s.program as usize) {
+            Some(labels) => io.bodies = labels.clone(),
+            None if io.reading() => return io.wrong(mark, "there is no such program"),
+            None => io.bodies = Labels::of(std::iter::empty()),
+        }
+        io.with(" params ", &mut s.params, |io, p| io.list(p, 0, Io::number))?;
+        schedule(io, &mut s.schedule)
     })
 }
 

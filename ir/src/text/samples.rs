@@ -9,7 +9,7 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage, Stream,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage, Stream,
     TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
@@ -233,7 +233,6 @@ pub fn program() -> Program {
     let command = |action| Command { stream: Stream::Compute, action, origin: origin(Phase::Forward, "layers.3.proj"), reason: None };
     let shifted = Place { buffer: x, offset: 16, coords: vec![(SubAxis(2), 64), (SubAxis(3), 32)] };
     let body = |name: &str, kind, commands| crate::program::Body { name: name.into(), kind, commands };
-    let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
     Program {
         buffers: vec![
             buffer("layers.3.w", Arena::Persistent, 0, Content::Param { slot: 0, index: index.clone() }),
@@ -243,7 +242,6 @@ pub fn program() -> Program {
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
         ],
         arena_bytes: [192, 128, 64],
-        slots: 2,
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
         bodies: vec![
             body(
@@ -282,6 +280,13 @@ pub fn program() -> Program {
             body("reduce", BodyKind::Update, vec![]),
             body("", BodyKind::Prologue, vec![]),
         ],
+    }
+}
+
+pub fn schedule() -> CallSchedule {
+    let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
+    CallSchedule {
+        slots: 2,
         train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
         update: calls(&[(3, 0), (3, 0)]),
         eval: calls(&[(0, u32::MAX), (0, 0)]),
@@ -308,6 +313,6 @@ pub fn job() -> Job {
         reports: vec!["loss".into(), "grad_norm".into()],
         kernels: vec![kernel(), Kernel { family: Family::Scatter, ..kernel() }],
         programs: vec![program(), program()],
-        stages: vec![Stage { program: 0, params: vec![0] }, Stage { program: 1, params: vec![] }],
+        stages: vec![Stage { program: 0, params: vec![0], schedule: schedule() }, Stage { program: 1, params: vec![], schedule: CallSchedule::default() }],
     }
 }

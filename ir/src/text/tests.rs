@@ -1,4 +1,4 @@
-use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, program, sharded};
+use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, program, schedule, sharded};
 use super::*;
 use crate::kernel::Family;
 use crate::random::mix;
@@ -68,7 +68,7 @@ fn kernels_read_back() {
 
 #[test]
 fn programs_read_back() {
-    round_trip(&(mesh(), program()), |(m, p)| print_program(p, m), parse_program);
+    round_trip(&(mesh(), program(), vec![(0, schedule()), (3, CallSchedule::default())]), print_program, parse_program);
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_kernel_in_text() {
 fn a_program_in_text() {
     expect_test::expect![[r#"
         mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
-        program slots 2
+        program
         arena persistent bytes 192
         arena stash bytes 128
         arena temporary bytes 64
@@ -317,6 +317,7 @@ fn a_program_in_text() {
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue
+        stage 1 slots 2
         train:
           "" 0
           forward 0..3
@@ -330,7 +331,7 @@ fn a_program_in_text() {
         eval:
           forward 4294967295
           forward 0
-    "#]].assert_eq(&print_program(&program(), &mesh()));
+    "#]].assert_eq(&print_program(&(mesh(), program(), vec![(1, schedule())])));
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, 
     Ok((0..job.mesh.world())
         .map(|rank| {
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(program)));
+            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)));
             rank.initialise(|held| {
                 Some(match held {
                     Held::Param(p) => whole[p as usize] as &dyn Whole,

@@ -51,7 +51,7 @@ fn a_second_step_continues_from_the_states_of_the_first() {
 fn more_sends_than_the_guarantee_without_a_receive_are_a_deadlock() {
     let mut job = fixture::job(&Split { microbatches: 2, pp: 2, dp: 1, tp: 1 });
     // The last stage sends twice before it receives, and so does the first.
-    job.programs[1].train[1..5].rotate_left(2);
+    job.stages[1].schedule.train[1..5].rotate_left(2);
     assert_eq!(
         step(&job).unwrap_err().to_string(),
         "deadlock: rank 0 waits for rank 1 at forward microbatch 1 command 3 (send of 4 f32 to rank 1 for linear); \

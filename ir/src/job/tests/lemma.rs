@@ -4,7 +4,7 @@ use crate::job::Phase;
 use crate::job::exchange::{Events, MESSAGES_IN_FLIGHT, Play};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Reduce};
-use crate::program::{Action, BufferId, Call, Command, Group, GroupId, Job, Place, Program};
+use crate::program::{Action, BufferId, Call, CallSchedule, Command, Group, GroupId, Job, Place, Program};
 use crate::random::mix;
 use std::collections::HashMap;
 
@@ -61,10 +61,13 @@ fn communicating(seed: u64) -> Job {
             let mut program = job.programs[0].clone();
             program.bodies.truncate(1);
             program.bodies[0].commands = commands;
-            Program { groups, train: vec![Call { body: crate::program::BodyId(0), microbatch: 0 }], ..program }
+            Program { groups, ..program }
         })
         .collect();
-    job.stages = (0..STAGES as u32).map(|program| crate::program::Stage { program, params: vec![] }).collect();
+    job.stages = (0..STAGES as u32).map(|program| {
+        let schedule = CallSchedule { train: vec![Call { body: crate::program::BodyId(0), microbatch: 0 }], ..CallSchedule::default() };
+        crate::program::Stage { program, params: vec![], schedule }
+    }).collect();
     job
 }
 

@@ -183,9 +183,9 @@ fn temporary_buffers_share_memory_one_after_the_other() {
 #[test]
 fn the_stash_has_a_slot_for_each_microbatch_in_flight() {
     let lost = "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
-    refused(|job| job.programs[0].slots = 1, lost);
-    refused(|job| job.programs[0].slots = 0, "the stash has no slot");
-    refused(|job| job.programs[0].slots = 3, "3 slots for 2 microbatches");
+    refused(|job| job.stages[0].schedule.slots = 1, lost);
+    refused(|job| job.stages[0].schedule.slots = 0, "the stash has no slot");
+    refused(|job| job.stages[0].schedule.slots = 3, "3 slots for 2 microbatches");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn nothing_is_written_twice_in_a_call() {
 #[test]
 fn a_sum_is_set_to_zero_by_one_call_before_additions() {
     refused(drop_command(0, "zero", 0), "stage 0, step, backward, command 1 (launch of kernel 1): it adds to `dw` before that is set to zero");
-    refused(|job| job.programs[0].train[..4].rotate_left(1), "it adds to `dw` before that is set to zero");
+    refused(|job| job.stages[0].schedule.train[..4].rotate_left(1), "it adds to `dw` before that is set to zero");
     let one = |job: &mut Job| match &mut commands(job, 0, "zero")[0].action {
         Action::Fill { value, .. } => *value = Real(1.0),
         other => panic!("{other:?}"),
@@ -241,7 +241,7 @@ fn a_sum_is_zeroed_once_per_step() {
 
 #[test]
 fn a_sum_is_read_after_its_last_addition() {
-    refused(|job| job.programs[0].train.swap(4, 5), "it reads the sum `dw` before its last addition");
+    refused(|job| job.stages[0].schedule.train.swap(4, 5), "it reads the sum `dw` before its last addition");
 }
 
 #[test]
@@ -256,9 +256,9 @@ fn a_sum_has_additions_once_per_call() {
 
 #[test]
 fn parameters_and_states_change_in_an_update_once() {
-    refused(|job| job.programs[0].train.push(Call { body: BodyId(4), microbatch: 0 }), "`update` is not of this phase");
-    refused(|job| job.programs[0].update.push(Call { body: BodyId(4), microbatch: 0 }), "`update` is called for microbatch 0 again");
-    refused(|job| job.programs[0].update.clear(), "body `update` is never called");
+    refused(|job| job.stages[0].schedule.train.push(Call { body: BodyId(4), microbatch: 0 }), "`update` is not of this phase");
+    refused(|job| job.stages[0].schedule.update.push(Call { body: BodyId(4), microbatch: 0 }), "`update` is called for microbatch 0 again");
+    refused(|job| job.stages[0].schedule.update.clear(), "body `update` is never called");
     refused(drop_command(0, "update", 0), "no call updates `w`");
     let early = |job: &mut Job| {
         let product = commands(job, 0, "forward")[1].clone();
@@ -272,12 +272,12 @@ fn parameters_and_states_change_in_an_update_once() {
 
 #[test]
 fn every_microbatch_has_its_passes() {
-    refused(|job| _ = job.programs[0].train.remove(2), "comes before the forward pass of microbatch 1");
-    refused(|job| _ = job.programs[0].train.remove(3), "stage 0, train: `backward` is called for 1 of 2 microbatches");
-    refused(|job| job.programs[0].train[2].microbatch = 0, "call 2: `forward` is called for microbatch 0 again");
-    refused(|job| job.programs[0].train[2].microbatch = 9, "there is no microbatch 9");
-    refused(|job| job.programs[0].train[2].body = BodyId(9), "there is no body 9");
-    refused(|job| job.programs[1].train.swap(1, 2), "call 1: `backward` comes before the forward pass of microbatch 0");
+    refused(|job| _ = job.stages[0].schedule.train.remove(2), "comes before the forward pass of microbatch 1");
+    refused(|job| _ = job.stages[0].schedule.train.remove(3), "stage 0, train: `backward` is called for 1 of 2 microbatches");
+    refused(|job| job.stages[0].schedule.train[2].microbatch = 0, "call 2: `forward` is called for microbatch 0 again");
+    refused(|job| job.stages[0].schedule.train[2].microbatch = 9, "there is no microbatch 9");
+    refused(|job| job.stages[0].schedule.train[2].body = BodyId(9), "there is no body 9");
+    refused(|job| job.stages[1].schedule.train.swap(1, 2), "call 1: `backward` comes before the forward pass of microbatch 0");
 }
 
 #[test]
@@ -396,12 +396,12 @@ fn every_message_is_received() {
 
 #[test]
 fn two_stages_do_not_wait_for_each_other() {
-    refused(|job| job.programs[0].train[1..].rotate_left(1), "comes before");
+    refused(|job| job.stages[0].schedule.train[1..].rotate_left(1), "comes before");
     let expected = "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on): it waits forever, for stage 1, train, forward microbatch 1, command 0 (recv of 4 f32 from -1 stages on), which waits for stage 0";
     let impatient = |job: &mut Job| {
-        job.programs[0].train.swap(2, 3);
-        job.programs[1].train.swap(2, 3);
-        job.programs[1].slots = 2;
+        job.stages[0].schedule.train.swap(2, 3);
+        job.stages[1].schedule.train.swap(2, 3);
+        job.stages[1].schedule.slots = 2;
     };
     refused(impatient, expected);
 }

@@ -9,7 +9,7 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::Train;
 use crate::op::{Collective, DType, Op, Real, Reduce, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program,
     Stage, Stream,
 };
 
@@ -189,22 +189,28 @@ fn program(stage: u64) -> Program {
     }
     b.body("eval_forward", BodyKind::Forward, forward);
     b.body("eval_reduce", BodyKind::Reduce, vec![b.collective(sum, 2, 1, "eval_loss", "total"), report(0, &b)]);
-    let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call { body: BodyId(*body), microbatch: *microbatch }).collect();
-    let train = if stage == 0 { [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)] } else { [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)] };
     Program {
         buffers: b.buffers,
         arena_bytes: b.sizes,
-        slots: if stage == 0 { 2 } else { 1 },
         groups: vec![
             Group { subs: vec![DP], stages: None },
             Group { subs: vec![], stages: Some(vec![0, 1]) },
             Group { subs: vec![DP], stages: Some(vec![0, 1]) },
         ],
         bodies: b.bodies,
+    }
+}
+
+fn stage(stage: u32) -> Stage {
+    let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call { body: BodyId(*body), microbatch: *microbatch }).collect();
+    let train = if stage == 0 { [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)] } else { [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)] };
+    let schedule = CallSchedule {
+        slots: if stage == 0 { 2 } else { 1 },
         train: calls(&train),
         update: calls(&[(4, 0)]),
         eval: calls(&[(5, 0), (6, 0), (6, 1), (7, 0)]),
-    }
+    };
+    Stage { program: stage, params: vec![stage], schedule }
 }
 
 pub fn job() -> Job {
@@ -222,6 +228,6 @@ pub fn job() -> Job {
         reports: vec!["loss".into(), "grad_norm".into()],
         kernels: kernels(),
         programs: vec![program(0), program(1)],
-        stages: vec![Stage { program: 0, params: vec![0] }, Stage { program: 1, params: vec![1] }],
+        stages: vec![stage(0), stage(1)],
     }
 }
