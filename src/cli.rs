@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 #[derive(Parser)]
 #[command(name = "mcc", version, about = "Compiles a model text ahead of time into one program per rank, and runs it")]
-#[command(after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20")]
+#[command(
+    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20"
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -23,7 +23,8 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     match args.level {
         Level::Graph | Level::Sharded => out.write_all(saved(&args.artifact, &format!("{}.txt", args.level.name()))?.as_bytes())?,
         Level::Local => {
-            for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt"))) {
+            for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt")))
+            {
                 out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
             }
         }
@@ -40,7 +41,13 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 }
             }
             let target = match &artifact.manifest.target {
-                runtime::target::Target::Cpu { cpu, .. } => if *cpu == Target::x86_64_v3().cpu { Target::x86_64_v3() } else { Target::host()? },
+                runtime::target::Target::Cpu { cpu, .. } => {
+                    if *cpu == Target::x86_64_v3().cpu {
+                        Target::x86_64_v3()
+                    } else {
+                        Target::host()?
+                    }
+                }
                 runtime::target::Target::Reference => Target::host()?,
             };
             let used: BTreeSet<usize> = job
@@ -53,7 +60,17 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 .collect();
             let kernels: Vec<Kernel> = used.into_iter().map(|k| job.kernels[k].clone()).collect();
             for (name, text) in kernel_texts(&kernels, args.level, &target)? {
-                writeln!(out, "{} {name}", if args.level == Level::Asm { "#" } else if args.level == Level::Llvm { ";" } else { "//" })?;
+                writeln!(
+                    out,
+                    "{} {name}",
+                    if args.level == Level::Asm {
+                        "#"
+                    } else if args.level == Level::Llvm {
+                        ";"
+                    } else {
+                        "//"
+                    }
+                )?;
                 out.write_all(text.as_bytes())?;
             }
         }
@@ -86,7 +103,8 @@ pub fn kernel_texts(kernels: &[Kernel], level: Level, target: &Target) -> Result
 
 fn saved(artifact: &Path, name: &str) -> Result<String, Failure> {
     let path = artifact.join("dumps").join(name);
-    Ok(std::fs::read_to_string(&path).with_context(|| format!("the artifact has no dump `{name}`: compile with --emit {}", name.split('.').next().unwrap_or(name)))?)
+    Ok(std::fs::read_to_string(&path)
+        .with_context(|| format!("the artifact has no dump `{name}`: compile with --emit {}", name.split('.').next().unwrap_or(name)))?)
 }
 
 fn of_level(artifact: &Path, start: &str, end: &str) -> Result<Vec<String>, Failure> {

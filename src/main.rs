@@ -1,8 +1,8 @@
 //! The command line of mcc: the only code of the workspace, beside `mcc-rank`'s, that prints or reads the environment.
 
+mod checkpoint;
 mod cli;
 mod compile;
-mod checkpoint;
 mod dump;
 mod report;
 mod run;

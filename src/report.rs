@@ -14,7 +14,14 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
     let axes: Vec<String> =
         [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp].into_iter().filter(|a| mesh.size(*a) > 1).map(|a| format!("{a} {}", mesh.size(a))).collect();
     let parameters: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
-    let _ = writeln!(out, "model      {}, {} parameters, {} sequences a step in {} microbatches", job.model, count(parameters), job.global_batch, job.microbatches);
+    let _ = writeln!(
+        out,
+        "model      {}, {} parameters, {} sequences a step in {} microbatches",
+        job.model,
+        count(parameters),
+        job.global_batch,
+        job.microbatches
+    );
     let _ = writeln!(
         out,
         "ranks      {} ({}), {} program class{}, {} kernels ({} matrix products)",

@@ -97,14 +97,8 @@ impl Shown {
 
 fn line(p: &Progress) -> String {
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
-    let mut text = format!(
-        "loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms",
-        number(p.loss),
-        number(p.grad_norm),
-        p.lr,
-        p.tokens_per_s,
-        p.step_ms
-    );
+    let mut text =
+        format!("loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms", number(p.loss), number(p.grad_norm), p.lr, p.tokens_per_s, p.step_ms);
     if let Some(v) = p.valid_loss {
         text += &format!("  held-out loss {v:.4}");
     }

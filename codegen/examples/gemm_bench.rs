@@ -58,10 +58,8 @@ fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
         let ty = Type::new(DType::F32, dims);
         Operand { strides: dense(&body.dims, &ty), ty }
     };
-    let inputs = vec![
-        operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }),
-        operand(&body, if layout.b_transposed { [n, k] } else { [k, n] }),
-    ];
+    let inputs =
+        vec![operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }), operand(&body, if layout.b_transposed { [n, k] } else { [k, n] })];
     let origin = || Origin::new(Phase::Forward);
     let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
     let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());

@@ -14,7 +14,10 @@ use std::sync::Mutex;
 pub enum Workers {
     /// This process, one kernel after the other. Where LLVM gives up, the process ends.
     InProcess,
-    Processes { command: WorkerCommand, count: usize },
+    Processes {
+        command: WorkerCommand,
+        count: usize,
+    },
 }
 
 /// Why a batch failed, with the kernel that did.
@@ -30,13 +33,7 @@ pub struct BatchError {
 ///
 /// # Errors
 /// The first kernel, in the order given, that does not compile.
-pub fn compile(
-    kernels: &[Kernel],
-    target: &Target,
-    emit: Emit,
-    cache: Option<&Path>,
-    workers: &Workers,
-) -> Result<Vec<Compiled>, BatchError> {
+pub fn compile(kernels: &[Kernel], target: &Target, emit: Emit, cache: Option<&Path>, workers: &Workers) -> Result<Vec<Compiled>, BatchError> {
     let cache = cache.map(|directory| Cache::new(directory, crate::cache::DEFAULT_LIMIT));
     let mut seen = BTreeSet::new();
     let jobs: Vec<(String, &Kernel)> = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone())).collect();
@@ -44,10 +41,9 @@ pub fn compile(
         jobs.iter().map(|(name, _)| cache.as_ref().and_then(|c| c.get(name, target, emit)).map(Ok)).collect();
     let missing: Vec<usize> = (0..jobs.len()).filter(|i| results[*i].is_none()).collect();
     let compiled = match workers {
-        Workers::InProcess => missing
-            .iter()
-            .map(|&i| (i, object::compile(jobs[i].1, target, emit).map_err(|e| WorkerError::Refused(e.to_string()))))
-            .collect(),
+        Workers::InProcess => {
+            missing.iter().map(|&i| (i, object::compile(jobs[i].1, target, emit).map_err(|e| WorkerError::Refused(e.to_string())))).collect()
+        }
         Workers::Processes { command, count } => in_processes(&jobs, &missing, target, emit, command, *count),
     };
     for (i, result) in compiled {
@@ -60,11 +56,7 @@ pub fn compile(
         cache.trim();
     }
     let named = jobs.into_iter().zip(results);
-    named
-        .map(|((kernel, _), result)| {
-            result.expect("invariant: every job has a result").map_err(|error| BatchError { kernel, error })
-        })
-        .collect()
+    named.map(|((kernel, _), result)| result.expect("invariant: every job has a result").map_err(|error| BatchError { kernel, error })).collect()
 }
 
 fn in_processes(

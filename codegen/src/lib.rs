@@ -24,9 +24,9 @@ pub use batch::{BatchError, Workers, compile};
 pub use error::CompileError;
 pub use link::link_shared;
 pub use object::{Compiled, Emit};
+use serde::{Deserialize, Serialize};
 pub use target::Target;
 pub use worker::WorkerCommand;
-use serde::{Deserialize, Serialize};
 
 /// How a kernel is called: beside its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -105,9 +105,7 @@ impl<B: Builder> Sources<'_, B> {
             let z = b.int2(IntBinary::Mul, shifted(z, 27), b.i64(0x94d0_49bb_1331_11eb_u64 as i64));
             shifted(z, 31)
         };
-        let argument = |from_end: usize| {
-            b.load_splat(b.at_const(self.scalars, 8 * (self.scalar_count - from_end) as i64), Lane::I64)
-        };
+        let argument = |from_end: usize| b.load_splat(b.at_const(self.scalars, 8 * (self.scalar_count - from_end) as i64), Lane::I64);
         let stream = mix(xor(mix(xor(b.i64(key as i64), mix(argument(2)))), argument(1)));
         let mut index = b.i64(0);
         for &dim in &ty.dims {
@@ -168,8 +166,17 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
             Unary::Neg => negative,
             Unary::Abs => b.select(below, negative, x),
             Unary::Sign => b.select(below, b.i32(-1), b.select(b.compare_int(Compare::Gt, x, zero), b.i32(1), zero)),
-            Unary::Exp | Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Recip | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf
-            | Unary::Floor | Unary::Not => unreachable!("invariant: not an op of ints"),
+            Unary::Exp
+            | Unary::Log
+            | Unary::Sqrt
+            | Unary::Rsqrt
+            | Unary::Recip
+            | Unary::Tanh
+            | Unary::Sin
+            | Unary::Cos
+            | Unary::Erf
+            | Unary::Floor
+            | Unary::Not => unreachable!("invariant: not an op of ints"),
         };
     }
     match op {

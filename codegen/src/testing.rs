@@ -74,10 +74,8 @@ impl Make {
     }
 
     pub fn kernel(self, family: Family, outputs: &[Value]) -> Kernel {
-        let outputs = outputs
-            .iter()
-            .map(|v| Output { value: *v, strides: kernel::dense(&self.body.dims, &self.body[*v].ty), accumulate: false })
-            .collect();
+        let outputs =
+            outputs.iter().map(|v| Output { value: *v, strides: kernel::dense(&self.body.dims, &self.body[*v].ty), accumulate: false }).collect();
         Kernel { family, body: self.body, inputs: self.inputs, scalars: self.scalars, outputs }
     }
 }
@@ -226,17 +224,9 @@ pub fn run_in_place(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], over:
     run_over(kernel, target, inputs, &[], 0.0, over)
 }
 
-fn run_over(
-    kernel: &Kernel,
-    target: &Target,
-    inputs: &[Vec<f64>],
-    scalars: &[f64],
-    initial: f64,
-    over: &[(usize, usize)],
-) -> Vec<Vec<f64>> {
+fn run_over(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64, over: &[(usize, usize)]) -> Vec<Vec<f64>> {
     let loaded = Loaded::new(kernel, target);
-    let mut buffers: Vec<Buffer> =
-        kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
+    let mut buffers: Vec<Buffer> = kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
     for output in &kernel.outputs {
         let ty = &kernel.body[output.value].ty;
         let data = vec![initial; kernel.body.dims.elements(&ty.dims) as usize];

@@ -32,7 +32,10 @@ pub fn family(config: &Config) -> Result<&'static Family, String> {
         return found.ok_or_else(|| format!("architectures = {listed} is none of those known: {}", known()));
     }
     let kind = config.get("model_type").unwrap_or(&Value::Null);
-    FAMILIES.into_iter().find(|f| kind == f.model_type).ok_or_else(|| format!("there are no architectures, and model_type = {kind} is none of {}", known()))
+    FAMILIES
+        .into_iter()
+        .find(|f| kind == f.model_type)
+        .ok_or_else(|| format!("there are no architectures, and model_type = {kind} is none of {}", known()))
 }
 
 /// Reads a config.
@@ -49,7 +52,9 @@ pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
         reader.rope();
     }
     for (name, value) in config.iter().filter(|(name, _)| family.role(name).is_none()) {
-        reader.warnings.push(format!("{name} = {value} is not known for {}; if it changes the computation, the import is wrong", family.architecture));
+        reader
+            .warnings
+            .push(format!("{name} = {value} is not known for {}; if it changes the computation, the import is wrong", family.architecture));
     }
     let Reader { settings, warnings, errors, .. } = reader;
     if errors.is_empty() { Ok(Reading { family, settings, warnings }) } else { Err(errors) }
@@ -126,7 +131,9 @@ impl Reader<'_> {
         let kind = inner.get("rope_type").or(inner.get("type"));
         let mut known = vec!["rope_type", "type", "rope_theta", "partial_rotary_factor"];
         match kind.map(|k| k.as_str().unwrap_or("")) {
-            None if found.is_some() && !inner.contains_key("rope_theta") => self.errors.push(format!("{group} = {} has no rope_type", Value::Object(inner.clone()))),
+            None if found.is_some() && !inner.contains_key("rope_theta") => {
+                self.errors.push(format!("{group} = {} has no rope_type", Value::Object(inner.clone())))
+            }
             None | Some("default") => {}
             Some("llama3") => {
                 for (field, setting, kind) in SCALING {
@@ -309,7 +316,10 @@ mod tests {
 
     #[test]
     fn what_the_text_does_not_compute_is_refused_by_field_and_value() {
-        assert_eq!(errors(&with(gpt2(), "activation_function", "\"relu\"")), "activation_function = \"relu\" is not supported, only \"gelu_new\" or \"gelu_pytorch_tanh\"");
+        assert_eq!(
+            errors(&with(gpt2(), "activation_function", "\"relu\"")),
+            "activation_function = \"relu\" is not supported, only \"gelu_new\" or \"gelu_pytorch_tanh\""
+        );
         assert_eq!(errors(&with(llama("5"), "attention_bias", "true")), "attention_bias = true is not supported, only false");
         assert!(errors(&with(llama("4"), "quantization_config", "{\"bits\":4}")).starts_with("quantization_config = {\"bits\":4} is not"));
     }
@@ -332,7 +342,8 @@ mod tests {
 
     #[test]
     fn the_frequencies_of_llama_3_are_read_in_both_styles() {
-        let scaling = r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
+        let scaling =
+            r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
         let four = with(with(llama("4"), "rope_theta", "500000.0"), "rope_scaling", &format!("{scaling}}}"));
         let five = with(llama("5"), "rope_parameters", &format!("{scaling}, \"rope_theta\": 5e5}}"));
         let (four, five) = (read(&four).unwrap(), read(&five).unwrap());

@@ -90,7 +90,10 @@ fn config_of(model: &Model, beside: &Path) -> Result<Option<Vec<u8>>, ConvertErr
         let (bytes, config) = read_config(beside)?;
         let reading = config::read(&config).map_err(refused)?;
         if reading.family.model != model.graph.name {
-            let what = format!("architecture {} goes with a model `{}`, the text has `{}`", reading.family.architecture, reading.family.model, model.graph.name);
+            let what = format!(
+                "architecture {} goes with a model `{}`, the text has `{}`",
+                reading.family.architecture, reading.family.model, model.graph.name
+            );
             return Err(refused(vec![what]));
         }
         (Some(bytes), config, text(reading.family, &reading.settings)?.1.settings, reading.family)

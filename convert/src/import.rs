@@ -45,8 +45,7 @@ pub struct Imported {
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     let (original, config) = read_config(&dir.join(CONFIG))?;
-    let Reading { family, settings, warnings } =
-        config::read(&config).map_err(|what| ConvertError::Config { path: dir.join(CONFIG), what })?;
+    let Reading { family, settings, warnings } = config::read(&config).map_err(|what| ConvertError::Config { path: dir.join(CONFIG), what })?;
     let (text, model) = text(family, &settings)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
     let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
@@ -79,7 +78,8 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
 /// A config, as bytes and read.
 pub fn read_config(path: &Path) -> Result<(Vec<u8>, Config), ConvertError> {
     let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
-    let config = serde_json::from_slice(&bytes).map_err(|e| ConvertError::Malformed { path: path.into(), what: format!("is not a JSON object: {e}") })?;
+    let config =
+        serde_json::from_slice(&bytes).map_err(|e| ConvertError::Malformed { path: path.into(), what: format!("is not a JSON object: {e}") })?;
     Ok((bytes, config))
 }
 

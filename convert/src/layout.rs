@@ -165,7 +165,8 @@ impl Rule<'_> {
         for hole in holes.iter().filter(|h| numbers.iter().all(|(segment, _)| segment != *h)) {
             let size = views.iter().map(|v| v.dim(hole).map(|d| d.0)).collect::<Option<Vec<u64>>>();
             let size = size.filter(|sizes| sizes.iter().all(|s| *s == sizes[0]));
-            let size = size.ok_or_else(|| error(line, format!("`{{{hole}}}` is neither a repeat around `{}` nor a dim of it", line.params.join("`, `"))))?;
+            let size =
+                size.ok_or_else(|| error(line, format!("`{{{hole}}}` is neither a repeat around `{}` nor a dim of it", line.params.join("`, `"))))?;
             if indexed.iter().all(|(n, _)| n != hole) {
                 indexed.push((hole.clone(), size[0]));
             }
@@ -219,7 +220,10 @@ impl<'a> View<'a> {
 type Merged = Vec<Factor>;
 
 enum Factor {
-    Dim { name: String, size: u64 },
+    Dim {
+        name: String,
+        size: u64,
+    },
     /// One alternative per parameter, end to end.
     Parts(Vec<Vec<(String, u64)>>),
 }

@@ -48,32 +48,70 @@ pub struct Block {
 #[derive(Clone, Debug)]
 pub enum StmtKind {
     // File level
-    Import { path: Text, alias: Option<Ident> },
+    Import {
+        path: Text,
+        alias: Option<Ident>,
+    },
     Model(Rc<Model>),
     Train(Block),
     Plan(Block),
-    Weights { name: Ident, block: Block },
+    Weights {
+        name: Ident,
+        block: Block,
+    },
     // Statements
     Fn(Rc<Function>),
     Dim(Vec<(Ident, Option<Expr>)>),
-    Let { names: Vec<Ident>, value: Expr },
-    Assign { names: Vec<Ident>, value: Expr },
-    Input { names: Vec<Ident>, ty: TypeExpr, value: Option<Expr> },
+    Let {
+        names: Vec<Ident>,
+        value: Expr,
+    },
+    Assign {
+        names: Vec<Ident>,
+        value: Expr,
+    },
+    Input {
+        names: Vec<Ident>,
+        ty: TypeExpr,
+        value: Option<Expr>,
+    },
     Param(Storage),
     State(Storage),
-    Update { name: Ident, value: Expr },
+    Update {
+        name: Ident,
+        value: Expr,
+    },
     If(If),
     Repeat(Repeat),
     Return(Vec<Expr>),
     Call(Expr),
-    Loss { name: Option<Ident>, value: Expr },
-    Metric { name: Ident, value: Expr },
+    Loss {
+        name: Option<Ident>,
+        value: Expr,
+    },
+    Metric {
+        name: Ident,
+        value: Expr,
+    },
     Output(Vec<Ident>),
-    Generate { name: Ident, call: Expr },
+    Generate {
+        name: Ident,
+        call: Expr,
+    },
     // Sections
-    Setting { path: Path, tiers: Vec<Vec<Expr>> },
-    Group { patterns: Vec<Text>, block: Block },
-    Weight { paths: Vec<Path>, template: Text, layout: Option<Vec<Product>> },
+    Setting {
+        path: Path,
+        tiers: Vec<Vec<Expr>>,
+    },
+    Group {
+        patterns: Vec<Text>,
+        block: Block,
+    },
+    Weight {
+        paths: Vec<Path>,
+        template: Text,
+        layout: Option<Vec<Product>>,
+    },
     /// Did not parse (an error says so); the names that it seems to declare.
     Bad(Vec<Ident>),
 }
@@ -191,9 +229,20 @@ pub enum ExprKind {
     Paren(Box<Expr>),
     List(Vec<Element>),
     Call(Call),
-    Index { base: Box<Expr>, items: Vec<(Ident, Expr)> },
-    Unary { op: UnaryOp, arg: Box<Expr> },
-    Binary { op: BinaryOp, op_span: Span, left: Box<Expr>, right: Box<Expr> },
+    Index {
+        base: Box<Expr>,
+        items: Vec<(Ident, Expr)>,
+    },
+    Unary {
+        op: UnaryOp,
+        arg: Box<Expr>,
+    },
+    Binary {
+        op: BinaryOp,
+        op_span: Span,
+        left: Box<Expr>,
+        right: Box<Expr>,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -302,14 +351,7 @@ impl BinaryOp {
     pub fn is_comparison(self) -> bool {
         match self {
             BinaryOp::Eq | BinaryOp::Ne | BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge => true,
-            BinaryOp::Or
-            | BinaryOp::And
-            | BinaryOp::Add
-            | BinaryOp::Sub
-            | BinaryOp::Mul
-            | BinaryOp::Div
-            | BinaryOp::Rem
-            | BinaryOp::Pow => false,
+            BinaryOp::Or | BinaryOp::And | BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow => false,
         }
     }
 }

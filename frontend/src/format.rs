@@ -29,7 +29,9 @@ enum Token {
     Open(&'static str),
     Close(&'static str),
     /// A space that may become a line break; operators are broken at after commas of the same depth.
-    Space { operator: bool },
+    Space {
+        operator: bool,
+    },
 }
 
 #[derive(Default)]

@@ -78,13 +78,7 @@ pub fn elaborate(sources: &mut Sources, ast: &Ast, options: &Options, loader: Lo
     run(sources, ast, options, loader, vec![])
 }
 
-fn run(
-    sources: &mut Sources,
-    ast: &Ast,
-    options: &Options,
-    loader: Loader<'_>,
-    mut errors: Vec<Diagnostic>,
-) -> Result<Elaborated, Vec<Diagnostic>> {
+fn run(sources: &mut Sources, ast: &Ast, options: &Options, loader: Loader<'_>, mut errors: Vec<Diagnostic>) -> Result<Elaborated, Vec<Diagnostic>> {
     errors.extend(one_model(sources, ast, &errors));
     let mut imports = vec![];
     for item in &ast.items {

@@ -28,9 +28,9 @@ impl Place {
     fn words(self) -> &'static [&'static str] {
         match self {
             Place::File => &["import", "fn", "model", "train", "plan", "weights"],
-            Place::Block => &[
-                "dim", "let", "input", "param", "state", "update", "if", "repeat", "return", "fn", "loss", "metric", "output", "generate",
-            ],
+            Place::Block => {
+                &["dim", "let", "input", "param", "state", "update", "if", "repeat", "return", "fn", "loss", "metric", "output", "generate"]
+            }
             Place::Settings => &["group"],
             Place::Weights => &[],
         }
@@ -133,7 +133,8 @@ impl FileParser<'_, '_> {
         let mut stmts = vec![];
         let bad_text = |e: &Diagnostic| {
             let (first, last) = (self.lines.span(head.start..head.start), self.lines.span(head.end..head.end));
-            e.code == "E0107" && e.labels.iter().any(|l| (first.line, first.col) <= (l.span.line, l.span.col) && (l.span.line, l.span.col) <= (last.line, last.col))
+            e.code == "E0107"
+                && e.labels.iter().any(|l| (first.line, first.col) <= (l.span.line, l.span.col) && (l.span.line, l.span.col) <= (last.line, last.col))
         };
         if self.errors.iter().any(bad_text) {
             if let End::Block(pieces) = end {
@@ -310,9 +311,7 @@ impl FileParser<'_, '_> {
             (Rule::plan_line, Some(block)) => StmtKind::Plan(block),
             (Rule::weights_line, Some(block)) => StmtKind::Weights { name: builder.weights_name(pair), block },
             (Rule::group_line, Some(block)) => StmtKind::Group { patterns: builder.patterns(pair), block },
-            (Rule::if_line | Rule::else_if_line, Some(then)) => {
-                StmtKind::If(If { branches: vec![(builder.condition(pair), then)], otherwise: None })
-            }
+            (Rule::if_line | Rule::else_if_line, Some(then)) => StmtKind::If(If { branches: vec![(builder.condition(pair), then)], otherwise: None }),
             (Rule::else_line, otherwise) => StmtKind::If(If { branches: vec![], otherwise }),
             (Rule::repeat_line, Some(block)) => StmtKind::Repeat(builder.repeat(pair, block)),
             (rule, _) => builder.simple(rule, pair),
@@ -332,10 +331,7 @@ impl FileParser<'_, '_> {
     /// A statement that did not parse, with the names it would have declared.
     fn bad(&self, head: Range<usize>, trivia: Trivia) -> Stmt {
         let text = &self.lines.text[head.clone()];
-        let declares = matches!(
-            self.first_word(&head),
-            "let" | "dim" | "input" | "param" | "state" | "fn" | "import" | "metric" | "model"
-        );
+        let declares = matches!(self.first_word(&head), "let" | "dim" | "input" | "param" | "state" | "fn" | "import" | "metric" | "model");
         let mut names = vec![];
         if declares {
             let single = matches!(self.first_word(&head), "fn" | "model" | "metric");

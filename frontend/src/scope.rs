@@ -331,9 +331,7 @@ impl Resolver<'_> {
             let e = e.label(name.span, "again").label(first, "first time");
             used = true;
             self.out.push(match outer < depth {
-                true => {
-                    e.help(format!("`{0} = ..` carries `{0}` from one iteration to the next; a new `{0}` would be lost after each", name.name))
-                }
+                true => e.help(format!("`{0} = ..` carries `{0}` from one iteration to the next; a new `{0}` would be lost after each", name.name)),
                 false => e.help(format!("`{} = ..` changes it; or choose another name", name.name)),
             });
         }

@@ -257,7 +257,8 @@ fn every_code_of_the_front_end_is_documented() {
 
 #[test]
 fn each_error_stands_where_the_text_expects_it() {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(root().join("frontend/tests/errors")).expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(root().join("frontend/tests/errors")).expect("a folder").map(|e| e.expect("an entry").path()).collect();
     paths.sort();
     let mut wrong = String::new();
     for path in paths {
@@ -274,9 +275,55 @@ fn each_error_stands_where_the_text_expects_it() {
 
 /// Pieces that a careless edit may leave behind.
 const SCRAPS: &[&str] = &[
-    "{", "}", "(", ")", "[", "]", ";", ",", "..", "->", "=", "==", "~", "@", "\"", "//", "^", "-", " not ", " as ", " in ", "let ", "dim ", "repeat ",
-    "if ", "else ", "fn f(x) = ", "return ", "none", "true", "1e999", "0", "-1", "99999999999", "0.5.5", "é", "\u{FEFF}", "\n", "layers", "seq",
-    "view(", "attention(", "index(", "expand(", "concat(", "[0]", "import \"x\";", "model m(", "training",
+    "{",
+    "}",
+    "(",
+    ")",
+    "[",
+    "]",
+    ";",
+    ",",
+    "..",
+    "->",
+    "=",
+    "==",
+    "~",
+    "@",
+    "\"",
+    "//",
+    "^",
+    "-",
+    " not ",
+    " as ",
+    " in ",
+    "let ",
+    "dim ",
+    "repeat ",
+    "if ",
+    "else ",
+    "fn f(x) = ",
+    "return ",
+    "none",
+    "true",
+    "1e999",
+    "0",
+    "-1",
+    "99999999999",
+    "0.5.5",
+    "é",
+    "\u{FEFF}",
+    "\n",
+    "layers",
+    "seq",
+    "view(",
+    "attention(",
+    "index(",
+    "expand(",
+    "concat(",
+    "[0]",
+    "import \"x\";",
+    "model m(",
+    "training",
 ];
 
 #[derive(Clone, Debug)]

@@ -66,9 +66,15 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
     let is_zero = |slot: usize| matches!(&body[node.args[slot]].op, Op::Const(c) if c.0 == 0.0);
     let plain = |loops: Vec<Loop>, linear: &[usize]| Algebra { loops, linear: linear.to_vec(), joint: false };
     match &node.op {
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => {
-            plain(by_name(&map_or_sum), &[])
-        }
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Const(_)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Recv { .. } => plain(by_name(&map_or_sum), &[]),
         Op::Add => Algebra { loops: by_name(&map_or_sum), linear: (0..node.args.len()).collect(), joint: true },
         Op::Unary(Unary::Neg) | Op::StopGradient | Op::Expand => plain(by_name(&map_or_sum), &[0]),
         Op::Cast => {
@@ -77,7 +83,9 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         }
         Op::Binary(Binary::Mul) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0, 1] } else { &[] }),
         Op::Binary(Binary::Div) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0] } else { &[] }),
-        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => plain(by_name(&map_or_sum), &[]),
+        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => {
+            plain(by_name(&map_or_sum), &[])
+        }
         // Zero is partial and replicated at once.
         Op::Select => match (is_zero(1), is_zero(2)) {
             (false, true) => plain(by_name(&map_or_sum), &[1]),

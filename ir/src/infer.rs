@@ -65,12 +65,33 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
     let count = match op {
         Op::Add | Op::Concat { .. } => args.len().max(1),
         _ if op.is_source() => 0,
-        Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } | Op::Unary(_) | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. }
-        | Op::Shard { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => 1,
+        Op::Reshard { .. }
+        | Op::Collective { .. }
+        | Op::Send { .. }
+        | Op::Unary(_)
+        | Op::Cast
+        | Op::StopGradient
+        | Op::Cut
+        | Op::Expand
+        | Op::View { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::Shard { .. }
+        | Op::Reduce { .. }
+        | Op::ArgMax { .. }
+        | Op::Cumsum { .. } => 1,
         Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::AttentionLse(_) => 2,
         Op::Select | Op::Attention(_) => 3,
         Op::AttentionGrad(..) => 6,
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => 0,
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Const(_)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Recv { .. } => 0,
     };
     if args.len() != count {
         return fail(&format!("takes {count} operands, has {}", args.len()));
@@ -90,7 +111,10 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
     let ty = match op {
         Op::Input(_) | Op::Param(_) | Op::Table(_) | Op::Const(_) | Op::Recv { .. } => declared.clone(),
         Op::Reshard { .. } | Op::Send { .. } => args[0].clone(),
-        Op::Collective { kind, part, .. } => return collective(*kind, *part, args[0]).ok_or_else(|| TypeError { op: kind.name().into(), text: "the operand lacks the dim of its parts".into() }),
+        Op::Collective { kind, part, .. } => {
+            return collective(*kind, *part, args[0])
+                .ok_or_else(|| TypeError { op: kind.name().into(), text: "the operand lacks the dim of its parts".into() });
+        }
         Op::State(..) => Type::new(DType::F32, declared.dims.clone()),
         Op::Uniform { .. } => Type::new(DType::F32, declared.dims.clone()),
         Op::Iota(d) => Type::new(DType::I32, [*d]),

@@ -100,8 +100,17 @@ impl Kernel {
                 },
                 Op::Scalar(Scalar::Slot(i)) if self.scalars.get(*i as usize) == Some(&node.ty.dtype) => {}
                 Op::Scalar(_) => return fail(v, "a scalar is not an argument of that dtype".into()),
-                Op::Param(_) | Op::State(..) | Op::Table(_) | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut
-                | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
+                Op::Param(_)
+                | Op::State(..)
+                | Op::Table(_)
+                | Op::View { .. }
+                | Op::Slice { .. }
+                | Op::Shard { .. }
+                | Op::Cut
+                | Op::Reshard { .. }
+                | Op::Collective { .. }
+                | Op::Recv { .. }
+                | Op::Send { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
                 Op::Dot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
@@ -110,8 +119,20 @@ impl Kernel {
                 }
                 Op::Reduce { over, .. } => self.inside(v, over)?,
                 Op::ArgMax { over } | Op::Cumsum { over, .. } => self.inside(v, &[*over])?,
-                Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select
-                | Op::Add | Op::Cast | Op::StopGradient | Op::Expand | Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } => {}
+                Op::Const(_)
+                | Op::Iota(_)
+                | Op::Uniform { .. }
+                | Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Compare(_)
+                | Op::Select
+                | Op::Add
+                | Op::Cast
+                | Op::StopGradient
+                | Op::Expand
+                | Op::Pad { .. }
+                | Op::Concat { .. }
+                | Op::Gather { .. } => {}
             }
         }
         let at = last_anchor.unwrap_or(Value(0));
@@ -220,7 +241,13 @@ mod tests {
         let mut body = Body::default();
         let origin = Origin { scope: scope.into(), ..Origin::new(Phase::Forward) };
         let value = body.push(Op::Const(Real(x)), [], Type::scalar(DType::F32), origin);
-        Kernel { family: Family::Loops { grid: vec![] }, body, inputs: vec![], scalars: vec![], outputs: vec![Output { value, strides: vec![], accumulate: false }] }
+        Kernel {
+            family: Family::Loops { grid: vec![] },
+            body,
+            inputs: vec![],
+            scalars: vec![],
+            outputs: vec![Output { value, strides: vec![], accumulate: false }],
+        }
     }
 
     #[test]

@@ -118,11 +118,13 @@ impl Mesh {
         for &u in subs {
             out = out
                 .into_iter()
-                .flat_map(|c| (0..self[u].size).map(move |k| {
-                    let mut c = c.clone();
-                    c[u.0 as usize] = k;
-                    c
-                }))
+                .flat_map(|c| {
+                    (0..self[u].size).map(move |k| {
+                        let mut c = c.clone();
+                        c[u.0 as usize] = k;
+                        c
+                    })
+                })
                 .collect();
         }
         let mut ranks: Vec<u64> = out.iter().map(|c| self.rank(c)).collect();

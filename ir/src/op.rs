@@ -212,7 +212,9 @@ pub enum Op {
     Iota(Dim),
     /// Uniform in [0, 1), keyed by `key`, the seed, the step and the element's global index (row-major over the
     /// result's dims with their global sizes; the definition is [`crate::random::uniform`]). f32.
-    Uniform { key: u64 },
+    Uniform {
+        key: u64,
+    },
     /// A run-time number, `[]`.
     Scalar(Scalar),
 
@@ -235,40 +237,84 @@ pub enum Op {
 
     // Structure.
     /// Dims `from` (in this order) replaced by `to`, the row-major order of elements unchanged; other dims as they are.
-    View { from: Vec<Dim>, to: Vec<Dim> },
+    View {
+        from: Vec<Dim>,
+        to: Vec<Dim>,
+    },
     /// Elements `at ..` of dim `from`, called `to` (or, with `to` absent, the one element `at`).
-    Slice { from: Dim, to: Option<Dim>, at: u64 },
+    Slice {
+        from: Dim,
+        to: Option<Dim>,
+        at: u64,
+    },
     /// The adjoint of `Slice`: zero except at `at ..` of dim `to`, which hold `from`.
-    Pad { from: Option<Dim>, to: Dim, at: u64 },
+    Pad {
+        from: Option<Dim>,
+        to: Dim,
+        at: u64,
+    },
     /// Operand i has dim `from[i]`; one after the other they make dim `to`.
-    Concat { from: Vec<Dim>, to: Dim },
+    Concat {
+        from: Vec<Dim>,
+        to: Dim,
+    },
     /// This rank's part of a dim, `Local` level and kernels only: element i of `to` is element `index(i)` of `from`.
-    Shard { from: Dim, to: Dim, index: IndexMap },
+    Shard {
+        from: Dim,
+        to: Dim,
+        index: IndexMap,
+    },
 
     // Between ranks.
     /// `Sharded` level: another sharding of the same value, over these sub-axes. Logically the identity.
-    Reshard { kind: Reshard, subs: Vec<SubAxis> },
+    Reshard {
+        kind: Reshard,
+        subs: Vec<SubAxis>,
+    },
     /// `Local` level: a collective over the ranks that differ in `subs` (and, with `stages`, over these pipeline stages).
     /// `part` numbers the members: an all-gather adds it, a reduce-scatter removes it, an all-to-all keeps it.
-    Collective { kind: Collective, subs: Vec<SubAxis>, stages: Option<Vec<u64>>, part: Option<Dim> },
+    Collective {
+        kind: Collective,
+        subs: Vec<SubAxis>,
+        stages: Option<Vec<u64>>,
+        part: Option<Dim>,
+    },
     /// `Local` level, a source: the value that the rank `hops` stages further on sends.
-    Recv { hops: i64 },
+    Recv {
+        hops: i64,
+    },
     /// `Local` level: sends to the rank `hops` stages further on; the result is the operand.
-    Send { hops: i64 },
+    Send {
+        hops: i64,
+    },
 
     // Contraction and reduction.
     /// `(a, b)`: product summed over `over`; dims that both have go along.
-    Dot { over: Vec<Dim> },
-    Reduce { kind: Reduce, over: Vec<Dim> },
+    Dot {
+        over: Vec<Dim>,
+    },
+    Reduce {
+        kind: Reduce,
+        over: Vec<Dim>,
+    },
     /// Index (i32, global) of the greatest element, the lowest one on ties.
-    ArgMax { over: Dim },
+    ArgMax {
+        over: Dim,
+    },
     /// Running sum along `over`, inclusive; from the end if `reverse`.
-    Cumsum { over: Dim, reverse: bool },
+    Cumsum {
+        over: Dim,
+        reverse: bool,
+    },
     /// `(table, index)`: `table[dim: index]`. Global indices; outside of the table's (local) rows the result is 0.
-    Gather { dim: Dim },
+    Gather {
+        dim: Dim,
+    },
     /// `(values, index)`: adds values into rows of a zero table over `dim`; the adjoint of `Gather`. Sums over the
     /// dims of the index (those not in the result).
-    Scatter { dim: Dim },
+    Scatter {
+        dim: Dim,
+    },
 
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
     // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries).
@@ -330,7 +376,15 @@ impl Op {
     pub fn is_source(&self) -> bool {
         matches!(
             self,
-            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. }
+            Op::Input(_)
+                | Op::Param(_)
+                | Op::State(..)
+                | Op::Table(_)
+                | Op::Const(_)
+                | Op::Iota(_)
+                | Op::Uniform { .. }
+                | Op::Scalar(_)
+                | Op::Recv { .. }
         )
     }
 
@@ -338,10 +392,32 @@ impl Op {
     pub fn is_pointwise(&self) -> bool {
         match self {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand => true,
-            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_)
-            | Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } | Op::Shard { .. }
-            | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Dot { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Scatter { .. }
-            | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => false,
+            Op::Input(_)
+            | Op::Param(_)
+            | Op::State(..)
+            | Op::Table(_)
+            | Op::Const(_)
+            | Op::Iota(_)
+            | Op::Uniform { .. }
+            | Op::Scalar(_)
+            | Op::View { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Concat { .. }
+            | Op::Shard { .. }
+            | Op::Reshard { .. }
+            | Op::Collective { .. }
+            | Op::Recv { .. }
+            | Op::Send { .. }
+            | Op::Dot { .. }
+            | Op::Reduce { .. }
+            | Op::ArgMax { .. }
+            | Op::Cumsum { .. }
+            | Op::Gather { .. }
+            | Op::Scatter { .. }
+            | Op::Attention(_)
+            | Op::AttentionLse(_)
+            | Op::AttentionGrad(..) => false,
         }
     }
 }

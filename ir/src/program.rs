@@ -149,11 +149,21 @@ impl Arena {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Content {
     /// Parameter slot (see [`Stage::params`]); `index` maps local to global, per dim in storage order.
-    Param { slot: u32, index: Vec<IndexMap> },
+    Param {
+        slot: u32,
+        index: Vec<IndexMap>,
+    },
     /// Optimizer state `state` of a parameter slot.
-    State { slot: u32, state: u32, index: Vec<IndexMap> },
+    State {
+        slot: u32,
+        state: u32,
+        index: Vec<IndexMap>,
+    },
     /// Table of [`Job::tables`].
-    Table { table: u32, index: Vec<IndexMap> },
+    Table {
+        table: u32,
+        index: Vec<IndexMap>,
+    },
     /// Accumulated over microbatches: gradients, losses.
     Accumulator,
     Activation,
@@ -291,25 +301,60 @@ pub struct Command {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Action {
     /// Runs a kernel: places of inputs, then of outputs; scalars in the kernel's order.
-    Launch { kernel: KernelId, args: Vec<Place>, scalars: Vec<Scalar> },
+    Launch {
+        kernel: KernelId,
+        args: Vec<Place>,
+        scalars: Vec<Scalar>,
+    },
     /// Works on dense ranges; `count` is in elements. Reductions combine members in rank order, so every member gets the
     /// same bits, and every run too.
     /// All-reduce: `src` and `dst` hold `count`, may be the same. All-gather: `src` holds `count`, `dst` `count` per member in
     /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. All-to-all: both hold `count` per
     /// member; part k of `src` goes to member k.
-    Collective { kind: Collective, group: GroupId, dtype: DType, count: u64, src: Place, dst: Place },
+    Collective {
+        kind: Collective,
+        group: GroupId,
+        dtype: DType,
+        count: u64,
+        src: Place,
+        dst: Place,
+    },
     /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per pair of ranks.
-    Send { hops: i64, dtype: DType, count: u64, src: Place },
-    Recv { hops: i64, dtype: DType, count: u64, dst: Place },
+    Send {
+        hops: i64,
+        dtype: DType,
+        count: u64,
+        src: Place,
+    },
+    Recv {
+        hops: i64,
+        dtype: DType,
+        count: u64,
+        dst: Place,
+    },
     /// Every element of the buffer.
-    Fill { buffer: BufferId, value: Real },
+    Fill {
+        buffer: BufferId,
+        value: Real,
+    },
     /// This microbatch's part of an input: `index` maps local to global, per dim in storage order (the base of a dim
     /// split by microbatches has their coordinate).
-    Load { input: u32, dst: BufferId, index: Vec<IndexMap> },
+    Load {
+        input: u32,
+        dst: BufferId,
+        index: Vec<IndexMap>,
+    },
     /// A scalar f32 for the host: number `report` of [`Job::reports`].
-    Report { report: u32, src: Place },
+    Report {
+        report: u32,
+        src: Place,
+    },
     /// Marks this point of the stream.
-    Record { event: u32 },
+    Record {
+        event: u32,
+    },
     /// Holds the stream until the event's last record in this call is reached.
-    Wait { event: u32 },
+    Wait {
+        event: u32,
+    },
 }

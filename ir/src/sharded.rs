@@ -115,9 +115,7 @@ pub struct ShardedError {
 pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
     let body = &s.graph.body;
     for v in body.values() {
-        let fail = |u: SubAxis, text: String| {
-            Err(ShardedError { value: v, op: body[v].op.name().into(), sub: s.mesh.describe(&[u]), text })
-        };
+        let fail = |u: SubAxis, text: String| Err(ShardedError { value: v, op: body[v].op.name().into(), sub: s.mesh.describe(&[u]), text });
         if let Err(e) = crate::infer::check(body, v) {
             return fail(SubAxis(0), e.to_string());
         }

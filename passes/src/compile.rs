@@ -158,9 +158,11 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
 fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<Local>, CompileError> {
     trace
-        .step("partition", || partition::partition(sharded, layout), |l| {
-            l.as_ref().map_or(Ok(()), |l| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string())))
-        })?
+        .step(
+            "partition",
+            || partition::partition(sharded, layout),
+            |l| l.as_ref().map_or(Ok(()), |l| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()))),
+        )?
         .map_err(CompileError::User)
 }
 
@@ -208,7 +210,12 @@ fn layout(graph: &Graph, o: &Options) -> Result<Layout, CompileError> {
             let sum: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
             if sizes.len() as u64 != o.pp || sum != u64::from(graph.layers) || sizes.contains(&0) {
                 return Err(bad(
-                    format!("the layout {sizes:?} has {} stages and {sum} layers; --pp is {} and the model has {} layers", sizes.len(), o.pp, graph.layers),
+                    format!(
+                        "the layout {sizes:?} has {} stages and {sum} layers; --pp is {} and the model has {} layers",
+                        sizes.len(),
+                        o.pp,
+                        graph.layers
+                    ),
                     "one number of layers per stage, each at least 1".into(),
                 ));
             }
@@ -261,7 +268,13 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
             .inputs
             .iter()
             .enumerate()
-            .map(|(k, i)| InputEntry { name: i.name.clone(), dtype: i.ty.dtype, dims: extents(g, &i.ty.dims), default: i.default.clone(), limit: limit(k as u32) })
+            .map(|(k, i)| InputEntry {
+                name: i.name.clone(),
+                dtype: i.ty.dtype,
+                dims: extents(g, &i.ty.dims),
+                default: i.default.clone(),
+                limit: limit(k as u32),
+            })
             .collect(),
         tables: g.tables.iter().map(|t| table(g, t)).collect(),
         reports,

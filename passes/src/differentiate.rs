@@ -92,8 +92,7 @@ fn depends(body: &Body, on: impl Fn(&Op) -> bool) -> Vec<bool> {
     let mut out = vec![false; body.nodes.len()];
     for v in body.values() {
         let node = &body[v];
-        out[v.index()] = on(&node.op)
-            || node.ty.dtype.is_float() && node.op != Op::StopGradient && node.args.iter().any(|a| out[a.index()]);
+        out[v.index()] = on(&node.op) || node.ty.dtype.is_float() && node.op != Op::StopGradient && node.args.iter().any(|a| out[a.index()]);
     }
     out
 }
@@ -337,7 +336,15 @@ fn adjoint(
         Op::AttentionLse(_) | Op::AttentionGrad(..) | Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => {
             return Err(no_gradient(b, op));
         }
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Recv { .. } => {}
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Const(_)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Recv { .. } => {}
     }
     Ok(())
 }

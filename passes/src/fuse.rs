@@ -45,9 +45,24 @@ pub fn role(body: &Body, v: Value) -> Role {
         // A permutation that moves only dims of one element moves nothing.
         Op::Expand if is_renumbering(body, v) => Role::Alias,
         Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => Role::Exchange,
-        Op::Expand | Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::Pad { .. } | Op::Concat { .. }
-        | Op::Dot { .. } | Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Scatter { .. }
-        | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => Role::Compute,
+        Op::Expand
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Add
+        | Op::Cast
+        | Op::Pad { .. }
+        | Op::Concat { .. }
+        | Op::Dot { .. }
+        | Op::Reduce { .. }
+        | Op::ArgMax { .. }
+        | Op::Cumsum { .. }
+        | Op::Gather { .. }
+        | Op::Scatter { .. }
+        | Op::Attention(_)
+        | Op::AttentionLse(_)
+        | Op::AttentionGrad(..) => Role::Compute,
         Op::Reshard { .. } => unreachable!("invariant: the local level has collectives, not reshards"),
     }
 }
@@ -61,7 +76,16 @@ fn is_renumbering(body: &Body, v: Value) -> bool {
 /// The groups of a local graph, in an order in which every group follows those it reads.
 pub fn fuse(local: &Local) -> Vec<Group> {
     let body = &local.body;
-    let mut f = Fusion { body, users: body.users(), kept: kept(local), groups: vec![], of: HashMap::new(), after: vec![], aliased: vec![], last_exchange: HashMap::new() };
+    let mut f = Fusion {
+        body,
+        users: body.users(),
+        kept: kept(local),
+        groups: vec![],
+        of: HashMap::new(),
+        after: vec![],
+        aliased: vec![],
+        last_exchange: HashMap::new(),
+    };
     for v in body.values() {
         match role(body, v) {
             Role::Compute => f.add(v, local.chunks[v.index()]),

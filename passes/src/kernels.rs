@@ -175,9 +175,27 @@ impl Building<'_> {
             Op::Attention(a) => Op::Attention(self.attention(a)),
             Op::AttentionLse(a) => Op::AttentionLse(self.attention(a)),
             Op::AttentionGrad(a, w) => Op::AttentionGrad(self.attention(a), *w),
-            op @ (Op::Const(_) | Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand) => op.clone(),
-            Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Reshard { .. }
-            | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => unreachable!("invariant: not part of a kernel"),
+            op @ (Op::Const(_)
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Add
+            | Op::Cast
+            | Op::StopGradient
+            | Op::Cut
+            | Op::Expand) => op.clone(),
+            Op::Input(_)
+            | Op::Param(_)
+            | Op::State(..)
+            | Op::Table(_)
+            | Op::View { .. }
+            | Op::Slice { .. }
+            | Op::Shard { .. }
+            | Op::Reshard { .. }
+            | Op::Collective { .. }
+            | Op::Recv { .. }
+            | Op::Send { .. } => unreachable!("invariant: not part of a kernel"),
         }
     }
 

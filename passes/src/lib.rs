@@ -2,11 +2,11 @@
 
 pub mod compile;
 pub mod differentiate;
-pub mod optimize;
 pub mod fuse;
 pub mod kernels;
 pub mod lower;
 pub mod memory;
+pub mod optimize;
 pub mod pad;
 pub mod partition;
 pub mod plan;

@@ -209,7 +209,12 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn push(&mut self, action: Action, origin: &Origin, reason: Option<String>) {
         let stream = match action {
             Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => Stream::Communication,
-            Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => Stream::Compute,
+            Action::Launch { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => Stream::Compute,
         };
         self.commands.entry(self.chunk).or_default().push(Command { stream, action, origin: origin.clone(), reason });
     }
@@ -252,7 +257,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         if role(body, v) == Role::Inline {
             let to = self.buffer(v, &order, Content::Activation);
             let family = Family::Loops { grid: order };
-            let launch = kernels::build(body, &[], &family, vec![Target { value: v, view: to.clone(), accumulate: false }], &|_| unreachable!("invariant: a source has no operands"));
+            let launch = kernels::build(body, &[], &family, vec![Target { value: v, view: to.clone(), accumulate: false }], &|_| {
+                unreachable!("invariant: a source has no operands")
+            });
             self.launch(launch, v);
             return to;
         }
@@ -279,7 +286,8 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     /// Whether a chunk that runs at another rhythm reads the value, and sums it over microbatches.
     fn is_summed(&self, v: Value) -> bool {
         let chunk = self.local.chunks[v.index()];
-        self.local.accumulate[v.index()] && (self.users[v.index()].iter().any(|(c, _)| self.crosses(chunk, self.local.chunks[c.index()])) || self.is_root(v))
+        self.local.accumulate[v.index()]
+            && (self.users[v.index()].iter().any(|(c, _)| self.crosses(chunk, self.local.chunks[c.index()])) || self.is_root(v))
     }
 
     fn crosses(&self, from: Chunk, to: Chunk) -> bool {
@@ -367,13 +375,21 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             Op::Recv { hops } => {
                 let view = self.buffer(v, &order, Content::Activation);
                 let count = body.elements(v);
-                self.push(Action::Recv { hops: *hops, dtype: node.ty.dtype, count, dst: view.place.clone() }, &node.origin, self.local.reasons[v.index()].clone());
+                self.push(
+                    Action::Recv { hops: *hops, dtype: node.ty.dtype, count, dst: view.place.clone() },
+                    &node.origin,
+                    self.local.reasons[v.index()].clone(),
+                );
                 view
             }
             Op::Send { hops } => {
                 let view = self.dense_view(node.args[0]);
                 let count = body.elements(v);
-                self.push(Action::Send { hops: *hops, dtype: node.ty.dtype, count, src: view.place.clone() }, &node.origin, self.local.reasons[v.index()].clone());
+                self.push(
+                    Action::Send { hops: *hops, dtype: node.ty.dtype, count, src: view.place.clone() },
+                    &node.origin,
+                    self.local.reasons[v.index()].clone(),
+                );
                 view
             }
             Op::Collective { kind, subs, stages, .. } => {
@@ -444,7 +460,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 let piece = scratch.dims.add(ir::dim::DimInfo::new("piece", inner));
                 let dims: Vec<Dim> = order.iter().map(|d| if d == to { piece } else { *d }).collect();
                 scratch.nodes[v.index()].ty.dims = dims.clone();
-                let strides = |view: &View, own: Dim| dims.iter().map(|d| if *d == piece { view.stride(own) } else { view.stride(*d) }.unwrap_or(0)).collect::<Vec<_>>();
+                let strides = |view: &View, own: Dim| {
+                    dims.iter().map(|d| if *d == piece { view.stride(own) } else { view.stride(*d) }.unwrap_or(0)).collect::<Vec<_>>()
+                };
                 for k in 0..index.len() / inner {
                     let mut src = base.clone();
                     src.offset += index.offset(k * inner) * stride;
@@ -483,12 +501,17 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.chunk = Chunk::Update;
         let body = &self.local.body;
         for u in &self.local.updates {
-            let slots = std::iter::once((Op::Param(u.slot), u.new)).chain(u.states.iter().enumerate().map(|(k, v)| (Op::State(u.slot, k as u32), *v)));
+            let slots =
+                std::iter::once((Op::Param(u.slot), u.new)).chain(u.states.iter().enumerate().map(|(k, v)| (Op::State(u.slot, k as u32), *v)));
             for (op, v) in slots {
                 let holder = body.values().find(|w| body[*w].op == op && self.views.contains_key(w)).expect("invariant: what is updated is read");
                 let (new, old) = (self.view(v), self.views[&holder].clone());
                 if new.place != old.place {
-                    let target = View { dims: body.dims_of(v).to_vec(), strides: body.dims_of(v).iter().map(|d| old.stride(*d).unwrap_or(0)).collect(), place: old.place };
+                    let target = View {
+                        dims: body.dims_of(v).to_vec(),
+                        strides: body.dims_of(v).iter().map(|d| old.stride(*d).unwrap_or(0)).collect(),
+                        place: old.place,
+                    };
                     let launch = kernels::copy(body, v, &new, target, false);
                     self.launch(launch, v);
                 }
@@ -511,7 +534,12 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         ids.sort_unstable();
         let fills: Vec<Command> = ids
             .into_iter()
-            .map(|(buffer, _)| Command { stream: Stream::Compute, action: Action::Fill { buffer, value: Real(0.0) }, origin: Origin::new(Phase::Forward), reason: None })
+            .map(|(buffer, _)| Command {
+                stream: Stream::Compute,
+                action: Action::Fill { buffer, value: Real(0.0) },
+                origin: Origin::new(Phase::Forward),
+                reason: None,
+            })
             .collect();
         for f in &fills {
             if let Action::Fill { buffer, .. } = &f.action {
@@ -566,7 +594,8 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             }
         }
         let ids: Vec<BufferId> = lives.keys().copied().collect();
-        let needs: Vec<Need> = ids.iter().map(|id| Need { bytes: self.l.program.buffers[id.index()].bytes(), first: lives[id].0, last: lives[id].1 }).collect();
+        let needs: Vec<Need> =
+            ids.iter().map(|id| Need { bytes: self.l.program.buffers[id.index()].bytes(), first: lives[id].0, last: lives[id].1 }).collect();
         let (offsets, total) = memory::assign(&needs);
         for (id, offset) in ids.iter().zip(offsets) {
             self.l.program.buffers[id.index()].offset = offset;

@@ -135,8 +135,19 @@ fn is_zero(body: &Body, zero: &HashMap<(Value, Dim), bool>, v: Value, d: Dim) ->
         Op::Reduce { .. } | Op::Cumsum { .. } | Op::Gather { .. } => of(&node.args[0], d),
         // No index points into the padding.
         Op::Scatter { dim } => *dim == d || of(&node.args[0], d),
-        Op::Compare(_) | Op::ArgMax { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) | Op::Iota(_) | Op::Uniform { .. }
-        | Op::Scalar(_) | Op::Table(_) | Op::Shard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => false,
+        Op::Compare(_)
+        | Op::ArgMax { .. }
+        | Op::Attention(_)
+        | Op::AttentionLse(_)
+        | Op::AttentionGrad(..)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Table(_)
+        | Op::Shard { .. }
+        | Op::Collective { .. }
+        | Op::Recv { .. }
+        | Op::Send { .. } => false,
     }
 }
 

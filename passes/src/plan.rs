@@ -1,12 +1,12 @@
 //! Which dims each mesh axis may split, in order of preference: the plan of the model text over the dims of a graph.
 
+use ir::diag::Diagnostic;
 use ir::dim::{Dim, Dims};
 use ir::graph::Graph;
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::model::Plan;
 use ir::op::Op;
 use ir::sharded::Digits;
-use ir::diag::Diagnostic;
 
 /// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -180,9 +180,21 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
                 let (name, below, above) = (dims.name(d), n / size * size, n.next_multiple_of(size));
                 let nearest = if below == 0 { above.to_string() } else { format!("{below}, {above}") };
                 let mut e = if took == 1 {
-                    Diagnostic::error("E0204", format!("dim `{name}` of `{}` cannot be split over axis `{axis}`: {name} = {n} does not divide by {axis} = {size}", param.name))
+                    Diagnostic::error(
+                        "E0204",
+                        format!(
+                            "dim `{name}` of `{}` cannot be split over axis `{axis}`: {name} = {n} does not divide by {axis} = {size}",
+                            param.name
+                        ),
+                    )
                 } else {
-                    Diagnostic::warning("W0204", format!("dim `{name}` of `{}` is split {took} ways over axis `{axis}` = {size}: the rest of the axis repeats the same work", param.name))
+                    Diagnostic::warning(
+                        "W0204",
+                        format!(
+                            "dim `{name}` of `{}` is split {took} ways over axis `{axis}` = {size}: the rest of the axis repeats the same work",
+                            param.name
+                        ),
+                    )
                 };
                 if let Some(span) = param.span {
                     e = e.label(span, format!("{name} = {n} does not divide by {axis} = {size}"));

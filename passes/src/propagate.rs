@@ -286,7 +286,8 @@ impl Propagation<'_> {
                 whole[v.index()][u.0 as usize] = self.users[v.index()].iter().any(|(c, slot)| {
                     let chosen = self.choice[c.index()][u.0 as usize];
                     let has = chosen.is_some_and(|l| self.rules[c.index()].loops[l].args[*slot].is_some());
-                    let alike = self.old.dims_of(*c).len() == self.old.dims_of(v).len() && self.old.dims_of(*c).iter().all(|d| self.old[v].ty.has(*d));
+                    let alike =
+                        self.old.dims_of(*c).len() == self.old.dims_of(v).len() && self.old.dims_of(*c).iter().all(|d| self.old[v].ty.has(*d));
                     !has || small(*c) && alike && whole[c.index()][u.0 as usize]
                 });
             }
@@ -376,9 +377,9 @@ impl Propagation<'_> {
     fn keeps(&self, v: Value, u: SubAxis) -> bool {
         self.is_sink[v.index()]
             || self.later[v.index()][u.0 as usize]
-            || self.users[v.index()].iter().all(|(c, _)| {
-                self.old[*c].op == Op::Add && self.old[*c].args.iter().filter(|a| self.passes_sum(**a, u)).count() > 1
-            })
+            || self.users[v.index()]
+                .iter()
+                .all(|(c, _)| self.old[*c].op == Op::Add && self.old[*c].args.iter().filter(|a| self.passes_sum(**a, u)).count() > 1)
     }
 
     /// Of a sum of many, adds the terms that are partial over the same sub-axes as an op of their own: one reduction for all.
@@ -446,8 +447,16 @@ impl Propagation<'_> {
             return match self.choice[v.index()][u.0 as usize] {
                 Some(l) => Mode::Split(l),
                 None => match current.iter().position(|c| *c == Placement::SUM) {
-                    Some(_) if rule.joint && current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated)) && self.old[v].origin.phase != Phase::Update => Mode::Sums,
-                    Some(slot) if !rule.joint && rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] => Mode::Through(slot),
+                    Some(_)
+                        if rule.joint
+                            && current.iter().all(|c| matches!(*c, Placement::SUM | Placement::Replicated))
+                            && self.old[v].origin.phase != Phase::Update =>
+                    {
+                        Mode::Sums
+                    }
+                    Some(slot) if !rule.joint && rule.linear.contains(&slot) && self.later[self.old[v].args[slot].index()][u.0 as usize] => {
+                        Mode::Through(slot)
+                    }
                     _ => Mode::Whole,
                 },
             };

@@ -73,7 +73,8 @@ fn cheap(body: &Body) -> Vec<bool> {
             continue;
         }
         let size = body.elements(v);
-        let from: BTreeSet<Value> = node.args.iter().flat_map(|a| leaves[a.index()].iter().copied()).filter(|l| body.elements(*l) * 8 > size).collect();
+        let from: BTreeSet<Value> =
+            node.args.iter().flat_map(|a| leaves[a.index()].iter().copied()).filter(|l| body.elements(*l) * 8 > size).collect();
         cheap[v.index()] = node.op.is_pointwise() && node.op != Op::Cut && !node.args.is_empty() && from.len() <= 1;
         leaves[v.index()] = if cheap[v.index()] { node.args.iter().flat_map(|a| leaves[a.index()].iter().copied()).collect() } else { [v].into() };
     }

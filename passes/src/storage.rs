@@ -16,8 +16,7 @@ impl View {
     /// Whether its elements are consecutive in the order `order`.
     pub fn is_dense(&self, dims: &Dims, order: &[Dim]) -> bool {
         let want = dims.strides(order);
-        order.len() == self.dims.len()
-            && order.iter().zip(want).all(|(d, s)| dims.size(*d) == 1 || self.stride(*d) == Some(s))
+        order.len() == self.dims.len() && order.iter().zip(want).all(|(d, s)| dims.size(*d) == 1 || self.stride(*d) == Some(s))
     }
 
     pub fn stride(&self, d: Dim) -> Option<u64> {

@@ -19,7 +19,10 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         fixed[v.index()] = source || !node.op.is_source() && node.args.iter().all(|a| fixed[a.index()]) && body.elements(v) <= MOST;
         let costly = matches!(
             node.op,
-            Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf) | Op::Binary(Binary::Pow) | Op::Dot { .. } | Op::Cumsum { .. }
+            Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf)
+                | Op::Binary(Binary::Pow)
+                | Op::Dot { .. }
+                | Op::Cumsum { .. }
         );
         heavy[v.index()] = costly || node.args.iter().any(|a| heavy[a.index()]);
     }

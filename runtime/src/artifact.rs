@@ -297,8 +297,7 @@ fn job(path: &Path) -> Result<Job, ArtifactError> {
 
 fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
     let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
-    let entries: Vec<KernelEntry> =
-        serde_json::from_slice(&fs::read(path).map_err(io(path))?).map_err(|e| damaged(e.to_string()))?;
+    let entries: Vec<KernelEntry> = serde_json::from_slice(&fs::read(path).map_err(io(path))?).map_err(|e| damaged(e.to_string()))?;
     if entries.len() != job.kernels.len() {
         return Err(damaged(format!("it has {} kernels, the job {}", entries.len(), job.kernels.len())));
     }

@@ -39,8 +39,8 @@ impl<'a> Suspect<'a> {
         if !inputs(kernel, places).all(|operand| is_finite(device, kernel, operand)) {
             return None;
         }
-        let evidence = (work(kernel) <= MOST_WORK)
-            .then(|| (inputs(kernel, places).map(|operand| gather(device, kernel, operand)).collect(), scalars.to_vec()));
+        let evidence =
+            (work(kernel) <= MOST_WORK).then(|| (inputs(kernel, places).map(|operand| gather(device, kernel, operand)).collect(), scalars.to_vec()));
         Some(Suspect { kernel, places, evidence })
     }
 

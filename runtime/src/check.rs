@@ -50,8 +50,7 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
         for body in &program.bodies {
             let mut recorded = vec![];
             for (c, command) in body.commands.iter().enumerate() {
-                action_sound(job, program, body, &command.action, &mut recorded)
-                    .map_err(at(format!("program {p}, {} command {c}", body.name)))?;
+                action_sound(job, program, body, &command.action, &mut recorded).map_err(at(format!("program {p}, {} command {c}", body.name)))?;
             }
         }
     }
@@ -139,7 +138,9 @@ fn body_sound(kernel: &Kernel) -> Checked {
     for (k, info) in dims.list.iter().enumerate() {
         ensure(info.copy_of.is_none_or(|d| (d.0 as usize) < k), || format!("dim `{}` is a copy of a later one", info.name))?;
         ensure(info.size <= MOST && info.global <= MOST, || format!("dim `{}` has {} elements", info.name, info.size))?;
-        ensure(info.index.parts.iter().all(|p| p.0 > 0 && p.1 > 0 && p.0 <= MOST && p.1 <= MOST), || format!("dim `{}` has an empty part", info.name))?;
+        ensure(info.index.parts.iter().all(|p| p.0 > 0 && p.1 > 0 && p.0 <= MOST && p.1 <= MOST), || {
+            format!("dim `{}` has an empty part", info.name)
+        })?;
         ensure(product(info.index.parts.iter().map(|p| p.0))? == info.size, || format!("dim `{}` and its index map differ", info.name))?;
         match &info.index.base {
             Base::Zero => {}
@@ -176,9 +177,25 @@ fn op_dims(op: &Op) -> Vec<Dim> {
         Op::Dot { over } | Op::Reduce { over, .. } => over.clone(),
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => vec![a.at, a.keys, a.d],
         Op::Collective { part, .. } => part.iter().copied().collect(),
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Const(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Unary(_)
-        | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. }
-        | Op::Recv { .. } | Op::Send { .. } => vec![],
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Const(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Add
+        | Op::Cast
+        | Op::StopGradient
+        | Op::Cut
+        | Op::Expand
+        | Op::Reshard { .. }
+        | Op::Recv { .. }
+        | Op::Send { .. } => vec![],
     }
 }
 
@@ -322,7 +339,8 @@ fn action_sound(job: &Job, program: &Program, body: &Body, action: &Action, reco
         Action::Collective { kind, group, dtype, count, src, dst } => {
             let group = program.groups.get(group.index()).ok_or_else(|| format!("there is no group {}", group.0))?;
             let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
-            let members = product(group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp).map(|u| mesh[*u].size))? * stages;
+            let members =
+                product(group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp).map(|u| mesh[*u].size))? * stages;
             let (give, get) = match kind {
                 Collective::AllReduce(_) => (1, 1),
                 Collective::AllGather => (1, members),

@@ -10,11 +10,7 @@ pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
         return peak * step as f64 / schedule.warmup as f64;
     }
     let last = if schedule.steps == 0 { run_steps } else { schedule.steps };
-    let done = if step >= last || last <= schedule.warmup {
-        1.0
-    } else {
-        (step - schedule.warmup) as f64 / (last - schedule.warmup) as f64
-    };
+    let done = if step >= last || last <= schedule.warmup { 1.0 } else { (step - schedule.warmup) as f64 / (last - schedule.warmup) as f64 };
     match schedule.decay {
         Decay::Constant => peak,
         Decay::Linear => min + (peak - min) * (1.0 - done),

@@ -52,13 +52,13 @@ fn series(name: &str, found: &[f64], wanted: &Value, tolerance: f64, failures: &
 
 /// Entries that are rounding noise are held to 1e-6 of the greatest one only.
 fn table(name: &str, found: &BTreeMap<String, f64>, wanted: &Value, tolerance: f64, failures: &mut Vec<String>) {
-    let entries = wanted.as_object().and_then(|map| map.iter().map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect::<Option<BTreeMap<String, f64>>>());
+    let entries =
+        wanted.as_object().and_then(|map| map.iter().map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect::<Option<BTreeMap<String, f64>>>());
     let Some(wanted) = entries.filter(|e| !e.is_empty()) else {
         failures.push(format!("{name}: nothing is expected"));
         return;
     };
-    let differ: Vec<&String> =
-        found.keys().filter(|k| !wanted.contains_key(*k)).chain(wanted.keys().filter(|k| !found.contains_key(*k))).collect();
+    let differ: Vec<&String> = found.keys().filter(|k| !wanted.contains_key(*k)).chain(wanted.keys().filter(|k| !found.contains_key(*k))).collect();
     if let Some(first) = differ.first() {
         failures.push(format!("{name}: {} names differ, the first is {first}", differ.len()));
         return;

@@ -19,7 +19,8 @@ fn agrees(case: &str, mesh: &str) {
     let from = format!("{CASES}/{case}");
     dir.line(&format!("import hf {from} -o model")).succeeds();
     dir.line(&format!("compile model/model.mdl {mesh} -D seq=64 --global-batch-size 8 {TRAIN} -o out.mcc")).succeeds();
-    dir.line(&format!("run out.mcc --data {from}/tokens.npy --init model/weights.safetensors --save trained.safetensors --metrics m.jsonl")).succeeds();
+    dir.line(&format!("run out.mcc --data {from}/tokens.npy --init model/weights.safetensors --save trained.safetensors --metrics m.jsonl"))
+        .succeeds();
     dir.line("export hf trained.safetensors --model model/model.mdl -D seq=64 -o exported").succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect::<Vec<f64>>();

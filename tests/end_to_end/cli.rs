@@ -79,7 +79,10 @@ fn all_errors_of_a_text_come_at_once() {
 
 #[test]
 fn an_unclosed_brace_is_placed_by_indentation() {
-    check("model m(batch, n = 2) {\n  input x: f32[batch, n];\n  repeat 2 {\n    x = relu(x);\n  loss sum(x);\n}\n", "", expect![[r#"
+    check(
+        "model m(batch, n = 2) {\n  input x: f32[batch, n];\n  repeat 2 {\n    x = relu(x);\n  loss sum(x);\n}\n",
+        "",
+        expect![[r#"
         error[E0101]: unexpected `2`
          --> m.mdl:3:10
           |
@@ -96,12 +99,16 @@ fn an_unclosed_brace_is_placed_by_indentation() {
           |
           = help: add the `}`
         2 errors
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_definition_of_nothing_offers_the_nearest_setting() {
-    check("model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(x);\n}\n", "-D hiden=4", expect![[r#"
+    check(
+        "model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(x);\n}\n",
+        "-D hiden=4",
+        expect![[r#"
         error[E0407]: `m` has no setting `hiden` (given as hiden=4)
          --> m.mdl:1:7
           |
@@ -109,7 +116,8 @@ fn a_definition_of_nothing_offers_the_nearest_setting() {
           |       ^ this model
           |
           = help: did you mean `hidden`?
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -134,7 +142,8 @@ fn checking_counts_parameters() {
     let text = Dir::new().line("check {models}/gpt2.mdl").succeeds().stdout;
     expect![[r#"
         gpt2: 124.5 M parameters in 196 tensors, 12 layers; no errors
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
 
 /// What `mcc compile` says of flags that do not fit the small GPT-2.
@@ -149,7 +158,9 @@ fn refuse(arguments: &str, expected: Expect) {
 
 #[test]
 fn a_dim_that_does_not_divide_offers_sizes_that_do() {
-    refuse("--tp 3", expect![[r#"
+    refuse(
+        "--tp 3",
+        expect![[r#"
         error[E0204]: dim `heads` of `layers.0.attn.q.w` cannot be split over axis `tp`: heads = 4 does not divide by tp = 3
           --> gpt2.mdl:16:13
            |
@@ -171,34 +182,44 @@ fn a_dim_that_does_not_divide_offers_sizes_that_do() {
            |
            = help: nearest sizes that divide: 30, 33 (`-D ffn=33`)
         2 errors
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_batch_that_does_not_divide_offers_one_that_does() {
-    refuse("--dp 2 --micro-batch-size 2 --global-batch-size 6", expect![[r#"
+    refuse(
+        "--dp 2 --micro-batch-size 2 --global-batch-size 6",
+        expect![[r#"
         error[E0208]: global batch 6 does not divide into microbatches of 2 on dp = 2
          |
          = help: `--global-batch-size 8` does
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn more_stages_than_layers_are_refused() {
-    refuse("--pp 3", expect![[r#"
+    refuse(
+        "--pp 3",
+        expect![[r#"
         error[E0633]: 2 layers cannot fill 3 pipeline stages
          |
          = help: --pp 2 at most
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_split_of_layers_that_does_not_add_up_is_refused() {
-    refuse("--pp 2 --pipeline-layers 1,3", expect![[r#"
+    refuse(
+        "--pp 2 --pipeline-layers 1,3",
+        expect![[r#"
         error[E0633]: the layout [1, 3] has 2 stages and 4 layers; --pp is 2 and the model has 2 layers
          |
          = help: one number of layers per stage, each at least 1
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -242,7 +263,8 @@ fn compile_prints_a_table() {
         tp         all_reduce          # calls, # KiB sent by a rank in a step
         memory     class #: at most # KiB a rank = parameters # KiB + optimizer # KiB + gradients # KiB + activations # KiB + temporary # KiB
         memory     class #: at most # KiB a rank = parameters # KiB + optimizer # KiB + gradients # KiB + activations # KiB + temporary # KiB
-    "#]].assert_eq(&shape);
+    "#]]
+    .assert_eq(&shape);
     assert!(text.contains("seconds    parse ") && text.contains("wrote out.mcc in "), "{text}");
 }
 

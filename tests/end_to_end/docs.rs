@@ -34,7 +34,11 @@ fn joined(block: &[String]) -> Vec<String> {
 
 fn documents() -> Vec<std::path::PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found: Vec<_> = fs::read_dir(root.join("docs")).expect("docs").map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "md")).collect();
+    let mut found: Vec<_> = fs::read_dir(root.join("docs"))
+        .expect("docs")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .collect();
     found.push(root.join("README.md"));
     found.sort();
     found

@@ -79,7 +79,8 @@ fn code_can_be_read() {
 #[test]
 fn every_level_can_be_written_at_compile_time() {
     let dir = compiled("--emit graph,sharded,local,program,kernel,mlir,llvm,asm");
-    let names: Vec<String> = fs::read_dir(dir.path("out.mcc/dumps")).expect("dumps").map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+    let names: Vec<String> =
+        fs::read_dir(dir.path("out.mcc/dumps")).expect("dumps").map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
     for name in ["graph.txt", "sharded.txt", "local.0.txt", "local.1.txt", "program.0.txt", "graph.mlir", "sharded.mlir", "local.1.mlir"] {
         assert!(names.iter().any(|n| n == name), "no {name}");
     }
@@ -101,7 +102,11 @@ fn a_reader_that_goes_away_is_no_error() {
 /// The tool, if the machine has it; `make deps` installs it.
 fn mlir_opt() -> Option<&'static str> {
     static TOOL: OnceLock<Option<&str>> = OnceLock::new();
-    *TOOL.get_or_init(|| ["mlir-opt-22", "/usr/lib/llvm-22/bin/mlir-opt"].into_iter().find(|t| Command::new(t).arg("--version").output().is_ok_and(|o| o.status.success())))
+    *TOOL.get_or_init(|| {
+        ["mlir-opt-22", "/usr/lib/llvm-22/bin/mlir-opt"]
+            .into_iter()
+            .find(|t| Command::new(t).arg("--version").output().is_ok_and(|o| o.status.success()))
+    })
 }
 
 #[test]

@@ -80,7 +80,12 @@ fn a_killed_launcher_takes_its_ranks_along() {
     assert_eq!(ranks.len(), 2);
     run.kill().expect("killed");
     run.wait().expect("the end");
-    wait_for("end of the ranks", || ranks.iter().all(|(pid, line)| !fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).replace('\0', " ") == *line)).then_some(()));
+    wait_for("end of the ranks", || {
+        ranks
+            .iter()
+            .all(|(pid, line)| !fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).replace('\0', " ") == *line))
+            .then_some(())
+    });
     assert_eq!(dir.entries(), ["m.jsonl", "out.mcc", "text.txt"]);
 }
 
@@ -217,7 +222,9 @@ fn a_step_that_is_not_finite_can_be_skipped() {
     let mut bad = weights(&dir);
     bad.get_mut("ln_f.w").expect("a parameter").1[0] = f32::NAN;
     save_weights(&dir.path("bad.safetensors"), &bad);
-    let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save after.safetensors --metrics m.jsonl --on-nonfinite skip").succeeds();
+    let said = dir
+        .line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save after.safetensors --metrics m.jsonl --on-nonfinite skip")
+        .succeeds();
     assert!(said.stdout.contains("2 of 2 steps were skipped"), "{}", said.stdout);
     let bits = |w: &Weights| w.values().flat_map(|(_, d)| d.iter().map(|x| x.to_bits())).collect::<Vec<u32>>();
     assert!(bits(&load_weights(&dir.path("after.safetensors"))) == bits(&bad), "a skipped step changed weights");

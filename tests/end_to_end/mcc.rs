@@ -58,7 +58,8 @@ impl Dir {
 
     /// Names of all entries, sorted.
     pub fn entries(&self) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(self.0.path()).expect("a directory").map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+        let mut names: Vec<String> =
+            fs::read_dir(self.0.path()).expect("a directory").map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
         names.sort();
         names
     }
@@ -97,7 +98,8 @@ fn rank_binary() -> &'static Path {
         let rank = profile.join("mcc-rank");
         if !rank.exists() {
             let mut c = Command::new(env!("CARGO"));
-            c.args(["build", "--quiet", "--package", "runtime", "--bin", "mcc-rank", "--target-dir"]).arg(profile.parent().expect("a target directory"));
+            c.args(["build", "--quiet", "--package", "runtime", "--bin", "mcc-rank", "--target-dir"])
+                .arg(profile.parent().expect("a target directory"));
             if profile.ends_with("release") {
                 c.arg("--release");
             }

@@ -66,7 +66,8 @@ fn evaluate(step: &mut Step, rounding: Rounding) -> Vec<Vec<f64>> {
 }
 
 pub fn train(graph: &Graph, start: &Start, rounding: Rounding) -> Trained {
-    let mut params: BTreeMap<String, Vec<f64>> = start.weights.iter().map(|(n, (_, d))| (n.clone(), d.iter().map(|x| f64::from(*x)).collect())).collect();
+    let mut params: BTreeMap<String, Vec<f64>> =
+        start.weights.iter().map(|(n, (_, d))| (n.clone(), d.iter().map(|x| f64::from(*x)).collect())).collect();
     let mut states = BTreeMap::new();
     for u in &graph.updates {
         let elements = graph.body.dims.elements(&graph.params[u.param as usize].ty.dims);

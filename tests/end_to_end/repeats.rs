@@ -3,7 +3,8 @@
 use crate::mcc::Dir;
 use std::fs;
 
-const COMPILE: &str = "compile {models}/gpt2.mdl --dp 2 --tp 2 --pp 2 --sp --global-batch-size 8 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 --lr 1e-2";
+const COMPILE: &str =
+    "compile {models}/gpt2.mdl --dp 2 --tp 2 --pp 2 --sp --global-batch-size 8 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 --lr 1e-2";
 
 /// The weights and the losses that a run leaves, as bytes.
 fn trained(dir: &Dir, flags: &str) -> (Vec<u8>, Vec<(String, String)>) {

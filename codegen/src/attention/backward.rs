@@ -284,11 +284,7 @@ impl<'c> Backward<'_, 'c> {
             Visible::All => b.call(functions.gradient, &pointers, &numbers),
             Visible::Some => {
                 let all = plan.all_visible(b, at.scalars, blocks.rows, blocks.keys);
-                b.branch(
-                    all,
-                    || b.call(functions.gradient, &pointers, &numbers),
-                    || b.call(functions.gradient_masked, &pointers, &numbers),
-                );
+                b.branch(all, || b.call(functions.gradient, &pointers, &numbers), || b.call(functions.gradient_masked, &pointers, &numbers));
             }
         }
         let sums = |offset: i64, first: Index<'c>| b.at(part(offset), b.index_mul(first, b.index(4 * plan.width)));

@@ -85,8 +85,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let args = &kernel.body[kernel.outputs[0].value].args;
     // The logarithm alone has no values: k stands in for v, and its product is not stored.
     let v = kernel.outputs.iter().find_map(|o| kernel.body[o.value].args.get(2)).unwrap_or(&args[1]);
-    let operands =
-        [plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?), plan.key_rows(plan.operand(*v)?)];
+    let operands = [plan.query_rows(plan.operand(args[0])?), plan.key_rows(plan.operand(args[1])?), plan.key_rows(plan.operand(*v)?)];
     let forward = Forward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
     let functions = forward.functions(target);
     let entry = b.kernel(name);
@@ -157,8 +156,7 @@ impl<'c> Forward<'_, 'c> {
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let place = b.at_const(line, 4 * first);
                 let value = b.load(place, Lane::F32, None);
-                let mask = masked
-                    .then(|| plan.row_mask(b, scalars, b.index_add(query, row), b.index_add(key, b.index(first)), end));
+                let mask = masked.then(|| plan.row_mask(b, scalars, b.index_add(query, row), b.index_add(key, b.index(first)), end));
                 values.push((place, mask.map_or(value, |m| b.select(m, value, b.f32(HIDDEN))), mask));
             }
             let before = b.load_splat(greatest, Lane::F32);
@@ -196,9 +194,7 @@ impl<'c> Forward<'_, 'c> {
         self.clear(at);
 
         let [q, k, v] = &self.operands;
-        let source = |rows: &super::Rows, first: Index<'c>| {
-            b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(4 * rows.row_stride)))
-        };
+        let source = |rows: &super::Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(4 * rows.row_stride)));
         // Queries of the tile, block after block, if they are copied.
         let query_block = |block: Index<'c>| match functions.copy_q {
             Some(_) => b.at(part(self.scratch.q), b.index_mul(b.index_sub(block, first_block), b.index(4 * plan.query_block * plan.width))),

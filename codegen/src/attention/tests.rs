@@ -19,8 +19,7 @@ struct Case {
     chunks: Option<u64>,
 }
 
-const BASE: Case =
-    Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, positions: [0.0; 2], chunks: None };
+const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, positions: [0.0; 2], chunks: None };
 
 struct Parts {
     make: Make,

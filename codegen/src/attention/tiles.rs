@@ -64,15 +64,12 @@ struct Block {
 fn multiply<'c>(b: &Llvm<'c>, p: &Product, block: Block, [a, factor, c]: [Pointer<'c>; 3]) {
     let lanes = b.lanes() as i64;
     let unroll = if p.depth % 4 == 0 { 4 } else { 1 };
-    let start =
-        Carried { pointers: vec![a, factor], vectors: vec![b.f32(0.0); (block.rows * block.vectors) as usize] };
+    let start = Carried { pointers: vec![a, factor], vectors: vec![b.f32(0.0); (block.rows * block.vectors) as usize] };
     let sums = b.repeat_carrying(b.index(0), b.index(p.depth), b.index(unroll), &start, &mut |_, state| {
         let (a, factor) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
         for k in 0..unroll {
-            let row: Vec<Vector> = (0..block.vectors)
-                .map(|j| b.load(b.at_const(factor, 4 * (k * p.b_row + j * lanes)), Lane::F32, None))
-                .collect();
+            let row: Vec<Vector> = (0..block.vectors).map(|j| b.load(b.at_const(factor, 4 * (k * p.b_row + j * lanes)), Lane::F32, None)).collect();
             for i in 0..block.rows {
                 let element = b.load_splat(b.at_const(a, 4 * (i * p.a.0 + k * p.a.1)), Lane::F32);
                 for j in 0..block.vectors {

@@ -294,8 +294,7 @@ impl<'c> Llvm<'c> {
         self.writer.position_at_end(inside);
         let counter = built(self.writer.build_phi(self.context.i64_type(), "i"));
         counter.add_incoming(&[(&from, before)]);
-        let initial: Vec<Value> =
-            carried.pointers.iter().map(|p| Value::from(*p)).chain(carried.vectors.iter().map(|v| Value::from(*v))).collect();
+        let initial: Vec<Value> = carried.pointers.iter().map(|p| Value::from(*p)).chain(carried.vectors.iter().map(|v| Value::from(*v))).collect();
         let entering: Vec<_> = initial
             .iter()
             .map(|value| {
@@ -311,8 +310,7 @@ impl<'c> Llvm<'c> {
         let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
         let i = counter.as_basic_value().into_int_value();
         let result = body(i, &split(&current));
-        let leaving: Vec<Value> =
-            result.pointers.iter().map(|p| Value::from(*p)).chain(result.vectors.iter().map(|v| Value::from(*v))).collect();
+        let leaving: Vec<Value> = result.pointers.iter().map(|p| Value::from(*p)).chain(result.vectors.iter().map(|v| Value::from(*v))).collect();
 
         let next = self.index_add(i, step);
         let last = self.writer.get_insert_block().expect("invariant: a block is open");
@@ -394,11 +392,7 @@ impl<'c> Builder for Llvm<'c> {
         let ty = self.stored_type(lane);
         let value = match mask {
             Some(mask) => self
-                .intrinsic(
-                    "llvm.masked.load",
-                    &[ty.into(), self.pointer_type().into()],
-                    &[from.into(), mask.into(), ty.const_zero().into()],
-                )
+                .intrinsic("llvm.masked.load", &[ty.into(), self.pointer_type().into()], &[from.into(), mask.into(), ty.const_zero().into()])
                 .expect("invariant: a load has a result")
                 .into_vector_value(),
             None => {
@@ -421,11 +415,7 @@ impl<'c> Builder for Llvm<'c> {
         let (ty, pointers) = (self.stored_type(lane), self.pointers(base, offsets));
         let mask = mask.unwrap_or_else(|| self.mask_first(self.lanes));
         let value = self
-            .intrinsic(
-                "llvm.masked.gather",
-                &[ty.into(), pointers.get_type().into()],
-                &[pointers.into(), mask.into(), ty.const_zero().into()],
-            )
+            .intrinsic("llvm.masked.gather", &[ty.into(), pointers.get_type().into()], &[pointers.into(), mask.into(), ty.const_zero().into()])
             .expect("invariant: a gather has a result");
         self.loaded(lane, value.into_vector_value())
     }
@@ -437,9 +427,7 @@ impl<'c> Builder for Llvm<'c> {
                 let types = [value.get_type().as_basic_type_enum(), self.pointer_type().into()];
                 self.intrinsic("llvm.masked.store", &types, &[value.into(), to.into(), mask.into()]);
             }
-            None => built(self.writer.build_store(to, value))
-                .set_alignment(lane.bytes() as u32)
-                .expect("invariant: alignments are powers of two"),
+            None => built(self.writer.build_store(to, value)).set_alignment(lane.bytes() as u32).expect("invariant: alignments are powers of two"),
         }
     }
 

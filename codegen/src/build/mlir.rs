@@ -10,9 +10,7 @@ use crate::target::Target;
 use inkwell::context::AsContextRef;
 use inkwell::module::Module as LlvmModule;
 use melior::dialect::DialectRegistry;
-use melior::ir::attribute::{
-    DenseI32ArrayAttribute, DenseI64ArrayAttribute, IntegerAttribute, StringAttribute, TypeAttribute,
-};
+use melior::ir::attribute::{DenseI32ArrayAttribute, DenseI64ArrayAttribute, IntegerAttribute, StringAttribute, TypeAttribute};
 use melior::ir::operation::OperationBuilder;
 use melior::ir::r#type::{FunctionType, IntegerType};
 use melior::ir::{Attribute, Block, BlockLike, BlockRef, Identifier, Location, Module, Region, RegionLike, Type, Value, ValueLike};
@@ -109,7 +107,14 @@ impl<'c> Mlir<'c> {
         }
     }
 
-    fn append(&self, name: &str, operands: &[V<'c>], results: &[Type<'c>], attributes: &[(&str, Attribute<'c>)], regions: Vec<Region<'c>>) -> Vec<V<'c>> {
+    fn append(
+        &self,
+        name: &str,
+        operands: &[V<'c>],
+        results: &[Type<'c>],
+        attributes: &[(&str, Attribute<'c>)],
+        regions: Vec<Region<'c>>,
+    ) -> Vec<V<'c>> {
         let attributes: Vec<_> = attributes.iter().map(|(name, value)| (Identifier::new(self.context, name), *value)).collect();
         let operation = OperationBuilder::new(name, self.location)
             .add_operands(operands)
@@ -166,24 +171,14 @@ impl<'c> Mlir<'c> {
     ///
     /// # Errors
     /// Those of `body`.
-    pub fn kernel<T>(
-        &self,
-        name: &str,
-        body: impl FnOnce(&Self, &Entry<V<'c>, V<'c>>) -> Result<T, CompileError>,
-    ) -> Result<T, CompileError> {
+    pub fn kernel<T>(&self, name: &str, body: impl FnOnce(&Self, &Entry<V<'c>, V<'c>>) -> Result<T, CompileError>) -> Result<T, CompileError> {
         let (pointer, index) = (self.pointer_type(), self.i64_type());
         let types = [pointer, pointer, index, index, pointer];
         let region = Region::new();
         let block = region.append_block(Block::new(&types.map(|t| (t, self.location))));
         let outside = self.enter(&block);
         let parameter = |i: usize| self.argument(&self.block.get(), i);
-        let entry = Entry {
-            arguments: parameter(0),
-            scalars: parameter(1),
-            first_tile: parameter(2),
-            end_tile: parameter(3),
-            scratch: parameter(4),
-        };
+        let entry = Entry { arguments: parameter(0), scalars: parameter(1), first_tile: parameter(2), end_tile: parameter(3), scratch: parameter(4) };
         let result = body(self, &entry)?;
         self.append("func.return", &[], &[], &[], Vec::new());
         self.block.set(outside);

@@ -138,8 +138,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         let (a, bp) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
         for k in 0..count {
-            let row: Vec<Vector> =
-                (0..vectors).map(|j| b.load(b.at_const(bp, k * b_step + 4 * j * lanes), Lane::F32, masked(j))).collect();
+            let row: Vec<Vector> = (0..vectors).map(|j| b.load(b.at_const(bp, k * b_step + 4 * j * lanes), Lane::F32, masked(j))).collect();
             let ahead = if plan.blocks.pack_b { AHEAD } else { AHEAD_IN_PLACE };
             for j in 0..vectors {
                 b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes));

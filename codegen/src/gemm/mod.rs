@@ -72,10 +72,9 @@ struct Scratch {
 /// Whether an op takes more than a few instructions.
 fn is_long(op: &Op) -> bool {
     match op {
-        Op::Unary(unary) => matches!(
-            unary,
-            Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf | Unary::Rsqrt | Unary::Sign
-        ),
+        Op::Unary(unary) => {
+            matches!(unary, Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf | Unary::Rsqrt | Unary::Sign)
+        }
         Op::Binary(binary) => matches!(binary, Binary::Pow | Binary::Rem),
         Op::Uniform { .. } | Op::Iota(_) => true,
         _ => false,
@@ -146,11 +145,7 @@ impl<'c> Functions<'c> {
             _ if matches!(g.partials, Partials::Output { .. }) => {
                 vec![Stage { resumes, finishes: false }, Stage { resumes: true, finishes: false }]
             }
-            _ => vec![
-                Stage { resumes: false, finishes: false },
-                Stage { resumes: true, finishes: false },
-                Stage { resumes: true, finishes: true },
-            ],
+            _ => vec![Stage { resumes: false, finishes: false }, Stage { resumes: true, finishes: false }, Stage { resumes: true, finishes: true }],
         };
         let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &crate::layout::Axis, tensor: usize| {
             let panel = pack::Panel {
@@ -164,7 +159,8 @@ impl<'c> Functions<'c> {
             (items, pack::function(g.b, &panel))
         };
         let pack_a = heights.iter().filter(|_| blocks.pack_a).map(|h| panel("rows", *h, [*h, blocks.packed_a()], &plan.m, plan.a)).collect();
-        let pack_b = widths.iter().filter(|_| blocks.pack_b).map(|w| panel("columns", *w, [blocks.width, blocks.packed_b()], &plan.n, plan.b)).collect();
+        let pack_b =
+            widths.iter().filter(|_| blocks.pack_b).map(|w| panel("columns", *w, [blocks.width, blocks.packed_b()], &plan.n, plan.b)).collect();
         let mut micro = BTreeMap::new();
         for &rows in &heights {
             for &columns in &widths {
@@ -284,12 +280,8 @@ impl<'c> Tile<'_, 'c> {
     fn pass(&self, rows: Range<'c>, columns: Range<'c>, starts: &[Pointer<'c>], outer: Index<'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let packed_column = |panel: Index<'c>| {
-            b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * blocks.packed_b())))
-        };
-        let column_start = |panel: Index<'c>| {
-            b.at(pass.b, b.index_mul(panel, b.index(4 * blocks.width * plan.n.strides[plan.b])))
-        };
+        let packed_column = |panel: Index<'c>| b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * blocks.packed_b())));
+        let column_start = |panel: Index<'c>| b.at(pass.b, b.index_mul(panel, b.index(4 * blocks.width * plan.n.strides[plan.b])));
         let packed_row = |panel: Index<'c>| {
             let number = b.index_sub(panel, rows.from);
             b.at(b.at_const(self.area, self.scratch.packed_a), b.index_mul(number, b.index(4 * blocks.packed_a())))

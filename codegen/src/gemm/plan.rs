@@ -167,20 +167,7 @@ impl Blocks {
         // Equal shares.
         let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
         let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
-        Blocks {
-            panels,
-            height: m / panels,
-            tall: m % panels,
-            vectors,
-            width,
-            column_panels,
-            depth,
-            depths,
-            tile_rows,
-            tile_columns,
-            pack_a,
-            pack_b,
-        }
+        Blocks { panels, height: m / panels, tall: m % panels, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, pack_a, pack_b }
     }
 
     pub fn row_tiles(&self) -> i64 {

@@ -107,8 +107,7 @@ fn an_index_in_the_epilogue_counts_repetitions_too() {
 #[test]
 fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
     let mut make = Make::default();
-    let [b, s, t, h, d, e, k] =
-        [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
+    let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[b, s, t, k, e]);
     let w = make.input(DType::F32, &[b, k, e, h, d]);
     let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
@@ -116,8 +115,7 @@ fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
 
     // Storage orders that no single stride walks.
     let mut make = Make::default();
-    let [b, s, t, h, d, e, k] =
-        [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
+    let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[t, e, b, s, k]);
     let w = make.input(DType::F32, &[h, k, b, e, d]);
     let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
@@ -182,8 +180,7 @@ fn random_product(seed: u64) -> Kernel {
     let some = |make: &mut Make, name: &str, most: u64, numbers: &mut Numbers| -> Vec<Dim> {
         (0..numbers.below(most + 1)).map(|_| make.dim(name, sizes[numbers.below(9) as usize])).collect()
     };
-    let [batch, rows, columns, over] =
-        [("b", 1), ("m", 2), ("n", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, &mut numbers));
+    let [batch, rows, columns, over] = [("b", 1), ("m", 2), ("n", 2), ("k", 2)].map(|(name, most)| some(&mut make, name, most, &mut numbers));
     let shuffled = |parts: &[&[Dim]], numbers: &mut Numbers| {
         let mut dims = parts.concat();
         for i in (1..dims.len()).rev() {

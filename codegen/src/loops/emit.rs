@@ -3,11 +3,11 @@
 use super::fold::{Fold, join_sets};
 use super::place::{Along, Place, Stored, Window, enter, widen, within};
 use super::plan::{Plan, Step};
+use crate::CompileError;
 use crate::abi::Entry;
 use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::layout::tensors;
 use crate::pointwise::{self, Sources};
-use crate::CompileError;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::Value;
 use ir::kernel::Kernel;
@@ -291,15 +291,13 @@ impl<'a, B: Builder> Loops<'a, B> {
     fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
         let mut result = Ok(());
-        self.nest(place, left, &mut |this, place| {
-            match this.reduce_at(std::slice::from_ref(place), values, over) {
-                Ok(results) => {
-                    for (target, value) in kept.iter().zip(results) {
-                        target.store(this.b, place, value[0]);
-                    }
+        self.nest(place, left, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
+            Ok(results) => {
+                for (target, value) in kept.iter().zip(results) {
+                    target.store(this.b, place, value[0]);
                 }
-                Err(error) => result = Err(error),
             }
+            Err(error) => result = Err(error),
         });
         self.kept.extend(values.iter().copied().zip(kept));
         result

@@ -10,9 +10,15 @@ use ir::op::Reduce;
 /// How elements join into a result.
 #[derive(Clone, Copy)]
 pub enum Fold {
-    Join { kind: Reduce, lane: Lane },
+    Join {
+        kind: Reduce,
+        lane: Lane,
+    },
     /// Carries the greatest element and its global index.
-    ArgMax { over: Dim, lane: Lane },
+    ArgMax {
+        over: Dim,
+        lane: Lane,
+    },
 }
 
 impl Fold {

@@ -6,10 +6,10 @@
 use super::emit::{Known, Loops, local_row, zero};
 use super::place::{Along, Place, Stored, widen};
 use super::plan::{Plan, vector_dim};
-use crate::layout::div_ceil;
 use crate::abi::Entry;
 use crate::build::mlir::Mlir;
 use crate::build::{Builder, IntBinary, Lane};
+use crate::layout::div_ceil;
 use crate::{CompileError, Shape, pointwise};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -120,13 +120,7 @@ impl Scatter<'_> {
         Stored { start: b.at(scratch, before), lane, strides, lane_stride: 0 }
     }
 
-    fn tile<B: Builder>(
-        &self,
-        b: &B,
-        loops: &mut Loops<'_, B>,
-        entry: &Entry<B::Index, B::Pointer>,
-        tile: B::Index,
-    ) -> Result<(), CompileError> {
+    fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, entry: &Entry<B::Index, B::Pointer>, tile: B::Index) -> Result<(), CompileError> {
         let body = &self.kernel.body;
         let lane = pointwise::lane(body[self.node].ty.dtype)?;
         let rows = body.dims.size(self.table) as i64;
@@ -182,14 +176,7 @@ impl Scatter<'_> {
     }
 
     /// Adds the values of one index if its row belongs to the tile.
-    fn add_point<B: Builder>(
-        &self,
-        b: &B,
-        loops: &mut Loops<'_, B>,
-        place: &Place<B>,
-        tile: B::Index,
-        sums: &Stored<B>,
-    ) -> Result<(), CompileError> {
+    fn add_point<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: B::Index, sums: &Stored<B>) -> Result<(), CompileError> {
         let node = &self.kernel.body[self.node];
         let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?);
         let (row, inside) = local_row(b, loops.scalars, &self.kernel.body.dims[self.table].index, indices);

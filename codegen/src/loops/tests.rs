@@ -359,8 +359,7 @@ fn random_kernel(seed: u64) -> Kernel {
         let (x, y) = (pick(&mut numbers), pick(&mut numbers));
         let unary = [Unary::Tanh, Unary::Sin, Unary::Abs, Unary::Neg, Unary::Erf];
         let binary = [Binary::Sub, Binary::Mul, Binary::Max, Binary::Min];
-        let over: Vec<Dim> =
-            make.body.dims_of(x).iter().copied().filter(|d| !grid.contains(d) && numbers.below(2) == 0).collect();
+        let over: Vec<Dim> = make.body.dims_of(x).iter().copied().filter(|d| !grid.contains(d) && numbers.below(2) == 0).collect();
         let value = match numbers.below(4) {
             0 => make.op(Op::Unary(unary[numbers.below(5) as usize]), &[x]),
             1 => make.op(Op::Binary(binary[numbers.below(4) as usize]), &[x, y]),

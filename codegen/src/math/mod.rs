@@ -82,11 +82,7 @@ pub fn tanh<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let e = exp(b, b.add(a, a));
     let large = b.sub(b.f32(1.0), b.div(b.f32(2.0), b.add(e, b.f32(1.0))));
     let z = b.mul(x, x);
-    let p = polynomial(
-        b,
-        z,
-        &[-5.704_988_727_45e-3, 2.063_908_879_54e-2, -5.373_971_555_31e-2, 1.333_144_220_36e-1, -3.333_328_194_22e-1],
-    );
+    let p = polynomial(b, z, &[-5.704_988_727_45e-3, 2.063_908_879_54e-2, -5.373_971_555_31e-2, 1.333_144_220_36e-1, -3.333_328_194_22e-1]);
     let small = b.fma(b.mul(p, z), a, a);
     let result = b.select(b.compare_float(Compare::Lt, a, b.f32(0.625)), small, large);
     b.float2(FloatBinary::CopySign, result, x)
@@ -104,11 +100,7 @@ pub fn erf<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
         &[-1.728_534_7e-5, 3.831_971_26e-4, -3.883_964_38e-3, 2.425_462_19e-2, -1.067_778_47e-1, -6.348_466_87e-1, -1.287_175_12e-1],
     );
     let large = b.sub(b.f32(1.0), exp(b, b.fma(p, t, b.float1(FloatUnary::Neg, t))));
-    let q = polynomial(
-        b,
-        square,
-        &[-5.967_617_03e-4, 4.991_194_23e-3, -2.676_813_49e-2, 1.128_199_25e-1, -3.761_253_36e-1, 1.283_791_66e-1],
-    );
+    let q = polynomial(b, square, &[-5.967_617_03e-4, 4.991_194_23e-3, -2.676_813_49e-2, 1.128_199_25e-1, -3.761_253_36e-1, 1.283_791_66e-1]);
     let small = b.fma(q, a, a);
     let result = b.select(b.compare_float(Compare::Gt, a, b.f32(0.921_875)), large, small);
     b.float2(FloatBinary::CopySign, result, x)

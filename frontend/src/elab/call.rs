@@ -209,8 +209,7 @@ impl Elab<'_> {
                 bound[slot] = Some(Bound { val, span: arg.value.span });
             }
         }
-        let missing: Vec<&str> =
-            params.iter().zip(&bound).filter(|(p, b)| b.is_none() && p.default.is_none()).map(|(p, _)| &*p.name.name).collect();
+        let missing: Vec<&str> = params.iter().zip(&bound).filter(|(p, b)| b.is_none() && p.default.is_none()).map(|(p, _)| &*p.name.name).collect();
         if good && !missing.is_empty() {
             let e = Diagnostic::error("E0409", format!("`{}` lacks {}", call.path, missing.join(", "))).label(span, "in this call");
             let e = e.label(function.name.span, "declared here");
@@ -298,7 +297,9 @@ impl Elab<'_> {
             let e = Diagnostic::error("E0202", format!("`{}` wants {wanted}, this is {said}", param.name.name)).label(span, format!("is {said}"));
             let e = match (&param.kind, &val) {
                 (Some(Kind::Dim | Kind::Dims), Val::Int(n)) => e.help(format!("declare a dim of this size: `dim name = {n};`")),
-                (Some(Kind::Dim | Kind::Dims), _) => e.help(format!("the first arguments may be in another order; name it: `{}: ..`", param.name.name)),
+                (Some(Kind::Dim | Kind::Dims), _) => {
+                    e.help(format!("the first arguments may be in another order; name it: `{}: ..`", param.name.name))
+                }
                 _ => e,
             };
             self.fail(e)

@@ -185,7 +185,11 @@ impl Elab<'_> {
             (Val::Bool(_), Val::Bool(_)) => b.0,
             (Val::Bool(_), Val::Tensor(v)) if self.ty(*v).dtype == DType::Bool => b.0,
             (Val::Tensor(v), Val::Bool(s)) if self.ty(*v).dtype == DType::Bool => {
-                if *s == (op == BinaryOp::And) { a.0 } else { b.0 }
+                if *s == (op == BinaryOp::And) {
+                    a.0
+                } else {
+                    b.0
+                }
             }
             (Val::Tensor(x), Val::Tensor(y)) if self.ty(*x).dtype == DType::Bool && self.ty(*y).dtype == DType::Bool => {
                 if !self.check_elementwise(op.symbol(), op_span, &[(*x, a.1), (*y, b.1)]) {

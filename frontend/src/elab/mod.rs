@@ -162,11 +162,7 @@ impl Elab<'_> {
     fn library(&mut self, library: &[Ast]) -> FrameId {
         let frame = self.frame(None);
         let span = Span { file: 0, line: 1, col: 1, len: 0 };
-        let constants = [
-            ("pi", Val::Real(std::f64::consts::PI)),
-            ("inf", Val::Real(f64::INFINITY)),
-            ("training", Val::Bool(self.options.training)),
-        ];
+        let constants = [("pi", Val::Real(std::f64::consts::PI)), ("inf", Val::Real(f64::INFINITY)), ("training", Val::Bool(self.options.training))];
         for (name, val) in constants {
             self.frames[frame.0].vars.insert(name.into(), Var { val, span, changed: None });
         }

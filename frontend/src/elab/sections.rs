@@ -232,7 +232,8 @@ impl Elab<'_> {
                     return None;
                 };
                 let [first, second] = items.as_slice() else {
-                    let d = Diagnostic::error("E0503", format!("`betas` are two numbers, not {}", items.len())).label(e.span, "expected [beta1, beta2]");
+                    let d =
+                        Diagnostic::error("E0503", format!("`betas` are two numbers, not {}", items.len())).label(e.span, "expected [beta1, beta2]");
                     self.report(d.help("`betas: [0.9, 0.95]`"));
                     return None;
                 };
@@ -286,7 +287,9 @@ impl Elab<'_> {
             None => {
                 if !matches!(val, Val::Bad) {
                     let shown = self.shown(&val);
-                    self.report(Diagnostic::error("E0202", format!("{shown} is not a number of steps")).label(expr.span, "expected an int from 0 on"));
+                    self.report(
+                        Diagnostic::error("E0202", format!("{shown} is not a number of steps")).label(expr.span, "expected an int from 0 on"),
+                    );
                 }
                 None
             }
@@ -340,12 +343,7 @@ impl Elab<'_> {
     fn weight_line(&mut self, stmt: &Stmt, dims: &[Rc<str>]) -> Option<WeightLine> {
         let StmtKind::Weight { paths, template, layout } = &stmt.kind else { return None };
         let layout = layout.as_ref().map(|products| products.iter().map(|p| self.product(p, dims)).collect());
-        Some(WeightLine {
-            params: paths.iter().map(Path::to_string).collect(),
-            template: template.text.to_string(),
-            layout,
-            span: Some(stmt.span),
-        })
+        Some(WeightLine { params: paths.iter().map(Path::to_string).collect(), template: template.text.to_string(), layout, span: Some(stmt.span) })
     }
 
     fn product(&mut self, product: &Product, dims: &[Rc<str>]) -> ir::model::Product {

@@ -1,7 +1,7 @@
 //! The settings in a model's header, with the values given for them from outside.
 
-use super::value::{DimEntry, FrameId, Val};
 use super::Elab;
+use super::value::{DimEntry, FrameId, Val};
 use crate::ast::*;
 use crate::names::nearest;
 use ir::diag::Diagnostic;

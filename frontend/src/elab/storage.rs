@@ -41,7 +41,10 @@ impl Elab<'_> {
                     Some(x) => Some(Feed::Const(Real(x))),
                     None => {
                         let e = Diagnostic::error("E0202", format!("the default of an input is {}", other.kind()));
-                        self.report(e.label(expr.span, "expected a number").help("a number, `next(x)`, `prev(x, first)`, `documents(x, separator)` or `positions(x, separator)`"));
+                        self.report(
+                            e.label(expr.span, "expected a number")
+                                .help("a number, `next(x)`, `prev(x, first)`, `documents(x, separator)` or `positions(x, separator)`"),
+                        );
                         None
                     }
                 },
@@ -51,7 +54,9 @@ impl Elab<'_> {
         if !LOADERS.contains(&name.as_str()) {
             let e = Diagnostic::error("E0401", format!("no loader function is called `{name}`")).label(call.path.span(), "unknown");
             let near = crate::names::nearest(&name, LOADERS).map(|n| format!("did you mean `{n}`?"));
-            self.report(e.help(near.unwrap_or_else(|| "an input can default to next(x), prev(x, first), documents(x, separator) or positions(x, separator)".into())));
+            self.report(e.help(
+                near.unwrap_or_else(|| "an input can default to next(x), prev(x, first), documents(x, separator) or positions(x, separator)".into()),
+            ));
             return None;
         }
         let wanted = if name == "next" { 1 } else { 2 };

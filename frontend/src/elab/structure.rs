@@ -125,7 +125,10 @@ impl Elab<'_> {
         let (length, size) = (self.body.dims.size(to), self.body.dims.size(from));
         let offset = u64::try_from(at).ok().filter(|at| at.checked_add(length).is_some_and(|end| end <= size));
         let Some(offset) = offset else {
-            let e = Diagnostic::error("E0210", format!("{} = {length} elements from {at} on reach past the end of {}", self.body.dims.name(to), self.body.dims.name(from)));
+            let e = Diagnostic::error(
+                "E0210",
+                format!("{} = {length} elements from {at} on reach past the end of {}", self.body.dims.name(to), self.body.dims.name(from)),
+            );
             return self.fail(e.label(to_span, format!("{size} elements are there")));
         };
         let dtype = self.ty(x).dtype;
@@ -216,9 +219,7 @@ impl Elab<'_> {
 
     /// All parts must have the same dims beside the joined one.
     fn same_rest(&mut self, what: &str, parts: &[(Value, Span, Option<Dim>)]) -> bool {
-        let rest = |elab: &Self, i: usize| -> Vec<Dim> {
-            elab.ty(parts[i].0).dims.iter().copied().filter(|d| Some(*d) != parts[i].2).collect()
-        };
+        let rest = |elab: &Self, i: usize| -> Vec<Dim> { elab.ty(parts[i].0).dims.iter().copied().filter(|d| Some(*d) != parts[i].2).collect() };
         let first = rest(self, 0);
         for i in 1..parts.len() {
             let other = rest(self, i);

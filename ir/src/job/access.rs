@@ -59,7 +59,8 @@ impl Facts {
     /// Of a kernel that was verified.
     pub fn new(kernel: &Kernel) -> Facts {
         let body = &kernel.body;
-        let shape = |dims: &[crate::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
+        let shape =
+            |dims: &[crate::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
         let replaceable: Vec<bool> = (0..kernel.inputs.len()).map(|i| at_own_point(kernel, i)).collect();
         Facts {
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
@@ -195,7 +196,9 @@ impl Reader<'_> {
             Action::Load { input, dst, index } => {
                 let entry = self.job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
                 let buffer = self.buffer(*dst)?;
-                ensure(buffer.dtype == entry.dtype, || format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name()))?;
+                ensure(buffer.dtype == entry.dtype, || {
+                    format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name())
+                })?;
                 super::held::covers(&self.job.mesh, &entry.dims, index, buffer, &[Axis::Microbatch])?;
                 Ok(vec![self.whole(*dst)?])
             }
@@ -236,7 +239,9 @@ impl Reader<'_> {
                 if same {
                     written.effect = Effect::Replace;
                 } else {
-                    ensure(apart(&written, other), || format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name))?;
+                    ensure(apart(&written, other), || {
+                        format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name)
+                    })?;
                 }
             }
             out.push(written);
@@ -285,7 +290,9 @@ impl Reader<'_> {
         ensure(buffer.dtype == dtype, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;
         let spread = greatest(&self.job.mesh, &place.coords)?;
         let end = place.offset.saturating_add(spread).saturating_add(shape.reach());
-        ensure(end <= buffer.elements(), || format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements()))?;
+        ensure(end <= buffer.elements(), || {
+            format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
+        })?;
         if effect != Effect::Read {
             ensure(spread == 0, || format!("where it writes in buffer `{name}` depends on coordinates"))?;
             ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;

@@ -49,10 +49,19 @@ struct Terms {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    Send { hops: i64, message: Message },
-    Recv { hops: i64, message: Message },
+    Send {
+        hops: i64,
+        message: Message,
+    },
+    Recv {
+        hops: i64,
+        message: Message,
+    },
     /// With other stages; `group` is the program's.
-    Meet { group: usize, terms: Terms },
+    Meet {
+        group: usize,
+        terms: Terms,
+    },
 }
 
 /// What the bodies of a program do that concerns other stages, with the numbers of commands.
@@ -67,7 +76,12 @@ impl Events {
                 let across = program.groups[group.index()].stages.as_ref().is_some_and(|s| s.len() > 1);
                 across.then(|| Event::Meet { group: group.index(), terms: Terms { kind: *kind, dtype: *dtype, count: *count } })
             }
-            Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => None,
+            Action::Launch { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
         };
         let of = |b: &crate::program::Body| b.commands.iter().enumerate().filter_map(|(k, c)| Some((k, event(&c.action)?))).collect();
         Events(program.bodies.iter().map(of).collect())

@@ -22,7 +22,8 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
         ensure(size <= MOST, || format!("its arena has {size} bytes")).map_err(fail)?;
         let elements = buffer.dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.1));
         let end = elements.and_then(|n| n.checked_mul(buffer.dtype.bytes())).and_then(|b| b.checked_add(buffer.offset));
-        ensure(end.is_some_and(|e| e <= size), || format!("it does not lie within the {} arena's {size} bytes", buffer.arena.name())).map_err(fail)?;
+        ensure(end.is_some_and(|e| e <= size), || format!("it does not lie within the {} arena's {size} bytes", buffer.arena.name()))
+            .map_err(fail)?;
         ensure(buffer.offset.is_multiple_of(ALIGN), || format!("its offset {} is not a multiple of {ALIGN}", buffer.offset)).map_err(fail)?;
         let id = BufferId(k as u32);
         let taken = match buffer.arena {
@@ -32,7 +33,8 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
             Arena::Temporary => Ok(()),
         };
         taken.map_err(|other| fail(format!("it overlaps buffer `{}`", program.buffers[other.index()].name)))?;
-        ensure(!is_held(buffer) || buffer.arena == Arena::Persistent, || "it lives over steps outside of the persistent arena".into()).map_err(fail)?;
+        ensure(!is_held(buffer) || buffer.arena == Arena::Persistent, || "it lives over steps outside of the persistent arena".into())
+            .map_err(fail)?;
     }
     Ok(())
 }

@@ -23,7 +23,8 @@ type Moment = (usize, usize);
 /// The first call, buffer or report that is wrong.
 pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
     ensure(schedule.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
-    ensure(u64::from(schedule.slots) <= job.microbatches, || format!("{} slots for {} microbatches", schedule.slots, job.microbatches)).map_err(|e| at.error(e))?;
+    ensure(u64::from(schedule.slots) <= job.microbatches, || format!("{} slots for {} microbatches", schedule.slots, job.microbatches))
+        .map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());
@@ -35,7 +36,8 @@ pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Su
     }
     // A step is a training pass with its update, whose calls come after.
     let later = schedule.train.len();
-    let step: Vec<Option<Use>> = uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
+    let step: Vec<Option<Use>> =
+        uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
     persistent(program, bodies, &step, Some(later), &at.of("step"))?;
     persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
     reports(job, program, schedule, bodies, &uses, at)
@@ -97,7 +99,12 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             if touch.write.is_some()
                 && let Some(other) = writer.insert(*id, b)
             {
-                return Err(at.error(format!("`{}` and `{}` both write `{}` in the stash", program.bodies[other].name, program.bodies[b].name, name())));
+                return Err(at.error(format!(
+                    "`{}` and `{}` both write `{}` in the stash",
+                    program.bodies[other].name,
+                    program.bodies[b].name,
+                    name()
+                )));
             }
         }
     }
@@ -108,7 +115,9 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
         for (id, touch) in of(b) {
             let Some(k) = touch.need else { continue };
             let from = writer.get(id).ok_or_else(|| {
-                at.of(&program.bodies[b].name).command(k, &program.bodies[b].commands[k]).error(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name))
+                at.of(&program.bodies[b].name)
+                    .command(k, &program.bodies[b].commands[k])
+                    .error(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name))
             })?;
             all.entry(*from).or_insert((*id, k));
         }
@@ -122,13 +131,19 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             let before = std::mem::replace(owner, call.microbatch);
             if let Some((id, k)) = needs.values().next() {
                 let what = format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", program.buffers[id.index()].name);
-                return Err(at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(*k, &program.bodies[b].commands[*k]).error(what));
+                return Err(at
+                    .of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch))
+                    .command(*k, &program.bodies[b].commands[*k])
+                    .error(what));
             }
             ran.clear();
         }
         if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
             let what = format!("it reads buffer `{}` before that is written", program.buffers[id.index()].name);
-            return Err(at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(*k, &program.bodies[b].commands[*k]).error(what));
+            return Err(at
+                .of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch))
+                .command(*k, &program.bodies[b].commands[*k])
+                .error(what));
         }
         ran.push(b);
     }
@@ -171,7 +186,8 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
     }
     if update.is_some() {
         // Where an optimizer keeps states, a step renews them and their parameter.
-        let with_states: BTreeSet<u32> = program.buffers.iter().filter_map(|b| if let Content::State { slot, .. } = b.content { Some(slot) } else { None }).collect();
+        let with_states: BTreeSet<u32> =
+            program.buffers.iter().filter_map(|b| if let Content::State { slot, .. } = b.content { Some(slot) } else { None }).collect();
         for (k, buffer) in program.buffers.iter().enumerate() {
             let renewed = match &buffer.content {
                 Content::Param { slot, .. } | Content::State { slot, .. } => with_states.contains(slot),
@@ -213,7 +229,8 @@ fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), 
     for part in parts {
         if let Some(k) = part.touch.write {
             let again = part.calls.count > 1 || written.is_some();
-            ensure(!again, || format!("more than one call writes `{name}`, which does not belong to a microbatch")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(!again, || format!("more than one call writes `{name}`, which does not belong to a microbatch"))
+                .map_err(|e| fail(program, at, part, k, e))?;
             written = Some(part.first(k));
             fill = part.touch.fill.map(|value| (part, k, value));
         }
@@ -245,7 +262,14 @@ fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), 
 }
 
 /// Every report is issued once in training; in an evaluation at most once, the loss for certain. Returns the latter.
-fn reports(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], uses: &[Vec<Option<Use>>], at: &At) -> Result<BTreeSet<u32>, JobError> {
+fn reports(
+    job: &Job,
+    program: &Program,
+    schedule: &CallSchedule,
+    bodies: &[Summary],
+    uses: &[Vec<Option<Use>>],
+    at: &At,
+) -> Result<BTreeSet<u32>, JobError> {
     let mut evaluated = BTreeSet::new();
     for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
         let mut count = vec![0; job.reports.len()];

@@ -102,7 +102,11 @@ impl Cover {
         while i < self.runs.len() || j < new.len() {
             let old = j == new.len() || i < self.runs.len() && self.runs[i].0 <= new[j].0;
             let next = if old { self.runs[i] } else { new[j] };
-            if old { i += 1 } else { j += 1 }
+            if old {
+                i += 1
+            } else {
+                j += 1
+            }
             match merged.last_mut() {
                 Some(last) if next.0 < last.1 => return false,
                 Some(last) if next.0 == last.1 => last.1 = next.1,

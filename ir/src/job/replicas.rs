@@ -164,7 +164,8 @@ impl Analysis<'_> {
         for phase in Phase::ALL {
             let calls = phase.calls(&self.job.stages[s].schedule);
             // A body that reads what another writes is called after it the last time (`order`).
-            let mut last: Vec<(usize, usize)> = (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
+            let mut last: Vec<(usize, usize)> =
+                (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
             last.sort_unstable();
             for (_, b) in last {
                 let mut written = vec![false; program.buffers.len()];

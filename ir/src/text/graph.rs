@@ -24,7 +24,16 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) ->
     if io.line_if(g.batch.is_some(), "batch ") {
         dim(io, g.batch.get_or_insert(Dim(0)))?;
     }
-    let blank = Param { name: String::new(), ty: blank_type(), init: Init::Const(Real(0.0)), decay: false, lr_scale: Real(1.0), frozen: false, layer: None, span: None };
+    let blank = Param {
+        name: String::new(),
+        ty: blank_type(),
+        init: Init::Const(Real(0.0)),
+        decay: false,
+        lr_scale: Real(1.0),
+        frozen: false,
+        layer: None,
+        span: None,
+    };
     numbered_rows(io, &mut g.params, blank, "param ", param)?;
     numbered_rows(io, &mut g.inputs, Input { name: String::new(), ty: blank_type(), default: None, span: None }, "input ", |io, x| {
         io.with(" : ", &mut x.ty, ty)?;
@@ -69,7 +78,13 @@ macro_rules! named {
 named!(Param, Input, Table, crate::program::ParamEntry, crate::program::InputEntry, crate::program::TableEntry);
 
 /// Lines `param 3 layers.0.w ...`, numbered from 0.
-pub(super) fn numbered_rows<T: Named>(io: &mut Io, items: &mut Vec<T>, blank: T, words: &str, mut form: impl FnMut(&mut Io, &mut T) -> Result) -> Result {
+pub(super) fn numbered_rows<T: Named>(
+    io: &mut Io,
+    items: &mut Vec<T>,
+    blank: T,
+    words: &str,
+    mut form: impl FnMut(&mut Io, &mut T) -> Result,
+) -> Result {
     io.rows(items, blank, words, |io, i, x| {
         row_number(io, i)?;
         io.lit(" ")?;

@@ -79,7 +79,16 @@ pub(super) fn parse<T>(text: &str, mut blank: T, form: impl FnOnce(&mut Io, &mut
 
 impl<'a> Io<'a> {
     fn new(side: Side<'a>) -> Io<'a> {
-        Io { side, attributes: false, dims: Rc::default(), buffers: Labels::default(), bodies: Labels::default(), mesh: Mesh { subs: vec![] }, hints: Hints::default(), values: 0 }
+        Io {
+            side,
+            attributes: false,
+            dims: Rc::default(),
+            buffers: Labels::default(),
+            bodies: Labels::default(),
+            mesh: Mesh { subs: vec![] },
+            hints: Hints::default(),
+            values: 0,
+        }
     }
 
     pub fn reading(&self) -> bool {

@@ -99,7 +99,12 @@ impl<'a> Module<'a> {
         let attributes: Vec<&str> = attributes.iter().map(String::as_str).filter(|a| !a.is_empty()).collect();
         let left = result.map_or(String::new(), |(v, _)| format!("{v} = "));
         let right = result.map_or("()".into(), |(_, ty)| self.ty(ty));
-        let line = format!("    {left}\"mcc.{name}\"({}) {{{}}} : ({}) -> {right} loc({location})\n", names.join(", "), attributes.join(", "), types.join(", "));
+        let line = format!(
+            "    {left}\"mcc.{name}\"({}) {{{}}} : ({}) -> {right} loc({location})\n",
+            names.join(", "),
+            attributes.join(", "),
+            types.join(", ")
+        );
         self.out.push_str(&line);
     }
 

@@ -12,8 +12,8 @@ use crate::kernel::Kernel;
 use crate::model::{Decay, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage,
-    Stream, TableEntry,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
+    ParamEntry, Place, Program, Stage, Stream, TableEntry,
 };
 
 /// Calls that one line may stand for.
@@ -31,7 +31,15 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         io.number(bytes)?;
     }
     io.buffers = Labels::of(p.buffers.iter().map(|b| b.name.as_str()));
-    let blank = Buffer { name: String::new(), dtype: DType::F32, dims: vec![], arena: Arena::Temporary, offset: 0, content: Content::Activation, origin: None };
+    let blank = Buffer {
+        name: String::new(),
+        dtype: DType::F32,
+        dims: vec![],
+        arena: Arena::Temporary,
+        offset: 0,
+        content: Content::Activation,
+        origin: None,
+    };
     io.rows(&mut p.buffers, blank, "buffer ", buffer)?;
     io.rows(&mut p.groups, Group { subs: vec![], stages: None }, "group ", |io, i, g| {
         row_number(io, i)?;

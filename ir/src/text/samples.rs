@@ -9,8 +9,8 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program, Stage, Stream,
-    TableEntry,
+    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
+    ParamEntry, Place, Program, Stage, Stream, TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
 
@@ -31,7 +31,12 @@ pub fn graph() -> Graph {
     let w = body.push(Op::Param(0), [], w_ty.clone(), plain.clone());
     let y = body.push(Op::Dot { over: vec![hidden] }, [x, w], Type::new(DType::F32, [batch, out]), origin(Phase::Forward, "layers.3.proj"));
     let loss = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch, out] }, [y], Type::scalar(DType::F32), plain);
-    let dw = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch] }, [x], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3.proj"));
+    let dw = body.push(
+        Op::Reduce { kind: Reduce::Sum, over: vec![batch] },
+        [x],
+        Type::new(DType::F32, [hidden]),
+        origin(Phase::Backward, "layers.3.proj"),
+    );
     let new = body.push(Op::Binary(Binary::Sub), [w, dw], w_ty.clone(), origin(Phase::Update, ""));
     Graph {
         name: "tiny".into(),
@@ -185,7 +190,8 @@ pub fn local() -> Local {
     let p = body.push(Op::Param(0), [], Type::new(DType::F32, [hidden]), plain.clone());
     let gather = Op::Collective { kind: Collective::AllGather, subs: vec![SubAxis(2)], stages: None, part: Some(part) };
     let all = body.push(gather, [p], Type::new(DType::F32, [part, hidden]), plain);
-    let sum = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch] }, [x], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3"));
+    let sum =
+        body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch] }, [x], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3"));
     let reduce = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![SubAxis(1)], stages: None, part: None };
     let total = body.push(reduce, [sum], Type::new(DType::F32, [hidden]), origin(Phase::Backward, "layers.3"));
     let r = Placement::Replicated;
@@ -196,7 +202,13 @@ pub fn local() -> Local {
         params: vec![LocalParam { index: vec![IndexMap::whole(8)], states: 2 }],
         chunks: vec![Chunk::Forward, Chunk::Forward, Chunk::Forward, Chunk::Backward, Chunk::Reduce],
         accumulate: vec![false, false, false, true, false],
-        source: vec![None, None, Some((all, Sharding(vec![r, r, r, r]))), Some((sum, Sharding(vec![Placement::SUM, Placement::Split(batch), r, r]))), None],
+        source: vec![
+            None,
+            None,
+            Some((all, Sharding(vec![r, r, r, r]))),
+            Some((sum, Sharding(vec![Placement::SUM, Placement::Split(batch), r, r]))),
+            None,
+        ],
         reasons: vec![None, None, Some("w is needed whole".into()), None, Some("the gradient of w is a sum over dp".into())],
         reports: vec![(1, total)],
         updates: vec![LocalUpdate { slot: 0, new: total, states: vec![p, total] }],
@@ -249,7 +261,11 @@ pub fn program() -> Program {
                 BodyKind::Forward,
                 vec![
                     command(Action::Load { input: 0, dst: x, index }),
-                    command(Action::Launch { kernel: KernelId(0), args: vec![Place::start(w), shifted.clone()], scalars: vec![Scalar::Seed, Scalar::Linear(vec![(SubAxis(1), 8)])] }),
+                    command(Action::Launch {
+                        kernel: KernelId(0),
+                        args: vec![Place::start(w), shifted.clone()],
+                        scalars: vec![Scalar::Seed, Scalar::Linear(vec![(SubAxis(1), 8)])],
+                    }),
                     command(Action::Record { event: 0 }),
                     Command {
                         stream: Stream::Communication,
@@ -308,11 +324,20 @@ pub fn job() -> Job {
         global_batch: 4,
         microbatches: 2,
         params: vec![ParamEntry { name: "layers.3.w".into(), dims: dims.clone(), init: Init::Const(Real(1.0)) }],
-        inputs: vec![InputEntry { name: "tokens".into(), dtype: DType::I32, dims: dims.clone(), default: Some(Feed::Documents(0, 50256)), limit: Some(50257) }],
+        inputs: vec![InputEntry {
+            name: "tokens".into(),
+            dtype: DType::I32,
+            dims: dims.clone(),
+            default: Some(Feed::Documents(0, 50256)),
+            limit: Some(50257),
+        }],
         tables: vec![TableEntry { name: "rope".into(), dtype: DType::F32, dims, data: vec![0.5, 1.0 / 3.0] }],
         reports: vec!["loss".into(), "grad_norm".into()],
         kernels: vec![kernel(), Kernel { family: Family::Scatter, ..kernel() }],
         programs: vec![program(), program()],
-        stages: vec![Stage { program: 0, params: vec![0], schedule: schedule() }, Stage { program: 1, params: vec![], schedule: CallSchedule::default() }],
+        stages: vec![
+            Stage { program: 0, params: vec![0], schedule: schedule() },
+            Stage { program: 1, params: vec![], schedule: CallSchedule::default() },
+        ],
     }
 }

@@ -115,7 +115,8 @@ fn errors_name_the_place() {
         1:14: expected the end of the line, found `4`
         6:1: expected `body:`, found `nodes:`
         7:22: expected an element type (f32, bf16, f16, i32, bool), found `f33[batch,`
-        20:1: expected a line that belongs here, found `whole_loss`"#]].assert_eq(
+        20:1: expected a line that belongs here, found `whole_loss`"#]]
+    .assert_eq(
         &[
             error("dot", "dott"),
             error("over [hidden]", "over [heads]"),
@@ -138,7 +139,39 @@ fn errors_name_the_place() {
 
 /// Damages texts at random places; whatever still reads must print and read the same again.
 fn fuzz<T>(text: &str, print: impl Fn(&T) -> String, parse: impl Fn(&str) -> Result<T>) {
-    const SCRAPS: &[&str] = &["", "0", "9", "99999999999999999999", "-", ".", "..", "\n", " ", "\"", "\\", "\\u{", "%", "#", "*", "/", "[", "]", "{", "}", "(", ")", ",", ":", "+", "@", "é", "nan", "tp", "axis250", "sum"];
+    const SCRAPS: &[&str] = &[
+        "",
+        "0",
+        "9",
+        "99999999999999999999",
+        "-",
+        ".",
+        "..",
+        "\n",
+        " ",
+        "\"",
+        "\\",
+        "\\u{",
+        "%",
+        "#",
+        "*",
+        "/",
+        "[",
+        "]",
+        "{",
+        "}",
+        "(",
+        ")",
+        ",",
+        ":",
+        "+",
+        "@",
+        "é",
+        "nan",
+        "tp",
+        "axis250",
+        "sum",
+    ];
     let mut state = 1;
     let mut random = |n: usize| {
         state = mix(state);
@@ -208,7 +241,8 @@ fn a_graph_in_text() {
         grad_norm %3
         grad 0 = %4
         update 0 from %4 to %5 states [%1, %4]
-    "#]].assert_eq(&print_graph(&graph()));
+    "#]]
+    .assert_eq(&print_graph(&graph()));
 }
 
 #[test]
@@ -269,7 +303,8 @@ fn a_local_graph_in_text() {
           %4 = all_reduce.sum %3 over dp : f32[hidden]  // backward layers.3 layer 3 @0:23:11+6 because "the gradient of w is a sum over dp"
         report 1 = %4
         update 0 to %4 states [%1, %4]
-    "#]].assert_eq(&print_local(&local()));
+    "#]]
+    .assert_eq(&print_local(&local()));
 }
 
 #[test]
@@ -285,7 +320,8 @@ fn a_kernel_in_text() {
         grid [i]
         operand bf16[i, j] strides [16, 1]
         result %1 strides [8, 1] accumulate
-    "#]].assert_eq(&print_kernel(&kernel()));
+    "#]]
+    .assert_eq(&print_kernel(&kernel()));
 }
 
 #[test]
@@ -394,7 +430,11 @@ fn mlir_opt_accepts_the_exports() {
         mlir::export_local(&local()),
     ];
     for text in texts {
-        let command = Command::new("mlir-opt-22").args(["--allow-unregistered-dialect", "-o", "/dev/null", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let command = Command::new("mlir-opt-22")
+            .args(["--allow-unregistered-dialect", "-o", "/dev/null", "-"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let Ok(mut child) = command else { return };
         child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("mlir-opt reads");
         let output = child.wait_with_output().expect("mlir-opt ends");

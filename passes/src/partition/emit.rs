@@ -205,8 +205,20 @@ impl<'a> Emitter<'a> {
             Op::Attention(a) => Op::Attention(attention(a, &mut at)),
             Op::AttentionLse(a) => Op::AttentionLse(attention(a, &mut at)),
             Op::AttentionGrad(a, w) => Op::AttentionGrad(attention(a, &mut at), *w),
-            op @ (Op::Input(_) | Op::Table(_) | Op::Const(_) | Op::Uniform { .. } | Op::Scalar(_) | Op::Unary(_) | Op::Binary(_)
-            | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand) => op.clone(),
+            op @ (Op::Input(_)
+            | Op::Table(_)
+            | Op::Const(_)
+            | Op::Uniform { .. }
+            | Op::Scalar(_)
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Add
+            | Op::Cast
+            | Op::StopGradient
+            | Op::Cut
+            | Op::Expand) => op.clone(),
             Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
                 unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
             }

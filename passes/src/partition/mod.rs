@@ -195,7 +195,8 @@ impl<'a> JobView<'a> {
             if !once && node.op == Op::Add && self.stages > 1 {
                 let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.stage[a.index()]).collect();
                 let in_step = |c: &Value| body[*c].origin.phase == Phase::Update;
-                let sunk = self.s.graph.grads.iter().any(|g| g.1 == v) || !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| in_step(c));
+                let sunk =
+                    self.s.graph.grads.iter().any(|g| g.1 == v) || !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| in_step(c));
                 if stages.len() > 1 && sunk && node.origin.phase == Phase::Backward {
                     self.stage_sums.insert(v, BTreeSet::new());
                     self.stage[v.index()] = None;

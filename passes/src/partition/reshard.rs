@@ -132,7 +132,11 @@ impl Emitter<'_> {
                 false if single_local => local,
                 _ => self.piece("piece", *n),
             };
-            if *moving { parts.push(d) } else { locals.push(d) }
+            if *moving {
+                parts.push(d)
+            } else {
+                locals.push(d)
+            }
             order.push(d);
         }
         (parts, locals, order)

@@ -125,7 +125,10 @@ fn a_parallel_block_costs_half() {
 
 #[test]
 fn embedding_head_and_cross_entropy_forward() {
-    assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Forward), ["all_reduce [batch, seq, hidden]", "all_reduce [batch, seq]", "all_reduce [batch, seq]"]);
+    assert_eq!(
+        outside(GPT2.0, GPT2.1, "tp2", Phase::Forward),
+        ["all_reduce [batch, seq, hidden]", "all_reduce [batch, seq]", "all_reduce [batch, seq]"]
+    );
 }
 
 #[test]
@@ -135,18 +138,20 @@ fn embedding_head_and_cross_entropy_backward() {
 
 #[test]
 fn embedding_head_and_cross_entropy_with_sp() {
-    assert_eq!(outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Forward), [
-        "reduce_scatter [batch, seq, hidden]",
-        "all_gather [batch, seq, hidden]",
-        "all_reduce [batch, seq]",
-        "all_reduce [batch, seq]",
-        "reduce_scatter [batch, seq]",
-    ]);
-    assert_eq!(outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Backward), [
-        "reduce_scatter [batch, seq, hidden]",
-        "all_gather [batch, seq, hidden]",
-        "all_gather [batch, seq, hidden]",
-    ]);
+    assert_eq!(
+        outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Forward),
+        [
+            "reduce_scatter [batch, seq, hidden]",
+            "all_gather [batch, seq, hidden]",
+            "all_reduce [batch, seq]",
+            "all_reduce [batch, seq]",
+            "reduce_scatter [batch, seq]",
+        ]
+    );
+    assert_eq!(
+        outside(GPT2.0, GPT2.1, "tp2 sp", Phase::Backward),
+        ["reduce_scatter [batch, seq, hidden]", "all_gather [batch, seq, hidden]", "all_gather [batch, seq, hidden]",]
+    );
 }
 
 #[test]

@@ -140,7 +140,21 @@ impl Writer {
         layers[0] += short;
         let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
-        Writer { dice, case, text: String::new(), ranges: Ranges::new(), indent: 0, tokens, sizes, layers, blocks: 0, before: 0, dropout, ignored, distinct: false }
+        Writer {
+            dice,
+            case,
+            text: String::new(),
+            ranges: Ranges::new(),
+            indent: 0,
+            tokens,
+            sizes,
+            layers,
+            blocks: 0,
+            before: 0,
+            dropout,
+            ignored,
+            distinct: false,
+        }
     }
 
     fn line(&mut self, line: impl AsRef<str>) {
@@ -175,7 +189,15 @@ impl Writer {
         let layers: Vec<String> = self.layers.iter().enumerate().map(|(k, n)| format!("depth{k} = {n}")).collect();
         let header = format!(
             "model random(batch, seq = {}, hidden = {}, ffn = {}, kv = {}, group = {}, head_dim = {}, vocab = {}, classes = {}, {}) {{",
-            s.seq, s.hidden, s.ffn, s.kv, s.group, s.head_dim, s.vocab, s.classes, layers.join(", ")
+            s.seq,
+            s.hidden,
+            s.ffn,
+            s.kv,
+            s.group,
+            s.head_dim,
+            s.vocab,
+            s.classes,
+            layers.join(", ")
         );
         self.line(header);
         self.helpers();
@@ -204,7 +226,11 @@ impl Writer {
     }
 
     fn helpers(&mut self) {
-        let norm = if self.exact() { "minimum(maximum(x, -2), 2)" } else { self.dice.pick(&["rms_norm(x, over: hidden)", "layer_norm(x, over: hidden)", "tanh(x)"]) };
+        let norm = if self.exact() {
+            "minimum(maximum(x, -2), 2)"
+        } else {
+            self.dice.pick(&["rms_norm(x, over: hidden)", "layer_norm(x, over: hidden)", "tanh(x)"])
+        };
         self.line(format!("fn norm(x) = {norm};"));
         let act = match self.exact() {
             true => self.dice.pick(&["relu(x)", "abs(x)", "minimum(maximum(x, -3), 3)", "where(x > 1, x, 0)", "relu2(minimum(x, 2))"]),
@@ -346,7 +372,12 @@ impl Writer {
         self.line("let guess = linear(pooled, hidden, classes) as guess;");
         let loss = match self.exact() {
             true => self.dice.pick(&["sum(abs(guess - goal))", "sum(guess * goal)", "sum(maximum(guess, goal))", "sum((guess - goal) ^ 2)"]),
-            false => self.dice.pick(&["mean((guess - goal) ^ 2)", "sum(abs(guess - goal))", "mean(tanh(guess) * goal)", "mean(log_sum_exp(guess - goal, classes))"]),
+            false => self.dice.pick(&[
+                "mean((guess - goal) ^ 2)",
+                "sum(abs(guess - goal))",
+                "mean(tanh(guess) * goal)",
+                "mean(log_sum_exp(guess - goal, classes))",
+            ]),
         };
         self.line(format!("loss fit = {loss};"));
     }
@@ -379,7 +410,16 @@ impl Writer {
         // Dims that tp may split, in random order; those that it cannot are left out, mostly.
         let tp = self.case.tp;
         let s = &self.sizes;
-        let all = [("kv", s.kv), ("group", s.group), ("ffn", s.ffn), ("classes", s.classes), ("vocab", tp), ("hidden", s.hidden), ("head_dim", s.head_dim), ("mixed", s.ffn)];
+        let all = [
+            ("kv", s.kv),
+            ("group", s.group),
+            ("ffn", s.ffn),
+            ("classes", s.classes),
+            ("vocab", tp),
+            ("hidden", s.hidden),
+            ("head_dim", s.head_dim),
+            ("mixed", s.ffn),
+        ];
         let mut listed: Vec<&str> = vec![];
         for (name, size) in all {
             let fits = (2..=tp).find(|p| tp.is_multiple_of(*p)).is_none_or(|p| size.is_multiple_of(p));

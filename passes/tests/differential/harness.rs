@@ -150,7 +150,8 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     }
     let got = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
-    let exact = case.data == Data::Exact && values.iter().enumerate().all(|(k, v)| graph.grad_norm.is_some_and(|n| k >= n.index()) || v.iter().all(|x| is_exact(*x)));
+    let exact = case.data == Data::Exact
+        && values.iter().enumerate().all(|(k, v)| graph.grad_norm.is_some_and(|n| k >= n.index()) || v.iter().all(|x| is_exact(*x)));
     let tolerance = if exact { 0.0 } else { 1e-9 };
     let mut wrong = compare_reports(graph, &values, &got.reports, tolerance);
     if let Some(v) = graph.grad_norm {
@@ -235,7 +236,12 @@ impl Given {
         let with_states = graph.updates.iter().flat_map(|u| (0..u.states.len() as u32).map(move |k| (u.param, k)));
         Given {
             params: graph.params.iter().map(|p| (p.name.clone(), tensor(&p.ty, &|i| float(stream(&p.name), i)))).collect(),
-            inputs: graph.inputs.iter().zip(&c.job.inputs).map(|(p, e)| (p.name.clone(), tensor(&p.ty, &|i| input(&p.name, p.ty.dtype, e.limit, i)))).collect(),
+            inputs: graph
+                .inputs
+                .iter()
+                .zip(&c.job.inputs)
+                .map(|(p, e)| (p.name.clone(), tensor(&p.ty, &|i| input(&p.name, p.ty.dtype, e.limit, i))))
+                .collect(),
             states: with_states
                 .map(|(p, k)| {
                     let info = &graph.params[p as usize];

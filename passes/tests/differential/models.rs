@@ -105,7 +105,17 @@ fn the_other_models_agree() {
     on(bert, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
     let vit = (
         include_str!("../../../models/vit.mdl"),
-        &[("height", "4"), ("width", "4"), ("channels", "1"), ("patch", "2"), ("hidden", "8"), ("heads", "2"), ("layers", "2"), ("ffn", "8"), ("classes", "4")][..],
+        &[
+            ("height", "4"),
+            ("width", "4"),
+            ("channels", "1"),
+            ("patch", "2"),
+            ("hidden", "8"),
+            ("heads", "2"),
+            ("layers", "2"),
+            ("ffn", "8"),
+            ("classes", "4"),
+        ][..],
     );
     on(vit, &[], &["m2", "dp2 m2", "tp2 m2", "pp2 m2"]);
     let t5 = (

@@ -12,8 +12,7 @@ use std::ptr::NonNull;
 
 /// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
 /// 64-byte aligned, for this thread alone.
-pub type KernelFn =
-    unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
+pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
 
 /// A kernel that can be called.
 #[derive(Clone, Copy)]

@@ -89,8 +89,7 @@ impl Pool {
         let shared = &*self.shared;
         // Several claims per thread even out threads that came late, few keep the counter cool.
         let claim = (kernel.tiles / (4 * (self.threads.len() as u64 + 1))).max(1);
-        let task =
-            Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr(), tiles: kernel.tiles, claim };
+        let task = Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr(), tiles: kernel.tiles, claim };
         // SAFETY: `state` is not open, so no thread reads the task.
         unsafe { *shared.task.get() = task };
         shared.next.store(0, Ordering::Relaxed);

@@ -63,7 +63,11 @@ pub struct Data {
 /// Where an input's values come from.
 enum Source {
     /// `longer`: the file's last dim has one element more than the input, for what derives from it.
-    File { file: File, longer: bool, number: usize },
+    File {
+        file: File,
+        longer: bool,
+        number: usize,
+    },
     Feed(Feed),
 }
 
@@ -171,8 +175,12 @@ impl Data {
                 }
                 Source::Feed(Feed::Next(i)) => (lines(&held[*i as usize], input, true, |line, n| line[1..=n].to_vec()), *i as usize),
                 Source::Feed(Feed::Prev(i, first)) => (self.derive(&held, *i, input, |line| previous(line, *first as f64)), *i as usize),
-                Source::Feed(Feed::Documents(i, separator)) => (self.derive(&held, *i, input, |line| documents(line, *separator as f64)), *i as usize),
-                Source::Feed(Feed::Positions(i, separator)) => (self.derive(&held, *i, input, |line| positions(line, *separator as f64)), *i as usize),
+                Source::Feed(Feed::Documents(i, separator)) => {
+                    (self.derive(&held, *i, input, |line| documents(line, *separator as f64)), *i as usize)
+                }
+                Source::Feed(Feed::Positions(i, separator)) => {
+                    (self.derive(&held, *i, input, |line| positions(line, *separator as f64)), *i as usize)
+                }
             };
             self.check(input, &tensor, from, step, matches!(source, Source::Feed(Feed::Next(_))))?;
             out.push(tensor);
@@ -204,10 +212,9 @@ fn loaded(job: &Job, input: u32) -> bool {
 fn find(inputs: &[InputEntry], spec: &Spec) -> Result<usize, DataError> {
     let names = |list: &mut dyn Iterator<Item = &InputEntry>| list.map(|i| i.name.clone()).collect::<Vec<_>>();
     match &spec.input {
-        Some(name) => inputs
-            .iter()
-            .position(|i| i.name == *name)
-            .ok_or_else(|| DataError::Unknown { name: name.clone(), known: names(&mut inputs.iter()) }),
+        Some(name) => {
+            inputs.iter().position(|i| i.name == *name).ok_or_else(|| DataError::Unknown { name: name.clone(), known: names(&mut inputs.iter()) })
+        }
         None => {
             let open: Vec<usize> = (0..inputs.len()).filter(|k| inputs[*k].default.is_none()).collect();
             match open[..] {

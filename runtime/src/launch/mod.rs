@@ -180,8 +180,8 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
     segment.slice_mut(0, said.len()).copy_from_slice(&said);
     let board = Board { segment: &segment, layout: &layout };
-    let mut ranks = Ranks::start(&options.rank_binary, job, board, &memory)
-        .map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
+    let mut ranks =
+        Ranks::start(&options.rank_binary, job, board, &memory).map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
     let mut gather = Gather::new(job, orders.steps);
     let mut summary = Summary::default();
     while !ranks.finished() {
@@ -318,7 +318,11 @@ impl<'a> Gather<'a> {
     fn nonfinite(&mut self, rank: u64, step: u64, reports: &[Option<f64>], blame: Option<Blamed>) {
         let wrong = self.job.reports.iter().zip(reports).filter_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| format!("{n} = {v}")));
         let (_, values) = self.nonfinite.get_or_insert((step, vec![]));
-        wrong.for_each(|w| if !values.contains(&w) { values.push(w) });
+        wrong.for_each(|w| {
+            if !values.contains(&w) {
+                values.push(w)
+            }
+        });
         if let Some(blame) = blame
             && self.blame.as_ref().is_none_or(|(b, r)| (blame.order, rank) < (b.order, *r))
         {

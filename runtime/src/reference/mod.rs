@@ -86,12 +86,7 @@ pub fn run_step(
 ///
 /// # Errors
 /// As for [`run_step`].
-pub fn run_eval(
-    job: &Job,
-    params: &BTreeMap<String, Tensor>,
-    inputs: &BTreeMap<String, Tensor>,
-    seed: u64,
-) -> Result<BTreeMap<String, f64>, Error> {
+pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<String, Tensor>, seed: u64) -> Result<BTreeMap<String, f64>, Error> {
     check::check(job)?;
     let batch = batch(job, inputs)?;
     let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };

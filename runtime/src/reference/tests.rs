@@ -114,10 +114,7 @@ fn a_tensor_of_another_shape_is_refused_by_name() {
 fn a_place_outside_of_its_buffer_is_refused() {
     let mut job = fixture::job(&SPLITS[0]);
     job.programs[0].arena_bytes[0] -= 64;
-    assert_eq!(
-        step(&job).unwrap_err().to_string(),
-        "program 0, buffer `norm`: offset 256 and 4 bytes lie outside of the persistent arena's 256"
-    );
+    assert_eq!(step(&job).unwrap_err().to_string(), "program 0, buffer `norm`: offset 256 and 4 bytes lie outside of the persistent arena's 256");
     let mut job = fixture::job(&SPLITS[0]);
     for buffer in &mut job.programs[0].buffers {
         if let Content::Param { slot, .. } = &mut buffer.content {

@@ -149,7 +149,12 @@ impl Layout {
                     Action::Recv { hops, .. } => {
                         mail.entry((peer(job, rank, *hops), rank)).or_insert(0);
                     }
-                    Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => {}
+                    Action::Launch { .. }
+                    | Action::Fill { .. }
+                    | Action::Load { .. }
+                    | Action::Report { .. }
+                    | Action::Record { .. }
+                    | Action::Wait { .. } => {}
                 }
             }
         }

@@ -152,7 +152,14 @@ impl<'a> Shm<'a> {
     }
 
     /// Exchanges one chunk: posts `self.staging`, waits for all members, and gives each member's data to `take`.
-    fn chunk(&self, area: GroupArea, members: &[u64], me: usize, terms: &Terms, mut take: impl FnMut(usize, &[u8]) -> Result<(), CommError>) -> Result<(), CommError> {
+    fn chunk(
+        &self,
+        area: GroupArea,
+        members: &[u64],
+        me: usize,
+        terms: &Terms,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
         let segment = self.board.segment;
         let posted = self.counter(area.posted(me));
         let number = posted.get();
@@ -297,7 +304,15 @@ impl<'a> Shm<'a> {
 
     /// Waits until the other side has left lines free (or filled them), as `available` counts them, and gives as many of `want`
     /// bytes as lie together from line `at` on.
-    fn lines(&self, area: MailArea, other: u64, counter: &Counter, available: impl Fn(u32) -> u32, at: u32, want: usize) -> Result<&'a mut [u8], CommError> {
+    fn lines(
+        &self,
+        area: MailArea,
+        other: u64,
+        counter: &Counter,
+        available: impl Fn(u32) -> u32,
+        at: u32,
+        want: usize,
+    ) -> Result<&'a mut [u8], CommError> {
         let word = [(other, *counter)];
         self.wait(&word, |value| available(value) > 0)?;
         let together = (area.lines - at % area.lines).min(available(counter.get()));
@@ -313,7 +328,8 @@ fn encode(terms: &Terms) -> [u8; 16] {
         Collective::AllToAll => (4, Reduce::Any),
     };
     let reduce = Reduce::ALL.iter().position(|r| *r == reduce).unwrap_or(0) as u8;
-    let mut out = encode_message(&Message { dtype: terms.dtype, count: terms.count, at: Location { arena: ir::program::Arena::Persistent, byte: 0 } });
+    let mut out =
+        encode_message(&Message { dtype: terms.dtype, count: terms.count, at: Location { arena: ir::program::Arena::Persistent, byte: 0 } });
     (out[1], out[2]) = (kind, reduce);
     out
 }
@@ -377,7 +393,8 @@ fn fold(reduce: Reduce, element: Element, dtype: DType, sum: &mut [u8], more: &[
         (Reduce::Max, Element::I32) => each!(i32, sum, more, |x: i32, y: i32| x.max(y)),
         (Reduce::Any, Element::Bool) => each!(u8, sum, more, |x: u8, y: u8| x | y),
         (Reduce::Any, Element::F64) => each!(f64, sum, more, |x: f64, y: f64| f64::from(x != 0.0 || y != 0.0)),
-        (Reduce::Sum | Reduce::Max, Element::Bf16 | Element::F16 | Element::Bool) | (Reduce::Any, Element::F32 | Element::Bf16 | Element::F16 | Element::I32) => {
+        (Reduce::Sum | Reduce::Max, Element::Bf16 | Element::F16 | Element::Bool)
+        | (Reduce::Any, Element::F32 | Element::Bf16 | Element::F16 | Element::I32) => {
             return Err(CommError::Unsupported { kind: reduce.name(), dtype: dtype.name() });
         }
     }

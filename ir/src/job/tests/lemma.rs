@@ -28,7 +28,13 @@ fn communicating(seed: u64) -> Job {
         let command = |action: Action| Command { action, ..blank.clone() };
         let (kind, s) = (draw(3), draw(STAGES));
         if kind == 0 {
-            let hops = if s == 0 { 1 + draw(2) as i64 } else if s == 1 { [-1, 1][draw(2) as usize] } else { -1 - draw(2) as i64 };
+            let hops = if s == 0 {
+                1 + draw(2) as i64
+            } else if s == 1 {
+                [-1, 1][draw(2) as usize]
+            } else {
+                -1 - draw(2) as i64
+            };
             let count = 1 + draw(2);
             lists[s as usize].push(command(Action::Send { hops, dtype: DType::F32, count, src: place.clone() }));
             let to = s.wrapping_add_signed(hops) as usize;
@@ -64,10 +70,12 @@ fn communicating(seed: u64) -> Job {
             Program { groups, ..program }
         })
         .collect();
-    job.stages = (0..STAGES as u32).map(|program| {
-        let schedule = CallSchedule { train: vec![Call { body: crate::program::BodyId(0), microbatch: 0 }], ..CallSchedule::default() };
-        crate::program::Stage { program, params: vec![], schedule }
-    }).collect();
+    job.stages = (0..STAGES as u32)
+        .map(|program| {
+            let schedule = CallSchedule { train: vec![Call { body: crate::program::BodyId(0), microbatch: 0 }], ..CallSchedule::default() };
+            crate::program::Stage { program, params: vec![], schedule }
+        })
+        .collect();
     job
 }
 

@@ -58,7 +58,12 @@ fn set_group(stage: usize, body: &'static str, k: usize, to: u32) -> impl FnOnce
     }
 }
 
-fn edit_launch(stage: usize, body: &'static str, k: usize, edit: impl FnOnce(&mut KernelId, &mut Vec<Place>, &mut Vec<Scalar>)) -> impl FnOnce(&mut Job) {
+fn edit_launch(
+    stage: usize,
+    body: &'static str,
+    k: usize,
+    edit: impl FnOnce(&mut KernelId, &mut Vec<Place>, &mut Vec<Scalar>),
+) -> impl FnOnce(&mut Job) {
     move |job| match &mut commands(job, stage, body)[k].action {
         Action::Launch { kernel, args, scalars } => edit(kernel, args, scalars),
         other => panic!("{other:?}"),
@@ -69,7 +74,10 @@ fn edit_launch(stage: usize, body: &'static str, k: usize, edit: impl FnOnce(&mu
 
 #[test]
 fn a_launch_passes_as_many_places_as_its_kernel_has_operands() {
-    refused(edit_launch(0, "forward", 1, |_, args, _| drop(args.pop())), "stage 0, forward, command 1 (launch of kernel 0): 2 places for the kernel's 3 operands");
+    refused(
+        edit_launch(0, "forward", 1, |_, args, _| drop(args.pop())),
+        "stage 0, forward, command 1 (launch of kernel 0): 2 places for the kernel's 3 operands",
+    );
 }
 
 #[test]
@@ -170,7 +178,10 @@ fn persistent_buffers_lie_apart() {
 
 #[test]
 fn temporary_buffers_in_use_lie_apart() {
-    refused(|job| buffer(job, 0, "norm").offset = buffer(job, 0, "n").offset, "stage 0, reduce, command 3: buffers `n` and `norm`, both in use, overlap");
+    refused(
+        |job| buffer(job, 0, "norm").offset = buffer(job, 0, "n").offset,
+        "stage 0, reduce, command 3: buffers `n` and `norm`, both in use, overlap",
+    );
 }
 
 #[test]
@@ -182,7 +193,8 @@ fn temporary_buffers_share_memory_one_after_the_other() {
 
 #[test]
 fn the_stash_has_a_slot_for_each_microbatch_in_flight() {
-    let lost = "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
+    let lost =
+        "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
     refused(|job| job.stages[0].schedule.slots = 1, lost);
     refused(|job| job.stages[0].schedule.slots = 0, "the stash has no slot");
     refused(|job| job.stages[0].schedule.slots = 3, "3 slots for 2 microbatches");
@@ -327,7 +339,10 @@ fn groups_name_ranks_that_exist_once() {
 
 #[test]
 fn members_of_a_group_agree_on_its_members() {
-    refused(set_group(1, "reduce", 3, 2), "stage 0, train, reduce microbatch 0, command 3 (all_reduce of 1 f32 in group 1): it waits forever, for stage 1, train, reduce microbatch 0, command 3 (all_reduce of 1 f32 in group 2)");
+    refused(
+        set_group(1, "reduce", 3, 2),
+        "stage 0, train, reduce microbatch 0, command 3 (all_reduce of 1 f32 in group 1): it waits forever, for stage 1, train, reduce microbatch 0, command 3 (all_reduce of 1 f32 in group 2)",
+    );
     refused(|job| job.programs[1].groups[2].subs.clear(), "it waits forever");
 }
 
@@ -363,7 +378,10 @@ fn members_of_a_group_issue_collectives_in_one_order() {
 
 #[test]
 fn every_send_meets_its_receive() {
-    refused(drop_command(1, "backward", 1), "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on): it waits forever, for stage 1, train");
+    refused(
+        drop_command(1, "backward", 1),
+        "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on): it waits forever, for stage 1, train",
+    );
     refused(drop_command(0, "backward", 0), "before that is written");
     refused(set_count(0, "forward", 2, 2), "stage 1, train, forward microbatch 0, command 0 (recv of 4 f32 from -1 stages on): stage 0 sends 2 f32");
     let hops = |to: i64| {

@@ -9,8 +9,8 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::Train;
 use crate::op::{Collective, DType, Op, Real, Reduce, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId, ParamEntry, Place, Program,
-    Stage, Stream,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
+    ParamEntry, Place, Program, Stage, Stream,
 };
 
 /// Elements of a rank's part.
@@ -47,13 +47,18 @@ fn kernel(inputs: usize, scalars: usize, grid: Grid, store: Store, build: impl F
     values.extend((0..scalars).map(|i| b.typed(Op::Scalar(Scalar::Slot(i as u32)), &[], Type::scalar(DType::F32))));
     let results = build(&mut b, n, &values);
     Kernel {
-        family: Family::Loops { grid: match grid {
+        family: Family::Loops {
+            grid: match grid {
                 Grid::N => vec![n],
                 Grid::Point => vec![],
-            } },
+            },
+        },
         inputs: (0..inputs).map(|_| Operand { strides: vec![1], ty: ty.clone() }).collect(),
         scalars: vec![DType::F32; scalars],
-        outputs: results.into_iter().map(|value| Output { value, strides: vec![1; body.dims_of(value).len()], accumulate: store == Store::Add }).collect(),
+        outputs: results
+            .into_iter()
+            .map(|value| Output { value, strides: vec![1; body.dims_of(value).len()], accumulate: store == Store::Add })
+            .collect(),
         body,
     }
 }

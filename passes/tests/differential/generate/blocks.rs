@@ -10,7 +10,17 @@ impl Writer {
         self.before = self.text.len();
         self.line(format!("fn {name}(x) {{"));
         let kinds: &[fn(&mut Writer)] = &[Self::feed, Self::gated, Self::wide, Self::joined, Self::scaled, Self::table];
-        let over_seq: &[fn(&mut Writer)] = &[Self::attention, Self::attention, Self::products, Self::mixing, Self::running, Self::shifted, Self::halves, Self::looked_up, Self::peaks];
+        let over_seq: &[fn(&mut Writer)] = &[
+            Self::attention,
+            Self::attention,
+            Self::products,
+            Self::mixing,
+            Self::running,
+            Self::shifted,
+            Self::halves,
+            Self::looked_up,
+            Self::peaks,
+        ];
         let n = kinds.len() as u64 + if self.sequences() { over_seq.len() as u64 } else { 0 };
         let k = self.dice.below(n) as usize;
         match kinds.get(k) {
@@ -81,7 +91,13 @@ impl Writer {
             self.line("q = rope(q, head_dim, index(seq), 100.0);");
             self.line("k = rope(k, head_dim, index(seq), 100.0);");
         }
-        let how = self.dice.pick(&["", ", mask: causal(seq, keys)", ", mask: causal(seq, keys)", ", mask: causal(seq, keys) and within(seq, keys, 2)", ", bias: b"]);
+        let how = self.dice.pick(&[
+            "",
+            ", mask: causal(seq, keys)",
+            ", mask: causal(seq, keys)",
+            ", mask: causal(seq, keys) and within(seq, keys, 2)",
+            ", bias: b",
+        ]);
         if how == ", bias: b" {
             self.line("param b: [seq, keys] ~ normal(0.02);");
         }
@@ -144,7 +160,12 @@ impl Writer {
 
     fn peaks(&mut self) {
         let over_seq = if self.distinct { "x - max(x, over: seq)" } else { "x - sum(x, over: seq)" };
-        let y = self.dice.pick(&[over_seq, "x * max(x, over: hidden)", "x + stop_gradient(sum(x, over: seq))", "x - expand(max(x, over: hidden), hidden)"]);
+        let y = self.dice.pick(&[
+            over_seq,
+            "x * max(x, over: hidden)",
+            "x + stop_gradient(sum(x, over: seq))",
+            "x - expand(max(x, over: hidden), hidden)",
+        ]);
         self.line(format!("return {y};"));
     }
 }
