@@ -32,7 +32,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let options = Options { global_batch: batch(&training, options.global_batch), ..options };
     override_train(&mut training.train, args);
     let elaborated = start.elapsed();
-    let compiled = match passes::compile::compile(training, evaluation, &options) {
+    let mut compiled = match passes::compile::compile(training, evaluation, &options) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => {
             show(&errors, &text.sources);
@@ -41,6 +41,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         Err(e @ CompileError::Broken { .. }) => return Err(anyhow!(e).context("please report this with the model text and the command line").into()),
     };
     show(&compiled.warnings, &text.sources);
+    compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
     let generating = Instant::now();
     let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
     let entries: Vec<KernelEntry> =

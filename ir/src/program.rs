@@ -4,6 +4,7 @@
 //! program and differ only in their coordinates, from which run-time offsets are computed ([`crate::dim::Linear`]). Stages that
 //! share a program differ in their parameters and in their [`CallSchedule`].
 
+use crate::diag::Span;
 use crate::dim::{IndexMap, Linear};
 use crate::graph::{Feed, Init, Origin};
 use crate::kernel::Kernel;
@@ -37,6 +38,8 @@ id!(/// A body of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     pub model: String,
+    /// Names of the texts that spans refer to, by file number.
+    pub sources: Vec<String>,
     /// Every setting with its value, as text.
     pub settings: Vec<(String, String)>,
     pub mesh: Mesh,
@@ -74,6 +77,16 @@ pub struct CallSchedule {
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
+}
+
+impl Job {
+    /// A place in a text, for people: `models/gpt2.mdl:25:5`.
+    pub fn place(&self, span: Span) -> String {
+        match self.sources.get(usize::from(span.file)) {
+            Some(name) => format!("{name}:{}:{}", span.line, span.col),
+            None => span.to_string(),
+        }
+    }
 }
 
 /// A parameter as a whole.

@@ -258,6 +258,7 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
     reports.extend(g.losses.iter().chain(&g.metrics).map(|r| r.name.clone()));
     Job {
         model: g.name.clone(),
+        sources: vec![],
         settings: vec![],
         mesh: mesh.clone(),
         train: ir::model::Train::default(),

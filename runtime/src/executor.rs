@@ -51,7 +51,7 @@ pub struct Blame {
     pub position: Position,
     /// [`describe`]d.
     pub command: String,
-    /// The op of the kernel that did it, with its place in the model, if it was found.
+    /// The op of the kernel that did it, if it was found.
     pub op: Option<String>,
 }
 
@@ -411,21 +411,21 @@ pub fn describe(job: &Job, rank: u64, at: Position) -> String {
     let place = format!("{} microbatch {} command {}", body.name, call.microbatch, at.command);
     match body.commands.get(at.command as usize) {
         None => place,
-        Some(command) => format!("{place} ({}{})", action(job, program, rank, &command.action), From(command)),
+        Some(command) => format!("{place} ({}{})", action(job, program, rank, &command.action), From(job, command)),
     }
 }
 
-/// ` for layers.3.attn at 0:12:3+4` where known.
-struct From<'a>(&'a Command);
+/// ` for layers.3.attn at models/gpt2.mdl:12:3` where known.
+struct From<'a>(&'a Job, &'a Command);
 
 impl fmt::Display for From<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let origin = &self.0.origin;
+        let origin = &self.1.origin;
         if !origin.scope.is_empty() {
             write!(f, " for {}", origin.scope)?;
         }
         if let Some(span) = origin.span {
-            write!(f, " at {span}")?;
+            write!(f, " at {}", self.0.place(span))?;
         }
         Ok(())
     }

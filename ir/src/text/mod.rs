@@ -121,6 +121,7 @@ pub fn print_job(j: &Job) -> String {
 pub fn parse_job(text: &str) -> Result<Job> {
     let blank = Job {
         model: String::new(),
+        sources: vec![],
         settings: vec![],
         mesh: Mesh { subs: vec![] },
         train: Train::default(),

@@ -250,6 +250,7 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     io.with(" global_batch ", &mut j.global_batch, Io::number)?;
     io.with(" microbatches ", &mut j.microbatches, Io::number)?;
     mesh(io, &mut j.mesh)?;
+    io.rows(&mut j.sources, String::new(), "source ", |io, _, name| io.string(name))?;
     io.rows(&mut j.settings, (String::new(), String::new()), "setting ", |io, _, (name, value)| {
         io.name(name)?;
         io.with(" = ", value, Io::string)

@@ -313,6 +313,7 @@ pub fn job() -> Job {
     let dims = vec![Extent { name: "vocab".into(), size: 50257, padded: 50304 }, Extent { name: "hidden".into(), size: 8, padded: 8 }];
     Job {
         model: "tiny".into(),
+        sources: vec!["models/tiny \"1\".mdl".into()],
         settings: vec![("batch".into(), "4".into()), ("path".into(), "a \"b\"\tc".into())],
         mesh: mesh(),
         train: Train {

@@ -222,6 +222,7 @@ pub fn job() -> Job {
     let extent = |size| vec![Extent { name: "n".into(), size, padded: size }];
     Job {
         model: "sample".into(),
+        sources: vec![],
         settings: vec![],
         mesh: Mesh::new(2, 2, 2, 1, 1),
         train: Train::default(),
