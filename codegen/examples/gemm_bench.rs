@@ -78,21 +78,31 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Multiply-adds of one call of [`peak`].
-const PEAK_FLOPS: f64 = 2.0 * 16.0 * 20.0 * 20_000.0;
+const ROUNDS: u64 = 40_000;
 
-/// Independent chains of multiply-adds, in the widest vectors of this build.
+/// Operations of one call of [`peak`].
+const PEAK_FLOPS: f64 = 2.0 * 16.0 * 16.0 * ROUNDS as f64;
+
+/// Sixteen independent chains of multiply-adds, all in registers: in assembly, so that no optimisation level decides what the peak is.
 #[target_feature(enable = "avx512f")]
-fn peak(seed: f32) -> f32 {
-    use std::arch::x86_64::*;
-    let (factor, term) = (_mm512_set1_ps(seed), _mm512_set1_ps(1e-3));
-    let mut sums = [_mm512_set1_ps(seed); 20];
-    for _ in 0..20_000 {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(*sum, factor, term);
-        }
+fn peak() {
+    // SAFETY: touches nothing but the registers it names.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vfmadd231ps zmm0, zmm30, zmm31", "vfmadd231ps zmm1, zmm30, zmm31", "vfmadd231ps zmm2, zmm30, zmm31", "vfmadd231ps zmm3, zmm30, zmm31",
+            "vfmadd231ps zmm4, zmm30, zmm31", "vfmadd231ps zmm5, zmm30, zmm31", "vfmadd231ps zmm6, zmm30, zmm31", "vfmadd231ps zmm7, zmm30, zmm31",
+            "vfmadd231ps zmm8, zmm30, zmm31", "vfmadd231ps zmm9, zmm30, zmm31", "vfmadd231ps zmm10, zmm30, zmm31", "vfmadd231ps zmm11, zmm30, zmm31",
+            "vfmadd231ps zmm12, zmm30, zmm31", "vfmadd231ps zmm13, zmm30, zmm31", "vfmadd231ps zmm14, zmm30, zmm31", "vfmadd231ps zmm15, zmm30, zmm31",
+            "dec {rounds}",
+            "jnz 2b",
+            rounds = inout(reg) ROUNDS => _,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
+            out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
+            inout("zmm30") std::arch::x86_64::_mm512_set1_ps(0.5) => _, inout("zmm31") std::arch::x86_64::_mm512_set1_ps(0.25) => _,
+            options(nomem, nostack),
+        );
     }
-    sums.iter().map(|s| _mm512_reduce_add_ps(*s)).sum()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -132,7 +142,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             products.iter_mut().for_each(Product::run);
             let start = thread_seconds();
             // SAFETY: the feature was detected above.
-            std::hint::black_box(unsafe { peak(std::hint::black_box(0.5)) });
+            unsafe { peak() };
             peaks.push(PEAK_FLOPS / (thread_seconds() - start));
         }
         let top = median(&mut peaks);
