@@ -196,8 +196,26 @@ fn mesh(o: &Options) -> Result<Mesh, CompileError> {
         );
         return Err(CompileError::User(vec![d.help(format!("`--global-batch-size {above}` does"))]));
     }
-    Ok(Mesh::new(o.global_batch / rows, o.pp, o.dp, 1, o.tp))
+    // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
+    let microbatches = o.global_batch / rows;
+    let too_many = |what: &str, n: Option<u64>, help: &str| {
+        let n = n.map_or("far".to_string(), |n| n.to_string());
+        let d = Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}"));
+        Err(CompileError::User(vec![d.help(help)]))
+    };
+    let ranks = o.dp.checked_mul(o.tp).and_then(|n| n.checked_mul(o.pp));
+    if ranks.is_none_or(|n| n > MOST) {
+        return too_many("ranks", ranks, "reduce --dp, --tp or --pp");
+    }
+    let passes = microbatches.checked_mul(o.pp);
+    if passes.is_none_or(|n| n > MOST) {
+        return too_many("passes of microbatches through pipeline stages", passes, "raise --micro-batch-size, or lower --global-batch-size");
+    }
+    Ok(Mesh::new(microbatches, o.pp, o.dp, 1, o.tp))
 }
+
+/// Most ranks, and most passes of a step over all stages.
+const MOST: u64 = 1 << 20;
 
 fn layout(graph: &Graph, o: &Options) -> Result<Layout, CompileError> {
     let stages = u32::try_from(o.pp).unwrap_or(u32::MAX);

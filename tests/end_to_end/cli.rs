@@ -231,6 +231,8 @@ fn absurd_sizes_are_refused_without_panic() {
         "--pp 18446744073709551615",
         "--micro-batch-size 18446744073709551615 --dp 2",
         "--global-batch-size 18446744073709551615",
+        "--global-batch-size 100000000",
+        "--dp 1000000007",
         "-D hidden=9223372036854775807",
         "-D layers=1000000000000",
         "-D vocab=0",
