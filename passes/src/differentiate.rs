@@ -21,7 +21,7 @@ pub enum DifferentiateError {
 /// Sums the loss terms into `graph.loss` and appends the gradient of every trainable parameter it depends on.
 ///
 /// # Errors
-/// There is no loss, or a parameter reaches it through an op without a gradient (`%`, `cumsum` is fine).
+/// There is no loss, or a parameter reaches it through an op without a gradient (`%`).
 pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
     let mut graph = sum_losses(graph);
     let Some(loss) = graph.loss else { return Err(DifferentiateError::NoLoss) };

@@ -50,8 +50,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
                 k.out.push(Op::Expand, [x], ty, body[t.value].origin.clone())
             }
         };
-        let strides = k.out[value].ty.dims.clone();
-        let strides = body.dims_of(t.value).iter().map(|d| t.view.stride(*d).unwrap_or(0)).take(strides.len()).collect();
+        let strides = body.dims_of(t.value).iter().map(|d| t.view.stride(*d).expect("invariant: a target has the value's dims")).collect();
         outputs.push(Output { value, strides, accumulate: t.accumulate });
         k.args.push(t.view.place);
     }

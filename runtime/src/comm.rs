@@ -5,9 +5,9 @@ use ir::op::{DType, Reduce};
 use ir::program::Collective;
 use std::fmt;
 
-/// Messages that every communicator takes, per ordered pair of ranks, before any of their receives was posted. Programs may
-/// rely on it (the check of the whole job does): this many sends complete without the receiver's doing.
-pub const MESSAGES_IN_FLIGHT: usize = 1;
+/// Messages that every communicator takes, per ordered pair of ranks, before any of their receives was posted: this many sends
+/// complete without the receiver's doing. The check of the whole job relies on it, so the number is its.
+pub use ir::job::MESSAGES_IN_FLIGHT;
 
 /// A collective as one member sees it. Ranges as in [`Collective`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

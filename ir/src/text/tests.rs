@@ -435,7 +435,7 @@ fn mlir_opt_accepts_the_exports() {
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let Ok(mut child) = command else { return };
+        let mut child = command.expect("mlir-opt-22 is installed (`make deps`)");
         child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("mlir-opt reads");
         let output = child.wait_with_output().expect("mlir-opt ends");
         assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
