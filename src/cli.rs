@@ -63,6 +63,15 @@ pub enum Schedule {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CpComm {
+    /// Gather keys and values
+    #[value(name = "all_gather")]
+    AllGather,
+    /// Exchange positions for heads (Ulysses)
+    A2a,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Optimizer {
     Adamw,
     Sgd,
@@ -121,6 +130,18 @@ pub struct CompileArgs {
     /// Data-parallel ranks
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub dp: u64,
+    /// Context-parallel ranks: they split the sequence
+    #[arg(long, visible_alias = "context-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub cp: u64,
+    /// How attention gets at the keys of other context-parallel ranks
+    #[arg(long, value_enum, default_value = "all_gather", help_heading = "Mesh")]
+    pub cp_comm_type: CpComm,
+    /// Ranks over which experts are split; they are among the data-, context- and tensor-parallel ones
+    #[arg(long, visible_alias = "expert-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub ep: u64,
+    /// Ranks over which each expert is split [default: tp]
+    #[arg(long, visible_alias = "expert-tensor-parallel-size", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub etp: Option<u64>,
     /// Tensor-parallel ranks
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub tp: u64,

@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{CompileArgs, DecayStyle, Level, Optimizer, Schedule};
+use crate::cli::{CompileArgs, CpComm, DecayStyle, Level, Optimizer, Schedule};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
@@ -69,8 +69,15 @@ fn options(args: &CompileArgs) -> Options {
     let micro_batch = args.micro_batch_size.unwrap_or(1);
     Options {
         dp: args.dp,
+        cp: args.cp,
         tp: args.tp,
         pp: args.pp,
+        ep: args.ep,
+        etp: args.etp,
+        cp_comm: match args.cp_comm_type {
+            CpComm::AllGather => passes::plan::CpComm::AllGather,
+            CpComm::A2a => passes::plan::CpComm::AllToAll,
+        },
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),

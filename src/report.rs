@@ -11,8 +11,11 @@ use std::time::Duration;
 pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
-    let axes: Vec<String> =
-        [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp].into_iter().filter(|a| mesh.size(*a) > 1).map(|a| format!("{a} {}", mesh.size(a))).collect();
+    let mut named = vec![Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
+    if mesh.subs.iter().any(|s| s.role != s.axis.usual_role()) {
+        named.extend([Axis::Ep, Axis::Etp]);
+    }
+    let axes: Vec<String> = named.into_iter().filter(|a| mesh.size(*a) > 1).map(|a| format!("{a} {}", mesh.size(a))).collect();
     let parameters: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
     let _ = writeln!(
         out,

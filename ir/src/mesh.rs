@@ -5,6 +5,9 @@ use std::fmt;
 
 /// The axes a user names. `Microbatch` is time, not place: a step's microbatches split `batch` exactly as ranks do,
 /// so what must be summed over them follows from the same algebra.
+///
+/// The ranks of a stage form two grids: `dp x cp x tp` for dense ops, `edp x ep x etp` for experts. Both are groupings of the
+/// same sub-axes, so experts do not multiply the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Axis {
     Microbatch,
@@ -12,10 +15,13 @@ pub enum Axis {
     Dp,
     Cp,
     Tp,
+    Edp,
+    Ep,
+    Etp,
 }
 
 impl Axis {
-    pub const ALL: [Axis; 5] = [Axis::Microbatch, Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
+    pub const ALL: [Axis; 8] = [Axis::Microbatch, Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -24,11 +30,31 @@ impl Axis {
             Axis::Dp => "dp",
             Axis::Cp => "cp",
             Axis::Tp => "tp",
+            Axis::Edp => "edp",
+            Axis::Ep => "ep",
+            Axis::Etp => "etp",
         }
     }
 
     pub fn parse(name: &str) -> Option<Axis> {
         Axis::ALL.into_iter().find(|a| a.name() == name)
+    }
+
+    /// Whether it tells ranks of one pipeline stage apart.
+    pub fn within_stage(self) -> bool {
+        match self {
+            Axis::Dp | Axis::Cp | Axis::Tp | Axis::Edp | Axis::Ep | Axis::Etp => true,
+            Axis::Microbatch | Axis::Pp => false,
+        }
+    }
+
+    /// What its sub-axes are to experts, unless a mesh says otherwise.
+    pub fn usual_role(self) -> Axis {
+        match self {
+            Axis::Dp | Axis::Cp => Axis::Edp,
+            Axis::Tp => Axis::Etp,
+            Axis::Microbatch | Axis::Pp | Axis::Edp | Axis::Ep | Axis::Etp => self,
+        }
     }
 }
 
@@ -44,10 +70,19 @@ pub struct SubAxis(pub u8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SubAxisInfo {
+    /// In the dense grid.
     pub axis: Axis,
     /// Which factor of its axis, outermost first.
     pub factor: u8,
     pub size: u64,
+    /// Its axis in the grid of experts; `axis` itself for microbatches and stages.
+    pub role: Axis,
+}
+
+impl SubAxisInfo {
+    pub fn new(axis: Axis, factor: u8, size: u64) -> SubAxisInfo {
+        SubAxisInfo { axis, factor, size, role: axis.usual_role() }
+    }
 }
 
 /// Sizes of the axes and their sub-axes, outermost first: mb, pp, dp, cp, tp. Ranks count with tp fastest
@@ -57,31 +92,76 @@ pub struct Mesh {
     pub subs: Vec<SubAxisInfo>,
 }
 
+/// Sizes of axes. `edp` is what remains: `dp * cp * tp / (ep * etp)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    pub microbatches: u64,
+    pub pp: u64,
+    pub dp: u64,
+    pub cp: u64,
+    pub tp: u64,
+    pub ep: u64,
+    /// None: as `tp`.
+    pub etp: Option<u64>,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None }
+    }
+}
+
 /// A position in the mesh: one coordinate per sub-axis (the microbatch's is 0 for a rank at rest).
 pub type Coords = Vec<u64>;
 
 impl Mesh {
+    /// A mesh whose experts are split as dense layers are: `etp` is `tp`, `ep` is 1.
     pub fn new(microbatches: u64, pp: u64, dp: u64, cp: u64, tp: u64) -> Mesh {
+        let sizes = Sizes { microbatches, pp, dp, cp, tp, ..Sizes::default() };
+        Mesh::of_sizes(&sizes).expect("invariant: etp = tp always fits")
+    }
+
+    /// The mesh of these sizes. The grid of experts takes factors from the innermost axes first, `etp` before `ep`: so `etp` is
+    /// part of `tp` and `ep` folds over `cp`, then `dp`, as in Megatron's `parallel_state`. None if they do not divide.
+    pub fn of_sizes(sizes: &Sizes) -> Option<Mesh> {
         let mut subs = vec![];
-        for (axis, size) in [(Axis::Microbatch, microbatches), (Axis::Pp, pp)] {
+        for (axis, size) in [(Axis::Microbatch, sizes.microbatches), (Axis::Pp, sizes.pp)] {
             if size > 1 {
-                subs.push(SubAxisInfo { axis, factor: 0, size });
+                subs.push(SubAxisInfo::new(axis, 0, size));
             }
         }
-        for (axis, size) in [(Axis::Dp, dp), (Axis::Cp, cp), (Axis::Tp, tp)] {
-            for (k, p) in prime_factors(size).into_iter().enumerate() {
-                subs.push(SubAxisInfo { axis, factor: k as u8, size: p });
+        let mut wanted = [(Axis::Etp, prime_factors(sizes.etp.unwrap_or(sizes.tp))), (Axis::Ep, prime_factors(sizes.ep))];
+        let mut axes = vec![];
+        for (axis, size) in [(Axis::Tp, sizes.tp), (Axis::Cp, sizes.cp), (Axis::Dp, sizes.dp)] {
+            let mut factors: Vec<(Axis, u64)> = vec![];
+            for p in prime_factors(size) {
+                let role = wanted.iter_mut().find_map(|(role, primes)| {
+                    let k = primes.iter().position(|q| *q == p)?;
+                    primes.remove(k);
+                    Some(*role)
+                });
+                factors.push((role.unwrap_or(Axis::Edp), p));
             }
+            // Outermost first: edp, ep, etp.
+            factors.sort_by_key(|f| f.0);
+            axes.push((axis, factors));
         }
-        Mesh { subs }
+        if wanted.iter().any(|w| !w.1.is_empty()) {
+            return None;
+        }
+        for (axis, factors) in axes.into_iter().rev() {
+            subs.extend(factors.into_iter().enumerate().map(|(k, (role, size))| SubAxisInfo { axis, factor: k as u8, size, role }));
+        }
+        Some(Mesh { subs })
     }
 
     pub fn ids(&self) -> impl Iterator<Item = SubAxis> + use<> {
         (0..self.subs.len() as u8).map(SubAxis)
     }
 
+    /// The sub-axes of an axis of either grid.
     pub fn of(&self, axis: Axis) -> impl Iterator<Item = SubAxis> + '_ {
-        self.ids().filter(move |&u| self[u].axis == axis)
+        self.ids().filter(move |&u| self[u].axis == axis || self[u].role == axis)
     }
 
     /// The size of an axis: the product of its sub-axes.
@@ -138,17 +218,19 @@ impl Mesh {
         self.of(Axis::Pp).map(|u| c[u.0 as usize]).next().unwrap_or(0)
     }
 
-    /// The text of a set of sub-axes: `dp`, `tp`, or `tp.0` where only one factor of several is meant.
+    /// The text of a set of sub-axes: `dp`, `tp`, `ep`, or `tp.0` where only one factor of several is meant. Axes of the dense grid
+    /// are named first.
     pub fn describe(&self, subs: &[SubAxis]) -> String {
         let mut out: Vec<String> = vec![];
+        let mut left: Vec<SubAxis> = self.ids().filter(|u| subs.contains(u)).collect();
         for axis in Axis::ALL {
-            let here: Vec<SubAxis> = subs.iter().copied().filter(|&u| self[u].axis == axis).collect();
-            if !here.is_empty() && here.len() == self.of(axis).count() {
+            let all: Vec<SubAxis> = self.of(axis).collect();
+            if !all.is_empty() && all.iter().all(|u| left.contains(u)) {
                 out.push(axis.to_string());
-            } else {
-                out.extend(here.iter().map(|&u| format!("{axis}.{}", self[u].factor)));
+                left.retain(|u| !all.contains(u));
             }
         }
+        out.extend(left.iter().map(|&u| format!("{}.{}", self[u].axis, self[u].factor)));
         out.join("*")
     }
 
@@ -165,6 +247,7 @@ impl Mesh {
             }
         }
         out.sort_unstable();
+        out.dedup();
         Some(out)
     }
 }
@@ -211,6 +294,29 @@ mod tests {
         assert_eq!(group(0, &[Axis::Pp]), [0, 8]);
     }
 
+    /// SEMANTICS: the same world with etp = ep = 2: EP folds over CP.
+    #[test]
+    fn groups_of_experts_are_megatrons() {
+        let mesh = Mesh::of_sizes(&Sizes { pp: 2, dp: 2, cp: 2, tp: 2, ep: 2, etp: Some(2), ..Sizes::default() }).expect("fits");
+        let group = |rank, axis: Axis| mesh.group(rank, &mesh.of(axis).collect::<Vec<_>>());
+        assert_eq!(mesh.world(), 16);
+        assert_eq!(group(0, Axis::Etp), [0, 1]);
+        assert_eq!(group(0, Axis::Ep), [0, 2]);
+        assert_eq!(group(1, Axis::Ep), [1, 3]);
+        assert_eq!(group(4, Axis::Ep), [4, 6]);
+        assert_eq!(group(0, Axis::Edp), [0, 4]);
+    }
+
+    #[test]
+    fn experts_take_what_tensor_parallelism_leaves_then_cp_then_dp() {
+        let mesh = Mesh::of_sizes(&Sizes { dp: 4, tp: 4, ep: 4, etp: Some(2), ..Sizes::default() }).expect("fits");
+        let group = |axis: Axis| mesh.group(0, &mesh.of(axis).collect::<Vec<_>>());
+        assert_eq!(group(Axis::Etp), [0, 1]);
+        assert_eq!(group(Axis::Ep), [0, 2, 4, 6]);
+        assert_eq!(group(Axis::Edp), [0, 8]);
+        assert_eq!(Mesh::of_sizes(&Sizes { dp: 2, tp: 2, ep: 3, ..Sizes::default() }), None);
+    }
+
     #[test]
     fn ranks_and_coordinates_are_inverse() {
         let mesh = Mesh::new(3, 2, 6, 1, 4);
@@ -221,7 +327,7 @@ mod tests {
 
     #[test]
     fn sets_of_sub_axes_read_back() {
-        let mesh = Mesh::new(2, 2, 6, 1, 4);
+        let mesh = Mesh::of_sizes(&Sizes { microbatches: 2, pp: 2, dp: 6, tp: 4, ep: 6, etp: Some(2), ..Sizes::default() }).expect("fits");
         let all: Vec<SubAxis> = mesh.ids().collect();
         for bits in 0..1u32 << all.len() {
             let set: Vec<SubAxis> = all.iter().copied().filter(|u| bits >> u.0 & 1 == 1).collect();

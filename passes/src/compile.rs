@@ -5,7 +5,7 @@
 
 use crate::differentiate::{self, DifferentiateError};
 use crate::lower::{Kernels, Lowering, Names};
-use crate::plan::{self, SequenceParallel};
+use crate::plan::{self, CpComm, SequenceParallel};
 use crate::propagate::{self, Rows};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
@@ -14,7 +14,7 @@ use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Sizes};
 use ir::model::Model;
 use ir::op::Op;
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Stage, TableEntry};
@@ -25,9 +25,15 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub dp: u64,
+    pub cp: u64,
     pub tp: u64,
     pub pp: u64,
+    /// Ranks over which experts are split; a part of dp x cp x tp.
+    pub ep: u64,
+    /// Ranks over which each expert is split; none: tp.
+    pub etp: Option<u64>,
     pub sp: SequenceParallel,
+    pub cp_comm: CpComm,
     /// Sequences per microbatch and data-parallel rank.
     pub micro_batch: u64,
     pub global_batch: u64,
@@ -43,9 +49,13 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             dp: 1,
+            cp: 1,
             tp: 1,
             pp: 1,
+            ep: 1,
+            etp: None,
             sp: SequenceParallel::Off,
+            cp_comm: CpComm::AllGather,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
@@ -119,7 +129,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let graph = trace.step("rematerialize", || simplify::simplify(rematerialize::rematerialize(graph)), valid)?;
     let logical = graph.clone();
     let mut graph = graph;
-    let lists = plan::lists(&plan, &graph, options.sp);
+    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm);
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) =
@@ -135,7 +145,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let mut graph = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
     graph = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(graph)), valid)?;
     graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
-    let lists = plan::lists(&plan, &graph, options.sp);
+    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm);
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     let evaluated = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
@@ -188,7 +198,8 @@ fn no_gradient(e: DifferentiateError) -> CompileError {
 
 fn mesh(o: &Options) -> Result<Mesh, CompileError> {
     let rows = o.micro_batch.saturating_mul(o.dp);
-    if rows == 0 || o.tp == 0 || o.pp == 0 || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
+    let empty = [o.tp, o.cp, o.pp, o.ep, o.etp.unwrap_or(1)].contains(&0);
+    if rows == 0 || empty || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
         let above = o.global_batch.max(1).checked_next_multiple_of(rows.max(1)).unwrap_or(rows);
         let d = Diagnostic::error(
             "E0208",
@@ -203,15 +214,25 @@ fn mesh(o: &Options) -> Result<Mesh, CompileError> {
         let d = Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}"));
         Err(CompileError::User(vec![d.help(help)]))
     };
-    let ranks = o.dp.checked_mul(o.tp).and_then(|n| n.checked_mul(o.pp));
+    let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
     if ranks.is_none_or(|n| n > MOST) {
-        return too_many("ranks", ranks, "reduce --dp, --tp or --pp");
+        return too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp");
     }
     let passes = microbatches.checked_mul(o.pp);
     if passes.is_none_or(|n| n > MOST) {
         return too_many("passes of microbatches through pipeline stages", passes, "raise --micro-batch-size, or lower --global-batch-size");
     }
-    Ok(Mesh::new(microbatches, o.pp, o.dp, 1, o.tp))
+    let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp };
+    Mesh::of_sizes(&sizes).ok_or_else(|| {
+        let etp = o.etp.unwrap_or(o.tp);
+        let d = Diagnostic::error(
+            "E0635",
+            format!("ep = {} and etp = {etp} do not divide the ranks of a stage, dp x cp x tp = {}", o.ep, o.dp * o.cp * o.tp),
+        );
+        CompileError::User(vec![
+            d.help("experts are split over the ranks that dense layers are split over: --ep times --etp must divide --dp x --cp x --tp"),
+        ])
+    })
 }
 
 /// Most ranks, and most passes of a step over all stages.

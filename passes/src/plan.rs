@@ -11,12 +11,23 @@ use ir::sharded::Digits;
 /// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lists {
+    /// Of the dense grid, and `Ep` and `Etp`: where an op has a dim that experts' axes split, their sub-axes take it first.
     pub tiers: Vec<(Axis, Vec<Vec<Dim>>)>,
+    /// For attention, in place of `tiers`.
+    pub attention: Vec<(Axis, Vec<Vec<Dim>>)>,
 }
 
 impl Lists {
     pub fn of(&self, axis: Axis) -> &[Vec<Dim>] {
         self.tiers.iter().find(|t| t.0 == axis).map_or(&[], |t| &t.1)
+    }
+
+    /// Every dim that a sub-axis may split, by itself or as part of the grid of experts.
+    pub fn dims_of(&self, mesh: &Mesh, u: SubAxis) -> Vec<Dim> {
+        let info = mesh[u];
+        let experts = if info.role == info.axis { &[] } else { self.of(info.role) };
+        let attention = self.attention.iter().filter(|t| t.0 == info.axis).flat_map(|t| &t.1);
+        experts.iter().chain(self.of(info.axis)).chain(attention).flatten().copied().collect()
     }
 }
 
@@ -27,8 +38,17 @@ pub enum SequenceParallel {
     Off,
 }
 
+/// How attention gets at the keys of other context-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpComm {
+    /// All-gather of keys and values; reduce-scatter of their gradients.
+    AllGather,
+    /// All-to-all between positions and heads (DeepSpeed Ulysses).
+    AllToAll,
+}
+
 /// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies.
-pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel) -> Lists {
+pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm) -> Lists {
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
         let mut out = vec![];
@@ -45,7 +65,7 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel) -> Lists {
     };
     let entry = |axis: &str| plan.get(axis).map_or(vec![], |e| e.tiers.iter().map(|t| resolve(t)).collect::<Vec<_>>());
     let mut tiers = vec![];
-    for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
+    for axis in [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Etp] {
         let mut list = entry(axis.name());
         if axis == Axis::Tp && sp == SequenceParallel::On {
             list.extend(entry("sp"));
@@ -54,7 +74,17 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel) -> Lists {
     }
     // Microbatches split what ranks split by data: the batch.
     tiers.push((Axis::Microbatch, vec![graph.batch.into_iter().collect()]));
-    Lists { tiers }
+    let mut attention = vec![];
+    for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
+        let name = format!("attention.{axis}");
+        if plan.get(&name).is_some() {
+            attention.push((axis, entry(&name)));
+        } else if axis == Axis::Cp && cp == CpComm::AllToAll {
+            // The heads are what tensor parallelism splits of attention.
+            attention.push((axis, entry(Axis::Tp.name()).into_iter().take(1).collect()));
+        }
+    }
+    Lists { tiers, attention }
 }
 
 /// The digits of dims, admitted on first need while sizes stay divisible.
@@ -86,19 +116,26 @@ impl<'a> Chooser<'a> {
         true
     }
 
-    /// For each sub-axis the dim among `of` that it splits: per axis, the first tier in which some sub-axis finds one.
+    /// For each sub-axis the dim among `of` that it splits: what the experts' grid splits first; then, per axis, the first tier in
+    /// which some sub-axis finds one.
     pub fn choose(&mut self, dims: &Dims, of: &[Dim], tiers: Tiers) -> Vec<Option<Dim>> {
         let mut out = vec![None; self.mesh.subs.len()];
-        let lists = self.lists;
-        for (axis, list) in &lists.tiers {
+        let (mesh, lists) = (self.mesh, self.lists);
+        for u in mesh.ids().filter(|u| matches!(mesh[*u].role, Axis::Ep | Axis::Etp)) {
+            let listed = lists.of(mesh[u].role).iter().flatten();
+            out[u.0 as usize] = listed.copied().find(|d| of.contains(d) && self.fits(dims, u, *d));
+        }
+        for (axis, list) in lists.tiers.iter().filter(|t| !matches!(t.0, Axis::Ep | Axis::Etp)) {
+            let other = lists.attention.iter().find(|t| t.0 == *axis && tiers == Tiers::Attention);
             let list = match tiers {
-                Tiers::All => &list[..],
+                Tiers::All | Tiers::Attention => other.map_or(&list[..], |t| &t.1),
                 Tiers::First => &list[..list.len().min(1)],
             };
+            let open: Vec<SubAxis> = mesh.of(*axis).filter(|u| out[u.0 as usize].is_none()).collect();
             for tier in list {
                 let mut any = false;
-                for u in self.mesh.of(*axis).collect::<Vec<_>>() {
-                    let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, u, *d));
+                for u in &open {
+                    let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, *u, *d));
                     out[u.0 as usize] = found;
                     any |= found.is_some();
                 }
@@ -111,10 +148,13 @@ impl<'a> Chooser<'a> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which part of the lists counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tiers {
     All,
     First,
+    /// All, with what the plan says of attention in particular.
+    Attention,
 }
 
 /// Pads every dim along which parameters are looked up (a vocabulary) to the least multiple that its axes divide, `multiple`
@@ -153,10 +193,13 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
     let dims = &graph.body.dims;
     let mut out = vec![];
     let mut seen: Vec<(Axis, String)> = vec![];
-    for axis in [Axis::Dp, Axis::Cp, Axis::Tp] {
+    for axis in [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Etp] {
         let size = mesh.size(axis);
         if size == 1 {
             continue;
+        }
+        if axis == Axis::Cp {
+            out.extend(check_inputs(graph, mesh, lists, plan));
         }
         for tier in lists.of(axis) {
             for &d in tier {
@@ -207,6 +250,34 @@ pub fn check(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan, settings: &
                 out.push(e.help(format!("nearest sizes that divide: {nearest}{how}")));
             }
         }
+    }
+    out
+}
+
+/// Context parallelism splits every position-wise value: E0204 where the positions of an input do not divide.
+fn check_inputs(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<Diagnostic> {
+    let (dims, size) = (&graph.body.dims, mesh.size(Axis::Cp));
+    let mut out: Vec<Diagnostic> = vec![];
+    let mut seen: Vec<Dim> = vec![];
+    for &d in lists.of(Axis::Cp).iter().flatten() {
+        let n = dims.size(d);
+        let Some(input) = graph.inputs.iter().find(|i| i.ty.has(d)) else { continue };
+        if n.is_multiple_of(size) || seen.contains(&d) || graph.params.iter().any(|p| p.ty.has(d)) {
+            continue;
+        }
+        seen.push(d);
+        let name = dims.name(d);
+        let text = format!("dim `{name}` of input `{}` cannot be split over axis `cp`: {name} = {n} does not divide by cp = {size}", input.name);
+        let mut e = Diagnostic::error("E0204", text);
+        if let Some(span) = input.span {
+            e = e.label(span, format!("{name} = {n} does not divide by cp = {size}"));
+        }
+        if let Some(span) = plan.get("cp").and_then(|p| p.span) {
+            e = e.label(span, format!("`cp` splits `{name}` here"));
+        }
+        let (below, above) = (n / size * size, n.next_multiple_of(size));
+        let nearest = if below == 0 { above.to_string() } else { format!("{below}, {above}") };
+        out.push(e.help(format!("nearest sizes that divide: {nearest} (`-D {name}={above}`)")));
     }
     out
 }

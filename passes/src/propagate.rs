@@ -36,7 +36,11 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         .map(|v| {
             let loops = &rules[v.index()].loops;
             let dims: Vec<Dim> = loops.iter().filter(|l| l.kind != LoopKind::Block).flat_map(Loop::dims).collect();
-            let chosen = chooser.choose(&graph.body.dims, &dims, Tiers::All);
+            let tiers = match graph.body[v].op {
+                Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => Tiers::Attention,
+                _ => Tiers::All,
+            };
+            let chosen = chooser.choose(&graph.body.dims, &dims, tiers);
             chosen.into_iter().map(|d| d.and_then(|d| loops.iter().position(|l| l.kind != LoopKind::Block && l.dims().any(|e| e == d)))).collect()
         })
         .collect();
@@ -190,12 +194,12 @@ struct Propagation<'a> {
     known: HashMap<Known, Value>,
     /// For each old value, the new one that stands for it.
     current: Vec<Value>,
-    rests: HashMap<(Vec<Dim>, bool), Sharding>,
+    rests: HashMap<(Vec<Dim>, Tiers), Sharding>,
 }
 
 impl Propagation<'_> {
     fn rest(&mut self, dims: &[Dim], tiers: Tiers) -> Sharding {
-        let key = (dims.to_vec(), tiers == Tiers::All);
+        let key = (dims.to_vec(), tiers);
         if let Some(s) = self.rests.get(&key) {
             return s.clone();
         }
@@ -462,7 +466,7 @@ impl Propagation<'_> {
             };
         }
         rows.push(Mode::Whole);
-        let listed: Vec<Dim> = self.chooser.lists.of(axis).iter().flatten().copied().collect();
+        let listed: Vec<Dim> = self.chooser.lists.dims_of(self.mesh, u);
         for (l, lp) in rule.loops.iter().enumerate() {
             if lp.kind != LoopKind::Block && lp.dims().all(|d| listed.contains(&d)) {
                 let dims: Vec<Dim> = lp.dims().collect();

@@ -2,7 +2,8 @@
 //!
 //! A pointwise function of one large value (an activation of a matrix product, a normalised row of its input and statistics) costs
 //! less to compute again than to store and load. Values of two large operands, such as residual sums, are kept: to recompute
-//! them would keep both operands.
+//! them would keep both operands. So are operands of attention, which its backward pass reads as its forward pass does: what they
+//! follow from (a matrix product without its bias, or before it is turned) is needed by nothing else.
 
 use ir::graph::{Body, Graph, Node, Phase, Value};
 use ir::op::Op;
@@ -66,6 +67,8 @@ fn cheap(body: &Body) -> Vec<bool> {
     let mut cheap = vec![false; body.nodes.len()];
     // Large values that a cheap one is computed from: itself, if it is not cheap.
     let mut leaves: Vec<BTreeSet<Value>> = vec![BTreeSet::new(); body.nodes.len()];
+    let attends = |v: &Value| matches!(body[*v].op, Op::Attention(_) | Op::AttentionLse(_));
+    let read: BTreeSet<Value> = body.values().filter(attends).flat_map(|v| body[v].args.clone()).collect();
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
         let free = matches!(node.op, Op::Const(_) | Op::Iota(_) | Op::Scalar(_) | Op::Param(_) | Op::Table(_) | Op::Input(_) | Op::Uniform { .. });
@@ -75,7 +78,7 @@ fn cheap(body: &Body) -> Vec<bool> {
         let size = body.elements(v);
         let from: BTreeSet<Value> =
             node.args.iter().flat_map(|a| leaves[a.index()].iter().copied()).filter(|l| body.elements(*l) * 8 > size).collect();
-        cheap[v.index()] = node.op.is_pointwise() && node.op != Op::Cut && !node.args.is_empty() && from.len() <= 1;
+        cheap[v.index()] = node.op.is_pointwise() && node.op != Op::Cut && !node.args.is_empty() && from.len() <= 1 && !read.contains(&v);
         leaves[v.index()] = if cheap[v.index()] { node.args.iter().flat_map(|a| leaves[a.index()].iter().copied()).collect() } else { [v].into() };
     }
     cheap

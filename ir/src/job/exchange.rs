@@ -18,10 +18,7 @@ pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &At) -> Result<(), 
         let fail = |what: String| at.error(format!("group {g}: {what}"));
         for (k, u) in group.subs.iter().enumerate() {
             let axis = mesh.subs.get(u.0 as usize).map(|s| s.axis);
-            let within = match axis {
-                Some(Axis::Dp | Axis::Cp | Axis::Tp) => true,
-                None | Some(Axis::Microbatch | Axis::Pp) => false,
-            };
+            let within = axis.is_some_and(Axis::within_stage);
             ensure(within, || format!("axis {} does not tell ranks of a stage apart", u.0)).map_err(fail)?;
             ensure(!group.subs[..k].contains(u), || format!("axis {} occurs twice", u.0)).map_err(fail)?;
         }

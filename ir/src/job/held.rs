@@ -87,10 +87,7 @@ pub fn covers(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer
             Base::Coords(form) => {
                 for (u, stride) in form {
                     let sub = mesh.subs.get(u.0 as usize).ok_or_else(|| format!("dim `{name}` is split over no axis"))?;
-                    let apart = match sub.axis {
-                        Axis::Dp | Axis::Cp | Axis::Tp => true,
-                        Axis::Microbatch | Axis::Pp => also.contains(&sub.axis),
-                    };
+                    let apart = sub.axis.within_stage() || also.contains(&sub.axis);
                     ensure(apart && !used.contains(u), || format!("dim `{name}` cannot be split over `{}` here", sub.axis))?;
                     used.push(*u);
                     digits.push((sub.size, *stride));

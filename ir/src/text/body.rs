@@ -85,20 +85,24 @@ pub(super) fn reason(io: &mut Io, r: &mut Option<String>) -> Result {
     io.option(r, String::new(), " because ", Io::string)
 }
 
-/// `mesh [pp.0=2, tp.0=2, tp.1=2]`, which the rest of the text refers to.
+/// `mesh [pp.0=2, dp.0.ep=2, tp.0=2]`, which the rest of the text refers to. A role among experts follows where it is not the usual one.
 pub(super) fn mesh(io: &mut Io, m: &mut Mesh) -> Result {
     io.line("mesh ")?;
-    io.list(&mut m.subs, SubAxisInfo { axis: Axis::Tp, factor: 0, size: 1 }, |io, s| {
+    io.list(&mut m.subs, SubAxisInfo::new(Axis::Tp, 0, 1), |io, s| {
         if io.reading() {
             let mark = io.mark();
             let word = io.word("a sub-axis")?;
-            let parts = word.split_once('.').and_then(|(a, k)| Some((Axis::parse(a)?, k.parse().ok()?)));
-            match parts {
-                Some((axis, factor)) => (s.axis, s.factor) = (axis, factor),
-                None => return io.wrong(mark, format!("`{word}` is no sub-axis")),
+            let mut parts = word.split('.');
+            let mut of = || Some((Axis::parse(parts.next()?)?, parts.next()?.parse().ok()?, parts.next().map(Axis::parse)));
+            match of() {
+                Some((axis, factor, role)) if role != Some(None) => {
+                    (s.axis, s.factor, s.role) = (axis, factor, role.flatten().unwrap_or(axis.usual_role()));
+                }
+                _ => return io.wrong(mark, format!("`{word}` is no sub-axis")),
             }
         } else {
-            io.lit(&format!("{}.{}", s.axis, s.factor))?;
+            let role = if s.role == s.axis.usual_role() { String::new() } else { format!(".{}", s.role) };
+            io.lit(&format!("{}.{}{role}", s.axis, s.factor))?;
         }
         io.with("=", &mut s.size, Io::number)
     })?;

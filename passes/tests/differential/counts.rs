@@ -36,20 +36,20 @@ model parallel(batch, hidden = 32, heads = 4, head_dim = 8, ffn = 64, layers = 3
 plan { dp: batch; tp: heads, ffn; sp: seq; pp: layers; }
 "#;
 
-/// A collective over tp: kind, and elements of the whole value.
-fn over_tp(s: &Sharded, v: Value) -> Option<(Reshard, u64)> {
+/// A collective over an axis: kind, and elements of the whole value.
+fn over(axis: Axis, s: &Sharded, v: Value) -> Option<(Reshard, u64)> {
     let Op::Reshard { kind, subs } = &s.graph.body[v].op else { return None };
-    let here = subs.iter().any(|u| s.mesh[*u].axis == Axis::Tp);
+    let here = s.mesh.of(axis).any(|u| subs.contains(&u));
     let moves = !matches!(kind, Reshard::Slice | Reshard::Mask);
     (here && moves).then(|| (*kind, s.graph.body.elements(v)))
 }
 
 /// `2 AR (4)`: how many of each kind, and their volume, 1 being (t-1)/t of one `[batch, seq, hidden]`.
-fn summary(s: &Sharded, phase: Phase, layer: u32) -> String {
+fn summary(s: &Sharded, axis: Axis, phase: Phase, layer: u32) -> String {
     let keep = |v: &Value| s.graph.body[*v].origin.phase == phase && s.graph.body[*v].origin.layer == Some(layer);
     let size = |name: &str| s.graph.body.dims.ids().find(|d| s.graph.body.dims.name(*d) == name).map_or(1, |d| s.graph.body.dims.size(d));
     let unit = (size("batch") * size("seq") * size("hidden")) as f64;
-    let found: Vec<(Reshard, u64)> = s.graph.body.values().filter(keep).filter_map(|v| over_tp(s, v)).collect();
+    let found: Vec<(Reshard, u64)> = s.graph.body.values().filter(keep).filter_map(|v| over(axis, s, v)).collect();
     let mut out = vec![];
     for (kind, short) in [(Reshard::AllReduce, "AR"), (Reshard::AllGather, "AG"), (Reshard::ReduceScatter, "RS"), (Reshard::AllToAll, "A2A")] {
         let n = found.iter().filter(|f| f.0 == kind).count();
@@ -66,10 +66,14 @@ fn summary(s: &Sharded, phase: Phase, layer: u32) -> String {
     }
 }
 
-/// Forward / backward / step of the middle one of three layers.
+/// Forward / backward / step of the middle one of three layers, over tp.
 fn layer(text: &str, defines: &[(&str, &str)], words: &str) -> String {
+    layer_over(Axis::Tp, text, defines, words)
+}
+
+fn layer_over(axis: Axis, text: &str, defines: &[(&str, &str)], words: &str) -> String {
     let s = compiled(text, defines, &case(words)).sharded;
-    [Phase::Forward, Phase::Backward, Phase::Update].map(|phase| summary(&s, phase, 1)).join(" / ")
+    [Phase::Forward, Phase::Backward, Phase::Update].map(|phase| summary(&s, axis, phase, 1)).join(" / ")
 }
 
 /// The collectives outside of layers in a phase, with the dims of what they move.
@@ -79,7 +83,7 @@ fn outside(text: &str, defines: &[(&str, &str)], words: &str, phase: Phase) -> V
     let there = body.values().filter(|v| body[*v].origin.phase == phase && body[*v].origin.layer.is_none());
     there
         .filter_map(|v| {
-            let (kind, _) = over_tp(&s, v)?;
+            let (kind, _) = over(Axis::Tp, &s, v)?;
             let dims: Vec<&str> = body.dims_of(v).iter().map(|d| body.dims.name(*d)).collect();
             Some(format!("{} [{}]", kind.name(), dims.join(", ")))
         })
@@ -121,6 +125,18 @@ fn kv_heads_that_tp_shares_cost_no_more_with_sp() {
 fn a_parallel_block_costs_half() {
     assert_eq!(layer(PARALLEL, &[], "tp2"), "1 AR (2) / 1 AR (2) / -");
     assert_eq!(layer(PARALLEL, &[], "tp2 sp"), "1 AG 1 RS (2) / 2 AG 1 RS (3) / 2 AR");
+}
+
+/// Per step, every parameter's gradient is summed.
+#[test]
+fn context_parallelism_gathers_keys_and_values() {
+    assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2"), "2 AG (2) / 2 AG 2 RS (4) / 16 AR");
+}
+
+/// Four each way, and a number per position and head for the softmax's backward pass.
+#[test]
+fn ulysses_exchanges_positions_for_heads() {
+    assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2 ulysses"), "4 A2A (4) / 5 A2A (4.13) / 16 AR");
 }
 
 #[test]

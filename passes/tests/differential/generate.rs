@@ -9,6 +9,7 @@ mod blocks;
 
 use crate::harness::{Case, Data, Range, Ranges};
 use ir::random::mix;
+use passes::plan::CpComm;
 use passes::propagate::Rows;
 use passes::schedule::Schedule;
 use std::fmt::Write;
@@ -53,11 +54,13 @@ impl Dice {
 
 fn case(dice: &mut Dice, seed: u64) -> Case {
     let (mut dp, mut tp, mut pp) = (dice.pick(&[1, 1, 2, 2, 3, 4]), dice.pick(&[1, 2, 2, 3, 4, 4, 6, 8]), dice.pick(&[1, 1, 2, 2, 3, 4]));
+    let mut cp = dice.pick(&[1, 1, 1, 2, 2, 3, 4]);
     // Twelve ranks at most: more of them find nothing new.
-    while dp * tp * pp > 12 {
-        match dice.below(3) {
+    while dp * cp * tp * pp > 12 {
+        match dice.below(4) {
             0 => dp = 1,
             1 => tp = dice.pick(&[1, 2]),
+            2 => cp = dice.pick(&[1, 2]),
             _ => pp = dice.pick(&[1, 2]),
         }
     }
@@ -65,7 +68,11 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let microbatches = dice.pick(&[1, 2, 2, 3, 4]);
     Case {
         dp,
+        cp,
+        cp_comm: dice.pick(&[CpComm::AllGather, CpComm::AllToAll]),
         tp,
+        ep: 1,
+        etp: None,
         pp,
         sp: dice.chance(50),
         micro_batch,
@@ -125,7 +132,8 @@ impl Writer {
         let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };
         let (ffn, seq, vocab, classes) = (split(90), split(70), split(40) + 3, split(80));
         let sizes = Sizes {
-            seq: seq.clamp(2, 12),
+            // Context parallelism refuses what does not divide.
+            seq: seq.clamp(2, 12).next_multiple_of(case.cp),
             hidden: dice.pick(&[2, 4, 4, 6]),
             ffn,
             kv: dice.pick(&[1, 1, 2, 2, 3, 4]),
@@ -437,6 +445,7 @@ impl Writer {
         self.line("plan {");
         let dp = if self.dice.chance(15) { "dp: batch | hidden;" } else { "dp: batch;" };
         self.line(dp);
+        self.line("cp: seq;");
         if !listed.is_empty() {
             let tiers = self.dice.below(5) == 0 && listed.len() > 1;
             let bar = 1 + self.dice.below(listed.len() as u64 - u64::from(tiers)) as usize;

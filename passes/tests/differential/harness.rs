@@ -10,7 +10,7 @@ use ir::op::{DType, Op, Scalar};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
-use passes::plan::SequenceParallel;
+use passes::plan::{CpComm, SequenceParallel};
 use passes::propagate::Rows;
 use passes::schedule::Schedule;
 use runtime::host::Tensor;
@@ -21,7 +21,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     pub dp: u64,
+    pub cp: u64,
+    pub cp_comm: CpComm,
     pub tp: u64,
+    pub ep: u64,
+    pub etp: Option<u64>,
     pub pp: u64,
     pub sp: bool,
     pub micro_batch: u64,
@@ -49,7 +53,11 @@ impl Default for Case {
     fn default() -> Self {
         Case {
             dp: 1,
+            cp: 1,
+            cp_comm: CpComm::AllGather,
             tp: 1,
+            ep: 1,
+            etp: None,
             pp: 1,
             sp: false,
             micro_batch: 1,
@@ -101,7 +109,11 @@ pub fn elaborate(text: &str, defines: &[(&str, &str)], case: &Case, training: bo
 pub fn options(case: &Case) -> Options {
     Options {
         dp: case.dp,
+        cp: case.cp,
+        cp_comm: case.cp_comm,
         tp: case.tp,
+        ep: case.ep,
+        etp: case.etp,
         pp: case.pp,
         sp: if case.sp { SequenceParallel::On } else { SequenceParallel::Off },
         micro_batch: case.micro_batch,

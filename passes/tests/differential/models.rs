@@ -1,6 +1,7 @@
 //! The models of `models/`, at small sizes, on many meshes.
 
 use crate::harness::{Case, Data, check};
+use passes::plan::CpComm;
 use passes::schedule::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -11,7 +12,7 @@ pub const LLAMA: (&str, &[(&str, &str)]) = (
     &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
 );
 
-/// `dp2 tp4 pp2 sp m3 b2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank; 1F1B unless it says gpipe.
+/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank; 1F1B unless it says gpipe.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -20,7 +21,11 @@ pub fn case(words: &str) -> Case {
         let number = || number.parse::<u64>().unwrap_or_else(|_| panic!("{word} has no number"));
         match name {
             "dp" => case.dp = number(),
+            "cp" => case.cp = number(),
             "tp" => case.tp = number(),
+            "ep" => case.ep = number(),
+            "etp" => case.etp = Some(number()),
+            "ulysses" => case.cp_comm = CpComm::AllToAll,
             "pp" => case.pp = number(),
             "sp" => case.sp = true,
             "m" => microbatches = number(),
@@ -48,6 +53,12 @@ fn gpt2_agrees_on_every_axis_and_all_together() {
 #[test]
 fn llama_agrees_on_every_axis_and_all_together() {
     on(LLAMA, &[], &["b2 m2", "dp2 m2", "tp2 sp m2", "pp2 m3", "pp4 m2", "dp2 tp2 pp2 sp m2", "tp2 pp4 sp m2 gpipe"]);
+}
+
+#[test]
+fn models_agree_with_parts_of_the_sequence() {
+    on(GPT2, &[], &["cp2 m2", "cp4", "cp2 tp2 sp m2", "dp2 cp2 pp2 m2", "cp2 ulysses m2", "cp2 tp2 sp ulysses"]);
+    on(LLAMA, &[], &["cp2 m2", "cp4 tp2", "cp2 tp2 sp pp2 m2", "cp2 ulysses m2"]);
 }
 
 #[test]
