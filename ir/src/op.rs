@@ -146,6 +146,16 @@ named! {
     }
 }
 
+/// Orders messages: those of one sender, receiver and channel arrive as they were sent, those of others whenever they are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Channel(pub u32);
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel {}", self.0)
+    }
+}
+
 /// A collective and, where it reduces, how. Members are in rank order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Collective {
@@ -279,13 +289,15 @@ pub enum Op {
         stages: Option<Vec<u64>>,
         part: Option<Dim>,
     },
-    /// `Local` level, a source: the value that the rank `hops` stages further on sends.
+    /// `Local` level, a source: the value that the rank `hops` stages further on sends on the channel.
     Recv {
         hops: i64,
+        channel: Channel,
     },
     /// `Local` level: sends to the rank `hops` stages further on; the result is the operand.
     Send {
         hops: i64,
+        channel: Channel,
     },
 
     // Contraction and reduction.

@@ -10,7 +10,7 @@ use crate::graph::{Feed, Init, Origin};
 use crate::kernel::Kernel;
 use crate::mesh::{Coords, Mesh, SubAxis};
 use crate::model::Train;
-pub use crate::op::Collective;
+pub use crate::op::{Channel, Collective};
 use crate::op::{DType, Real, Scalar};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,8 @@ pub struct Job {
     /// Sequences (rows of the batch) in a step, over all microbatches and ranks.
     pub global_batch: u64,
     pub microbatches: u64,
+    /// Messages that can be under way on each channel: as many sends complete before their receives.
+    pub in_flight: u32,
     pub params: Vec<ParamEntry>,
     pub inputs: Vec<InputEntry>,
     pub tables: Vec<TableEntry>,
@@ -332,15 +334,17 @@ pub enum Action {
         src: Place,
         dst: Place,
     },
-    /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per pair of ranks.
+    /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per sender, receiver and channel.
     Send {
         hops: i64,
+        channel: Channel,
         dtype: DType,
         count: u64,
         src: Place,
     },
     Recv {
         hops: i64,
+        channel: Channel,
         dtype: DType,
         count: u64,
         dst: Place,

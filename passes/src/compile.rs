@@ -159,6 +159,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             // Both graphs have tables, mostly the same.
             let eval_tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
             lower(&mut job, &locals, &evaluations, &eval_tables, options);
+            job.in_flight = ir::job::least_in_flight(&job);
             job
         },
         |job| ir::job::verify(job).map_err(|e| e.to_string()),
@@ -303,6 +304,7 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
         train: ir::model::Train::default(),
         global_batch: options.global_batch,
         microbatches: options.global_batch / (options.micro_batch * options.dp),
+        in_flight: 1,
         params: g.params.iter().map(|p| ParamEntry { name: p.name.clone(), dims: extents(g, &p.ty.dims), init: p.init }).collect(),
         inputs: g
             .inputs

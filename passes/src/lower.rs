@@ -372,21 +372,21 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 self.push(Action::Load { input: *input, dst: view.place.buffer, index }, &node.origin, None);
                 view
             }
-            Op::Recv { hops } => {
+            Op::Recv { hops, channel } => {
                 let view = self.buffer(v, &order, Content::Activation);
                 let count = body.elements(v);
                 self.push(
-                    Action::Recv { hops: *hops, dtype: node.ty.dtype, count, dst: view.place.clone() },
+                    Action::Recv { hops: *hops, channel: *channel, dtype: node.ty.dtype, count, dst: view.place.clone() },
                     &node.origin,
                     self.local.reasons[v.index()].clone(),
                 );
                 view
             }
-            Op::Send { hops } => {
+            Op::Send { hops, channel } => {
                 let view = self.dense_view(node.args[0]);
                 let count = body.elements(v);
                 self.push(
-                    Action::Send { hops: *hops, dtype: node.ty.dtype, count, src: view.place.clone() },
+                    Action::Send { hops: *hops, channel: *channel, dtype: node.ty.dtype, count, src: view.place.clone() },
                     &node.origin,
                     self.local.reasons[v.index()].clone(),
                 );

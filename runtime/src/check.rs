@@ -71,6 +71,9 @@ fn reports_sound(job: &Job) -> Checked {
     ensure(job.stages.iter().all(|s| Some(deciding(s)) == first), || "not all programs report the loss and the gradient norm".into())
 }
 
+/// The most elements of the messages in flight on a channel, which the shared ring's 32-bit counters rely on.
+const MOST_IN_RING: u64 = 1 << 32;
+
 /// The most elements or bytes of anything: sums and products of sizes below it cannot overflow.
 const MOST: u64 = 1 << 48;
 
@@ -94,6 +97,7 @@ fn whole(job: &Job) -> Checked {
     ensure(mesh.size(Axis::Microbatch) == job.microbatches && job.microbatches <= u64::from(u32::MAX), || {
         format!("{} microbatches, {} in the mesh", job.microbatches, mesh.size(Axis::Microbatch))
     })?;
+    ensure((1..=job.microbatches.max(1)).contains(&u64::from(job.in_flight)), || format!("{} messages in flight on a channel", job.in_flight))?;
     ensure(job.stages.len() as u64 == mesh.size(Axis::Pp), || format!("{} stages, {} in the mesh", job.stages.len(), mesh.size(Axis::Pp)))?;
     let named = job.params.iter().map(|p| (&p.name, &p.dims)).chain(job.inputs.iter().map(|i| (&i.name, &i.dims)));
     for (name, dims) in named.chain(job.tables.iter().map(|t| (&t.name, &t.dims))) {
@@ -354,6 +358,8 @@ fn action_sound(job: &Job, program: &Program, body: &Body, action: &Action, reco
             place_sound(mesh, program, dst, *dtype, product([*count, get])?)
         }
         Action::Send { dtype, count, src: place, .. } | Action::Recv { dtype, count, dst: place, .. } => {
+            let room = count.checked_mul(u64::from(job.in_flight) + 1).filter(|n| *n <= MOST_IN_RING);
+            ensure(room.is_some(), || format!("{} messages of {count} elements are in flight", job.in_flight))?;
             place_sound(mesh, program, place, *dtype, *count)
         }
         Action::Fill { buffer: id, .. } => buffer(program, *id).map(drop),

@@ -2,12 +2,8 @@
 
 use crate::device::{Device, Location};
 use ir::op::{DType, Reduce};
-use ir::program::Collective;
+use ir::program::{Channel, Collective};
 use std::fmt;
-
-/// Messages that every communicator takes, per ordered pair of ranks, before any of their receives was posted: this many sends
-/// complete without the receiver's doing. The check of the whole job relies on it, so the number is its.
-pub use ir::job::MESSAGES_IN_FLIGHT;
 
 /// A collective as one member sees it. Ranges as in [`Collective`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +57,7 @@ impl fmt::Display for Terms {
 /// A dense range that is sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
+    pub channel: Channel,
     pub dtype: DType,
     pub count: u64,
     pub at: Location,
@@ -125,20 +122,21 @@ pub fn ranks(list: &[u64]) -> String {
     format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
-/// One rank's end. Collectives of a group happen in the order in which each member issues them, messages of an ordered pair in
-/// the order in which they were sent. Reductions combine members in rank order, so all get the same bits.
+/// One rank's end. Collectives of a group happen in the order in which each member issues them, messages of a sender, receiver and
+/// channel in the order in which they were sent. Reductions combine members in rank order, so all get the same bits.
 pub trait Communicator {
     /// `members` is in rank order and includes this rank.
     ///
     /// # Errors
     /// If members disagree on what they exchange, one of them is stuck or gone, or the run was aborted.
     fn collective(&mut self, device: &mut dyn Device, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError>;
-    /// Takes a message for another rank; see [`MESSAGES_IN_FLIGHT`].
+    /// Takes a message for another rank. On every channel, as many messages as the job has in flight
+    /// ([`in_flight`](ir::program::Job::in_flight)) are taken without the receiver's doing; the check of the whole job relies on it.
     ///
     /// # Errors
     /// As for [`Communicator::collective`].
     fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError>;
-    /// Receives the next message of another rank.
+    /// Receives the next message of another rank on the channel.
     ///
     /// # Errors
     /// As for [`Communicator::collective`]; also if the message is of another type or length.

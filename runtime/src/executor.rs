@@ -195,12 +195,12 @@ impl<'a, D: Device> Rank<'a, D> {
                 let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: self.locate(call, src), dst: self.locate(call, dst) };
                 Ok(comm.collective(&mut self.device, &self.groups[group.index()], &exchange)?)
             }
-            Action::Send { hops, dtype, count, src } => {
-                let message = Message { dtype: *dtype, count: *count, at: self.locate(call, src) };
+            Action::Send { hops, channel, dtype, count, src } => {
+                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: self.locate(call, src) };
                 Ok(comm.send(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
             }
-            Action::Recv { hops, dtype, count, dst } => {
-                let message = Message { dtype: *dtype, count: *count, at: self.locate(call, dst) };
+            Action::Recv { hops, channel, dtype, count, dst } => {
+                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: self.locate(call, dst) };
                 Ok(comm.recv(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
             }
             Action::Fill { buffer, value } => {
@@ -448,8 +448,12 @@ fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {
             let members = program.groups[group.index()].members(&job.mesh, rank);
             format!("{} over {}", crate::comm::Terms { kind: *kind, dtype: *dtype, count: *count }, ranks(&members))
         }
-        Action::Send { hops, dtype, count, .. } => format!("send of {count} {} to rank {}", dtype.name(), peer(job, rank, *hops)),
-        Action::Recv { hops, dtype, count, .. } => format!("recv of {count} {} from rank {}", dtype.name(), peer(job, rank, *hops)),
+        Action::Send { hops, channel, dtype, count, .. } => {
+            format!("send of {count} {} to rank {}, {channel}", dtype.name(), peer(job, rank, *hops))
+        }
+        Action::Recv { hops, channel, dtype, count, .. } => {
+            format!("recv of {count} {} from rank {}, {channel}", dtype.name(), peer(job, rank, *hops))
+        }
         Action::Fill { buffer, .. } => format!("fill of {}", program.buffers[buffer.index()].name),
         Action::Load { input, .. } => format!("load of input {}", job.inputs[*input as usize].name),
         Action::Report { report, .. } => format!("report of {}", job.reports[*report as usize]),

@@ -1,10 +1,10 @@
 //! Ranks that take turns in one thread, and their communication. Deterministic, so a deadlock is found, not timed.
 
-use crate::comm::{CommError, Communicator, Exchange, MESSAGES_IN_FLIGHT, Message, Phase, Progress, Terms, ranks};
+use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress, Terms, ranks};
 use crate::device::Device;
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
 use ir::op::Reduce;
-use ir::program::{Collective, Job};
+use ir::program::{Channel, Collective, Job};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,8 +53,10 @@ pub struct Hub {
     world: u64,
     /// By members.
     meetings: BTreeMap<Vec<u64>, Meeting>,
-    /// By sender and receiver.
-    mail: BTreeMap<(u64, u64), Mailbox>,
+    /// By sender, receiver and channel.
+    mail: BTreeMap<(u64, u64, Channel), Mailbox>,
+    /// Messages that a mailbox takes.
+    in_flight: usize,
     posted: bool,
 }
 
@@ -69,8 +71,8 @@ struct Meeting {
 }
 
 impl Hub {
-    pub fn new(world: u64) -> Hub {
-        Hub { world, meetings: BTreeMap::new(), mail: BTreeMap::new(), posted: false }
+    pub fn new(job: &Job) -> Hub {
+        Hub { world: job.mesh.world(), in_flight: job.in_flight as usize, meetings: BTreeMap::new(), mail: BTreeMap::new(), posted: false }
     }
 
     /// One rank's end.
@@ -124,8 +126,8 @@ impl Communicator for End<'_> {
     }
 
     fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError> {
-        let queue = self.hub.mail.entry((self.rank, to)).or_default();
-        if queue.len() >= MESSAGES_IN_FLIGHT {
+        let queue = self.hub.mail.entry((self.rank, to, message.channel)).or_default();
+        if queue.len() >= self.hub.in_flight {
             return Ok(Progress::Blocked(vec![to]));
         }
         let mut data = vec![0.0; message.count as usize];
@@ -135,7 +137,7 @@ impl Communicator for End<'_> {
     }
 
     fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError> {
-        let Some((sent, data)) = self.hub.mail.entry((from, self.rank)).or_default().pop_front() else {
+        let Some((sent, data)) = self.hub.mail.entry((from, self.rank, message.channel)).or_default().pop_front() else {
             return Ok(Progress::Blocked(vec![from]));
         };
         if (sent.dtype, sent.count) != (message.dtype, message.count) {

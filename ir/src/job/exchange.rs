@@ -3,11 +3,8 @@
 use super::{At, JobError, Phase, ensure};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType};
-use crate::program::{Action, CallSchedule, Group, Job, Program};
+use crate::program::{Action, CallSchedule, Channel, Group, Job, Program};
 use std::collections::{HashMap, VecDeque};
-
-/// Messages that can be under way per ordered pair of ranks: as many sends complete before their receives.
-pub const MESSAGES_IN_FLIGHT: usize = 1;
 
 /// Sub-axes in order, and stages in order: what tells the members of one group from another's.
 type Key = (Vec<SubAxis>, Vec<u64>);
@@ -48,10 +45,12 @@ struct Terms {
 enum Event {
     Send {
         hops: i64,
+        channel: Channel,
         message: Message,
     },
     Recv {
         hops: i64,
+        channel: Channel,
         message: Message,
     },
     /// With other stages; `group` is the program's.
@@ -67,8 +66,12 @@ pub struct Events(Vec<Vec<(usize, Event)>>);
 impl Events {
     pub fn new(program: &Program) -> Events {
         let event = |action: &Action| match action {
-            Action::Send { hops, dtype, count, .. } => Some(Event::Send { hops: *hops, message: Message { dtype: *dtype, count: *count } }),
-            Action::Recv { hops, dtype, count, .. } => Some(Event::Recv { hops: *hops, message: Message { dtype: *dtype, count: *count } }),
+            Action::Send { hops, channel, dtype, count, .. } => {
+                Some(Event::Send { hops: *hops, channel: *channel, message: Message { dtype: *dtype, count: *count } })
+            }
+            Action::Recv { hops, channel, dtype, count, .. } => {
+                Some(Event::Recv { hops: *hops, channel: *channel, message: Message { dtype: *dtype, count: *count } })
+            }
             Action::Collective { kind, group, dtype, count, .. } => {
                 let across = program.groups[group.index()].stages.as_ref().is_some_and(|s| s.len() > 1);
                 across.then(|| Event::Meet { group: group.index(), terms: Terms { kind: *kind, dtype: *dtype, count: *count } })
@@ -83,6 +86,27 @@ impl Events {
         let of = |b: &crate::program::Body| b.commands.iter().enumerate().filter_map(|(k, c)| Some((k, event(&c.action)?))).collect();
         Events(program.bodies.iter().map(of).collect())
     }
+}
+
+/// The fewest messages in flight per channel with which the calls of all stages come to their ends; if none suffices, 1.
+/// More never hurt: what a stage waits for, only it takes away.
+pub fn least_in_flight(job: &Job) -> u32 {
+    let of_programs: Vec<Events> = job.programs.iter().map(Events::new).collect();
+    let events: Vec<&Events> = job.stages.iter().map(|s| &of_programs[s.program as usize]).collect();
+    let ends = |in_flight: u32| {
+        let mut play = Play { in_flight: in_flight as usize, ..Play::new(job, &events) };
+        Phase::ALL.into_iter().all(|phase| play.run(phase).is_ok())
+    };
+    let (mut low, mut high) = (1, u32::try_from(job.microbatches).unwrap_or(u32::MAX).max(1));
+    if ends(low) || !ends(high) {
+        return low;
+    }
+    // `high` suffices, `low` does not.
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if ends(middle) { high = middle } else { low = middle }
+    }
+    high
 }
 
 /// One stage, played.
@@ -125,6 +149,9 @@ impl Player<'_> {
     }
 }
 
+/// Sender, receiver, channel.
+type Route = (usize, usize, Channel);
+
 /// A stage, a body and the number of a command.
 pub type Site = (usize, usize, usize);
 
@@ -166,8 +193,9 @@ pub struct Play<'a> {
     players: Vec<Player<'a>>,
     keys: Vec<Key>,
     meetings: HashMap<usize, Meeting>,
-    /// Per sender and receiver.
-    mail: HashMap<(usize, usize), VecDeque<(Message, Site)>>,
+    mail: HashMap<Route, VecDeque<(Message, Site)>>,
+    /// Messages that a mailbox takes.
+    in_flight: usize,
     phase: Phase,
     matches: Matches,
 }
@@ -192,7 +220,15 @@ impl<'a> Play<'a> {
             let keys = program.groups.iter().map(|g| number(s as u64, g)).collect();
             players.push(Player { program, schedule: &stage.schedule, events, keys, call: 0, event: 0, waits: false });
         }
-        Play { players, keys, meetings: HashMap::new(), mail: HashMap::new(), phase: Phase::Train, matches: Matches::default() }
+        Play {
+            players,
+            keys,
+            meetings: HashMap::new(),
+            mail: HashMap::new(),
+            in_flight: job.in_flight as usize,
+            phase: Phase::Train,
+            matches: Matches::default(),
+        }
     }
 
     /// What met in the phases that were played.
@@ -223,26 +259,28 @@ impl<'a> Play<'a> {
         let left = self.mail.iter().filter(|m| !m.1.is_empty()).map(|m| *m.0).min();
         match left {
             None => Ok(()),
-            Some((from, to)) => Err(At::stage(to as u64).of(phase.name()).error(format!("it never receives the last message of stage {from}"))),
+            Some((from, to, channel)) => {
+                Err(At::stage(to as u64).of(phase.name()).error(format!("it never receives the last message of stage {from} on {channel}")))
+            }
         }
     }
 
     /// Lets a stage take one event if it can, and names the stages that may go on by it.
     fn act(&mut self, s: usize, event: Event, ready: &mut Vec<usize>) -> Result<bool, JobError> {
         match event {
-            Event::Send { hops, message } => {
+            Event::Send { hops, channel, message } => {
                 let to = self.peer(s, hops)?;
                 let site = self.site(s);
-                let letters = self.mail.entry((s, to)).or_default();
-                if letters.len() >= MESSAGES_IN_FLIGHT {
+                let letters = self.mail.entry((s, to, channel)).or_default();
+                if letters.len() >= self.in_flight {
                     return Ok(false);
                 }
                 letters.push_back((message, site));
                 ready.push(to);
             }
-            Event::Recv { hops, message } => {
+            Event::Recv { hops, channel, message } => {
                 let from = self.peer(s, hops)?;
-                let Some((sent, site)) = self.mail.entry((from, s)).or_default().pop_front() else { return Ok(false) };
+                let Some((sent, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
                 let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
                 ensure(sent == message, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
                 self.matches.message(site, self.site(s));

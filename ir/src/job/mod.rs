@@ -28,8 +28,8 @@
 //! **Invariants of communication** (all ranks together):
 //! - Members of groups exist and agree on each other.
 //! - Members of a group issue the same collectives in the same order, of one kind, dtype and count. Every send meets
-//!   its receive: in order per ordered pair of ranks, of one dtype and count. No phase leaves a message behind.
-//! - No rank waits forever, with [`MESSAGES_IN_FLIGHT`] messages under way per ordered pair of ranks.
+//!   its receive: in order per sender, receiver and channel, of one dtype and count. No phase leaves a message behind.
+//! - No rank waits forever, with [`Job::in_flight`] messages under way per sender, receiver and channel.
 //!
 //! The last three are shown by playing one rank per stage. **Lemma**: if these come to their end, all ranks do. Ranks of a stage
 //! run the same program and see the same calls, counts and dtypes: no command has any that depends on coordinates. Call ranks
@@ -49,7 +49,7 @@
 //!   along it. What is joined along an axis is not reduced along it again.
 //!
 //! Not shown: that programs compute what the local graphs say, where copies agree all the same (a maximum that is not shared
-//! before a sum that is); that messages of equal type and the same pair of ranks are not exchanged for each other; what differs
+//! before a sum that is); that messages of equal type and the same channel are not exchanged for each other; what differs
 //! within a message of several values; and that events order two streams, as long as executors run commands in the order of their list.
 
 mod access;
@@ -62,7 +62,7 @@ mod replicas;
 #[cfg(test)]
 mod tests;
 
-pub use exchange::MESSAGES_IN_FLIGHT;
+pub use exchange::least_in_flight;
 
 use crate::mesh::{Axis, Mesh};
 use crate::program::{Action, Call, CallSchedule, Command, Job, Program};
@@ -108,8 +108,8 @@ impl At {
         let what = match &command.action {
             Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
             Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
-            Action::Send { hops, dtype, count, .. } => format!("send of {count} {} to {hops} stages on", dtype.name()),
-            Action::Recv { hops, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on", dtype.name()),
+            Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
+            Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
             Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
             Action::Load { input, .. } => format!("load of input {input}"),
             Action::Report { report, .. } => format!("report {report}"),
@@ -220,7 +220,8 @@ fn mesh(job: &Job) -> Checked {
         ensure(mesh.of(axis).count() <= 1, || format!("its mesh has axis `{axis}` in parts"))?;
         ensure(mesh.size(axis) == n, || format!("{n} {what}, {} in its mesh", mesh.size(axis)))?;
     }
-    ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))
+    ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))?;
+    ensure(job.in_flight > 0, || "its channels take no message".into())
 }
 
 /// Every parameter is on some stage.

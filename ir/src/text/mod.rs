@@ -127,6 +127,7 @@ pub fn parse_job(text: &str) -> Result<Job> {
         train: Train::default(),
         global_batch: 0,
         microbatches: 0,
+        in_flight: 0,
         params: vec![],
         inputs: vec![],
         tables: vec![],

@@ -5,7 +5,7 @@ use super::labels::{Labels, label};
 use crate::dim::{Base, Dim, IndexMap, Linear};
 use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};
-use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -27,6 +27,12 @@ macro_rules! ops {
             }
         }
     };
+}
+
+/// ` hops -1 channel 0`.
+pub(super) fn route(io: &mut Io, hops: &mut i64, channel: &mut Channel) -> Result {
+    io.with(" hops ", hops, Io::number)?;
+    io.with(" channel ", &mut channel.0, Io::number)
 }
 
 /// An op per value of an enum.
@@ -87,8 +93,8 @@ ops! { io;
         io.option(stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))?;
         io.option(part, D, " part ", dim)
     };
-    Op::Recv { hops }, [Op::Recv { hops: 0 }] => io.with(" hops ", hops, Io::number);
-    Op::Send { hops }, [Op::Send { hops: 0 }] => io.with(" hops ", hops, Io::number);
+    Op::Recv { hops, channel }, [Op::Recv { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
+    Op::Send { hops, channel }, [Op::Send { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Dot { over }, [Op::Dot { over: vec![] }] => io.with(" over ", over, dims);
     Op::Reduce { kind: _, over }, each(Reduce::ALL, |kind| Op::Reduce { kind, over: vec![] }) => io.with(" over ", over, dims);
     Op::ArgMax { over }, [Op::ArgMax { over: D }] => io.with(" over ", over, dim);

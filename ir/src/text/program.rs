@@ -6,14 +6,14 @@ use super::io::{Io, Result};
 use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
 use super::local::indices;
-use super::op::{blank_collective, collective_kind, linear, scalar};
+use super::op::{blank_collective, collective_kind, linear, route, scalar};
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
 use crate::model::{Decay, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Stage, Stream, TableEntry,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Job,
+    KernelId, ParamEntry, Place, Program, Stage, Stream, TableEntry,
 };
 
 /// Calls that one line may stand for.
@@ -144,8 +144,8 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
     let all = [
         ("launch", Action::Launch { kernel: KernelId(0), args: vec![], scalars: vec![] }),
         ("collective", Action::Collective { kind: blank_collective(), group: GroupId(0), dtype: f32, count: 0, src: src.clone(), dst: dst.clone() }),
-        ("send", Action::Send { hops: 0, dtype: f32, count: 0, src: src.clone() }),
-        ("recv", Action::Recv { hops: 0, dtype: f32, count: 0, dst }),
+        ("send", Action::Send { hops: 0, channel: Channel(0), dtype: f32, count: 0, src: src.clone() }),
+        ("recv", Action::Recv { hops: 0, channel: Channel(0), dtype: f32, count: 0, dst }),
         ("fill", Action::Fill { buffer: BufferId(0), value: Real(0.0) }),
         ("load", Action::Load { input: 0, dst: BufferId(0), index: vec![] }),
         ("report", Action::Report { report: 0, src }),
@@ -169,13 +169,13 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
             io.with(" from ", src, place)?;
             io.with(" to ", dst, place)
         }
-        Action::Send { hops, dtype: t, count, src } => {
-            io.with(" hops ", hops, Io::number)?;
+        Action::Send { hops, channel, dtype: t, count, src } => {
+            route(io, hops, channel)?;
             transfer(io, count, t)?;
             io.with(" from ", src, place)
         }
-        Action::Recv { hops, dtype: t, count, dst } => {
-            io.with(" hops ", hops, Io::number)?;
+        Action::Recv { hops, channel, dtype: t, count, dst } => {
+            route(io, hops, channel)?;
             transfer(io, count, t)?;
             io.with(" to ", dst, place)
         }
@@ -249,6 +249,7 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     io.name(&mut j.model)?;
     io.with(" global_batch ", &mut j.global_batch, Io::number)?;
     io.with(" microbatches ", &mut j.microbatches, Io::number)?;
+    io.with(" in_flight ", &mut j.in_flight, Io::number)?;
     mesh(io, &mut j.mesh)?;
     io.rows(&mut j.sources, String::new(), "source ", |io, _, name| io.string(name))?;
     io.rows(&mut j.settings, (String::new(), String::new()), "setting ", |io, _, (name, value)| {

@@ -7,7 +7,7 @@ use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, Optimizer, Schedule, Train};
-use crate::op::{Attention, AttentionGrad, Binary, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
     ParamEntry, Place, Program, Stage, Stream, TableEntry,
@@ -102,8 +102,8 @@ pub fn every_op() -> Vec<Op> {
         Op::Shard { from: a, to: b, index: IndexMap { parts: vec![(4, 16), (8, 1)], base: Base::Coords(vec![(SubAxis(1), 32)]) } },
         Op::Shard { from: a, to: b, index: IndexMap { parts: vec![], base: Base::Slot(2) } },
         Op::Shard { from: a, to: b, index: IndexMap { parts: vec![(1, 1)], base: Base::Coords(vec![]) } },
-        Op::Recv { hops: -2 },
-        Op::Send { hops: 1 },
+        Op::Recv { hops: -2, channel: Channel(3) },
+        Op::Send { hops: 1, channel: Channel(0) },
         Op::Dot { over: vec![a, b] },
         Op::ArgMax { over: a },
         Op::Cumsum { over: a, reverse: false },
@@ -286,8 +286,8 @@ pub fn program() -> Program {
                 "backward",
                 BodyKind::Backward,
                 vec![
-                    command(Action::Recv { hops: -1, dtype: DType::F32, count: 8, dst: Place::start(x) }),
-                    command(Action::Send { hops: 1, dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
+                    command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: Place::start(x) }),
+                    command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
                     command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
                     command(Action::Report { report: 1, src: shifted }),
                 ],
@@ -324,6 +324,7 @@ pub fn job() -> Job {
         },
         global_batch: 4,
         microbatches: 2,
+        in_flight: 3,
         params: vec![ParamEntry { name: "layers.3.w".into(), dims: dims.clone(), init: Init::Const(Real(1.0)) }],
         inputs: vec![InputEntry {
             name: "tokens".into(),

@@ -346,8 +346,8 @@ fn a_program_in_text() {
           communication collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
           compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
         body backward kind backward
-          compute recv hops -1 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
-          compute send hops 1 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
+          compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
+          compute send hops 1 channel 0 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
           compute fill "rope table" with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
           compute report 1 from x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
         body reduce kind reduce

@@ -1,23 +1,29 @@
 //! What crosses from stage to stage.
 //!
-//! All values of one element type that cross a border in one pass of a microbatch, split over the same axes, are one message: with several,
-//! a stage that sends forward and one that sends backward could wait for each other, each with its first message untaken. Values that
-//! are split differently do not share a message, since copies of one would no longer be told from parts of the other.
+//! All values of one element type that cross a border in one pass of a microbatch, split over the same axes, are one message. Values that
+//! are split differently do not share a message, since copies of one would no longer be told from parts of the other. Each message of a
+//! border has a channel of its own.
 
 use super::JobView;
 use super::emit::Emitter;
 use ir::dim::Dim;
 use ir::graph::{Phase, Type, Value};
 use ir::mesh::SubAxis;
-use ir::op::{DType, Op};
+use ir::op::{Channel, DType, Op};
 use ir::sharded::Placement;
 use std::collections::BTreeMap;
+
+/// Values that are sent together.
+pub(super) struct Message {
+    pub channel: Channel,
+    pub values: Vec<Value>,
+}
 
 const WHY: &str = "crosses from stage to stage";
 
 impl JobView<'_> {
-    /// The values that go from a stage to another one in a phase, by message, in the order in which they are sent.
-    pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Vec<Value>> {
+    /// What goes from a stage to another one in a phase, in the order in which it is sent.
+    pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Message> {
         let body = &self.s.graph.body;
         let mut out: BTreeMap<(DType, Vec<SubAxis>), Vec<Value>> = BTreeMap::new();
         for v in body.values() {
@@ -28,8 +34,10 @@ impl JobView<'_> {
         }
         let mut out: Vec<Vec<Value>> = out.into_values().collect();
         // The sender sends each when its last value is there.
-        out.sort_by_key(|message| message.last().copied());
-        out
+        out.sort_by_key(|values| values.last().copied());
+        // Each has a channel of its own, so that none waits for another's turn.
+        let direction = u32::from(phase == Phase::Backward);
+        out.into_iter().enumerate().map(|(k, values)| Message { channel: Channel(2 * k as u32 + direction), values }).collect()
     }
 }
 
@@ -39,25 +47,26 @@ impl Emitter<'_> {
         i64::from(to) - i64::from(from)
     }
 
-    pub(super) fn receive(&mut self, message: &[Value]) {
+    pub(super) fn receive(&mut self, message: &Message) {
         let job = self.job;
-        let first = message[0];
+        let values = message.values.as_slice();
+        let first = values[0];
         let (chunk, origin) = (job.chunk[first.index()], &job.s.graph.body[first].origin);
-        let op = Op::Recv { hops: -self.hops(first, self.stage) };
-        if let [v] = message {
+        let op = Op::Recv { hops: -self.hops(first, self.stage), channel: message.channel };
+        if let [v] = values {
             let ty = self.local_type(*v);
             let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
             self.out.reasons[w.index()] = Some(WHY.into());
             self.map.insert((*v, chunk), w);
             return;
         }
-        let types: Vec<Type> = message.iter().map(|v| self.local_type(*v)).collect();
+        let types: Vec<Type> = values.iter().map(|v| self.local_type(*v)).collect();
         let sizes: Vec<u64> = types.iter().map(|ty| self.out.body.dims.elements(&ty.dims)).collect();
         let all = self.piece("message", sizes.iter().sum());
         let whole = self.push(op, vec![], Type::new(types[0].dtype, [all]), chunk, origin, None);
         self.out.reasons[whole.index()] = Some(WHY.into());
         let mut at = 0;
-        for ((v, ty), size) in message.iter().zip(types).zip(sizes) {
+        for ((v, ty), size) in values.iter().zip(types).zip(sizes) {
             let origin = &job.s.graph.body[*v].origin;
             let w = if ty.dims.is_empty() {
                 self.push(Op::Slice { from: all, to: None, at }, vec![whole], ty, chunk, origin, Some(*v))
@@ -73,17 +82,17 @@ impl Emitter<'_> {
     }
 
     /// Sends values that are all computed.
-    pub(super) fn send(&mut self, message: &[Value]) {
+    pub(super) fn send(&mut self, message: &Message) {
         let job = self.job;
-        let last = message[message.len() - 1];
+        let (first, last) = (message.values[0], message.values[message.values.len() - 1]);
         let (chunk, origin) = (job.chunk[last.index()], &job.s.graph.body[last].origin);
         let to = *job.transfers[last.index()].first().expect("invariant: what crosses has a receiver");
-        let op = Op::Send { hops: self.hops(last, to) };
-        let values: Vec<Value> = message.iter().map(|v| self.get(*v, chunk)).collect();
+        let op = Op::Send { hops: self.hops(last, to), channel: message.channel };
+        let values: Vec<Value> = message.values.iter().map(|v| self.get(*v, chunk)).collect();
         let whole = match values.as_slice() {
             [one] => *one,
             many => {
-                let parts: Vec<(Dim, Value)> = many.iter().map(|w| self.flat(*w, message[0])).collect();
+                let parts: Vec<(Dim, Value)> = many.iter().map(|w| self.flat(*w, first)).collect();
                 let all = self.piece("message", parts.iter().map(|p| self.out.body.dims.size(p.0)).sum());
                 let ty = Type::new(self.out.body[many[0]].ty.dtype, [all]);
                 let (from, args): (Vec<Dim>, Vec<Value>) = parts.into_iter().unzip();

@@ -51,7 +51,7 @@ impl<'a> Emitter<'a> {
             let messages = after.map_or(vec![], |to| job.messages(phase, stage, to));
             for v in body.values().filter(|v| body[*v].origin.phase == phase && job.stage[v.index()] == Some(stage)) {
                 self.emit(v, job.chunk[v.index()]);
-                for message in messages.iter().filter(|m| m.last() == Some(&v)) {
+                for message in messages.iter().filter(|m| m.values.last() == Some(&v)) {
                     self.send(message);
                 }
             }

@@ -214,9 +214,7 @@ impl Writer {
         if shared {
             self.line("param shared: [hidden] ~ normal(0.02);");
         }
-        // Values that cross a border in different shardings are messages of their own, for which 1F1B has no room.
-        let room = self.case.pp == 1 || self.case.schedule == Schedule::GPipe || self.case.rows == Rows::Rules;
-        let second = self.dice.chance(15) && room;
+        let second = self.dice.chance(15);
         if second {
             self.line("let y = stop_gradient(x) * 2;");
         }

@@ -38,7 +38,7 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
         Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
         Held::State(..) | Held::Table(_) => None,
     });
-    let mut hub = Hub::new(1);
+    let mut hub = Hub::new(&job);
     for number in 1..=steps {
         let step = Step { number, learning_rate: 0.25, seed: 0, batch: &batch };
         run_phase(&job, &mut ranks, &mut hub, Phase::Train, &step).unwrap();

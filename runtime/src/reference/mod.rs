@@ -69,7 +69,7 @@ pub fn run_step(
     let step = Step { number: step, learning_rate, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, states)?;
-    let mut hub = Hub::new(job.mesh.world());
+    let mut hub = Hub::new(job);
     run_phase(job, &mut ranks, &mut hub, Phase::Train, &step)?;
     let mut reports = reports(job, &ranks)?;
     let updated = ranks.iter().all(Rank::is_finite);
@@ -92,7 +92,7 @@ pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<
     let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, &States::new())?;
-    run_phase(job, &mut ranks, &mut Hub::new(job.mesh.world()), Phase::Eval, &step)?;
+    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Eval, &step)?;
     reports(job, &ranks)
 }
 

@@ -54,8 +54,8 @@ fn more_sends_than_the_guarantee_without_a_receive_are_a_deadlock() {
     job.stages[1].schedule.train[1..5].rotate_left(2);
     assert_eq!(
         step(&job).unwrap_err().to_string(),
-        "deadlock: rank 0 waits for rank 1 at forward microbatch 1 command 3 (send of 4 f32 to rank 1 for linear); \
-         rank 1 waits for rank 0 at backward microbatch 1 command 0 (send of 4 f32 to rank 0 for linear)"
+        "deadlock: rank 0 waits for rank 1 at forward microbatch 1 command 3 (send of 4 f32 to rank 1, channel 0 for linear); \
+         rank 1 waits for rank 0 at backward microbatch 1 command 0 (send of 4 f32 to rank 0, channel 0 for linear)"
     );
 }
 

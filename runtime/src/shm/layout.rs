@@ -1,10 +1,9 @@
 //! Where everything lies in the shared memory of a run. Launcher and ranks compute it from the job, each for itself.
 
-use crate::comm::MESSAGES_IN_FLIGHT;
 use crate::executor::peer;
 use crate::target::Target;
 use ir::op::DType;
-use ir::program::{Action, Collective, Job};
+use ir::program::{Action, Channel, Collective, Job};
 use std::collections::BTreeMap;
 
 /// A cache line; everything begins at one.
@@ -49,7 +48,7 @@ impl GroupArea {
     }
 }
 
-/// A ring of messages from one rank to another.
+/// A ring of messages from one rank to another on one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MailArea {
     offset: u64,
@@ -112,7 +111,7 @@ pub struct Layout {
     pub end: u64,
     status: u64,
     groups: BTreeMap<Vec<u64>, GroupArea>,
-    mail: BTreeMap<(u64, u64), MailArea>,
+    mail: BTreeMap<(u64, u64, Channel), MailArea>,
     pub bytes: u64,
 }
 
@@ -125,7 +124,7 @@ impl Layout {
         };
         let world = job.mesh.world();
         let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
-        let mut mail: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+        let mut mail: BTreeMap<(u64, u64, Channel), u64> = BTreeMap::new();
         for rank in 0..world {
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
             let members: Vec<Vec<u64>> = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
@@ -142,12 +141,12 @@ impl Layout {
                         let most = groups.entry(members.clone()).or_insert(LINE);
                         *most = bytes.max(*most);
                     }
-                    Action::Send { hops, dtype, count, .. } => {
-                        let most = mail.entry((rank, peer(job, rank, *hops))).or_insert(0);
+                    Action::Send { hops, channel, dtype, count, .. } => {
+                        let most = mail.entry((rank, peer(job, rank, *hops), *channel)).or_insert(0);
                         *most = (count * width(*dtype)).div_ceil(LINE).max(*most);
                     }
-                    Action::Recv { hops, .. } => {
-                        mail.entry((peer(job, rank, *hops), rank)).or_insert(0);
+                    Action::Recv { hops, channel, .. } => {
+                        mail.entry((peer(job, rank, *hops), rank, *channel)).or_insert(0);
                     }
                     Action::Launch { .. }
                     | Action::Fill { .. }
@@ -171,12 +170,12 @@ impl Layout {
             .collect();
         let mail = mail
             .into_iter()
-            .map(|(pair, lines)| {
+            .map(|(route, lines)| {
                 // As many largest messages as are guaranteed, and one more so that sending overlaps with receiving.
-                let lines = (1 + lines) * (MESSAGES_IN_FLIGHT as u64 + 1);
+                let lines = (1 + lines) * (u64::from(job.in_flight) + 1);
                 let area = MailArea { offset: next, lines: u32::try_from(lines).expect("invariant: checked sizes are below 2^32 lines") };
                 next += 2 * LINE + lines * LINE;
-                (pair, area)
+                (route, area)
             })
             .collect();
         Layout { world, end, status, groups, mail, bytes: next }
@@ -190,8 +189,8 @@ impl Layout {
         self.groups.get(members).copied()
     }
 
-    pub fn mail(&self, from: u64, to: u64) -> Option<MailArea> {
-        self.mail.get(&(from, to)).copied()
+    pub fn mail(&self, from: u64, to: u64, channel: Channel) -> Option<MailArea> {
+        self.mail.get(&(from, to, channel)).copied()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Communication among processes of one machine, through shared memory.
 //!
 //! **Guarantees.** Members of a group get the same bits, in every run: each combines all members' numbers in rank order, in the
-//! dtype of the numbers. A send completes without its receive if the pair's ring has room; there is always room for
-//! [`crate::comm::MESSAGES_IN_FLIGHT`] messages, and for one more of the largest. Staging is bounded: a collective
+//! dtype of the numbers. A send completes without its receive if the channel's ring has room; there is always room for
+//! as many messages as the job has in flight, and for one more of the largest. Staging is bounded: a collective
 //! of any size goes by chunks, of which each member has two.
 //!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
@@ -17,7 +17,7 @@ pub use segment::Segment;
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
 use crate::device::{Device, Element, Location};
 use ir::op::{DType, Reduce};
-use ir::program::Collective;
+use ir::program::{Channel, Collective};
 use layout::{GroupArea, LINE, MailArea, REASON};
 use segment::Counter;
 use std::sync::atomic::Ordering;
@@ -233,11 +233,11 @@ impl Communicator for Shm<'_> {
     }
 
     fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError> {
-        let area = self.mail(self.rank, to);
+        let area = self.mail(self.rank, to, message.channel);
         let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
         let mut at = head.get();
         let header = self.lines(area, to, &tail, |tail| area.lines - at.wrapping_sub(tail), at, LINE as usize)?;
-        header[..16].copy_from_slice(&encode_message(message));
+        header[..16].copy_from_slice(&encode_range(message.dtype, message.count));
         at = at.wrapping_add(1);
         head.set(at);
         let width = device.element(message.dtype).bytes();
@@ -256,14 +256,14 @@ impl Communicator for Shm<'_> {
     }
 
     fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError> {
-        let area = self.mail(from, self.rank);
+        let area = self.mail(from, self.rank, message.channel);
         let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
         let mut at = tail.get();
         let header = self.lines(area, from, &head, |head| head.wrapping_sub(at), at, LINE as usize)?;
         let theirs = <[u8; 16]>::try_from(&header[..16]).expect("invariant: sixteen bytes");
         at = at.wrapping_add(1);
         tail.set(at);
-        if theirs != encode_message(message) {
+        if theirs != encode_range(message.dtype, message.count) {
             let mine = format!("{} {}", message.count, message.dtype.name());
             return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
         }
@@ -298,8 +298,8 @@ impl Communicator for Shm<'_> {
 }
 
 impl<'a> Shm<'a> {
-    fn mail(&self, from: u64, to: u64) -> MailArea {
-        self.board.layout.mail(from, to).expect("invariant: the layout has every pair of the job")
+    fn mail(&self, from: u64, to: u64, channel: Channel) -> MailArea {
+        self.board.layout.mail(from, to, channel).expect("invariant: the layout has every channel of the job")
     }
 
     /// Waits until the other side has left lines free (or filled them), as `available` counts them, and gives as many of `want`
@@ -328,8 +328,7 @@ fn encode(terms: &Terms) -> [u8; 16] {
         Collective::AllToAll => (4, Reduce::Any),
     };
     let reduce = Reduce::ALL.iter().position(|r| *r == reduce).unwrap_or(0) as u8;
-    let mut out =
-        encode_message(&Message { dtype: terms.dtype, count: terms.count, at: Location { arena: ir::program::Arena::Persistent, byte: 0 } });
+    let mut out = encode_range(terms.dtype, terms.count);
     (out[1], out[2]) = (kind, reduce);
     out
 }
@@ -348,10 +347,10 @@ fn decode(bytes: &[u8]) -> String {
 
 const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool];
 
-fn encode_message(message: &Message) -> [u8; 16] {
+fn encode_range(dtype: DType, count: u64) -> [u8; 16] {
     let mut out = [0; 16];
-    out[0] = DTYPES.iter().position(|t| *t == message.dtype).unwrap_or(0) as u8;
-    out[8..].copy_from_slice(&message.count.to_le_bytes());
+    out[0] = DTYPES.iter().position(|t| *t == dtype).unwrap_or(0) as u8;
+    out[8..].copy_from_slice(&count.to_le_bytes());
     out
 }
 

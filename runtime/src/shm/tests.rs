@@ -6,7 +6,7 @@ use crate::host::{Tensor, Whole};
 use crate::reference::{Plans, Reference};
 use crate::target::Target;
 use ir::graph::Origin;
-use ir::program::{Action, Arena, BufferId, Command, GroupId, Job, Place, Stream};
+use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
 
 const NATIVE: Target = Target::Cpu { cpu: String::new(), features: String::new() };
 
@@ -135,7 +135,7 @@ fn pipe(count: u64) -> Job {
 fn messages_longer_than_a_piece_arrive_in_order() {
     let job = pipe(MANY);
     on_ranks(&job, |shm, device, rank| {
-        let message = Message { dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
+        let message = Message { channel: Channel(0), dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
         let number = |round: u64, i: u64| (round * 100_000 + i) as f64;
         for round in 0..5 {
             let mut data: Vec<f64> = (0..MANY).map(|i| number(round, i)).collect();
@@ -153,9 +153,10 @@ fn messages_longer_than_a_piece_arrive_in_order() {
 
 #[test]
 fn the_guaranteed_messages_are_sent_without_a_receiver() {
-    on_ranks(&pipe(MANY), |shm, device, rank| {
-        let message = Message { dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
-        for _ in 0..=crate::comm::MESSAGES_IN_FLIGHT {
+    let job = Job { in_flight: 3, ..pipe(MANY) };
+    on_ranks(&job, |shm, device, rank| {
+        let message = Message { channel: Channel(0), dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
+        for _ in 0..=job.in_flight {
             if rank == 0 {
                 shm.send(device, 1, &message).unwrap();
             }

@@ -1,12 +1,12 @@
 //! The lemma of the module's documentation, against all ranks played one by one.
 
 use crate::job::Phase;
-use crate::job::exchange::{Events, MESSAGES_IN_FLIGHT, Play};
+use crate::job::exchange::{Events, Play};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Reduce};
-use crate::program::{Action, BufferId, Call, CallSchedule, Command, Group, GroupId, Job, Place, Program};
+use crate::program::{Action, BufferId, Call, CallSchedule, Channel, Command, Group, GroupId, Job, Place, Program};
 use crate::random::mix;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 const STAGES: u64 = 3;
 
@@ -19,6 +19,7 @@ fn communicating(seed: u64) -> Job {
     };
     let mut job = super::job();
     job.mesh = Mesh::new(1, STAGES, 2, 1, 2);
+    job.in_flight = 1 + draw(2) as u32;
     let blank = job.programs[0].bodies[1].commands[0].clone();
     let place = Place::start(BufferId(0));
     let subs: Vec<SubAxis> = job.mesh.of(Axis::Dp).chain(job.mesh.of(Axis::Tp)).collect();
@@ -35,10 +36,10 @@ fn communicating(seed: u64) -> Job {
             } else {
                 -1 - draw(2) as i64
             };
-            let count = 1 + draw(2);
-            lists[s as usize].push(command(Action::Send { hops, dtype: DType::F32, count, src: place.clone() }));
+            let (count, channel) = (1 + draw(2), Channel(draw(2) as u32));
+            lists[s as usize].push(command(Action::Send { hops, channel, dtype: DType::F32, count, src: place.clone() }));
             let to = s.wrapping_add_signed(hops) as usize;
-            lists[to].push(command(Action::Recv { hops: -hops, dtype: DType::F32, count, dst: place.clone() }));
+            lists[to].push(command(Action::Recv { hops: -hops, channel, dtype: DType::F32, count, dst: place.clone() }));
             continue;
         }
         let mine: Vec<SubAxis> = subs.iter().copied().filter(|_| draw(2) == 0).collect();
@@ -89,7 +90,7 @@ fn all_ranks_finish(job: &Job) -> bool {
         })
         .collect();
     let mut at = vec![0usize; ranks.len()];
-    let mut mail: HashMap<(u64, u64), Vec<u64>> = HashMap::new();
+    let mut mail: HashMap<(u64, u64, Channel), VecDeque<u64>> = HashMap::new();
     let peer = |r: u64, hops: i64| {
         let mut coords = mesh.coords(r);
         mesh.of(Axis::Pp).for_each(|u| coords[u.0 as usize] = coords[u.0 as usize].wrapping_add_signed(hops));
@@ -100,16 +101,16 @@ fn all_ranks_finish(job: &Job) -> bool {
         for r in 0..mesh.world() {
             let Some(command) = ranks[r as usize].1.get(at[r as usize]) else { continue };
             let go: Vec<u64> = match &command.action {
-                Action::Send { hops, count, .. } => {
-                    let letters = mail.entry((r, peer(r, *hops))).or_default();
-                    if letters.len() < MESSAGES_IN_FLIGHT {
-                        letters.push(*count);
+                Action::Send { hops, channel, count, .. } => {
+                    let letters = mail.entry((r, peer(r, *hops), *channel)).or_default();
+                    if letters.len() < job.in_flight as usize {
+                        letters.push_back(*count);
                         vec![r]
                     } else {
                         vec![]
                     }
                 }
-                Action::Recv { hops, count, .. } => match mail.entry((peer(r, *hops), r)).or_default().pop() {
+                Action::Recv { hops, channel, count, .. } => match mail.entry((peer(r, *hops), r, *channel)).or_default().pop_front() {
                     Some(sent) if sent != *count => return false,
                     Some(_) => vec![r],
                     None => vec![],
@@ -128,7 +129,7 @@ fn all_ranks_finish(job: &Job) -> bool {
             go.iter().for_each(|r| at[*r as usize] += 1);
         }
         if !moved {
-            return at.iter().zip(&ranks).all(|(k, r)| *k == r.1.len()) && mail.values().all(Vec::is_empty);
+            return at.iter().zip(&ranks).all(|(k, r)| *k == r.1.len()) && mail.values().all(VecDeque::is_empty);
         }
     }
 }

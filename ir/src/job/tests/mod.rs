@@ -3,10 +3,10 @@
 mod lemma;
 mod sample;
 
-use super::verify;
+use super::{least_in_flight, verify};
 use crate::dim::Base;
 use crate::mesh::SubAxis;
-use crate::op::{Collective, DType, Real, Reduce, Scalar};
+use crate::op::{Channel, Collective, DType, Real, Reduce, Scalar};
 use crate::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place};
 use sample::{MUL, UPDATE, job};
 
@@ -212,7 +212,10 @@ fn what_lives_over_steps_is_persistent() {
 
 #[test]
 fn temporary_buffers_are_written_before_they_are_read() {
-    refused(drop_command(0, "forward", 1), "stage 0, forward, command 1 (send of 4 f32 to 1 stages on): it reads buffer `y` before that is written");
+    refused(
+        drop_command(0, "forward", 1),
+        "stage 0, forward, command 1 (send of 4 f32 to 1 stages on, channel 0): it reads buffer `y` before that is written",
+    );
     refused(swap_commands(0, "reduce", 3), "command 3 (report 1): it reads buffer `norm` before that is written");
 }
 
@@ -380,17 +383,20 @@ fn members_of_a_group_issue_collectives_in_one_order() {
 fn every_send_meets_its_receive() {
     refused(
         drop_command(1, "backward", 1),
-        "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on): it waits forever, for stage 1, train",
+        "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on, channel 0): it waits forever, for stage 1, train",
     );
     refused(drop_command(0, "backward", 0), "before that is written");
-    refused(set_count(0, "forward", 2, 2), "stage 1, train, forward microbatch 0, command 0 (recv of 4 f32 from -1 stages on): stage 0 sends 2 f32");
+    refused(
+        set_count(0, "forward", 2, 2),
+        "stage 1, train, forward microbatch 0, command 0 (recv of 4 f32 from -1 stages on, channel 0): stage 0 sends 2 f32",
+    );
     let hops = |to: i64| {
         move |job: &mut Job| match &mut commands(job, 1, "backward")[1].action {
             Action::Send { hops, .. } => *hops = to,
             other => panic!("{other:?}"),
         }
     };
-    refused(hops(1), "stage 1, train, backward microbatch 0, command 1 (send of 4 f32 to 1 stages on): there is no stage 1 further on");
+    refused(hops(1), "stage 1, train, backward microbatch 0, command 1 (send of 4 f32 to 1 stages on, channel 0): there is no stage 1 further on");
     refused(hops(0), "there is no stage 0 further on");
 }
 
@@ -409,13 +415,13 @@ fn every_message_is_received() {
         }
         commands(job, 1, "update").push(update);
     };
-    refused(last, "stage 0, update: it never receives the last message of stage 1");
+    refused(last, "stage 0, update: it never receives the last message of stage 1 on channel 0");
 }
 
 #[test]
 fn two_stages_do_not_wait_for_each_other() {
     refused(|job| job.stages[0].schedule.train[1..].rotate_left(1), "comes before");
-    let expected = "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on): it waits forever, for stage 1, train, forward microbatch 1, command 0 (recv of 4 f32 from -1 stages on), which waits for stage 0";
+    let expected = "stage 0, train, backward microbatch 0, command 0 (recv of 4 f32 from 1 stages on, channel 0): it waits forever, for stage 1, train, forward microbatch 1, command 0 (recv of 4 f32 from -1 stages on, channel 0), which waits for stage 0";
     let impatient = |job: &mut Job| {
         job.stages[0].schedule.train.swap(2, 3);
         job.stages[1].schedule.train.swap(2, 3);
@@ -443,6 +449,35 @@ fn more_messages_than_fit_under_way_are_a_deadlock() {
         }
     };
     refused(eager, "it waits forever");
+    let mut mutant = job();
+    eager(&mut mutant);
+    assert_eq!((least_in_flight(&job()), least_in_flight(&mutant)), (1, 2));
+}
+
+#[test]
+fn messages_of_different_channels_do_not_wait_for_each_other() {
+    // Stage 0 sends two messages, which stage 1 receives in the other order.
+    let crossed = |channel: u32| {
+        move |job: &mut Job| {
+            let mut send = commands(job, 0, "forward")[2].clone();
+            match &mut send.action {
+                Action::Send { channel: c, count, .. } => (*c, *count) = (Channel(channel), 2),
+                other => panic!("{other:?}"),
+            }
+            commands(job, 0, "forward").push(send);
+            let dy = job.programs[1].buffers.iter().position(|b| b.name == "dy").expect("a buffer") as u32;
+            let mut recv = commands(job, 1, "forward")[0].clone();
+            match &mut recv.action {
+                Action::Recv { channel: c, count, dst, .. } => (*c, *count, dst.buffer.0) = (Channel(channel), 2, dy),
+                other => panic!("{other:?}"),
+            }
+            commands(job, 1, "forward").insert(0, recv);
+        }
+    };
+    refused(crossed(0), "stage 0 sends 4 f32");
+    let mut job = job();
+    crossed(1)(&mut job);
+    assert_eq!(verify(&job), Ok(()));
 }
 
 // Replicas.

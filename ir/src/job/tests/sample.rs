@@ -7,7 +7,7 @@ use crate::graph::{Body as Graph, Init, Origin, Phase, Type, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::mesh::{Mesh, SubAxis};
 use crate::model::Train;
-use crate::op::{Collective, DType, Op, Real, Reduce, Scalar};
+use crate::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
     ParamEntry, Place, Program, Stage, Stream,
@@ -130,11 +130,11 @@ impl Building {
     }
 
     fn send(&self, hops: i64, src: &str) -> Action {
-        Action::Send { hops, dtype: DType::F32, count: N, src: self.at(src) }
+        Action::Send { hops, channel: Channel(0), dtype: DType::F32, count: N, src: self.at(src) }
     }
 
     fn recv(&self, hops: i64, dst: &str) -> Action {
-        Action::Recv { hops, dtype: DType::F32, count: N, dst: self.at(dst) }
+        Action::Recv { hops, channel: Channel(0), dtype: DType::F32, count: N, dst: self.at(dst) }
     }
 
     fn fill(&self, buffer: &str) -> Action {
@@ -228,6 +228,7 @@ pub fn job() -> Job {
         train: Train::default(),
         global_batch: 4 * N,
         microbatches: 2,
+        in_flight: 1,
         params: ["w0", "w1"].map(|name| ParamEntry { name: name.into(), dims: extent(N), init: Init::Const(Real(1.0)) }).into(),
         inputs: vec![InputEntry { name: "x".into(), dtype: DType::F32, dims: extent(4 * N), default: None, limit: None }],
         tables: vec![],
