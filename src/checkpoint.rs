@@ -12,7 +12,7 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
         eprintln!("warning: {w}");
     }
     if !done.skipped.is_empty() {
-        println!("left out, as they follow from others: {}", done.skipped.join(", "));
+        println!("left out, as the model does not need them: {}", done.skipped.join(", "));
     }
     for (dtype, n) in &done.widened {
         println!("widened {n} tensors of {dtype} to f32");

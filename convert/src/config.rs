@@ -1,17 +1,9 @@
 //! A Hugging Face config by the table of its family: settings of the model text, refusals, warnings.
 
-use crate::family::{FAMILIES, Family, Kind, Missing, Plain, Role};
+use crate::family::{FAMILIES, Family, Kind, Missing, Plain, Role, Rope};
 use serde_json::{Map, Value};
 
 pub type Config = Map<String, Value>;
-
-/// The scaling of rotary frequencies as Llama 3 does it: fields and settings.
-const SCALING: [(&str, &str, Kind); 4] = [
-    ("factor", "rope_factor", Kind::Real),
-    ("low_freq_factor", "rope_low", Kind::Real),
-    ("high_freq_factor", "rope_high", Kind::Real),
-    ("original_max_position_embeddings", "rope_original", Kind::Size),
-];
 
 /// What a config says.
 pub struct Reading {
@@ -28,7 +20,9 @@ pub struct Reading {
 pub fn family(config: &Config) -> Result<&'static Family, String> {
     let known = || FAMILIES.map(|f| f.architecture).join(", ");
     if let Some(listed) = config.get("architectures").filter(|v| !v.is_null()) {
-        let found = listed.as_array().and_then(|names| names.iter().find_map(|n| FAMILIES.into_iter().find(|f| n == f.architecture || n == f.bare)));
+        let found = listed
+            .as_array()
+            .and_then(|names| names.iter().find_map(|n| FAMILIES.into_iter().find(|f| n == f.architecture || f.others.iter().any(|o| n == o))));
         return found.ok_or_else(|| format!("architectures = {listed} is none of those known: {}", known()));
     }
     let kind = config.get("model_type").unwrap_or(&Value::Null);
@@ -44,12 +38,13 @@ pub fn family(config: &Config) -> Result<&'static Family, String> {
 /// Every field that is missing, that has no value of its kind, or that asks for what the model text does not compute.
 pub fn read(config: &Config) -> Result<Reading, Vec<String>> {
     let family = family(config).map_err(|e| vec![e])?;
-    let mut reader = Reader { config, settings: vec![], warnings: vec![], errors: vec![] };
-    for field in family.fields.iter().chain(crate::family::COMMON) {
+    let fixed = family.fixed.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    let mut reader = Reader { config, settings: fixed, warnings: vec![], errors: vec![] };
+    for field in family.fields() {
         reader.field(field.name, field.role);
     }
-    if family.fields.iter().any(|f| matches!(f.role, Role::Rope)) {
-        reader.rope();
+    if let Some(rope) = &family.rope {
+        reader.rope(rope);
     }
     for (name, value) in config.iter().filter(|(name, _)| family.role(name).is_none()) {
         reader
@@ -67,7 +62,7 @@ struct Reader<'a> {
     errors: Vec<String>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     fn field(&mut self, name: &'static str, role: Role) {
         let value = self.config.get(name);
         match role {
@@ -79,11 +74,18 @@ impl Reader<'_> {
                 (None, Missing::Refused) => self.errors.push(format!("{name} is missing")),
                 (None, Missing::Default) => {}
                 (None, Missing::Value(text)) => self.settings.push((setting, text.into())),
+                (None, Missing::Absent(text)) => self.settings.extend(value.is_none().then(|| (setting, text.into()))),
             },
             Role::Must(allowed) => {
                 if let Some(value) = value.filter(|v| !allowed.iter().any(|a| a.is(v))) {
                     let only: Vec<String> = allowed.iter().map(|a| a.json().to_string()).collect();
                     self.errors.push(format!("{name} = {value} is not supported, only {}", only.join(" or ")));
+                }
+            }
+            Role::Every(only) => {
+                let value = value.filter(|v| !v.is_null());
+                if let Some(value) = value.filter(|v| v.as_array().is_none_or(|list| list.iter().any(|v| v != only))) {
+                    self.errors.push(format!("{name} = {value} is not supported, only lists of \"{only}\""));
                 }
             }
             Role::As(other) => {
@@ -103,9 +105,9 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 both in `rope_parameters`. Frequencies are scaled
-    /// as Llama 3 does it, or not at all.
-    fn rope(&mut self) {
+    /// transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`, transformers 5 all of them in
+    /// `rope_parameters`. Frequencies are scaled as Llama 3 does it, or not at all.
+    fn rope(&mut self, rope: &Rope) {
         let mut found: Option<(&str, &Value)> = None;
         for name in ["rope_parameters", "rope_scaling"] {
             let Some(value) = self.config.get(name).filter(|v| !v.is_null()) else { continue };
@@ -117,16 +119,19 @@ impl Reader<'_> {
         }
         let empty = Map::new();
         let (group, inner) = found.map_or(("rope_parameters", &empty), |(name, value)| (name, value.as_object().unwrap_or(&empty)));
-        let outer = self.config.get("rope_theta").filter(|v| !v.is_null());
-        let theta = inner.get("rope_theta").or(outer);
-        if let (Some(a), Some(b)) = (inner.get("rope_theta"), outer)
-            && a.as_f64() != b.as_f64()
-        {
-            self.errors.push(format!("{group}.rope_theta = {a} contradicts rope_theta = {b}"));
-        }
+        let theta = self.either(group, inner, "rope_theta");
         match theta {
             Some(value) => self.number("rope_theta", "rope_theta", value, Kind::Real),
-            None => self.settings.push(("rope_theta", "10000.0".into())),
+            None => self.settings.push(("rope_theta", rope.theta.into())),
+        }
+        let share = self.either(group, inner, "partial_rotary_factor");
+        match (rope.share, share) {
+            (Some((setting, _)), Some(value)) => self.number("partial_rotary_factor", setting, value, Kind::Real),
+            (Some((setting, default)), None) => self.settings.push((setting, default.into())),
+            (None, Some(value)) if value.as_f64() != Some(1.0) => {
+                self.errors.push(format!("partial_rotary_factor = {value} is not supported, only 1.0"));
+            }
+            (None, _) => {}
         }
         let kind = inner.get("rope_type").or(inner.get("type"));
         let mut known = vec!["rope_type", "type", "rope_theta", "partial_rotary_factor"];
@@ -135,27 +140,40 @@ impl Reader<'_> {
                 self.errors.push(format!("{group} = {} has no rope_type", Value::Object(inner.clone())))
             }
             None | Some("default") => {}
-            Some("llama3") => {
-                for (field, setting, kind) in SCALING {
+            Some("llama3") if !rope.scaling.is_empty() => {
+                for (field, setting, kind) in rope.scaling {
                     known.push(field);
-                    match inner.get(field) {
-                        Some(value) => self.number(&format!("{group}.{field}"), setting, value, kind),
+                    match inner.get(*field) {
+                        Some(value) => self.number(&format!("{group}.{field}"), setting, value, *kind),
                         None => self.errors.push(format!("{group}.{field} is missing")),
                     }
                 }
             }
             Some(_) => {
                 let kind = kind.unwrap_or(&Value::Null);
-                self.errors.push(format!("{group}.rope_type = {kind} is not supported, only \"default\" or \"llama3\""));
+                let only = if rope.scaling.is_empty() { "\"default\"" } else { "\"default\" or \"llama3\"" };
+                self.errors.push(format!("{group}.rope_type = {kind} is not supported, only {only}"));
                 known.extend(inner.keys().map(String::as_str));
             }
-        }
-        if let Some(value) = inner.get("partial_rotary_factor").filter(|v| !v.is_null() && v.as_f64() != Some(1.0)) {
-            self.errors.push(format!("{group}.partial_rotary_factor = {value} is not supported, only 1.0"));
         }
         for (name, value) in inner.iter().filter(|(name, _)| !known.contains(&name.as_str())) {
             self.warnings.push(format!("{group}.{name} = {value} is not known; if it changes the computation, the import is wrong"));
         }
+    }
+
+    /// A field that stands in a group or beside it.
+    fn either<'v>(&mut self, group: &str, inner: &'v Map<String, Value>, name: &str) -> Option<&'v Value>
+    where
+        'a: 'v,
+    {
+        let config: &'a Config = self.config;
+        let (inner, outer) = (inner.get(name).filter(|v| !v.is_null()), config.get(name).filter(|v| !v.is_null()));
+        if let (Some(a), Some(b)) = (inner, outer)
+            && a.as_f64() != b.as_f64()
+        {
+            self.errors.push(format!("{group}.{name} = {a} contradicts {name} = {b}"));
+        }
+        inner.or(outer)
     }
 
     fn number(&mut self, field: &str, setting: &'static str, value: &Value, kind: Kind) {
@@ -204,28 +222,25 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
     let get = |list: &[(String, String)], name: &str| list.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let changed = |name: &str| get(now, name).filter(|value| get(then, name).is_none_or(|old| !same(&old, value)));
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.into()));
-    for field in family.fields {
-        let setting = match field.role {
-            Role::Setting { name, .. } => name,
+    for field in family.fields() {
+        let (setting, kind) = match field.role {
+            Role::Setting { name, kind, .. } => (name, kind),
             Role::As(other) => match family.role(other) {
-                Some(Role::Setting { name, .. }) => name,
+                Some(Role::Setting { name, kind, .. }) => (name, kind),
                 _ => continue,
             },
-            Role::Must(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
+            Role::Must(_) | Role::Every(_) | Role::Should(..) | Role::Rope | Role::Irrelevant => continue,
         };
         if let Some(value) = changed(setting) {
-            config.insert(field.name.into(), json(&value));
+            let none = kind == Kind::Size && value == "0";
+            config.insert(field.name.into(), if none { Value::Null } else { json(&value) });
         }
     }
-    let has_rope = family.fields.iter().any(|f| matches!(f.role, Role::Rope));
-    if has_rope && (changed("rope_theta").is_some() || SCALING.iter().any(|(_, setting, _)| changed(setting).is_some())) {
-        // In the style of transformers 4, which both read.
-        config.remove("rope_parameters");
-        config.insert("rope_theta".into(), get(now, "rope_theta").map_or(Value::Null, |v| json(&v)));
-        let mut group = Map::from_iter([("rope_type".to_owned(), Value::from("llama3"))]);
-        group.extend(SCALING.iter().filter_map(|(field, setting, _)| Some(((*field).to_owned(), json(&get(now, setting)?)))));
-        let scaled = get(now, "rope_factor").is_some_and(|f| !same(&f, "1.0"));
-        config.insert("rope_scaling".into(), if scaled { Value::Object(group) } else { Value::Null });
+    if let Some(rope) = &family.rope {
+        let mut settings = rope.scaling.iter().map(|s| s.1).chain(rope.share.map(|s| s.0)).chain(["rope_theta"]);
+        if settings.any(|setting| changed(setting).is_some()) {
+            write_rope(rope, &mut config, &|name| get(now, name).map(|v| json(&v)));
+        }
     }
     for dtype in ["dtype", "torch_dtype"] {
         if let Some(value) = config.get_mut(dtype) {
@@ -235,6 +250,18 @@ pub fn write(family: &Family, mut config: Config, then: &[(String, String)], now
     config
 }
 
+/// The fields of rotary position embedding, in the style of transformers 4, which both read.
+fn write_rope(rope: &Rope, config: &mut Config, setting: &dyn Fn(&str) -> Option<Value>) {
+    config.remove("rope_parameters");
+    config.insert("rope_theta".into(), setting("rope_theta").unwrap_or_default());
+    let share = rope.share.and_then(|(name, _)| setting(name));
+    config.extend(share.map(|value| ("partial_rotary_factor".to_owned(), value)));
+    let mut group = Map::from_iter([("rope_type".to_owned(), Value::from("llama3"))]);
+    group.extend(rope.scaling.iter().filter_map(|(field, name, _)| Some(((*field).to_owned(), setting(name)?))));
+    let scaled = group.get("factor").is_some_and(|f| f.as_f64() != Some(1.0));
+    config.insert("rope_scaling".into(), if scaled { Value::Object(group) } else { Value::Null });
+}
+
 /// The fields of a config that do not come from settings.
 pub fn fresh(family: &Family) -> Config {
     let mut config = Map::from_iter([
@@ -242,11 +269,11 @@ pub fn fresh(family: &Family) -> Config {
         ("model_type".to_owned(), family.model_type.into()),
         ("torch_dtype".to_owned(), "float32".into()),
     ]);
-    for field in family.fields {
+    for field in family.fields.iter().copied().flatten() {
         let value = match field.role {
             Role::Must(allowed) => allowed.first().map(Plain::json),
             Role::Should(usual, _) => Some(usual.json()),
-            Role::Setting { .. } | Role::As(_) | Role::Rope | Role::Irrelevant => None,
+            Role::Setting { .. } | Role::As(_) | Role::Every(_) | Role::Rope | Role::Irrelevant => None,
         };
         config.extend(value.map(|v| (field.name.to_owned(), v)));
     }
@@ -337,7 +364,7 @@ mod tests {
     #[test]
     fn another_architecture_is_named() {
         let error = errors(&with(gpt2(), "architectures", "[\"BloomForCausalLM\"]"));
-        assert_eq!(error, "architectures = [\"BloomForCausalLM\"] is none of those known: GPT2LMHeadModel, LlamaForCausalLM");
+        assert!(error.starts_with("architectures = [\"BloomForCausalLM\"] is none of those known: GPT2LMHeadModel, LlamaForCausalLM, "), "{error}");
     }
 
     #[test]
@@ -355,6 +382,51 @@ mod tests {
     fn other_scalings_of_frequencies_are_refused() {
         let error = errors(&with(llama("4"), "rope_scaling", r#"{"type": "yarn", "factor": 4.0}"#));
         assert_eq!(error, "rope_scaling.rope_type = \"yarn\" is not supported, only \"default\" or \"llama3\"");
+    }
+
+    fn case(name: &str) -> Config {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/cases").join(name).join("config.json");
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_window_that_is_missing_is_mistrals_own_and_null_is_none() {
+        let window = |config: &Config| setting(&read(config).unwrap(), "window");
+        assert_eq!(window(&case("mistral")), "7");
+        assert_eq!(window(&with(case("mistral"), "sliding_window", "null")), "default");
+        let mut config = case("mistral");
+        config.remove("sliding_window");
+        assert_eq!(window(&config), "4096");
+    }
+
+    #[test]
+    fn windows_of_some_layers_are_refused() {
+        assert_eq!(errors(&with(case("qwen2"), "use_sliding_window", "true")), "use_sliding_window = true is not supported, only false");
+        let mixed = with(case("qwen3"), "layer_types", r#"["full_attention","sliding_attention"]"#);
+        assert!(errors(&mixed).ends_with("is not supported, only lists of \"full_attention\""), "{}", errors(&mixed));
+    }
+
+    #[test]
+    fn the_architecture_implies_settings() {
+        assert_eq!(setting(&read(&case("qwen2")).unwrap(), "qkv_bias"), "true");
+        assert_eq!(setting(&read(&case("qwen3")).unwrap(), "qk_norm"), "true");
+    }
+
+    #[test]
+    fn the_share_of_a_head_that_turns_is_read_in_both_styles() {
+        let five = case("nemotron");
+        let mut four = with(with(case("nemotron"), "rope_theta", "10000.0"), "partial_rotary_factor", "0.5");
+        four.remove("rope_parameters");
+        assert_eq!(read(&four).unwrap().settings, read(&five).unwrap().settings);
+        let both = with(five, "partial_rotary_factor", "0.25");
+        assert_eq!(errors(&both), "rope_parameters.partial_rotary_factor = 0.5 contradicts partial_rotary_factor = 0.25");
+        assert_eq!(errors(&with(llama("4"), "partial_rotary_factor", "0.5")), "partial_rotary_factor = 0.5 is not supported, only 1.0");
+    }
+
+    #[test]
+    fn a_scaling_that_the_text_lacks_is_refused() {
+        let error = errors(&with(case("nemotron"), "rope_parameters", r#"{"rope_type": "llama3", "rope_theta": 1e4}"#));
+        assert!(error.starts_with("rope_parameters.rope_type = \"llama3\" is not supported, only \"default\""), "{error}");
     }
 
     #[test]

@@ -86,31 +86,43 @@ fn elaborate(sources: &mut Sources, path: &Path, defines: &[(String, String)]) -
 /// The bytes of the config that goes with a model; none if nothing is known of its kind.
 fn config_of(model: &Model, beside: &Path) -> Result<Option<Vec<u8>>, ConvertError> {
     let refused = |what| ConvertError::Config { path: beside.into(), what };
-    let (original, config, then, family) = if beside.exists() {
-        let (bytes, config) = read_config(beside)?;
-        let reading = config::read(&config).map_err(refused)?;
-        if reading.family.model != model.graph.name {
-            let what = format!(
-                "architecture {} goes with a model `{}`, the text has `{}`",
-                reading.family.architecture, reading.family.model, model.graph.name
-            );
-            return Err(refused(vec![what]));
-        }
-        (Some(bytes), config, text(reading.family, &reading.settings)?.1.settings, reading.family)
-    } else {
-        let Some(family) = FAMILIES.into_iter().find(|f| f.model == model.graph.name) else { return Ok(None) };
-        (None, config::fresh(family), vec![], family)
-    };
+    if !beside.exists() {
+        return Ok(made(model).map_err(refused)?.map(|config| bytes(&config)));
+    }
+    let (original, config) = read_config(beside)?;
+    let reading = config::read(&config).map_err(refused)?;
+    let family = reading.family;
+    if family.model != model.graph.name {
+        let what = format!("architecture {} goes with a model `{}`, the text has `{}`", family.architecture, family.model, model.graph.name);
+        return Err(refused(vec![what]));
+    }
+    let then = text(family, &reading.settings)?.1.settings;
     let new = config::write(family, config.clone(), &then, &model.settings);
     says(family, &new, model).map_err(refused)?;
-    match original {
-        Some(bytes) if new == config => Ok(Some(bytes)),
-        _ => {
-            let mut bytes = serde_json::to_vec_pretty(&new).expect("invariant: JSON with text keys");
-            bytes.push(b'\n');
-            Ok(Some(bytes))
+    Ok(Some(if new == config { original } else { bytes(&new) }))
+}
+
+fn bytes(config: &Config) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(config).expect("invariant: JSON with text keys");
+    bytes.push(b'\n');
+    bytes
+}
+
+/// A config made from settings, of the first architecture that can say them all; none if no architecture has the model.
+///
+/// # Errors
+/// What the nearest one cannot say.
+fn made(model: &Model) -> Result<Option<Config>, Vec<String>> {
+    let mut nearest: Option<Vec<String>> = None;
+    for family in FAMILIES.into_iter().filter(|f| f.model == model.graph.name) {
+        let config = config::write(family, config::fresh(family), &[], &model.settings);
+        match says(family, &config, model) {
+            Ok(()) => return Ok(Some(config)),
+            Err(what) if nearest.as_ref().is_none_or(|n| what.len() < n.len()) => nearest = Some(what),
+            Err(_) => {}
         }
     }
+    nearest.map_or(Ok(None), Err)
 }
 
 /// Whether a config stands for a model, setting by setting.

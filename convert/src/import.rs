@@ -30,7 +30,7 @@ pub struct Imported {
     pub elements: u64,
     /// Number of tensors that were narrower than f32, by dtype: they were widened, which is exact.
     pub widened: Vec<(&'static str, usize)>,
-    /// Tensors that hold no weights of their own: buffers and copies of tied ones.
+    /// Tensors that the model does not need: buffers, copies of tied ones, heads it has none of.
     pub skipped: Vec<String>,
     /// Fields of the config that are unknown, or that make training differ.
     pub warnings: Vec<String>,
@@ -104,26 +104,35 @@ pub fn text(family: &Family, settings: &[(&str, String)]) -> Result<(String, Mod
     }
 }
 
-/// Fits the names to a file that lacks the base prefix, and returns the tensors that hold no weights of their own.
+/// Fits the names to a file that lacks the base prefix or has older names, and returns the tensors that the model does not need.
 ///
 /// # Errors
 /// A copy of a tied tensor that is not equal to it.
 fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family) -> Result<Vec<String>, ConvertError> {
     let bare = !checkpoint.tensors.keys().any(|name| name.starts_with(family.base));
     let strip = |name: &str| if bare { name.strip_prefix(family.base).unwrap_or(name).to_owned() } else { name.to_owned() };
+    let older = |name: &str| {
+        let mut names = family.renamed.iter().filter_map(|(new, old)| Some(format!("{}{old}", name.strip_suffix(new)?)));
+        names.find(|old| checkpoint.tensors.contains_key(old))
+    };
     for tensor in tensors.iter_mut() {
         tensor.name = strip(&tensor.name);
+        if let (false, Some(old)) = (checkpoint.tensors.contains_key(&tensor.name), older(&tensor.name)) {
+            tensor.name = old;
+        }
     }
     let wanted = |name: &str| tensors.iter().any(|t| t.name == name);
-    let is_buffer = |name: &str| family.buffers.iter().any(|b| name.ends_with(b));
-    let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_buffer(name) && !wanted(name)).cloned().collect();
-    let (copy, source) = (family.tied.0, strip(family.tied.1));
-    if let (false, Some(second), Some(first)) = (wanted(copy), checkpoint.tensors.get(copy), checkpoint.tensors.get(&source)) {
-        if second.shape != first.shape || second.dtype != first.dtype || checkpoint.bytes(second) != checkpoint.bytes(first) {
-            let what = vec![format!("`{copy}` is not equal to `{source}`, although the config ties them")];
-            return Err(ConvertError::Tensors { path: checkpoint.path.clone(), what });
+    let is_unused = |name: &str| family.unused.iter().any(|u| name.ends_with(u));
+    let mut skipped: Vec<String> = checkpoint.tensors.keys().filter(|name| is_unused(name) && !wanted(name)).cloned().collect();
+    for (copy, source) in family.tied {
+        let source = strip(source);
+        if let (false, Some(second), Some(first)) = (wanted(copy), checkpoint.tensors.get(*copy), checkpoint.tensors.get(&source)) {
+            if second.shape != first.shape || second.dtype != first.dtype || checkpoint.bytes(second) != checkpoint.bytes(first) {
+                let what = vec![format!("`{copy}` is not equal to `{source}`, although the config ties them")];
+                return Err(ConvertError::Tensors { path: checkpoint.path.clone(), what });
+            }
+            skipped.push((*copy).to_owned());
         }
-        skipped.push(copy.to_owned());
     }
     Ok(skipped)
 }

@@ -1,0 +1,109 @@
+//! Llama and those whose text is `models/llama.mdl` too.
+
+use super::{Family, Field, Kind, Missing, Plain, Role, Rope, attention_dropout, derived, flag, irrelevant, must, real, rope, size};
+
+/// What all of them have.
+const SHARED: &[Field] = &[
+    size("vocab_size", "vocab"),
+    size("hidden_size", "hidden"),
+    size("num_attention_heads", "heads"),
+    size("intermediate_size", "ffn"),
+    size("num_hidden_layers", "layers"),
+    size("max_position_embeddings", "seq"),
+    real("rms_norm_eps", "norm_eps", "1e-6"),
+    flag("tie_word_embeddings", "tied", "false"),
+    rope("rope_theta"),
+    rope("rope_scaling"),
+    rope("rope_parameters"),
+    rope("partial_rotary_factor"),
+    must("hidden_act", &[Plain::Text("silu"), Plain::Text("swish")]),
+    attention_dropout("attention_dropout"),
+];
+
+const ROPE: Rope = Rope {
+    theta: "10000.0",
+    scaling: &[
+        ("factor", "rope_factor", Kind::Real),
+        ("low_freq_factor", "rope_low", Kind::Real),
+        ("high_freq_factor", "rope_high", Kind::Real),
+        ("original_max_position_embeddings", "rope_original", Kind::Size),
+    ],
+    share: None,
+};
+
+/// A size that null leaves to the text, but for which Hugging Face has a default of its own.
+const fn size_or(field: &'static str, name: &'static str, default: &'static str) -> Field {
+    Field { name: field, role: Role::Setting { name, kind: Kind::Size, missing: Missing::Absent(default) } }
+}
+
+pub const LLAMA: Family = Family {
+    architecture: "LlamaForCausalLM",
+    others: &["LlamaModel"],
+    model_type: "llama",
+    model: "llama",
+    text: include_str!("../../../models/llama.mdl"),
+    base: "model.",
+    fields: &[
+        SHARED,
+        &[
+            derived("num_key_value_heads", "kv_heads"),
+            derived("head_dim", "head_dim"),
+            must("attention_bias", &[Plain::Bool(false)]),
+            must("mlp_bias", &[Plain::Bool(false)]),
+            must("rope_interleaved", &[Plain::Bool(false), Plain::Null]),
+            // How the same products are cut into pieces.
+            irrelevant("pretraining_tp"),
+        ],
+    ],
+    rope: Some(ROPE),
+    fixed: &[],
+    free: &["batch", "packed", "separator"],
+    unused: &["rotary_emb.inv_freq"],
+    tied: &[("lm_head.weight", "model.embed_tokens.weight")],
+    renamed: &[],
+};
+
+/// Every layer sees as far back as `sliding_window` says.
+pub const MISTRAL: Family = Family {
+    architecture: "MistralForCausalLM",
+    others: &["MistralModel"],
+    model_type: "mistral",
+    fields: &[
+        SHARED,
+        &[size_or("num_key_value_heads", "kv_heads", "8"), derived("head_dim", "head_dim"), size_or("sliding_window", "window", "4096")],
+    ],
+    ..LLAMA
+};
+
+/// What Qwen says of windows, in which case the text has none.
+const NO_WINDOW: &[Field] = &[
+    must("use_sliding_window", &[Plain::Bool(false)]),
+    Field { name: "layer_types", role: Role::Every("full_attention") },
+    // Of use with `use_sliding_window` only.
+    irrelevant("sliding_window"),
+    irrelevant("max_window_layers"),
+];
+
+/// Biases of queries, keys and values.
+pub const QWEN2: Family = Family {
+    architecture: "Qwen2ForCausalLM",
+    others: &["Qwen2Model"],
+    model_type: "qwen2",
+    fields: &[SHARED, NO_WINDOW, &[size_or("num_key_value_heads", "kv_heads", "32"), derived("head_dim", "head_dim")]],
+    fixed: &[("qkv_bias", "true")],
+    ..LLAMA
+};
+
+/// Norms of queries and keys, over each head.
+pub const QWEN3: Family = Family {
+    architecture: "Qwen3ForCausalLM",
+    others: &["Qwen3Model"],
+    model_type: "qwen3",
+    fields: &[
+        SHARED,
+        NO_WINDOW,
+        &[size_or("num_key_value_heads", "kv_heads", "32"), size_or("head_dim", "head_dim", "128"), must("attention_bias", &[Plain::Bool(false)])],
+    ],
+    fixed: &[("qk_norm", "true")],
+    ..LLAMA
+};
