@@ -10,7 +10,7 @@ use ir::kernel::Kernel;
 use ir::model::{self, Train};
 use ir::op::Real;
 use passes::compile::{CompileError, Compiled, Options};
-use passes::plan::SequenceParallel;
+use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
@@ -79,6 +79,7 @@ fn options(args: &CompileArgs) -> Options {
             CpComm::A2a => passes::plan::CpComm::AllToAll,
         },
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
+        zero: if args.zero == "3" { Zero::Params } else { Zero::None },
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
         schedule: match args.pipeline_schedule {

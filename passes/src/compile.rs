@@ -5,7 +5,7 @@
 
 use crate::differentiate::{self, DifferentiateError};
 use crate::lower::{Kernels, Lowering, Names};
-use crate::plan::{self, CpComm, SequenceParallel};
+use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
@@ -34,6 +34,7 @@ pub struct Options {
     pub etp: Option<u64>,
     pub sp: SequenceParallel,
     pub cp_comm: CpComm,
+    pub zero: Zero,
     /// Sequences per microbatch and data-parallel rank.
     pub micro_batch: u64,
     pub global_batch: u64,
@@ -56,6 +57,7 @@ impl Default for Options {
             etp: None,
             sp: SequenceParallel::Off,
             cp_comm: CpComm::AllGather,
+            zero: Zero::None,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
@@ -129,11 +131,13 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let graph = trace.step("rematerialize", || simplify::simplify(rematerialize::rematerialize(graph)), valid)?;
     let logical = graph.clone();
     let mut graph = graph;
-    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm);
+    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) =
-        plan::check(&graph, &mesh, &lists, &plan, &settings).into_iter().partition(|d| d.severity == Severity::Error);
+        plan::check(&graph, &mesh, &plan::lists(&plan, &graph, options.sp, options.cp_comm, Zero::None), &plan, &settings)
+            .into_iter()
+            .partition(|d| d.severity == Severity::Error);
     warnings.extend(found);
     if !errors.is_empty() {
         return Err(CompileError::User(errors));
@@ -145,7 +149,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let mut graph = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
     graph = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(graph)), valid)?;
     graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
-    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm);
+    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     let evaluated = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;

@@ -15,6 +15,10 @@ pub struct Lists {
     pub tiers: Vec<(Axis, Vec<Vec<Dim>>)>,
     /// For attention, in place of `tiers`.
     pub attention: Vec<(Axis, Vec<Vec<Dim>>)>,
+    pub zero: Zero,
+    /// Dims that dp splits for parameters' sake alone: their digits are those of parameters, so that every graph over the same
+    /// parameters, whatever its ops, has them rest alike.
+    pub of_params: Vec<Dim>,
 }
 
 impl Lists {
@@ -47,8 +51,26 @@ pub enum CpComm {
     AllToAll,
 }
 
+/// What data-parallel ranks share out among themselves instead of each having all of it (Rajbhandari et al. 2020); each level
+/// includes those before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Zero {
+    #[default]
+    None,
+    /// ZeRO-1.
+    States,
+    /// ZeRO-2: gradients too, which are summed where they rest in every microbatch.
+    Gradients,
+    /// ZeRO-3: parameters too, which are gathered in every pass of a microbatch.
+    Params,
+}
+
+impl Zero {
+    pub const ALL: [Zero; 4] = [Zero::None, Zero::States, Zero::Gradients, Zero::Params];
+}
+
 /// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies.
-pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm) -> Lists {
+pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero: Zero) -> Lists {
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
         let mut out = vec![];
@@ -64,11 +86,15 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm) -> Li
         out
     };
     let entry = |axis: &str| plan.get(axis).map_or(vec![], |e| e.tiers.iter().map(|t| resolve(t)).collect::<Vec<_>>());
-    let mut tiers = vec![];
+    let (mut tiers, mut of_params) = (vec![], vec![]);
     for axis in [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Etp] {
         let mut list = entry(axis.name());
         if axis == Axis::Tp && sp == SequenceParallel::On {
             list.extend(entry("sp"));
+        }
+        if axis == Axis::Dp && zero == Zero::Params {
+            of_params = dims_of_params(graph, &list);
+            list.push(of_params.clone());
         }
         tiers.push((axis, list));
     }
@@ -84,7 +110,25 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm) -> Li
             attention.push((axis, entry(Axis::Tp.name()).into_iter().take(1).collect()));
         }
     }
-    Lists { tiers, attention }
+    Lists { tiers, attention, zero, of_params }
+}
+
+/// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
+fn dims_of_params(graph: &Graph, listed: &[Vec<Dim>]) -> Vec<Dim> {
+    let dims = &graph.body.dims;
+    let mut found: Vec<(u64, Dim)> = vec![];
+    for p in &graph.params {
+        let elements = dims.elements(&p.ty.dims);
+        for d in p.ty.dims.iter().map(|d| dims.original(*d)).filter(|d| !listed.iter().flatten().any(|l| l == d)) {
+            match found.iter_mut().find(|f| f.1 == d) {
+                Some(f) => f.0 += elements,
+                None => found.push((elements, d)),
+            }
+        }
+    }
+    // The sort is stable: in text order where they are equal.
+    found.sort_by_key(|f| std::cmp::Reverse(f.0));
+    found.into_iter().map(|f| f.1).collect()
 }
 
 /// The digits of dims, admitted on first need while sizes stay divisible.
@@ -93,11 +137,21 @@ pub struct Chooser<'a> {
     pub mesh: &'a Mesh,
     pub lists: &'a Lists,
     pub digits: Digits,
+    /// Parameters have chosen: see [`Lists::of_params`].
+    ops: bool,
 }
 
 impl<'a> Chooser<'a> {
     pub fn new(mesh: &'a Mesh, lists: &'a Lists, dims: &Dims) -> Chooser<'a> {
-        Chooser { mesh, lists, digits: vec![vec![]; dims.list.len()] }
+        Chooser { mesh, lists, digits: vec![vec![]; dims.list.len()], ops: false }
+    }
+
+    /// Gives parameters, in text order, the first choice.
+    pub fn params_first(&mut self, graph: &Graph) {
+        for p in &graph.params {
+            self.choose(&graph.body.dims, &p.ty.dims, Tiers::All);
+        }
+        self.ops = true;
     }
 
     /// Whether sub-axis `u` splits dim `d`, or can be admitted to.
@@ -106,6 +160,9 @@ impl<'a> Chooser<'a> {
         let digits = &mut self.digits[root.0 as usize];
         if digits.contains(&u) {
             return true;
+        }
+        if self.ops && self.mesh[u].axis == Axis::Dp && self.lists.of_params.contains(&root) {
+            return false;
         }
         let parts: u64 = digits.iter().map(|u| self.mesh[*u].size).product();
         if !dims.size(root).is_multiple_of(parts * self.mesh[u].size) {

@@ -5,7 +5,7 @@
 //! flow on, because every use is linear and ends in a sum that happens anyway; pass 3 (backward) finds small values that
 //! someone needs whole; pass 4 (forward) places every op and inserts reshards. The rules and what each saves are in `docs/sharding.md`.
 
-use crate::plan::{Chooser, Lists, Tiers};
+use crate::plan::{Chooser, Lists, Tiers, Zero};
 use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Node, Origin, Phase, Value};
@@ -26,9 +26,7 @@ pub enum Rows {
 /// Chooses shardings and inserts reshards.
 pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharded {
     let mut chooser = Chooser::new(mesh, lists, &graph.body.dims);
-    for p in &graph.params {
-        chooser.choose(&graph.body.dims, &p.ty.dims, Tiers::All);
-    }
+    chooser.params_first(&graph);
     let rules: Vec<Algebra> = graph.body.values().map(|v| algebra(&graph.body, v)).collect();
     let choice: Vec<Vec<Option<usize>>> = graph
         .body
@@ -48,6 +46,8 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     let reports: Vec<Value> = graph.loss.iter().copied().chain(graph.losses.iter().chain(&graph.metrics).map(|r| r.value)).collect();
     let terms = graph.body.values().filter(update).flat_map(|v| graph.body[v].args.clone()).filter(|a| !update(a) && !graph.body[*a].op.is_source());
     let sinks: Vec<Value> = graph.grads.iter().map(|g| g.1).chain(reports.iter().copied()).chain(terms).collect();
+    let mut is_gradient = vec![false; graph.body.nodes.len()];
+    graph.grads.iter().for_each(|(_, g)| is_gradient[g.index()] = true);
     let mut users = graph.body.users();
     let mut is_sink = vec![false; graph.body.nodes.len()];
     for s in sinks.iter().filter(|v| !update(v)) {
@@ -67,6 +67,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         choice: &choice,
         users: &users,
         is_sink: &is_sink,
+        is_gradient: &is_gradient,
         chooser,
         natural: vec![],
         later: vec![],
@@ -183,6 +184,7 @@ struct Propagation<'a> {
     choice: &'a [Vec<Option<usize>>],
     users: &'a [Vec<(Value, usize)>],
     is_sink: &'a [bool],
+    is_gradient: &'a [bool],
     chooser: Chooser<'a>,
     natural: Vec<Vec<Natural>>,
     later: Vec<Vec<bool>>,
@@ -367,13 +369,16 @@ impl Propagation<'_> {
         }
         let (dims, origin, name) = (node.ty.dims.clone(), node.origin.clone(), node.op.name());
         let placed = self.emit(Node { args, ..node }, result.clone(), None);
-        if self.is_sink[v.index()] || self.random.is_some() {
+        let shared = self.is_shared(v) && !self.sums_stages(v);
+        if (self.is_sink[v.index()] || self.random.is_some()) && !shared {
             return placed;
         }
         let rest = self.rest(&dims, Tiers::All);
         let mut to = result;
         for u in self.mesh.ids() {
-            if to[u].is_partial() && !self.keeps(v, u) {
+            if shared && to[u].is_partial() && matches!(rest[u], Placement::Split(_)) && self.mesh[u].axis != Axis::Microbatch {
+                to[u] = rest[u];
+            } else if !shared && to[u].is_partial() && !self.keeps(v, u) {
                 to[u] = if self.whole[v.index()][u.0 as usize] { Placement::Replicated } else { rest[u] };
             }
         }
@@ -387,6 +392,16 @@ impl Propagation<'_> {
             || self.users[v.index()]
                 .iter()
                 .all(|(c, _)| self.old[*c].op == Op::Add && self.old[*c].args.iter().filter(|a| self.passes_sum(**a, u)).count() > 1)
+    }
+
+    /// Whether ranks share a gradient out: it is summed in every microbatch to where it rests, so that what they accumulate is a part.
+    fn is_shared(&self, v: Value) -> bool {
+        self.is_gradient[v.index()] && self.chooser.lists.zero >= Zero::Gradients
+    }
+
+    /// Whether it may be a sum of what several pipeline stages have, which is taken after all microbatches.
+    fn sums_stages(&self, v: Value) -> bool {
+        self.old[v].op == Op::Add && self.mesh.size(Axis::Pp) > 1
     }
 
     /// Of a sum of many, adds the terms that are partial over the same sub-axes as an op of their own: one reduction for all.
@@ -416,6 +431,12 @@ impl Propagation<'_> {
         let current: Vec<Placement> = args.iter().map(|a| self.shardings[a.index()][u]).collect();
         if self.random.is_some() {
             return self.any_row(v, &current, u);
+        }
+        if self.is_shared(v) && self.sums_stages(v) && self.mesh[u].axis != Axis::Microbatch {
+            let rest = self.rest(&self.old[v].ty.dims, Tiers::All)[u];
+            if let Some(l) = rule.loops.iter().position(|l| matches!(rest, Placement::Split(d) if l.out == Some(d))) {
+                return Mode::Split(l);
+            }
         }
         let later = self.later[v.index()][u.0 as usize];
         let sums = current.iter().filter(|c| **c == Placement::SUM).count();

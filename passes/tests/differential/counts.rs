@@ -174,3 +174,12 @@ fn embedding_head_and_cross_entropy_with_sp() {
 fn the_loss_and_the_gradient_norm_are_one_sum_each() {
     assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Update), ["all_reduce []", "all_reduce []"]);
 }
+
+/// Nine parameters: two norms, four matrices of attention, three of the MLP.
+#[test]
+fn parameters_shared_out_by_data_are_gathered_in_both_passes_and_their_gradients_scattered() {
+    let counts = layer_over(Axis::Dp, LLAMA.0, WIDE_LLAMA, "dp2 zero3 m2");
+    // Volumes are of weights, not of activations.
+    let counts: Vec<&str> = counts.split(" / ").filter_map(|phase| phase.split(" (").next()).collect();
+    assert_eq!(counts, ["9 AG", "9 AG 9 RS", "-"]);
+}

@@ -9,7 +9,7 @@ mod blocks;
 
 use crate::harness::{Case, Data, Range, Ranges};
 use ir::random::mix;
-use passes::plan::CpComm;
+use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::schedule::Schedule;
 use std::fmt::Write;
@@ -75,6 +75,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         etp: None,
         pp,
         sp: dice.chance(50),
+        // By dice of its own, so that models stay as they are.
+        zero: Dice(mix(!seed)).pick(&[Zero::None, Zero::Params]),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule: dice.pick(&[Schedule::GPipe, Schedule::OneFOneB]),

@@ -10,7 +10,7 @@ use ir::op::{DType, Op, Scalar};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
-use passes::plan::{CpComm, SequenceParallel};
+use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::schedule::Schedule;
 use runtime::host::Tensor;
@@ -28,6 +28,7 @@ pub struct Case {
     pub etp: Option<u64>,
     pub pp: u64,
     pub sp: bool,
+    pub zero: Zero,
     pub micro_batch: u64,
     pub global_batch: u64,
     pub schedule: Schedule,
@@ -60,6 +61,7 @@ impl Default for Case {
             etp: None,
             pp: 1,
             sp: false,
+            zero: Zero::None,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
@@ -116,6 +118,7 @@ pub fn options(case: &Case) -> Options {
         etp: case.etp,
         pp: case.pp,
         sp: if case.sp { SequenceParallel::On } else { SequenceParallel::Off },
+        zero: case.zero,
         micro_batch: case.micro_batch,
         global_batch: case.global_batch,
         schedule: case.schedule,

@@ -1,7 +1,7 @@
 //! The models of `models/`, at small sizes, on many meshes.
 
 use crate::harness::{Case, Data, check};
-use passes::plan::CpComm;
+use passes::plan::{CpComm, Zero};
 use passes::schedule::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -28,6 +28,7 @@ pub fn case(words: &str) -> Case {
             "ulysses" => case.cp_comm = CpComm::AllToAll,
             "pp" => case.pp = number(),
             "sp" => case.sp = true,
+            "zero" => case.zero = Zero::ALL[number() as usize],
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
             "gpipe" => case.schedule = Schedule::GPipe,
@@ -151,4 +152,10 @@ fn the_other_models_agree() {
         &[("vocab", "21"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "8"), ("layers", "2"), ("seq", "4")][..],
     );
     on(nemotron, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
+}
+
+#[test]
+fn parameters_that_data_parallel_ranks_share_out_agree() {
+    on(GPT2, &[], &["dp2 zero3 m2", "dp4 tp2 zero3 sp m2", "dp2 pp2 zero3 m2", "dp2 tp2 pp2 zero3 sp m2"]);
+    on(LLAMA, &[("tied", "true")], &["dp2 pp2 zero3 m2", "dp3 zero3"]);
 }

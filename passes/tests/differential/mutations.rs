@@ -14,6 +14,7 @@ fn samples() -> Vec<Sharded> {
     let mut out = vec![
         compiled(GPT2.0, GPT2.1, &case("dp2 tp2 sp m2")).sharded,
         compiled(LLAMA.0, LLAMA.1, &case("tp4 sp m2")).sharded,
+        compiled(LLAMA.0, LLAMA.1, &case("dp2 tp2 zero3 m2")).sharded,
         compiled(GPT2.0, &[GPT2.1, &[("vocab", "23")]].concat(), &case("tp4")).sharded,
     ];
     for seed in 0..12 {
