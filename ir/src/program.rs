@@ -297,10 +297,33 @@ pub struct Call {
     pub microbatch: u32,
 }
 
+/// An ordered queue of commands. A rank issues its step in one order (calls as scheduled, commands as listed); each command
+/// goes to its stream, which runs its own in the order of issue and, events apart, waits for no other stream. Nothing joins
+/// streams where a call or phase ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stream {
+    /// Everything but communication, and any of that.
     Compute,
-    Communication,
+    /// Collectives within a pass over a microbatch.
+    Tensor,
+    /// Collectives of gradients, parameters and reports.
+    Data,
+    Send,
+    Receive,
+}
+
+impl Stream {
+    pub const ALL: [Stream; 5] = [Stream::Compute, Stream::Tensor, Stream::Data, Stream::Send, Stream::Receive];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Compute => "compute",
+            Stream::Tensor => "tensor",
+            Stream::Data => "data",
+            Stream::Send => "send",
+            Stream::Receive => "receive",
+        }
+    }
 }
 
 /// A command with its queue and the reason it is there.
@@ -366,11 +389,12 @@ pub enum Action {
         report: u32,
         src: Place,
     },
-    /// Marks this point of the stream.
+    /// Marks this point of the stream. Events are the program's: they live across calls and phases, and each is always
+    /// recorded on one stream.
     Record {
         event: u32,
     },
-    /// Holds the stream until the event's last record in this call is reached.
+    /// Holds the stream until the event's last record issued before is reached; goes on if there is none.
     Wait {
         event: u32,
     },

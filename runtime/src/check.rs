@@ -10,7 +10,7 @@ use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
+use ir::program::{Action, Arena, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
@@ -48,9 +48,8 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
             ensure(known, || "it names no axis of ranks".into()).map_err(at(format!("program {p}, group {g}")))?;
         }
         for body in &program.bodies {
-            let mut recorded = vec![];
             for (c, command) in body.commands.iter().enumerate() {
-                action_sound(job, program, body, &command.action, &mut recorded).map_err(at(format!("program {p}, {} command {c}", body.name)))?;
+                action_sound(job, program, &command.action).map_err(at(format!("program {p}, {} command {c}", body.name)))?;
             }
         }
     }
@@ -317,7 +316,7 @@ fn place_sound(mesh: &Mesh, program: &Program, place: &Place, dtype: DType, coun
     })
 }
 
-fn action_sound(job: &Job, program: &Program, body: &Body, action: &Action, recorded: &mut Vec<u32>) -> Checked {
+fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
     let mesh = &job.mesh;
     match action {
         Action::Launch { kernel, args, scalars } => {
@@ -373,11 +372,6 @@ fn action_sound(job: &Job, program: &Program, body: &Body, action: &Action, reco
             ensure((*report as usize) < job.reports.len(), || format!("there is no report {report}"))?;
             place_sound(mesh, program, src, DType::F32, 1)
         }
-        Action::Record { event } => {
-            recorded.push(*event);
-            Ok(())
-        }
-        // In order of the list, a wait for what comes later would wait forever.
-        Action::Wait { event } => ensure(recorded.contains(event), || format!("{} waits for event {event} before it is recorded", body.name)),
+        Action::Record { .. } | Action::Wait { .. } => Ok(()),
     }
 }

@@ -1,12 +1,13 @@
 //! One call of a body: the order of reads and writes, and the memory of temporary buffers.
 
 use super::access::{Access, Effect, Reader, per_microbatch};
+use super::races::Trace;
 use super::region::Cover;
 use super::replicas::Flow;
 use super::{At, Checked, JobError, ensure};
 use crate::op::Real;
 use crate::program::{Action, Arena, Body, Buffer, BufferId, Content};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// What a body does to a buffer that outlives its calls: numbers of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,17 +58,18 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow), JobError> {
+pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None };
-    let mut events = BTreeSet::new();
     let mut flow = Flow::new();
+    let mut trace = Trace::default();
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
         let here = |what: String| at.command(k, command).error(what);
         let accesses = reader.accesses(action).map_err(here)?;
         flow.push(reader.program, reader.kernels, k, action, &accesses);
+        trace.push(reader.program, &accesses);
         for access in &accesses {
             let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
             life.last = k;
@@ -86,11 +88,13 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow), J
                 }
             }
             Action::Report { report, .. } => summary.reports.push((k, *report)),
-            Action::Record { event } => {
-                events.insert(*event);
-            }
-            Action::Wait { event } => ensure(events.contains(event), || format!("event {event} was not recorded before")).map_err(here)?,
-            Action::Launch { .. } | Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } | Action::Load { .. } => {}
+            Action::Launch { .. }
+            | Action::Collective { .. }
+            | Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Load { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => {}
         }
     }
     for (id, life) in &lives {
@@ -110,7 +114,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow), J
         summary.touches.insert(*id, life.touch.clone());
     }
     apart(buffers, &lives, at)?;
-    Ok((summary, flow))
+    Ok((summary, flow, trace))
 }
 
 fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {

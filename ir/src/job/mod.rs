@@ -1,7 +1,8 @@
 //! The verifier of programs: what it accepts runs on all ranks to its end, whoever made it.
 //!
-//! It looks at nothing but the [`Job`]: not at the graphs that it came from, nor at how passes think. Commands of a body take
-//! effect in the order of their list, as executors run them; sizes, places and messages do not depend on data.
+//! It looks at nothing but the [`Job`]: not at the graphs that it came from, nor at how passes think. Sizes, places and messages
+//! do not depend on data. Operands, memory and replicas are looked at as if commands took effect in the order in which a rank issues them; that
+//! every order which streams and events leave open comes to the same is a proof of its own ([`races`]).
 //!
 //! **Invariants of operands** (each command, at all coordinates):
 //! - A kernel keeps its own invariants ([`Kernel::verify`](crate::kernel::Kernel::verify)). A launch passes as many places and
@@ -23,7 +24,10 @@
 //! - Parameters and states change in updates alone, and once; a read finds the old or the new value, never some of each. Where
 //!   states are kept, all are renewed.
 //! - Every report is issued once in training on every rank; in evaluation on all ranks alike, the loss always.
-//! - An event is recorded before it is waited for, in the same call.
+//!
+//! **Invariants of streams** (each rank, [`races`]):
+//! - Two commands that touch the same bytes, one of them writing, are ordered by their stream or by events.
+//! - What goes to one group, channel or event goes through one stream.
 //!
 //! **Invariants of communication** (all ranks together):
 //! - Members of groups exist and agree on each other.
@@ -44,19 +48,29 @@
 //! (only it takes from its mailboxes, only it puts into theirs), so every order of turns comes to the same end. For the
 //! same reason phases may follow each other without a barrier, as each begins and ends with empty mailboxes.
 //!
+//! The play takes each rank's commands in order of issue, as if they were on one stream. **Lemma**: if that comes to its end, so does every
+//! run with streams, and the same messages and collectives meet. A group, a channel to send on and one to receive from have one stream
+//! each ([`races`]), so the n-th of each rank is the same command in every run. Let T be the commands of all ranks in the order of the play, and suppose
+//! that a run with streams stands still before its end. Take the first command of T that it has not done. What is before it on its stream, and the
+//! records that its waits are for, were issued earlier by its rank, hence are earlier in T, and done; so its stream has come to it. If it is a receive, the matching
+//! send is earlier in T; if it is a send, so are the receives that made room for it; if it is a collective, what every other member issues before
+//! is, so the other members' streams have come to it too. So it can go on, which is a contradiction. Hence an executor may
+//! take ranks' lists as they are, or every stream by itself, and both come to the same end.
+//!
 //! **Invariants of replicas** (all ranks of a stage, [`replicas`]):
 //! - Reports are the same on all ranks, and copies of parameters and states stay equal: what differs along an axis was joined
 //!   along it. What is joined along an axis is not reduced along it again.
 //!
 //! Not shown: that programs compute what the local graphs say, where copies agree all the same (a maximum that is not shared
 //! before a sum that is); that messages of equal type and the same channel are not exchanged for each other; what differs
-//! within a message of several values; and that events order two streams, as long as executors run commands in the order of their list.
+//! within a message of several values.
 
 mod access;
 mod body;
 mod exchange;
 mod held;
 mod order;
+mod races;
 mod region;
 mod replicas;
 #[cfg(test)]
@@ -69,6 +83,7 @@ use crate::program::{Action, Call, CallSchedule, Command, Job, Program};
 use access::{Facts, Reader};
 use body::Summary;
 use exchange::{Events, Play};
+use races::Trace;
 use replicas::Flow;
 use std::fmt;
 
@@ -165,6 +180,7 @@ impl Phase {
 struct Class {
     bodies: Vec<Summary>,
     flows: Vec<Flow>,
+    traces: Vec<Trace>,
     events: Events,
 }
 
@@ -193,6 +209,7 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
         if !checked.contains(&(stage.program, &stage.schedule)) {
             let reports = order::check(job, program, &stage.schedule, &class.bodies, &at)?;
             let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
+            races::check(&job.mesh, program, &stage.schedule, &class.traces, &at)?;
             ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
             checked.push((stage.program, &stage.schedule));
         }
@@ -237,11 +254,12 @@ fn whole_params(job: &Job) -> Checked {
 fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], at: &At) -> Result<Class, JobError> {
     held::arenas(program, at)?;
     let reader = Reader { job, program, kernels };
-    let (mut bodies, mut flows) = (vec![], vec![]);
+    let (mut bodies, mut flows, mut traces) = (vec![], vec![], vec![]);
     for b in &program.bodies {
-        let (summary, flow) = body::check(&reader, b, &at.of(&b.name))?;
+        let (summary, flow, trace) = body::check(&reader, b, &at.of(&b.name))?;
         bodies.push(summary);
         flows.push(flow);
+        traces.push(trace);
     }
-    Ok(Class { bodies, flows, events: Events::new(program) })
+    Ok(Class { bodies, flows, traces, events: Events::new(program) })
 }

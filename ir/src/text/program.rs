@@ -131,7 +131,7 @@ fn place(io: &mut Io, p: &mut Place) -> Result {
 }
 
 fn command(io: &mut Io, c: &mut Command) -> Result {
-    io.variant(&mut c.stream, "a stream", &[("compute", Stream::Compute), ("communication", Stream::Communication)])?;
+    io.variant(&mut c.stream, "a stream", &Stream::ALL.map(|s| (s.name(), s)))?;
     io.lit(" ")?;
     action(io, &mut c.action)?;
     origin(io, &mut c.origin)?;

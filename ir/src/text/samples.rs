@@ -268,7 +268,7 @@ pub fn program() -> Program {
                     }),
                     command(Action::Record { event: 0 }),
                     Command {
-                        stream: Stream::Communication,
+                        stream: Stream::Tensor,
                         reason: Some("proj needs its operand whole".into()),
                         ..command(Action::Collective {
                             kind: Collective::AllReduce(Reduce::Sum),

@@ -343,7 +343,7 @@ fn a_program_in_text() {
           compute load input 0 to x index [[2] + 2*dp, [8]]  // forward layers.3.proj layer 3 @0:23:11+6
           compute launch kernel 0 [layers.3.w, x @16 + 64*tp.0 + 32*tp.1] scalars [seed, linear 8*dp]  // forward layers.3.proj layer 3 @0:23:11+6
           compute record 0  // forward layers.3.proj layer 3 @0:23:11+6
-          communication collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
+          tensor collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
           compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
         body backward kind backward
           compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6

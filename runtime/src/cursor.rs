@@ -1,0 +1,80 @@
+//! Where a stream of a rank is in the order of issue.
+
+use crate::comm::{Phase, Position};
+use crate::executor::calls;
+use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
+
+/// Walks through the commands of one stream, or of all of them as one list, phase after phase.
+#[derive(Clone, Debug)]
+pub struct Cursor {
+    /// None: all commands, whatever their stream.
+    stream: Option<Stream>,
+    pub at: Position,
+    /// Records of each event that were issued before this place, on whatever stream.
+    issued: Vec<u64>,
+}
+
+impl Cursor {
+    pub fn new(program: &Program, stream: Option<Stream>) -> Cursor {
+        Cursor { stream, at: Position::default(), issued: vec![0; events(program)] }
+    }
+
+    pub fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+
+    /// Goes to the start of a phase, from the end of another.
+    pub fn begin(&mut self, phase: Phase) {
+        self.at = Position { phase, call: 0, command: 0 };
+    }
+
+    /// The next command of the stream in this phase, with its call. The cursor then stands at it.
+    pub fn next<'a>(&mut self, program: &'a Program, schedule: &'a CallSchedule) -> Option<(&'a Call, &'a Command)> {
+        let list = calls(schedule, self.at.phase);
+        while let Some(call) = list.get(self.at.call as usize) {
+            let commands = &program.bodies[call.body.index()].commands;
+            while let Some(command) = commands.get(self.at.command as usize) {
+                if self.stream.is_none_or(|s| s == command.stream) {
+                    return Some((call, command));
+                }
+                self.pass(command);
+            }
+            (self.at.call, self.at.command) = (self.at.call + 1, 0);
+        }
+        None
+    }
+
+    /// Goes on behind the command that [`Cursor::next`] gave.
+    pub fn pass(&mut self, command: &Command) {
+        if let Action::Record { event } = command.action {
+            self.issued[event as usize] += 1;
+        }
+        self.at.command += 1;
+    }
+
+    /// How often an event must have been reached for a wait here to end.
+    pub fn due(&self, event: u32) -> u64 {
+        self.issued[event as usize]
+    }
+}
+
+/// The number of events of a program; they count from 0.
+pub fn events(program: &Program) -> usize {
+    let events = program.bodies.iter().flat_map(|b| &b.commands).filter_map(|c| match c.action {
+        Action::Record { event } | Action::Wait { event } => Some(event as usize + 1),
+        Action::Launch { .. }
+        | Action::Collective { .. }
+        | Action::Send { .. }
+        | Action::Recv { .. }
+        | Action::Fill { .. }
+        | Action::Load { .. }
+        | Action::Report { .. } => None,
+    });
+    events.max().unwrap_or(0)
+}
+
+/// The streams that a program uses, in the order of [`Stream::ALL`].
+pub fn streams(program: &Program) -> Vec<Stream> {
+    let used = |s: &Stream| program.bodies.iter().flat_map(|b| &b.commands).any(|c| c.stream == *s);
+    Stream::ALL.into_iter().filter(used).collect()
+}
