@@ -1,6 +1,5 @@
 //! What can be typed.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -149,9 +148,12 @@ pub struct CompileArgs {
     /// Sequence parallelism: between the tensor-parallel regions activations are split along the sequence
     #[arg(long, help_heading = "Mesh")]
     pub sp: bool,
-    /// What data-parallel ranks share out: 0 nothing, 3 parameters, gradients and optimizer states (ZeRO-3, FSDP).
-    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = PossibleValuesParser::new(["0", "3"]))]
-    pub zero: String,
+    /// What data-parallel ranks share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP).
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "use_distributed_optimizer")]
+    pub zero: Option<u8>,
+    /// The same as `--zero 1`.
+    #[arg(long)]
+    pub use_distributed_optimizer: bool,
     /// Pipeline stages
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub pp: u64,

@@ -79,7 +79,7 @@ fn options(args: &CompileArgs) -> Options {
             CpComm::A2a => passes::plan::CpComm::AllToAll,
         },
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
-        zero: if args.zero == "3" { Zero::Params } else { Zero::None },
+        zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
         schedule: match args.pipeline_schedule {

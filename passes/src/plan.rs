@@ -16,9 +16,9 @@ pub struct Lists {
     /// For attention, in place of `tiers`.
     pub attention: Vec<(Axis, Vec<Vec<Dim>>)>,
     pub zero: Zero,
-    /// Dims that dp splits for parameters' sake alone: their digits are those of parameters, so that every graph over the same
-    /// parameters, whatever its ops, has them rest alike.
-    pub of_params: Vec<Dim>,
+    /// Per axis, the dims that it splits for the sake of what `zero` shares out alone, as one more tier. Their digits are those of
+    /// parameters, so that every graph over the same parameters, whatever its ops, has them rest alike.
+    pub shared: Vec<(Axis, Vec<Dim>)>,
 }
 
 impl Lists {
@@ -86,15 +86,14 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero:
         out
     };
     let entry = |axis: &str| plan.get(axis).map_or(vec![], |e| e.tiers.iter().map(|t| resolve(t)).collect::<Vec<_>>());
-    let (mut tiers, mut of_params) = (vec![], vec![]);
+    let (mut tiers, mut shared) = (vec![], vec![]);
     for axis in [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep, Axis::Etp] {
         let mut list = entry(axis.name());
         if axis == Axis::Tp && sp == SequenceParallel::On {
             list.extend(entry("sp"));
         }
-        if axis == Axis::Dp && zero == Zero::Params {
-            of_params = dims_of_params(graph, &list);
-            list.push(of_params.clone());
+        if matches!(axis, Axis::Dp | Axis::Cp) && zero >= Zero::States {
+            shared.push((axis, dims_of_params(graph, &list)));
         }
         tiers.push((axis, list));
     }
@@ -110,7 +109,7 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero:
             attention.push((axis, entry(Axis::Tp.name()).into_iter().take(1).collect()));
         }
     }
-    Lists { tiers, attention, zero, of_params }
+    Lists { tiers, attention, zero, shared }
 }
 
 /// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
@@ -137,7 +136,7 @@ pub struct Chooser<'a> {
     pub mesh: &'a Mesh,
     pub lists: &'a Lists,
     pub digits: Digits,
-    /// Parameters have chosen: see [`Lists::of_params`].
+    /// Parameters have chosen: see [`Lists::shared`].
     ops: bool,
 }
 
@@ -149,7 +148,7 @@ impl<'a> Chooser<'a> {
     /// Gives parameters, in text order, the first choice.
     pub fn params_first(&mut self, graph: &Graph) {
         for p in &graph.params {
-            self.choose(&graph.body.dims, &p.ty.dims, Tiers::All);
+            self.choose(&graph.body.dims, &p.ty.dims, Tiers::States);
         }
         self.ops = true;
     }
@@ -161,7 +160,8 @@ impl<'a> Chooser<'a> {
         if digits.contains(&u) {
             return true;
         }
-        if self.ops && self.mesh[u].axis == Axis::Dp && self.lists.of_params.contains(&root) {
+        let axis = self.mesh[u].axis;
+        if self.ops && self.lists.shared.iter().any(|(a, dims)| *a == axis && dims.contains(&root)) {
             return false;
         }
         let parts: u64 = digits.iter().map(|u| self.mesh[*u].size).product();
@@ -185,11 +185,16 @@ impl<'a> Chooser<'a> {
         for (axis, list) in lists.tiers.iter().filter(|t| !matches!(t.0, Axis::Ep | Axis::Etp)) {
             let other = lists.attention.iter().find(|t| t.0 == *axis && tiers == Tiers::Attention);
             let list = match tiers {
-                Tiers::All | Tiers::Attention => other.map_or(&list[..], |t| &t.1),
+                Tiers::All | Tiers::States | Tiers::Attention => other.map_or(&list[..], |t| &t.1),
                 Tiers::First => &list[..list.len().min(1)],
             };
+            let shared = lists.shared.iter().find(|t| t.0 == *axis).map(|t| &t.1).filter(|_| match tiers {
+                Tiers::States => true,
+                Tiers::All | Tiers::Attention => *axis == Axis::Dp && lists.zero == Zero::Params,
+                Tiers::First => false,
+            });
             let open: Vec<SubAxis> = mesh.of(*axis).filter(|u| out[u.0 as usize].is_none()).collect();
-            for tier in list {
+            for tier in list.iter().chain(shared) {
                 let mut any = false;
                 for u in &open {
                     let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, *u, *d));
@@ -210,6 +215,8 @@ impl<'a> Chooser<'a> {
 pub enum Tiers {
     All,
     First,
+    /// For what a step does once with gradients, parameters and states.
+    States,
     /// All, with what the plan says of attention in particular.
     Attention,
 }

@@ -36,6 +36,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
             let dims: Vec<Dim> = loops.iter().filter(|l| l.kind != LoopKind::Block).flat_map(Loop::dims).collect();
             let tiers = match graph.body[v].op {
                 Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => Tiers::Attention,
+                _ if graph.body[v].origin.phase == Phase::Update => Tiers::States,
                 _ => Tiers::All,
             };
             let chosen = chooser.choose(&graph.body.dims, &dims, tiers);
@@ -93,9 +94,9 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     let end = |origin: &Origin| Origin { phase: Phase::Update, ..origin.clone() };
     for (param, g) in &graph.grads {
         let dims = &graph.params[*param as usize].ty.dims;
-        let rest = p.rest(dims, Tiers::All);
+        let rest = p.rest(dims, Tiers::States);
         let origin = end(&graph.body[*g].origin);
-        sums[g.index()] = p.reshard(p.current[g.index()], &rest, &origin, "the gradient rests with its parameter");
+        sums[g.index()] = p.reshard(p.current[g.index()], &rest, &origin, "the gradient is needed where the optimizer state rests");
     }
     for v in reports.iter().copied().filter(|v| !update(v)) {
         let rest = Sharding::replicated(mesh);
@@ -108,10 +109,12 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     }
     let mut ends: HashMap<Value, Value> = HashMap::new();
     for u in &graph.updates {
-        let rest = p.rest(&graph.params[u.param as usize].ty.dims, Tiers::All);
-        for v in std::iter::once(u.new).chain(u.states.iter().copied()) {
+        let dims = &graph.params[u.param as usize].ty.dims;
+        let (param, state) = (p.rest(dims, Tiers::All), p.rest(dims, Tiers::States));
+        let states = u.states.iter().map(|v| (*v, &state));
+        for (v, rest) in std::iter::once((u.new, &param)).chain(states) {
             let origin = graph.body[v].origin.clone();
-            ends.insert(v, p.reshard(p.current[v.index()], &rest, &origin, "the new value rests where the old one did"));
+            ends.insert(v, p.reshard(p.current[v.index()], rest, &origin, "the new value rests where the old one did"));
         }
     }
     for v in reports.into_iter().filter(update).chain(graph.grad_norm) {
@@ -307,7 +310,8 @@ impl Propagation<'_> {
         if node.op.is_source() {
             let sharding = match node.op {
                 Op::Input(_) => self.rest(&node.ty.dims, Tiers::First),
-                Op::Param(_) | Op::State(..) | Op::Uniform { .. } => self.rest(&node.ty.dims, Tiers::All),
+                Op::State(..) => self.rest(&node.ty.dims, Tiers::States),
+                Op::Param(_) | Op::Uniform { .. } => self.rest(&node.ty.dims, Tiers::All),
                 _ => Sharding::replicated(self.mesh),
             };
             return self.emit(node, sharding, None);
@@ -370,7 +374,7 @@ impl Propagation<'_> {
         if (self.is_sink[v.index()] || self.random.is_some()) && !shared {
             return placed;
         }
-        let rest = self.rest(&dims, Tiers::All);
+        let rest = self.rest(&dims, self.tiers_of(v));
         let mut to = result;
         for u in self.mesh.ids() {
             if shared && to[u].is_partial() && matches!(rest[u], Placement::Split(_)) && self.mesh[u].axis != Axis::Microbatch {
@@ -394,6 +398,11 @@ impl Propagation<'_> {
     /// Whether ranks share a gradient out: it is summed in every microbatch to where it rests, so that what they accumulate is a part.
     fn is_shared(&self, v: Value) -> bool {
         self.is_gradient[v.index()] && self.chooser.lists.zero >= Zero::Gradients
+    }
+
+    /// Where a value rests once it is complete.
+    fn tiers_of(&self, v: Value) -> Tiers {
+        if self.is_shared(v) || self.old[v].origin.phase == Phase::Update { Tiers::States } else { Tiers::All }
     }
 
     /// Whether it may be a sum of what several pipeline stages have, which is taken after all microbatches.
@@ -430,7 +439,7 @@ impl Propagation<'_> {
             return self.any_row(v, &current, u);
         }
         if self.is_shared(v) && self.sums_stages(v) && self.mesh[u].axis != Axis::Microbatch {
-            let rest = self.rest(&self.old[v].ty.dims, Tiers::All)[u];
+            let rest = self.rest(&self.old[v].ty.dims, Tiers::States)[u];
             if let Some(l) = rule.loops.iter().position(|l| matches!(rest, Placement::Split(d) if l.out == Some(d))) {
                 return Mode::Split(l);
             }

@@ -5,6 +5,7 @@ use crate::models::{LLAMA, case};
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
 use ir::op::{Op, Reshard};
+use ir::program::{Arena, Content};
 use ir::sharded::Sharded;
 
 const GPT2: (&str, &[(&str, &str)]) =
@@ -175,11 +176,39 @@ fn the_loss_and_the_gradient_norm_are_one_sum_each() {
     assert_eq!(outside(GPT2.0, GPT2.1, "tp2", Phase::Update), ["all_reduce []", "all_reduce []"]);
 }
 
-/// Nine parameters: two norms, four matrices of attention, three of the MLP.
-#[test]
-fn parameters_shared_out_by_data_are_gathered_in_both_passes_and_their_gradients_scattered() {
-    let counts = layer_over(Axis::Dp, LLAMA.0, WIDE_LLAMA, "dp2 zero3 m2");
+/// As [`layer_over`] dp, of a Llama layer's nine parameters: two norms, four matrices of attention, three of the MLP.
+fn shared_out(words: &str) -> String {
+    let counts = layer_over(Axis::Dp, LLAMA.0, WIDE_LLAMA, words);
     // Volumes are of weights, not of activations.
-    let counts: Vec<&str> = counts.split(" / ").filter_map(|phase| phase.split(" (").next()).collect();
-    assert_eq!(counts, ["9 AG", "9 AG 9 RS", "-"]);
+    counts.split(" / ").map(|phase| phase.split(" (").next().unwrap_or(phase)).collect::<Vec<_>>().join(" / ")
+}
+
+#[test]
+fn gradients_are_reduced_once_per_step_unless_they_are_shared_out() {
+    assert_eq!(shared_out("dp2 m2"), "- / - / 9 AR");
+    assert_eq!(shared_out("dp2 zero1 m2"), "- / - / 9 AG 9 RS");
+    assert_eq!(shared_out("dp2 zero2 m2"), "- / 9 RS / 9 AG");
+}
+
+#[test]
+fn parameters_shared_out_are_gathered_in_both_passes_and_their_gradients_scattered() {
+    assert_eq!(shared_out("dp2 zero3 m2"), "9 AG / 9 AG 9 RS / -");
+}
+
+/// Bytes per parameter that a rank keeps for parameters, AdamW's states and gradients, the numbers of other dims than parameters' left out.
+fn bytes_per_parameter(words: &str) -> f64 {
+    let job = compiled(LLAMA.0, WIDE_LLAMA, &case(words)).job;
+    let elements: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
+    let kept = job.programs[0].buffers.iter().filter(|b| b.arena == Arena::Persistent && !b.dims.is_empty());
+    let kept = kept.filter(|b| !matches!(b.content, Content::Table { .. }));
+    kept.map(|b| b.bytes()).sum::<u64>() as f64 / elements as f64
+}
+
+/// In f32: 4 for the parameter, 4 for its gradient, 8 for its states. Where states alone are shared out, the gradient's sum is one more part.
+#[test]
+fn what_ranks_share_out_they_keep_a_part_of() {
+    assert_eq!(bytes_per_parameter("dp4 m2"), 16.0);
+    assert_eq!(bytes_per_parameter("dp4 zero1 m2"), 8.0 + 12.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp4 zero2 m2"), 4.0 + 12.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp4 zero3 m2"), 16.0 / 4.0);
 }

@@ -76,7 +76,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         pp,
         sp: dice.chance(50),
         // By dice of its own, so that models stay as they are.
-        zero: Dice(mix(!seed)).pick(&[Zero::None, Zero::Params]),
+        zero: Dice(mix(!seed)).pick(&Zero::ALL),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule: dice.pick(&[Schedule::GPipe, Schedule::OneFOneB]),

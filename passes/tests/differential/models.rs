@@ -159,3 +159,9 @@ fn parameters_that_data_parallel_ranks_share_out_agree() {
     on(GPT2, &[], &["dp2 zero3 m2", "dp4 tp2 zero3 sp m2", "dp2 pp2 zero3 m2", "dp2 tp2 pp2 zero3 sp m2"]);
     on(LLAMA, &[("tied", "true")], &["dp2 pp2 zero3 m2", "dp3 zero3"]);
 }
+
+#[test]
+fn optimizer_states_and_gradients_that_data_parallel_ranks_share_out_agree() {
+    on(GPT2, &[], &["dp2 zero1 m2", "dp2 zero2 m2", "dp4 tp2 zero1 sp m2", "dp4 tp2 zero2 sp m2", "dp2 tp2 pp2 zero2 sp m2"]);
+    on(LLAMA, &[("tied", "true")], &["dp2 pp2 zero1 m2", "dp2 pp2 zero2 m2", "dp2 cp2 zero1 m2", "dp2 cp2 zero2", "dp2 cp2 zero3"]);
+}
