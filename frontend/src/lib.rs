@@ -9,6 +9,7 @@ pub mod ast;
 mod build;
 mod elab;
 mod format;
+mod imports;
 mod library;
 mod names;
 mod parse;
@@ -80,67 +81,16 @@ pub fn elaborate(sources: &mut Sources, ast: &Ast, options: &Options, loader: Lo
 
 fn run(sources: &mut Sources, ast: &Ast, options: &Options, loader: Loader<'_>, mut errors: Vec<Diagnostic>) -> Result<Elaborated, Vec<Diagnostic>> {
     errors.extend(one_model(sources, ast, &errors));
-    let mut imports = vec![];
-    for item in &ast.items {
-        let StmtKind::Import { path, alias } = &item.kind else { continue };
-        match loader(&path.text) {
-            Ok(text) => {
-                let (imported, mut found) = parse_all(sources, &path.text, &text);
-                errors.append(&mut found);
-                errors.extend(nested_import(&imported));
-                imports.push((imported, alias.clone()));
-            }
-            Err(why) => {
-                let e = Diagnostic::error("E0412", format!("cannot import \"{}\": {why}", path.text)).label(path.span, "imported here");
-                errors.push(e.help("the path is relative to the importing file"));
-            }
-        }
-    }
+    let name = sources.files.get(usize::from(ast.file)).map_or_else(String::new, |f| f.name.clone());
+    let imports = imports::read(sources, &name, ast, loader, &mut errors);
     let library = library::parse_library(sources);
     let incomplete = !errors.is_empty();
-    errors.extend(import_clashes(&imports));
-    errors.extend(scope::check(ast, &known(&imports, &library), incomplete));
-    for (imported, _) in &imports {
-        errors.extend(scope::check(imported, &known(&[], &library), incomplete));
+    let files = [(ast, &imports.links)].into_iter().chain(imports.files.iter().map(|f| (&f.ast, &f.links)));
+    for (ast, links) in files {
+        errors.extend(imports.clashes(links));
+        errors.extend(scope::check(ast, &imports.known(links, &library), incomplete));
     }
-    let imports: Vec<elab::Import<'_>> = imports.iter().map(|(ast, alias)| elab::Import { ast, alias: alias.clone() }).collect();
     elab::elaborate(ast, &imports, &library, options, errors)
-}
-
-/// The functions that a file can call beside its own.
-fn known(imports: &[(Ast, Option<ast::Ident>)], library: &[Ast]) -> scope::Known {
-    let open = imports.iter().filter(|(_, alias)| alias.is_none()).map(|(ast, _)| ast);
-    let mut functions: Vec<std::rc::Rc<str>> = open.chain(library).flat_map(functions).map(|f| f.name.clone()).collect();
-    functions.extend(elab::PRIMITIVES.iter().map(|n| (*n).into()));
-    scope::Known { functions, modules: imports.iter().filter_map(|(_, alias)| alias.as_ref().map(|a| a.name.clone())).collect() }
-}
-
-/// Names of the functions at the top of a file.
-fn functions(ast: &Ast) -> impl Iterator<Item = &ast::Ident> {
-    ast.items.iter().filter_map(|i| if let StmtKind::Fn(f) = &i.kind { Some(&f.name) } else { None })
-}
-
-/// An imported file brings functions of its own only.
-fn nested_import(imported: &Ast) -> Option<Diagnostic> {
-    let span = imported.items.iter().find(|i| matches!(i.kind, StmtKind::Import { .. }))?.span;
-    let e = Diagnostic::error("E0412", "an imported file cannot import another one").label(span, "in an imported file");
-    Some(e.help("import both from the file that has the model, and pass what one needs of the other"))
-}
-
-/// Files imported without `as` must not bring one name twice.
-fn import_clashes(imports: &[(Ast, Option<ast::Ident>)]) -> Vec<Diagnostic> {
-    let mut seen: Vec<&ast::Ident> = vec![];
-    let mut out = vec![];
-    for name in imports.iter().filter(|(_, alias)| alias.is_none()).flat_map(|(ast, _)| functions(ast)) {
-        match seen.iter().find(|n| n.name == name.name && n.span.file != name.span.file) {
-            Some(first) => {
-                let e = Diagnostic::error("E0412", format!("two imported files have a function `{}`", name.name)).label(name.span, "second");
-                out.push(e.label(first.span, "first").help("`import \"file.mdl\" as m;` brings a file's functions as `m.name`"));
-            }
-            None => seen.push(name),
-        }
-    }
-    out
 }
 
 /// A compiled file has exactly one model.

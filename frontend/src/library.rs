@@ -31,7 +31,7 @@ mod tests {
             assert!(errors.is_empty(), "{name}: {errors:?}");
             asts.push(ast);
         }
-        let mut functions: Vec<std::rc::Rc<str>> = asts.iter().flat_map(crate::functions).map(|f| f.name.clone()).collect();
+        let mut functions: Vec<std::rc::Rc<str>> = asts.iter().flat_map(crate::imports::functions).map(|f| f.name.name.clone()).collect();
         functions.extend(crate::elab::PRIMITIVES.iter().map(|n| (*n).into()));
         let known = Known { functions, modules: vec![] };
         for ast in &asts {

@@ -19,6 +19,7 @@ pub use prims::PRIMITIVES;
 
 use crate::Options;
 use crate::ast::{Ast, Ident, StmtKind};
+use crate::imports::{Imports, Link};
 use ir::diag::{Diagnostic, Severity, Span};
 use ir::graph::{Body, Input, Origin, Param, Phase, Report};
 use ir::model::Model;
@@ -47,12 +48,6 @@ const MORE_STACK: usize = 4 * 1024 * 1024;
 pub struct Elaborated {
     pub model: Model,
     pub warnings: Vec<Diagnostic>,
-}
-
-/// A file whose names the main file can use.
-pub struct Import<'a> {
-    pub ast: &'a Ast,
-    pub alias: Option<Ident>,
 }
 
 /// Everything that is known while a model is evaluated.
@@ -92,13 +87,7 @@ pub struct Elab<'a> {
 ///
 /// # Errors
 /// Everything that is wrong, in the order of the text.
-pub fn elaborate(
-    ast: &Ast,
-    imports: &[Import<'_>],
-    library: &[Ast],
-    options: &Options,
-    errors: Vec<Diagnostic>,
-) -> Result<Elaborated, Vec<Diagnostic>> {
+pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Options, errors: Vec<Diagnostic>) -> Result<Elaborated, Vec<Diagnostic>> {
     let first = library.first().map_or(u16::MAX, |a| a.file);
     let mut elab = Elab {
         options,
@@ -130,10 +119,11 @@ pub fn elaborate(
         elab.report(error);
     }
     let std_frame = elab.library(library);
-    let file_frame = elab.file(ast, std_frame);
-    for import in imports {
-        elab.import(import, std_frame, file_frame);
+    let mut modules = vec![];
+    for file in &imports.files {
+        modules.push(elab.file(&file.ast, &file.links, &modules, std_frame));
     }
+    let file_frame = elab.file(ast, &imports.links, &modules, std_frame);
     let models = ast.items.iter().filter_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
     let mut settings = vec![];
     let mut sections = sections::Sections::default();
@@ -172,9 +162,24 @@ impl Elab<'_> {
         frame
     }
 
-    /// The scope of a file: its functions.
-    fn file(&mut self, ast: &Ast, parent: FrameId) -> FrameId {
-        let frame = self.frame(Some(parent));
+    /// The scope of a file: its functions, within a scope of what it imports from files that have theirs in `modules`.
+    fn file(&mut self, ast: &Ast, links: &[Link], modules: &[FrameId], std_frame: FrameId) -> FrameId {
+        let around = self.frame(Some(std_frame));
+        for link in links {
+            let module = modules[link.file];
+            match &link.alias {
+                Some(alias) => {
+                    self.frames[around.0].modules.insert(alias.name.clone(), module);
+                }
+                None => {
+                    let fns: Vec<_> = self.frames[module.0].fns.iter().map(|(n, c)| (n.clone(), c.clone())).collect();
+                    for (name, closure) in fns {
+                        self.frames[around.0].fns.entry(name).or_insert(closure);
+                    }
+                }
+            }
+        }
+        let frame = self.frame(Some(around));
         self.functions(ast, frame);
         frame
     }
@@ -184,21 +189,6 @@ impl Elab<'_> {
             if let StmtKind::Fn(function) = &item.kind {
                 let closure = value::Closure { function: function.clone(), env: frame };
                 self.frames[frame.0].fns.insert(function.name.name.clone(), closure);
-            }
-        }
-    }
-
-    fn import(&mut self, import: &Import<'_>, std_frame: FrameId, file_frame: FrameId) {
-        let module = self.file(import.ast, std_frame);
-        match &import.alias {
-            Some(alias) => {
-                self.frames[file_frame.0].modules.insert(alias.name.clone(), module);
-            }
-            None => {
-                let fns: Vec<_> = self.frames[module.0].fns.iter().map(|(n, c)| (n.clone(), c.clone())).collect();
-                for (name, closure) in fns {
-                    self.frames[file_frame.0].fns.entry(name).or_insert(closure);
-                }
             }
         }
     }
