@@ -11,17 +11,38 @@ use std::path::PathBuf;
 
 const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
 
-/// AdamW as in the cases' README.
-const TRAIN: &str = "--optimizer adamw --lr 1e-3 --lr-decay-style constant --lr-warmup-iters 0 --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-8 --weight-decay 0.1 --clip-grad 1.0";
+/// AdamW as in the cases' README, but for its epsilon.
+const TRAIN: &str =
+    "--optimizer adamw --lr 1e-3 --lr-decay-style constant --lr-warmup-iters 0 --adam-beta1 0.9 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0";
 
-fn agrees(case: &str, mesh: &str) {
+/// What cases have in common.
+struct Series {
+    batch: u64,
+    seq: u64,
+    epsilon: &'static str,
+    names: &'static [&'static str],
+}
+
+/// Of 20 steps.
+const LONG: Series = Series { batch: 8, seq: 64, epsilon: "1e-8", names: &["gpt2", "llama"] };
+
+/// Of 6 steps, one per architecture.
+const SHORT: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["llama31", "mistral", "qwen2", "qwen3", "nemotron", "bert"] };
+
+/// Arrays beside the tokens, by the input's name.
+const FURTHER: [&str; 2] = ["labels", "kinds"];
+
+fn agrees(case: &str, series: &Series, mesh: &str) {
     let dir = Dir::new();
     let from = format!("{CASES}/{case}");
+    let Series { batch, seq, epsilon, .. } = series;
     dir.line(&format!("import hf {from} -o model")).succeeds();
-    dir.line(&format!("compile model/model.mdl {mesh} -D seq=64 --global-batch-size 8 {TRAIN} -o out.mcc")).succeeds();
-    dir.line(&format!("run out.mcc --data {from}/tokens.npy --init model/weights.safetensors --save trained.safetensors --metrics m.jsonl"))
-        .succeeds();
-    dir.line("export hf trained.safetensors --model model/model.mdl -D seq=64 -o exported").succeeds();
+    dir.line(&format!("compile model/model.mdl {mesh} -D seq={seq} --global-batch-size {batch} {TRAIN} --adam-eps {epsilon} -o out.mcc")).succeeds();
+    let further = FURTHER.into_iter().map(|name| (name, format!("{from}/{name}.npy"))).filter(|(_, path)| PathBuf::from(path).exists());
+    let further: String = further.map(|(name, path)| format!(" --data {name}={path}")).collect();
+    let data = if further.is_empty() { format!("--data {from}/tokens.npy") } else { format!("--data tokens={from}/tokens.npy{further}") };
+    dir.line(&format!("run out.mcc {data} --init model/weights.safetensors --save trained.safetensors --metrics m.jsonl")).succeeds();
+    dir.line(&format!("export hf trained.safetensors --model model/model.mdl -D seq={seq} -o exported")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect::<Vec<f64>>();
     let norms = convert::norms(&dir.path("exported/model.safetensors")).expect("exported weights");
@@ -32,8 +53,13 @@ fn agrees(case: &str, mesh: &str) {
 }
 
 fn agrees_on(mesh: &str) {
-    agrees("gpt2", mesh);
-    agrees("llama", mesh);
+    all_agree(&LONG, mesh);
+}
+
+fn all_agree(series: &Series, mesh: &str) {
+    for name in series.names {
+        agrees(name, series, mesh);
+    }
 }
 
 #[test]
@@ -79,4 +105,34 @@ fn reference_cases_on_tp2_pp2() {
 #[test]
 fn reference_cases_on_dp2_tp2_pp2() {
     agrees_on("--dp 2 --tp 2 --pp 2 --sp");
+}
+
+#[test]
+fn every_architecture_on_one_rank() {
+    all_agree(&SHORT, "");
+}
+
+#[test]
+fn every_architecture_on_one_rank_and_one_microbatch() {
+    all_agree(&SHORT, "--micro-batch-size 4");
+}
+
+#[test]
+fn every_architecture_on_dp2() {
+    all_agree(&SHORT, "--dp 2");
+}
+
+#[test]
+fn every_architecture_on_tp2() {
+    all_agree(&SHORT, "--tp 2 --sp");
+}
+
+#[test]
+fn every_architecture_on_pp2() {
+    all_agree(&SHORT, "--pp 2");
+}
+
+#[test]
+fn every_architecture_on_dp2_tp2_pp2() {
+    all_agree(&SHORT, "--dp 2 --tp 2 --pp 2 --sp");
 }
