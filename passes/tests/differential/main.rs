@@ -3,6 +3,7 @@
 mod counts;
 mod generate;
 mod harness;
+mod labels;
 mod models;
 mod mutations;
 mod random;
