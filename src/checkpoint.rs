@@ -7,7 +7,11 @@ use crate::text::show;
 use convert::ConvertError;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
-    let done = convert::import(&args.directory, &args.output).map_err(failure)?;
+    let done = match &args.model {
+        Some(model) => convert::import_as(&args.directory, model, &args.define, &args.output),
+        None => convert::import(&args.directory, &args.output),
+    };
+    let done = done.map_err(failure)?;
     for w in &done.warnings {
         eprintln!("warning: {w}");
     }
@@ -17,14 +21,8 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     for (dtype, n) in &done.widened {
         println!("widened {n} tensors of {dtype} to f32");
     }
-    println!(
-        "{}: wrote {} and {} ({} parameters in {} tensors)",
-        done.architecture,
-        done.model.display(),
-        done.weights.display(),
-        count(done.elements),
-        done.parameters
-    );
+    let text = if args.model.is_some() { String::new() } else { format!("{} and ", done.model.display()) };
+    println!("{}: wrote {text}{} ({} parameters in {} tensors)", done.architecture, done.weights.display(), count(done.elements), done.parameters);
     Ok(())
 }
 

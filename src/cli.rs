@@ -290,6 +290,12 @@ pub struct ImportArgs {
     /// Where model.mdl, weights.safetensors and config.json go
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
+    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors is written
+    #[arg(long, value_name = "MODEL.mdl")]
+    pub model: Option<PathBuf>,
+    /// Sets a setting of that model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define, requires = "model")]
+    pub define: Vec<(String, String)>,
 }
 
 #[derive(Subcommand)]

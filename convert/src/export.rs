@@ -3,7 +3,7 @@
 use crate::config::{self, Config};
 use crate::copy::{Direction, copy};
 use crate::family::{FAMILIES, Family};
-use crate::import::{CONFIG, parameters, read_config, text};
+use crate::import::{CONFIG, elaborate, parameters, read_config, text};
 use crate::layout::{Foreign, foreign};
 use crate::staging::Staging;
 use crate::tensors::{Checkpoint, Format, WHOLE, write};
@@ -68,19 +68,6 @@ pub fn export(weights: &Path, model: &Path, defines: &[(String, String)], out: &
         warnings,
         sources,
     })
-}
-
-fn elaborate(sources: &mut Sources, path: &Path, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
-    let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
-    let name = path.display().to_string();
-    let text = frontend::decode(&name, bytes).map_err(|e| ConvertError::Text { sources: sources.clone(), diagnostics: vec![*e] })?;
-    let options = frontend::Options { defines: defines.to_vec(), ..frontend::Options::default() };
-    let mut loader = |import: &str| {
-        let bytes = std::fs::read(path.with_file_name(import)).map_err(|e| e.to_string())?;
-        frontend::decode(import, bytes).map_err(|e| e.message)
-    };
-    let compiled = frontend::compile(sources, &name, &text, &options, &mut loader);
-    compiled.map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(sources), diagnostics })
 }
 
 /// The bytes of the config that goes with a model; none if nothing is known of its kind.

@@ -21,8 +21,8 @@ pub const WEIGHTS: &str = "weights.safetensors";
 /// What an import has written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
-    /// As the config names it, `GPT2LMHeadModel`.
-    pub architecture: &'static str,
+    /// As the config names it, `GPT2LMHeadModel`; the model's name if the text was given.
+    pub architecture: String,
     /// Every setting of the model text with its value.
     pub settings: Vec<(String, String)>,
     /// Number of parameters (a `repeat`'s count per iteration) and of their elements.
@@ -32,11 +32,14 @@ pub struct Imported {
     pub widened: Vec<(&'static str, usize)>,
     /// Tensors that the model does not need: buffers, copies of tied ones, heads it has none of.
     pub skipped: Vec<String>,
-    /// Fields of the config that are unknown, or that make training differ.
+    /// Fields of the config that are unknown, or that make training differ; warnings about a text that was given.
     pub warnings: Vec<String>,
     pub model: PathBuf,
     pub weights: PathBuf,
 }
+
+/// What can be done about a config that asks for more than the known texts compute.
+const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text of your own, which says in a section `weights hf` how they are named";
 
 /// Reads `config.json` and `model.safetensors` (or the shards of `model.safetensors.index.json`) in `dir`; writes `model.mdl`,
 /// `weights.safetensors` (f32, one tensor per parameter under its own name, in its declared dims) and a copy of `config.json` to `out`.
@@ -45,34 +48,80 @@ pub struct Imported {
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
     let (original, config) = read_config(&dir.join(CONFIG))?;
-    let Reading { family, settings, warnings } = config::read(&config).map_err(|what| ConvertError::Config { path: dir.join(CONFIG), what })?;
+    let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
+    let Reading { family, settings, warnings } = config::read(&config).map_err(refused)?;
     let (text, model) = text(family, &settings)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
     let mut tensors = foreign("hf", &model).map_err(|diagnostics| ConvertError::Text { sources: sources(&text), diagnostics })?;
     let skipped = names(&mut tensors, &checkpoint, family)?;
-    let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
-    check::fits(&checkpoint, &wanted, &skipped)?;
+    fit(&checkpoint, &tensors, &skipped)?;
 
     let mut staging = Staging::new(out)?;
     staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
     staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint))?;
     staging.file(CONFIG, |f| f.write_all(&original))?;
     staging.commit()?;
+    let plain = imported(model, &tensors, &checkpoint, out);
+    Ok(Imported { architecture: family.architecture.into(), skipped, warnings, model: out.join(MODEL), ..plain })
+}
+
+/// Reads the tensors in `dir` for the model in the text `model`, with settings given as `-D name=value`; writes `weights.safetensors` to
+/// `out`. No config is read: the text says everything.
+///
+/// # Errors
+/// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
+pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Imported, ConvertError> {
+    let mut sources = Sources::default();
+    let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
+    let checkpoint = Checkpoint::in_directory(dir)?;
+    let tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
+    fit(&checkpoint, &tensors, &[])?;
+    let mut staging = Staging::new(out)?;
+    staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint))?;
+    staging.commit()?;
+    let warnings = warnings.into_iter().map(|w| w.message).collect();
+    Ok(Imported { warnings, model: model.into(), ..imported(described, &tensors, &checkpoint, out) })
+}
+
+fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
+    let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    check::fits(checkpoint, &wanted, beside)
+}
+
+/// What can be said of any model whose tensors were written to a directory.
+fn imported(model: Model, tensors: &[Foreign], checkpoint: &Checkpoint, out: &Path) -> Imported {
     let widened = [("f16", Dtype::F16), ("bf16", Dtype::BF16)].map(|(name, dtype)| {
         let is = |t: &&Foreign| checkpoint.tensors[&t.name].dtype == dtype;
         (name, tensors.iter().filter(is).count())
     });
-    Ok(Imported {
-        architecture: family.architecture,
+    Imported {
+        architecture: model.graph.name.to_string(),
         parameters: model.graph.params.len(),
         elements: model.graph.params.iter().map(|p| model.graph.body.dims.elements(&p.ty.dims)).sum(),
         settings: model.settings,
         widened: widened.into_iter().filter(|(_, n)| *n > 0).collect(),
-        skipped,
-        warnings,
+        skipped: vec![],
+        warnings: vec![],
         model: out.join(MODEL),
         weights: out.join(WEIGHTS),
-    })
+    }
+}
+
+/// The model of a text in a file, which may import others.
+///
+/// # Errors
+/// The file cannot be read, or the text is wrong.
+pub fn elaborate(sources: &mut Sources, path: &Path, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
+    let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
+    let name = path.display().to_string();
+    let text = frontend::decode(&name, bytes).map_err(|e| ConvertError::Text { sources: sources.clone(), diagnostics: vec![*e] })?;
+    let options = frontend::Options { defines: defines.to_vec(), ..frontend::Options::default() };
+    let mut loader = |import: &str| {
+        let bytes = std::fs::read(path.with_file_name(import)).map_err(|e| e.to_string())?;
+        frontend::decode(import, bytes).map_err(|e| e.message)
+    };
+    let compiled = frontend::compile(sources, &name, &text, &options, &mut loader);
+    compiled.map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(sources), diagnostics })
 }
 
 /// A config, as bytes and read.

@@ -1,7 +1,7 @@
 //! Foreign checkpoints to model text and weights of mcc, and back.
 //!
 //! [`import`] reads a Hugging Face directory (`config.json` and safetensors) and writes `model.mdl`, `weights.safetensors` and a copy
-//! of the `config.json`; [`export`] goes back, with every tensor byte for byte as it was.
+//! of the `config.json`; [`import_as`] reads the tensors for a text of the user's; [`export`] goes back, with every tensor byte for byte as it was.
 //!
 //! What is specific to a kind of model is data: its text in `models/`, whose `weights hf` section says how the foreign tensors are named
 //! and laid out, and the table of its config's fields in [`family`].
@@ -21,7 +21,7 @@ mod staging;
 mod tensors;
 
 pub use export::{Exported, export};
-pub use import::{Imported, import};
+pub use import::{Imported, import, import_as};
 pub use tensors::norms;
 
 use ir::diag::{Diagnostic, Sources};

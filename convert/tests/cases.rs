@@ -171,6 +171,23 @@ fn the_first_bert_files_are_read() {
 }
 
 #[test]
+fn tensors_are_imported_for_a_given_text_whatever_the_config_says() {
+    let bench = Bench::new("llama");
+    bench.import().unwrap();
+    let config = fs::read_to_string(bench.path("in/config.json")).unwrap();
+    fs::write(bench.path("in/config.json"), config.replace("LlamaForCausalLM", "OtherForCausalLM")).unwrap();
+    let error = convert::import(&bench.path("in"), &bench.path("own")).unwrap_err().to_string();
+    assert!(error.contains("OtherForCausalLM") && error.contains("help: `--model TEXT.mdl`"), "{error}");
+    let own = convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &[], &bench.path("own")).unwrap();
+    assert_eq!(own.architecture, "llama");
+    bench.same("out/weights.safetensors", "own/weights.safetensors");
+    let fewer = [("layers".to_owned(), "3".to_owned())];
+    let error = convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &fewer, &bench.path("fewer")).unwrap_err().to_string();
+    assert!(error.contains("`model.layers.3.input_layernorm.weight` [128] is not a part of the model"), "{error}");
+    assert!(!bench.path("fewer").exists());
+}
+
+#[test]
 fn a_tied_copy_that_differs_is_refused() {
     let bench = Bench::new("gpt2");
     bench.tensors(|list| {
