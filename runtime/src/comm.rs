@@ -1,6 +1,6 @@
 //! What connects ranks.
 
-use crate::device::{Device, Location};
+use crate::device::{Location, Memory};
 use ir::op::{DType, Reduce};
 use ir::program::{Channel, Collective};
 use std::fmt;
@@ -129,18 +129,18 @@ pub trait Communicator {
     ///
     /// # Errors
     /// If members disagree on what they exchange, one of them is stuck or gone, or the run was aborted.
-    fn collective(&mut self, device: &mut dyn Device, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError>;
+    fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError>;
     /// Takes a message for another rank. On every channel, as many messages as the job has in flight
     /// ([`in_flight`](ir::program::Job::in_flight)) are taken without the receiver's doing; the check of the whole job relies on it.
     ///
     /// # Errors
     /// As for [`Communicator::collective`].
-    fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError>;
+    fn send(&mut self, memory: &mut dyn Memory, to: u64, message: &Message) -> Result<Progress, CommError>;
     /// Receives the next message of another rank on the channel.
     ///
     /// # Errors
     /// As for [`Communicator::collective`]; also if the message is of another type or length.
-    fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError>;
+    fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError>;
     /// Where this rank is, for reports about ranks that wait for each other.
     fn publish(&mut self, _step: u64, _position: Position) {}
     /// Tells the other ranks that this one gives up.

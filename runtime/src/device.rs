@@ -10,7 +10,7 @@ pub struct Location {
     pub byte: u64,
 }
 
-/// How a device hands elements to a communicator ([`Device::load`]).
+/// How memory hands elements to a communicator ([`Memory::load`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     F64,
@@ -43,12 +43,12 @@ pub enum DeviceError {
     Failed(String),
 }
 
-/// A device executes what it is told in order. Locations have been checked against the arenas ([`crate::check`]); ranges are
-/// dense and start at `at`.
-pub trait Device {
-    /// How elements of a dtype look to [`Device::load`] and [`Device::store`].
+/// The arenas of a rank, as communication and the host use them. Locations have been checked against the arenas
+/// ([`crate::check`]); ranges are dense and start at `at`.
+pub trait Memory {
+    /// How elements of a dtype look to [`Memory::load`] and [`Memory::store`].
     fn element(&self, dtype: DType) -> Element;
-    /// Copies elements out, as bytes of [`Device::element`].
+    /// Copies elements out, as bytes of [`Memory::element`].
     fn load(&self, at: Location, dtype: DType, out: &mut [u8]);
     /// Copies elements in.
     fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]);
@@ -56,6 +56,10 @@ pub trait Device {
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]);
     /// Numbers as elements, rounded to the nearest.
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]);
+}
+
+/// A device executes what it is told in order.
+pub trait Device: Memory {
     /// Sets `count` elements.
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64);
     /// Runs a kernel: `args` are its inputs, then its outputs.

@@ -1,11 +1,13 @@
 //! Runs one rank's program, command by command, over a device and a communicator.
 //!
-//! Commands run in the order of their body, whatever their stream: that order is one of those which streams and events
-//! allow, so `Record` and `Wait` have nothing to do here.
+//! In list order, commands run as they are issued, whatever their stream: that order is one of those which streams and events allow, so
+//! `Record` and `Wait` hold nothing up. Else each stream has a [`Cursor`] of its own, and an event is the number of times that it was
+//! reached; who runs which stream's next command is the caller's choice ([`Rank::turn`]).
 
 use crate::blame::Suspect;
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, ranks};
-use crate::device::{Device, DeviceError, Location};
+use crate::cursor::{self, Cursor};
+use crate::device::{Device, DeviceError, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
@@ -55,27 +57,128 @@ pub struct Blame {
     pub op: Option<String>,
 }
 
-/// How far [`Rank::advance`] came.
+/// How a rank takes its commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// As they are issued.
+    #[default]
+    List,
+    /// Each stream by itself.
+    Streams,
+}
+
+/// How far [`Rank::advance`] or [`Rank::turn`] came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advance {
     Finished,
-    /// Waits for these ranks.
+    /// A command is done.
+    Moved,
+    /// Waits for these ranks; for another stream if there are none.
     Blocked(Vec<u64>),
+}
+
+/// What a rank's commands mean: what is the same for all of its streams.
+pub struct Frame<'a> {
+    pub job: &'a Job,
+    pub rank: u64,
+    pub program: &'a Program,
+    pub stage: &'a Stage,
+    /// Members, per group of the program.
+    groups: Vec<Vec<u64>>,
+}
+
+impl<'a> Frame<'a> {
+    /// `job` has been checked ([`crate::check`]) and `rank` is in its mesh.
+    pub fn new(job: &'a Job, rank: u64) -> Frame<'a> {
+        let stage = &job.stages[job.mesh.stage(rank) as usize];
+        let program = &job.programs[stage.program as usize];
+        Frame { job, rank, program, stage, groups: program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect() }
+    }
+
+    /// The rank's coordinates in a call.
+    fn enter(&self, coords: &mut Coords, call: &Call) {
+        for u in self.job.mesh.of(Axis::Microbatch) {
+            coords[u.0 as usize] = u64::from(call.microbatch);
+        }
+    }
+
+    fn start(&self, call: &Call, buffer: BufferId) -> Location {
+        let held = &self.program.buffers[buffer.index()];
+        let slot = match held.arena {
+            Arena::Stash => u64::from(call.microbatch % self.stage.schedule.slots.max(1)) * self.program.arena_bytes[1],
+            Arena::Persistent | Arena::Temporary => 0,
+        };
+        Location { arena: held.arena, byte: slot + held.offset }
+    }
+
+    fn locate(&self, coords: &Coords, call: &Call, place: &Place) -> Location {
+        let start = self.start(call, place.buffer);
+        let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
+        Location { byte: start.byte + place.resolve(coords) * bytes, ..start }
+    }
+
+    /// The communication that a command is, if it is one.
+    pub fn transfer(&self, coords: &mut Coords, call: &Call, action: &Action) -> Option<Transfer<'_>> {
+        self.enter(coords, call);
+        let at = |place: &Place| self.locate(coords, call, place);
+        match action {
+            Action::Collective { kind, group, dtype, count, src, dst } => {
+                let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: at(src), dst: at(dst) };
+                Some(Transfer::Collective(&self.groups[group.index()], exchange))
+            }
+            Action::Send { hops, channel, dtype, count, src } => {
+                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: at(src) };
+                Some(Transfer::Send(peer(self.job, self.rank, *hops), message))
+            }
+            Action::Recv { hops, channel, dtype, count, dst } => {
+                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: at(dst) };
+                Some(Transfer::Recv(peer(self.job, self.rank, *hops), message))
+            }
+            Action::Launch { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
+        }
+    }
+
+    /// An error at a command.
+    pub fn error(&self, step: &Step, at: Position, fault: Fault) -> ExecError {
+        ExecError { rank: self.rank, step: step.number, command: describe(self.job, self.rank, at), fault }
+    }
+}
+
+/// A communication whose operands are found.
+#[derive(Clone, Copy, Debug)]
+pub enum Transfer<'a> {
+    Collective(&'a [u64], Exchange),
+    /// To this rank.
+    Send(u64, Message),
+    /// From this rank.
+    Recv(u64, Message),
+}
+
+impl Transfer<'_> {
+    fn go(&self, memory: &mut dyn Memory, comm: &mut dyn Communicator) -> Result<Progress, CommError> {
+        match self {
+            Transfer::Collective(members, exchange) => comm.collective(memory, members, exchange),
+            Transfer::Send(to, message) => comm.send(memory, *to, message),
+            Transfer::Recv(from, message) => comm.recv(memory, *from, message),
+        }
+    }
 }
 
 /// One rank and its device.
 pub struct Rank<'a, D> {
-    job: &'a Job,
-    rank: u64,
-    program: &'a Program,
-    stage: &'a Stage,
+    frame: Frame<'a>,
     /// The microbatch's coordinate is that of the current call.
     coords: Coords,
-    groups: Vec<Vec<u64>>,
     pub device: D,
+    cursors: Vec<Cursor>,
+    /// How often each event was reached.
+    reached: Vec<u64>,
     at: Position,
-    /// Commands completed since the start.
-    pub completed: u64,
     reports: Vec<Option<f64>>,
     /// Looks for the first operand that is not finite, if some.
     watch: Option<Option<Blame>>,
@@ -85,19 +188,20 @@ pub struct Rank<'a, D> {
 impl<'a, D: Device> Rank<'a, D> {
     /// `job` has been checked ([`crate::check`]) and `rank` is in its mesh; the device's arenas have the sizes of
     /// [`arena_bytes`].
-    pub fn new(job: &'a Job, rank: u64, device: D) -> Self {
-        let stage = &job.stages[job.mesh.stage(rank) as usize];
-        let program = &job.programs[stage.program as usize];
+    pub fn new(job: &'a Job, rank: u64, device: D, order: Order) -> Self {
+        let frame = Frame::new(job, rank);
+        let program = frame.program;
+        let streams = match order {
+            Order::List => vec![None],
+            Order::Streams => cursor::streams(program).into_iter().map(Some).collect(),
+        };
         Rank {
-            job,
-            rank,
-            program,
-            stage,
+            frame,
             coords: job.mesh.coords(rank),
-            groups: program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect(),
             device,
+            cursors: streams.into_iter().map(|s| Cursor::new(program, s)).collect(),
+            reached: vec![0; cursor::events(program)],
             at: Position::default(),
-            completed: 0,
             reports: vec![None; job.reports.len()],
             watch: None,
             scratch: vec![],
@@ -105,11 +209,17 @@ impl<'a, D: Device> Rank<'a, D> {
     }
 
     pub fn rank(&self) -> u64 {
-        self.rank
+        self.frame.rank
     }
 
-    pub fn position(&self) -> Position {
-        self.at
+    /// The number of its streams that are told apart.
+    pub fn streams(&self) -> usize {
+        self.cursors.len()
+    }
+
+    /// Where one of its streams is.
+    pub fn position(&self, stream: usize) -> Position {
+        self.cursors[stream].at
     }
 
     /// Reports of the last phase, per report of the job.
@@ -119,7 +229,7 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Whether the loss and the gradient norm, where reported, are finite. All ranks see the same values.
     pub fn is_finite(&self) -> bool {
-        let names = self.job.reports.iter().zip(&self.reports);
+        let names = self.frame.job.reports.iter().zip(&self.reports);
         names.filter(|(name, _)| *name == "loss" || *name == "grad_norm").all(|(_, value)| value.is_none_or(f64::is_finite))
     }
 
@@ -133,119 +243,107 @@ impl<'a, D: Device> Rank<'a, D> {
         self.watch.take().flatten()
     }
 
-    /// Goes to the start of a phase and forgets the reports of the one before.
+    /// Goes to the start of a phase, from the end of another, and forgets the reports of that.
     pub fn begin(&mut self, phase: Phase) {
-        self.at = Position { phase, call: 0, command: 0 };
+        self.cursors.iter_mut().for_each(|c| c.begin(phase));
         self.reports.fill(None);
     }
 
-    /// Runs commands until the phase has ended or a communication waits.
+    /// Runs commands until the phase has ended or all streams wait.
     ///
     /// # Errors
     /// What the device or the communicator say.
     pub fn advance(&mut self, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
-        let program = self.program;
-        let calls = calls(&self.stage.schedule, self.at.phase);
-        while let Some(call) = calls.get(self.at.call as usize) {
-            let commands = &program.bodies[call.body.index()].commands;
-            if self.at.command == 0 {
-                self.enter(call);
-            }
-            while let Some(command) = commands.get(self.at.command as usize) {
-                comm.publish(step.number, self.at);
-                match self.execute(call, command, step, comm) {
-                    Ok(Progress::Done) => {}
-                    Ok(Progress::Blocked(on)) => return Ok(Advance::Blocked(on)),
-                    Err(fault) => {
-                        return Err(ExecError { rank: self.rank, step: step.number, command: describe(self.job, self.rank, self.at), fault });
-                    }
+        loop {
+            let (mut moved, mut blocked) = (false, None);
+            for stream in 0..self.cursors.len() {
+                match self.turn(stream, step, comm)? {
+                    Advance::Moved => moved = true,
+                    Advance::Blocked(on) => blocked.get_or_insert(vec![]).extend(on),
+                    Advance::Finished => {}
                 }
-                self.at.command += 1;
-                self.completed += 1;
             }
-            self.at.command = 0;
-            self.at.call += 1;
+            match blocked {
+                Some(on) if !moved => return Ok(Advance::Blocked(on)),
+                None if !moved => return Ok(Advance::Finished),
+                Some(_) | None => {}
+            }
         }
-        Ok(Advance::Finished)
     }
 
-    fn enter(&mut self, call: &Call) {
-        for u in self.job.mesh.of(Axis::Microbatch) {
-            self.coords[u.0 as usize] = u64::from(call.microbatch);
+    /// Runs the next command of a stream, if it can run now.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn turn(&mut self, stream: usize, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
+        let Some((call, command)) = self.cursors[stream].next(self.frame.program, &self.frame.stage.schedule) else { return Ok(Advance::Finished) };
+        let cursor = &self.cursors[stream];
+        self.at = cursor.at;
+        if self.at.command == 0 && cursor.stream().is_none() {
+            self.device.begin_call();
         }
-        self.device.begin_call();
+        if let (Action::Wait { event }, Some(_)) = (&command.action, cursor.stream())
+            && self.reached[*event as usize] < cursor.due(*event)
+        {
+            return Ok(Advance::Blocked(vec![]));
+        }
+        comm.publish(step.number, self.at);
+        match self.execute(call, command, step, comm).map_err(|fault| self.frame.error(step, self.at, fault))? {
+            Progress::Done => {
+                self.cursors[stream].pass(command);
+                Ok(Advance::Moved)
+            }
+            Progress::Blocked(on) => Ok(Advance::Blocked(on)),
+        }
     }
 
     fn execute(&mut self, call: &Call, command: &Command, step: &Step, comm: &mut dyn Communicator) -> Result<Progress, Fault> {
+        if let Some(transfer) = self.frame.transfer(&mut self.coords, call, &command.action) {
+            return Ok(transfer.go(&mut self.device, comm)?);
+        }
+        let job = self.frame.job;
         match &command.action {
             Action::Launch { kernel, args, scalars } => {
-                let places: Vec<Location> = args.iter().map(|place| self.locate(call, place)).collect();
+                let places: Vec<Location> = args.iter().map(|place| self.frame.locate(&self.coords, call, place)).collect();
                 let values: Vec<f64> = scalars.iter().map(|s| scalar(s, &self.coords, step)).collect();
                 let suspect = match self.watch {
-                    Some(None) => Suspect::before(&self.device, &self.job.kernels[kernel.index()], &places, &values),
+                    Some(None) => Suspect::before(&self.device, &job.kernels[kernel.index()], &places, &values),
                     Some(Some(_)) | None => None,
                 };
                 self.device.launch(*kernel, &places, &values)?;
                 if let Some(op) = suspect.and_then(|s| s.after(&self.device)) {
-                    self.watch = Some(Some(Blame { position: self.at, command: describe(self.job, self.rank, self.at), op }));
+                    self.watch = Some(Some(Blame { position: self.at, command: describe(job, self.frame.rank, self.at), op }));
                 }
-                Ok(Progress::Done)
-            }
-            Action::Collective { kind, group, dtype, count, src, dst } => {
-                let exchange = Exchange { kind: *kind, dtype: *dtype, count: *count, src: self.locate(call, src), dst: self.locate(call, dst) };
-                Ok(comm.collective(&mut self.device, &self.groups[group.index()], &exchange)?)
-            }
-            Action::Send { hops, channel, dtype, count, src } => {
-                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: self.locate(call, src) };
-                Ok(comm.send(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
-            }
-            Action::Recv { hops, channel, dtype, count, dst } => {
-                let message = Message { channel: *channel, dtype: *dtype, count: *count, at: self.locate(call, dst) };
-                Ok(comm.recv(&mut self.device, peer(self.job, self.rank, *hops), &message)?)
             }
             Action::Fill { buffer, value } => {
-                let filled = &self.program.buffers[buffer.index()];
-                self.device.fill(self.start(call, *buffer), filled.dtype, filled.elements(), value.0);
-                Ok(Progress::Done)
+                let filled = &self.frame.program.buffers[buffer.index()];
+                self.device.fill(self.frame.start(call, *buffer), filled.dtype, filled.elements(), value.0);
             }
             Action::Load { input, dst, index } => {
-                let part = Part::new(&self.job.inputs[*input as usize].dims, index, &self.coords);
-                let at = self.start(call, *dst);
-                let dtype = self.program.buffers[dst.index()].dtype;
+                let part = Part::new(&job.inputs[*input as usize].dims, index, &self.coords);
+                let at = self.frame.start(call, *dst);
+                let dtype = self.frame.program.buffers[dst.index()].dtype;
                 scatter(&mut self.device, &part, &step.batch[*input as usize], at, dtype, &mut self.scratch);
-                Ok(Progress::Done)
             }
             Action::Report { report, src } => {
                 let mut value = [0.0];
-                self.device.read(self.locate(call, src), DType::F32, &mut value);
+                self.device.read(self.frame.locate(&self.coords, call, src), DType::F32, &mut value);
                 self.reports[*report as usize] = Some(value[0]);
-                Ok(Progress::Done)
             }
-            Action::Record { .. } | Action::Wait { .. } => Ok(Progress::Done),
+            Action::Record { event } => self.reached[*event as usize] += 1,
+            // Checked before.
+            Action::Wait { .. } => {}
+            Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => unreachable!("invariant: a transfer"),
         }
-    }
-
-    fn start(&self, call: &Call, buffer: BufferId) -> Location {
-        let held = &self.program.buffers[buffer.index()];
-        let slot = match held.arena {
-            Arena::Stash => u64::from(call.microbatch % self.stage.schedule.slots.max(1)) * self.program.arena_bytes[1],
-            Arena::Persistent | Arena::Temporary => 0,
-        };
-        Location { arena: held.arena, byte: slot + held.offset }
-    }
-
-    fn locate(&self, call: &Call, place: &Place) -> Location {
-        let start = self.start(call, place.buffer);
-        let bytes = self.program.buffers[place.buffer.index()].dtype.bytes();
-        Location { byte: start.byte + place.resolve(&self.coords) * bytes, ..start }
+        Ok(Progress::Done)
     }
 
     /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
     /// tensor for a content; none is zero.
     pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
-        let (job, program) = (self.job, self.program);
+        let (job, program) = (self.frame.job, self.frame.program);
         for buffer in &program.buffers {
-            let Some((held, extents, index)) = held(job, self.stage, &buffer.content) else { continue };
+            let Some((held, extents, index)) = held(job, self.frame.stage, &buffer.content) else { continue };
             let part = Part::new(extents, index, &self.coords);
             let at = Location { arena: buffer.arena, byte: buffer.offset };
             match whole(held) {
@@ -259,8 +357,8 @@ impl<'a, D: Device> Rank<'a, D> {
     /// whole tensor, its elements.
     pub fn collect(&self, mut visit: impl FnMut(Held, u64, &[f64])) {
         let mut values = vec![];
-        for buffer in &self.program.buffers {
-            let Some((held, extents, index)) = held(self.job, self.stage, &buffer.content) else { continue };
+        for buffer in &self.frame.program.buffers {
+            let Some((held, extents, index)) = held(self.frame.job, self.frame.stage, &buffer.content) else { continue };
             if let Held::Table(_) = held {
                 continue;
             }
@@ -276,7 +374,7 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// The persistent accumulators by name: gradients, losses.
     pub fn accumulators(&self) -> Vec<(String, Tensor)> {
-        let buffers = self.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena == Arena::Persistent);
+        let buffers = self.frame.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena == Arena::Persistent);
         buffers
             .map(|b| {
                 let mut tensor = Tensor::zeros(b.dims.iter().map(|d| d.1).collect());

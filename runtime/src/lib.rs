@@ -10,6 +10,7 @@ mod blame;
 pub mod check;
 pub mod comm;
 pub mod cpu;
+mod cursor;
 pub mod data;
 pub mod device;
 pub mod executor;

@@ -1,10 +1,11 @@
 //! Ranks that take turns in one thread, and their communication. Deterministic, so a deadlock is found, not timed.
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress, Terms, ranks};
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
 use ir::op::Reduce;
 use ir::program::{Channel, Collective, Job};
+use ir::random::mix;
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,37 +16,66 @@ pub enum TurnError {
     Deadlock(Vec<String>),
 }
 
-/// Lets all ranks of a job take turns until each has finished a phase; each runs until it waits.
+/// Who goes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turns {
+    /// Each rank in its turn runs until it waits.
+    Long,
+    /// Ranks and streams go one command at a time in an order drawn from these numbers.
+    Random(u64),
+}
+
+impl Turns {
+    /// The ranks' or streams' numbers in the order in which they may go.
+    fn order(&mut self, n: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..n).collect();
+        if let Turns::Random(state) = self {
+            for k in (1..n).rev() {
+                *state = mix(*state);
+                order.swap(k, (*state % (k as u64 + 1)) as usize);
+            }
+        }
+        order
+    }
+}
+
+/// Lets all ranks of a job take turns until each has finished a phase.
 ///
 /// # Errors
 /// What stopped a rank; if none can go on, who waits for whom and where.
-pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase: Phase, step: &Step) -> Result<(), TurnError> {
+pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase: Phase, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
     all.iter_mut().for_each(|r| r.begin(phase));
-    let mut waits: Vec<Option<Vec<u64>>> = vec![Some(vec![]); all.len()];
-    while waits.iter().any(Option::is_some) {
-        let mut moved = false;
-        for (rank, wait) in all.iter_mut().zip(&mut waits) {
-            if wait.is_none() {
-                continue;
+    loop {
+        let (mut moved, mut stuck) = (false, vec![]);
+        for r in turns.order(all.len()) {
+            let rank = &mut all[r];
+            let mut end = hub.end(r as u64);
+            for stream in turns.order(rank.streams()) {
+                let mut last = rank.turn(stream, step, &mut end)?;
+                let one = last == Advance::Moved && *turns != Turns::Long;
+                moved |= last == Advance::Moved;
+                while last == Advance::Moved && !one {
+                    last = rank.turn(stream, step, &mut end)?;
+                }
+                match last {
+                    Advance::Blocked(on) => stuck.push((r, stream, on)),
+                    Advance::Finished => {}
+                    Advance::Moved => break,
+                }
             }
-            let before = rank.completed;
-            let number = rank.rank();
-            *wait = match rank.advance(step, &mut hub.end(number))? {
-                Advance::Finished => None,
-                Advance::Blocked(on) => Some(on),
-            };
-            moved |= wait.is_none() || rank.completed != before;
+        }
+        if !moved && stuck.is_empty() {
+            return Ok(());
         }
         // A turn without a completed command may still have posted the last part of a collective for a rank before it.
         if !moved && !hub.take_posted() {
-            let stuck = all.iter().zip(&waits).filter_map(|(rank, wait)| {
-                let wait = wait.as_ref()?;
-                Some(format!("rank {} waits for {} at {}", rank.rank(), ranks(wait), describe(job, rank.rank(), rank.position())))
-            });
-            return Err(TurnError::Deadlock(stuck.collect()));
+            stuck.sort_unstable();
+            let waits = stuck.into_iter().filter(|(_, _, on)| !on.is_empty());
+            let text =
+                waits.map(|(r, stream, on)| format!("rank {r} waits for {} at {}", ranks(&on), describe(job, r as u64, all[r].position(stream))));
+            return Err(TurnError::Deadlock(text.collect()));
         }
     }
-    Ok(())
 }
 
 /// Where all ranks meet.
@@ -93,7 +123,7 @@ pub struct End<'a> {
 }
 
 impl Communicator for End<'_> {
-    fn collective(&mut self, device: &mut dyn Device, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
+    fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
         let n = members.len();
         let me = members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group");
         if !self.hub.meetings.contains_key(members) {
@@ -108,7 +138,7 @@ impl Communicator for End<'_> {
                 return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: members[k], theirs: other.to_string() });
             }
             let mut data = vec![0.0; exchange.elements(n as u64).0 as usize];
-            device.read(exchange.src, exchange.dtype, &mut data);
+            memory.read(exchange.src, exchange.dtype, &mut data);
             meeting.posts[me] = Some((terms, data));
             self.hub.posted = true;
             if meeting.posts.iter().all(Option::is_some) {
@@ -118,25 +148,25 @@ impl Communicator for End<'_> {
         }
         match meeting.results[me].take() {
             Some(result) => {
-                device.write(exchange.dst, exchange.dtype, &result);
+                memory.write(exchange.dst, exchange.dtype, &result);
                 Ok(Progress::Done)
             }
             None => Ok(Progress::Blocked(members.iter().zip(&meeting.posts).filter(|(_, p)| p.is_none()).map(|(r, _)| *r).collect())),
         }
     }
 
-    fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError> {
+    fn send(&mut self, memory: &mut dyn Memory, to: u64, message: &Message) -> Result<Progress, CommError> {
         let queue = self.hub.mail.entry((self.rank, to, message.channel)).or_default();
         if queue.len() >= self.hub.in_flight {
             return Ok(Progress::Blocked(vec![to]));
         }
         let mut data = vec![0.0; message.count as usize];
-        device.read(message.at, message.dtype, &mut data);
+        memory.read(message.at, message.dtype, &mut data);
         queue.push_back((*message, data));
         Ok(Progress::Done)
     }
 
-    fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError> {
+    fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError> {
         let Some((sent, data)) = self.hub.mail.entry((from, self.rank, message.channel)).or_default().pop_front() else {
             return Ok(Progress::Blocked(vec![from]));
         };
@@ -144,7 +174,7 @@ impl Communicator for End<'_> {
             let text = |m: &Message| format!("{} {}", m.count, m.dtype.name());
             return Err(CommError::Message { here: self.rank, mine: text(message), there: from, theirs: text(&sent) });
         }
-        device.write(message.at, message.dtype, &data);
+        memory.write(message.at, message.dtype, &data);
         Ok(Progress::Done)
     }
 }

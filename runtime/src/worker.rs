@@ -5,7 +5,7 @@ use crate::comm::{CommError, Communicator, Phase};
 use crate::cpu::{Cpu, Library, Threads};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
-use crate::executor::{Advance, ExecError, Fault, Held, Rank, Step, arena_bytes};
+use crate::executor::{Advance, ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::host::{Tensor, Whole, sizes};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
@@ -89,11 +89,11 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
         Target::Cpu { .. } => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
             .map_err(failed)
-            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)),
+            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)),
         Target::Reference => {
             let plans = Plans::new(job);
             let device = Reference::new(job, &plans, program, arena_bytes(job, rank));
-            train(&artifact, &orders, Rank::new(job, rank, device), &mut shm, events)
+            train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)
         }
     };
     if let Err(e) = &outcome {

@@ -3,7 +3,7 @@
 mod pool;
 
 use crate::artifact::Artifact;
-use crate::device::{Device, DeviceError, Element, Location};
+use crate::device::{Device, DeviceError, Element, Location, Memory};
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
@@ -182,7 +182,7 @@ impl<'a> Cpu<'a> {
     }
 }
 
-impl Device for Cpu<'_> {
+impl Memory for Cpu<'_> {
     fn element(&self, dtype: DType) -> Element {
         match dtype {
             DType::F32 => Element::F32,
@@ -214,7 +214,9 @@ impl Device for Cpu<'_> {
             encode(dtype, *x, bytes);
         }
     }
+}
 
+impl Device for Cpu<'_> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let size = dtype.bytes() as usize;
         let mut element = [0; 4];

@@ -1,9 +1,9 @@
 use super::*;
 use crate::comm::Phase;
-use crate::executor::{Held, Rank, Step, arena_bytes};
+use crate::executor::{Held, Order, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
-use crate::loopback::{Hub, run_phase};
+use crate::loopback::{Hub, Turns, run_phase};
 
 /// The fixture's kernels by hand, for 8 rows and 4 columns.
 mod kernels {
@@ -33,7 +33,7 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     let device = Cpu::new(&job.kernels, library(), arena_bytes(&job, 0), threads).unwrap();
     let (params, inputs) = (fixture::params(), fixture::inputs());
     let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
-    let mut ranks = [Rank::new(&job, 0, device)];
+    let mut ranks = [Rank::new(&job, 0, device, Order::List)];
     ranks[0].initialise(|held| match held {
         Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
         Held::State(..) | Held::Table(_) => None,
@@ -41,8 +41,8 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     let mut hub = Hub::new(&job);
     for number in 1..=steps {
         let step = Step { number, learning_rate: 0.25, seed: 0, batch: &batch };
-        run_phase(&job, &mut ranks, &mut hub, Phase::Train, &step).unwrap();
-        run_phase(&job, &mut ranks, &mut hub, Phase::Update, &step).unwrap();
+        run_phase(&job, &mut ranks, &mut hub, Phase::Train, &step, &mut Turns::Long).unwrap();
+        run_phase(&job, &mut ranks, &mut hub, Phase::Update, &step, &mut Turns::Long).unwrap();
         if number == 1 {
             assert_eq!(ranks[0].reports()[0], None);
         }

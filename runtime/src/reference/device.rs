@@ -1,6 +1,6 @@
 //! The reference device: interpreted kernels, memory of f64.
 
-use crate::device::{Device, DeviceError, Element, Location};
+use crate::device::{Device, DeviceError, Element, Location, Memory};
 use crate::executor::{offsets, reach};
 use ir::op::DType;
 use ir::program::{Arena, Job, KernelId, Program};
@@ -93,7 +93,7 @@ impl<'a> Reference<'a> {
     }
 }
 
-impl Device for Reference<'_> {
+impl Memory for Reference<'_> {
     fn element(&self, _: DType) -> Element {
         Element::F64
     }
@@ -121,7 +121,9 @@ impl Device for Reference<'_> {
         let (slots, step) = self.slots_mut(at, dtype);
         values.iter().enumerate().for_each(|(i, x)| slots[i * step] = *x);
     }
+}
 
+impl Device for Reference<'_> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let (slots, step) = self.slots_mut(at, dtype);
         (0..count as usize).for_each(|i| slots[i * step] = value);

@@ -8,9 +8,9 @@ pub use device::{Plans, Reference};
 
 use crate::check;
 use crate::comm::Phase;
-use crate::executor::{Held, Rank, Step, arena_bytes, named};
+use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
-use crate::loopback::{Hub, TurnError, run_phase};
+use crate::loopback::{Hub, TurnError, Turns, run_phase};
 use ir::program::Job;
 use std::collections::BTreeMap;
 
@@ -50,7 +50,43 @@ pub enum Error {
     Reports { name: String, first_rank: u64, first: f64, second_rank: u64, second: f64 },
 }
 
-/// Runs one training step of all ranks. `params` and `inputs` are whole tensors under the job's names; a state that is not
+/// How the ranks of a reference run take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interleaving {
+    /// Commands in list order, ranks in long turns.
+    #[default]
+    List,
+    /// Streams by themselves, in one of the orders that events allow: drawn from a seed.
+    Random(u64),
+}
+
+impl Interleaving {
+    fn order(self) -> Order {
+        match self {
+            Interleaving::List => Order::List,
+            Interleaving::Random(_) => Order::Streams,
+        }
+    }
+
+    fn turns(self) -> Turns {
+        match self {
+            Interleaving::List => Turns::Long,
+            Interleaving::Random(seed) => Turns::Random(seed),
+        }
+    }
+}
+
+/// What a step is run with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// From 1.
+    pub step: u64,
+    pub learning_rate: f64,
+    pub seed: u64,
+    pub interleaving: Interleaving,
+}
+
+/// Runs one training step of all ranks in list order. `params` and `inputs` are whole tensors under the job's names; a state that is not
 /// given is zero, as is the initial state of every optimizer.
 ///
 /// # Errors
@@ -64,17 +100,33 @@ pub fn run_step(
     learning_rate: f64,
     seed: u64,
 ) -> Result<StepResult, Error> {
+    run_step_with(job, params, states, inputs, &Settings { step, learning_rate, seed, interleaving: Interleaving::List })
+}
+
+/// As [`run_step`], with every setting.
+///
+/// # Errors
+/// As for [`run_step`].
+pub fn run_step_with(
+    job: &Job,
+    params: &BTreeMap<String, Tensor>,
+    states: &States,
+    inputs: &BTreeMap<String, Tensor>,
+    settings: &Settings,
+) -> Result<StepResult, Error> {
+    let Settings { step, learning_rate, seed, interleaving } = *settings;
     check::check(job)?;
     let batch = batch(job, inputs)?;
     let step = Step { number: step, learning_rate, seed, batch: &batch };
     let plans = Plans::new(job);
-    let mut ranks = start(job, &plans, params, states)?;
+    let mut ranks = start(job, &plans, params, states, interleaving.order())?;
+    let mut turns = interleaving.turns();
     let mut hub = Hub::new(job);
-    run_phase(job, &mut ranks, &mut hub, Phase::Train, &step)?;
+    run_phase(job, &mut ranks, &mut hub, Phase::Train, &step, &mut turns)?;
     let mut reports = reports(job, &ranks)?;
     let updated = ranks.iter().all(Rank::is_finite);
     if updated {
-        run_phase(job, &mut ranks, &mut hub, Phase::Update, &step)?;
+        run_phase(job, &mut ranks, &mut hub, Phase::Update, &step, &mut turns)?;
         reports.extend(self::reports(job, &ranks)?);
     }
     let (params, states) = assemble(job, &ranks)?;
@@ -91,8 +143,8 @@ pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<
     let batch = batch(job, inputs)?;
     let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };
     let plans = Plans::new(job);
-    let mut ranks = start(job, &plans, params, &States::new())?;
-    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Eval, &step)?;
+    let mut ranks = start(job, &plans, params, &States::new(), Order::List)?;
+    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Eval, &step, &mut Turns::Long)?;
     reports(job, &ranks)
 }
 
@@ -120,7 +172,13 @@ fn shaped<'a>(name: &str, found: &'a Tensor, expected: &[u64]) -> Result<&'a Ten
     Ok(found)
 }
 
-fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, states: &States) -> Result<Vec<Rank<'a, Reference<'a>>>, Error> {
+fn start<'a>(
+    job: &'a Job,
+    plans: &'a Plans,
+    params: &BTreeMap<String, Tensor>,
+    states: &States,
+    order: Order,
+) -> Result<Vec<Rank<'a, Reference<'a>>>, Error> {
     known(params, job.params.iter().map(|p| p.name.as_str()))?;
     let whole: Vec<&Tensor> = job.params.iter().map(|p| tensor(params, &p.name, &sizes(&p.dims))).collect::<Result<_, _>>()?;
     let mut given = BTreeMap::new();
@@ -132,7 +190,7 @@ fn start<'a>(job: &'a Job, plans: &'a Plans, params: &BTreeMap<String, Tensor>, 
     Ok((0..job.mesh.world())
         .map(|rank| {
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)));
+            let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), order);
             rank.initialise(|held| {
                 Some(match held {
                     Held::Param(p) => whole[p as usize] as &dyn Whole,

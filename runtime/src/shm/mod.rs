@@ -15,7 +15,7 @@ pub use layout::Layout;
 pub use segment::Segment;
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
-use crate::device::{Device, Element, Location};
+use crate::device::{Element, Location, Memory};
 use ir::op::{DType, Reduce};
 use ir::program::{Channel, Collective};
 use layout::{GroupArea, LINE, MailArea, REASON};
@@ -188,11 +188,11 @@ impl<'a> Shm<'a> {
 }
 
 impl Communicator for Shm<'_> {
-    fn collective(&mut self, device: &mut dyn Device, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
+    fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
         let area = self.board.layout.group(members).expect("invariant: the layout has every group of the job");
         let me = members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group");
         let (n, count, terms) = (members.len(), exchange.count, exchange.terms());
-        let element = device.element(exchange.dtype);
+        let element = memory.element(exchange.dtype);
         let width = element.bytes() as u64;
         let (scattered, reduce) = match exchange.kind {
             Collective::AllReduce(reduce) => (false, Some(reduce)),
@@ -210,12 +210,12 @@ impl Communicator for Shm<'_> {
             let bytes = (len * width) as usize;
             self.staging.resize(parts * bytes, 0);
             for (j, part) in self.staging.chunks_exact_mut(bytes).enumerate() {
-                device.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
+                memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
             }
             self.chunk(area, members, me, &terms, |k, data| {
                 let mine = if scattered { &data[me * bytes..][..bytes] } else { data };
                 match reduce {
-                    None => device.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
+                    None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
                     Some(_) if k == 0 => {
                         sum.clear();
                         sum.extend_from_slice(mine);
@@ -225,14 +225,14 @@ impl Communicator for Shm<'_> {
                 Ok(())
             })?;
             if reduce.is_some() {
-                device.store(at(exchange.dst, first), exchange.dtype, &sum);
+                memory.store(at(exchange.dst, first), exchange.dtype, &sum);
             }
             first += len;
         }
         Ok(Progress::Done)
     }
 
-    fn send(&mut self, device: &mut dyn Device, to: u64, message: &Message) -> Result<Progress, CommError> {
+    fn send(&mut self, memory: &mut dyn Memory, to: u64, message: &Message) -> Result<Progress, CommError> {
         let area = self.mail(self.rank, to, message.channel);
         let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
         let mut at = head.get();
@@ -240,13 +240,13 @@ impl Communicator for Shm<'_> {
         header[..16].copy_from_slice(&encode_range(message.dtype, message.count));
         at = at.wrapping_add(1);
         head.set(at);
-        let width = device.element(message.dtype).bytes();
+        let width = memory.element(message.dtype).bytes();
         let (mut done, total) = (0, message.count as usize * width);
         while done < total {
             let want = (total - done).min(PIECE);
             let piece = self.lines(area, to, &tail, |tail| area.lines - at.wrapping_sub(tail), at, want)?;
             let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
-            device.load(Location { byte: from, ..message.at }, message.dtype, piece);
+            memory.load(Location { byte: from, ..message.at }, message.dtype, piece);
             done += piece.len();
             self.progress();
             at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);
@@ -255,7 +255,7 @@ impl Communicator for Shm<'_> {
         Ok(Progress::Done)
     }
 
-    fn recv(&mut self, device: &mut dyn Device, from: u64, message: &Message) -> Result<Progress, CommError> {
+    fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError> {
         let area = self.mail(from, self.rank, message.channel);
         let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
         let mut at = tail.get();
@@ -267,13 +267,13 @@ impl Communicator for Shm<'_> {
             let mine = format!("{} {}", message.count, message.dtype.name());
             return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
         }
-        let width = device.element(message.dtype).bytes();
+        let width = memory.element(message.dtype).bytes();
         let (mut done, total) = (0, message.count as usize * width);
         while done < total {
             let want = (total - done).min(PIECE);
             let piece = self.lines(area, from, &head, |head| head.wrapping_sub(at), at, want)?;
             let to = message.at.byte + (done / width) as u64 * message.dtype.bytes();
-            device.store(Location { byte: to, ..message.at }, message.dtype, piece);
+            memory.store(Location { byte: to, ..message.at }, message.dtype, piece);
             done += piece.len();
             self.progress();
             at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);

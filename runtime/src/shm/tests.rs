@@ -1,6 +1,6 @@
 use super::*;
 use crate::cpu::{Cpu, Library, Threads};
-use crate::executor::{Advance, Held, Rank, Step, arena_bytes};
+use crate::executor::{Advance, Held, Order, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::reference::{Plans, Reference};
@@ -196,7 +196,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
                 let (job, plans, batch, params, w) = (&job, &plans, &batch, &params, &w);
                 scope.spawn(move || {
                     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)));
+                    let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), Order::List);
                     rank.initialise(|held| match held {
                         Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
                         Held::State(..) | Held::Table(_) => None,
