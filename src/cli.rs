@@ -63,6 +63,12 @@ pub enum Schedule {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Overlap {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CpComm {
     /// Gather keys and values
     #[value(name = "all_gather")]
@@ -162,6 +168,9 @@ pub struct CompileArgs {
     pub pipeline_layers: Option<Vec<u32>>,
     #[arg(long, value_enum, default_value = "1f1b", help_heading = "Mesh")]
     pub pipeline_schedule: Schedule,
+    /// Communication on streams of its own, beside compute; the same numbers either way
+    #[arg(long, value_enum, default_value = "on", help_heading = "Mesh")]
+    pub overlap: Overlap,
     /// Sequences per microbatch and data-parallel rank [default: 1]
     #[arg(long, visible_alias = "micro_batch_size", value_name = "B", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
     pub micro_batch_size: Option<u64>,

@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{CompileArgs, CpComm, DecayStyle, Level, Optimizer, Schedule};
+use crate::cli::{CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Schedule};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
@@ -88,6 +88,10 @@ fn options(args: &CompileArgs) -> Options {
         },
         layout: args.pipeline_layers.clone(),
         pad_vocab_to: args.pad_vocab_to,
+        overlap: match args.overlap {
+            Overlap::On => passes::overlap::Overlap::On,
+            Overlap::Off => passes::overlap::Overlap::Off,
+        },
         rows: Rows::Rules,
     }
 }

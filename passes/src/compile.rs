@@ -5,6 +5,7 @@
 
 use crate::differentiate::{self, DifferentiateError};
 use crate::lower::{Kernels, Lowering, Names};
+use crate::overlap::{self, Overlap};
 use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
 use crate::schedule::{self, Pass, Schedule};
@@ -43,6 +44,7 @@ pub struct Options {
     pub layout: Option<Vec<u32>>,
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
+    pub overlap: Overlap,
     pub rows: Rows,
 }
 
@@ -63,6 +65,7 @@ impl Default for Options {
             schedule: Schedule::OneFOneB,
             layout: None,
             pad_vocab_to: 1,
+            overlap: Overlap::On,
             rows: Rows::Rules,
         }
     }
@@ -168,6 +171,18 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         },
         |job| ir::job::verify(job).map_err(|e| e.to_string()),
     )?;
+    let job = match options.overlap {
+        Overlap::Off => job,
+        Overlap::On => trace.step(
+            "overlap",
+            || {
+                let mut job = job;
+                overlap::overlap(&mut job);
+                job
+            },
+            |job| ir::job::verify(job).map_err(|e| e.to_string()),
+        )?,
+    };
     Ok(Compiled { graph: logical, sharded, locals, job, warnings, times: trace.times })
 }
 

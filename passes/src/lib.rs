@@ -7,6 +7,7 @@ pub mod kernels;
 pub mod lower;
 pub mod memory;
 pub mod optimize;
+pub mod overlap;
 pub mod pad;
 pub mod partition;
 pub mod plan;

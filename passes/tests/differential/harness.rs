@@ -14,7 +14,7 @@ use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::schedule::Schedule;
 use runtime::host::Tensor;
-use runtime::reference;
+use runtime::reference::{self, Interleaving, Settings};
 use std::collections::BTreeMap;
 
 /// A mesh, a schedule and data.
@@ -125,6 +125,7 @@ pub fn options(case: &Case) -> Options {
         layout: case.layout.clone(),
         pad_vocab_to: 1,
         rows: case.rows,
+        ..Options::default()
     }
 }
 
@@ -164,6 +165,11 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         return Ok(Outcome::NotFinite);
     }
     let got = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
+    let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
+    let other = reference::run_step_with(&c.job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("streams: {e}"))?;
+    if (&other.reports, &other.params, &other.states) != (&got.reports, &got.params, &got.states) {
+        return Err("streams and list order give different results".into());
+    }
     // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
     let exact = case.data == Data::Exact
         && values.iter().enumerate().all(|(k, v)| graph.grad_norm.is_some_and(|n| k >= n.index()) || v.iter().all(|x| is_exact(*x)));
