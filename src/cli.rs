@@ -274,6 +274,9 @@ pub struct RunArgs {
     /// When loss or gradient norm is not finite
     #[arg(long, value_enum, default_value = "stop")]
     pub on_nonfinite: OnNonfinite,
+    /// Run commands one after the other, communication too; for comparison
+    #[arg(long)]
+    pub in_order: bool,
 }
 
 #[derive(Args)]

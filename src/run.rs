@@ -5,6 +5,7 @@ use crate::cli::{OnNonfinite, RunArgs};
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
+use runtime::executor::Order;
 use runtime::launch::{self, Progress, RunOptions};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             OnNonfinite::Stop => runtime::protocol::OnNonfinite::Stop,
             OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip,
         },
+        order: if args.in_order { Order::List } else { Order::Streams },
         ..defaults
     };
     let mut shown = Shown::new();

@@ -143,6 +143,8 @@ pub trait Communicator {
     fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError>;
     /// Where this rank is, for reports about ranks that wait for each other.
     fn publish(&mut self, _step: u64, _position: Position) {}
+    /// An event was reached: other threads of this rank may wait for it.
+    fn recorded(&mut self) {}
     /// Tells the other ranks that this one gives up.
     fn abort(&mut self, _reason: &str) {}
 }

@@ -73,8 +73,8 @@ pub fn events(program: &Program) -> usize {
     events.max().unwrap_or(0)
 }
 
-/// The streams that a program uses, in the order of [`Stream::ALL`].
+/// The streams that a program uses, in the order of [`Stream::ALL`]: compute first, used or not.
 pub fn streams(program: &Program) -> Vec<Stream> {
-    let used = |s: &Stream| program.bodies.iter().flat_map(|b| &b.commands).any(|c| c.stream == *s);
+    let used = |s: &Stream| *s == Stream::Compute || program.bodies.iter().flat_map(|b| &b.commands).any(|c| c.stream == *s);
     Stream::ALL.into_iter().filter(used).collect()
 }

@@ -58,6 +58,13 @@ pub trait Memory {
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]);
 }
 
+/// What a thread needs that communicates beside a device's own.
+pub struct Beside {
+    pub memory: Box<dyn Memory + Send>,
+    /// To be called on that thread before anything else.
+    pub begin: Box<dyn FnOnce() + Send>,
+}
+
 /// A device executes what it is told in order.
 pub trait Device: Memory {
     /// Sets `count` elements.
@@ -67,6 +74,10 @@ pub trait Device: Memory {
     /// # Errors
     /// If the kernel cannot run.
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError>;
+    /// Lets another thread use its memory at the same time, if that can be.
+    fn beside(&self) -> Option<Beside> {
+        None
+    }
     /// Told before each call of a body: what temporary memory holds is of no more use.
     fn begin_call(&mut self) {}
 }

@@ -9,12 +9,16 @@ use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, P
 use crate::cursor::{self, Cursor};
 use crate::device::{Device, DeviceError, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
+use crate::shm::Shm;
+use crate::streams::{self, Communication, Compute, Events};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
 use ir::program::{Action, Arena, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::sync::Arc;
 
 /// What is the same for all ranks in a step.
 #[derive(Clone, Copy)]
@@ -58,12 +62,12 @@ pub struct Blame {
 }
 
 /// How a rank takes its commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// As they are issued.
-    #[default]
     List,
     /// Each stream by itself.
+    #[default]
     Streams,
 }
 
@@ -171,13 +175,12 @@ impl Transfer<'_> {
 
 /// One rank and its device.
 pub struct Rank<'a, D> {
-    frame: Frame<'a>,
+    frame: Arc<Frame<'a>>,
     /// The microbatch's coordinate is that of the current call.
     coords: Coords,
     pub device: D,
     cursors: Vec<Cursor>,
-    /// How often each event was reached.
-    reached: Vec<u64>,
+    events: Arc<Events>,
     at: Position,
     reports: Vec<Option<f64>>,
     /// Looks for the first operand that is not finite, if some.
@@ -189,7 +192,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// `job` has been checked ([`crate::check`]) and `rank` is in its mesh; the device's arenas have the sizes of
     /// [`arena_bytes`].
     pub fn new(job: &'a Job, rank: u64, device: D, order: Order) -> Self {
-        let frame = Frame::new(job, rank);
+        let frame = Arc::new(Frame::new(job, rank));
         let program = frame.program;
         let streams = match order {
             Order::List => vec![None],
@@ -200,7 +203,7 @@ impl<'a, D: Device> Rank<'a, D> {
             coords: job.mesh.coords(rank),
             device,
             cursors: streams.into_iter().map(|s| Cursor::new(program, s)).collect(),
-            reached: vec![0; cursor::events(program)],
+            events: Arc::new(Events::new(cursor::events(program))),
             at: Position::default(),
             reports: vec![None; job.reports.len()],
             watch: None,
@@ -271,6 +274,40 @@ impl<'a, D: Device> Rank<'a, D> {
         }
     }
 
+    /// Runs a phase to its end, communication on a thread of its own where the device's memory can be shared.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn phase(&mut self, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        self.begin(phase);
+        let Some(beside) = self.device.beside().filter(|_| self.cursors.len() > 1) else {
+            while self.advance(step, shm)? != Advance::Finished {}
+            return Ok(());
+        };
+        let (frame, events) = (self.frame.clone(), self.events.clone());
+        let cursors = self.cursors.split_off(1);
+        let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
+        let cursors = streams::run(communication, beside.begin, &events, step, shm, |shm| {
+            Ok(match self.turn(0, step, shm)? {
+                Advance::Moved => Compute::Moved,
+                Advance::Finished => Compute::Finished,
+                Advance::Blocked(_) => self.awaited(),
+            })
+        })?;
+        self.cursors.extend(cursors);
+        Ok(())
+    }
+
+    /// The event for which the first stream waits.
+    fn awaited(&self) -> Compute {
+        let cursor = &self.cursors[0];
+        let call = calls(&self.frame.stage.schedule, cursor.at.phase)[cursor.at.call as usize];
+        match self.frame.program.bodies[call.body.index()].commands[cursor.at.command as usize].action {
+            Action::Wait { event } => Compute::Waits(event, cursor.due(event)),
+            _ => Compute::Moved,
+        }
+    }
+
     /// Runs the next command of a stream, if it can run now.
     ///
     /// # Errors
@@ -283,7 +320,7 @@ impl<'a, D: Device> Rank<'a, D> {
             self.device.begin_call();
         }
         if let (Action::Wait { event }, Some(_)) = (&command.action, cursor.stream())
-            && self.reached[*event as usize] < cursor.due(*event)
+            && self.events.reached(*event) < cursor.due(*event)
         {
             return Ok(Advance::Blocked(vec![]));
         }
@@ -330,7 +367,10 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.device.read(self.frame.locate(&self.coords, call, src), DType::F32, &mut value);
                 self.reports[*report as usize] = Some(value[0]);
             }
-            Action::Record { event } => self.reached[*event as usize] += 1,
+            Action::Record { event } => {
+                self.events.reach(*event);
+                comm.recorded();
+            }
             // Checked before.
             Action::Wait { .. } => {}
             Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => unreachable!("invariant: a transfer"),

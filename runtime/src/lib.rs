@@ -21,6 +21,7 @@ pub mod protocol;
 pub mod reference;
 pub mod schedule;
 pub mod shm;
+mod streams;
 pub mod target;
 pub mod weights;
 pub mod worker;

@@ -2,6 +2,7 @@
 
 use crate::comm::Position;
 use crate::data::Spec;
+use crate::executor::Order;
 use crate::shm::Segment;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -35,6 +36,7 @@ pub struct Orders {
     pub threads: usize,
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
+    pub order: Order,
 }
 
 /// What a rank says, in order.

@@ -5,7 +5,7 @@ use crate::comm::{CommError, Communicator, Phase};
 use crate::cpu::{Cpu, Library, Threads};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
-use crate::executor::{Advance, ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
+use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::host::{Tensor, Whole, sizes};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
@@ -89,7 +89,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
         Target::Cpu { .. } => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
             .map_err(failed)
-            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)),
+            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         Target::Reference => {
             let plans = Plans::new(job);
             let device = Reference::new(job, &plans, program, arena_bytes(job, rank));
@@ -122,7 +122,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, seed: orders.seed, batch: &batch };
-        phase(&mut rank, Phase::Train, &step, shm)?;
+        rank.phase(Phase::Train, &step, shm)?;
         let reports = rank.reports().to_vec();
         let finite = rank.is_finite();
         match orders.on_nonfinite {
@@ -132,7 +132,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
                 return protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence);
             }
             OnNonfinite::Skip if !finite => {}
-            OnNonfinite::Stop | OnNonfinite::Skip => phase(&mut rank, Phase::Update, &step, shm)?,
+            OnNonfinite::Stop | OnNonfinite::Skip => rank.phase(Phase::Update, &step, shm)?,
         }
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
         let due = orders.eval_interval > 0 && number.is_multiple_of(orders.eval_interval);
@@ -149,13 +149,6 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     Ok(())
 }
 
-/// Runs a phase to its end; the communicator of a process waits itself.
-fn phase<D: Device>(rank: &mut Rank<D>, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), WorkerError> {
-    rank.begin(phase);
-    while rank.advance(step, shm)? != Advance::Finished {}
-    Ok(())
-}
-
 /// Means of the reports over held-out batches.
 fn evaluate<D: Device>(rank: &mut Rank<D>, valid: &Data, orders: &Orders, number: u64, shm: &mut Shm) -> Result<Vec<Option<f64>>, WorkerError> {
     let batches = valid.batches().min(orders.eval_batches).max(1);
@@ -163,7 +156,7 @@ fn evaluate<D: Device>(rank: &mut Rank<D>, valid: &Data, orders: &Orders, number
     for k in 0..batches {
         let batch = valid.batch(k)?;
         let step = Step { number, learning_rate: 0.0, seed: orders.seed, batch: &batch };
-        phase(rank, Phase::Eval, &step, shm)?;
+        rank.phase(Phase::Eval, &step, shm)?;
         sums.resize(rank.reports().len(), Some(0.0));
         for (sum, value) in sums.iter_mut().zip(rank.reports()) {
             *sum = sum.zip(*value).map(|(s, v)| s + v / batches as f64);
@@ -182,7 +175,7 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
         }
     });
     rank.watch();
-    phase(rank, Phase::Train, step, shm)?;
+    rank.phase(Phase::Train, step, shm)?;
     let made = rank.blame().map(|b| {
         let op = b.op.map(|op| format!("{op}, ")).unwrap_or_default();
         Blamed::at(b.position, op + &b.command)

@@ -5,6 +5,7 @@ mod fixture;
 use fixture::Split;
 use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
+use runtime::executor::Order;
 use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
 use runtime::protocol::OnNonfinite;
 use runtime::target::Target;
@@ -47,7 +48,7 @@ impl Bench {
     }
 
     /// With native kernels in a library of its own.
-    fn native(split: &Split) -> Bench {
+    fn native(job: &ir::program::Job, split: &Split) -> Bench {
         let (rows, columns) = (fixture::BATCH / split.dp / split.microbatches, (fixture::INS + 1) / split.tp);
         let dir = tempfile::tempdir().unwrap();
         let (source, library) = (dir.path().join("kernels.rs"), dir.path().join("kernels.so"));
@@ -67,7 +68,7 @@ impl Bench {
         ];
         let kernels = Some(Kernels { library: &fs::read(&library).unwrap(), entries: &entries });
         let target = Target::Cpu { cpu: "x86-64".into(), features: String::new() };
-        Bench::of(&Parts { job: &fixture::job(split), target: &target, kernels, dumps: &[] })
+        Bench::of(&Parts { job, target: &target, kernels, dumps: &[] })
     }
 
     fn of(parts: &Parts) -> Bench {
@@ -164,7 +165,7 @@ fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
 #[test]
 fn native_kernels_on_threads_train_like_interpreted_ones() {
     for split in [Split { microbatches: 1, pp: 1, dp: 1, tp: 1 }, Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }] {
-        let bench = Bench::native(&split);
+        let bench = Bench::native(&fixture::job(&split), &split);
         let options = RunOptions { steps: Some(1), threads_per_rank: Some(2), save: Some(bench.path("out")), ..bench.options() };
         let summary = run(&bench.artifact, &options, &mut |_| {}).unwrap();
         let (loss, norm, w, _) = fixture::expected(TRAINING);
@@ -175,6 +176,27 @@ fn native_kernels_on_threads_train_like_interpreted_ones() {
         saved.param(0).read(0, &mut new);
         assert!(new.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-6), "{new:?} {w:?}");
     }
+}
+
+#[test]
+fn streams_at_once_give_the_bits_of_list_order() {
+    for split in [Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }, Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }] {
+        let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+        let saved = |order: Order| {
+            let options = RunOptions { save: Some(bench.path("out")), order, ..bench.options() };
+            let mut losses = vec![];
+            run(&bench.artifact, &options, &mut |p| losses.push((p.loss, p.grad_norm))).unwrap();
+            (fs::read(bench.path("out")).unwrap(), losses)
+        };
+        assert_eq!(saved(Order::Streams), saved(Order::List));
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_a_run_whose_streams_wait_for_it() {
+    let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 1 };
+    let error = hit(Bench::native(&fixture::streamed(fixture::job(&split)), &split), rustix::process::Signal::KILL);
+    assert!(error.starts_with("rank 1 was killed by signal 9 at step"), "{error}");
 }
 
 #[test]
@@ -189,8 +211,7 @@ fn a_held_out_loss_is_reported_when_it_is_due() {
 }
 
 /// Sends a signal to the process of rank 1, once it has trained the first of very many steps; how the run ended.
-fn hit(signal: rustix::process::Signal) -> String {
-    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+fn hit(bench: Bench, signal: rustix::process::Signal) -> String {
     bench.feed(100_000);
     bench.fails(&bench.options(), &mut |p| {
         if p.step == 1 {
@@ -255,13 +276,13 @@ impl CommandLine for Vec<u8> {
 
 #[test]
 fn a_killed_rank_ends_the_run_and_is_named() {
-    let error = hit(rustix::process::Signal::KILL);
+    let error = hit(Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 }), rustix::process::Signal::KILL);
     assert!(error.starts_with("rank 1 was killed by signal 9 at"), "{error}");
 }
 
 #[test]
 fn a_stopped_rank_is_found_stuck() {
-    let error = hit(rustix::process::Signal::STOP);
+    let error = hit(Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 }), rustix::process::Signal::STOP);
     assert!(error.starts_with("rank 1 is stuck at step"), "{error}");
     assert!(error.contains("\n  rank 0 waits for rank 1 at step"), "{error}");
 }
@@ -296,7 +317,8 @@ fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
 
 #[test]
 fn an_overflow_is_traced_to_rank_and_op() {
-    let bench = Bench::native(&Split { microbatches: 1, pp: 1, dp: 1, tp: 2 });
+    let split = Split { microbatches: 1, pp: 1, dp: 1, tp: 2 };
+    let bench = Bench::native(&fixture::job(&split), &split);
     bench.weights("init", &[1e30, 0.0, 0.0]);
     let error = bench.fails(&bench.options(), &mut |_| {});
     assert!(error.starts_with("step 1: loss = inf"), "{error}");

@@ -3,12 +3,13 @@
 mod pool;
 
 use crate::artifact::Artifact;
-use crate::device::{Device, DeviceError, Element, Location, Memory};
+use crate::device::{Beside, Device, DeviceError, Element, Location, Memory};
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
 use pool::Pool;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
 /// 64-byte aligned, for this thread alone.
@@ -63,8 +64,19 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping is owned; access goes through `&self` and `&mut self`.
+// SAFETY: the mapping is owned, and only memory: any thread may use it, see `Arenas` and `Pool` for when.
 unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// The arenas of a rank. Its compute stream and its communication's thread both have them.
+///
+/// **Why this is sound**: a command touches only what its places say, and the job has been proved free of races
+/// (`ir::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
+/// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
+/// uses the bytes that a command writes while it does.
+#[derive(Clone)]
+pub struct Arenas(Arc<[Mapping; 3]>);
 
 impl Mapping {
     fn new(bytes: u64) -> rustix::io::Result<Mapping> {
@@ -73,16 +85,6 @@ impl Mapping {
         // SAFETY: an anonymous mapping at an address of the system's choice aliases nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has this many initialised bytes; kernels write to it only during `launch`, which has `&mut`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 
@@ -109,6 +111,14 @@ fn pin(core: usize) {
     set.set(core);
     // A core that has gone since is no reason to stop.
     let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Makes the calling thread one that does a rank's arithmetic, on any of these cores.
+fn begin_thread(cores: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    cores.iter().for_each(|core| set.set(*core));
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+    flush_denormals();
 }
 
 /// The kernels of an artifact. The library stays loaded as long as this lives.
@@ -148,7 +158,9 @@ impl Library {
 /// A rank's share of the CPU.
 pub struct Cpu<'a> {
     signatures: &'a [Kernel],
-    arenas: [Mapping; 3],
+    arenas: Arenas,
+    /// On which the rank may run, whatever its threads are bound to.
+    cores: Vec<usize>,
     // Before the library: threads end before its code goes.
     pool: Pool,
     library: Library,
@@ -167,22 +179,34 @@ impl<'a> Cpu<'a> {
             let bytes = bytes[arena as usize];
             Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
         };
-        let arenas = [map(Arena::Persistent)?, map(Arena::Stash)?, map(Arena::Temporary)?];
+        let arenas = Arenas(Arc::new([map(Arena::Persistent)?, map(Arena::Stash)?, map(Arena::Temporary)?]));
         let scratch = library.kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0);
+        let cores = allowed_cores();
         let pool = Pool::new(threads, scratch)?;
-        Ok(Cpu { signatures, arenas, pool, library, arguments: vec![], scalars: vec![] })
-    }
-
-    fn range(&self, at: Location, bytes: usize) -> &[u8] {
-        &self.arenas[at.arena as usize].bytes()[at.byte as usize..][..bytes]
-    }
-
-    fn range_mut(&mut self, at: Location, bytes: usize) -> &mut [u8] {
-        &mut self.arenas[at.arena as usize].bytes_mut()[at.byte as usize..][..bytes]
+        Ok(Cpu { signatures, arenas, cores, pool, library, arguments: vec![], scalars: vec![] })
     }
 }
 
-impl Memory for Cpu<'_> {
+impl Arenas {
+    fn bytes(&self, at: Location, bytes: usize) -> *mut u8 {
+        let mapping = &self.0[at.arena as usize];
+        assert!(at.byte as usize + bytes <= mapping.bytes, "invariant: places were checked against their arenas");
+        // SAFETY: within the mapping, as just asserted.
+        unsafe { mapping.start.as_ptr().add(at.byte as usize) }
+    }
+
+    fn range(&self, at: Location, bytes: usize) -> &[u8] {
+        // SAFETY: the mapping has these bytes, initialised; nobody writes to them meanwhile, see `Arenas`.
+        unsafe { std::slice::from_raw_parts(self.bytes(at, bytes), bytes) }
+    }
+
+    fn range_mut(&mut self, at: Location, bytes: usize) -> &mut [u8] {
+        // SAFETY: as above, and nobody reads them either.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes(at, bytes), bytes) }
+    }
+}
+
+impl Memory for Arenas {
     fn element(&self, dtype: DType) -> Element {
         match dtype {
             DType::F32 => Element::F32,
@@ -216,12 +240,39 @@ impl Memory for Cpu<'_> {
     }
 }
 
+impl Memory for Cpu<'_> {
+    fn element(&self, dtype: DType) -> Element {
+        self.arenas.element(dtype)
+    }
+
+    fn load(&self, at: Location, dtype: DType, out: &mut [u8]) {
+        self.arenas.load(at, dtype, out);
+    }
+
+    fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]) {
+        self.arenas.store(at, dtype, bytes);
+    }
+
+    fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
+        self.arenas.read(at, dtype, out);
+    }
+
+    fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
+        self.arenas.write(at, dtype, values);
+    }
+}
+
 impl Device for Cpu<'_> {
+    fn beside(&self) -> Option<Beside> {
+        let cores = self.cores.clone();
+        Some(Beside { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
+    }
+
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let size = dtype.bytes() as usize;
         let mut element = [0; 4];
         encode(dtype, value, &mut element[..size]);
-        let range = self.range_mut(at, count as usize * size);
+        let range = self.arenas.range_mut(at, count as usize * size);
         if element == [0; 4] {
             range.fill(0);
         } else {
@@ -234,11 +285,8 @@ impl Device for Cpu<'_> {
         let dtypes = &self.signatures[kernel.index()].scalars;
         self.arguments.clear();
         for at in args {
-            let arena = &self.arenas[at.arena as usize];
             // An operand without elements may begin at the very end.
-            assert!(at.byte as usize <= arena.bytes, "invariant: places were checked against their arenas");
-            // SAFETY: within the mapping, as just asserted.
-            self.arguments.push(unsafe { arena.start.as_ptr().add(at.byte as usize) });
+            self.arguments.push(self.arenas.bytes(*at, 0));
         }
         self.scalars.clear();
         self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }));

@@ -10,7 +10,7 @@ mod save;
 use crate::artifact::Artifact;
 use crate::cpu;
 use crate::data::{Data, DataError, Spec};
-use crate::executor::named;
+use crate::executor::{Order, named};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
 use crate::weights::{self, Weights, WeightsError};
@@ -53,6 +53,8 @@ pub struct RunOptions {
     /// Below 2^53.
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
+    /// Whether communication runs beside compute; the same numbers either way.
+    pub order: Order,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
 }
@@ -73,6 +75,7 @@ impl RunOptions {
             threads_per_rank: None,
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
+            order: Order::Streams,
             patience: PATIENCE,
         }
     }
@@ -264,6 +267,7 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         threads: threads.max(1),
         seed: options.seed,
         on_nonfinite: options.on_nonfinite,
+        order: options.order,
     })
 }
 

@@ -30,6 +30,33 @@ fn every_split_gives_exactly_the_same_step() {
 }
 
 #[test]
+fn every_interleaving_of_streams_gives_exactly_the_same_step() {
+    for split in &SPLITS {
+        let job = fixture::streamed(fixture::job(split));
+        let ordered = step(&job).unwrap();
+        for seed in 0..20 {
+            let settings = Settings { step: 1, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
+            let result = run_step_with(&job, &fixture::params(), &States::new(), &fixture::inputs(), &settings).unwrap();
+            assert_eq!((result.reports, result.params), (ordered.reports.clone(), ordered.params.clone()));
+        }
+    }
+}
+
+#[test]
+fn a_missing_wait_shows_in_some_interleaving() {
+    let mut job = fixture::streamed(fixture::job(&SPLITS[3]));
+    let forward = &mut job.programs[0].bodies[1].commands;
+    let k = forward.iter().position(|c| c.stream != ir::program::Stream::Compute && matches!(c.action, Action::Wait { .. })).unwrap();
+    forward.remove(k);
+    let ordered = step(&job).unwrap();
+    let differs = |seed| {
+        let settings = Settings { step: 1, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
+        run_step_with(&job, &fixture::params(), &States::new(), &fixture::inputs(), &settings).map_or(true, |r| r.reports != ordered.reports)
+    };
+    assert!((0..20).any(differs));
+}
+
+#[test]
 fn a_forward_pass_alone_reports_the_loss() {
     for split in &SPLITS {
         let reports = run_eval(&fixture::job(split), &fixture::params(), &fixture::inputs(), 0).unwrap();

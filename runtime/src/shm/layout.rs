@@ -98,9 +98,14 @@ impl StatusArea {
         self.offset + 28
     }
 
+    /// Counts what it may wait for.
+    pub fn doorbell(self) -> u64 {
+        self.offset + 32
+    }
+
     /// For each rank, not 0 while it waits for that one.
     pub fn waits(self, rank: u64) -> u64 {
-        self.offset + 32 + rank
+        self.offset + 40 + rank
     }
 }
 
@@ -195,5 +200,5 @@ impl Layout {
 }
 
 fn status_bytes(world: u64) -> u64 {
-    (32 + world).next_multiple_of(LINE)
+    (40 + world).next_multiple_of(LINE)
 }

@@ -5,20 +5,26 @@
 //! as many messages as the job has in flight, and for one more of the largest. Staging is bounded: a collective
 //! of any size goes by chunks, of which each member has two.
 //!
+//! Communications are polled ([`Pending`]): several of a rank can be under way, of different groups and channels. Whoever posts, takes,
+//! sends or receives rings the others' doorbells.
+//!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
 //! the launcher's business ([`Board`]).
 
 mod layout;
+mod pending;
 mod segment;
 
 pub use layout::Layout;
+pub use pending::Pending;
 pub use segment::Segment;
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
-use crate::device::{Element, Location, Memory};
+use crate::device::{Element, Memory};
+use crate::executor::Transfer;
 use ir::op::{DType, Reduce};
-use ir::program::{Channel, Collective};
-use layout::{GroupArea, LINE, MailArea, REASON};
+use ir::program::Collective;
+use layout::REASON;
 use segment::Counter;
 use std::sync::atomic::Ordering;
 
@@ -76,68 +82,80 @@ impl Board<'_> {
     }
 }
 
-/// One rank's end.
+/// One rank's end. Several threads of the rank may each have one, for groups and channels of their own.
 pub struct Shm<'a> {
     board: Board<'a>,
     rank: u64,
-    /// Looks at a counter before sleeping.
+    /// Looks again before sleeping.
     spins: u32,
-    staging: Vec<u8>,
+    /// Of the chunk that is being combined.
+    sum: Vec<u8>,
 }
-
-/// Bytes of a message that are moved before the other side is told.
-const PIECE: usize = 64 << 10;
 
 impl<'a> Shm<'a> {
     pub fn new(board: Board<'a>, rank: u64, spins: u32) -> Shm<'a> {
-        Shm { board, rank, spins, staging: vec![] }
+        Shm { board, rank, spins, sum: vec![] }
+    }
+
+    /// Another end of the same rank.
+    pub fn twin(&self) -> Shm<'a> {
+        Shm::new(self.board, self.rank, self.spins)
+    }
+
+    pub fn spins(&self) -> u32 {
+        self.spins
     }
 
     fn counter(&self, offset: u64) -> Counter<'a> {
         Counter::at(self.board.segment, offset)
     }
 
-    /// Waits for all of these counters, one after the other; each belongs to a rank.
-    fn wait(&self, counters: &[(u64, Counter)], ready: impl Fn(u32) -> bool) -> Result<(), CommError> {
-        let mut looks = 0;
-        for (k, (_, counter)) in counters.iter().enumerate() {
-            let mut value = counter.get();
-            if ready(value) {
-                continue;
-            }
-            while looks < self.spins && !ready(value) {
-                looks += 1;
-                std::hint::spin_loop();
-                value = counter.get();
-            }
-            if ready(value) {
-                continue;
-            }
-            self.waiting(&counters[k..], &ready);
-            let outcome = loop {
-                value = counter.get();
-                if ready(value) {
-                    break Ok(());
-                }
-                if let Some(reason) = self.board.ended() {
-                    break Err(CommError::Aborted(reason));
-                }
-                counter.sleep(value);
-            };
-            if outcome.is_ok() {
-                self.running();
-            }
-            outcome?;
-        }
-        Ok(())
+    fn doorbell(&self, rank: u64) -> Counter<'a> {
+        self.counter(self.board.layout.status(rank).doorbell())
     }
 
-    fn waiting(&self, counters: &[(u64, Counter)], ready: &impl Fn(u32) -> bool) {
+    /// Wakes others after something that they may wait for.
+    fn wake(&self, ranks: &[u64]) {
+        ranks.iter().filter(|r| **r != self.rank).for_each(|r| self.doorbell(*r).ring());
+    }
+
+    /// Wakes the other threads of this rank.
+    pub fn wake_own(&self) {
+        self.doorbell(self.rank).ring();
+    }
+
+    /// Changes whenever something happens that this rank may wait for.
+    pub fn bell(&self) -> u32 {
+        self.doorbell(self.rank).get()
+    }
+
+    /// Sleeps until [`Shm::bell`] is no longer `seen`, or a little while.
+    pub fn sleep(&self, seen: u32) {
+        self.doorbell(self.rank).sleep(seen);
+    }
+
+    /// Why the run has ended, if it has.
+    pub fn ended(&self) -> Option<String> {
+        self.board.ended()
+    }
+
+    /// Says for whom this rank waits, and at which step and command if that is not the last published one.
+    pub fn waiting(&self, place: Option<(u64, Position)>, ranks: &[u64]) {
         let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
-        for (rank, counter) in counters {
-            segment.u8(area.waits(*rank)).store(u8::from(!ready(counter.get())), Ordering::Relaxed);
+        if let Some((step, position)) = place {
+            self.show(step, position);
+        }
+        for rank in ranks {
+            segment.u8(area.waits(*rank)).store(1, Ordering::Relaxed);
         }
         segment.u32(area.waiting()).store(1, Ordering::Release);
+    }
+
+    /// Says that this rank waits no longer.
+    pub fn running(&self) {
+        let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
+        segment.u32(area.waiting()).store(0, Ordering::Release);
+        (0..self.board.layout.world).for_each(|r| segment.u8(area.waits(r)).store(0, Ordering::Relaxed));
     }
 
     /// Shows that something happened.
@@ -145,178 +163,64 @@ impl<'a> Shm<'a> {
         self.board.segment.u64(self.board.layout.status(self.rank).progress()).fetch_add(1, Ordering::Release);
     }
 
-    fn running(&self) {
-        let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
-        segment.u32(area.waiting()).store(0, Ordering::Release);
-        (0..self.board.layout.world).for_each(|r| segment.u8(area.waits(r)).store(0, Ordering::Relaxed));
-    }
-
-    /// Exchanges one chunk: posts `self.staging`, waits for all members, and gives each member's data to `take`.
-    fn chunk(
-        &self,
-        area: GroupArea,
-        members: &[u64],
-        me: usize,
-        terms: &Terms,
-        mut take: impl FnMut(usize, &[u8]) -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
-        let segment = self.board.segment;
-        let posted = self.counter(area.posted(me));
-        let number = posted.get();
-        let all = |offset: &dyn Fn(usize) -> u64| -> Vec<(u64, Counter)> {
-            members.iter().enumerate().map(|(k, r)| (*r, self.counter(offset(k)))).collect()
-        };
-        // The slot still holds the chunk before the last: all must have taken it.
-        self.wait(&all(&|k| area.taken(k)), |taken| number.wrapping_sub(taken) as i32 <= 1)?;
-        let slot = area.slot(me, number);
-        segment.slice_mut(slot, 16).copy_from_slice(&encode(terms));
-        segment.slice_mut(slot + LINE, self.staging.len()).copy_from_slice(&self.staging);
-        posted.set(number.wrapping_add(1));
-        self.wait(&all(&|k| area.posted(k)), |posted| posted.wrapping_sub(number) as i32 >= 1)?;
-        for (k, rank) in members.iter().enumerate() {
-            let slot = area.slot(k, number);
-            let theirs = segment.slice(slot, 16);
-            if theirs != encode(terms) {
-                return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: *rank, theirs: decode(theirs) });
-            }
-            take(k, segment.slice(slot + LINE, self.staging.len()))?;
-        }
-        self.counter(area.taken(me)).set(number.wrapping_add(1));
-        self.progress();
-        Ok(())
-    }
-}
-
-impl Communicator for Shm<'_> {
-    fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
-        let area = self.board.layout.group(members).expect("invariant: the layout has every group of the job");
-        let me = members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group");
-        let (n, count, terms) = (members.len(), exchange.count, exchange.terms());
-        let element = memory.element(exchange.dtype);
-        let width = element.bytes() as u64;
-        let (scattered, reduce) = match exchange.kind {
-            Collective::AllReduce(reduce) => (false, Some(reduce)),
-            Collective::AllGather => (false, None),
-            Collective::ReduceScatter(reduce) => (true, Some(reduce)),
-            Collective::AllToAll => (true, None),
-        };
-        let parts = if scattered { n } else { 1 };
-        let step = (area.chunk / parts as u64 / width).min(count).max(1);
-        let at = |start: Location, index: u64| Location { byte: start.byte + index * exchange.dtype.bytes(), ..start };
-        let mut first = 0;
-        let mut sum = vec![];
-        while first < count {
-            let len = step.min(count - first);
-            let bytes = (len * width) as usize;
-            self.staging.resize(parts * bytes, 0);
-            for (j, part) in self.staging.chunks_exact_mut(bytes).enumerate() {
-                memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
-            }
-            self.chunk(area, members, me, &terms, |k, data| {
-                let mine = if scattered { &data[me * bytes..][..bytes] } else { data };
-                match reduce {
-                    None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
-                    Some(_) if k == 0 => {
-                        sum.clear();
-                        sum.extend_from_slice(mine);
-                    }
-                    Some(reduce) => fold(reduce, element, exchange.dtype, &mut sum, mine)?,
-                }
-                Ok(())
-            })?;
-            if reduce.is_some() {
-                memory.store(at(exchange.dst, first), exchange.dtype, &sum);
-            }
-            first += len;
-        }
-        Ok(Progress::Done)
-    }
-
-    fn send(&mut self, memory: &mut dyn Memory, to: u64, message: &Message) -> Result<Progress, CommError> {
-        let area = self.mail(self.rank, to, message.channel);
-        let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
-        let mut at = head.get();
-        let header = self.lines(area, to, &tail, |tail| area.lines - at.wrapping_sub(tail), at, LINE as usize)?;
-        header[..16].copy_from_slice(&encode_range(message.dtype, message.count));
-        at = at.wrapping_add(1);
-        head.set(at);
-        let width = memory.element(message.dtype).bytes();
-        let (mut done, total) = (0, message.count as usize * width);
-        while done < total {
-            let want = (total - done).min(PIECE);
-            let piece = self.lines(area, to, &tail, |tail| area.lines - at.wrapping_sub(tail), at, want)?;
-            let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
-            memory.load(Location { byte: from, ..message.at }, message.dtype, piece);
-            done += piece.len();
-            self.progress();
-            at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);
-            head.set(at);
-        }
-        Ok(Progress::Done)
-    }
-
-    fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError> {
-        let area = self.mail(from, self.rank, message.channel);
-        let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
-        let mut at = tail.get();
-        let header = self.lines(area, from, &head, |head| head.wrapping_sub(at), at, LINE as usize)?;
-        let theirs = <[u8; 16]>::try_from(&header[..16]).expect("invariant: sixteen bytes");
-        at = at.wrapping_add(1);
-        tail.set(at);
-        if theirs != encode_range(message.dtype, message.count) {
-            let mine = format!("{} {}", message.count, message.dtype.name());
-            return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
-        }
-        let width = memory.element(message.dtype).bytes();
-        let (mut done, total) = (0, message.count as usize * width);
-        while done < total {
-            let want = (total - done).min(PIECE);
-            let piece = self.lines(area, from, &head, |head| head.wrapping_sub(at), at, want)?;
-            let to = message.at.byte + (done / width) as u64 * message.dtype.bytes();
-            memory.store(Location { byte: to, ..message.at }, message.dtype, piece);
-            done += piece.len();
-            self.progress();
-            at = at.wrapping_add(piece.len().div_ceil(LINE as usize) as u32);
-            tail.set(at);
-        }
-        Ok(Progress::Done)
-    }
-
-    fn publish(&mut self, step: u64, position: Position) {
+    fn show(&self, step: u64, position: Position) {
         let (segment, area) = (self.board.segment, self.board.layout.status(self.rank));
         let phase = Phase::ALL.iter().position(|p| *p == position.phase).unwrap_or(0) as u32;
         for (k, number) in [phase, position.call, position.command].into_iter().enumerate() {
             segment.u32(area.position(k as u64)).store(number, Ordering::Relaxed);
         }
         segment.u64(area.step()).store(step, Ordering::Relaxed);
+    }
+
+    /// Polls a communication until it is done.
+    fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
+        let mut pending = Pending::new(transfer);
+        let mut looks = 0;
+        loop {
+            let bell = self.bell();
+            let polled = self.poll(memory, &mut pending)?;
+            if polled.done {
+                return Ok(Progress::Done);
+            }
+            looks = if polled.moved { 0 } else { looks + 1 };
+            if looks < self.spins {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.waiting(None, &self.waits_for(&pending));
+            if let Some(reason) = self.ended() {
+                return Err(CommError::Aborted(reason));
+            }
+            self.sleep(bell);
+            self.running();
+        }
+    }
+}
+
+impl Communicator for Shm<'_> {
+    fn collective(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange) -> Result<Progress, CommError> {
+        self.finish(memory, Transfer::Collective(members, *exchange))
+    }
+
+    fn send(&mut self, memory: &mut dyn Memory, to: u64, message: &Message) -> Result<Progress, CommError> {
+        self.finish(memory, Transfer::Send(to, *message))
+    }
+
+    fn recv(&mut self, memory: &mut dyn Memory, from: u64, message: &Message) -> Result<Progress, CommError> {
+        self.finish(memory, Transfer::Recv(from, *message))
+    }
+
+    fn publish(&mut self, step: u64, position: Position) {
+        self.show(step, position);
         self.progress();
+    }
+
+    fn recorded(&mut self) {
+        self.wake_own();
     }
 
     fn abort(&mut self, reason: &str) {
         self.board.end(reason);
-    }
-}
-
-impl<'a> Shm<'a> {
-    fn mail(&self, from: u64, to: u64, channel: Channel) -> MailArea {
-        self.board.layout.mail(from, to, channel).expect("invariant: the layout has every channel of the job")
-    }
-
-    /// Waits until the other side has left lines free (or filled them), as `available` counts them, and gives as many of `want`
-    /// bytes as lie together from line `at` on.
-    fn lines(
-        &self,
-        area: MailArea,
-        other: u64,
-        counter: &Counter,
-        available: impl Fn(u32) -> u32,
-        at: u32,
-        want: usize,
-    ) -> Result<&'a mut [u8], CommError> {
-        let word = [(other, *counter)];
-        self.wait(&word, |value| available(value) > 0)?;
-        let together = (area.lines - at % area.lines).min(available(counter.get()));
-        Ok(self.board.segment.slice_mut(area.line(at), want.min(together as usize * LINE as usize)))
     }
 }
 

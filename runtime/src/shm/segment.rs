@@ -116,7 +116,12 @@ impl<'a> Counter<'a> {
 
     /// Sets the value; what was written before is visible to whoever sees it.
     pub fn set(&self, value: u32) {
-        self.value.store(value, Ordering::SeqCst);
+        self.value.store(value, Ordering::Release);
+    }
+
+    /// Changes the value and wakes whoever sleeps on it.
+    pub fn ring(&self) {
+        self.value.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _ = futex::wake(self.value, futex::Flags::empty(), i32::MAX as u32);
         }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::cpu::{Cpu, Library, Threads};
+use crate::device::Location;
 use crate::executor::{Advance, Held, Order, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};

@@ -1,0 +1,222 @@
+//! Communications that can be left and taken up again: a poll does as much as can be done now.
+
+use super::layout::{GroupArea, LINE, MailArea};
+use super::{Shm, decode, decode_message, encode, encode_range, fold};
+use crate::comm::{CommError, Exchange, Message};
+use crate::device::{Location, Memory};
+use crate::executor::Transfer;
+use ir::program::Collective;
+
+/// A communication and how far it is.
+pub struct Pending<'t> {
+    transfer: Transfer<'t>,
+    /// Elements of each part, or bytes of a message, that are through.
+    done: u64,
+    /// This member's chunk, or the message's first line, is through.
+    begun: bool,
+}
+
+impl<'t> Pending<'t> {
+    pub fn new(transfer: Transfer<'t>) -> Pending<'t> {
+        Pending { transfer, done: 0, begun: false }
+    }
+}
+
+/// What a poll came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Polled {
+    pub done: bool,
+    /// Something was sent, posted or taken.
+    pub moved: bool,
+}
+
+/// Bytes of a message that are moved before the other side is told.
+const PIECE: usize = 64 << 10;
+
+impl<'a> Shm<'a> {
+    /// Goes on with a communication. Others of this rank may be under way, of other groups and channels.
+    ///
+    /// # Errors
+    /// If members or the sender think they exchange something else.
+    pub fn poll(&mut self, memory: &mut dyn Memory, pending: &mut Pending) -> Result<Polled, CommError> {
+        let before = (pending.done, pending.begun);
+        let done = match pending.transfer {
+            Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
+            Transfer::Send(to, message) => self.push(memory, to, &message, pending),
+            Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
+        };
+        let moved = done || before != (pending.done, pending.begun);
+        if moved {
+            self.progress();
+        }
+        Ok(Polled { done, moved })
+    }
+
+    /// The ranks that have to act before a communication can go on.
+    pub fn waits_for(&self, pending: &Pending) -> Vec<u64> {
+        match pending.transfer {
+            Transfer::Send(other, _) | Transfer::Recv(other, _) => vec![other],
+            Transfer::Collective(members, _) => {
+                let (area, me) = self.place(members);
+                let posted = self.counter(area.posted(me)).get();
+                let late =
+                    |k: usize| if pending.begun { !self.has_posted(area, k, posted.wrapping_sub(1)) } else { !self.has_taken(area, k, posted) };
+                members.iter().enumerate().filter(|(k, _)| late(*k)).map(|(_, rank)| *rank).collect()
+            }
+        }
+    }
+
+    fn place(&self, members: &[u64]) -> (GroupArea, usize) {
+        let area = self.board.layout.group(members).expect("invariant: the layout has every group of the job");
+        (area, members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group"))
+    }
+
+    /// Whether member `k` has posted the chunk with this number.
+    fn has_posted(&self, area: GroupArea, k: usize, number: u32) -> bool {
+        self.counter(area.posted(k)).get().wrapping_sub(number) as i32 >= 1
+    }
+
+    /// Whether member `k` has taken the chunk before the last one before this number: its slot is this one's.
+    fn has_taken(&self, area: GroupArea, k: usize, number: u32) -> bool {
+        number.wrapping_sub(self.counter(area.taken(k)).get()) as i32 <= 1
+    }
+
+    fn exchange(&mut self, memory: &mut dyn Memory, members: &[u64], exchange: &Exchange, pending: &mut Pending) -> Result<bool, CommError> {
+        let (area, me) = self.place(members);
+        let segment = self.board.segment;
+        let (n, count, terms) = (members.len(), exchange.count, exchange.terms());
+        let element = memory.element(exchange.dtype);
+        let width = element.bytes() as u64;
+        let (scattered, reduce) = match exchange.kind {
+            Collective::AllReduce(reduce) => (false, Some(reduce)),
+            Collective::AllGather => (false, None),
+            Collective::ReduceScatter(reduce) => (true, Some(reduce)),
+            Collective::AllToAll => (true, None),
+        };
+        let parts = if scattered { n } else { 1 };
+        let step = (area.chunk / parts as u64 / width).min(count).max(1);
+        let at = |start: Location, index: u64| Location { byte: start.byte + index * exchange.dtype.bytes(), ..start };
+        while pending.done < count {
+            let first = pending.done;
+            let bytes = (step.min(count - first) * width) as usize;
+            let posted = self.counter(area.posted(me));
+            if !pending.begun {
+                let number = posted.get();
+                if !(0..n).all(|k| self.has_taken(area, k, number)) {
+                    return Ok(false);
+                }
+                let slot = area.slot(me, number);
+                segment.slice_mut(slot, 16).copy_from_slice(&encode(&terms));
+                for (j, part) in segment.slice_mut(slot + LINE, parts * bytes).chunks_exact_mut(bytes).enumerate() {
+                    memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
+                }
+                posted.set(number.wrapping_add(1));
+                pending.begun = true;
+                self.wake(members);
+            }
+            let number = posted.get().wrapping_sub(1);
+            if !(0..n).all(|k| self.has_posted(area, k, number)) {
+                return Ok(false);
+            }
+            for (k, rank) in members.iter().enumerate() {
+                let slot = area.slot(k, number);
+                let theirs = segment.slice(slot, 16);
+                if theirs != encode(&terms) {
+                    return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: *rank, theirs: decode(theirs) });
+                }
+                let data = segment.slice(slot + LINE, parts * bytes);
+                let mine = if scattered { &data[me * bytes..][..bytes] } else { data };
+                match reduce {
+                    None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
+                    Some(_) if k == 0 => {
+                        self.sum.clear();
+                        self.sum.extend_from_slice(mine);
+                    }
+                    Some(reduce) => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
+                }
+            }
+            if reduce.is_some() {
+                memory.store(at(exchange.dst, first), exchange.dtype, &self.sum);
+            }
+            self.counter(area.taken(me)).set(number.wrapping_add(1));
+            self.wake(members);
+            self.progress();
+            (pending.done, pending.begun) = (first + step.min(count - first), false);
+        }
+        Ok(true)
+    }
+
+    fn mail(&self, from: u64, to: u64, message: &Message) -> MailArea {
+        self.board.layout.mail(from, to, message.channel).expect("invariant: the layout has every channel of the job")
+    }
+
+    fn push(&mut self, memory: &mut dyn Memory, to: u64, message: &Message, pending: &mut Pending) -> bool {
+        let area = self.mail(self.rank, to, message);
+        let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
+        let width = memory.element(message.dtype).bytes();
+        let total = message.count as usize * width;
+        loop {
+            let at = head.get();
+            let done = pending.done as usize;
+            if pending.begun && done == total {
+                return true;
+            }
+            let want = if pending.begun { (total - done).min(PIECE) } else { LINE as usize };
+            let lines = self.lines(area, area.lines - at.wrapping_sub(tail.get()), at, want);
+            if lines.is_empty() {
+                return false;
+            }
+            if pending.begun {
+                let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
+                memory.load(Location { byte: from, ..message.at }, message.dtype, lines);
+                pending.done += lines.len() as u64;
+                self.progress();
+            } else {
+                lines[..16].copy_from_slice(&encode_range(message.dtype, message.count));
+                pending.begun = true;
+            }
+            head.set(at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32));
+            self.wake(&[to]);
+        }
+    }
+
+    fn pull(&mut self, memory: &mut dyn Memory, from: u64, message: &Message, pending: &mut Pending) -> Result<bool, CommError> {
+        let area = self.mail(from, self.rank, message);
+        let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
+        let width = memory.element(message.dtype).bytes();
+        let total = message.count as usize * width;
+        loop {
+            let at = tail.get();
+            let done = pending.done as usize;
+            if pending.begun && done == total {
+                return Ok(true);
+            }
+            let want = if pending.begun { (total - done).min(PIECE) } else { LINE as usize };
+            let lines = self.lines(area, head.get().wrapping_sub(at), at, want);
+            if lines.is_empty() {
+                return Ok(false);
+            }
+            if pending.begun {
+                let to = message.at.byte + (done / width) as u64 * message.dtype.bytes();
+                memory.store(Location { byte: to, ..message.at }, message.dtype, lines);
+                pending.done += lines.len() as u64;
+                self.progress();
+            } else {
+                let theirs = <[u8; 16]>::try_from(&lines[..16]).expect("invariant: sixteen bytes");
+                pending.begun = true;
+                if theirs != encode_range(message.dtype, message.count) {
+                    let mine = format!("{} {}", message.count, message.dtype.name());
+                    return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
+                }
+            }
+            tail.set(at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32));
+            self.wake(&[from]);
+        }
+    }
+
+    /// As many of `want` bytes as lie together from line `at` on, in the lines that are this side's now.
+    fn lines(&self, area: MailArea, available: u32, at: u32, want: usize) -> &'a mut [u8] {
+        let together = (area.lines - at % area.lines).min(available);
+        self.board.segment.slice_mut(area.line(at), want.min(together as usize * LINE as usize))
+    }
+}
