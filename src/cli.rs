@@ -78,6 +78,23 @@ pub enum CpComm {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Recompute {
+    None,
+    /// What the functions compute that the plan's `recompute` names [default: the attention core]
+    Selective,
+    /// Layers, but for what enters them
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeMethod {
+    /// All layers of a stage, in units
+    Uniform,
+    /// The first layers of each stage, one by one
+    Block,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Optimizer {
     Adamw,
     Sgd,
@@ -180,6 +197,16 @@ pub struct CompileArgs {
     /// Pads vocabularies to a multiple of this times tp (Megatron-LM: 128); by default to what tp divides
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
     pub pad_vocab_to: u64,
+
+    /// What the backward pass computes again instead of keeping it
+    #[arg(long, visible_alias = "recompute-granularity", value_enum, default_value = "none", help_heading = "Memory")]
+    pub recompute: Recompute,
+    /// Which layers `full` recomputes [default: uniform]
+    #[arg(long, value_enum, help_heading = "Memory")]
+    pub recompute_method: Option<RecomputeMethod>,
+    /// Layers of a unit (uniform), or of each stage (block) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Memory")]
+    pub recompute_num_layers: Option<u32>,
 
     #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub optimizer: Option<Optimizer>,

@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Schedule};
+use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, RecomputeMethod, Schedule};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
@@ -12,6 +12,7 @@ use ir::op::Real;
 use passes::compile::{CompileError, Compiled, Options};
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,7 +20,7 @@ use std::time::Instant;
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let target = Target::named(&args.target)?;
-    let options = options(args);
+    let options = options(args)?;
     let mut text = Text::read(&args.model)?;
     let frontend = |training| TextOptions {
         defines: args.define.clone(),
@@ -65,9 +66,25 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn options(args: &CompileArgs) -> Options {
+fn recompute(args: &CompileArgs) -> Result<Recompute, Failure> {
+    let layers = args.recompute_num_layers.unwrap_or(1);
+    match (args.recompute, args.recompute_method) {
+        (cli::Recompute::Full, None | Some(RecomputeMethod::Uniform)) => Ok(Recompute::Uniform(layers)),
+        (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Ok(Recompute::Block(layers)),
+        (cli::Recompute::None | cli::Recompute::Selective, Some(_)) => {
+            Err(anyhow!("--recompute-method says which layers `--recompute full` is about").into())
+        }
+        (cli::Recompute::None | cli::Recompute::Selective, None) if args.recompute_num_layers.is_some() => {
+            Err(anyhow!("--recompute-num-layers says which layers `--recompute full` is about").into())
+        }
+        (cli::Recompute::None, None) => Ok(Recompute::None),
+        (cli::Recompute::Selective, None) => Ok(Recompute::Selective),
+    }
+}
+
+fn options(args: &CompileArgs) -> Result<Options, Failure> {
     let micro_batch = args.micro_batch_size.unwrap_or(1);
-    Options {
+    Ok(Options {
         dp: args.dp,
         cp: args.cp,
         tp: args.tp,
@@ -92,8 +109,9 @@ fn options(args: &CompileArgs) -> Options {
             Overlap::On => passes::overlap::Overlap::On,
             Overlap::Off => passes::overlap::Overlap::Off,
         },
+        recompute: recompute(args)?,
         rows: Rows::Rules,
-    }
+    })
 }
 
 /// `-D batch` is the same as `--global-batch-size`.

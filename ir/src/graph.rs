@@ -77,12 +77,16 @@ pub struct Origin {
     pub layer: Option<u32>,
     /// Path of names: `layers.3.attn.q`; empty at the top.
     pub scope: Arc<str>,
+    /// Of the functions whose values the backward pass may recompute (the plan's `recompute`), the outermost whose call it is inside of.
+    pub within: Option<Arc<str>>,
+    /// It is computed a second time, for the backward pass.
+    pub recomputed: bool,
     pub span: Option<Span>,
 }
 
 impl Origin {
     pub fn new(phase: Phase) -> Origin {
-        Origin { phase, layer: None, scope: Arc::from(""), span: None }
+        Origin { phase, layer: None, scope: Arc::from(""), within: None, recomputed: false, span: None }
     }
 }
 

@@ -8,15 +8,16 @@ use crate::lower::{Kernels, Lowering, Names};
 use crate::overlap::{self, Overlap};
 use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
+use crate::rematerialize::{self, Recompute};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{optimize, pad, partition, rematerialize, simplify, tables};
+use crate::{optimize, pad, partition, simplify, tables};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Mesh, Sizes};
-use ir::model::Model;
+use ir::model::{Model, Plan};
 use ir::op::Op;
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Stage, TableEntry};
 use ir::sharded::Sharded;
@@ -45,6 +46,7 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    pub recompute: Recompute,
     pub rows: Rows,
 }
 
@@ -66,6 +68,7 @@ impl Default for Options {
             layout: None,
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            recompute: Recompute::None,
             rows: Rows::Rules,
         }
     }
@@ -131,7 +134,6 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let graph = trace.step("optimize", || optimize::optimize(graph, &train), valid)?;
     let graph = trace.step("simplify", || simplify::simplify(graph), valid)?;
     let graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
-    let graph = trace.step("rematerialize", || simplify::simplify(rematerialize::rematerialize(graph)), valid)?;
     let logical = graph.clone();
     let mut graph = graph;
     let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm, options.zero);
@@ -145,6 +147,10 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     if !errors.is_empty() {
         return Err(CompileError::User(errors));
     }
+    if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
+        warnings.push(nothing_selected(&plan));
+    }
+    let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &layout), valid)?;
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     let locals = locals(&mut trace, &sharded, &layout)?;
@@ -200,6 +206,17 @@ fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<L
 fn without_outputs(mut graph: Graph) -> Graph {
     graph.outputs.clear();
     graph
+}
+
+/// Selective recomputation of a model that calls none of the functions.
+fn nothing_selected(plan: &Plan) -> Diagnostic {
+    let entry = plan.get("recompute");
+    let names: Vec<&str> = entry.map_or(vec!["attention"], |e| e.tiers.iter().flatten().map(String::as_str).collect());
+    let mut d = Diagnostic::warning("W0641", format!("selective recomputation recomputes nothing: the model does not call `{}`", names.join("`, `")));
+    if let Some(span) = entry.and_then(|e| e.span) {
+        d = d.label(span, "these are what it recomputes");
+    }
+    d.help("name functions that the model calls: `plan { recompute: attention; }`")
 }
 
 fn no_gradient(e: DifferentiateError) -> CompileError {

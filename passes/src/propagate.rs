@@ -8,7 +8,7 @@
 use crate::plan::{Chooser, Lists, Tiers, Zero};
 use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
-use ir::graph::{Body, Graph, Node, Origin, Phase, Value};
+use ir::graph::{Body, Graph, Node, Origin, Phase, Type, Value};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Op, Reshard};
 use ir::sharded::{Partial, Placement, Sharded, Sharding};
@@ -49,12 +49,18 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     let sinks: Vec<Value> = graph.grads.iter().map(|g| g.1).chain(reports.iter().copied()).chain(terms).collect();
     let mut is_gradient = vec![false; graph.body.nodes.len()];
     graph.grads.iter().for_each(|(_, g)| is_gradient[g.index()] = true);
-    let mut users = graph.body.users();
+    let originals = originals(&graph.body);
+    let mut users = users_of_all(&graph.body, &originals);
     let mut is_sink = vec![false; graph.body.nodes.len()];
     for s in sinks.iter().filter(|v| !update(v)) {
         is_sink[s.index()] = true;
         // After the microbatches, a sink goes on from where it rests.
         users[s.index()].retain(|(c, _)| graph.body[*c].origin.phase != Phase::Update);
+    }
+    for v in graph.body.values() {
+        let original = originals[v.index()].index();
+        is_sink[v.index()] = is_sink[original];
+        users[v.index()] = users[original].clone();
     }
     let token_dims = token_dims(&graph, lists);
     let random = match rows {
@@ -67,6 +73,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         rules: &rules,
         choice: &choice,
         users: &users,
+        originals: &originals,
         is_sink: &is_sink,
         is_gradient: &is_gradient,
         chooser,
@@ -129,6 +136,33 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     Sharded { graph, mesh: mesh.clone(), digits, shardings, reasons }
 }
 
+/// For each value, the one of the forward pass that it computes again; itself for all others.
+fn originals(body: &Body) -> Vec<Value> {
+    let mut out: Vec<Value> = Vec::with_capacity(body.nodes.len());
+    let mut known: HashMap<(&Op, Vec<Value>, &Type, Option<u32>), Value> = HashMap::new();
+    for v in body.values() {
+        let node = &body[v];
+        let key = (&node.op, node.args.iter().map(|a| out[a.index()]).collect(), &node.ty, node.origin.layer);
+        out.push(match node.origin.phase {
+            Phase::Forward => *known.entry(key).or_insert(v),
+            Phase::Backward => known.get(&key).copied().unwrap_or(v),
+            Phase::Update => v,
+        });
+    }
+    out
+}
+
+/// For each value, the nodes that use it or a copy of it; copies of nodes are left out, since they do as their originals.
+fn users_of_all(body: &Body, originals: &[Value]) -> Vec<Vec<(Value, usize)>> {
+    let mut users: Vec<Vec<(Value, usize)>> = vec![vec![]; body.nodes.len()];
+    for v in body.values().filter(|v| originals[v.index()] == *v) {
+        for (slot, a) in body[v].args.iter().enumerate() {
+            users[originals[a.index()].index()].push((v, slot));
+        }
+    }
+    users
+}
+
 /// The dims that tell one token from another: of inputs, and split by data or sequence parallelism.
 fn token_dims(graph: &Graph, lists: &Lists) -> Vec<Dim> {
     let by_data = [Axis::Dp, Axis::Cp].into_iter().flat_map(|a| lists.of(a).iter().take(1));
@@ -185,6 +219,7 @@ struct Propagation<'a> {
     rules: &'a [Algebra],
     choice: &'a [Vec<Option<usize>>],
     users: &'a [Vec<(Value, usize)>],
+    originals: &'a [Value],
     is_sink: &'a [bool],
     is_gradient: &'a [bool],
     chooser: Chooser<'a>,
@@ -214,9 +249,18 @@ impl Propagation<'_> {
         s
     }
 
+    /// Whether it computes a forward value again. It is placed as that is, so that recomputation changes no result.
+    fn repeats(&self, v: Value) -> bool {
+        self.originals[v.index()] != v
+    }
+
     /// Pass 1.
     fn natural(&mut self) {
         for v in self.old.values() {
+            if self.repeats(v) {
+                self.natural.push(self.natural[self.originals[v.index()].index()].clone());
+                continue;
+            }
             let node = &self.old[v];
             let rule = &self.rules[v.index()];
             let row = self
@@ -256,6 +300,9 @@ impl Propagation<'_> {
         let subs = self.mesh.subs.len();
         self.later = vec![vec![false; subs]; self.old.nodes.len()];
         for v in self.old.values().rev() {
+            if self.repeats(v) {
+                continue;
+            }
             for u in self.mesh.ids() {
                 let mut ok = self.is_sink[v.index()] || !self.users[v.index()].is_empty();
                 for (c, slot) in &self.users[v.index()] {
@@ -275,6 +322,12 @@ impl Propagation<'_> {
         }
         // What a delayed sum flows through is partial too.
         for v in self.old.values() {
+            if self.repeats(v) {
+                let original = self.originals[v.index()].index();
+                self.later[v.index()] = self.later[original].clone();
+                self.natural[v.index()] = self.natural[original].clone();
+                continue;
+            }
             for u in self.mesh.ids() {
                 if self.choice[v.index()][u.0 as usize].is_none() && self.later[v.index()][u.0 as usize] {
                     let rule = &self.rules[v.index()];
@@ -290,7 +343,7 @@ impl Propagation<'_> {
     fn whole_uses(&mut self) {
         let small = |v: Value| self.old.dims_of(v).iter().all(|d| self.token_dims.contains(d));
         let mut whole = vec![vec![false; self.mesh.subs.len()]; self.old.nodes.len()];
-        for v in self.old.values().rev().filter(|v| small(*v)) {
+        for v in self.old.values().rev().filter(|v| small(*v) && !self.repeats(*v)) {
             for u in self.mesh.ids() {
                 whole[v.index()][u.0 as usize] = self.users[v.index()].iter().any(|(c, slot)| {
                     let chosen = self.choice[c.index()][u.0 as usize];
@@ -300,6 +353,9 @@ impl Propagation<'_> {
                     !has || small(*c) && alike && whole[c.index()][u.0 as usize]
                 });
             }
+        }
+        for v in self.old.values() {
+            whole[v.index()] = whole[self.originals[v.index()].index()].clone();
         }
         self.whole = whole;
     }

@@ -1,65 +1,99 @@
-//! Recomputes cheap values in the backward pass instead of keeping them from the forward pass.
+//! Recomputes forward values in the backward pass instead of keeping them.
 //!
-//! A pointwise function of one large value (an activation of a matrix product, a normalised row of its input and statistics) costs
-//! less to compute again than to store and load. Values of two large operands, such as residual sums, are kept: to recompute
-//! them would keep both operands. So are operands of attention, which its backward pass reads as its forward pass does: what they
-//! follow from (a matrix product without its bias, or before it is turned) is needed by nothing else.
+//! Always: cheap ones. A pointwise function of one large value (an activation of a matrix product, a normalised row of its input
+//! and statistics) costs less to compute again than to store and load. Values of two large operands, such as residual sums, are kept:
+//! to recompute them would keep both operands; and so are the operands of attention. On demand: what named functions compute, or all of a unit of
+//! layers but what enters it (Chen et al. 2016; selective: Korthikanti et al. 2022). Random draws are keyed by path, step and global index, so
+//! that a copy draws the same.
 
+use crate::simplify;
+use crate::stages::Layout;
 use ir::graph::{Body, Graph, Node, Phase, Value};
 use ir::op::Op;
 use std::collections::{BTreeSet, HashMap};
 
-/// Gives every backward use of such a forward value its own copy of the ops, in the backward pass and the user's layer.
-pub fn rematerialize(mut graph: Graph) -> Graph {
+/// What the backward pass computes again, beside what is cheap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    #[default]
+    None,
+    /// What is inside of the functions that the plan's `recompute` names; by default the attention core.
+    Selective,
+    /// All of a unit but the values that enter it: units of so many layers, which begin anew on every stage.
+    Uniform(u32),
+    /// As `Uniform(1)`, the first so many layers of every stage only.
+    Block(u32),
+}
+
+/// Gives the backward uses of such forward values copies of the ops, in the backward pass, each just before the first op that needs it.
+/// Forward values that nothing uses any more are dropped.
+pub fn rematerialize(mut graph: Graph, recompute: Recompute, layout: &Layout) -> Graph {
     let old = std::mem::take(&mut graph.body);
-    let cheap = cheap(&old);
+    let regions = regions(recompute, layout);
+    let again = again(&old, recompute, &regions);
+    let region = |v: Value| old[v].origin.layer.map(|l| regions[l as usize].0);
+    // A value of another region crosses a border, where only what is carried does.
+    let copied = |user: Value, v: Value| again[v.index()] && region(v) == region(user);
     let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
     let mut map: Vec<Value> = vec![];
-    let mut copies: HashMap<(Value, Option<u32>), Value> = HashMap::new();
+    let mut copies: HashMap<Value, Value> = HashMap::new();
     for v in old.values() {
-        let node = old[v].clone();
-        let args = node
-            .args
-            .iter()
-            .map(|a| {
-                if node.origin.phase == Phase::Backward && old[*a].origin.phase == Phase::Forward && cheap[a.index()] {
-                    copy(&old, &cheap, *a, node.origin.layer, &mut body, &map, &mut copies)
-                } else {
-                    map[a.index()]
-                }
-            })
-            .collect();
-        body.nodes.push(Node { args, ..node });
+        let mut node = old[v].clone();
+        let backward = node.origin.phase == Phase::Backward;
+        let wanted = |a: &Value| backward && copied(v, *a);
+        let mut open: Vec<Value> = node.args.iter().copied().filter(wanted).collect();
+        let mut needed = BTreeSet::new();
+        while let Some(a) = open.pop() {
+            if !copies.contains_key(&a) && needed.insert(a) {
+                open.extend(old[a].args.iter().copied().filter(|b| copied(a, *b)));
+            }
+        }
+        for a in needed {
+            let mut copy: Node = old[a].clone();
+            copy.args = copy.args.iter().map(|b| copies.get(b).filter(|_| copied(a, *b)).copied().unwrap_or(map[b.index()])).collect();
+            (copy.origin.phase, copy.origin.recomputed) = (Phase::Backward, true);
+            body.nodes.push(copy);
+            copies.insert(a, Value(body.nodes.len() as u32 - 1));
+        }
+        node.args = node.args.iter().map(|a| if wanted(a) { copies[a] } else { map[a.index()] }).collect();
+        body.nodes.push(node);
         map.push(Value(body.nodes.len() as u32 - 1));
     }
     graph.body = body;
     graph.map_roots(|v| map[v.index()]);
-    graph
+    simplify::clean(graph)
 }
 
-fn copy(
-    old: &Body,
-    cheap: &[bool],
-    v: Value,
-    layer: Option<u32>,
-    body: &mut Body,
-    map: &[Value],
-    copies: &mut HashMap<(Value, Option<u32>), Value>,
-) -> Value {
-    // A value of another layer crosses a border, where only what is carried does.
-    if !cheap[v.index()] || old[v].origin.layer != layer {
-        return map[v.index()];
+/// For every layer, the first layer of the region whose values are recomputed together, and whether all of them are.
+fn regions(recompute: Recompute, layout: &Layout) -> Vec<(u32, bool)> {
+    let mut out: Vec<(u32, bool)> = vec![];
+    let mut start = 0;
+    for (l, stage) in layout.of_layer.iter().enumerate() {
+        if l > 0 && layout.of_layer[l - 1] != *stage {
+            start = l;
+        }
+        let (layer, place) = (l as u32, (l - start) as u32);
+        out.push(match recompute {
+            Recompute::None | Recompute::Selective => (layer, false),
+            Recompute::Uniform(n) => (layer - place % n.max(1), true),
+            Recompute::Block(n) => (layer, place < n),
+        });
     }
-    if let Some(w) = copies.get(&(v, layer)) {
-        return *w;
+    out
+}
+
+/// The forward values that the backward pass computes again.
+fn again(body: &Body, recompute: Recompute, regions: &[(u32, bool)]) -> Vec<bool> {
+    let mut again = cheap(body);
+    let region = |v: Value| body[v].origin.layer.map(|l| regions[l as usize]);
+    for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward && !body[*v].op.is_source()) {
+        let node = &body[v];
+        again[v.index()] |= match region(v) {
+            Some((_, true)) => node.op != Op::Cut || node.args.iter().all(|a| region(*a) == region(v)),
+            Some((_, false)) | None => recompute == Recompute::Selective && node.origin.within.is_some() && node.op != Op::Cut,
+        };
     }
-    let mut node = old[v].clone();
-    node.args = node.args.iter().map(|a| copy(old, cheap, *a, layer, body, map, copies)).collect();
-    node.origin.phase = Phase::Backward;
-    body.nodes.push(node);
-    let w = Value(body.nodes.len() as u32 - 1);
-    copies.insert((v, layer), w);
-    w
+    again
 }
 
 /// The forward values that are pointwise functions of at most one large value that is kept anyway.

@@ -16,7 +16,12 @@ pub fn simplify(graph: Graph) -> Graph {
     let single = |v: Value| users[v.index()].len() == 1 && !roots.contains(&v);
     let flat = flatten(graph.clone(), &single);
     // A second round merges what flattening made equal, and drops what it made dead.
-    rebuild(flat, &|_, node, _| Step::Keep(node))
+    clean(flat)
+}
+
+/// Drops what nothing needs and makes equal nodes one; sums stay as they are.
+pub fn clean(graph: Graph) -> Graph {
+    rebuild(graph, &|_, node, _| Step::Keep(node))
 }
 
 enum Step {

@@ -10,6 +10,7 @@ use ir::op::{DType, Real};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options};
 use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
 use std::collections::BTreeMap;
 use std::fs;
@@ -182,7 +183,7 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
 }
 
 fn compile_arguments(triple: &Triple) -> Vec<String> {
-    let Case { dp, tp, pp, sp, micro_batch, global_batch, schedule, layout, .. } = &triple.case;
+    let Case { dp, tp, pp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
@@ -196,6 +197,14 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
     if *sp {
         out.push("--sp".into());
     }
+    let full = |method: &str, n: u32| format!("--recompute full --recompute-method {method} --recompute-num-layers {n}");
+    let recompute = match recompute {
+        Recompute::None => String::new(),
+        Recompute::Selective => "--recompute selective".into(),
+        Recompute::Uniform(n) => full("uniform", *n),
+        Recompute::Block(n) => full("block", *n),
+    };
+    out.extend(recompute.split_whitespace().map(String::from));
     if let Some(sizes) = layout {
         let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
         out.extend(["--pipeline-layers".into(), sizes.join(",")]);

@@ -9,6 +9,7 @@ use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::op::DType;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// An argument, evaluated where it was written.
 pub struct Bound {
@@ -119,13 +120,20 @@ impl Elab<'_> {
             self.stop(e.help("a function that calls itself needs a static condition that ends it: `if levels == 0 { return x; }`"));
             return Val::Bad;
         }
-        self.calls.push(entered.closure.function.name.name.clone());
+        let name = entered.closure.function.name.name.clone();
+        let within = self.origin.within.clone();
+        if self.recomputed.contains(&name) {
+            self.origin.within.get_or_insert_with(|| Arc::from(&*name));
+            self.called.insert(name.clone());
+        }
+        self.calls.push(name);
         let segments: Vec<Rc<str>> = call.alias.iter().map(|a| a.name.clone()).collect();
         let val = self.in_segment(&segments, |elab| match elab.as_op(&entered) {
             Some(val) => val,
             None => elab.run(&entered),
         });
         self.calls.pop();
+        self.origin.within = within;
         val
     }
 

@@ -23,7 +23,7 @@ use crate::imports::{Imports, Link};
 use ir::diag::{Diagnostic, Severity, Span};
 use ir::graph::{Body, Input, Origin, Param, Phase, Report};
 use ir::model::Model;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use value::{DimEntry, DimId, Frame, FrameId, Val, Var};
@@ -75,6 +75,9 @@ pub struct Elab<'a> {
     /// The innermost call in the user's text, and the calls around it.
     user_span: Option<Span>,
     calls: Vec<Rc<str>>,
+    /// Functions whose values the backward pass may recompute, and those of them that were called.
+    recomputed: Vec<Rc<str>>,
+    called: BTreeSet<Rc<str>>,
     diagnostics: Vec<Diagnostic>,
     seen: HashSet<(String, Span)>,
     /// Errors met, repeated ones too: tells whether an evaluation failed.
@@ -109,6 +112,8 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         layers: 0,
         user_span: None,
         calls: vec![],
+        recomputed: sections::recomputed(ast),
+        called: BTreeSet::new(),
         diagnostics: vec![],
         seen: HashSet::new(),
         failures: 0,

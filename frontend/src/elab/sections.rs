@@ -7,6 +7,7 @@ use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
 use ir::model::{Decay, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
 use ir::op::Real;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// What the sections say.
@@ -28,6 +29,17 @@ pub struct Group {
 
 const AXES: [&str; 7] = ["dp", "tp", "sp", "cp", "ep", "etp", "pp"];
 const TRAIN: [&str; 4] = ["optimizer", "lr", "weight_decay", "clip"];
+
+/// The functions that the plan's `recompute` names; without it, the attention core.
+pub fn recomputed(ast: &Ast) -> Vec<Rc<str>> {
+    let plans = ast.items.iter().filter_map(|i| if let StmtKind::Plan(block) = &i.kind { Some(&block.stmts) } else { None });
+    let lines = plans.flatten().filter_map(|s| if let StmtKind::Setting { path, tiers } = &s.kind { Some((path, tiers)) } else { None });
+    let mut named = lines.filter(|(path, _)| path.to_string() == "recompute").map(|(_, tiers)| tiers).peekable();
+    if named.peek().is_none() {
+        return vec!["attention".into()];
+    }
+    named.flatten().flatten().filter_map(|e| if let ExprKind::Name(name) = &e.kind { Some(name.clone()) } else { None }).collect()
+}
 
 impl Elab<'_> {
     pub fn sections(&mut self, ast: &Ast, model: &Model, frame: FrameId) -> Sections {
@@ -55,7 +67,7 @@ impl Elab<'_> {
                 }
                 StmtKind::Plan(block) => {
                     for stmt in &block.stmts {
-                        self.plan_line(stmt, &names, &mut sections.plan);
+                        self.plan_line(frame, stmt, &names, &mut sections.plan);
                     }
                 }
                 StmtKind::Weights { name, block } => {
@@ -298,7 +310,20 @@ impl Elab<'_> {
 
     // plan
 
-    fn plan_line(&mut self, stmt: &Stmt, dims: &[Rc<str>], plan: &mut Plan) {
+    /// The functions that a plan can name: those in sight of the model, and those that were called.
+    fn functions_from(&self, frame: FrameId) -> BTreeSet<Rc<str>> {
+        let mut out = self.called.clone();
+        let mut at = Some(frame);
+        while let Some(id) = at {
+            let frame = &self.frames[id.0];
+            out.extend(frame.fns.keys().cloned());
+            out.extend(frame.modules.values().flat_map(|m| self.frames[m.0].fns.keys().cloned()));
+            at = frame.parent;
+        }
+        out
+    }
+
+    fn plan_line(&mut self, frame: FrameId, stmt: &Stmt, dims: &[Rc<str>], plan: &mut Plan) {
         let StmtKind::Setting { path, tiers } = &stmt.kind else { return };
         let axis = path.to_string();
         let of_functions = axis == "recompute";
@@ -314,6 +339,7 @@ impl Elab<'_> {
             self.report(e.help("put the dims into one list"));
             return;
         }
+        let functions = self.functions_from(frame);
         let mut names = vec![];
         for tier in tiers {
             let mut list: Vec<String> = vec![];
@@ -328,6 +354,14 @@ impl Elab<'_> {
                     self.report(match nearest(name, dims.iter().map(|n| &**n)) {
                         Some(near) => e.help(format!("did you mean `{near}`?")),
                         None => e.help("a plan names dims of the model: settings that are ints, and `dim`s"),
+                    });
+                    continue;
+                }
+                if of_functions && !functions.contains(name) {
+                    let e = Diagnostic::error("E0504", format!("no function is called `{name}`")).label(expr.span, "unknown function");
+                    self.report(match nearest(name, functions.iter().map(|n| &**n)) {
+                        Some(near) => e.help(format!("did you mean `{near}`?")),
+                        None => e.help("`recompute` lists functions whose values the backward pass computes again: `recompute: attention;`"),
                     });
                     continue;
                 }

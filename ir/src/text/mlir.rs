@@ -116,6 +116,7 @@ impl<'a> Module<'a> {
             let mut all = vec![attributes(&node.op, &self.dims, self.mesh), format!("dims = {}", self.labels(&node.ty.dims))];
             all.push(format!("phase = {}", mlir_quote(node.origin.phase.name())));
             all.extend(node.origin.layer.map(|l| format!("layer = {l} : i64")));
+            all.extend(node.origin.recomputed.then(|| "recomputed".to_string()));
             all.extend(beside(self, v, node));
             self.operation(Some((v, &node.ty)), &op_name(&node.op), &node.args, &all, &location(&node.origin));
         }

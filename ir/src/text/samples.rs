@@ -15,7 +15,7 @@ use crate::program::{
 use crate::sharded::{Placement, Sharded, Sharding};
 
 pub fn origin(phase: Phase, scope: &str) -> Origin {
-    Origin { phase, layer: Some(3), scope: scope.into(), span: Some(Span { file: 0, line: 23, col: 11, len: 6 }) }
+    Origin { layer: Some(3), scope: scope.into(), span: Some(Span { file: 0, line: 23, col: 11, len: 6 }), ..Origin::new(phase) }
 }
 
 /// `y = x w`, its loss, gradient and update.
@@ -145,11 +145,13 @@ pub fn odd_body() -> Body {
     for (i, op) in every_op().into_iter().enumerate() {
         let args: Vec<Value> = (0..i.min(i % 4) as u32).map(Value).collect();
         let dtype = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool][i % 5];
-        let scope = ["", "layer", "because", "a.b.0", "@", "two words"][i % 6];
+        let scope = ["", "layer", "because", "a.b.0", "@", "two words", "in", "again"][i % 8];
         let mut origin = origin([Phase::Forward, Phase::Backward, Phase::Update][i % 3], scope);
         if i % 2 == 0 {
             (origin.layer, origin.span) = (None, None);
         }
+        origin.within = (i % 5 < 2).then(|| "attention".into());
+        origin.recomputed = i % 7 < 3;
         body.push(op, args, Type::new(dtype, (0..i as u32 % 7).map(Dim).collect::<Vec<_>>()), origin);
     }
     body

@@ -140,6 +140,30 @@ fn ulysses_exchanges_positions_for_heads() {
     assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2 ulysses"), "4 A2A (4) / 5 A2A (4.13) / 16 AR");
 }
 
+/// Of the two sums of a layer, the backward pass needs that of the attention block; the other one makes the input of the next layer, which is kept.
+#[test]
+fn full_recomputation_of_single_layers_repeats_one_sum() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 full1"), "2 AR (4) / 3 AR (6) / -");
+    assert_eq!(layer(LLAMA.0, WIDE_LLAMA, "tp2 full1"), "2 AR (4) / 3 AR (6) / -");
+}
+
+#[test]
+fn full_recomputation_of_units_repeats_both_sums_within_a_unit() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 full3"), "2 AR (4) / 4 AR (8) / -");
+}
+
+/// The gathers of recomputed inputs are those that weight gradients need anyway.
+#[test]
+fn full_recomputation_with_sp_repeats_no_gather() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp full1"), "2 AG 2 RS (4) / 4 AG 3 RS (7) / 6 AR");
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp full3"), "2 AG 2 RS (4) / 4 AG 4 RS (8) / 6 AR");
+}
+
+#[test]
+fn selective_recomputation_communicates_nothing() {
+    assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp selective"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 6 AR");
+}
+
 #[test]
 fn embedding_head_and_cross_entropy_forward() {
     assert_eq!(

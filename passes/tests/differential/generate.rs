@@ -11,6 +11,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use ir::random::mix;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
 use std::fmt::Write;
 
@@ -85,6 +86,14 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         seed,
         data: dice.pick(&[Data::Real, Data::Real, Data::Exact]),
         inline_ops: dice.chance(20),
+        recompute: dice.pick(&[
+            Recompute::None,
+            Recompute::None,
+            Recompute::Selective,
+            Recompute::Uniform(1),
+            Recompute::Uniform(2),
+            Recompute::Block(1),
+        ]),
     }
 }
 

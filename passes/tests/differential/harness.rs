@@ -12,6 +12,7 @@ use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
 use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
 use runtime::host::Tensor;
 use runtime::reference::{self, Interleaving, Settings};
@@ -39,6 +40,7 @@ pub struct Case {
     pub data: Data,
     /// Elaborate attention's body instead of the op.
     pub inline_ops: bool,
+    pub recompute: Recompute,
 }
 
 /// What parameters, states and inputs hold.
@@ -70,6 +72,7 @@ impl Default for Case {
             seed: 1,
             data: Data::Real,
             inline_ops: false,
+            recompute: Recompute::None,
         }
     }
 }
@@ -124,6 +127,7 @@ pub fn options(case: &Case) -> Options {
         schedule: case.schedule,
         layout: case.layout.clone(),
         pad_vocab_to: 1,
+        recompute: case.recompute,
         rows: case.rows,
         ..Options::default()
     }
@@ -186,6 +190,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
             wrong.extend(differs(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, &in_order(*v), tolerance));
         }
     }
+    wrong.extend(recomputed_differently(text, defines, case, &given, &got)?);
     let values = eval::run(&eval_graph.body, &mut Logical { graph: &eval_graph, given: &given });
     let got = reference::run_eval(&c.job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
     wrong.extend(compare_reports(&eval_graph, &values, &got, tolerance).into_iter().map(|e| format!("evaluation's {e}")));
@@ -193,6 +198,25 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         return Err(wrong.join("; "));
     }
     Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
+}
+
+/// What recomputation changed, to the last bit. With random rows a copy may be split otherwise than its original.
+fn recomputed_differently(
+    text: &str,
+    defines: &[(&str, &str)],
+    case: &Case,
+    given: &Given,
+    got: &reference::StepResult,
+) -> Result<Option<String>, String> {
+    if case.recompute == Recompute::None || case.rows != Rows::Rules {
+        return Ok(None);
+    }
+    let kept = Case { recompute: Recompute::None, ..case.clone() };
+    let model = |training| elaborate(text, defines, &kept, training);
+    let c = compile(model(true)?, model(false)?, &options(&kept)).map_err(|e| format!("without recomputation: {e}"))?;
+    let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
+    let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
+    Ok((!same).then(|| "recomputation changes a result".into()))
 }
 
 /// Whether sums of some thousands of such numbers, and these times the learning rate, are exact.

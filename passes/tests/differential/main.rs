@@ -4,6 +4,7 @@ mod counts;
 mod generate;
 mod harness;
 mod labels;
+mod memory;
 mod models;
 mod mutations;
 mod random;

@@ -2,6 +2,7 @@
 
 use crate::harness::{Case, Data, check};
 use passes::plan::{CpComm, Zero};
+use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -15,7 +16,7 @@ pub const LLAMA: (&str, &[(&str, &str)]) = (
     &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
 );
 
-/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank; 1F1B unless it says gpipe.
+/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together; 1F1B unless it says gpipe.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -34,6 +35,9 @@ pub fn case(words: &str) -> Case {
             "zero" => case.zero = Zero::ALL[number() as usize],
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
+            "selective" => case.recompute = Recompute::Selective,
+            "full" => case.recompute = Recompute::Uniform(number() as u32),
+            "block" => case.recompute = Recompute::Block(number() as u32),
             "gpipe" => case.schedule = Schedule::GPipe,
             _ => panic!("{word}"),
         }
@@ -52,6 +56,17 @@ fn on(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], cases: &[&str]) {
 #[test]
 fn gpt2_agrees_on_every_axis_and_all_together() {
     on(GPT2, &[], &["b2", "m4", "dp2 m2", "tp2 m2", "tp4 sp m2", "pp2 m4", "pp4 m4 gpipe", "dp2 tp2 pp2 sp m2 b2", "dp3 tp2 m2 b2"]);
+}
+
+#[test]
+fn recomputation_changes_no_bit_on_any_mesh() {
+    on(GPT2, &[], &["m2 selective", "m2 full1", "tp2 sp m2 full2", "tp2 pp2 sp m4 full1", "dp2 tp2 m2 full4", "pp2 m2 block1", "cp2 tp2 sp full1"]);
+    on(LLAMA, &[], &["tp4 m2 full1", "tp2 sp pp2 m2 selective", "cp2 ulysses m2 full2", "tp2 m2 block2"]);
+}
+
+#[test]
+fn dropout_is_drawn_again_as_it_was() {
+    on(GPT2, &[("dropout_rate", "0.25")], &["tp2 sp m2 full1", "dp2 m2 full2"]);
 }
 
 #[test]
