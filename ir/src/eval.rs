@@ -382,11 +382,11 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
             out
         }
         Op::Attention(a) => {
-            let p = probabilities(body, a, node.args[0], node.args[1], args, None, env);
+            let p = probabilities(body, a, v, args, None);
             contract(dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
         }
         Op::AttentionLse(a) => {
-            let s = scores(body, a, node.args[0], node.args[1], args, env);
+            let s = scores(body, a, v, args);
             let n = dims.size(a.keys) as usize;
             let rows: Vec<f64> = s
                 .data
@@ -398,7 +398,7 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
                 .collect();
             reorder(dims, &rows, &s.dims[..s.dims.len() - 1], &node.ty.dims)
         }
-        Op::AttentionGrad(a, which) => attention_grad(body, v, a, *which, args, env),
+        Op::AttentionGrad(a, which) => attention_grad(body, v, a, *which, args),
     }
 }
 
@@ -472,19 +472,19 @@ struct Tensor {
 }
 
 /// Scaled scores, masked by minus infinity; `keys` innermost.
-fn scores(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]], env: &dyn Env) -> Tensor {
-    let dims = &body.dims;
+fn scores(body: &Body, a: &Attention, v: Value, args: &[&[f64]]) -> Tensor {
+    let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
     let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
     let place = over.iter().position(|d| *d == a.at).expect("invariant: checked by infer");
     over.push(a.keys);
     let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
-    let (at, keys) = (&dims[a.at].index, &dims[a.keys].index);
-    let (at_base, keys_base) = (env.base(&at.base), env.base(&keys.base));
+    let positions = a.positions(args);
     let mut walk = Walk::new(dims, &over);
     for x in &mut data {
         *x *= a.scale.0;
-        let (i, j) = (at_base + at.offset(walk.at[place] as u64), keys_base + keys.offset(walk.at[over.len() - 1] as u64));
-        if a.causal && j > i {
+        if let Some([queries, keys]) = positions
+            && keys[walk.at[over.len() - 1]] > queries[walk.at[place]]
+        {
             *x = f64::NEG_INFINITY;
         }
         walk.step();
@@ -493,8 +493,8 @@ fn scores(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]], env: 
 }
 
 /// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
-fn probabilities(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>, env: &dyn Env) -> Tensor {
-    let mut s = scores(body, a, q, k, args, env);
+fn probabilities(body: &Body, a: &Attention, v: Value, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>) -> Tensor {
+    let mut s = scores(body, a, v, args);
     let n = body.dims.size(a.keys) as usize;
     let lse = lse.map(|(data, dims)| reorder(&body.dims, data, dims, &s.dims[..s.dims.len() - 1]));
     for (r, row) in s.data.chunks_mut(n).enumerate() {
@@ -510,10 +510,10 @@ fn probabilities(body: &Body, a: &Attention, q: Value, k: Value, args: &[&[f64]]
 }
 
 /// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`.
-fn attention_grad(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]], env: &dyn Env) -> Vec<f64> {
+fn attention_grad(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
     let (node, dims) = (&body[v], &body.dims);
     let of = |k: usize| (args[k], body.dims_of(node.args[k]));
-    let p = probabilities(body, a, node.args[0], node.args[1], args, Some(of(3)), env);
+    let p = probabilities(body, a, v, args, Some(of(3)));
     // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
     let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
     if which == AttentionGrad::V {

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Binary, Collective, DType, Op, Reduce, Scalar, Unary};
+use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Scalar, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -80,9 +80,11 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         | Op::Reduce { .. }
         | Op::ArgMax { .. }
         | Op::Cumsum { .. } => 1,
-        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::AttentionLse(_) => 2,
-        Op::Select | Op::Attention(_) => 3,
-        Op::AttentionGrad(..) => 6,
+        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } => 2,
+        Op::Select => 3,
+        Op::AttentionLse(a) => 2 + positions(a),
+        Op::Attention(a) => 3 + positions(a),
+        Op::AttentionGrad(a, _) => 6 + positions(a),
         Op::Input(_)
         | Op::Param(_)
         | Op::State(..)
@@ -243,20 +245,20 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             Type::new(args[0].dtype, declared.dims.clone())
         }
         Op::Attention(a) => {
-            let (q, k, v) = (args[0], args[1], args[2]);
-            if !attention_fits(a, q, k) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
+            let (q, v) = (args[0], args[2]);
+            if !attention_fits(a, args) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
                 return fail("operands do not fit");
             }
             q.clone()
         }
         Op::AttentionLse(a) => {
-            if !attention_fits(a, args[0], args[1]) {
+            if !attention_fits(a, args) {
                 return fail("operands do not fit");
             }
             Type::new(args[0].dtype, args[0].dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>())
         }
         Op::AttentionGrad(a, which) => {
-            if !attention_fits(a, args[0], args[1]) || args[3].has(a.d) || args[4].has(a.d) || !args[5].has(a.d) {
+            if !attention_fits(a, args) || args[3].has(a.d) || args[4].has(a.d) || !args[5].has(a.d) {
                 return fail("operands do not fit");
             }
             args[match which {
@@ -282,6 +284,21 @@ fn collective(kind: Collective, part: Option<Dim>, arg: &Type) -> Option<Type> {
     Some(ty)
 }
 
-fn attention_fits(a: &crate::op::Attention, q: &Type, k: &Type) -> bool {
-    q.has(a.at) && q.has(a.d) && k.has(a.keys) && k.has(a.d) && !q.has(a.keys) && k.dims.iter().all(|d| *d == a.keys || q.has(*d)) && !k.has(a.at)
+/// The number of operands that are positions.
+fn positions(a: &Attention) -> usize {
+    if a.causal { 2 } else { 0 }
+}
+
+fn attention_fits(a: &Attention, args: &[&Type]) -> bool {
+    let (q, k) = (args[0], args[1]);
+    let along = |ty: &Type, d: Dim| ty.dtype == DType::I32 && ty.dims == [d];
+    let placed = a.positions(args).is_none_or(|[queries, keys]| along(queries, a.at) && along(keys, a.keys));
+    placed
+        && q.has(a.at)
+        && q.has(a.d)
+        && k.has(a.keys)
+        && k.has(a.d)
+        && !q.has(a.keys)
+        && k.dims.iter().all(|d| *d == a.keys || q.has(*d))
+        && !k.has(a.at)
 }

@@ -194,7 +194,8 @@ pub enum Scalar {
 }
 
 /// `softmax(scale * q k^T) v` over `keys`, contracted over `d`, per definition `std.attention`.
-/// With `causal`, a query at global index i of `at` sees keys at global index <= i of `keys`.
+/// With `causal`, the last two operands are i32 positions, `[at]` of queries and `[keys]` of keys: a query sees a key iff the key's
+/// position is not after its own. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     pub at: Dim,
@@ -202,6 +203,16 @@ pub struct Attention {
     pub d: Dim,
     pub scale: Real,
     pub causal: bool,
+}
+
+impl Attention {
+    /// Of an attention op's operands: the positions of queries and of keys.
+    pub fn positions<T: Copy>(&self, args: &[T]) -> Option<[T; 2]> {
+        match args {
+            [.., queries, keys] if self.causal => Some([*queries, *keys]),
+            _ => None,
+        }
+    }
 }
 
 /// An operation. Operand order is given with each.
@@ -329,12 +340,14 @@ pub enum Op {
     },
 
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
-    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries).
+    // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries). Positions follow the operands
+    // named here, if causal.
     /// `(q, k, v)` -> dims of q.
     Attention(Attention),
     /// `(q, k)` -> q's dims without `d`: log of the sum of exponentials of the scaled scores.
     AttentionLse(Attention),
-    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, in lse's dims.
+    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, in lse's dims. `lse` and `delta` may be
+    /// those of attention to more keys than these: the result is these keys' part of the gradient.
     AttentionGrad(Attention, AttentionGrad),
 }
 

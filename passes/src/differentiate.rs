@@ -321,13 +321,14 @@ fn adjoint(
             give(b, 0, d);
         }
         Op::Attention(a) => {
-            let scores = b.op(Op::AttentionLse(a.clone()), &[x(0), x(1)]);
+            let positions: Vec<Value> = a.positions(args).into_iter().flatten().collect();
+            let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &positions].concat());
             b.body[scores].origin.phase = Phase::Forward;
             let product = b.mul(dz, v);
             let delta = b.sum(product, &[a.d]);
             for (k, which) in [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].into_iter().enumerate() {
                 if wants(k) {
-                    let d = b.op(Op::AttentionGrad(a.clone(), which), &[x(0), x(1), x(2), scores, delta, dz]);
+                    let d = b.op(Op::AttentionGrad(a.clone(), which), &[&args[..3], &[scores, delta, dz], &positions].concat());
                     give(b, k, d);
                 }
             }

@@ -282,7 +282,10 @@ impl Fusion<'_> {
     fn siblings(&self, v: Value) -> impl Iterator<Item = usize> {
         let node = &self.body[v];
         let same = |w: Value| match (&self.body[w].op, &node.op) {
-            (Op::Attention(a), Op::AttentionLse(b)) => a == b && self.body[w].args[..2] == node.args[..2],
+            (Op::Attention(a), Op::AttentionLse(b)) => {
+                let args = &self.body[w].args;
+                a == b && args[..2] == node.args[..2] && a.positions(args) == b.positions(&node.args)
+            }
             (Op::AttentionGrad(a, _), Op::AttentionGrad(b, _)) => a == b && self.body[w].args == node.args,
             _ => false,
         };

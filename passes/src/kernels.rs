@@ -27,6 +27,7 @@ pub struct Target {
 pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>, view: &dyn Fn(Value) -> View) -> Launch {
     let mut k = Building {
         body,
+        family,
         out: Body { dims: Dims::default(), nodes: vec![] },
         dims: HashMap::new(),
         values: HashMap::new(),
@@ -73,8 +74,17 @@ pub fn copy(body: &Body, from: Value, from_view: &View, to: View, accumulate: bo
     build(body, &[], &family, vec![Target { value: from, view: to, accumulate }], &move |_| view.clone())
 }
 
+/// Whether kernels of a family make constants, indices and the like for themselves.
+pub fn makes_sources(family: &Family) -> bool {
+    match family {
+        Family::Loops { .. } | Family::Gemm | Family::Scatter => true,
+        Family::Attention | Family::AttentionGrad => false,
+    }
+}
+
 struct Building<'a> {
     body: &'a Body,
+    family: &'a Family,
     out: Body,
     dims: HashMap<Dim, Dim>,
     values: HashMap<Value, Value>,
@@ -120,7 +130,7 @@ impl Building<'_> {
         if let Some(w) = self.values.get(&v) {
             return *w;
         }
-        if role(self.body, v) == Role::Inline {
+        if role(self.body, v) == Role::Inline && makes_sources(self.family) {
             return self.node(v, vec![]);
         }
         let view = view(v);
@@ -199,7 +209,6 @@ impl Building<'_> {
     }
 
     fn attention(&mut self, a: &Attention) -> Attention {
-        let (at, keys) = if a.causal { (self.indexed(a.at), self.indexed(a.keys)) } else { (self.dim(a.at), self.dim(a.keys)) };
-        Attention { at, keys, d: self.dim(a.d), ..a.clone() }
+        Attention { at: self.dim(a.at), keys: self.dim(a.keys), d: self.dim(a.d), ..a.clone() }
     }
 }

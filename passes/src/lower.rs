@@ -8,7 +8,7 @@ use crate::fuse::{Group as Fused, Role, fuse, role};
 use crate::kernels::{self, Launch, Target};
 use crate::memory::{self, ALIGN, Need};
 use crate::storage::View;
-use ir::dim::Dim;
+use ir::dim::{Dim, IndexMap};
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
@@ -114,6 +114,8 @@ struct LocalLowering<'l, 'a, 'k> {
     users: Vec<Vec<(Value, usize)>>,
     /// Where a value lies, once computed.
     views: HashMap<Value, View>,
+    /// Indices in memory, by chunk and what they count.
+    indices: HashMap<(Chunk, IndexMap), Place>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
     /// Per buffer made here: the chunk that writes it and all chunks that touch it.
@@ -135,6 +137,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             group_of,
             users,
             views: HashMap::new(),
+            indices: HashMap::new(),
             sums: HashMap::new(),
             touched: BTreeMap::new(),
             commands: BTreeMap::new(),
@@ -261,6 +264,19 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.copied(v, &view, &order)
     }
 
+    /// A source in memory, for kernels that do not make it. Indices that count alike are stored once per chunk.
+    fn stored(&mut self, v: Value) -> View {
+        let body = &self.local.body;
+        let Op::Iota(d) = body[v].op else { return self.dense_view(v) };
+        let key = (self.chunk, body.dims[d].index.clone());
+        if let Some(place) = self.indices.get(&key) {
+            return View { place: place.clone(), dims: vec![d], strides: vec![1] };
+        }
+        let view = self.dense_view(v);
+        self.indices.insert(key, view.place.clone());
+        view
+    }
+
     fn copied(&mut self, v: Value, from: &View, order: &[Dim]) -> View {
         let to = self.buffer(v, order, Content::Activation);
         let launch = kernels::copy(&self.local.body, v, from, to.clone(), false);
@@ -295,8 +311,14 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let inside: BTreeSet<Value> = group.nodes.iter().copied().collect();
         let mut views: HashMap<Value, View> = HashMap::new();
         for a in group.nodes.iter().flat_map(|v| &body[*v].args) {
-            if !inside.contains(a) && role(body, *a) != Role::Inline {
+            if inside.contains(a) || views.contains_key(a) {
+                continue;
+            }
+            if role(body, *a) != Role::Inline {
                 let view = self.view(*a);
+                views.insert(*a, view);
+            } else if !kernels::makes_sources(&group.family) {
+                let view = self.stored(*a);
                 views.insert(*a, view);
             }
         }

@@ -86,6 +86,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         shardings: vec![],
         reasons: vec![],
         known: HashMap::new(),
+        indices: HashMap::new(),
         current: vec![],
         rests: HashMap::new(),
     };
@@ -232,6 +233,8 @@ struct Propagation<'a> {
     shardings: Vec<Sharding>,
     reasons: Vec<Option<String>>,
     known: HashMap<Known, Value>,
+    /// Indices made in another sharding.
+    indices: HashMap<(Value, Sharding), Value>,
     /// For each old value, the new one that stands for it.
     current: Vec<Value>,
     rests: HashMap<(Vec<Dim>, Tiers), Sharding>,
@@ -583,6 +586,9 @@ impl Propagation<'_> {
     /// collective does. A reshard is made once per value; a gather once per phase, since keeping a gathered value from the
     /// forward to the backward pass would undo the saving.
     fn reshard(&mut self, v: Value, to: &Sharding, origin: &Origin, why: &str) -> Value {
+        if matches!(self.out[v].op, Op::Iota(_)) && !to.0.iter().any(|p| p.is_partial()) {
+            return self.index(v, to);
+        }
         let mut moves: Vec<Move> = vec![];
         let from = self.shardings[v.index()].clone();
         for u in self.mesh.ids() {
@@ -629,6 +635,22 @@ impl Propagation<'_> {
             };
         }
         v
+    }
+}
+
+impl Propagation<'_> {
+    /// An index where another sharding of it is wanted: made there, without a reshard.
+    fn index(&mut self, v: Value, to: &Sharding) -> Value {
+        if self.shardings[v.index()] == *to {
+            return v;
+        }
+        let key = (v, to.clone());
+        if let Some(w) = self.indices.get(&key) {
+            return *w;
+        }
+        let w = self.emit(self.out[v].clone(), to.clone(), None);
+        self.indices.insert(key, w);
+        w
     }
 }
 

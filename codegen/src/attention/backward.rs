@@ -4,7 +4,7 @@
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
 use super::tiles::{Column, End, Product, copy, product, store_column, transpose, vector_columns};
-use super::{Arguments, Plan, Rows, Span, Visible, span};
+use super::{Arguments, Plan, Rows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -28,6 +28,9 @@ struct Scratch {
     dq: i64,
     dk: i64,
     dv: i64,
+    /// Bounds of positions, of all blocks of queries and of a block of keys.
+    query_bounds: i64,
+    key_bounds: i64,
     bytes: i64,
 }
 
@@ -53,6 +56,8 @@ impl Scratch {
             dq: take(plan.query_blocks() * query_rows),
             dk: take(plan.key_blocks() * key_rows),
             dv: take(plan.key_blocks() * key_rows),
+            query_bounds: take(2 * plan.query_blocks()),
+            key_bounds: take(2),
             bytes: used,
         }
     }
@@ -74,6 +79,7 @@ struct Functions<'c> {
     copy_k: Option<FunctionValue<'c>>,
     copy_v: Option<FunctionValue<'c>>,
     copy_dout: Option<FunctionValue<'c>>,
+    bounds: Option<[FunctionValue<'c>; 2]>,
     transpose_k: FunctionValue<'c>,
     transpose_v: FunctionValue<'c>,
     scores: FunctionValue<'c>,
@@ -116,6 +122,10 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let arguments = Arguments::new(b, kernel, &entry);
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
         let head = arguments.at(b, &plan, &plan.shared, tile);
+        b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
+            let rows = span(b, block, plan.query_block, plan.queries);
+            plan.measured(b, functions.bounds, &head, 0, rows, backward.query_bounds(&head, block));
+        });
         backward.clear(&head, backward.scratch.dk, plan.key_blocks() * plan.key_block);
         backward.clear(&head, backward.scratch.dv, plan.key_blocks() * plan.key_block);
         b.for_each(b.index(0), b.index(plan.sizes(&plan.group)), 1, &mut |member| {
@@ -185,6 +195,7 @@ impl<'c> Backward<'_, 'c> {
             copy_k: copy("copy_k", &operands.k),
             copy_v: copy("copy_v", &operands.v),
             copy_dout: copy("copy_dout", &operands.dout),
+            bounds: plan.bounds(b),
             transpose_k: transpose(b, plan, "transpose_k", plan.row_length(&operands.k)),
             transpose_v: transpose(b, plan, "transpose_v", plan.row_length(&operands.v)),
             scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0)),
@@ -197,13 +208,13 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    /// A function `(p, ds, lse, delta, scalars; query, key, keys' end, queries)`: scores to probabilities, the gradient of probabilities to that
+    /// A function `(p, ds, lse, delta, positions of queries and of keys; query, key, keys' end, queries)`: scores to probabilities, the gradient of probabilities to that
     /// of scores. Rows from `queries` on are padding and become zero.
     fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
-        let function = b.function(name, 5, 4, Visibility::Local);
-        let [p, ds, lse, delta, scalars] = [0, 1, 2, 3, 4].map(|i| b.pointer_parameter(function, i));
-        let [query, key, end, queries] = [5, 6, 7, 8].map(|i| b.index_parameter(function, i));
+        let function = b.function(name, 6, 4, Visibility::Local);
+        let [p, ds, lse, delta, at, of] = [0, 1, 2, 3, 4, 5].map(|i| b.pointer_parameter(function, i));
+        let [query, key, end, queries] = [6, 7, 8, 9].map(|i| b.index_parameter(function, i));
         let line = |start: Pointer<'c>, row: Index<'c>| b.at(start, b.index_mul(row, b.index(4 * plan.key_block)));
         let of_query = |start: Pointer<'c>, tensor: usize, row: Index<'c>| {
             let stride = plan.stride(tensor, plan.attention.at);
@@ -211,12 +222,13 @@ impl<'c> Backward<'_, 'c> {
         };
         b.for_each(b.index(0), queries, 1, &mut |row| {
             let (log, delta) = (of_query(lse, self.operands.lse, row), of_query(delta, self.operands.delta, row));
+            let positions = plan.row_positions(b, [at, of], b.index_add(query, row));
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
                 let mut probability = math::exp(b, b.sub(b.load(p, Lane::F32, None), log));
                 let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
                 if masked {
-                    let mask = plan.row_mask(b, scalars, b.index_add(query, row), b.index_add(key, b.index(first)), end);
+                    let mask = plan.row_mask(b, positions, b.index_add(key, b.index(first)), end);
                     probability = b.select(mask, probability, b.f32(0.0));
                     slope = b.select(mask, slope, b.f32(0.0));
                 }
@@ -248,23 +260,30 @@ impl<'c> Backward<'_, 'c> {
         };
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
+            let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
             let k = ready(functions.copy_k, &operands.k, keys, self.scratch.k);
             let v = ready(functions.copy_v, &operands.v, keys, self.scratch.v);
             b.call(functions.transpose_k, &[k, part(self.scratch.k_transposed)], &[]);
             b.call(functions.transpose_v, &[v, part(self.scratch.v_transposed)], &[]);
             b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
                 let rows = span(b, query_block, plan.query_block, plan.queries);
+                let queries = Run { span: rows, bounds: self.query_bounds(at, query_block) };
                 let work = || {
                     let q = ready(functions.copy_q, &operands.q, rows, self.scratch.q);
                     let dout = ready(functions.copy_dout, &operands.dout, rows, self.scratch.dout);
-                    self.block(functions, at, &Blocks { q, k, dout, rows, keys });
+                    self.block(functions, at, &Blocks { q, k, dout, rows: queries, keys: run });
                 };
-                match plan.any_visible(b, at.scalars, rows, keys) {
+                match plan.any_visible(b, queries, run) {
                     Some(any) => b.branch(any, work, || ()),
                     None => work(),
                 }
             });
         });
+    }
+
+    /// Where the bounds of a block of queries lie.
+    fn query_bounds(&self, at: &Arguments<'c>, block: Index<'c>) -> Pointer<'c> {
+        self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(8)))
     }
 
     fn block(&self, functions: &Functions<'c>, at: &Arguments<'c>, blocks: &Blocks<'c>) {
@@ -273,29 +292,30 @@ impl<'c> Backward<'_, 'c> {
         let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
         b.call(functions.scores, &[blocks.q, part(self.scratch.k_transposed), p], &[]);
         b.call(functions.dp, &[blocks.dout, part(self.scratch.v_transposed), ds], &[]);
+        let (rows, keys) = (blocks.rows.span, blocks.keys.span);
         let of_query = |tensor: usize| {
             let stride = plan.stride(tensor, plan.attention.at);
-            b.at(at.tensors[tensor], b.index_mul(blocks.rows.first, b.index(4 * stride)))
+            b.at(at.tensors[tensor], b.index_mul(rows.first, b.index(4 * stride)))
         };
-        let pointers = [p, ds, of_query(operands.lse), of_query(operands.delta), at.scalars];
-        let end = b.index_add(blocks.keys.first, blocks.keys.count);
-        let numbers = [blocks.rows.first, blocks.keys.first, end, blocks.rows.count];
+        let [queries, of] = plan.position_tensors(at);
+        let pointers = [p, ds, of_query(operands.lse), of_query(operands.delta), queries, of];
+        let numbers = [rows.first, keys.first, b.index_add(keys.first, keys.count), rows.count];
         match plan.visible() {
             Visible::All => b.call(functions.gradient, &pointers, &numbers),
             Visible::Some => {
-                let all = plan.all_visible(b, at.scalars, blocks.rows, blocks.keys);
+                let all = plan.all_visible(b, blocks.rows, blocks.keys);
                 b.branch(all, || b.call(functions.gradient, &pointers, &numbers), || b.call(functions.gradient_masked, &pointers, &numbers));
             }
         }
         let sums = |offset: i64, first: Index<'c>| b.at(part(offset), b.index_mul(first, b.index(4 * plan.width)));
         if let Some(dv) = functions.dv {
-            b.call(dv, &[p, blocks.dout, sums(self.scratch.dv, blocks.keys.first)], &[]);
+            b.call(dv, &[p, blocks.dout, sums(self.scratch.dv, keys.first)], &[]);
         }
         if let Some(dk) = functions.dk {
-            b.call(dk, &[ds, blocks.q, sums(self.scratch.dk, blocks.keys.first)], &[]);
+            b.call(dk, &[ds, blocks.q, sums(self.scratch.dk, keys.first)], &[]);
         }
         if let Some(dq) = functions.dq {
-            b.call(dq, &[ds, blocks.k, sums(self.scratch.dq, blocks.rows.first)], &[]);
+            b.call(dq, &[ds, blocks.k, sums(self.scratch.dq, rows.first)], &[]);
         }
     }
 
@@ -339,6 +359,6 @@ struct Blocks<'c> {
     q: Pointer<'c>,
     k: Pointer<'c>,
     dout: Pointer<'c>,
-    rows: Span<'c>,
-    keys: Span<'c>,
+    rows: Run<'c>,
+    keys: Run<'c>,
 }

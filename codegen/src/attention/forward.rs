@@ -4,7 +4,7 @@
 //! scratch does not grow with the number of keys.
 
 use super::tiles::{End, Product, across, copy, product, store_column, transpose, vector_columns};
-use super::{Arguments, Plan, Span, Visible, span};
+use super::{Arguments, Plan, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -29,6 +29,10 @@ struct Scratch {
     sums: i64,
     greatest: i64,
     weight: i64,
+    /// Bounds of positions: of a tile's queries, of its blocks, of a block of keys.
+    tile_bounds: i64,
+    query_bounds: i64,
+    key_bounds: i64,
     bytes: i64,
 }
 
@@ -50,6 +54,9 @@ impl Scratch {
             sums: take(tile * plan.width),
             greatest: take(tile),
             weight: take(tile),
+            tile_bounds: take(2),
+            query_bounds: take(2 * TILE_BLOCKS),
+            key_bounds: take(2),
             bytes: used,
         }
     }
@@ -61,6 +68,7 @@ struct Functions<'c> {
     copy_q: Option<FunctionValue<'c>>,
     copy_k: Option<FunctionValue<'c>>,
     copy_v: Option<FunctionValue<'c>>,
+    bounds: Option<[FunctionValue<'c>; 2]>,
     transpose_k: FunctionValue<'c>,
     scores: FunctionValue<'c>,
     weigh: FunctionValue<'c>,
@@ -132,6 +140,7 @@ impl<'c> Forward<'_, 'c> {
             copy_q: copy("copy_q", q),
             copy_k: copy("copy_k", k),
             copy_v: copy("copy_v", v),
+            bounds: plan.bounds(b),
             transpose_k: transpose(b, plan, "transpose_k", plan.row_length(k)),
             scores: product(b, &scores, target.registers),
             weigh: product(b, &weigh, target.registers),
@@ -140,23 +149,24 @@ impl<'c> Forward<'_, 'c> {
         }
     }
 
-    /// A function `(scores, sums, greatest, weight, scalars; query, key, keys' end)`: scores to exponentials, relative to the greatest score
+    /// A function `(scores, sums, greatest, weight, positions of queries and of keys; query, key, keys' end)`: scores to exponentials, relative to the greatest score
     /// of each query so far; what was summed before is rescaled to it.
     fn softmax(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
-        let function = b.function(name, 5, 3, Visibility::Local);
-        let [scores, sums, greatest, weight, scalars] = [0, 1, 2, 3, 4].map(|i| b.pointer_parameter(function, i));
-        let [query, key, end] = [5, 6, 7].map(|i| b.index_parameter(function, i));
+        let function = b.function(name, 6, 3, Visibility::Local);
+        let [scores, sums, greatest, weight, at, of] = [0, 1, 2, 3, 4, 5].map(|i| b.pointer_parameter(function, i));
+        let [query, key, end] = [6, 7, 8].map(|i| b.index_parameter(function, i));
         let lanes = b.lanes() as i64;
         b.for_each(b.index(0), b.index(plan.query_block), 1, &mut |row| {
             let line = b.at(scores, b.index_mul(row, b.index(4 * plan.key_block)));
             let one = b.index_mul(row, b.index(4));
             let (greatest, weight) = (b.at(greatest, one), b.at(weight, one));
+            let positions = plan.row_positions(b, [at, of], b.index_add(query, row));
             let mut values = Vec::new();
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let place = b.at_const(line, 4 * first);
                 let value = b.load(place, Lane::F32, None);
-                let mask = masked.then(|| plan.row_mask(b, scalars, b.index_add(query, row), b.index_add(key, b.index(first)), end));
+                let mask = masked.then(|| plan.row_mask(b, positions, b.index_add(key, b.index(first)), end));
                 values.push((place, mask.map_or(value, |m| b.select(m, value, b.f32(HIDDEN))), mask));
             }
             let before = b.load_splat(greatest, Lane::F32);
@@ -206,8 +216,14 @@ impl<'c> Forward<'_, 'c> {
                 b.call(copy, &[source(q, rows.first), query_block(block)], &[rows.count]);
             });
         }
+        let tile = plan.measured(b, functions.bounds, at, 0, queries, part(self.scratch.tile_bounds));
+        let block_bounds = |block: Index<'c>| b.at(part(self.scratch.query_bounds), b.index_mul(b.index_sub(block, first_block), b.index(8)));
+        b.for_each(first_block, end_block, 1, &mut |block| {
+            plan.measured(b, functions.bounds, at, 0, span(b, block, plan.query_block, plan.queries), block_bounds(block));
+        });
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
+            let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
             let work = || {
                 let ready = |copy: Option<FunctionValue<'c>>, rows: &super::Rows, offset: i64| match copy {
                     Some(copy) => {
@@ -220,15 +236,15 @@ impl<'c> Forward<'_, 'c> {
                 b.call(functions.transpose_k, &[k, part(self.scratch.k_transposed)], &[]);
                 let v = ready(functions.copy_v, v, self.scratch.v);
                 b.for_each(first_block, end_block, 1, &mut |block| {
-                    let rows = span(b, block, plan.query_block, plan.queries);
-                    let blocks = Blocks { q: query_block(block), v, number: b.index_sub(block, first_block), rows, keys };
-                    match plan.any_visible(b, at.scalars, rows, keys) {
+                    let rows = Run { span: span(b, block, plan.query_block, plan.queries), bounds: block_bounds(block) };
+                    let blocks = Blocks { q: query_block(block), v, number: b.index_sub(block, first_block), rows, keys: run };
+                    match plan.any_visible(b, rows, run) {
                         Some(any) => b.branch(any, || self.block(functions, at, &blocks), || ()),
                         None => self.block(functions, at, &blocks),
                     }
                 });
             };
-            match plan.any_visible(b, at.scalars, queries, keys) {
+            match plan.any_visible(b, tile, run) {
                 Some(any) => b.branch(any, work, || ()),
                 None => work(),
             }
@@ -260,14 +276,15 @@ impl<'c> Forward<'_, 'c> {
         let scores = part(self.scratch.scores);
         let sums = own(self.scratch.sums, 4 * plan.width);
         b.call(functions.scores, &[blocks.q, part(self.scratch.k_transposed), scores], &[]);
-        let pointers = [scores, sums, own(self.scratch.greatest, 4), own(self.scratch.weight, 4), at.scalars];
-        let end = b.index_add(blocks.keys.first, blocks.keys.count);
-        let numbers = [blocks.rows.first, blocks.keys.first, end];
+        let [queries, of] = plan.position_tensors(at);
+        let pointers = [scores, sums, own(self.scratch.greatest, 4), own(self.scratch.weight, 4), queries, of];
+        let (rows, keys) = (blocks.rows.span, blocks.keys.span);
+        let numbers = [rows.first, keys.first, b.index_add(keys.first, keys.count)];
         let softmax = || b.call(functions.softmax, &pointers, &numbers);
         match plan.visible() {
             Visible::All => softmax(),
             Visible::Some => {
-                let all = plan.all_visible(b, at.scalars, blocks.rows, blocks.keys);
+                let all = plan.all_visible(b, blocks.rows, blocks.keys);
                 b.branch(all, softmax, || b.call(functions.softmax_masked, &pointers, &numbers));
             }
         }
@@ -307,6 +324,6 @@ struct Blocks<'c> {
     v: Pointer<'c>,
     /// The block's number within the tile.
     number: Index<'c>,
-    rows: Span<'c>,
-    keys: Span<'c>,
+    rows: Run<'c>,
+    keys: Run<'c>,
 }

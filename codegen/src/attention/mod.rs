@@ -1,7 +1,8 @@
 //! Attention without a matrix of scores in memory (Dao et al. 2022), forward and backward.
 //!
 //! Queries and keys go in blocks. A block of scores lives in scratch, small enough for the first-level cache; the softmax over keys is kept as a
-//! running maximum and a running sum per query. Blocks that the causal mask hides are skipped, blocks that it cuts are masked.
+//! running maximum and a running sum per query. With a causal mask, the bounds of positions in a block of queries and one of keys tell at run time
+//! whether it hides all of their scores, which are then skipped, or none, or has to be applied.
 //! Operands whose rows are not whole vectors, or whose last block is not full, are copied block by block into padded scratch.
 
 mod backward;
@@ -15,12 +16,12 @@ pub use forward::emit as emit_forward;
 
 use crate::CompileError;
 use crate::abi::Entry;
-use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
+use crate::build::{Builder, Lane};
 use crate::layout::{self, div_ceil, tensors};
-use crate::pointwise;
 use crate::target::Target;
-use ir::dim::{Base, Dim, IndexMap};
+use inkwell::values::FunctionValue;
+use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::op::{Attention, DType, Op};
@@ -32,6 +33,8 @@ const BLOCK: i64 = 64;
 pub struct Plan<'a> {
     pub kernel: &'a Kernel,
     pub attention: Attention,
+    /// The tensors of positions of queries and of keys, if a causal mask compares them.
+    pub positions: Option<[usize; 2]>,
     pub queries: i64,
     pub keys: i64,
     /// Elements of a head, and the same rounded up to whole vectors.
@@ -71,7 +74,8 @@ impl<'a> Plan<'a> {
             if !matches!(node.op, Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..)) {
                 return Err(CompileError::unsupported(format!("`{}` after attention", node.op.name())));
             }
-            if let Some(other) = node.args.iter().map(|a| body[*a].ty.dtype).find(|t| *t != DType::F32) {
+            let rows = node.args.iter().filter(|a| attention.positions(&node.args).is_none_or(|p| !p.contains(a)));
+            if let Some(other) = rows.map(|a| body[*a].ty.dtype).find(|t| *t != DType::F32) {
                 return Err(CompileError::unsupported(format!("attention of {}", other.name())));
             }
         }
@@ -82,8 +86,9 @@ impl<'a> Plan<'a> {
         let lanes = target.lanes() as i64;
         let whole_vectors = |n: i64| div_ceil(n, lanes) * lanes;
         let (queries, keys, d) = (size(attention.at), size(attention.keys), size(attention.d));
-        Ok(Plan {
+        let mut plan = Plan {
             kernel,
+            positions: None,
             queries,
             keys,
             d,
@@ -93,7 +98,11 @@ impl<'a> Plan<'a> {
             shared,
             group,
             attention,
-        })
+        };
+        if let Some([queries, keys]) = plan.attention.positions(&first.args) {
+            plan.positions = Some([plan.operand(queries)?, plan.operand(keys)?]);
+        }
+        Ok(plan)
     }
 
     pub fn query_blocks(&self) -> i64 {
@@ -152,7 +161,6 @@ impl<'a> Plan<'a> {
 /// Arguments of a kernel under construction.
 pub struct Arguments<'c> {
     pub tensors: Vec<Pointer<'c>>,
-    pub scalars: Pointer<'c>,
     pub scratch: Pointer<'c>,
 }
 
@@ -160,7 +168,7 @@ impl<'c> Arguments<'c> {
     pub fn new(b: &Llvm<'c>, kernel: &Kernel, entry: &Entry<Index<'c>, Pointer<'c>>) -> Self {
         let count = kernel.inputs.len() + kernel.outputs.len();
         let tensors = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-        Arguments { tensors, scalars: entry.scalars, scratch: entry.scratch }
+        Arguments { tensors, scratch: entry.scratch }
     }
 
     /// The arguments at the point that `number` counts in `dims`, the last fastest.
@@ -177,7 +185,7 @@ impl<'c> Arguments<'c> {
                 }
             }
         }
-        Arguments { tensors, scalars: self.scalars, scratch: self.scratch }
+        Arguments { tensors, scratch: self.scratch }
     }
 }
 
@@ -194,25 +202,6 @@ pub fn span<'c>(b: &Llvm<'c>, number: Index<'c>, block: i64, rows: i64) -> Span<
     Span { first, count: b.index_min(b.index(block), b.index_sub(b.index(rows), first)) }
 }
 
-/// The global position of a local index. Positions grow with the index.
-pub fn position<'c>(b: &Llvm<'c>, scalars: Pointer<'c>, map: &IndexMap, index: Index<'c>) -> Index<'c> {
-    let mut sum = index;
-    if !map.is_contiguous() {
-        let mut rest = index;
-        sum = b.index(0);
-        for &(extent, stride) in map.parts.iter().rev() {
-            let digit = b.index_rem(rest, b.index(extent as i64));
-            rest = b.index_div(rest, b.index(extent as i64));
-            sum = b.index_add(sum, b.index_mul(digit, b.index(stride as i64)));
-        }
-    }
-    match &map.base {
-        Base::Zero => sum,
-        Base::Slot(slot) => b.index_add(sum, b.load_index(b.at_const(scalars, 8 * i64::from(*slot)))),
-        Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
-    }
-}
-
 /// What the mask leaves of a block of scores.
 pub enum Visible {
     /// Every score of every block.
@@ -223,45 +212,85 @@ pub enum Visible {
 
 impl Plan<'_> {
     pub fn visible(&self) -> Visible {
-        if self.attention.causal || self.keys % self.key_block != 0 { Visible::Some } else { Visible::All }
+        if self.positions.is_some() || self.keys % self.key_block != 0 { Visible::Some } else { Visible::All }
     }
 
-    fn maps(&self) -> (&IndexMap, &IndexMap) {
-        let dims = &self.kernel.body.dims;
-        (&dims[self.attention.at].index, &dims[self.attention.keys].index)
-    }
-
-    /// Whether any of the queries sees the first of the keys. Without a causal mask: always.
-    pub fn any_visible<'c>(&self, b: &Llvm<'c>, scalars: Pointer<'c>, queries: Span<'c>, keys: Span<'c>) -> Option<inkwell::values::IntValue<'c>> {
-        let (at, of) = self.maps();
-        self.attention.causal.then(|| {
-            let last = b.index_sub(b.index_add(queries.first, queries.count), b.index(1));
-            b.index_less_equal(position(b, scalars, of, keys.first), position(b, scalars, at, last))
-        })
+    /// Whether any of the queries sees any of the keys, by the bounds of their positions. Without a causal mask: always.
+    pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<inkwell::values::IntValue<'c>> {
+        self.positions.map(|_| b.signed_less_equal(keys.least(b), queries.greatest(b)))
     }
 
     /// Whether all of a whole block of keys are seen by all of the queries.
-    pub fn all_visible<'c>(&self, b: &Llvm<'c>, scalars: Pointer<'c>, queries: Span<'c>, keys: Span<'c>) -> inkwell::values::IntValue<'c> {
-        let (at, of) = self.maps();
-        let whole = b.index_equal(keys.count, b.index(self.key_block));
-        if !self.attention.causal {
-            return whole;
+    pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> inkwell::values::IntValue<'c> {
+        let whole = b.index_equal(keys.span.count, b.index(self.key_block));
+        match self.positions {
+            None => whole,
+            Some(_) => b.both(whole, b.signed_less_equal(keys.greatest(b), queries.least(b))),
         }
-        let last = b.index_sub(b.index_add(keys.first, keys.count), b.index(1));
-        b.both(whole, b.index_less_equal(position(b, scalars, of, last), position(b, scalars, at, queries.first)))
     }
 
-    /// The lanes of a row of scores that are seen: query `row`, keys `key ..`, of which the block holds fewer than `end`.
-    pub fn row_mask<'c>(&self, b: &Llvm<'c>, scalars: Pointer<'c>, row: Index<'c>, key: Index<'c>, end: Index<'c>) -> Vector<'c> {
-        let (at, of) = self.maps();
+    /// The lanes of a row of scores that are seen: keys `key ..`, of which the block holds fewer than `end`. `positions` are those of
+    /// the row's query and of all keys.
+    pub fn row_mask<'c>(&self, b: &Llvm<'c>, positions: Option<[Pointer<'c>; 2]>, key: Index<'c>, end: Index<'c>) -> Vector<'c> {
         let present = b.mask_below(b.index_sub(end, key));
-        if !self.attention.causal {
-            return present;
+        let (Some([query, keys]), Some(tensors)) = (positions, self.positions) else { return present };
+        let stride = self.stride(tensors[1], self.attention.keys);
+        let keys = tiles::load_strided(b, b.at(keys, b.index_mul(key, b.index(4 * stride))), stride, Lane::I32, Some(present));
+        let seen = b.compare_int(crate::build::Compare::Le, keys, b.load_splat(query, Lane::I32));
+        b.int2(crate::build::IntBinary::And, present, seen)
+    }
+
+    /// Where the position of this query and those of all keys lie. Rows that only fill a block have the last query's.
+    pub fn row_positions<'c>(&self, b: &Llvm<'c>, [queries, keys]: [Pointer<'c>; 2], query: Index<'c>) -> Option<[Pointer<'c>; 2]> {
+        let stride = self.stride(self.positions?[0], self.attention.at);
+        let query = b.index_min(query, b.index(self.queries - 1));
+        Some([b.at(queries, b.index_mul(query, b.index(4 * stride))), keys])
+    }
+
+    /// The tensors of positions, of queries and of keys; without a causal mask, two pointers that nothing reads.
+    pub fn position_tensors<'c>(&self, at: &Arguments<'c>) -> [Pointer<'c>; 2] {
+        self.positions.map_or([at.scratch; 2], |tensors| tensors.map(|t| at.tensors[t]))
+    }
+
+    /// The functions that find the bounds of positions, of queries and of keys.
+    pub fn bounds<'c>(&self, b: &Llvm<'c>) -> Option<[FunctionValue<'c>; 2]> {
+        let [queries, keys] = self.positions?;
+        let of = |name: &str, tensor: usize, dim: Dim| tiles::bounds(b, name, self.stride(tensor, dim));
+        Some([of("query_bounds", queries, self.attention.at), of("key_bounds", keys, self.attention.keys)])
+    }
+
+    /// A run of queries (0) or keys (1), whose bounds are written to `place` first.
+    pub fn measured<'c>(
+        &self,
+        b: &Llvm<'c>,
+        functions: Option<[FunctionValue<'c>; 2]>,
+        at: &Arguments<'c>,
+        which: usize,
+        span: Span<'c>,
+        place: Pointer<'c>,
+    ) -> Run<'c> {
+        if let (Some(functions), Some(tensors)) = (functions, self.positions) {
+            let stride = self.stride(tensors[which], [self.attention.at, self.attention.keys][which]);
+            let first = b.at(at.tensors[tensors[which]], b.index_mul(span.first, b.index(4 * stride)));
+            b.call(functions[which], &[first, place], &[span.count]);
         }
-        use crate::build::{Compare, IntBinary};
-        let local = b.int2(IntBinary::Add, b.splat(key), b.lane_numbers());
-        let keys = pointwise::global_index(b, scalars, of, local);
-        let seen = b.compare_int(Compare::Le, keys, b.splat(position(b, scalars, at, row)));
-        b.int2(IntBinary::And, present, seen)
+        Run { span, bounds: place }
+    }
+}
+
+/// A run of queries or keys and where the least and greatest of their positions lie.
+#[derive(Clone, Copy)]
+pub struct Run<'c> {
+    pub span: Span<'c>,
+    pub bounds: Pointer<'c>,
+}
+
+impl<'c> Run<'c> {
+    fn least(&self, b: &Llvm<'c>) -> Index<'c> {
+        b.load_integer(self.bounds, Lane::I32)
+    }
+
+    fn greatest(&self, b: &Llvm<'c>) -> Index<'c> {
+        b.load_integer(b.at_const(self.bounds, 4), Lane::I32)
     }
 }

@@ -1,5 +1,6 @@
 use crate::testing::{Make, check_with, random_inputs};
-use ir::dim::{Base, Dim, DimInfo, IndexMap};
+use ir::dim::Dim;
+use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::{Attention, AttentionGrad, DType, Op, Real};
 
@@ -13,13 +14,12 @@ struct Case {
     keys: u64,
     d: u64,
     causal: bool,
-    /// Global position of the first query and of the first key.
-    positions: [f64; 2],
-    /// Queries in two chunks this far apart.
-    chunks: Option<u64>,
+    /// Position of a query and of a key, by its number and how many there are.
+    positions: [fn(u64, u64) -> u64; 2],
 }
 
-const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, positions: [0.0; 2], chunks: None };
+const IN_ORDER: fn(u64, u64) -> u64 = |i, _| i;
+const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, positions: [IN_ORDER; 2] };
 
 struct Parts {
     make: Make,
@@ -32,22 +32,23 @@ fn parts(case: &Case) -> Parts {
     let mut make = Make::default();
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
-    let parts = case.chunks.map_or(vec![(case.queries, 1)], |apart| vec![(2, apart), (case.queries / 2, 1)]);
-    let index = IndexMap { parts, base: Base::Slot(0) };
-    let at = make.body.dims.add(DimInfo { index, global: 4000, ..DimInfo::new("at", case.queries) });
-    let keys = make.sharded_dim("keys", case.keys, 4000, 1);
-    make.scalar(DType::I32);
-    make.scalar(DType::I32);
+    let (at, keys) = (make.dim("at", case.queries), make.dim("keys", case.keys));
     let attention = Attention { at, keys, d, scale: Real(0.3), causal: case.causal };
     Parts { make, attention, q_dims: vec![batch, at, kv, group, d], k_dims: vec![batch, keys, kv, d] }
+}
+
+/// The last two operands, if there is a mask; the last two inputs of the kernel.
+fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
+    if a.causal { [a.at, a.keys].map(|d| make.input(DType::I32, &[d])).to_vec() } else { vec![] }
 }
 
 fn forward(case: &Case) -> Kernel {
     let Parts { mut make, attention, q_dims, k_dims } = parts(case);
     let q = make.input(DType::F32, &q_dims);
     let (k, v) = (make.input(DType::F32, &k_dims), make.input(DType::F32, &k_dims));
-    let out = make.op(Op::Attention(attention.clone()), &[q, k, v]);
-    let lse = make.op(Op::AttentionLse(attention), &[q, k]);
+    let positions = position_inputs(&mut make, &attention);
+    let out = make.op(Op::Attention(attention.clone()), &[&[q, k, v], &positions[..]].concat());
+    let lse = make.op(Op::AttentionLse(attention), &[&[q, k], &positions[..]].concat());
     make.kernel(Family::Attention, &[out, lse])
 }
 
@@ -58,24 +59,36 @@ fn backward(case: &Case) -> Kernel {
     let row_dims = &q_dims[..4];
     let (lse, delta) = (make.input(DType::F32, row_dims), make.input(DType::F32, row_dims));
     let dout = make.input(DType::F32, &q_dims);
+    let positions = position_inputs(&mut make, &attention);
     let grads = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V];
     let outputs = grads.map(|which| {
         let grad = Op::AttentionGrad(attention.clone(), which);
         let ty = make.body[if which == AttentionGrad::Q { q } else { k }].ty.clone();
-        make.op_as(grad, &[q, k, v, lse, delta, dout], ty)
+        make.op_as(grad, &[&[q, k, v, lse, delta, dout], &positions[..]].concat(), ty)
     });
     make.kernel(Family::AttentionGrad, &outputs)
 }
 
+fn inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
+    let mut inputs = random_inputs(kernel, 4, 1);
+    if case.causal {
+        let first = inputs.len() - 2;
+        for (input, (n, position)) in inputs[first..].iter_mut().zip([case.queries, case.keys].into_iter().zip(case.positions)) {
+            *input = (0..n).map(|i| position(i, n) as f64).collect();
+        }
+    }
+    inputs
+}
+
 fn check_case(case: &Case) {
     let kernel = forward(case);
-    let inputs = random_inputs(&kernel, 4, 1);
-    check_with(&kernel, &inputs, &case.positions, 1e-5);
-    let lse = kernel.run(&inputs, &case.positions).swap_remove(1);
+    let operands = inputs(case, &kernel);
+    check_with(&kernel, &operands, &[], 1e-5);
+    let lse = kernel.run(&operands, &[]).swap_remove(1);
     let kernel = backward(case);
-    let mut inputs = random_inputs(&kernel, 4, 1);
-    inputs[3] = lse;
-    check_with(&kernel, &inputs, &case.positions, 3e-5);
+    let mut operands = inputs(case, &kernel);
+    operands[3] = lse;
+    check_with(&kernel, &operands, &[], 3e-5);
 }
 
 #[test]
@@ -98,9 +111,22 @@ fn grouped_queries_share_their_keys() {
 }
 
 #[test]
-fn positions_of_shards_decide_what_a_mask_hides() {
-    for positions in [[0.0, 0.0], [20.0, 0.0], [0.0, 20.0], [10.0, 3.0], [3.0, 10.0]] {
-        check_case(&Case { positions, queries: 40, keys: 90, ..BASE });
+fn positions_decide_what_a_mask_hides() {
+    let backwards = |i: u64, n: u64| n - 1 - i;
+    // Chunk 1 of 6 and chunk 4.
+    let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
+    for positions in [[IN_ORDER, backwards], [backwards, IN_ORDER], [|i, _| i + 10, |i, _| i + 3], [zig_zag, IN_ORDER], [|i, _| i / 7, |i, _| i / 5]]
+    {
+        check_case(&Case { positions, queries: 140, keys: 150, ..BASE });
     }
-    check_case(&Case { positions: [10.0, 0.0], chunks: Some(60), queries: 140, keys: 150, ..BASE });
+    check_case(&Case { positions: [zig_zag, zig_zag], queries: 128, keys: 128, ..BASE });
+}
+
+#[test]
+fn a_query_that_sees_no_key_has_no_result() {
+    let case = Case { positions: [IN_ORDER, |i, _| i + 70], queries: 80, keys: 80, ..BASE };
+    let kernel = forward(&case);
+    let results = kernel.run(&inputs(&case, &kernel), &[]);
+    assert!(results[0][..case.d as usize].iter().all(|x| *x == 0.0) && results[1][0] == f64::NEG_INFINITY);
+    check_case(&case);
 }

@@ -2,7 +2,7 @@
 
 use super::{Plan, Rows};
 use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
-use crate::build::{Builder, Lane};
+use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
 use inkwell::values::FunctionValue;
 
@@ -104,10 +104,7 @@ pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows) -> FunctionV
         let source = b.at(from, b.index_mul(row, b.index(4 * rows.row_stride)));
         for column in vector_columns(b, plan) {
             let place = b.at_const(source, 4 * column.first * rows.column_stride);
-            let value = match rows.column_stride {
-                1 => b.load(place, Lane::F32, column.mask),
-                stride => b.gather(place, offsets(b, stride), Lane::F32, column.mask),
-            };
+            let value = load_strided(b, place, rows.column_stride, Lane::F32, column.mask);
             b.store(b.at_const(target(row), 4 * column.first), value, Lane::F32, None);
         }
     });
@@ -138,6 +135,34 @@ pub fn vector_columns<'c>(b: &Llvm<'c>, plan: &Plan) -> Vec<Column<'c>> {
 
 pub fn offsets<'c>(b: &Llvm<'c>, stride: i64) -> Vector<'c> {
     b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), b.i64(4 * stride))
+}
+
+/// A vector of elements of four bytes, `stride` elements apart.
+pub fn load_strided<'c>(b: &Llvm<'c>, from: Pointer<'c>, stride: i64, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
+    match stride {
+        1 => b.load(from, lane, mask),
+        stride => b.gather(from, offsets(b, stride), lane, mask),
+    }
+}
+
+/// A function `(from, to; count)` that stores the least and the greatest of `count` integers, `stride` elements apart.
+pub fn bounds<'c>(b: &Llvm<'c>, name: &str, stride: i64) -> FunctionValue<'c> {
+    let function = b.function(name, 2, 1, Visibility::Local);
+    let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
+    let count = b.index_parameter(function, 2);
+    let first = b.load_splat(from, Lane::I32);
+    let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
+    let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
+    let found = b.repeat(b.index(0), count, b.lanes() as i64, &[first, first], &mut |i, found| {
+        let present = b.mask_below(b.index_sub(count, i));
+        let read = load_strided(b, b.at(from, b.index_mul(i, b.index(4 * stride))), stride, Lane::I32, Some(present));
+        let value = b.select(present, read, first);
+        vec![lesser(found[0], value), greater(found[1], value)]
+    });
+    b.store_first(to, across(b, found[0], lesser), Lane::I32);
+    b.store_first(b.at_const(to, 4), across(b, found[1], greater), Lane::I32);
+    b.finish_function();
+    function
 }
 
 /// Stores one vector of a row of an output, or adds it to what is there.

@@ -240,6 +240,11 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_int_compare(IntPredicate::ULE, a, b, ""))
     }
 
+    /// Of numbers with signs.
+    pub fn signed_less_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::SLE, a, b, ""))
+    }
+
     pub fn index_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
     }

@@ -42,7 +42,7 @@ impl Elab<'_> {
         let (d, keys) = (self.dim_argument(frame, "d")?, self.dim_argument(frame, "keys")?);
         let Val::Real(scale) = self.argument(frame, "scale")? else { return None };
         let Val::None = self.argument(frame, "bias")? else { return None };
-        let mask = match self.argument(frame, "mask")? {
+        let causal = match self.argument(frame, "mask")? {
             Val::None => None,
             Val::Tensor(mask) => Some(self.causal(mask)?),
             _ => return None,
@@ -50,8 +50,8 @@ impl Elab<'_> {
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
         let same_dtype = [&tq, &tk, &tv].iter().all(|t| t.dtype == DType::F32);
         let queries: Vec<Dim> = tq.dims.iter().copied().filter(|x| !tk.has(*x)).collect();
-        let at = match mask {
-            Some((at, masked)) if masked == keys && queries.contains(&at) => at,
+        let at = match causal {
+            Some([(at, _), (masked, _)]) if masked == keys && queries.contains(&at) => at,
             Some(_) => return None,
             // Without a mask any dim that only queries have can be the position; the original of `keys` usually is.
             None => {
@@ -71,28 +71,29 @@ impl Elab<'_> {
         if !fits {
             return None;
         }
-        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: mask.is_some() });
-        Some(Val::Tensor(self.push(op, vec![q, k, v], tq)))
+        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: causal.is_some() });
+        let positions = causal.into_iter().flatten().map(|(_, position)| position);
+        Some(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
     }
 
-    /// `(at, keys)` of a mask that is `index(at) >= index(keys)` and nothing else.
-    fn causal(&self, mask: Value) -> Option<(Dim, Dim)> {
+    /// Dims and indices of queries and keys, of a mask that is `index(at) >= index(keys)` and nothing else.
+    fn causal(&self, mask: Value) -> Option<[(Dim, Value); 2]> {
         let node = &self.body[mask];
         let (first, second) = (*node.args.first()?, *node.args.get(1)?);
         match node.op {
-            Op::Compare(Compare::Ge) => Some((self.iota(first)?, self.iota(second)?)),
-            Op::Compare(Compare::Le) => Some((self.iota(second)?, self.iota(first)?)),
+            Op::Compare(Compare::Ge) => Some([self.iota(first)?, self.iota(second)?]),
+            Op::Compare(Compare::Le) => Some([self.iota(second)?, self.iota(first)?]),
             _ => None,
         }
     }
 
-    /// The dim of an index, expanded or not.
-    fn iota(&self, mut v: Value) -> Option<Dim> {
+    /// An index, expanded or not, and its dim.
+    fn iota(&self, mut v: Value) -> Option<(Dim, Value)> {
         while let Op::Expand = self.body[v].op {
             v = *self.body[v].args.first()?;
         }
         match self.body[v].op {
-            Op::Iota(dim) => Some(dim),
+            Op::Iota(dim) => Some((dim, v)),
             _ => None,
         }
     }
