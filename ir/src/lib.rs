@@ -17,6 +17,7 @@ pub mod model;
 pub mod op;
 pub mod program;
 pub mod random;
+pub mod refine;
 pub mod sharded;
 pub mod text;
 pub mod verify;

@@ -213,6 +213,11 @@ impl Attention {
             _ => None,
         }
     }
+
+    /// The same over other dims.
+    pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Attention {
+        Attention { at: f(self.at), keys: f(self.keys), d: f(self.d), ..self.clone() }
+    }
 }
 
 /// An operation. Operand order is given with each.
@@ -394,6 +399,50 @@ impl Op {
             Op::Attention(_) => "attention",
             Op::AttentionLse(_) => "attention_lse",
             Op::AttentionGrad(_, which) => which.name(),
+        }
+    }
+
+    /// The op with other dims.
+    pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Op {
+        let mut list = |dims: &[Dim]| dims.iter().map(|d| f(*d)).collect::<Vec<_>>();
+        match self {
+            Op::View { from, to } => Op::View { from: list(from), to: list(to) },
+            Op::Concat { from, to } => Op::Concat { from: list(from), to: f(*to) },
+            Op::Dot { over } => Op::Dot { over: list(over) },
+            Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
+            Op::Iota(d) => Op::Iota(f(*d)),
+            Op::Slice { from, to, at } => Op::Slice { from: f(*from), to: to.map(f), at: *at },
+            Op::Pad { from, to, at } => Op::Pad { to: f(*to), from: from.map(f), at: *at },
+            Op::Shard { from, to, index } => Op::Shard { from: f(*from), to: f(*to), index: index.clone() },
+            Op::ArgMax { over } => Op::ArgMax { over: f(*over) },
+            Op::Cumsum { over, reverse } => Op::Cumsum { over: f(*over), reverse: *reverse },
+            Op::Gather { dim } => Op::Gather { dim: f(*dim) },
+            Op::Scatter { dim } => Op::Scatter { dim: f(*dim) },
+            Op::Attention(a) => Op::Attention(a.map_dims(f)),
+            Op::AttentionLse(a) => Op::AttentionLse(a.map_dims(f)),
+            Op::AttentionGrad(a, which) => Op::AttentionGrad(a.map_dims(f), *which),
+            Op::Collective { kind, subs, stages, part } => {
+                Op::Collective { kind: *kind, subs: subs.clone(), stages: stages.clone(), part: part.map(f) }
+            }
+            Op::Input(_)
+            | Op::Param(_)
+            | Op::State(..)
+            | Op::Table(_)
+            | Op::Const(_)
+            | Op::Uniform { .. }
+            | Op::Scalar(_)
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Add
+            | Op::Cast
+            | Op::StopGradient
+            | Op::Cut
+            | Op::Expand
+            | Op::Reshard { .. }
+            | Op::Recv { .. }
+            | Op::Send { .. } => self.clone(),
         }
     }
 

@@ -20,6 +20,7 @@ use ir::mesh::{Mesh, Sizes};
 use ir::model::{Model, Plan};
 use ir::op::Op;
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Stage, TableEntry};
+use ir::refine::{self, Meaning};
 use ir::sharded::Sharded;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,7 @@ pub struct Compiled {
     pub graph: Graph,
     pub sharded: Sharded,
     pub locals: Vec<Local>,
+    pub evaluation: Evaluation,
     pub job: Job,
     pub warnings: Vec<Diagnostic>,
     /// Seconds of each pass.
@@ -164,14 +166,15 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let evaluated = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     let evaluations = self::locals(&mut trace, &evaluated, &layout)?;
 
+    // Both graphs have tables, mostly the same.
+    let mut job = describe(&sharded, options, &mesh);
+    (job.settings, job.train) = (settings, train);
+    let tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
+    let mut evaluation = Evaluation { locals: evaluations, tables, of_class: vec![] };
     let job = trace.step(
         "lower",
         || {
-            let mut job = describe(&sharded, options, &mesh);
-            (job.settings, job.train) = (settings, train);
-            // Both graphs have tables, mostly the same.
-            let eval_tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
-            lower(&mut job, &locals, &evaluations, &eval_tables, options);
+            lower(&mut job, &locals, &mut evaluation, options);
             job.in_flight = ir::job::least_in_flight(&job);
             job
         },
@@ -189,7 +192,8 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             |job| ir::job::verify(job).map_err(|e| e.to_string()),
         )?,
     };
-    Ok(Compiled { graph: logical, sharded, locals, job, warnings, times: trace.times })
+    trace.step("refine", || (), |()| refines(&job, &locals, &evaluation).map_err(|e| e.to_string()))?;
+    Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })
 }
 
 fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<Local>, CompileError> {
@@ -362,8 +366,42 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
     }
 }
 
+/// The graphs of evaluation, and how they are part of the programs.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    pub locals: Vec<Local>,
+    /// Table of the job, per table of the graphs.
+    pub tables: Vec<u32>,
+    /// Per program: which graph, and the program's parameter slot of each of the graph's.
+    pub of_class: Vec<(usize, Vec<u32>)>,
+}
+
+impl Compiled {
+    /// Verifies the programs as they are now: what every compile ends with.
+    ///
+    /// # Errors
+    /// The first broken invariant.
+    pub fn verify(&self) -> Result<(), ir::job::JobError> {
+        ir::job::verify(&self.job)?;
+        refines(&self.job, &self.locals, &self.evaluation)
+    }
+}
+
+/// Every program, with every schedule it has, computes its graphs.
+fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), ir::job::JobError> {
+    let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
+    for (class, (local, (graph, eval_slots))) in locals.iter().zip(&evaluation.of_class).enumerate() {
+        let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
+        let slots: Vec<u32> = (0..local.params.len() as u32).collect();
+        let training = Meaning { local, slots: &slots, tables: &own_tables };
+        let evaluation = Meaning { local: &evaluation.locals[*graph], slots: eval_slots, tables: &evaluation.tables };
+        refine::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
+    }
+    Ok(())
+}
+
 /// Lowers every class to a program and gives every stage its schedule.
-fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[u32], options: &Options) {
+fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, options: &Options) {
     let mut kernels = Kernels::default();
     let stages = options.pp as u32;
     let m = job.microbatches as u32;
@@ -375,13 +413,13 @@ fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[
         let mut lowering = Lowering::new(&mut kernels, names);
         let slots: Vec<u32> = (0..params.len() as u32).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
-        let evaluation = evaluations.iter().find_map(|e| e.stages.iter().find(|s| s.0 == *first).map(|s| (e, &s.1)));
-        let (e, used) = evaluation.expect("invariant: evaluation covers every stage");
+        let found = evaluation.locals.iter().enumerate().find_map(|(k, e)| e.stages.iter().find(|s| s.0 == *first).map(|s| (k, e, &s.1)));
+        let (graph, e, used) = found.expect("invariant: evaluation covers every stage");
         let slots: Vec<u32> = used
             .iter()
             .map(|p| params.iter().position(|q| q == p).expect("invariant: a stage evaluates with the parameters that it trains") as u32)
             .collect();
-        let eval = lowering.add(e, &Names { slots: &slots, tables: eval_tables, prefix: "eval_" });
+        let eval = lowering.add(e, &Names { slots: &slots, tables: &evaluation.tables, prefix: "eval_" });
         let program = lowering.finish();
         let named = |name: &str| program.bodies.iter().position(|b| b.name == name).map(|k| BodyId(k as u32));
         let call = |body: BodyId, microbatch: u32| Call { body, microbatch };
@@ -415,6 +453,7 @@ fn lower(job: &mut Job, locals: &[Local], evaluations: &[Local], eval_tables: &[
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);
+        evaluation.of_class.push((graph, slots));
     }
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();

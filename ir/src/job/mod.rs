@@ -71,7 +71,7 @@ mod exchange;
 mod held;
 mod order;
 mod races;
-mod region;
+pub(crate) mod region;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -120,25 +120,30 @@ impl At {
     }
 
     fn command(&self, k: usize, command: &Command) -> At {
-        let what = match &command.action {
-            Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
-            Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
-            Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
-            Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
-            Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
-            Action::Load { input, .. } => format!("load of input {input}"),
-            Action::Report { report, .. } => format!("report {report}"),
-            Action::Record { event } => format!("record of event {event}"),
-            Action::Wait { event } => format!("wait for event {event}"),
-        };
-        let scope = &command.origin.scope;
-        let why = if scope.is_empty() { String::new() } else { format!(" for {scope}") };
-        self.of(&format!("command {k} ({what}{why})"))
+        self.of(&format!("command {k} ({})", describe_command(command)))
     }
 
     fn error(&self, what: String) -> JobError {
         JobError { place: self.0.clone(), what }
     }
+}
+
+/// `send of 64 f32 to 1 stages on, channel 0 for layers.3`.
+pub(crate) fn describe_command(command: &Command) -> String {
+    let what = match &command.action {
+        Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
+        Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
+        Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
+        Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
+        Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
+        Action::Load { input, .. } => format!("load of input {input}"),
+        Action::Report { report, .. } => format!("report {report}"),
+        Action::Record { event } => format!("record of event {event}"),
+        Action::Wait { event } => format!("wait for event {event}"),
+    };
+    let scope = &command.origin.scope;
+    let why = if scope.is_empty() { String::new() } else { format!(" for {scope}") };
+    format!("{what}{why}")
 }
 
 impl fmt::Display for At {

@@ -1,0 +1,213 @@
+//! What buffers hold while commands run: terms at strided places.
+
+use super::digits::{Digits, Form, Walk, add};
+use super::term::{Access, Term, Terms, What};
+use crate::dim::Linear;
+use crate::job::region::{Cover, Shape};
+use crate::mesh::Mesh;
+use crate::op::DType;
+
+/// `(extent, stride)` in elements of a buffer.
+pub type Strided = Vec<(u64, u64)>;
+
+/// A strided place of a buffer.
+#[derive(Clone, Debug)]
+pub struct Spot {
+    pub offset: u64,
+    pub coords: Linear,
+    pub dims: Strided,
+}
+
+/// Dim k of `holds` lies along `layout[k]`, from `offset` on.
+#[derive(Clone, Debug)]
+struct Region {
+    offset: u64,
+    layout: Strided,
+    holds: Access,
+    /// Of a sum over microbatches: what else was added.
+    added: Option<Vec<Access>>,
+}
+
+/// The content of one buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    regions: Vec<Region>,
+}
+
+impl Memory {
+    /// Puts a value at a place. What it overlaps is gone.
+    pub fn write(&mut self, spot: &Spot, holds: Access) {
+        self.clear(spot);
+        let mut new = Region { offset: spot.offset, layout: spot.dims.clone(), holds, added: None };
+        // Pieces of one value, written one by one, are one region.
+        while let Some((k, joined)) = self.regions.iter().enumerate().find_map(|(k, r)| Some((k, r.joined(&new)?))) {
+            self.regions.swap_remove(k);
+            new = joined;
+        }
+        self.regions.push(new);
+    }
+
+    fn clear(&mut self, spot: &Spot) {
+        let new = Shape::new(spot.dims.iter().copied());
+        let end = spot.offset + new.reach();
+        self.regions.retain(|old| {
+            let shape = Shape::new(old.layout.iter().copied());
+            if old.offset + shape.reach() <= spot.offset || end <= old.offset {
+                return true;
+            }
+            let mut cover = Cover::default();
+            shape.is_injective() && new.is_injective() && cover.insert(&shape.runs(old.offset)) && cover.insert(&new.runs(spot.offset))
+        });
+    }
+
+    /// Adds a value, of each microbatch, to a sum that begins at the term `zero`. Refused where there is no such sum.
+    pub fn add(&mut self, spot: &Spot, value: Access, zero: Term) -> bool {
+        let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
+        let at = self.regions.iter_mut().find(|r| r.added.is_some() && r.offset == spot.offset && r.layout == spot.dims);
+        match (at, filled) {
+            (Some(region), _) => {
+                region.added.get_or_insert_default().push(value);
+                true
+            }
+            (None, Some(k)) => {
+                // What of the zero is not added to stays zero.
+                let rest = self.regions.swap_remove(k);
+                let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
+                self.regions.push(Region { offset: spot.offset, layout: spot.dims.clone(), holds: value.clone(), added: Some(vec![value]) });
+                self.regions.extend((!whole).then_some(rest));
+                true
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// What a reader finds, dim by dim. None if it is more than one value, or none.
+    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        self.regions.iter().find_map(|r| r.read(mesh, terms, spot, dtype))
+    }
+}
+
+impl Region {
+    /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
+    fn joined(&self, next: &Region) -> Option<Region> {
+        if self.added.is_some() || next.added.is_some() || (self.holds.term, &self.holds.coords) != (next.holds.term, &next.holds.coords) {
+            return None;
+        }
+        let further = next.offset.checked_sub(self.offset).filter(|n| *n > 0)?;
+        let later = next.holds.offset.checked_sub(self.holds.offset)?;
+        let mut out = self.clone();
+        if self.layout == next.layout && self.holds.dims == next.holds.dims {
+            out.layout.push((2, further));
+            out.holds.dims.push(Digits::new([(2, later)]));
+            return Some(out);
+        }
+        let n = self.layout.len().checked_sub(1)?;
+        let (count, stride) = self.layout[n];
+        let mut step = self.holds.dims[n].iter();
+        let (Some((_, inner)), None) = (step.next(), step.next()) else { return None };
+        let follows = further == count * stride && later == count * inner;
+        if !follows || self.layout[..n] != next.layout || self.holds.dims[..n] != next.holds.dims {
+            return None;
+        }
+        out.layout[n].0 += 1;
+        out.holds.dims[n] = Digits::new([(count + 1, inner)]);
+        Some(out)
+    }
+
+    fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        if let Some(values) = &self.added {
+            let sizes: Vec<u64> = self.layout.iter().map(|d| d.0).collect();
+            let term = terms.plain(What::Sum, values.clone(), sizes.clone(), dtype);
+            let sum = Region { holds: Access::whole(term, &sizes), added: None, ..self.clone() };
+            return sum.find(mesh, spot);
+        }
+        if let Some(found) = self.find(mesh, spot) {
+            return Some(found);
+        }
+        // A slice across dims that lie one after the other: of a copy of them.
+        let radix = self.radix()?;
+        let dense = radix.last().is_none_or(|r| r.1 == 1) && radix.windows(2).all(|w| w[0].1 == w[1].0 * w[1].1);
+        let dims = radix.iter().map(|r| self.holds.dims[r.2].clone()).collect();
+        let flat = dense.then(|| Access { dims, ..self.holds.clone() }.flat())?;
+        let count = flat.dims[0].extent();
+        Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, spot)
+    }
+
+    /// `(extent, stride, dim)`, outermost first; none if they are not each within the one before.
+    fn radix(&self) -> Option<Vec<(u64, u64, usize)>> {
+        let dims = self.layout.iter().enumerate().filter(|d| d.1.0 > 1);
+        let mut radix: Vec<(u64, u64, usize)> = dims.map(|(k, (n, s))| (*n, *s, k)).collect();
+        radix.sort_unstable_by_key(|r| std::cmp::Reverse(r.1));
+        let nested = radix.windows(2).all(|w| w[0].1 >= w[1].0 * w[1].1) && radix.iter().all(|r| r.1 > 0);
+        nested.then_some(radix)
+    }
+
+    fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<Access> {
+        let radix = self.radix()?;
+        let rest = spot.offset.checked_sub(self.offset)?;
+        let mut reader =
+            Reader { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
+        let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
+        let mut form: Form = vec![];
+        for (u, stride) in &spot.coords {
+            form = add(&form, &vec![(*u, reader.step(mesh[*u].size, *stride)?)])?;
+        }
+        let offset = reader.finish(rest)?;
+        let holds = &self.holds;
+        Some(Access { term: holds.term, offset: holds.offset + offset, coords: add(&holds.coords, &form)?, dims })
+    }
+}
+
+/// Steps through the addresses of a region.
+struct Reader<'a> {
+    /// `(extent, stride, dim)`, outermost first, each within the one before.
+    radix: &'a [(u64, u64, usize)],
+    used: Vec<u64>,
+    walks: Vec<Walk<'a>>,
+}
+
+impl Reader<'_> {
+    fn step(&mut self, extent: u64, stride: u64) -> Option<Digits> {
+        if extent == 1 || stride == 0 {
+            return Some(Digits::new([(extent, 0)]));
+        }
+        let (mut m, mut r) = (extent, stride);
+        let mut parts: Vec<Digits> = vec![];
+        loop {
+            let k = self.radix.iter().position(|d| d.1 <= r)?;
+            let (n, s, _) = self.radix[k];
+            let q = r / s;
+            if r % s != 0 || q >= n && m > 1 {
+                return None;
+            }
+            let reach = (m - 1).checked_mul(q)?;
+            if reach < n {
+                self.used[k] += reach;
+                parts.push(self.walks[k].step(m, q)?);
+                break;
+            }
+            let c = n / q;
+            if n % q != 0 || m % c != 0 || k == 0 || self.radix[k - 1].1 != n * s {
+                return None;
+            }
+            self.used[k] += (c - 1) * q;
+            parts.push(self.walks[k].step(c, q)?);
+            (m, r) = (m / c, n * s);
+        }
+        Some(Digits::new(parts.iter().rev().flat_map(Digits::iter).collect::<Vec<_>>()))
+    }
+
+    /// What a start at element `rest` of the region adds to the offset in its value.
+    fn finish(self, mut rest: u64) -> Option<u64> {
+        let mut sum = 0;
+        for ((walk, used), (n, s, _)) in self.walks.into_iter().zip(&self.used).zip(self.radix) {
+            let index = rest / s;
+            rest %= s;
+            if index + used >= *n {
+                return None;
+            }
+            sum += walk.finish(index)?;
+        }
+        (rest == 0).then_some(sum)
+    }
+}
