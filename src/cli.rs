@@ -287,9 +287,15 @@ pub struct RunArgs {
     /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub init: Option<PathBuf>,
+    /// Go on after the step at which `--save-state` wrote this, on any mesh, with that run's seed
+    #[arg(long, value_name = "STATE.safetensors", conflicts_with_all = ["init", "seed"])]
+    pub resume: Option<PathBuf>,
     /// Where to write the trained weights
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub save: Option<PathBuf>,
+    /// Where to write what `--resume` needs: weights, optimizer states and the step
+    #[arg(long, value_name = "STATE.safetensors")]
+    pub save_state: Option<PathBuf>,
     /// One JSON object per step
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,

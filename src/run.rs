@@ -23,7 +23,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         eval_batches: args.eval_iters,
         steps: args.steps,
         init: args.init.clone(),
+        resume: args.resume.clone(),
         save: args.save.clone(),
+        save_state: args.save_state.clone(),
         metrics: args.metrics.clone(),
         threads_per_rank: args.threads_per_rank,
         seed: args.seed,
@@ -41,7 +43,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if summary.skipped > 0 {
         println!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
-    if let Some(file) = &args.save {
+    for file in args.save.iter().chain(&args.save_state) {
         println!("saved {}", file.display());
     }
     Ok(())

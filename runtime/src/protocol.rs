@@ -4,6 +4,7 @@ use crate::comm::Position;
 use crate::data::Spec;
 use crate::executor::Order;
 use crate::shm::Segment;
+use crate::weights::Mark;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -32,7 +33,10 @@ pub struct Orders {
     pub eval_batches: u64,
     pub steps: u64,
     pub init: Option<PathBuf>,
+    /// The run that this one goes on with, and where it stood.
+    pub resume: Option<(PathBuf, Mark)>,
     pub save: Option<PathBuf>,
+    pub save_state: Option<PathBuf>,
     pub threads: usize,
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,

@@ -1,13 +1,18 @@
 //! Parameters: from random numbers or safetensors files, and back to files. Files hold whole f32 tensors under the job's
-//! names, so they do not depend on the mesh.
+//! names, so they depend neither on the mesh nor on what its ranks share out.
+//!
+//! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step.
 
+use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use ir::graph::Init;
-use ir::program::{Job, ParamEntry};
+use ir::program::{Content, Job, ParamEntry};
 use ir::random;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -21,6 +26,46 @@ pub enum WeightsError {
     Malformed { file: PathBuf, what: String },
     #[error("`{}` does not fit the model:{}", .file.display(), .what.iter().map(|w| format!("\n  {w}")).collect::<String>())]
     Mismatch { file: PathBuf, what: Vec<String> },
+    #[error("`{}` does not say after which step it was saved: `--save-state` writes what `--resume` reads, `--init` takes weights alone", .file.display())]
+    Unmarked { file: PathBuf },
+}
+
+/// How far a run has come, and what its random numbers depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Steps done.
+    pub step: u64,
+    pub seed: u64,
+}
+
+/// The key of a file's [`Mark`] in its metadata, one alone: the order of several is not fixed.
+const MARK: &str = "mcc.run";
+
+/// The parameters of a job, in its order.
+fn params(job: &Job) -> impl Iterator<Item = Held> {
+    (0..job.params.len() as u32).map(Held::Param)
+}
+
+/// The optimizer states that some stage of a job keeps.
+fn states(job: &Job) -> BTreeSet<Held> {
+    let of_stage = |stage: &ir::program::Stage| {
+        let of_buffer = |content: &Content| match content {
+            Content::State { slot, state, .. } => Some(Held::State(stage.params[*slot as usize], *state)),
+            Content::Param { .. } | Content::Table { .. } | Content::Accumulator | Content::Activation => None,
+        };
+        job.programs[stage.program as usize].buffers.iter().filter_map(|b| of_buffer(&b.content)).collect::<Vec<_>>()
+    };
+    job.stages.iter().flat_map(of_stage).collect()
+}
+
+/// The name and sizes of a tensor in files; tables have none.
+fn entry(job: &Job, held: Held) -> Option<(String, Vec<u64>)> {
+    let param = |p: u32| &job.params[p as usize];
+    match held {
+        Held::Param(p) => Some((param(p).name.clone(), sizes(&param(p).dims))),
+        Held::State(p, k) => Some((format!("state{k}/{}", param(p).name), sizes(&param(p).dims))),
+        Held::Table(_) => None,
+    }
 }
 
 /// The initial values of a parameter, by its name, the seed and each element's index.
@@ -46,52 +91,72 @@ impl Whole for Random {
     }
 }
 
-/// Initial parameters of a job, in its order.
+/// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
-    tensors: Vec<Box<dyn Whole>>,
+    tensors: BTreeMap<Held, Box<dyn Whole>>,
 }
 
 impl Weights {
     /// Every parameter as its model text says.
     pub fn random(job: &Job, seed: u64) -> Weights {
-        Weights { tensors: job.params.iter().map(|p| Box::new(Random::new(p, seed)) as Box<dyn Whole>).collect() }
+        let random = job.params.iter().map(|p| Box::new(Random::new(p, seed)) as Box<dyn Whole>);
+        Weights { tensors: params(job).zip(random).collect() }
     }
 
-    /// Every parameter from a file.
+    /// Every parameter from a file. Optimizer states that it has too are left out.
     ///
     /// # Errors
     /// All tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16.
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
+        Ok(Weights::read(file, job, &params(job).collect::<Vec<_>>())?.0)
+    }
+
+    /// Every parameter and optimizer state from a file, and where its run stood.
+    ///
+    /// # Errors
+    /// As [`Weights::open`]; or the file is none that a run resumes from.
+    pub fn resume(file: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+        let (weights, metadata) = Weights::read(file, job, &params(job).chain(states(job)).collect::<Vec<_>>())?;
+        let mark = metadata.get(MARK).and_then(|text| serde_json::from_str(text).ok());
+        Ok((weights, mark.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?))
+    }
+
+    fn read(file: &Path, job: &Job, wanted: &[Held]) -> Result<(Weights, HashMap<String, String>), WeightsError> {
         let io = |cause| WeightsError::Io { file: file.to_path_buf(), cause };
         let handle = File::open(file).map_err(io)?;
         // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
         let map = std::sync::Arc::new(unsafe { Mmap::map(&handle) }.map_err(io)?);
         let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: file.to_path_buf(), what: e.to_string() };
         let tensors = SafeTensors::deserialize(&map).map_err(malformed)?;
-        let (mut what, mut found) = (vec![], vec![]);
-        for param in &job.params {
-            let Ok(view) = tensors.tensor(&param.name) else {
-                what.push(format!("`{}` is missing", param.name));
+        let (_, header) = SafeTensors::read_metadata(&map).map_err(malformed)?;
+        let (mut what, mut found) = (vec![], BTreeMap::new());
+        for (held, (name, sizes)) in wanted.iter().filter_map(|h| Some((*h, entry(job, *h)?))) {
+            let Ok(view) = tensors.tensor(&name) else {
+                what.push(format!("`{name}` is missing"));
                 continue;
             };
             let shape: Vec<u64> = view.shape().iter().map(|n| *n as u64).collect();
-            if shape != sizes(&param.dims) {
-                what.push(format!("`{}` is {shape:?}, the model has {:?}", param.name, sizes(&param.dims)));
+            if shape != sizes {
+                what.push(format!("`{name}` is {shape:?}, the model has {sizes:?}"));
             } else if !matches!(view.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-                what.push(format!("`{}` is {:?}", param.name, view.dtype()));
+                what.push(format!("`{name}` is {:?}", view.dtype()));
             } else {
                 let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-                found.push(Box::new(Mapped { map: map.clone(), start, dtype: view.dtype() }) as Box<dyn Whole>);
+                found.insert(held, Box::new(Mapped { map: map.clone(), start, dtype: view.dtype() }) as Box<dyn Whole>);
             }
         }
-        let mut extra: Vec<String> = tensors.names().into_iter().filter(|n| job.params.iter().all(|p| p.name != **n)).map(str::to_owned).collect();
-        extra.sort_unstable();
+        let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
+        let extra: BTreeSet<&str> = tensors.names().into_iter().filter(|n| !known.contains(*n)).collect();
         what.extend(extra.into_iter().map(|n| format!("`{n}` is not in the model")));
-        if what.is_empty() { Ok(Weights { tensors: found }) } else { Err(WeightsError::Mismatch { file: file.to_path_buf(), what }) }
+        if !what.is_empty() {
+            return Err(WeightsError::Mismatch { file: file.to_path_buf(), what });
+        }
+        Ok((Weights { tensors: found }, header.metadata().clone().unwrap_or_default()))
     }
 
-    pub fn param(&self, param: u32) -> &dyn Whole {
-        self.tensors[param as usize].as_ref()
+    /// A parameter or optimizer state, if it starts from something else than zero.
+    pub fn get(&self, held: Held) -> Option<&dyn Whole> {
+        self.tensors.get(&held).map(AsRef::as_ref)
     }
 }
 
@@ -117,32 +182,44 @@ impl Whole for Mapped {
     }
 }
 
-/// Where a job's parameters lie in a safetensors file.
+/// Where a job's parameters (and optimizer states) lie in a safetensors file.
 pub struct Layout {
     header: Vec<u8>,
-    /// Byte of the first element of each parameter.
-    starts: Vec<u64>,
+    /// Byte of the first element of each tensor.
+    starts: BTreeMap<Held, u64>,
     pub bytes: u64,
 }
 
 impl Layout {
+    /// Of the parameters alone.
     pub fn new(job: &Job) -> Layout {
+        Layout::of(job, params(job), None)
+    }
+
+    /// Of all that a run resumes from.
+    pub fn of_run(job: &Job, mark: &Mark) -> Layout {
+        let text = serde_json::to_string(mark).expect("invariant: plain data with text keys");
+        Layout::of(job, params(job).chain(states(job)), Some(HashMap::from([(MARK.to_string(), text)])))
+    }
+
+    fn of(job: &Job, tensors: impl Iterator<Item = Held>, metadata: Option<HashMap<String, String>>) -> Layout {
         let mut end = 0;
-        let mut infos = vec![];
-        for param in &job.params {
-            let shape: Vec<usize> = sizes(&param.dims).iter().map(|n| *n as usize).collect();
+        let (mut infos, mut starts) = (vec![], BTreeMap::new());
+        for (held, (name, sizes)) in tensors.filter_map(|h| Some((h, entry(job, h)?))) {
+            let shape: Vec<usize> = sizes.iter().map(|n| *n as usize).collect();
             let start = end;
             end += shape.iter().product::<usize>() * 4;
-            infos.push((param.name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
+            starts.insert(held, start as u64);
+            infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
         }
-        let starts: Vec<u64> = infos.iter().map(|(_, i)| i.data_offsets.0 as u64).collect();
-        let metadata = Metadata::new(None, infos).expect("invariant: tensors follow each other");
+        let metadata = Metadata::new(metadata, infos).expect("invariant: tensors follow each other");
         let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
         text.resize(text.len().next_multiple_of(8), b' ');
         let mut header = (text.len() as u64).to_le_bytes().to_vec();
         header.extend(text);
         let first = header.len() as u64;
-        Layout { starts: starts.iter().map(|s| s + first).collect(), bytes: first + end as u64, header }
+        starts.values_mut().for_each(|s| *s += first);
+        Layout { starts, bytes: first + end as u64, header }
     }
 
     /// Gives an empty file its size and header.
@@ -154,13 +231,14 @@ impl Layout {
         file.write_all_at(&self.header, 0)
     }
 
-    /// Writes elements of a parameter from row-major index `at` on.
+    /// Writes elements of a tensor from row-major index `at` on, if the file has it.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn write(&self, file: &File, param: u32, at: u64, values: &[f64]) -> io::Result<()> {
+    pub fn write(&self, file: &File, held: Held, at: u64, values: &[f64]) -> io::Result<()> {
+        let Some(start) = self.starts.get(&held) else { return Ok(()) };
         let bytes: Vec<u8> = values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
-        file.write_all_at(&bytes, self.starts[param as usize] + at * 4)
+        file.write_all_at(&bytes, start + at * 4)
     }
 }
 
@@ -175,7 +253,7 @@ mod tests {
 
     fn values(weights: &Weights) -> Vec<f64> {
         let mut out = vec![0.0; 3];
-        weights.param(0).read(0, &mut out);
+        weights.get(Held::Param(0)).unwrap().read(0, &mut out);
         out
     }
 
@@ -186,15 +264,40 @@ mod tests {
         let (job, file) = (job(), File::create_new(&path).unwrap());
         let layout = Layout::new(&job);
         layout.start(&file).unwrap();
-        layout.write(&file, 0, 1, &[2.0, -3.5]).unwrap();
+        layout.write(&file, Held::Param(0), 1, &[2.0, -3.5]).unwrap();
         assert_eq!(values(&Weights::open(&path, &job).unwrap()), [0.0, 2.0, -3.5]);
+    }
+
+    #[test]
+    fn what_a_run_resumes_from_has_states_and_says_where_it_stood() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.safetensors");
+        let (job, file) = (job(), File::create_new(&path).unwrap());
+        let layout = Layout::of_run(&job, &Mark { step: 5, seed: 9 });
+        layout.start(&file).unwrap();
+        layout.write(&file, Held::State(0, 0), 2, &[4.0]).unwrap();
+        let (weights, mark) = Weights::resume(&path, &job).unwrap();
+        assert_eq!(mark, Mark { step: 5, seed: 9 });
+        let mut state = [0.0; 3];
+        weights.get(Held::State(0, 0)).unwrap().read(0, &mut state);
+        assert_eq!(state, [0.0, 0.0, 4.0]);
+        assert!(Weights::open(&path, &job).unwrap().get(Held::State(0, 0)).is_none());
+    }
+
+    #[test]
+    fn weights_alone_are_nothing_to_resume_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.safetensors");
+        Layout::new(&job()).start(&File::create_new(&path).unwrap()).unwrap();
+        let Err(error) = Weights::resume(&path, &job()) else { panic!("it resumed") };
+        assert!(error.to_string().ends_with("does not fit the model:\n  `state0/w` is missing"), "{error}");
     }
 
     #[test]
     fn random_parameters_depend_on_name_seed_and_index_alone() {
         let (job, mut alone) = (job(), [0.0]);
         let all = values(&Weights::random(&job, 7));
-        Weights::random(&job, 7).param(0).read(2, &mut alone);
+        Weights::random(&job, 7).get(Held::Param(0)).unwrap().read(2, &mut alone);
         assert_eq!(alone[0], all[2]);
         assert_ne!(values(&Weights::random(&job, 8)), all);
         assert_eq!(all[1], random::normal(random::stream(random::key("w"), 7, 0), 1));

@@ -12,7 +12,7 @@ use crate::reference::{Plans, Reference};
 use crate::schedule::learning_rate;
 use crate::shm::{Board, Layout, Segment, Shm};
 use crate::target::Target;
-use crate::weights::{self, Weights, WeightsError};
+use crate::weights::{self, Mark, Weights, WeightsError};
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -106,18 +106,19 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     let job = &artifact.job;
     let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
-    let weights = match &orders.init {
-        Some(file) => Weights::open(file, job)?,
-        None => Weights::random(job, orders.seed),
+    let weights = match (&orders.resume, &orders.init) {
+        (Some((file, _)), _) => Weights::resume(file, job)?.0,
+        (None, Some(file)) => Weights::open(file, job)?,
+        (None, None) => Weights::random(job, orders.seed),
     };
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     rank.initialise(|held| match held {
-        Held::Param(p) => Some(weights.param(p)),
-        Held::State(..) => None,
+        Held::Param(_) | Held::State(..) => weights.get(held),
         Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     drop(weights);
-    for number in 1..=orders.steps {
+    let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
+    for number in done + 1..=orders.steps {
         let begun = Instant::now();
         let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
@@ -143,8 +144,11 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
     }
-    if let Some(file) = &orders.save {
-        save(artifact, &rank, file).map_err(|cause| WorkerError::Save { file: file.clone(), cause })?;
+    let mark = Mark { step: orders.steps, seed: orders.seed };
+    for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
+        if let Some(file) = file {
+            save(&rank, &layout, file).map_err(|cause| WorkerError::Save { file: file.clone(), cause })?;
+        }
     }
     Ok(())
 }
@@ -183,14 +187,13 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
     Ok(held.map(|what| Blamed { order: (0, 0), what }).or(made))
 }
 
-/// Writes this rank's part of the parameters to a file that the launcher prepared.
-fn save<D: Device>(artifact: &Artifact, rank: &Rank<D>, file: &PathBuf) -> io::Result<()> {
-    let layout = weights::Layout::new(&artifact.job);
+/// Writes this rank's part of what a file holds, which the launcher prepared.
+fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &PathBuf) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(file)?;
     let mut outcome = Ok(());
     rank.collect(|held, at, values| {
-        if let (Held::Param(param), Ok(())) = (held, &outcome) {
-            outcome = layout.write(&file, param, at, values);
+        if outcome.is_ok() {
+            outcome = layout.write(&file, held, at, values);
         }
     });
     outcome

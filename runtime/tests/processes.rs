@@ -5,7 +5,7 @@ mod fixture;
 use fixture::Split;
 use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
-use runtime::executor::Order;
+use runtime::executor::{Held, Order};
 use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
 use runtime::protocol::OnNonfinite;
 use runtime::target::Target;
@@ -97,7 +97,7 @@ impl Bench {
         let layout = runtime::weights::Layout::new(&self.artifact.job);
         let file = fs::File::create(self.path(name)).unwrap();
         layout.start(&file).unwrap();
-        layout.write(&file, 0, 0, values).unwrap();
+        layout.write(&file, Held::Param(0), 0, values).unwrap();
     }
 
     fn options(&self) -> RunOptions {
@@ -161,6 +161,24 @@ fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
     }
 }
 
+/// Native kernels: their numbers are f32, as those in files are.
+#[test]
+fn a_run_resumed_on_another_mesh_ends_as_if_it_had_never_stopped() {
+    let [one, other] = [Split { microbatches: 1, pp: 1, dp: 1, tp: 2 }, Split { microbatches: 2, pp: 2, dp: 1, tp: 1 }];
+    let first = Bench::native(&fixture::job(&one), &one);
+    let (whole, _) = first.train();
+    let options = RunOptions { steps: Some(2), seed: 3, save_state: Some(first.path("state")), ..first.options() };
+    run(&first.artifact, &options, &mut |_| {}).unwrap();
+    let second = Bench::native(&fixture::job(&other), &other);
+    let options = RunOptions { init: None, resume: Some(first.path("state")), save: Some(second.path("out")), ..second.options() };
+    let mut steps = vec![];
+    run(&second.artifact, &options, &mut |p| steps.push(p.step)).unwrap();
+    assert_eq!(steps, [3, 4]);
+    assert_eq!(fs::read(second.path("out")).unwrap(), whole);
+    let done = RunOptions { steps: Some(2), ..options };
+    assert!(second.fails(&done, &mut |_| {}).contains("was saved after step 2 and 2 steps are asked for"));
+}
+
 /// Numbers before the update are exact in f32 too.
 #[test]
 fn native_kernels_on_threads_train_like_interpreted_ones() {
@@ -173,7 +191,7 @@ fn native_kernels_on_threads_train_like_interpreted_ones() {
         assert_eq!((last.loss, last.grad_norm), (Some(loss), Some(f64::from(norm as f32))));
         let saved = Weights::open(&bench.path("out"), &bench.artifact.job).unwrap();
         let mut new = vec![0.0; w.len()];
-        saved.param(0).read(0, &mut new);
+        saved.get(Held::Param(0)).unwrap().read(0, &mut new);
         assert!(new.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-6), "{new:?} {w:?}");
     }
 }

@@ -13,7 +13,7 @@ use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
-use crate::weights::{self, Weights, WeightsError};
+use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::op::DType;
 use ir::program::Job;
 use ranks::{Ranks, Said};
@@ -45,7 +45,11 @@ pub struct RunOptions {
     /// Default: all of the data if it ends, else the schedule's steps, else once through the data.
     pub steps: Option<u64>,
     pub init: Option<PathBuf>,
+    /// What `save_state` wrote: the run goes on after that step, with that run's seed.
+    pub resume: Option<PathBuf>,
     pub save: Option<PathBuf>,
+    /// Parameters, optimizer states and the step.
+    pub save_state: Option<PathBuf>,
     /// One JSON object per step.
     pub metrics: Option<PathBuf>,
     /// Default: the cores of this machine over the ranks, at least one.
@@ -70,7 +74,9 @@ impl RunOptions {
             eval_batches: 8,
             steps: None,
             init: None,
+            resume: None,
             save: None,
+            save_state: None,
             metrics: None,
             threads_per_rank: None,
             seed: 0,
@@ -117,6 +123,8 @@ pub enum RunError {
     World { launcher: &'static str, found: u64, expected: u64 },
     #[error("joining the {0} ranks that {1} started is not supported yet: start `mcc run` once, it starts its ranks itself")]
     Joining(u64, &'static str),
+    #[error("`{}` was saved after step {done} and {steps} steps are asked for, counted from the first: nothing is left to do", .file.display())]
+    Done { file: PathBuf, done: u64, steps: u64 },
     #[error("seed {0} is not below 2^53")]
     Seed(u64),
     #[error(transparent)]
@@ -173,11 +181,14 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
         None => None,
         Some(file) => Some((file, io::LineWriter::new(fs::File::create(file).map_err(|cause| RunError::Io { file: file.clone(), cause })?))),
     };
-    let target = match &options.save {
-        None => None,
-        Some(file) => Some(Target::create(file, &weights::Layout::new(job)).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
+    let target = |file: &Option<PathBuf>, layout: &dyn Fn() -> weights::Layout| match file {
+        None => Ok(None),
+        Some(file) => Target::create(file, &layout()).map(Some).map_err(|cause| RunError::Io { file: file.clone(), cause }),
     };
-    let orders = Orders { save: target.as_ref().map(Target::path), ..orders };
+    let mark = Mark { step: orders.steps, seed: orders.seed };
+    let weights = target(&options.save, &|| weights::Layout::new(job))?;
+    let state = target(&options.save_state, &|| weights::Layout::of_run(job, &mark))?;
+    let orders = Orders { save: weights.as_ref().map(Target::path), save_state: state.as_ref().map(Target::path), ..orders };
     let said = protocol::pack(&orders);
     let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
@@ -215,8 +226,10 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     if let Some(error) = gather.error() {
         return Err(error);
     }
-    if let (Some(target), Some(file)) = (target, &options.save) {
-        target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
+    for (target, file) in [(weights, &options.save), (state, &options.save_state)] {
+        if let (Some(target), Some(file)) = (target, file) {
+            target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
+        }
     }
     Ok(summary)
 }
@@ -253,6 +266,16 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
     if let Some(file) = &options.init {
         Weights::open(file, job)?;
     }
+    let resume = match &options.resume {
+        None => None,
+        Some(file) => {
+            let (_, mark) = Weights::resume(file, job)?;
+            if mark.step >= steps {
+                return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
+            }
+            Some((absolute(file)?, mark))
+        }
+    };
     let threads = options.threads_per_rank.unwrap_or_else(|| cpu::allowed_cores().len() / artifact.manifest.ranks.max(1) as usize);
     Ok(Orders {
         artifact: absolute(&artifact.dir)?,
@@ -264,8 +287,10 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         steps,
         init: options.init.as_ref().map(absolute).transpose()?,
         save: None,
+        save_state: None,
         threads: threads.max(1),
-        seed: options.seed,
+        seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
+        resume,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
     })
