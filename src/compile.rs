@@ -111,6 +111,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         },
         recompute: recompute(args)?,
         rows: Rows::Rules,
+        bucket_size: args.bucket_size,
     })
 }
 
