@@ -9,7 +9,7 @@ use crate::lower::buffers_of;
 use crate::memory::{self, Need};
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Arena, Body, BufferId, Call, CallSchedule, Command, Group, Job, Program, Stream};
+use ir::program::{Action, Arena, Body, BodyId, BufferId, Call, CallSchedule, Command, Group, Job, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -211,8 +211,20 @@ struct Player<'a> {
     cells: Vec<Cell>,
 }
 
-/// Calls of a phase that are played from its start, and from its end: those between repeat what these do, and the verifier looks at all.
-const ENDS: usize = 256;
+/// Calls of a phase without most of those of bodies that are called over and over: first and last ones of a body show what the
+/// others do. (The verifier looks at all calls.)
+fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
+    let most = 2 * slots + 16;
+    let mut count: BTreeMap<BodyId, usize> = BTreeMap::new();
+    calls.iter().for_each(|c| *count.entry(c.body).or_default() += 1);
+    let mut seen: BTreeMap<BodyId, usize> = BTreeMap::new();
+    let is_end = |call: &&Call| {
+        let k = seen.entry(call.body).or_default();
+        *k += 1;
+        *k <= most || *k + most > count[&call.body]
+    };
+    calls.iter().filter(is_end).copied().collect()
+}
 
 impl<'a> Player<'a> {
     fn new(program: &'a Cells, slots: usize, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
@@ -229,11 +241,9 @@ impl<'a> Player<'a> {
 
     /// Steps, with and without their updates, and evaluations, each after each.
     fn play(&mut self, schedule: &CallSchedule) {
-        let CallSchedule { train, update, eval, .. } = schedule;
-        for phase in [train, update, train, update, eval, eval, train, train, eval, train, update, train, update] {
-            let ends = ENDS.max(6 * self.slots);
-            let skipped = if phase.len() > 2 * ends { ends..phase.len() - ends } else { 0..0 };
-            phase.iter().enumerate().filter(|(k, _)| !skipped.contains(k)).for_each(|(_, call)| self.call(call));
+        let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, self.slots));
+        for phase in [&train, &update, &train, &update, &eval, &eval, &train, &train, &eval, &train, &update, &train, &update] {
+            phase.iter().for_each(|call| self.call(call));
         }
     }
 

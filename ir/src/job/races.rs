@@ -12,7 +12,7 @@
 //!
 //! Shown by vector clocks (Fidge 1988, Mattern 1989). A *moment* of a stream is the number of commands issued on it so far; `clocks[s][t]` is
 //! the last moment of stream `t` that is before the next command of `s`. A byte's last write, and each stream's last read
-//! since, suffice: what came earlier is before them.
+//! since, suffice: what came earlier is before them. Bytes that one stream alone touches are left out.
 //!
 //! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so states in
 //! which all of these have the same outcomes have the same future ([`State::normalise`]). A call is looked at once per such state; so a
@@ -28,6 +28,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 const STREAMS: usize = Stream::ALL.len();
+
+/// A set of streams, by bit.
+type Streams = u8;
 
 /// Per stream, a moment; 0 is before its first command.
 type Clock = [u32; STREAMS];
@@ -94,17 +97,18 @@ struct State {
 impl State {
     /// Replaces moments by smaller ones of which all comparisons that are still to come have the same outcome. A cell's moment is
     /// compared with clocks only, as are clocks with clocks; so each becomes the number of different clock values below it. One that
-    /// is before whatever is still to be issued on other streams becomes 0.
-    fn normalise(&mut self, used: &[usize]) {
-        for &t in used {
-            let known = used.iter().filter(|s| **s != t).map(|s| self.clocks[*s][t]).min().unwrap_or(0);
+    /// is before whatever other streams may still do there becomes 0. `users` are the streams of each cell.
+    fn normalise(&mut self, users: &[Streams]) {
+        for t in 0..STREAMS {
+            let known = |users: Streams| (0..STREAMS).filter(|s| *s != t && users >> s & 1 == 1).map(|s| self.clocks[s][t]).min().unwrap_or(0);
+            let known: Vec<u32> = (0..1 << STREAMS).map(known).collect();
             let mut values: Vec<u32> = self.clocks.iter().chain(&self.events).map(|c| c[t]).collect();
             values.push(0);
             values.sort_unstable();
             values.dedup();
             let small = |moment: u32| values.partition_point(|v| *v < moment) as u32;
-            let renew = |moment: &mut u32| *moment = if *moment <= known { 0 } else { small(*moment) };
-            for cell in &mut self.cells {
+            for (cell, users) in self.cells.iter_mut().zip(users) {
+                let renew = |moment: &mut u32| *moment = if *moment <= known[usize::from(*users)] { 0 } else { small(*moment) };
                 if cell.written.0 == t {
                     renew(&mut cell.written.1);
                     if cell.written.1 == 0 {
@@ -121,12 +125,12 @@ impl State {
 /// One program with a number of stash slots.
 struct Order<'a> {
     program: &'a Program,
-    /// Streams that have commands.
-    used: Vec<usize>,
     /// Per body, its commands.
     bodies: Vec<Vec<(usize, Act)>>,
     /// Cells of the persistent arena, of one slot of the stash, of the temporary arena.
     cells: [usize; 3],
+    /// Per cell, slots told apart, the streams that touch it.
+    users: Vec<Streams>,
     slots: usize,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
@@ -192,10 +196,34 @@ impl<'a> Order<'a> {
             list.sort_unstable();
             list.dedup();
         }
+        let at = |b: &Bytes, byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
+        // Bytes that one stream alone touches, or that nobody writes, cannot be raced for: they have no cell.
+        let mut users: [Vec<(Streams, bool)>; 3] = cuts.each_ref().map(|c| vec![(0, false); c.len()]);
+        for (command, bytes) in program.bodies.iter().zip(traces).flat_map(|(body, trace)| body.commands.iter().zip(&trace.0)) {
+            for b in bytes {
+                for (streams, written) in &mut users[b.arena as usize][at(b, b.from)..at(b, b.to)] {
+                    *streams |= 1 << command.stream as usize;
+                    *written |= b.writes;
+                }
+            }
+        }
+        let shared = |(streams, written): &(Streams, bool)| *written && streams.count_ones() > 1;
+        // Cells before each cut.
+        let before = users.each_ref().map(|list| {
+            let mut count = 0;
+            let before = list.iter().map(|u| {
+                count += usize::from(shared(u));
+                count - usize::from(shared(u))
+            });
+            before.collect::<Vec<usize>>()
+        });
         let touch = |b: &Bytes| {
-            let cell = |byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
+            let cell = |byte: u64| before[b.arena as usize][at(b, byte)];
             Touch { arena: b.arena, from: cell(b.from), to: cell(b.to), writes: b.writes }
         };
+        let users: [Vec<Streams>; 3] = users.each_ref().map(|list| list.iter().filter(|u| shared(u)).map(|u| u.0).collect());
+        let cells = users.each_ref().map(Vec::len);
+        let users = [users[0].clone(), users[1].repeat(slots), users[2].clone()].concat();
         let mut events: BTreeMap<u32, usize> = BTreeMap::new();
         let mut event = |event: u32| {
             let next = events.len();
@@ -218,17 +246,7 @@ impl<'a> Order<'a> {
             .zip(traces)
             .map(|(body, trace)| body.commands.iter().zip(&trace.0).map(|(c, bytes)| (c.stream as usize, act(c, bytes))).collect())
             .collect();
-        let used: BTreeSet<usize> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream as usize).collect();
-        Order {
-            program,
-            used: used.into_iter().collect(),
-            bodies,
-            cells: cuts.map(|c| c.len()),
-            slots,
-            states: vec![],
-            numbers: HashMap::new(),
-            after: HashMap::new(),
-        }
+        Order { program, bodies, cells, users, slots, states: vec![], numbers: HashMap::new(), after: HashMap::new() }
     }
 
     fn events(&self) -> usize {
@@ -251,13 +269,10 @@ impl<'a> Order<'a> {
 
     /// Follows any number of steps and evaluations.
     fn steps(&mut self, schedule: &CallSchedule, at: &At) -> Result<(), JobError> {
-        if self.used.len() < 2 {
-            return Ok(());
-        }
         let start = self.number(State {
             clocks: [[0; STREAMS]; STREAMS],
             events: vec![[0; STREAMS]; self.events()],
-            cells: vec![Cell::default(); self.cells[0] + self.cells[1] * self.slots + self.cells[2]],
+            cells: vec![Cell::default(); self.users.len()],
         });
         // States between steps, to each of which an update may or may not have led.
         let (mut seen, mut open) = (BTreeSet::from([start]), vec![start]);
@@ -287,7 +302,7 @@ impl<'a> Order<'a> {
                     here.error(self.explain(&race, phase.calls(schedule), c, k))
                 })?;
             }
-            state.normalise(&self.used);
+            state.normalise(&self.users);
             let next = self.number(state);
             self.after.insert((now, body, slot), next);
             now = next;
