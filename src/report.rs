@@ -76,6 +76,7 @@ fn sent<'a>(job: &Job, program: &Program, calls: impl Iterator<Item = &'a Call>)
                     let bytes = count * dtype.bytes();
                     let sent = match kind {
                         Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
+                        Collective::Shift => bytes,
                         Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
                     };
                     ((name(job, group), kind.name()), sent)

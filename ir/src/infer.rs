@@ -275,11 +275,13 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
 fn collective(kind: Collective, part: Option<Dim>, arg: &Type) -> Option<Type> {
     let mut ty = arg.clone();
     match (kind, part) {
-        (Collective::AllReduce(_), None) => {}
+        (Collective::AllReduce(_) | Collective::Shift, None) => {}
         (Collective::AllGather, Some(p)) if !arg.has(p) => ty.dims.insert(0, p),
         (Collective::ReduceScatter(_), Some(p)) if arg.has(p) => ty.dims.retain(|d| *d != p),
         (Collective::AllToAll, Some(p)) if arg.has(p) => {}
-        (Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll, _) => return None,
+        (Collective::AllReduce(_) | Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll | Collective::Shift, _) => {
+            return None;
+        }
     }
     Some(ty)
 }

@@ -163,6 +163,8 @@ pub enum Collective {
     AllGather,
     ReduceScatter(Reduce),
     AllToAll,
+    /// Every member's value goes to the next member, the last one's to the first.
+    Shift,
 }
 
 impl Collective {
@@ -172,6 +174,7 @@ impl Collective {
             Collective::AllGather => "all_gather",
             Collective::ReduceScatter(_) => "reduce_scatter",
             Collective::AllToAll => "all_to_all",
+            Collective::Shift => "shift",
         }
     }
 }

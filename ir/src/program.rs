@@ -348,7 +348,7 @@ pub enum Action {
     /// same bits, and every run too.
     /// All-reduce: `src` and `dst` hold `count`, may be the same. All-gather: `src` holds `count`, `dst` `count` per member in
     /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. All-to-all: both hold `count` per
-    /// member; part k of `src` goes to member k.
+    /// member; part k of `src` goes to member k. Shift: `src` and `dst` hold `count`; the next member gets it, the first the last one's.
     Collective {
         kind: Collective,
         group: GroupId,

@@ -473,7 +473,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 let dst = if self.reduces_in_place(v, *kind, &src) { src.clone() } else { self.buffer(v, &order, Content::Activation) };
                 let group = self.l.group(Group { subs: subs.clone(), stages: stages.clone() });
                 let count = match kind {
-                    Collective::AllReduce(_) => body.elements(v),
+                    Collective::AllReduce(_) | Collective::Shift => body.elements(v),
                     Collective::AllGather => body.elements(node.args[0]),
                     Collective::ReduceScatter(_) => body.elements(v),
                     Collective::AllToAll => body.elements(v) / subs.iter().map(|u| self.local.mesh[*u].size).product::<u64>(),

@@ -345,7 +345,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let members =
                 product(group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp).map(|u| mesh[*u].size))? * stages;
             let (give, get) = match kind {
-                Collective::AllReduce(_) => (1, 1),
+                Collective::AllReduce(_) | Collective::Shift => (1, 1),
                 Collective::AllGather => (1, members),
                 Collective::ReduceScatter(_) => (members, 1),
                 Collective::AllToAll => (members, members),

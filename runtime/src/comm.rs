@@ -19,7 +19,7 @@ impl Exchange {
     /// Elements that a member gives and gets, for a number of members.
     pub fn elements(&self, members: u64) -> (u64, u64) {
         match self.kind {
-            Collective::AllReduce(_) => (self.count, self.count),
+            Collective::AllReduce(_) | Collective::Shift => (self.count, self.count),
             Collective::AllGather => (self.count, self.count * members),
             Collective::ReduceScatter(_) => (self.count * members, self.count),
             Collective::AllToAll => (self.count * members, self.count * members),
@@ -48,7 +48,7 @@ impl fmt::Display for Terms {
                 Reduce::Max => " max",
                 Reduce::Any => " any",
             },
-            Collective::AllGather | Collective::AllToAll => "",
+            Collective::AllGather | Collective::AllToAll | Collective::Shift => "",
         };
         write!(f, "{}{reduce} of {} {}", self.kind.name(), self.count, self.dtype.name())
     }

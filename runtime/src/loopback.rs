@@ -187,6 +187,7 @@ fn combine(kind: Collective, count: usize, data: &[Vec<f64>]) -> Vec<Vec<f64>> {
         Collective::AllReduce(reduce) => vec![fold(reduce, data.iter().map(Vec::as_slice)); n],
         Collective::AllGather => vec![data.concat(); n],
         Collective::ReduceScatter(reduce) => (0..n).map(|j| fold(reduce, (0..n).map(|k| part(k, j)))).collect(),
+        Collective::Shift => (0..n).map(|j| data[(j + n - 1) % n].clone()).collect(),
         Collective::AllToAll => (0..n).map(|j| (0..n).flat_map(|k| part(k, j)).copied().collect()).collect(),
     }
 }

@@ -253,7 +253,7 @@ impl Reader<'_> {
         let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
         let all = count.saturating_mul(members(&self.job.mesh, group));
         let (give, get) = match kind {
-            Collective::AllReduce(_) => (count, count),
+            Collective::AllReduce(_) | Collective::Shift => (count, count),
             Collective::AllGather => (count, all),
             Collective::ReduceScatter(_) => (all, count),
             Collective::AllToAll => (all, all),

@@ -203,6 +203,8 @@ impl Analysis<'_> {
                 }
                 let value = match kind {
                     Collective::AllReduce(_) | Collective::AllGather => Value { differs: differs & !group, joined: joined | over },
+                    // Equal values stay equal.
+                    Collective::Shift => Value { differs, joined },
                     Collective::ReduceScatter(_) | Collective::AllToAll => Value { differs: differs | group, joined: 0 },
                 };
                 write(program, mesh, values, written, target, value)?;

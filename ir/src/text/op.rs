@@ -111,14 +111,14 @@ ops! { io;
 
 fn collectives() -> impl Iterator<Item = Collective> {
     let reducing = Reduce::ALL.iter().flat_map(|r| [Collective::AllReduce(*r), Collective::ReduceScatter(*r)]);
-    reducing.chain([Collective::AllGather, Collective::AllToAll])
+    reducing.chain([Collective::AllGather, Collective::AllToAll, Collective::Shift])
 }
 
 /// `all_reduce.sum`.
 pub(super) fn collective_name(kind: Collective) -> String {
     match kind {
         Collective::AllReduce(r) | Collective::ReduceScatter(r) => format!("{}.{}", kind.name(), r.name()),
-        Collective::AllGather | Collective::AllToAll => kind.name().into(),
+        Collective::AllGather | Collective::AllToAll | Collective::Shift => kind.name().into(),
     }
 }
 

@@ -124,6 +124,7 @@ pub fn every_op() -> Vec<Op> {
         ops.push(Op::Collective { kind: Collective::ReduceScatter(*r), subs: vec![SubAxis(1), SubAxis(2)], stages: None, part: Some(c) });
     }
     ops.push(Op::Collective { kind: Collective::AllGather, subs: vec![], stages: None, part: Some(c) });
+    ops.push(Op::Collective { kind: Collective::Shift, subs: vec![SubAxis(1)], stages: None, part: None });
     ops.push(Op::Collective { kind: Collective::AllToAll, subs: vec![SubAxis(2)], stages: Some(vec![]), part: Some(c) });
     ops
 }

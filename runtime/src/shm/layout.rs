@@ -138,7 +138,7 @@ impl Layout {
                     Action::Collective { kind, group, dtype, count, .. } => {
                         let members = &members[group.index()];
                         let parts = match kind {
-                            Collective::AllReduce(_) | Collective::AllGather => 1,
+                            Collective::AllReduce(_) | Collective::AllGather | Collective::Shift => 1,
                             Collective::ReduceScatter(_) | Collective::AllToAll => members.len() as u64,
                         };
                         // Every part of a chunk begins at a line.

@@ -230,6 +230,7 @@ fn encode(terms: &Terms) -> [u8; 16] {
         Collective::AllGather => (2, Reduce::Any),
         Collective::ReduceScatter(r) => (3, r),
         Collective::AllToAll => (4, Reduce::Any),
+        Collective::Shift => (5, Reduce::Any),
     };
     let reduce = Reduce::ALL.iter().position(|r| *r == reduce).unwrap_or(0) as u8;
     let mut out = encode_range(terms.dtype, terms.count);
@@ -244,6 +245,7 @@ fn decode(bytes: &[u8]) -> String {
         2 => Collective::AllGather,
         3 => Collective::ReduceScatter(reduce),
         4 => Collective::AllToAll,
+        5 => Collective::Shift,
         _ => return "something unreadable".into(),
     };
     format!("{} of {}", kind.name(), decode_message(bytes))

@@ -89,7 +89,7 @@ impl<'a> Shm<'a> {
         let width = element.bytes() as u64;
         let (scattered, reduce) = match exchange.kind {
             Collective::AllReduce(reduce) => (false, Some(reduce)),
-            Collective::AllGather => (false, None),
+            Collective::AllGather | Collective::Shift => (false, None),
             Collective::ReduceScatter(reduce) => (true, Some(reduce)),
             Collective::AllToAll => (true, None),
         };
@@ -127,6 +127,11 @@ impl<'a> Shm<'a> {
                 let data = segment.slice(slot + LINE, parts * bytes);
                 let mine = if scattered { &data[me * bytes..][..bytes] } else { data };
                 match reduce {
+                    None if exchange.kind == Collective::Shift => {
+                        if (k + 1) % n == me {
+                            memory.store(at(exchange.dst, first), exchange.dtype, mine);
+                        }
+                    }
                     None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
                     Some(_) if k == 0 => {
                         self.sum.clear();

@@ -101,6 +101,15 @@ fn all_to_all_sends_part_k_to_member_k() {
 }
 
 #[test]
+fn shift_passes_on_to_the_next_member_and_around() {
+    let ranks = exchanged(3, Collective::Shift, DType::F32, MANY, |rank, i| (rank * MANY + i) as f64);
+    for (me, rank) in ranks.iter().enumerate() {
+        let from = (me as u64 + 2) % 3;
+        assert!(rank.iter().enumerate().all(|(i, x)| *x == (from * MANY + i as u64) as f64));
+    }
+}
+
+#[test]
 fn any_of_bools() {
     let ranks = exchanged(2, Collective::AllReduce(Reduce::Any), DType::Bool, 4, |rank, i| f64::from(i >> rank & 1 == 1));
     assert_eq!(ranks, vec![vec![0.0, 1.0, 1.0, 1.0]; 2]);
