@@ -70,11 +70,16 @@ pub enum Overlap {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CpComm {
+    /// Pass keys and values round the ranks (ring attention)
+    P2p,
     /// Gather keys and values
     #[value(name = "all_gather")]
     AllGather,
     /// Exchange positions for heads (Ulysses)
     A2a,
+    /// Exchange positions for heads as far as they go, pass keys and values round for the rest
+    #[value(name = "a2a+p2p")]
+    A2aP2p,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -157,7 +162,7 @@ pub struct CompileArgs {
     #[arg(long, visible_alias = "context-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub cp: u64,
     /// How attention gets at the keys of other context-parallel ranks
-    #[arg(long, value_enum, default_value = "all_gather", help_heading = "Mesh")]
+    #[arg(long, value_enum, default_value = "p2p", help_heading = "Mesh")]
     pub cp_comm_type: CpComm,
     /// Ranks over which experts are split; they are among the data-, context- and tensor-parallel ones
     #[arg(long, visible_alias = "expert-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]

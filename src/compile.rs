@@ -92,6 +92,8 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         ep: args.ep,
         etp: args.etp,
         cp_comm: match args.cp_comm_type {
+            CpComm::P2p => passes::plan::CpComm::Ring,
+            CpComm::A2aP2p => passes::plan::CpComm::AllToAllAndRing,
             CpComm::AllGather => passes::plan::CpComm::AllGather,
             CpComm::A2a => passes::plan::CpComm::AllToAll,
         },

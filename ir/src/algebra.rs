@@ -3,6 +3,14 @@
 //! An op is a loop nest over named dims. Splitting a *map* loop splits operands and result alike; splitting a *sum* or *max*
 //! loop splits operands and leaves the result partial; a *block* loop must be whole on every rank. This table is all that
 //! partitioning knows of an op, and all that the verifier of the `Sharded` level believes.
+//!
+//! A *ring* loop is two loops of attention together, over queries and over keys. Every rank has a part of the queries and a part of the keys;
+//! the keys go round, so that each part of the queries meets each part of the keys on some rank, once. The result is complete.
+//! **Lemma** (Liu et al. 2023, after Milakov & Gimelshein 2018): let attention to the keys of block j alone be `out_j`, with log-sum-exp
+//! `lse_j`, for disjoint blocks that cover all keys. Then attention to all keys has `lse = log(sum_j exp(lse_j))` and `out = sum_j exp(lse_j - lse) out_j`,
+//! as `exp(lse_j)` is the block's part of the softmax's denominator, and `exp(lse_j) out_j` its part of the numerator; a block
+//! that a query sees nothing of has `exp(lse_j) = 0`. Gradients are sums over pairs of a query and a key, of terms that need the
+//! query's `lse` and `delta` over all keys and nothing else of other keys: dq is the sum over blocks of keys, dk and dv are those over blocks of queries.
 
 use crate::dim::Dim;
 use crate::graph::{Body, Value};
@@ -14,6 +22,8 @@ pub enum LoopKind {
     Sum,
     Max,
     Block,
+    /// Queries and keys of attention together: the keys go round.
+    Ring,
 }
 
 /// A loop of an op: the dim that it runs along in each operand and in the result, where they have one.
@@ -119,9 +129,12 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Cumsum { over, .. } => plain(blocked(&[*over]), &[0]),
         // A rank looks up the rows it has; the others are zero.
         Op::Gather { .. } | Op::Scatter { .. } => plain(by_name(&map_or_sum), &[0]),
-        Op::Attention(a) | Op::AttentionLse(a) => plain(blocked(&[a.keys, a.d]), &[]),
-        Op::AttentionGrad(a, AttentionGrad::Q) => plain(blocked(&[a.keys, a.d]), &[]),
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
-        Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => plain(blocked(&[a.keys, a.d]), &[]),
+        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q | AttentionGrad::K | AttentionGrad::V) => {
+            let mut loops = blocked(&[a.keys, a.d]);
+            let along = |dims: &[Dim]| [a.at, a.keys].into_iter().find(|d| dims.contains(d));
+            loops.push(Loop { kind: LoopKind::Ring, args: arg_dims.iter().map(|dims| along(dims)).collect(), out: along(out_dims) });
+            plain(loops, &[])
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! What [`verify`] proves, for every sub-axis on its own (section 6 of the sharding rules):
 //! 1. A split value has the dim, the sub-axis is one of the dim's digits, and the digits' sizes divide the dim.
 //! 2. Every op stands in exactly one row of its table: all operands replicated; one loop split, in every operand that has it;
-//!    a partial sum passed through one linear slot; or a sum of partial sums.
+//!    a partial sum passed through one linear slot; or a sum of partial sums. (Queries and keys of attention count as one loop, a ring: see [`crate::algebra`].)
 //! 3. So no partial value reaches a slot that is not linear, two slots of a product, a cut, or the optimizer.
 //! 4. No value is a partial sum and a partial maximum when it is reduced: the two do not commute.
 //! 5. A reshard changes only its sub-axes, by a row of the reshard table, with the reduction of its operand.
@@ -136,7 +136,7 @@ pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
                     Placement::Partial(_) => Err("a source is partial".into()),
                     _ => Ok(()),
                 },
-                _ => verify_row(s, v, &args, out[u]),
+                _ => verify_row(s, v, u, &args, out[u]),
             } {
                 return fail(u, text);
             }
@@ -177,7 +177,7 @@ fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: Sub
 }
 
 /// Whether an op's placements on one sub-axis are a row of its table.
-fn verify_row(s: &Sharded, v: Value, args: &[Placement], out: Placement) -> Result<(), String> {
+fn verify_row(s: &Sharded, v: Value, u: SubAxis, args: &[Placement], out: Placement) -> Result<(), String> {
     let body = &s.graph.body;
     let rule = algebra(body, v);
     let whole = |p: &Placement| *p == Placement::Replicated;
@@ -197,7 +197,8 @@ fn verify_row(s: &Sharded, v: Value, args: &[Placement], out: Placement) -> Resu
         let want = |d: Option<Dim>| d.map_or(Placement::Replicated, Placement::Split);
         let result = match l.kind {
             LoopKind::Block => continue,
-            LoopKind::Map => want(l.out),
+            LoopKind::Ring if s.mesh[u].axis == Axis::Microbatch => continue,
+            LoopKind::Map | LoopKind::Ring => want(l.out),
             LoopKind::Sum => Placement::SUM,
             LoopKind::Max => Placement::Partial(Partial::Max),
         };

@@ -63,7 +63,7 @@ impl Default for Options {
             ep: 1,
             etp: None,
             sp: SequenceParallel::Off,
-            cp_comm: CpComm::AllGather,
+            cp_comm: CpComm::Ring,
             zero: Zero::None,
             micro_batch: 1,
             global_batch: 1,

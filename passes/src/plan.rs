@@ -1,5 +1,6 @@
 //! Which dims each mesh axis may split, in order of preference: the plan of the model text over the dims of a graph.
 
+use ir::algebra::Loop;
 use ir::diag::Diagnostic;
 use ir::dim::{Dim, Dims};
 use ir::graph::Graph;
@@ -19,6 +20,7 @@ pub struct Lists {
     /// Per axis, the dims that it splits for the sake of what `zero` shares out alone, as one more tier. Their digits are those of
     /// parameters, so that every graph over the same parameters, whatever its ops, has them rest alike.
     pub shared: Vec<(Axis, Vec<Dim>)>,
+    pub cp: CpComm,
 }
 
 impl Lists {
@@ -43,12 +45,17 @@ pub enum SequenceParallel {
 }
 
 /// How attention gets at the keys of other context-parallel ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpComm {
+    /// Keys and values go round the ranks, which compute with those of one rank while those of the next are under way (ring attention).
+    #[default]
+    Ring,
     /// All-gather of keys and values; reduce-scatter of their gradients.
     AllGather,
     /// All-to-all between positions and heads (DeepSpeed Ulysses).
     AllToAll,
+    /// All-to-all over the inner sub-axes, as far as they fit the heads; a ring over the others, the outermost at least.
+    AllToAllAndRing,
 }
 
 /// What data-parallel ranks share out among themselves instead of each having all of it (Rajbhandari et al. 2020); each level
@@ -104,12 +111,17 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero:
         let name = format!("attention.{axis}");
         if plan.get(&name).is_some() {
             attention.push((axis, entry(&name)));
-        } else if axis == Axis::Cp && cp == CpComm::AllToAll {
+        } else if axis == Axis::Cp {
             // The heads are what tensor parallelism splits of attention.
-            attention.push((axis, entry(Axis::Tp.name()).into_iter().take(1).collect()));
+            let heads = entry(Axis::Tp.name()).into_iter().take(1);
+            match cp {
+                CpComm::Ring | CpComm::AllGather => {}
+                CpComm::AllToAll => attention.push((axis, heads.collect())),
+                CpComm::AllToAllAndRing => attention.push((axis, vec![heads.chain(entry(axis.name()).into_iter().take(1)).flatten().collect()])),
+            }
         }
     }
-    Lists { tiers, attention, zero, shared }
+    Lists { tiers, attention, cp, zero, shared }
 }
 
 /// The dims of parameters beside those listed, that of most elements first: in a transformer, `hidden`.
@@ -184,8 +196,8 @@ impl<'a> Chooser<'a> {
         }
         for (axis, list) in lists.tiers.iter().filter(|t| !matches!(t.0, Axis::Ep | Axis::Etp)) {
             let other = lists.attention.iter().find(|t| t.0 == *axis && tiers == Tiers::Attention);
-            let list = match tiers {
-                Tiers::All | Tiers::States | Tiers::Attention => other.map_or(&list[..], |t| &t.1),
+            let own = match tiers {
+                Tiers::All | Tiers::States | Tiers::Attention => &list[..],
                 Tiers::First => &list[..list.len().min(1)],
             };
             let shared = lists.shared.iter().find(|t| t.0 == *axis).map(|t| &t.1).filter(|_| match tiers {
@@ -194,19 +206,41 @@ impl<'a> Chooser<'a> {
                 Tiers::First => false,
             });
             let open: Vec<SubAxis> = mesh.of(*axis).filter(|u| out[u.0 as usize].is_none()).collect();
-            for tier in list.iter().chain(shared) {
-                let mut any = false;
-                for u in &open {
-                    let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, *u, *d));
-                    out[u.0 as usize] = found;
-                    any |= found.is_some();
-                }
-                if any {
-                    break;
-                }
-            }
+            let own: Vec<&Vec<Dim>> = own.iter().chain(shared).collect();
+            let Some((_, other)) = other else {
+                self.choose_tier(dims, of, &open, &own, &mut out);
+                continue;
+            };
+            let other: Vec<&Vec<Dim>> = other.iter().chain(shared).collect();
+            let rings = usize::from(*axis == Axis::Cp && lists.cp == CpComm::AllToAllAndRing).min(open.len());
+            self.choose_tier(dims, of, &open[..rings], &own, &mut out);
+            self.choose_tier(dims, of, &open[rings..], &other, &mut out);
         }
         out
+    }
+
+    fn choose_tier(&mut self, dims: &Dims, of: &[Dim], open: &[SubAxis], tiers: &[&Vec<Dim>], out: &mut [Option<Dim>]) {
+        for tier in tiers {
+            let mut any = false;
+            for u in open {
+                let found = tier.iter().copied().find(|d| of.contains(d) && self.fits(dims, *u, *d));
+                out[u.0 as usize] = found;
+                any |= found.is_some();
+            }
+            if any {
+                break;
+            }
+        }
+    }
+
+    /// Whether queries and keys of attention form a ring along a sub-axis that splits one of them.
+    pub fn rings(&mut self, dims: &Dims, u: SubAxis, ring: &Loop) -> bool {
+        let chosen = match self.lists.cp {
+            CpComm::Ring | CpComm::AllToAllAndRing => self.mesh[u].axis == Axis::Cp,
+            CpComm::AllGather | CpComm::AllToAll => false,
+        };
+        let listed = self.lists.of(Axis::Cp).iter().flatten().copied().collect::<Vec<_>>();
+        chosen && ring.dims().all(|d| listed.contains(&d) && self.fits(dims, u, d))
     }
 }
 

@@ -33,14 +33,20 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         .values()
         .map(|v| {
             let loops = &rules[v.index()].loops;
-            let dims: Vec<Dim> = loops.iter().filter(|l| l.kind != LoopKind::Block).flat_map(Loop::dims).collect();
+            let open = |l: &Loop| !matches!(l.kind, LoopKind::Block | LoopKind::Ring);
+            let dims: Vec<Dim> = loops.iter().filter(|l| open(l)).flat_map(Loop::dims).collect();
             let tiers = match graph.body[v].op {
                 Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => Tiers::Attention,
                 _ if graph.body[v].origin.phase == Phase::Update => Tiers::States,
                 _ => Tiers::All,
             };
             let chosen = chooser.choose(&graph.body.dims, &dims, tiers);
-            chosen.into_iter().map(|d| d.and_then(|d| loops.iter().position(|l| l.kind != LoopKind::Block && l.dims().any(|e| e == d)))).collect()
+            let row = |(u, d): (SubAxis, Option<Dim>)| {
+                let has = |l: &Loop| l.dims().any(|e| Some(e) == d);
+                let ring = loops.iter().position(|l| l.kind == LoopKind::Ring && has(l) && chooser.rings(&graph.body.dims, u, l));
+                ring.or_else(|| loops.iter().position(|l| open(l) && has(l)))
+            };
+            mesh.ids().zip(chosen).map(row).collect()
         })
         .collect();
     let update = |v: &Value| graph.body[*v].origin.phase == Phase::Update;
@@ -277,7 +283,7 @@ impl Propagation<'_> {
                         None => Natural::Whole,
                         Some(_) if is_free(&node.op) => Natural::Whole,
                         Some(l) => match rule.loops[l].kind {
-                            LoopKind::Map => Natural::Split,
+                            LoopKind::Map | LoopKind::Ring => Natural::Split,
                             LoopKind::Sum => Natural::Sum,
                             LoopKind::Max => Natural::Max,
                             LoopKind::Block => unreachable!("invariant: block loops are not chosen"),
@@ -415,7 +421,7 @@ impl Propagation<'_> {
                         need[u] = d.map_or(Placement::Replicated, Placement::Split);
                     }
                     result[u] = match of.kind {
-                        LoopKind::Map => of.out.map_or(Placement::Replicated, Placement::Split),
+                        LoopKind::Map | LoopKind::Ring => of.out.map_or(Placement::Replicated, Placement::Split),
                         LoopKind::Sum => Placement::SUM,
                         LoopKind::Max => Placement::Partial(Partial::Max),
                         LoopKind::Block => unreachable!("invariant: block loops are not chosen"),

@@ -106,7 +106,11 @@ impl<'a> Emitter<'a> {
 
     fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
         let node = &self.job.s.graph.body[v];
+        if let Some(w) = self.map.get(&(v, chunk)) {
+            return *w;
+        }
         let w = match &node.op {
+            _ if self.is_ring(v) => self.ring(v, chunk),
             Op::Reshard { kind, subs } => self.reshard(v, *kind, subs, chunk),
             _ => {
                 let args: Vec<Value> = node.args.iter().map(|a| self.get(*a, chunk)).collect();
@@ -120,14 +124,24 @@ impl<'a> Emitter<'a> {
     }
 
     pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
-        let s = self.job.s;
-        let over_batches = source.is_some_and(|v| s.mesh.of(Axis::Microbatch).any(|u| s.sharding(v)[u] == Placement::SUM));
         self.out.chunks.push(chunk);
-        self.out.accumulate.push(over_batches && chunk.per_microbatch());
-        self.out.source.push(source.map(|v| (v, s.sharding(v).clone())));
+        self.out.accumulate.push(false);
+        self.out.source.push(None);
         self.out.reasons.push(None);
         self.out.body.nodes.push(Node { op, args, ty, origin: origin.clone() });
-        Value(self.out.body.nodes.len() as u32 - 1)
+        let w = Value(self.out.body.nodes.len() as u32 - 1);
+        if let Some(v) = source {
+            self.stands_for(w, v);
+        }
+        w
+    }
+
+    /// Says that a local value holds one of the sharded graph.
+    pub(super) fn stands_for(&mut self, w: Value, v: Value) {
+        let s = self.job.s;
+        let over_batches = s.mesh.of(Axis::Microbatch).any(|u| s.sharding(v)[u] == Placement::SUM);
+        self.out.accumulate[w.index()] = over_batches && self.out.chunks[w.index()].per_microbatch();
+        self.out.source[w.index()] = Some((v, s.sharding(v).clone()));
     }
 
     fn slot(&mut self, param: u32) -> u32 {
@@ -177,7 +191,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// The op with its dims replaced by local ones: each as the result or an operand has it.
-    fn local_op(&mut self, v: Value) -> Op {
+    pub(super) fn local_op(&mut self, v: Value) -> Op {
         let body = &self.job.s.graph.body;
         let node = &body[v];
         let mut at = |d: Dim| {

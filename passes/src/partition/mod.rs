@@ -7,6 +7,7 @@
 mod cross;
 mod emit;
 mod reshard;
+mod ring;
 
 use crate::stages::{Layout, assign};
 use emit::Emitter;

@@ -3,8 +3,9 @@
 use crate::harness::{Case, compiled};
 use crate::models::{LLAMA, case};
 use ir::graph::{Phase, Value};
+use ir::local::Chunk;
 use ir::mesh::Axis;
-use ir::op::{Op, Reshard};
+use ir::op::{Collective, DType, Op, Reshard};
 use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
 
@@ -131,7 +132,41 @@ fn a_parallel_block_costs_half() {
 /// Per step, every parameter's gradient is summed.
 #[test]
 fn context_parallelism_gathers_keys_and_values() {
-    assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2"), "2 AG (2) / 2 AG 2 RS (4) / 16 AR");
+    assert_eq!(layer_over(Axis::Cp, GPT2.0, GPT2.1, "cp2 gather"), "2 AG (2) / 2 AG 2 RS (4) / 16 AR");
+}
+
+/// Of the middle layer in a chunk: the messages that a ring passes on, and their elements, by element type.
+fn shifts(words: &str, chunk: Chunk) -> Vec<(DType, usize, u64)> {
+    let compiled = compiled(GPT2.0, GPT2.1, &case(words));
+    let local = &compiled.locals[0];
+    let body = &local.body;
+    let shift = |v: &Value| matches!(body[*v].op, Op::Collective { kind: Collective::Shift, .. });
+    let here: Vec<Value> = body.values().filter(|v| shift(v) && local.chunks[v.index()] == chunk && body[*v].origin.layer == Some(1)).collect();
+    let of = |dtype: DType| here.iter().copied().filter(move |v| body[*v].ty.dtype == dtype).collect::<Vec<_>>();
+    [DType::F32, DType::I32].map(|t| (t, of(t).len(), of(t).iter().map(|v| body.elements(*v)).sum())).to_vec()
+}
+
+/// A rank has keys and values of 4 of 16 positions, 32 numbers each. They go 3 steps forward and 3 backward; their gradients go 4.
+#[test]
+fn a_ring_passes_keys_and_values_on() {
+    assert_eq!(shifts("cp4", Chunk::Forward), [(DType::F32, 3, 3 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
+    assert_eq!(shifts("cp4", Chunk::Backward), [(DType::F32, 7, 7 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
+}
+
+#[test]
+fn what_a_ring_passes_on_forward_does_not_wait_for_attention() {
+    let compiled = compiled(GPT2.0, GPT2.1, &case("cp4"));
+    let local = &compiled.locals[0];
+    let body = &local.body;
+    let mut follows = vec![None; body.nodes.len()];
+    for v in body.values() {
+        let of = body[v].args.iter().filter_map(|a| follows[a.index()]).max();
+        let layer = if matches!(body[v].op, Op::Attention(_)) { body[v].origin.layer } else { None };
+        follows[v.index()] = of.max(layer);
+        if matches!(body[v].op, Op::Collective { kind: Collective::Shift, .. }) && local.chunks[v.index()] == Chunk::Forward {
+            assert!(of < body[v].origin.layer, "{v}");
+        }
+    }
 }
 
 /// Four each way, and a number per position and head for the softmax's backward pass.

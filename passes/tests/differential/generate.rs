@@ -70,7 +70,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     Case {
         dp,
         cp,
-        cp_comm: dice.pick(&[CpComm::AllGather, CpComm::AllToAll]),
+        cp_comm: dice.pick(&[CpComm::Ring, CpComm::Ring, CpComm::AllGather, CpComm::AllToAll, CpComm::AllToAllAndRing]),
         tp,
         ep: 1,
         etp: None,

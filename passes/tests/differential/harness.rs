@@ -58,7 +58,7 @@ impl Default for Case {
         Case {
             dp: 1,
             cp: 1,
-            cp_comm: CpComm::AllGather,
+            cp_comm: CpComm::Ring,
             tp: 1,
             ep: 1,
             etp: None,

@@ -16,7 +16,8 @@ pub const LLAMA: (&str, &[(&str, &str)]) = (
     &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
 );
 
-/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: sizes of axes, sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together; 1F1B unless it says gpipe.
+/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: sizes of axes, how context-parallel attention exchanges (a ring, unless it says ulysses, gather or
+/// both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together; 1F1B unless it says gpipe.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -29,6 +30,8 @@ pub fn case(words: &str) -> Case {
             "tp" => case.tp = number(),
             "ep" => case.ep = number(),
             "etp" => case.etp = Some(number()),
+            "gather" => case.cp_comm = CpComm::AllGather,
+            "both" => case.cp_comm = CpComm::AllToAllAndRing,
             "ulysses" => case.cp_comm = CpComm::AllToAll,
             "pp" => case.pp = number(),
             "sp" => case.sp = true,
@@ -76,8 +79,14 @@ fn llama_agrees_on_every_axis_and_all_together() {
 
 #[test]
 fn models_agree_with_parts_of_the_sequence() {
-    on(GPT2, &[], &["cp2 m2", "cp4", "cp2 tp2 sp m2", "dp2 cp2 pp2 m2", "cp2 ulysses m2", "cp2 tp2 sp ulysses"]);
-    on(LLAMA, &[], &["cp2 m2", "cp4 tp2", "cp2 tp2 sp pp2 m2", "cp2 ulysses m2"]);
+    on(GPT2, &[], &["cp2 gather m2", "cp4 gather", "cp2 tp2 sp gather m2", "dp2 cp2 pp2 gather m2", "cp2 ulysses m2", "cp2 tp2 sp ulysses"]);
+    on(LLAMA, &[], &["cp2 gather m2", "cp4 tp2 gather", "cp2 tp2 sp pp2 gather m2", "cp2 ulysses m2"]);
+}
+
+#[test]
+fn models_agree_with_keys_that_go_round() {
+    on(GPT2, &[], &["cp2", "cp4 m2", "cp2 tp2 sp m2", "dp2 cp2 pp2 m2", "cp4 both"]);
+    on(LLAMA, &[], &["cp2 m2", "cp4 tp2", "cp2 tp2 sp pp2 m2", "cp4 both m2"]);
 }
 
 #[test]
