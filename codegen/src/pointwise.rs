@@ -5,7 +5,7 @@
 use crate::CompileError;
 use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
 use crate::math::{self, Circular};
-use ir::dim::{Base, Dim, Dims, IndexMap};
+use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Type, Value};
 use ir::op::{self, Binary, DType, Op, Scalar, Unary};
 
@@ -36,8 +36,22 @@ pub fn scalar<B: Builder>(b: &B, scalars: B::Pointer, slot: u32, dtype: DType) -
     })
 }
 
-/// The global index, as `I64` lanes, of a local one.
-pub fn global_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B::Vector) -> B::Vector {
+/// The model's index, as `I64` lanes, of a local one.
+pub fn global_index<B: Builder>(b: &B, scalars: B::Pointer, info: &DimInfo, local: B::Vector) -> B::Vector {
+    let stored = stored_index(b, scalars, &info.index, local);
+    let Order::ZigZag { pairs, chunk } = info.order else { return stored };
+    // As `Order::index`.
+    let number = b.int2(IntBinary::Div, stored, b.i64(chunk as i64));
+    let inside = b.int2(IntBinary::Rem, stored, b.i64(chunk as i64));
+    let pair = b.int2(IntBinary::ShrLogical, number, b.i64(1));
+    let last = b.compare_int(Compare::Eq, b.int2(IntBinary::And, number, b.i64(1)), b.i64(1));
+    let mirrored = b.int2(IntBinary::Sub, b.i64(2 * pairs as i64 - 1), pair);
+    let chunks = b.int2(IntBinary::Mul, b.select(last, mirrored, pair), b.i64(chunk as i64));
+    b.int2(IntBinary::Add, chunks, inside)
+}
+
+/// The index in the whole dim as it is stored.
+fn stored_index<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, local: B::Vector) -> B::Vector {
     let mut sum = None;
     if map.is_contiguous() {
         sum = Some(local);
@@ -86,7 +100,7 @@ impl<B: Builder> Sources<'_, B> {
             }),
             Op::Scalar(Scalar::Slot(slot)) => scalar(b, self.scalars, *slot, node.ty.dtype),
             Op::Iota(dim) => {
-                let index = global_index(b, self.scalars, &self.body.dims[*dim].index, local(*dim));
+                let index = global_index(b, self.scalars, &self.body.dims[*dim], local(*dim));
                 Ok(b.convert(Convert::Int(Lane::I32), index))
             }
             Op::Uniform { key } => Ok(self.uniform(*key, &node.ty, &self.body.dims, local)),
@@ -109,7 +123,7 @@ impl<B: Builder> Sources<'_, B> {
         let stream = mix(xor(mix(xor(b.i64(key as i64), mix(argument(2)))), argument(1)));
         let mut index = b.i64(0);
         for &dim in &ty.dims {
-            let global = global_index(b, self.scalars, &dims[dim].index, local(dim));
+            let global = global_index(b, self.scalars, &dims[dim], local(dim));
             index = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, index, b.i64(dims[dim].global as i64)), global);
         }
         let bits = b.int2(IntBinary::ShrLogical, mix(xor(stream, index)), b.i64(40));

@@ -138,3 +138,46 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         }
     }
 }
+
+/// The dims in whose order of elements an op computes, so that they cannot be stored in another one. All others do not care, or ask for
+/// indices, which are the model's.
+pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
+    match op {
+        Op::View { from, to } => match (from.as_slice(), to.as_slice()) {
+            (&[a], &[b]) if body.dims.original(a) == body.dims.original(b) => vec![],
+            _ => [from.as_slice(), to].concat(),
+        },
+        Op::Slice { from, to, .. } => [&[*from], to.as_slice()].concat(),
+        Op::Pad { from, to, .. } => [from.as_slice(), &[*to]].concat(),
+        Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
+        Op::ArgMax { over } | Op::Cumsum { over, .. } => vec![*over],
+        Op::Gather { dim } | Op::Scatter { dim } => vec![*dim],
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Const(_)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Add
+        | Op::Cast
+        | Op::StopGradient
+        | Op::Cut
+        | Op::Expand
+        | Op::Shard { .. }
+        | Op::Reshard { .. }
+        | Op::Collective { .. }
+        | Op::Recv { .. }
+        | Op::Send { .. }
+        | Op::Dot { .. }
+        | Op::Reduce { .. }
+        | Op::Attention(_)
+        | Op::AttentionLse(_)
+        | Op::AttentionGrad(..) => vec![],
+    }
+}

@@ -76,6 +76,50 @@ impl IndexMap {
     }
 }
 
+/// In which order the elements of a dim are stored. Everything between the borders of a program counts them as they are stored; indices,
+/// random numbers, data, parameters and tables count them as the model does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Order {
+    #[default]
+    Plain,
+    /// The dim is cut into `2 * pairs` chunks of `chunk` elements; stored are the first and the last, then the second and the last but one, and
+    /// so on. So in causal attention equal parts of the dim have equal work.
+    ZigZag { pairs: u64, chunk: u64 },
+}
+
+impl Order {
+    /// The model's index of the element at a stored index.
+    pub fn index(self, stored: u64) -> u64 {
+        match self {
+            Order::Plain => stored,
+            Order::ZigZag { pairs, chunk } => {
+                let (pair, last, i) = (stored / (2 * chunk), stored / chunk % 2 == 1, stored % chunk);
+                if last { (2 * pairs - 1 - pair) * chunk + i } else { pair * chunk + i }
+            }
+        }
+    }
+
+    /// Where the element of a model's index is stored: the inverse of [`Order::index`].
+    pub fn stored(self, index: u64) -> u64 {
+        match self {
+            Order::Plain => index,
+            Order::ZigZag { pairs, chunk } => {
+                let (k, i) = (index / chunk, index % chunk);
+                let place = if k < pairs { 2 * k } else { 2 * (2 * pairs - 1 - k) + 1 };
+                place * chunk + i
+            }
+        }
+    }
+
+    /// Whether it is an order of this many elements.
+    pub fn fits(self, size: u64) -> bool {
+        match self {
+            Order::Plain => true,
+            Order::ZigZag { pairs, chunk } => pairs > 0 && chunk > 0 && pairs.checked_mul(2).and_then(|n| n.checked_mul(chunk)) == Some(size),
+        }
+    }
+}
+
 /// What is known of a dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DimInfo {
@@ -91,11 +135,13 @@ pub struct DimInfo {
     pub index: IndexMap,
     /// The global extent of the dim (equal to `size` in a logical graph).
     pub global: u64,
+    /// The order of the whole dim, of which `index` finds a part.
+    pub order: Order,
 }
 
 impl DimInfo {
     pub fn new(name: impl Into<String>, size: u64) -> DimInfo {
-        DimInfo { name: name.into(), size, logical: size, copy_of: None, index: IndexMap::whole(size), global: size }
+        DimInfo { name: name.into(), size, logical: size, copy_of: None, index: IndexMap::whole(size), global: size, order: Order::Plain }
     }
 }
 
@@ -162,5 +208,18 @@ impl std::ops::IndexMut<Dim> for Dims {
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "d{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zig_zag_stores_first_and_last_chunks_together() {
+        let order = Order::ZigZag { pairs: 3, chunk: 2 };
+        let stored: Vec<u64> = (0..12).map(|p| order.index(p)).collect();
+        assert_eq!(stored, [0, 1, 10, 11, 2, 3, 8, 9, 4, 5, 6, 7]);
+        assert!((0..12).all(|i| order.index(order.stored(i)) == i && order.fits(12) && !order.fits(10)));
     }
 }

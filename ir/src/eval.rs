@@ -2,7 +2,7 @@
 //!
 //! Ints and bools are f64 too (exact below 2^53). Values are dense, in the storage order of their type.
 
-use crate::dim::{Base, Dim, Dims, IndexMap};
+use crate::dim::{Base, Dim, DimInfo, Dims, IndexMap};
 use crate::graph::{Body, Type, Value};
 use crate::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
 use crate::random;
@@ -185,9 +185,9 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
         Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Recv { .. } | Op::Collective { .. } => env.source(&node.op, &node.ty),
         Op::Const(c) => vec![c.0; total],
         Op::Iota(d) => {
-            let index = &dims[*d].index;
+            let DimInfo { index, order, .. } = &dims[*d];
             let base = env.base(&index.base);
-            (0..dims.size(*d)).map(|i| (base + index.offset(i)) as f64).collect()
+            (0..dims.size(*d)).map(|i| order.index(base + index.offset(i)) as f64).collect()
         }
         Op::Uniform { key } => {
             let (seed, step) = (env.scalar(&Scalar::Seed) as u64, env.scalar(&Scalar::Step) as u64);
@@ -198,7 +198,8 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
                 .map(|_| {
                     let mut index = 0u64;
                     for (k, d) in node.ty.dims.iter().enumerate() {
-                        index = index * dims[*d].global + bases[k] + dims[*d].index.offset(walk.at[k] as u64);
+                        let info = &dims[*d];
+                        index = index * info.global + info.order.index(bases[k] + info.index.offset(walk.at[k] as u64));
                     }
                     walk.step();
                     random::uniform(stream, index)

@@ -5,7 +5,7 @@
 //! share a program differ in their parameters and in their [`CallSchedule`].
 
 use crate::diag::Span;
-use crate::dim::{IndexMap, Linear};
+use crate::dim::{IndexMap, Linear, Order};
 use crate::graph::{Feed, Init, Origin};
 use crate::kernel::Kernel;
 use crate::mesh::{Coords, Mesh, SubAxis};
@@ -107,6 +107,8 @@ pub struct Extent {
     pub size: u64,
     /// Elements as stored, counting padding, which is zero.
     pub padded: u64,
+    /// The order in which ranks together store them.
+    pub order: Order,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

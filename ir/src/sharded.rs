@@ -7,10 +7,11 @@
 //! 3. So no partial value reaches a slot that is not linear, two slots of a product, a cut, or the optimizer.
 //! 4. No value is a partial sum and a partial maximum when it is reduced: the two do not commute.
 //! 5. A reshard changes only its sub-axes, by a row of the reshard table, with the reduction of its operand.
-//! 6. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
+//! 6. No op goes by the order of a dim that is stored in another one; copies are stored as their originals.
+//! 7. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
 
-use crate::algebra::{LoopKind, algebra};
-use crate::dim::Dim;
+use crate::algebra::{LoopKind, algebra, goes_by_order};
+use crate::dim::{Dim, Order};
 use crate::graph::{Graph, Value};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Op, Reshard};
@@ -114,6 +115,7 @@ pub struct ShardedError {
 /// The first invariant that does not hold.
 pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
     let body = &s.graph.body;
+    let stored_plain = |d: Dim| body.dims[d].order == Order::Plain;
     for v in body.values() {
         let fail = |u: SubAxis, text: String| Err(ShardedError { value: v, op: body[v].op.name().into(), sub: s.mesh.describe(&[u]), text });
         if let Err(e) = crate::infer::check(body, v) {
@@ -121,6 +123,13 @@ pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
         }
         let node = &body[v];
         let out = s.sharding(v);
+        if let Some(d) = goes_by_order(body, &node.op).into_iter().find(|d| !stored_plain(*d)) {
+            return fail(SubAxis(0), format!("goes by the order of `{}`, which is stored in another one", body.dims.name(d)));
+        }
+        let strays = |d: &&Dim| body.dims[**d].order != body.dims[body.dims.original(**d)].order || !body.dims[**d].order.fits(body.dims.size(**d));
+        if let Some(d) = node.ty.dims.iter().find(strays) {
+            return fail(SubAxis(0), format!("`{}` has an order of its own", body.dims.name(*d)));
+        }
         for u in s.mesh.ids() {
             if let Placement::Split(d) = out[u] {
                 let digits = &s.digits[body.dims.original(d).0 as usize];

@@ -11,7 +11,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{bucket, optimize, pad, partition, simplify, tables};
+use crate::{bucket, optimize, order, pad, partition, simplify, tables};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -156,20 +156,27 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         warnings.push(nothing_selected(&plan));
     }
     let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &layout), valid)?;
+
+    let mut other = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
+    other = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(other)), valid)?;
+    other = trace.step("tabulate", || simplify::simplify(tables::tabulate(other)), valid)?;
+    let other_lists = plan::lists(&plan, &other, options.sp, options.cp_comm, options.zero);
+    let padded = plan::pad_vocabularies(&mut other, &mesh, &other_lists, options.pad_vocab_to);
+    let other = trace.step("pad", || simplify::simplify(pad::mask_padding(other, &padded)), valid)?;
+
+    // Both graphs read the same parameters and data, so they store them alike.
+    let (orders, found) = order::agreed(order::choose(&graph, &mesh, &lists), &order::choose(&other, &mesh, &other_lists));
+    warnings.extend(found);
+    let graph = trace.step("order", || order::apply(graph, &orders), valid)?;
+    let other = trace.step("order", || order::apply(other, &orders), valid)?;
+
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     let locals = locals(&mut trace, &sharded, &layout)?;
     let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
     let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
     let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
-
-    let mut graph = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
-    graph = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(graph)), valid)?;
-    graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
-    let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm, options.zero);
-    let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
-    let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
-    let evaluated = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
+    let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
     let evaluations = self::locals(&mut trace, &evaluated, &layout)?;
 
     // Both graphs have tables, mostly the same.
@@ -311,7 +318,11 @@ fn layout(graph: &Graph, o: &Options) -> Result<Layout, CompileError> {
 }
 
 fn extents(g: &Graph, dims: &[Dim]) -> Vec<Extent> {
-    dims.iter().map(|d| Extent { name: g.body.dims.name(*d).into(), size: g.body.dims[*d].logical, padded: g.body.dims.size(*d) }).collect()
+    let extent = |d: &Dim| {
+        let info = &g.body.dims[*d];
+        Extent { name: info.name.clone(), size: info.logical, padded: info.size, order: info.order }
+    };
+    dims.iter().map(extent).collect()
 }
 
 fn table(g: &Graph, t: &Table) -> TableEntry {

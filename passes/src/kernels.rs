@@ -2,7 +2,7 @@
 
 use crate::fuse::{Role, role};
 use crate::storage::View;
-use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap};
+use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Node, Value};
 use ir::kernel::{Family, Kernel, Operand, Output};
 use ir::op::{Attention, DType, Op, Scalar};
@@ -101,7 +101,7 @@ impl Building<'_> {
         }
         let info = &self.body.dims[d];
         // The index map is set where an op asks for global indices.
-        let k = self.out.dims.add(DimInfo { index: IndexMap::whole(info.size), copy_of: None, ..info.clone() });
+        let k = self.out.dims.add(DimInfo { index: IndexMap::whole(info.size), order: Order::Plain, copy_of: None, ..info.clone() });
         self.dims.insert(d, k);
         k
     }
@@ -114,6 +114,7 @@ impl Building<'_> {
             index.base = Base::Slot(self.scalar(Scalar::Linear(form.clone()), DType::I32));
         }
         self.out.dims[k].index = index;
+        self.out.dims[k].order = self.body.dims[d].order;
         k
     }
 

@@ -8,6 +8,7 @@ pub mod kernels;
 pub mod lower;
 pub mod memory;
 pub mod optimize;
+pub mod order;
 pub mod overlap;
 pub mod pad;
 pub mod partition;

@@ -8,7 +8,7 @@ use crate::fuse::{Group as Fused, Role, fuse, role};
 use crate::kernels::{self, Launch, Target};
 use crate::memory::{self, ALIGN, Need};
 use crate::storage::View;
-use ir::dim::{Dim, IndexMap};
+use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
@@ -116,7 +116,7 @@ struct LocalLowering<'l, 'a, 'k> {
     /// Where a value lies, once computed.
     views: HashMap<Value, View>,
     /// Indices in memory, by chunk and what they count.
-    indices: HashMap<(Chunk, IndexMap), Place>,
+    indices: HashMap<(Chunk, IndexMap, Order), Place>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.
@@ -276,7 +276,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn stored(&mut self, v: Value) -> View {
         let body = &self.local.body;
         let Op::Iota(d) = body[v].op else { return self.dense_view(v) };
-        let key = (self.chunk, body.dims[d].index.clone());
+        let key = (self.chunk, body.dims[d].index.clone(), body.dims[d].order);
         if let Some(place) = self.indices.get(&key) {
             return View { place: place.clone(), dims: vec![d], strides: vec![1] };
         }

@@ -5,7 +5,7 @@
 
 use crate::comm::Phase;
 use crate::executor::{calls, reach};
-use ir::dim::{Base, Dim, IndexMap, Linear};
+use ir::dim::{Base, Dim, IndexMap, Linear, Order};
 use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
@@ -145,6 +145,11 @@ fn body_sound(kernel: &Kernel) -> Checked {
             format!("dim `{}` has an empty part", info.name)
         })?;
         ensure(product(info.index.parts.iter().map(|p| p.0))? == info.size, || format!("dim `{}` and its index map differ", info.name))?;
+        let ordered = match info.order {
+            Order::Plain => true,
+            Order::ZigZag { pairs, chunk } => pairs <= MOST && chunk <= MOST && info.order.fits(product([2, pairs, chunk])?),
+        };
+        ensure(ordered, || format!("dim `{}` has no order", info.name))?;
         match &info.index.base {
             Base::Zero => {}
             Base::Slot(i) => ensure((*i as usize) < kernel.scalars.len(), || format!("there is no scalar argument {i}"))?,
@@ -273,6 +278,7 @@ fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer) -> Ch
         format!("{} dims, {} index maps, {} dims as a whole", buffer.dims.len(), index.len(), whole.len())
     })?;
     for ((map, (name, size)), extent) in index.iter().zip(&buffer.dims).zip(whole) {
+        ensure(extent.order.fits(extent.padded), || format!("dim `{name}` has an order of another size"))?;
         let len = product(map.parts.iter().map(|p| p.0))?;
         ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
         if len == 0 {

@@ -85,7 +85,7 @@ impl<'a> Part<'a> {
         for row in 0..rows {
             let mut start = Some(0u64);
             for (k, i) in at.iter().enumerate() {
-                let (global, size) = (self.bases[k] + self.index[k].offset(*i), self.extents[k].size);
+                let (global, size) = (self.extents[k].order.index(self.bases[k] + self.index[k].offset(*i)), self.extents[k].size);
                 start = start.filter(|_| global < size).map(|s| s * size + global);
             }
             match start {
@@ -109,10 +109,10 @@ impl<'a> Part<'a> {
 
     /// The runs along one dim.
     fn line(&self, k: usize) -> Vec<Run> {
-        let (map, size) = (&self.index[k], self.extents[k].size);
+        let (map, Extent { size, order, .. }) = (&self.index[k], &self.extents[k]);
         let mut runs: Vec<Run> = vec![];
         for local in 0..map.len() {
-            let global = Some(self.bases[k] + map.offset(local)).filter(|g| *g < size);
+            let global = Some(order.index(self.bases[k] + map.offset(local))).filter(|g| g < size);
             match runs.last_mut() {
                 Some(run) if run.global.map(|g| g + run.len) == global => run.len += 1,
                 _ => runs.push(Run { local, global, len: 1 }),
@@ -125,10 +125,11 @@ impl<'a> Part<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ir::dim::Order;
     use ir::mesh::SubAxis;
 
     fn extent(size: u64, padded: u64) -> Extent {
-        Extent { name: "d".into(), size, padded }
+        Extent { name: "d".into(), size, padded, order: Order::Plain }
     }
 
     fn block(len: u64) -> IndexMap {
@@ -153,6 +154,13 @@ mod tests {
         assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 2), (2, None, 1)]);
         let (extents, index) = ([extent(1, 2), extent(2, 2)], [block(1), IndexMap::whole(2)]);
         assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, None, 2)]);
+    }
+
+    #[test]
+    fn a_part_of_a_zig_zag_is_two_chunks() {
+        let extents = [Extent { order: Order::ZigZag { pairs: 2, chunk: 3 }, ..extent(12, 12) }];
+        assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![0])), [(0, Some(0), 3), (3, Some(9), 3)]);
+        assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![1])), [(0, Some(3), 6)]);
     }
 
     #[test]

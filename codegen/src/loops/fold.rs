@@ -47,7 +47,7 @@ impl Fold {
         match self {
             Fold::Join { .. } => self.join(b, state, &[only(x, neutral[0])]),
             Fold::ArgMax { over, .. } => {
-                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over].index, place.each(b, over));
+                let index = pointwise::global_index(b, loops.scalars, &loops.kernel.body.dims[over], place.each(b, over));
                 self.join(b, state, &[only(x, neutral[0]), only(index, neutral[1])])
             }
         }

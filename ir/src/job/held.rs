@@ -2,7 +2,7 @@
 
 use super::body::{Live, is_held};
 use super::{At, Checked, JobError, ensure};
-use crate::dim::{Base, IndexMap};
+use crate::dim::{Base, IndexMap, Order};
 use crate::mesh::{Axis, Mesh};
 use crate::program::{Arena, Buffer, BufferId, Content, Extent, Job, Program, Stage};
 use std::collections::BTreeMap;
@@ -80,6 +80,9 @@ pub fn covers(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer
         let len = map.parts.iter().fold(1u64, |n, p| n.saturating_mul(p.0));
         ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
         ensure(extent.size <= extent.padded, || format!("dim `{name}` is padded from {} to {}", extent.size, extent.padded))?;
+        ensure(extent.order == Order::Plain || extent.order.fits(extent.padded) && extent.size == extent.padded, || {
+            format!("dim `{name}` is stored in the order of another size")
+        })?;
         let mut digits = map.parts.clone();
         match &map.base {
             Base::Zero => {}

@@ -111,7 +111,7 @@ impl<'a> Machine<'a> {
                 let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
                 let all = count * stages * group.subs.iter().map(|u| self.job.mesh[*u].size).product::<u64>();
                 let (give, get) = match kind {
-                    Collective::AllReduce(_) => (*count, *count),
+                    Collective::AllReduce(_) | Collective::Shift => (*count, *count),
                     Collective::AllGather => (*count, all),
                     Collective::ReduceScatter(_) => (all, *count),
                     Collective::AllToAll => (all, all),

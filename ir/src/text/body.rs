@@ -2,9 +2,9 @@
 
 use super::io::{Io, Result};
 use super::labels::{Labels, numbered};
-use super::op::{dim, dims, index, op};
+use super::op::{dim, dims, index, op, zig_zag};
 use crate::diag::Span;
-use crate::dim::{Dim, DimInfo, IndexMap};
+use crate::dim::{Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Node, Origin, Phase, Type, Value};
 use crate::mesh::{Axis, Mesh, SubAxisInfo};
 use crate::op::{DType, Op};
@@ -151,7 +151,8 @@ fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
         io.or(&mut info.logical, info.size, " logical ", Io::number)?;
         io.option(&mut info.copy_of, Dim(0), " copy of ", dim)?;
         io.or(&mut info.global, info.size, " global ", Io::number)?;
-        io.or(&mut info.index, IndexMap::whole(info.size), " index ", index)
+        io.or(&mut info.index, IndexMap::whole(info.size), " index ", index)?;
+        io.or(&mut info.order, Order::Plain, " zigzag ", zig_zag)
     })
 }
 

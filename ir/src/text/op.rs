@@ -2,7 +2,7 @@
 
 use super::io::{Io, Result};
 use super::labels::{Labels, label};
-use crate::dim::{Base, Dim, IndexMap, Linear};
+use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
@@ -246,6 +246,18 @@ pub(super) fn linear(io: &mut Io, form: &mut Linear) -> Result {
             form.push(term);
         }
     }
+    Ok(())
+}
+
+/// `4 of 32`: pairs of chunks, and elements of a chunk.
+pub(super) fn zig_zag(io: &mut Io, order: &mut Order) -> Result {
+    let (mut pairs, mut chunk) = match *order {
+        Order::Plain => (0, 0),
+        Order::ZigZag { pairs, chunk } => (pairs, chunk),
+    };
+    io.number(&mut pairs)?;
+    io.with(" of ", &mut chunk, Io::number)?;
+    *order = Order::ZigZag { pairs, chunk };
     Ok(())
 }
 

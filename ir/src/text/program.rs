@@ -6,7 +6,8 @@ use super::io::{Io, Result};
 use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
 use super::local::indices;
-use super::op::{blank_collective, collective_kind, linear, route, scalar};
+use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_zag};
+use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
 use crate::model::{Decay, Optimizer, Train};
@@ -303,12 +304,13 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     })
 }
 
-/// `[vocab=50257 padded 50304, hidden=768]`.
+/// `[vocab=50257 padded 50304, seq=64 zigzag 4 of 8]`.
 fn extents(io: &mut Io, dims: &mut Vec<Extent>) -> Result {
-    io.list(dims, Extent { name: String::new(), size: 0, padded: 0 }, |io, e| {
+    io.list(dims, Extent { name: String::new(), size: 0, padded: 0, order: Order::Plain }, |io, e| {
         io.name(&mut e.name)?;
         io.with("=", &mut e.size, Io::number)?;
-        io.or(&mut e.padded, e.size, " padded ", Io::number)
+        io.or(&mut e.padded, e.size, " padded ", Io::number)?;
+        io.or(&mut e.order, Order::Plain, " zigzag ", zig_zag)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Small values of every level, for the tests.
 
 use crate::diag::Span;
-use crate::dim::{Base, Dim, DimInfo, IndexMap};
+use crate::dim::{Base, Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report, Table, Type, Update, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
@@ -141,6 +141,7 @@ pub fn odd_body() -> Body {
         logical: 11,
         global: 12,
         index: IndexMap { parts: vec![(2, 3), (3, 1)], base: Base::Coords(vec![(SubAxis(0), 6)]) },
+        order: Order::ZigZag { pairs: 3, chunk: 2 },
         ..body.dims.list[3].clone()
     };
     for (i, op) in every_op().into_iter().enumerate() {
@@ -313,7 +314,10 @@ pub fn schedule() -> CallSchedule {
 }
 
 pub fn job() -> Job {
-    let dims = vec![Extent { name: "vocab".into(), size: 50257, padded: 50304 }, Extent { name: "hidden".into(), size: 8, padded: 8 }];
+    let dims = vec![
+        Extent { name: "vocab".into(), size: 50257, padded: 50304, order: Order::Plain },
+        Extent { name: "hidden".into(), size: 8, padded: 8, order: Order::Plain },
+    ];
     Job {
         model: "tiny".into(),
         sources: vec!["models/tiny \"1\".mdl".into()],

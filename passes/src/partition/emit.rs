@@ -170,7 +170,8 @@ impl<'a> Emitter<'a> {
         let index = index_map(s, d, splits, &[]);
         let name = if splits.is_empty() { info.name.clone() } else { format!("{}/{}", info.name, s.mesh.describe(splits)) };
         let copy_of = info.copy_of.map(|o| self.dim(o, splits));
-        let local = self.out.body.dims.add(DimInfo { name, size: index.len(), logical: info.logical, copy_of, index, global: info.size });
+        let local =
+            self.out.body.dims.add(DimInfo { name, size: index.len(), logical: info.logical, copy_of, index, global: info.size, order: info.order });
         self.dims.insert(key, local);
         local
     }

@@ -8,6 +8,7 @@ use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Reshard};
 use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
+use runtime::host::Part;
 
 const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "3"), ("seq", "16")]);
@@ -167,6 +168,46 @@ fn what_a_ring_passes_on_forward_does_not_wait_for_attention() {
             assert!(of < body[v].origin.layer, "{v}");
         }
     }
+}
+
+/// Positions of the tokens that each context-parallel rank loads.
+fn positions(words: &str) -> Vec<Vec<u64>> {
+    let job = compiled(GPT2.0, GPT2.1, &case(words)).job;
+    let commands = job.programs[0].bodies.iter().flat_map(|b| &b.commands);
+    let (input, index) = commands
+        .filter_map(|c| match &c.action {
+            Action::Load { input, index, .. } => Some((*input, index.clone())),
+            _ => None,
+        })
+        .next()
+        .expect("the model has an input");
+    let extents = &job.inputs[input as usize].dims;
+    let of = |rank| {
+        let mut out = vec![];
+        Part::new(extents, &index, &job.mesh.coords(rank)).runs(|run| out.extend(run.global.into_iter().flat_map(|g| g..g + run.len)));
+        out
+    };
+    (0..job.mesh.world()).map(of).collect()
+}
+
+#[test]
+fn a_context_parallel_rank_has_one_chunk_from_the_front_and_one_from_the_back() {
+    assert_eq!(positions("cp2"), [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]);
+    assert_eq!(positions("cp4 gather"), [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]);
+    // Heads are split instead: positions stay in order.
+    assert_eq!(positions("cp2 ulysses"), [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]);
+}
+
+#[test]
+fn positions_that_make_no_zig_zag_stay_in_order_with_a_warning() {
+    let warnings = |seq: &str| {
+        let defines = [GPT2.1, &[("seq", seq)]].concat();
+        let found = compiled(GPT2.0, &defines, &case("cp4")).warnings;
+        found.into_iter().filter(|w| w.code == "W0205").flat_map(|w| w.help).collect::<Vec<_>>()
+    };
+    let help = "a zig-zag of chunks would balance it, but seq = 12 does not divide by 2 * cp = 8";
+    assert_eq!(warnings("12"), [help]);
+    assert!(warnings("16").is_empty());
 }
 
 /// Four each way, and a number per position and head for the softmax's backward pass.

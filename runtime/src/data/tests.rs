@@ -1,11 +1,12 @@
 use super::*;
+use ir::dim::Order;
 use ir::op::Real;
 use ir::program::Extent;
 use std::fs;
 use std::path::Path;
 
 fn dims(list: &[u64]) -> Vec<Extent> {
-    list.iter().map(|n| Extent { name: "d".into(), size: *n, padded: *n }).collect()
+    list.iter().map(|n| Extent { name: "d".into(), size: *n, padded: *n, order: Order::Plain }).collect()
 }
 
 /// `tokens` and `targets`, `[2, 3]`, and a constant.

@@ -2,7 +2,7 @@
 //! product, stage 1 multiplies by its own; the loss is the sum. SGD with momentum.
 
 use crate::build::Builder;
-use crate::dim::{Base, Dim, DimInfo, IndexMap, Linear};
+use crate::dim::{Base, Dim, DimInfo, IndexMap, Linear, Order};
 use crate::graph::{Body as Graph, Init, Origin, Phase, Type, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::mesh::{Mesh, SubAxis};
@@ -219,7 +219,7 @@ fn stage(stage: u32) -> Stage {
 }
 
 pub fn job() -> Job {
-    let extent = |size| vec![Extent { name: "n".into(), size, padded: size }];
+    let extent = |size| vec![Extent { name: "n".into(), size, padded: size, order: Order::Plain }];
     Job {
         model: "sample".into(),
         sources: vec![],
