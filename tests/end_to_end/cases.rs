@@ -136,3 +136,25 @@ fn every_architecture_on_pp2() {
 fn every_architecture_on_dp2_tp2_pp2() {
     all_agree(&SHORT, "--dp 2 --tp 2 --pp 2 --sp");
 }
+
+#[test]
+fn reference_cases_on_cp2() {
+    agrees_on("--cp 2");
+}
+
+#[test]
+fn reference_cases_on_cp4() {
+    agrees_on("--cp 4");
+}
+
+#[test]
+fn reference_cases_on_cp2_tp2() {
+    agrees_on("--cp 2 --tp 2 --sp");
+}
+
+#[test]
+fn reference_cases_on_cp2_by_gathers_and_by_heads() {
+    agrees("gpt2", &LONG, "--cp 2 --cp-comm-type all_gather");
+    agrees("llama", &LONG, "--cp 2 --cp-comm-type a2a");
+    agrees("llama", &LONG, "--cp 4 --cp-comm-type a2a+p2p");
+}

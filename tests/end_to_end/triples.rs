@@ -9,6 +9,7 @@ use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options};
+use passes::plan::CpComm;
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -183,13 +184,19 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
 }
 
 fn compile_arguments(triple: &Triple) -> Vec<String> {
-    let Case { dp, tp, pp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
+    let Case { dp, cp, cp_comm, tp, pp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
     };
+    let cp_comm = match cp_comm {
+        CpComm::Ring => "p2p",
+        CpComm::AllGather => "all_gather",
+        CpComm::AllToAll => "a2a",
+        CpComm::AllToAllAndRing => "a2a+p2p",
+    };
     let line = format!(
-        "compile model.mdl -o out.mcc --emit graph --dp {dp} --tp {tp} --pp {pp} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
+        "compile model.mdl -o out.mcc --emit graph --dp {dp} --cp {cp} --cp-comm-type {cp_comm} --tp {tp} --pp {pp} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
          --pipeline-schedule {schedule} --lr {} --lr-decay-style constant --lr-warmup-iters 0",
         triple.rate()
     );
@@ -326,6 +333,28 @@ fn llama_with_fewer_key_heads_than_tp() {
 fn llama_with_every_option() {
     let defines = "vocab=16 hidden=8 heads=4 kv_heads=2 ffn=16 layers=4 seq=8 qkv_bias=true qk_norm=true window=3 window_every=2 packed=true rope_factor=8.0 rope_original=4";
     fixed("llama.mdl", defines, Case { dp: 2, tp: 2, pp: 2, global_batch: 8, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn gpt2_with_dropout_on_cp2_tp2_pp2() {
+    let case = Case { cp: 2, tp: 2, pp: 2, sp: true, global_batch: 4, ..Case::default() };
+    fixed("gpt2.mdl", &format!("{GPT2} dropout_rate=0.5"), case, Recipe::AdamW);
+}
+
+#[test]
+fn llama_on_cp4() {
+    fixed("llama.mdl", &LLAMA.replace("seq=6", "seq=8"), Case { cp: 4, global_batch: 4, micro_batch: 2, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
+fn llama_on_cp3() {
+    llama(Case { cp: 3, global_batch: 2, cp_comm: CpComm::AllToAllAndRing, ..Case::default() });
+}
+
+#[test]
+fn bert_on_dp2_cp2() {
+    let defines = "vocab=18 hidden=8 heads=4 ffn=16 layers=2 seq=6 padded=false";
+    fixed("bert.mdl", defines, Case { dp: 2, cp: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
 }
 
 #[test]
