@@ -112,7 +112,7 @@ fn joins(body: &Body, v: Value, kind: Collective) -> bool {
         Collective::AllReduce(_) => own == arg && !own.is_empty(),
         Collective::AllGather => own[1..] == *arg,
         Collective::ReduceScatter(_) => *own == arg[1..],
-        Collective::AllToAll => false,
+        Collective::AllToAll | Collective::Shift => false,
     }
 }
 
