@@ -97,9 +97,14 @@ struct State {
 impl State {
     /// Replaces moments by smaller ones of which all comparisons that are still to come have the same outcome. A cell's moment is
     /// compared with clocks only, as are clocks with clocks; so each becomes the number of different clock values below it. One that
-    /// is before whatever other streams may still do there becomes 0. `users` are the streams of each cell.
-    fn normalise(&mut self, users: &[Streams]) {
+    /// is before whatever other streams may still do there becomes 0, as does an event's if all who wait for that know it. `users` are the
+    /// streams of each cell, `waiters` those that wait for each event.
+    fn normalise(&mut self, users: &[Streams], waiters: &[Streams]) {
         for t in 0..STREAMS {
+            for (event, waiters) in self.events.iter_mut().zip(waiters) {
+                let news = (0..STREAMS).any(|s| waiters >> s & 1 == 1 && self.clocks[s][t] < event[t]);
+                event[t] = if news { event[t] } else { 0 };
+            }
             let known = |users: Streams| (0..STREAMS).filter(|s| *s != t && users >> s & 1 == 1).map(|s| self.clocks[s][t]).min().unwrap_or(0);
             let known: Vec<u32> = (0..1 << STREAMS).map(known).collect();
             let mut values: Vec<u32> = self.clocks.iter().chain(&self.events).map(|c| c[t]).collect();
@@ -131,6 +136,8 @@ struct Order<'a> {
     cells: [usize; 3],
     /// Per cell, slots told apart, the streams that touch it.
     users: Vec<Streams>,
+    /// Per event, the streams that wait for it.
+    waiters: Vec<Streams>,
     slots: usize,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
@@ -240,21 +247,19 @@ impl<'a> Order<'a> {
             | Action::Load { .. }
             | Action::Report { .. } => Act::Touch(bytes.iter().map(touch).collect()),
         };
-        let bodies = program
+        let bodies: Vec<Vec<(usize, Act)>> = program
             .bodies
             .iter()
             .zip(traces)
             .map(|(body, trace)| body.commands.iter().zip(&trace.0).map(|(c, bytes)| (c.stream as usize, act(c, bytes))).collect())
             .collect();
-        Order { program, bodies, cells, users, slots, states: vec![], numbers: HashMap::new(), after: HashMap::new() }
-    }
-
-    fn events(&self) -> usize {
-        let events = self.bodies.iter().flatten().filter_map(|(_, act)| match act {
-            Act::Record(e) | Act::Wait(e) => Some(*e + 1),
-            Act::Touch(_) => None,
-        });
-        events.max().unwrap_or(0)
+        let mut waiters = vec![0; events.len()];
+        for (s, act) in bodies.iter().flatten() {
+            if let Act::Wait(e) = act {
+                waiters[*e] |= 1 << s;
+            }
+        }
+        Order { program, bodies, cells, users, waiters, slots, states: vec![], numbers: HashMap::new(), after: HashMap::new() }
     }
 
     fn number(&mut self, state: State) -> usize {
@@ -271,7 +276,7 @@ impl<'a> Order<'a> {
     fn steps(&mut self, schedule: &CallSchedule, at: &At) -> Result<(), JobError> {
         let start = self.number(State {
             clocks: [[0; STREAMS]; STREAMS],
-            events: vec![[0; STREAMS]; self.events()],
+            events: vec![[0; STREAMS]; self.waiters.len()],
             cells: vec![Cell::default(); self.users.len()],
         });
         // States between steps, to each of which an update may or may not have led.
@@ -302,7 +307,7 @@ impl<'a> Order<'a> {
                     here.error(self.explain(&race, phase.calls(schedule), c, k))
                 })?;
             }
-            state.normalise(&self.users);
+            state.normalise(&self.users, &self.waiters);
             let next = self.number(state);
             self.after.insert((now, body, slot), next);
             now = next;
