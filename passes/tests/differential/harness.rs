@@ -7,6 +7,7 @@ use ir::eval::{self, Env};
 use ir::graph::{Graph, Report, Type, Value};
 use ir::model::Model;
 use ir::op::{DType, Op, Scalar};
+use ir::program::Job;
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
@@ -220,6 +221,27 @@ fn recomputed_differently(
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
     Ok((!same).then(|| "recomputation changes a result".into()))
+}
+
+/// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams.
+///
+/// # Errors
+/// What differs or stops one of them.
+pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> Result<(), String> {
+    let given = Given::new(c, case, &Ranges::new());
+    let run = |interleaving| {
+        let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving };
+        reference::run_step_with(job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("{interleaving:?}: {e}"))
+    };
+    let ordered = run(Interleaving::List)?;
+    for seed in 0..interleavings {
+        let other = run(Interleaving::Random(seed))?;
+        let text = |r: &reference::StepResult| format!("{:?} {:?} {:?}", r.reports, r.params, r.states);
+        if text(&other) != text(&ordered) {
+            return Err(format!("interleaving {seed} gives another result"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether sums of some thousands of such numbers, and these times the learning rate, are exact.
