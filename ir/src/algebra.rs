@@ -129,6 +129,8 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Cumsum { over, .. } => plain(blocked(&[*over]), &[0]),
         // A rank looks up the rows it has; the others are zero.
         Op::Gather { .. } | Op::Scatter { .. } => plain(by_name(&map_or_sum), &[0]),
+        // Tokens stay with their ranks; which expert has which row is for the op on the rows to say.
+        Op::Dispatch(r) | Op::Combine(r) => plain(blocked(&[r.experts]), &[0]),
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q | AttentionGrad::K | AttentionGrad::V) => {
             let mut loops = blocked(&[a.keys, a.d]);
@@ -152,6 +154,7 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
         Op::ArgMax { over } | Op::Cumsum { over, .. } => vec![*over],
         Op::Gather { dim } | Op::Scatter { dim } => vec![*dim],
+        Op::Dispatch(r) | Op::Combine(r) => vec![r.experts],
         Op::Input(_)
         | Op::Param(_)
         | Op::State(..)

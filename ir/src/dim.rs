@@ -131,6 +131,8 @@ pub struct DimInfo {
     pub logical: u64,
     /// The dim this one is a copy of (`dim keys = seq;`): same size, same digits, another identity.
     pub copy_of: Option<Dim>,
+    /// Whether no axis splits it, whatever a plan says: what a router picks from.
+    pub whole: bool,
     /// Local to global index.
     pub index: IndexMap,
     /// The global extent of the dim (equal to `size` in a logical graph).
@@ -141,7 +143,16 @@ pub struct DimInfo {
 
 impl DimInfo {
     pub fn new(name: impl Into<String>, size: u64) -> DimInfo {
-        DimInfo { name: name.into(), size, logical: size, copy_of: None, index: IndexMap::whole(size), global: size, order: Order::Plain }
+        DimInfo {
+            name: name.into(),
+            size,
+            logical: size,
+            copy_of: None,
+            whole: false,
+            index: IndexMap::whole(size),
+            global: size,
+            order: Order::Plain,
+        }
     }
 }
 

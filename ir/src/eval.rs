@@ -4,7 +4,7 @@
 
 use crate::dim::{Base, Dim, DimInfo, Dims, IndexMap};
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Routing, Scalar, Unary};
 use crate::random;
 
 /// What a body's sources hold, and where the shards it computes on begin.
@@ -350,7 +350,7 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
             }
             out
         }
-        Op::Gather { dim } => {
+        Op::Gather { dim } | Op::Combine(Routing { experts: dim, .. }) => {
             let (table, index) = (body.dims_of(node.args[0]), body.dims_of(node.args[1]));
             let (t, i) = (strides(dims, table, &node.ty.dims), strides(dims, index, &node.ty.dims));
             let along = strides(dims, table, &[*dim])[0];
@@ -365,7 +365,7 @@ pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f6
                 })
                 .collect()
         }
-        Op::Scatter { dim } => {
+        Op::Scatter { dim } | Op::Dispatch(Routing { experts: dim, .. }) => {
             let (values, index) = (body.dims_of(node.args[0]), body.dims_of(node.args[1]));
             let mut over = values.to_vec();
             over.extend(index.iter().filter(|d| !values.contains(d)));

@@ -150,7 +150,8 @@ impl std::ops::IndexMut<Value> for Body {
     }
 }
 
-/// A trainable tensor. Parameters of a `repeat` are one per iteration.
+/// A tensor that lives over steps: one that trains, or a state, which changes by its `update` alone. Parameters of a `repeat` are
+/// one per iteration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Param {
     /// Full name, `layers.3.attn.q.w`.
@@ -162,8 +163,17 @@ pub struct Param {
     /// Attributes of the `train` section's groups.
     pub lr_scale: Real,
     pub frozen: bool,
+    /// A `state`: no gradient, no optimizer; initialized, stored and exported as parameters are.
+    pub state: bool,
     pub layer: Option<u32>,
     pub span: Option<Span>,
+}
+
+impl Param {
+    /// Whether it has a gradient.
+    pub fn trains(&self) -> bool {
+        !self.frozen && !self.state
+    }
 }
 
 /// How a parameter starts. Keyed by its full name and the global index of each element.
@@ -216,8 +226,8 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Update {
     pub param: u32,
-    /// The gradient, before clipping.
-    pub grad: Value,
+    /// The gradient, before clipping; a state has none.
+    pub grad: Option<Value>,
     /// The new parameter and the new optimizer states, by slot.
     pub new: Value,
     pub states: Vec<Value>,
@@ -286,7 +296,7 @@ impl Graph {
             *v = f(*v);
         }
         for u in &mut self.updates {
-            u.grad = f(u.grad);
+            u.grad = u.grad.map(&mut f);
             u.new = f(u.new);
             u.states.iter_mut().for_each(|s| *s = f(*s));
         }

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Scalar, Unary};
+use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -80,7 +80,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         | Op::Reduce { .. }
         | Op::ArgMax { .. }
         | Op::Cumsum { .. } => 1,
-        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } => 2,
+        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::Dispatch(_) | Op::Combine(_) => 2,
         Op::Select => 3,
         Op::AttentionLse(a) => 2 + positions(a),
         Op::Attention(a) => 3 + positions(a),
@@ -244,6 +244,25 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             }
             Type::new(args[0].dtype, declared.dims.clone())
         }
+        Op::Dispatch(r) => {
+            let (x, chosen) = (args[0], args[1]);
+            if x.has(r.experts) || !routes(r, chosen) {
+                return fail("wants i32 choices and a value without the experts");
+            }
+            let mut out: Vec<Dim> = chosen.dims.iter().copied().filter(|d| *d != r.choice).collect();
+            out.push(r.experts);
+            out.extend(x.dims.iter().copied().filter(|d| *d != r.choice && !chosen.has(*d)));
+            Type::new(x.dtype, out)
+        }
+        Op::Combine(r) => {
+            let (y, chosen) = (args[0], args[1]);
+            if !y.has(r.experts) || y.has(r.choice) || !routes(r, chosen) {
+                return fail("wants i32 choices and a value with the experts");
+            }
+            let mut out = chosen.dims.clone();
+            out.extend(y.dims.iter().copied().filter(|d| *d != r.experts && !chosen.has(*d)));
+            Type::new(y.dtype, out)
+        }
         Op::Attention(a) => {
             let (q, v) = (args[0], args[2]);
             if !attention_fits(a, args) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
@@ -284,6 +303,10 @@ fn collective(kind: Collective, part: Option<Dim>, arg: &Type) -> Option<Type> {
         }
     }
     Some(ty)
+}
+
+fn routes(r: &Routing, chosen: &Type) -> bool {
+    chosen.dtype == DType::I32 && chosen.has(r.choice) && !chosen.has(r.experts)
 }
 
 /// The number of operands that are positions.

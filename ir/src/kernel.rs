@@ -106,6 +106,8 @@ impl Kernel {
                 | Op::View { .. }
                 | Op::Slice { .. }
                 | Op::Shard { .. }
+                | Op::Dispatch(_)
+                | Op::Combine(_)
                 | Op::Cut
                 | Op::Reshard { .. }
                 | Op::Collective { .. }

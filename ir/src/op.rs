@@ -223,6 +223,20 @@ impl Attention {
     }
 }
 
+/// Between which dims rows are dispatched and combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Routing {
+    pub experts: Dim,
+    pub choice: Dim,
+}
+
+impl Routing {
+    /// The same over other dims.
+    pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Routing {
+        Routing { experts: f(self.experts), choice: f(self.choice) }
+    }
+}
+
 /// An operation. Operand order is given with each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op {
@@ -347,6 +361,13 @@ pub enum Op {
         dim: Dim,
     },
 
+    // Experts. `chosen` holds, along `choice`, the numbers (i32) of the experts that a token goes to; one that is no expert's goes nowhere.
+    /// `(x, chosen)` -> x without `choice`, with `experts`: at each expert the sum of x over the choices that name it, else 0. An x
+    /// without `choice` is the same for all choices. The adjoint of `Combine`.
+    Dispatch(Routing),
+    /// `(y, chosen)` -> chosen's dims and y's without `experts`: `y[experts: chosen]`, 0 for a choice that is no expert's.
+    Combine(Routing),
+
     // Attention. q has `at`, `d` and any other dims; k has `keys`, `d` and a subset of q's others; v has `keys`, k's
     // others, and `d` as its last dim. Dims of q that k lacks share their keys (grouped queries). Positions follow the operands
     // named here, if causal.
@@ -399,6 +420,8 @@ impl Op {
             Op::Cumsum { .. } => "cumsum",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
+            Op::Dispatch(_) => "dispatch",
+            Op::Combine(_) => "combine",
             Op::Attention(_) => "attention",
             Op::AttentionLse(_) => "attention_lse",
             Op::AttentionGrad(_, which) => which.name(),
@@ -421,6 +444,8 @@ impl Op {
             Op::Cumsum { over, reverse } => Op::Cumsum { over: f(*over), reverse: *reverse },
             Op::Gather { dim } => Op::Gather { dim: f(*dim) },
             Op::Scatter { dim } => Op::Scatter { dim: f(*dim) },
+            Op::Dispatch(r) => Op::Dispatch(r.map_dims(f)),
+            Op::Combine(r) => Op::Combine(r.map_dims(f)),
             Op::Attention(a) => Op::Attention(a.map_dims(f)),
             Op::AttentionLse(a) => Op::AttentionLse(a.map_dims(f)),
             Op::AttentionGrad(a, which) => Op::AttentionGrad(a.map_dims(f), *which),
@@ -492,6 +517,8 @@ impl Op {
             | Op::Cumsum { .. }
             | Op::Gather { .. }
             | Op::Scatter { .. }
+            | Op::Dispatch(_)
+            | Op::Combine(_)
             | Op::Attention(_)
             | Op::AttentionLse(_)
             | Op::AttentionGrad(..) => false,

@@ -11,7 +11,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{bucket, optimize, order, pad, partition, simplify, tables};
+use crate::{bucket, optimize, order, pad, partition, rows, simplify, tables};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -144,10 +144,11 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let lists = plan::lists(&plan, &graph, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut graph, &mesh, &lists, options.pad_vocab_to);
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
-    let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) =
-        plan::check(&graph, &mesh, &plan::lists(&plan, &graph, options.sp, options.cp_comm, Zero::None), &plan, &settings)
-            .into_iter()
-            .partition(|d| d.severity == Severity::Error);
+    let found = [
+        plan::check(&graph, &mesh, &plan::lists(&plan, &graph, options.sp, options.cp_comm, Zero::None), &plan, &settings),
+        plan::check_microbatches(&graph, &mesh),
+    ];
+    let (errors, found): (Vec<Diagnostic>, Vec<Diagnostic>) = found.into_iter().flatten().partition(|d| d.severity == Severity::Error);
     warnings.extend(found);
     if !errors.is_empty() {
         return Err(CompileError::User(errors));
@@ -157,7 +158,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     }
     let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &layout), valid)?;
 
-    let mut other = trace.step("elaborate", || without_outputs(evaluation.graph), valid)?;
+    let mut other = trace.step("elaborate", || without_updates(without_outputs(evaluation.graph)), valid)?;
     other = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(other)), valid)?;
     other = trace.step("tabulate", || simplify::simplify(tables::tabulate(other)), valid)?;
     let other_lists = plan::lists(&plan, &other, options.sp, options.cp_comm, options.zero);
@@ -210,18 +211,22 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 }
 
 fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<Local>, CompileError> {
-    trace
-        .step(
-            "partition",
-            || partition::partition(sharded, layout),
-            |l| l.as_ref().map_or(Ok(()), |l| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()))),
-        )?
-        .map_err(CompileError::User)
+    let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
+    let locals = trace
+        .step("partition", || partition::partition(sharded, layout), |l| l.as_ref().map_or(Ok(()), |l| valid(l)))?
+        .map_err(CompileError::User)?;
+    trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))
 }
 
 /// Named outputs are for inference; a training step does not compute what only they need.
 fn without_outputs(mut graph: Graph) -> Graph {
     graph.outputs.clear();
+    graph
+}
+
+/// Evaluation leaves states as they are.
+fn without_updates(mut graph: Graph) -> Graph {
+    graph.updates.clear();
     graph
 }
 

@@ -26,7 +26,7 @@ pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
     let mut graph = sum_losses(graph);
     let Some(loss) = graph.loss else { return Err(DifferentiateError::NoLoss) };
 
-    let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if !graph.params[*p as usize].frozen));
+    let trains: Vec<bool> = depends(&graph.body, |op| matches!(op, Op::Param(p) if graph.params[*p as usize].trains()));
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
     {
         let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
@@ -318,6 +318,14 @@ fn adjoint(
         }
         Op::Scatter { dim } => {
             let d = b.op(Op::Gather { dim: *dim }, &[dz, x(1)]);
+            give(b, 0, d);
+        }
+        Op::Dispatch(r) => {
+            let d = b.op(Op::Combine(*r), &[dz, x(1)]);
+            give(b, 0, d);
+        }
+        Op::Combine(r) => {
+            let d = b.op(Op::Dispatch(*r), &[dz, x(1)]);
             give(b, 0, d);
         }
         Op::Attention(a) => {

@@ -202,6 +202,8 @@ impl Building<'_> {
             | Op::View { .. }
             | Op::Slice { .. }
             | Op::Shard { .. }
+            | Op::Dispatch(_)
+            | Op::Combine(_)
             | Op::Reshard { .. }
             | Op::Collective { .. }
             | Op::Recv { .. }

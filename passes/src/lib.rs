@@ -15,6 +15,7 @@ pub mod partition;
 pub mod plan;
 pub mod propagate;
 pub mod rematerialize;
+pub mod rows;
 pub mod schedule;
 pub mod simplify;
 pub mod stages;

@@ -98,7 +98,7 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
                 (b.sub(param, step), states)
             }
         };
-        graph.updates.push(Update { param: p, grad: g, new, states });
+        graph.updates.push(Update { param: p, grad: Some(g), new, states });
     }
     graph
 }

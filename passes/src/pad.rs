@@ -132,7 +132,7 @@ fn is_zero(body: &Body, zero: &HashMap<(Value, Dim), bool>, v: Value, d: Dim) ->
         Op::Pad { to, .. } => *to != d && of(&node.args[0], d),
         Op::Concat { to, .. } => *to != d && node.args.iter().all(|a| of(a, d)),
         Op::Dot { .. } => node.args.iter().any(|a| of(a, d)),
-        Op::Reduce { .. } | Op::Cumsum { .. } | Op::Gather { .. } => of(&node.args[0], d),
+        Op::Reduce { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Dispatch(_) | Op::Combine(_) => of(&node.args[0], d),
         // No index points into the padding.
         Op::Scatter { dim } => *dim == d || of(&node.args[0], d),
         Op::Compare(_)

@@ -1,9 +1,9 @@
 //! Which dims each mesh axis may split, in order of preference: the plan of the model text over the dims of a graph.
 
-use ir::algebra::Loop;
+use ir::algebra::{Loop, LoopKind, algebra};
 use ir::diag::Diagnostic;
 use ir::dim::{Dim, Dims};
-use ir::graph::Graph;
+use ir::graph::{Graph, Phase};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::model::Plan;
 use ir::op::Op;
@@ -76,7 +76,8 @@ impl Zero {
     pub const ALL: [Zero; 4] = [Zero::None, Zero::States, Zero::Gradients, Zero::Params];
 }
 
-/// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies.
+/// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies; not for those that
+/// are to stay whole.
 pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero: Zero) -> Lists {
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
@@ -85,7 +86,7 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero:
             let named = dims.ids().filter(|d| dims.name(*d) == name);
             let copies = dims.ids().filter(|d| dims.original(*d) != *d && dims.name(dims.original(*d)) == name);
             for d in named.chain(copies) {
-                if !out.contains(&d) {
+                if !dims[dims.original(d)].whole && !out.contains(&d) {
                     out.push(d);
                 }
             }
@@ -376,6 +377,38 @@ fn check_inputs(graph: &Graph, mesh: &Mesh, lists: &Lists, plan: &Plan) -> Vec<D
         let (below, above) = (n / size * size, n.next_multiple_of(size));
         let nearest = if below == 0 { above.to_string() } else { format!("{below}, {above}") };
         out.push(e.help(format!("nearest sizes that divide: {nearest} (`-D {name}={above}`)")));
+    }
+    out
+}
+
+/// What needs the whole batch at once cannot be had from microbatches that come one after another: E0636.
+pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
+    let (body, dims) = (&graph.body, &graph.body.dims);
+    let Some(batch) = graph.batch.filter(|_| mesh.size(Axis::Microbatch) > 1) else { return vec![] };
+    let mut fed = vec![false; body.nodes.len()];
+    let mut out: Vec<Diagnostic> = vec![];
+    for v in body.values() {
+        let node = &body[v];
+        fed[v.index()] = matches!(node.op, Op::Input(_) | Op::Uniform { .. }) || node.args.iter().any(|a| fed[a.index()]);
+        if node.op.is_source() || node.origin.phase != Phase::Forward {
+            continue;
+        }
+        let blocked = algebra(body, v)
+            .loops
+            .into_iter()
+            .filter(|l| l.kind == LoopKind::Block)
+            .any(|l| l.args.iter().zip(&node.args).any(|(d, a)| fed[a.index()] && d.is_some_and(|d| dims.original(d) == batch)));
+        if blocked {
+            let name = dims.name(batch);
+            let text = format!("`{}` along `{name}` needs the whole batch at once, and microbatches come one after another", node.op.name());
+            let mut e = Diagnostic::error("E0636", text);
+            if let Some(span) = node.origin.span {
+                e = e.label(span, "all of the batch meets here");
+            }
+            if !out.iter().any(|o| o.labels == e.labels) {
+                out.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or leave the batch out: a capacity per sequence"));
+            }
+        }
     }
     out
 }

@@ -184,7 +184,7 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
 }
 
 fn compile_arguments(triple: &Triple) -> Vec<String> {
-    let Case { dp, cp, cp_comm, tp, pp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
+    let Case { dp, cp, cp_comm, tp, pp, ep, etp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
@@ -196,7 +196,7 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
         CpComm::AllToAllAndRing => "a2a+p2p",
     };
     let line = format!(
-        "compile model.mdl -o out.mcc --emit graph --dp {dp} --cp {cp} --cp-comm-type {cp_comm} --tp {tp} --pp {pp} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
+        "compile model.mdl -o out.mcc --emit graph --dp {dp} --cp {cp} --cp-comm-type {cp_comm} --tp {tp} --pp {pp} --ep {ep} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
          --pipeline-schedule {schedule} --lr {} --lr-decay-style constant --lr-warmup-iters 0",
         triple.rate()
     );
@@ -212,6 +212,7 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
         Recompute::Block(n) => full("block", *n),
     };
     out.extend(recompute.split_whitespace().map(String::from));
+    out.extend(etp.iter().flat_map(|n| ["--etp".into(), n.to_string()]));
     if let Some(sizes) = layout {
         let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
         out.extend(["--pipeline-layers".into(), sizes.join(",")]);
@@ -370,6 +371,19 @@ fn bert_on_tp2_pp2() {
 }
 
 #[test]
+fn mixtral_on_dp2_tp2_with_experts_over_all() {
+    let defines = "vocab=18 hidden=8 heads=4 kv_heads=2 experts=4 expert_ffn=8 layers=2 seq=6 aux_per_sequence=true";
+    let case = Case { dp: 2, tp: 2, sp: true, ep: 4, etp: Some(1), global_batch: 4, ..Case::default() };
+    fixed("mixtral.mdl", defines, case, Recipe::AdamW);
+}
+
+#[test]
+fn deepseek_on_dp2_pp2_with_experts_over_dp() {
+    let defines = "vocab=18 hidden=8 heads=2 layers=2 first_dense=1 ffn=8 seq=4 q_rank=6 kv_rank=4 nope=4 turned=2 v_dim=4 experts=8 top_k=2 expert_ffn=4 groups=4 top_groups=2 bias_rate=0.125";
+    fixed("deepseek_v3.mdl", defines, Case { dp: 2, pp: 2, ep: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
+}
+
+#[test]
 fn t5_on_dp2_tp4() {
     let defines = "vocab=18 hidden=8 heads=4 head_dim=4 ffn=12 encoder_layers=2 decoder_layers=2 source=6 target=5 buckets=8 max_distance=16";
     fixed("t5.mdl", defines, Case { dp: 2, tp: 4, global_batch: 4, ..Case::default() }, Recipe::AdamW);
@@ -438,7 +452,7 @@ fn random_triples(first: u64, count: usize) {
         }
         let generate::Triple { text, case, ranges } = generate::triple(seed);
         // What the command line has, at a size that two cores can run.
-        if case.dp * case.tp * case.pp > 8 && only.is_none() {
+        if case.dp * case.cp * case.tp * case.pp > 8 && only.is_none() {
             continue;
         }
         let triple = Triple { text, defines: vec![], case: Case { rows: Rows::Rules, inline_ops: false, ..case }, ranges, recipe: Recipe::Text };

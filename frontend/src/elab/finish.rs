@@ -1,11 +1,12 @@
 //! The finished model: what nothing depends on is dropped, the rest is numbered anew.
 
+use super::experts::separate_routers;
 use super::sections::Sections;
 use super::value::Val;
 use super::{Elab, Elaborated};
 use crate::ast::Ident;
 use ir::diag::{Diagnostic, Severity};
-use ir::graph::{Body, Feed, Graph, Value};
+use ir::graph::{Body, Feed, Graph, Phase, Value};
 use ir::model::Model;
 use ir::op::Op;
 
@@ -41,9 +42,14 @@ impl Elab<'_> {
             losses: self.losses,
             metrics: self.metrics,
             outputs: self.outputs,
+            updates: self.updates,
             ..Graph::default()
         };
         drop_unused(&mut graph);
+        self.diagnostics.extend(drop_unread(&mut graph));
+        drop_unused(&mut graph);
+        separate_routers(&mut graph);
+        postpone(&mut graph);
         for (pattern, group) in &sections.groups {
             for param in graph.params.iter_mut().filter(|p| matches(pattern, &p.name)) {
                 param.lr_scale = group.lr_scale.unwrap_or(param.lr_scale);
@@ -56,11 +62,53 @@ impl Elab<'_> {
     }
 }
 
-/// Removes nodes that no loss, metric or output depends on, and inputs that are neither used nor read by a used one.
+/// Moves what only updates of states need to the end of the step, from where it no longer tells one element of the batch from
+/// another: there the sums over all microbatches are complete.
+fn postpone(graph: &mut Graph) {
+    let body = &graph.body;
+    let of_batch = |v: Value| body.dims_of(v).iter().any(|d| Some(body.dims.original(*d)) == graph.batch);
+    let mut early = vec![false; body.nodes.len()];
+    for r in graph.losses.iter().chain(&graph.metrics).chain(&graph.outputs) {
+        early[r.value.index()] = true;
+    }
+    for v in body.values().rev() {
+        let node = &body[v];
+        early[v.index()] |= of_batch(v) || node.args.iter().any(|a| of_batch(*a)) || node.op.is_source();
+        if early[v.index()] {
+            node.args.iter().for_each(|a| early[a.index()] = true);
+        }
+    }
+    for (node, early) in graph.body.nodes.iter_mut().zip(early) {
+        if !early {
+            node.origin.phase = Phase::Update;
+        }
+    }
+}
+
+/// Removes updates of states that nothing reads, not even they themselves: a checkpoint alone would have them.
+fn drop_unread(graph: &mut Graph) -> Vec<Diagnostic> {
+    let Graph { body, updates, params, .. } = graph;
+    let mut out = vec![];
+    updates.retain(|u| {
+        let read = body.nodes.iter().any(|n| n.op == Op::Param(u.param));
+        if !read {
+            let param = &params[u.param as usize];
+            let e = Diagnostic::warning("W0403", format!("state `{}` is updated, but nothing reads it", param.name));
+            out.push(match param.span {
+                Some(span) => e.label(span, "keeps its first value"),
+                None => e,
+            });
+        }
+        read
+    });
+    out
+}
+
+/// Removes nodes that no loss, metric, output or update depends on, and inputs that are neither used nor read by a used one.
 /// Parameters stay, used or not: a checkpoint has them.
 fn drop_unused(graph: &mut Graph) {
     let mut live = vec![false; graph.body.nodes.len()];
-    let mut stack: Vec<Value> = graph.losses.iter().chain(&graph.metrics).chain(&graph.outputs).map(|r| r.value).collect();
+    let mut stack = graph.roots();
     while let Some(v) = stack.pop() {
         if !std::mem::replace(&mut live[v.index()], true) {
             stack.extend(&graph.body[v].args);
@@ -103,9 +151,7 @@ fn drop_unused(graph: &mut Graph) {
         }
     }
     graph.body = body;
-    for report in graph.losses.iter_mut().chain(&mut graph.metrics).chain(&mut graph.outputs) {
-        report.value = place[report.value.index()];
-    }
+    graph.map_roots(|v| place[v.index()]);
 }
 
 fn source(feed: &Feed) -> Option<u32> {

@@ -3,6 +3,7 @@
 
 mod attention;
 mod call;
+mod experts;
 mod expr;
 mod finish;
 mod number;
@@ -21,7 +22,7 @@ use crate::Options;
 use crate::ast::{Ast, Ident, StmtKind};
 use crate::imports::{Imports, Link};
 use ir::diag::{Diagnostic, Severity, Span};
-use ir::graph::{Body, Input, Origin, Param, Phase, Report};
+use ir::graph::{Body, Input, Origin, Param, Phase, Report, Update};
 use ir::model::Model;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
@@ -63,6 +64,7 @@ pub struct Elab<'a> {
     losses: Vec<Report>,
     metrics: Vec<Report>,
     outputs: Vec<Report>,
+    updates: Vec<Update>,
     dims: Vec<DimEntry>,
     /// The declaration of each dim of the graph.
     declared: Vec<DimId>,
@@ -103,6 +105,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         losses: vec![],
         metrics: vec![],
         outputs: vec![],
+        updates: vec![],
         dims: vec![],
         declared: vec![],
         frames: vec![],

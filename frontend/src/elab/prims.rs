@@ -73,6 +73,9 @@ fn signature(name: &str) -> Signature {
         "slice" => (&["x", "dims", "at"], 2),
         "expand" => (&["x", "dims"], 2),
         "index" => (&["dim"], 1),
+        "top_k" => (&["x", "over", "k"], 3),
+        "dispatch" => (&["x", "to", "over", "into"], 4),
+        "combine" => (&["y", "to", "over", "from"], 4),
         "uniform" => (&["like"], 1),
         "error" => (&["text"], 1),
         _ => (&["x"], 1),
@@ -108,10 +111,6 @@ impl Elab<'_> {
         match &*name {
             "concat" => return self.concat(frame, call, span),
             "stack" => return self.stack(frame, call, span),
-            "top_k" | "dispatch" | "combine" => {
-                let e = Diagnostic::error("E0903", format!("`{name}` is not supported yet")).label(span, "mixture of experts");
-                return self.fail(e);
-            }
             "normal" => {
                 let e = Diagnostic::error("E0202", "`normal` stands only after `~`").label(span, "not a value");
                 return self.fail(e.help("`param w: [a, b] ~ normal(0.02);`"));
@@ -139,6 +138,9 @@ impl Elab<'_> {
                 None => Val::Bad,
             },
             "uniform" => self.uniform(&args),
+            "top_k" => self.top_k(&args),
+            "dispatch" => self.dispatch(&args),
+            "combine" => self.combine(&args),
             "f32" | "real" => self.float_of(&args),
             "i32" => self.int_of(&args),
             "stop_gradient" => match args.val(0) {
@@ -205,7 +207,7 @@ impl Elab<'_> {
         good.then_some(args)
     }
 
-    fn tensor_arg(&mut self, args: &Args, i: usize) -> Option<Value> {
+    pub fn tensor_arg(&mut self, args: &Args, i: usize) -> Option<Value> {
         let val = args.val(i).clone();
         self.tensor(&val, args.span(i))
     }
@@ -329,7 +331,7 @@ impl Elab<'_> {
         Val::Tensor(self.reduced(x, kind, over))
     }
 
-    fn reduced(&mut self, x: Value, kind: Reduce, over: Vec<Dim>) -> Value {
+    pub fn reduced(&mut self, x: Value, kind: Reduce, over: Vec<Dim>) -> Value {
         let ty = self.ty(x).clone();
         let dims: Vec<Dim> = ty.dims.iter().copied().filter(|d| !over.contains(d)).collect();
         self.push(Op::Reduce { kind, over }, vec![x], Type::new(ty.dtype, dims))

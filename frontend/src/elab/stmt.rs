@@ -1,5 +1,6 @@
 //! Statements.
 
+use super::storage::Lives;
 use super::value::{Closure, DimEntry, Flow, FrameId, Val};
 use super::{Elab, MORE_STACK, RED_ZONE};
 use crate::ast::*;
@@ -60,17 +61,9 @@ impl Elab<'_> {
                 self.frames[frame.0].fns.insert(function.name.name.clone(), closure);
             }
             StmtKind::Input { names, ty, value } => self.input(frame, names, ty, value.as_ref()),
-            StmtKind::Param(storage) => self.param(frame, storage),
-            StmtKind::State(storage) => {
-                let e = Diagnostic::error("E0903", "`state` is not supported yet").label(stmt.span, "kept between steps");
-                self.report(e.help("parameters that train are `param`"));
-                for name in &storage.names {
-                    self.declare(frame, name, Val::Bad);
-                }
-            }
-            StmtKind::Update { .. } => {
-                self.report(Diagnostic::error("E0903", "`update` is not supported yet").label(stmt.span, "changes a state"));
-            }
+            StmtKind::Param(storage) => self.stored(frame, storage, Lives::Trained),
+            StmtKind::State(storage) => self.stored(frame, storage, Lives::State),
+            StmtKind::Update { name, value } => self.update(frame, name, value),
             StmtKind::If(branch) => return self.branch(frame, branch),
             StmtKind::Repeat(repeat) => return self.repeat(frame, repeat),
             StmtKind::Return(values) => {

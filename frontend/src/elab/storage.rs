@@ -4,8 +4,24 @@ use super::Elab;
 use super::value::{FrameId, Val};
 use crate::ast::*;
 use ir::diag::Diagnostic;
-use ir::graph::{Feed, Input, Type};
-use ir::op::{Op, Real};
+use ir::graph::{Feed, Input, Phase, Type, Update};
+use ir::op::{DType, Op, Real};
+
+/// How what lives over steps changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lives {
+    Trained,
+    State,
+}
+
+impl Lives {
+    fn name(self) -> &'static str {
+        match self {
+            Lives::Trained => "parameter",
+            Lives::State => "state",
+        }
+    }
+}
 
 impl Elab<'_> {
     pub fn input(&mut self, frame: FrameId, names: &[Ident], ty: &TypeExpr, value: Option<&Expr>) {
@@ -106,7 +122,9 @@ impl Elab<'_> {
         })
     }
 
-    pub fn param(&mut self, frame: FrameId, storage: &Storage) {
+    /// A `param` or a `state`.
+    pub fn stored(&mut self, frame: FrameId, storage: &Storage, lives: Lives) {
+        let what = lives.name();
         let ty = self.declared_type(frame, &storage.ty);
         let init = self.init(frame, &storage.init);
         let mut decays = true;
@@ -124,8 +142,8 @@ impl Elab<'_> {
                 continue;
             };
             if !ty.dtype.is_float() {
-                let e = Diagnostic::error("E0202", format!("parameter `{}` is {}", name.name, ty.dtype.name()));
-                self.report(e.label(storage.ty.span, "only floats train").help("leave the dtype out"));
+                let e = Diagnostic::error("E0202", format!("{what} `{}` is {}", name.name, ty.dtype.name()));
+                self.report(e.label(storage.ty.span, "expected floats").help("leave the dtype out"));
                 self.declare(frame, name, Val::Bad);
                 continue;
             }
@@ -144,9 +162,10 @@ impl Elab<'_> {
                 name: full,
                 ty: ty.clone(),
                 init,
-                decay: decays && ty.dims.len() >= 2,
+                decay: decays && lives == Lives::Trained && ty.dims.len() >= 2,
                 lr_scale: Real(1.0),
                 frozen: false,
+                state: lives == Lives::State,
                 layer: self.origin.layer,
                 span: Some(place),
             });
@@ -158,6 +177,43 @@ impl Elab<'_> {
             let value = self.push(Op::Param(number), vec![], ty);
             self.declare(frame, name, Val::Tensor(value));
         }
+    }
+
+    /// `update s = e;`: the state has this value from the next step on.
+    pub fn update(&mut self, frame: FrameId, name: &Ident, value: &Expr) {
+        let (old, new) = (self.eval_name(frame, &name.name, name.span), self.eval(frame, value));
+        if matches!(old, Val::Bad) || matches!(new, Val::Bad) {
+            return;
+        }
+        let state = match old {
+            Val::Tensor(v) => match self.body[v].op {
+                Op::Param(p) if self.params[p as usize].state => Some(p),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some(param) = state else {
+            let e = Diagnostic::error("E0417", format!("`{}` is no state", name.name)).label(name.span, "cannot be updated");
+            self.report(e.help(format!("`state {}: [..] = 0;` lives from step to step; `{} = ..` changes a value", name.name, name.name)));
+            return;
+        };
+        if self.updates.iter().any(|u| u.param == param) {
+            let e = Diagnostic::error("E0417", format!("state `{}` is updated twice", self.params[param as usize].name));
+            self.report(e.label(name.span, "second time").help("once per step: join the updates into one"));
+            return;
+        }
+        let Some(new) = self.tensor(&new, value.span) else { return };
+        let (ty, has) = (self.params[param as usize].ty.clone(), self.ty(new).clone());
+        if has.dtype == DType::Bool || has.dims.len() != ty.dims.len() || has.dims.iter().any(|d| !ty.has(*d)) {
+            let e = Diagnostic::error("E0211", format!("state `{}` has {}, its update {}", name.name, self.describe(&ty), self.describe(&has)));
+            self.report(e.label(value.span, "other dims or another element type").help("an update has the dims of the state"));
+            return;
+        }
+        let new = self.cast(new, ty.dtype);
+        // An identity, to be taken once per step, when all microbatches are behind.
+        let new = self.push(Op::Add, vec![new], ty);
+        self.body[new].origin.phase = Phase::Update;
+        self.updates.push(Update { param, grad: None, new, states: vec![] });
     }
 
     fn init(&mut self, frame: FrameId, init: &Init) -> Option<ir::graph::Init> {

@@ -34,8 +34,9 @@ impl Elab<'_> {
                 return None;
             }
             None => {
-                let e = Diagnostic::error("E0903", format!("dim `{}` has no size", entry.name)).label(span, "used as a dim");
-                self.report(e.label(entry.span, "declared here").help(format!("`dim {} = size;`", entry.name)));
+                let e = Diagnostic::error("E0206", format!("dim `{}` has no size", entry.name)).label(span, "used as a dim of a value");
+                let e = e.label(entry.span, "declared here").help(format!("`dim {} = size;`", entry.name));
+                self.report(e.note("a dim without size is for the rows of `dispatch` and `combine`: as many as come"));
                 return None;
             }
         };

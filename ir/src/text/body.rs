@@ -150,6 +150,7 @@ fn dim_table(io: &mut Io, list: &mut Vec<DimInfo>) -> Result {
         io.with(" = ", &mut info.size, Io::number)?;
         io.or(&mut info.logical, info.size, " logical ", Io::number)?;
         io.option(&mut info.copy_of, Dim(0), " copy of ", dim)?;
+        io.flag(&mut info.whole, " whole")?;
         io.or(&mut info.global, info.size, " global ", Io::number)?;
         io.or(&mut info.index, IndexMap::whole(info.size), " index ", index)?;
         io.or(&mut info.order, Order::Plain, " zigzag ", zig_zag)

@@ -31,6 +31,7 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) ->
         decay: false,
         lr_scale: Real(1.0),
         frozen: false,
+        state: false,
         layer: None,
         span: None,
     };
@@ -59,9 +60,9 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) ->
         io.number(p)?;
         io.with(" = ", v, Io::value)
     })?;
-    io.rows(&mut g.updates, Update { param: 0, grad: Value(0), new: Value(0), states: vec![] }, "update ", |io, _, u| {
+    io.rows(&mut g.updates, Update { param: 0, grad: None, new: Value(0), states: vec![] }, "update ", |io, _, u| {
         io.number(&mut u.param)?;
-        io.with(" from ", &mut u.grad, Io::value)?;
+        io.option(&mut u.grad, Value(0), " from ", Io::value)?;
         io.with(" to ", &mut u.new, Io::value)?;
         io.with(" states ", &mut u.states, values)
     })
@@ -99,6 +100,7 @@ fn param(io: &mut Io, p: &mut Param) -> Result {
     io.flag(&mut p.decay, " decay")?;
     io.or(&mut p.lr_scale, Real(1.0), " lr_scale ", |io, x| io.real(&mut x.0))?;
     io.flag(&mut p.frozen, " frozen")?;
+    io.flag(&mut p.state, " state")?;
     io.option(&mut p.layer, 0, " layer ", Io::number)?;
     span(io, &mut p.span)
 }

@@ -135,7 +135,7 @@ impl<'a> Module<'a> {
             self.operation(None, "grad", &[*v], &[format!("param = {p} : i64")], "unknown");
         }
         for u in &g.updates {
-            let args: Vec<Value> = [u.grad, u.new].into_iter().chain(u.states.iter().copied()).collect();
+            let args: Vec<Value> = u.grad.into_iter().chain([u.new]).chain(u.states.iter().copied()).collect();
             self.operation(None, "update", &args, &[format!("param = {} : i64", u.param)], "unknown");
         }
     }

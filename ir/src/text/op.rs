@@ -5,7 +5,7 @@ use super::labels::{Labels, label};
 use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};
-use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -41,6 +41,7 @@ fn each<T: Copy>(all: &[T], op: impl Fn(T) -> Op) -> Vec<Op> {
 }
 
 const D: Dim = Dim(0);
+const ROUTING: Routing = Routing { experts: D, choice: D };
 const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), causal: false };
 
 ops! { io;
@@ -104,6 +105,8 @@ ops! { io;
     };
     Op::Gather { dim: d }, [Op::Gather { dim: D }] => io.with(" along ", d, dim);
     Op::Scatter { dim: d }, [Op::Scatter { dim: D }] => io.with(" along ", d, dim);
+    Op::Dispatch(r), [Op::Dispatch(ROUTING)] => routing(io, r);
+    Op::Combine(r), [Op::Combine(ROUTING)] => routing(io, r);
     Op::Attention(a), [Op::Attention(ATTENTION)] => attention(io, a);
     Op::AttentionLse(a), [Op::AttentionLse(ATTENTION)] => attention(io, a);
     Op::AttentionGrad(a, _), each(AttentionGrad::ALL, |which| Op::AttentionGrad(ATTENTION, which)) => attention(io, a);
@@ -201,6 +204,11 @@ fn sub_axes(io: &mut Io, subs: &mut Vec<SubAxis>) -> Result {
 /// `[seq, keys#1]`.
 pub(super) fn dims(io: &mut Io, ds: &mut Vec<Dim>) -> Result {
     io.list(ds, D, dim)
+}
+
+fn routing(io: &mut Io, r: &mut Routing) -> Result {
+    io.with(" experts ", &mut r.experts, dim)?;
+    io.with(" choice ", &mut r.choice, dim)
 }
 
 fn attention(io: &mut Io, a: &mut Attention) -> Result {

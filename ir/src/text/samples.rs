@@ -7,7 +7,7 @@ use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, Optimizer, Schedule, Train};
-use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Scalar, Unary};
+use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
     ParamEntry, Place, Program, Stage, Stream, TableEntry,
@@ -48,6 +48,7 @@ pub fn graph() -> Graph {
             decay: true,
             lr_scale: Real(2.0),
             frozen: false,
+            state: false,
             layer: Some(3),
             span: Some(Span { file: 0, line: 2, col: 3, len: 1 }),
         }],
@@ -61,7 +62,7 @@ pub fn graph() -> Graph {
         grads: vec![(0, dw)],
         loss: Some(loss),
         grad_norm: Some(loss),
-        updates: vec![Update { param: 0, grad: dw, new, states: vec![w, dw] }],
+        updates: vec![Update { param: 0, grad: Some(dw), new, states: vec![w, dw] }, Update { param: 0, grad: None, new, states: vec![] }],
     }
 }
 
@@ -110,6 +111,8 @@ pub fn every_op() -> Vec<Op> {
         Op::Cumsum { over: a, reverse: true },
         Op::Gather { dim: a },
         Op::Scatter { dim: a },
+        Op::Dispatch(Routing { experts: a, choice: b }),
+        Op::Combine(Routing { experts: b, choice: c }),
         Op::Attention(attention.clone()),
         Op::AttentionLse(Attention { causal: false, ..attention.clone() }),
     ];
@@ -139,6 +142,7 @@ pub fn odd_body() -> Body {
     body.dims.list[0].copy_of = Some(Dim(4));
     body.dims.list[3] = DimInfo {
         logical: 11,
+        whole: true,
         global: 12,
         index: IndexMap { parts: vec![(2, 3), (3, 1)], base: Base::Coords(vec![(SubAxis(0), 6)]) },
         order: Order::ZigZag { pairs: 3, chunk: 2 },

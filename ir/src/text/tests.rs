@@ -241,6 +241,7 @@ fn a_graph_in_text() {
         grad_norm %3
         grad 0 = %4
         update 0 from %4 to %5 states [%1, %4]
+        update 0 to %5 states []
     "#]]
     .assert_eq(&print_graph(&graph()));
 }
@@ -274,6 +275,7 @@ fn a_sharded_graph_in_text() {
         grad_norm %3
         grad 0 = %4
         update 0 from %4 to %5 states [%1, %4]
+        update 0 to %5 states []
         digits:
           batch: mb*dp
           hidden#1: tp.0
@@ -388,6 +390,7 @@ fn a_graph_in_mlir() {
             "mcc.report"(%3) {kind = "grad_norm", name = "grad_norm"} : (tensor<f32>) -> () loc(unknown)
             "mcc.grad"(%4) {param = 0 : i64} : (tensor<8xf32>) -> () loc(unknown)
             "mcc.update"(%4, %5, %1, %4) {param = 0 : i64} : (tensor<8xf32>, tensor<8x8xf32>, tensor<8x8xf32>, tensor<8xf32>) -> () loc(unknown)
+            "mcc.update"(%5) {param = 0 : i64} : (tensor<8x8xf32>) -> () loc(unknown)
             "mcc.end"() : () -> () loc(unknown)
           }) {name = "tiny", layers = 4 : i64} : () -> () loc(unknown)
         }) : () -> () loc(unknown)
@@ -413,6 +416,7 @@ fn a_sharded_graph_in_mlir() {
             "mcc.report"(%3) {kind = "grad_norm", name = "grad_norm"} : (tensor<f32>) -> () loc(unknown)
             "mcc.grad"(%4) {param = 0 : i64} : (tensor<8xf32>) -> () loc(unknown)
             "mcc.update"(%4, %5, %1, %4) {param = 0 : i64} : (tensor<8xf32>, tensor<8x8xf32>, tensor<8x8xf32>, tensor<8xf32>) -> () loc(unknown)
+            "mcc.update"(%5) {param = 0 : i64} : (tensor<8x8xf32>) -> () loc(unknown)
             "mcc.end"() : () -> () loc(unknown)
           }) {name = "tiny", mesh_axes = ["mb.0", "dp.0", "tp.0", "tp.1"], mesh_sizes = [2 : i64, 2 : i64, 2 : i64, 2 : i64]} : () -> () loc(unknown)
         }) : () -> () loc(unknown)

@@ -170,8 +170,16 @@ impl<'a> Emitter<'a> {
         let index = index_map(s, d, splits, &[]);
         let name = if splits.is_empty() { info.name.clone() } else { format!("{}/{}", info.name, s.mesh.describe(splits)) };
         let copy_of = info.copy_of.map(|o| self.dim(o, splits));
-        let local =
-            self.out.body.dims.add(DimInfo { name, size: index.len(), logical: info.logical, copy_of, index, global: info.size, order: info.order });
+        let local = self.out.body.dims.add(DimInfo {
+            name,
+            size: index.len(),
+            logical: info.logical,
+            copy_of,
+            whole: info.whole,
+            index,
+            global: info.size,
+            order: info.order,
+        });
         self.dims.insert(key, local);
         local
     }
@@ -217,6 +225,8 @@ impl<'a> Emitter<'a> {
             Op::Cumsum { over, reverse } => Op::Cumsum { over: at(*over), reverse: *reverse },
             Op::Gather { dim } => Op::Gather { dim: at(*dim) },
             Op::Scatter { dim } => Op::Scatter { dim: at(*dim) },
+            Op::Dispatch(r) => Op::Dispatch(r.map_dims(&mut at)),
+            Op::Combine(r) => Op::Combine(r.map_dims(&mut at)),
             Op::Attention(a) => Op::Attention(attention(a, &mut at)),
             Op::AttentionLse(a) => Op::AttentionLse(attention(a, &mut at)),
             Op::AttentionGrad(a, w) => Op::AttentionGrad(attention(a, &mut at), *w),

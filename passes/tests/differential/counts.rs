@@ -240,6 +240,41 @@ fn selective_recomputation_communicates_nothing() {
     assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp selective"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 6 AR");
 }
 
+const EXPERTS: &str = r#"
+model routed(batch, hidden = 32, experts = 8, picks = 2, expert_ffn = 32, layers = 3, seq = 16) {
+  input x0: f32[batch, seq, hidden];
+  param scale: [hidden] ~ normal(0.02);
+  let x = x0 * scale;
+  repeat layers {
+    let h = rms_norm(x, over: hidden) as norm;
+    let score, chosen = top_k(softmax(linear(h, hidden, experts) as router, over: experts), over: experts, k: picks);
+    x = x + experts_mlp(h, chosen, score, [batch, seq], picks, experts, hidden, expert_ffn) as experts;
+  }
+  loss mean(x * x);
+}
+plan { dp: batch; sp: seq; ep: experts; etp: expert_ffn; pp: layers; }
+"#;
+
+/// The kinds of collectives over an axis in the middle layer, forward / backward.
+fn kinds(axis: Axis, words: &str) -> String {
+    let counts = layer_over(axis, EXPERTS, &[], words);
+    let phases: Vec<&str> = counts.split(" / ").take(2).map(|p| p.split_once(" (").map_or(p, |s| s.0)).collect();
+    phases.join(" / ")
+}
+
+/// Rows go to their experts and back; within an expert, as a feed-forward block with sequence parallelism.
+#[test]
+fn experts_on_both_axes_exchange_rows_and_gather_and_scatter_them() {
+    assert_eq!(kinds(Axis::Ep, "dp2 tp2 sp ep2"), "2 A2A / 2 A2A");
+    assert_eq!(kinds(Axis::Etp, "dp2 tp2 sp ep2"), "1 AG 1 RS / 2 AG 1 RS");
+}
+
+#[test]
+fn whole_experts_on_all_ranks_exchange_rows_alone() {
+    assert_eq!(kinds(Axis::Dp, "dp2 tp2 sp ep4 etp1"), "2 A2A / 2 A2A");
+    assert_eq!(kinds(Axis::Tp, "dp2 tp2 sp ep4 etp1"), "2 A2A / 2 A2A");
+}
+
 #[test]
 fn embedding_head_and_cross_entropy_forward() {
     assert_eq!(

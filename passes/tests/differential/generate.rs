@@ -65,6 +65,10 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
             _ => pp = dice.pick(&[1, 2]),
         }
     }
+    // The grid of experts, as tensor parallelism has it or by itself.
+    let divisor = |dice: &mut Dice, n: u64| dice.pick(&(1..=n).filter(|d| n.is_multiple_of(*d)).collect::<Vec<u64>>());
+    let etp = if dice.chance(50) { Some(divisor(dice, tp)) } else { None };
+    let ep = divisor(dice, dp * cp * tp / etp.unwrap_or(tp));
     let micro_batch = dice.pick(&[1, 1, 2]);
     let microbatches = dice.pick(&[1, 2, 2, 3, 4]);
     Case {
@@ -72,8 +76,8 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         cp,
         cp_comm: dice.pick(&[CpComm::Ring, CpComm::Ring, CpComm::AllGather, CpComm::AllToAll, CpComm::AllToAllAndRing]),
         tp,
-        ep: 1,
-        etp: None,
+        ep,
+        etp,
         pp,
         sp: dice.chance(50),
         // By dice of its own, so that models stay as they are.
@@ -135,6 +139,9 @@ struct Sizes {
     head_dim: u64,
     vocab: u64,
     classes: u64,
+    experts: u64,
+    expert_ffn: u64,
+    top: u64,
 }
 
 impl Writer {
@@ -143,6 +150,7 @@ impl Writer {
         // Mostly what tp divides; else what it does not, or divides in part.
         let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };
         let (ffn, seq, vocab, classes) = (split(90), split(70), split(40) + 3, split(80));
+        let experts = if dice.chance(95) { (case.ep * dice.pick(&[1, 1, 2])).max(case.ep.max(2).next_multiple_of(case.ep)) } else { 3 };
         let sizes = Sizes {
             // Context parallelism refuses what does not divide.
             seq: seq.clamp(2, 12).next_multiple_of(case.cp),
@@ -153,6 +161,9 @@ impl Writer {
             head_dim: dice.pick(&[2, 4]),
             vocab,
             classes,
+            experts,
+            expert_ffn: if dice.chance(95) { case.etp.unwrap_or(tp) * dice.pick(&[1, 2]) } else { dice.pick(&[2, 3]) },
+            top: dice.pick(&[1, 2, 2, 3]).min(experts),
         };
         let repeats = if dice.chance(25) { 2 } else { 1 };
         let mut layers: Vec<u64> = (0..repeats).map(|_| 1 + dice.below(3)).collect();
@@ -208,7 +219,7 @@ impl Writer {
         let s = &self.sizes;
         let layers: Vec<String> = self.layers.iter().enumerate().map(|(k, n)| format!("depth{k} = {n}")).collect();
         let header = format!(
-            "model random(batch, seq = {}, hidden = {}, ffn = {}, kv = {}, group = {}, head_dim = {}, vocab = {}, classes = {}, {}) {{",
+            "model random(batch, seq = {}, hidden = {}, ffn = {}, kv = {}, group = {}, head_dim = {}, vocab = {}, classes = {}, experts = {}, expert_ffn = {}, top = {}, {}) {{",
             s.seq,
             s.hidden,
             s.ffn,
@@ -217,6 +228,9 @@ impl Writer {
             s.head_dim,
             s.vocab,
             s.classes,
+            s.experts,
+            s.expert_ffn,
+            s.top,
             layers.join(", ")
         );
         self.line(header);
@@ -437,13 +451,14 @@ impl Writer {
             ("hidden", s.hidden),
             ("head_dim", s.head_dim),
             ("mixed", s.ffn),
+            ("experts", s.experts),
         ];
         let mut listed: Vec<&str> = vec![];
         for (name, size) in all {
             let fits = (2..=tp).find(|p| tp.is_multiple_of(*p)).is_none_or(|p| size.is_multiple_of(p));
             let wanted = match name {
                 "hidden" => 15,
-                "head_dim" => 10,
+                "head_dim" | "experts" => 10,
                 _ => 85,
             };
             let exists = name != "mixed" || self.text.contains("dim mixed");
@@ -456,6 +471,8 @@ impl Writer {
         let dp = if self.dice.chance(15) { "dp: batch | hidden;" } else { "dp: batch;" };
         self.line(dp);
         self.line("cp: seq;");
+        self.line("ep: experts;");
+        self.line("etp: expert_ffn;");
         if !listed.is_empty() {
             let tiers = self.dice.below(5) == 0 && listed.len() > 1;
             let bar = 1 + self.dice.below(listed.len() as u64 - u64::from(tiers)) as usize;

@@ -1,6 +1,6 @@
 //! The models of `models/`, at small sizes, on many meshes.
 
-use crate::harness::{Case, Data, check};
+use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use passes::plan::{CpComm, Zero};
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -14,6 +14,45 @@ pub const BERT: (&str, &[(&str, &str)]) =
 pub const LLAMA: (&str, &[(&str, &str)]) = (
     include_str!("../../../models/llama.mdl"),
     &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "12"), ("layers", "4"), ("seq", "4")],
+);
+
+pub const MIXTRAL: (&str, &[(&str, &str)]) = (
+    include_str!("../../../models/mixtral.mdl"),
+    &[
+        ("vocab", "24"),
+        ("hidden", "8"),
+        ("heads", "4"),
+        ("kv_heads", "2"),
+        ("head_dim", "4"),
+        ("experts", "4"),
+        ("expert_ffn", "8"),
+        ("layers", "2"),
+        ("seq", "4"),
+    ],
+);
+
+pub const DEEPSEEK: (&str, &[(&str, &str)]) = (
+    include_str!("../../../models/deepseek_v3.mdl"),
+    &[
+        ("vocab", "24"),
+        ("hidden", "8"),
+        ("heads", "2"),
+        ("layers", "2"),
+        ("first_dense", "1"),
+        ("ffn", "8"),
+        ("seq", "4"),
+        ("q_rank", "6"),
+        ("kv_rank", "4"),
+        ("nope", "4"),
+        ("turned", "2"),
+        ("v_dim", "4"),
+        ("experts", "8"),
+        ("top_k", "2"),
+        ("expert_ffn", "4"),
+        ("groups", "4"),
+        ("top_groups", "2"),
+        ("bias_rate", "0.125"),
+    ],
 );
 
 /// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: sizes of axes, how context-parallel attention exchanges (a ring, unless it says ulysses, gather or
@@ -131,6 +170,45 @@ fn dropout_drops_the_same_elements_on_every_mesh() {
 fn attention_agrees_with_its_body_inlined() {
     check(GPT2.0, GPT2.1, &Case { inline_ops: true, ..case("tp2 sp m2") });
     check(LLAMA.0, LLAMA.1, &Case { inline_ops: true, ..case("tp4 sp m2") });
+}
+
+#[test]
+fn mixtral_agrees_on_both_grids() {
+    on(
+        MIXTRAL,
+        &[],
+        &["", "dp2", "tp2 sp", "dp2 ep2", "dp2 tp2 sp ep2", "tp2 sp ep2 etp1", "dp2 tp2 sp ep4 etp1", "cp2 tp2 sp ep2 etp2", "dp2 pp2 ep2"],
+    );
+    on(MIXTRAL, &[("aux_per_sequence", "true")], &["m2", "dp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2"]);
+}
+
+/// What a text is refused for.
+fn refused(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], words: &str) -> Vec<String> {
+    let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
+    match attempt(model.0, &defines, &case(words), &Ranges::new()) {
+        Ok(Outcome::Refused(errors)) => errors.into_iter().map(|e| e.code).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_balance_of_the_whole_batch_needs_one_microbatch() {
+    assert!(refused(MIXTRAL, &[], "m2").iter().all(|code| code == "E0631"));
+}
+
+#[test]
+fn a_capacity_of_the_whole_batch_needs_one_microbatch() {
+    let text = "model m(batch, hidden = 4, ffn = 4, experts = 2, top = 1) {
+      input x: f32[batch, hidden];
+      let score, chosen = top_k(linear(x, hidden, experts) as router, over: experts, k: top);
+      loss mean(experts_mlp(x, chosen, score, batch, top, experts, hidden, ffn, capacity: 1));
+    }";
+    assert_eq!(refused((text, &[]), &[], "m2"), ["E0636"]);
+}
+
+#[test]
+fn deepseek_agrees_with_its_routing_bias_updated_once_per_step() {
+    on(DEEPSEEK, &[], &["", "m2", "dp2 ep2 m2", "dp2 tp2 sp ep2 m2", "tp2 sp ep2 etp1", "cp2 ep2", "dp2 pp2 ep2 m2"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ impl Writer {
         self.blocks += 1;
         self.before = self.text.len();
         self.line(format!("fn {name}(x) {{"));
-        let kinds: &[fn(&mut Writer)] = &[Self::feed, Self::gated, Self::wide, Self::joined, Self::scaled, Self::table];
+        let kinds: &[fn(&mut Writer)] = &[Self::feed, Self::gated, Self::wide, Self::joined, Self::scaled, Self::table, Self::experts, Self::experts];
         let over_seq: &[fn(&mut Writer)] = &[
             Self::attention,
             Self::attention,
@@ -71,6 +71,53 @@ impl Writer {
         self.line("param rows: [classes, hidden] ~ normal(0.02);");
         self.line("let best = argmax(dot(x, rows, over: hidden), over: classes);");
         self.line("return x + rows[classes: best];");
+    }
+
+    /// Experts behind a router of any kind: dropless or with a capacity, with a shared expert, with losses and a state of its own.
+    fn experts(&mut self) {
+        let at = self.at();
+        self.line("let logits = linear(x, hidden, experts) as router;");
+        let router = if self.exact() { self.dice.pick(&["clamped", "state"]) } else { self.dice.pick(&["before", "before", "after", "state"]) };
+        match router {
+            "clamped" => {
+                self.line("let score, chosen = top_k(logits, over: experts, k: top);");
+                self.line("let weight = minimum(maximum(score, -1), 1);");
+            }
+            "before" => {
+                self.line("let prob = softmax(logits, over: experts);");
+                self.line("let score, chosen = top_k(prob, over: experts, k: top);");
+                self.line("let weight = score / sum(score, over: top);");
+                if self.sequences() && self.dice.chance(40) {
+                    self.line("let work = mean(load(chosen, top, experts), over: seq);");
+                    self.line("loss balance = 0.5 * mean(balance(work, mean(prob, over: seq), experts));");
+                }
+            }
+            "after" => {
+                self.line("let score, chosen = top_k(logits, over: experts, k: top);");
+                self.line("let weight = softmax(score, over: top);");
+                if self.dice.chance(40) {
+                    self.line("loss size_of_logits = z_loss(logits, experts);");
+                }
+            }
+            _ => {
+                self.line("state bias: [experts] = 0;");
+                let score = if self.exact() { "minimum(maximum(logits, -1), 1)" } else { "sigmoid(logits)" };
+                self.line(format!("let score = {score};"));
+                self.line("let _, chosen = top_k(stop_gradient(score + bias), over: experts, k: top);");
+                self.line("let weight = score[experts: chosen];");
+                self.line(format!("let work = sum(load(chosen, top, experts), over: [{at}]);"));
+                self.line("update bias = bias + sign(sum(work) - experts * work);");
+            }
+        }
+        // Rows beyond a capacity, counted over the batch or in each sequence. The batch must be there at once.
+        let whole = self.case.global_batch == self.case.dp * self.case.micro_batch;
+        let counted = if whole && self.dice.chance(50) { at } else { "seq" };
+        let limited = (self.sequences() || counted == "batch") && self.dice.chance(40);
+        let capacity = if limited { format!(", capacity: {}, counted: [{counted}]", 1 + self.dice.below(4)) } else { String::new() };
+        let act = if self.exact() { ", act: \"relu\"" } else { "" };
+        self.line(format!("let y = experts_mlp(x, chosen, weight, [{at}], top, experts, hidden, expert_ffn{act}{capacity}) as experts;"));
+        let shared = self.dice.chance(30);
+        self.line(if shared { "return y + linear(act(linear(x, hidden, ffn) as up), ffn, hidden) as shared;" } else { "return y;" });
     }
 
     /// Attention with grouped queries, in any of its forms.
