@@ -2,7 +2,7 @@
 
 use super::Meaning;
 use super::term::{Access, Index, Terms, What};
-use crate::dim::Base;
+use crate::dim::{Base, Order};
 use crate::graph::Value;
 use crate::job::JobError;
 use crate::local::Chunk;
@@ -38,7 +38,7 @@ impl Outcome {
             let args: Vec<Access> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
             let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
             let held = |op: Op| {
-                let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0)).collect();
+                let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
                 What::Held(op, maps)
             };
             let slot = |s: u32| meaning.slots.get(s as usize).copied().ok_or_else(|| fail("has no slot in the program"));

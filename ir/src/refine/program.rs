@@ -3,7 +3,7 @@
 use super::graph::Outcome;
 use super::memory::{Memory, Spot};
 use super::term::{Access, Index, Term, Terms, What};
-use crate::dim::{Base, IndexMap};
+use crate::dim::{Base, IndexMap, Order};
 use crate::job::{JobError, describe_command};
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
@@ -79,7 +79,7 @@ impl<'a> Machine<'a> {
     fn hold(&mut self, buffer: usize, op: Op, index: &[IndexMap]) {
         let b: &Buffer = &self.program.buffers[buffer];
         let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
-        let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0)).collect();
+        let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
         let term = self.terms.plain(What::Held(op, maps), vec![], sizes.clone(), b.dtype);
         self.memory[buffer].write(&whole(b), Access::whole(term, &sizes));
     }
@@ -236,7 +236,7 @@ impl<'a> Machine<'a> {
                 Content::Table { .. } | Content::Accumulator | Content::Activation => continue,
             };
             let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
-            let old = || What::Held(op, index.iter().map(|m| (m.clone(), 0)).collect());
+            let old = || What::Held(op, index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect());
             let wanted = match wanted.filter(|_| updates) {
                 Some(x) => x.clone(),
                 None => Access::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),

@@ -1,7 +1,7 @@
 //! Terms: what a value is, down to sources. Equal terms are equal values, whatever computed them and wherever they lie.
 
 use super::digits::{Digits, Form, Walk, add};
-use crate::dim::{Base, Dim, IndexMap, Linear};
+use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Body, Value};
 use crate::mesh::{Mesh, SubAxis};
 use crate::op::{Channel, Collective, DType, Op, Real, Scalar};
@@ -85,8 +85,8 @@ pub enum What {
     Fill(Real),
 }
 
-/// An index map whose base is known, and the whole extent where it matters.
-pub type Index = (IndexMap, u64);
+/// An index map whose base is known, the whole extent where it matters, and the order in which the whole is stored.
+pub type Index = (IndexMap, u64, Order);
 
 impl What {
     fn name(&self) -> &'static str {
@@ -225,7 +225,7 @@ impl Terms {
                 let index = |d: &Dim| {
                     let info = &body.dims[*d];
                     let map = IndexMap { base: base(&info.index.base)?, ..info.index.clone() };
-                    Some((map, if global { info.global } else { 0 }))
+                    Some((map, if global { info.global } else { 0 }, info.order))
                 };
                 let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
                 let op = op.map_dims(&mut |d| labels.of(d));
