@@ -113,7 +113,6 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         },
         recompute: recompute(args)?,
         rows: Rows::Rules,
-        bucket_size: args.bucket_size,
     })
 }
 

@@ -11,7 +11,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{bucket, optimize, order, pad, partition, rows, simplify, tables};
+use crate::{optimize, order, pad, partition, rows, simplify, tables};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -49,8 +49,6 @@ pub struct Options {
     pub overlap: Overlap,
     pub recompute: Recompute,
     pub rows: Rows,
-    /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
-    pub bucket_size: Option<u64>,
 }
 
 impl Default for Options {
@@ -73,7 +71,6 @@ impl Default for Options {
             overlap: Overlap::On,
             recompute: Recompute::None,
             rows: Rows::Rules,
-            bucket_size: None,
         }
     }
 }
@@ -174,9 +171,6 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     let locals = locals(&mut trace, &sharded, &layout)?;
-    let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
-    let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
-    let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
     let evaluations = self::locals(&mut trace, &evaluated, &layout)?;
 
