@@ -83,11 +83,40 @@ impl Memory {
 
     /// What a reader finds, dim by dim. None if it is more than one value, or none.
     pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
-        self.regions.iter().find_map(|r| r.read(mesh, terms, spot, dtype))
+        // What was filled lies under what was added to parts of it.
+        let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
+        let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
+        let found = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
+        let end = spot.offset + Shape::new(spot.dims.iter().copied()).reach();
+        let bare = over.iter().all(|r| end <= r.offset || r.offset + r.reach() <= spot.offset);
+        found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, spot, dtype)))
+    }
+
+    /// Values that lie one after the other, as one.
+    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        let ([(count, 1)], []) = (spot.dims.as_slice(), spot.coords.as_slice()) else { return None };
+        let end = spot.offset + count;
+        let mut inside: Vec<&&Region> = regions.iter().filter(|r| r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
+        inside.sort_unstable_by_key(|r| r.offset);
+        let (mut at, mut parts) = (spot.offset, vec![]);
+        for r in inside {
+            if r.offset != at {
+                return None;
+            }
+            let piece = Spot { offset: at, coords: vec![], dims: vec![(r.reach(), 1)] };
+            parts.push(r.read(mesh, terms, &piece, dtype)?);
+            at += r.reach();
+        }
+        (at == end).then(|| terms.joined(parts, dtype))
     }
 }
 
 impl Region {
+    /// Elements from the first to the last, both included.
+    fn reach(&self) -> u64 {
+        Shape::new(self.layout.iter().copied()).reach()
+    }
+
     /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
     fn joined(&self, next: &Region) -> Option<Region> {
         if self.added.is_some() || next.added.is_some() || (self.holds.term, &self.holds.coords) != (next.holds.term, &next.holds.coords) {

@@ -68,6 +68,8 @@ pub enum What {
     Held(Op, Vec<Index>),
     /// The same elements in a storage order of their own, which views can tell from the operand's.
     Stored,
+    /// The operands' elements one after the other.
+    Joined,
     /// The sum over all microbatches.
     Sum,
     /// What a collective gives, of a dense operand.
@@ -93,6 +95,7 @@ impl What {
         match self {
             What::Op(op, _) | What::Held(op, _) => op.name(),
             What::Stored => "copy",
+            What::Joined => "concat",
             What::Sum => "sum over microbatches",
             What::Exchange { kind, .. } => kind.name(),
             What::Message { .. } => "recv",
@@ -130,6 +133,12 @@ impl Terms {
         Access::whole(self.plain(What::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
     }
 
+    /// Values along one dim each, one after the other.
+    pub fn joined(&mut self, parts: Vec<Access>, dtype: DType) -> Access {
+        let count = parts.iter().flat_map(|p| &p.dims).map(Digits::extent).sum();
+        Access::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
+    }
+
     fn intern(&mut self, key: Key) -> Term {
         if let Some(term) = self.known.get(&key) {
             return *term;
@@ -138,6 +147,10 @@ impl Terms {
         self.keys.push(key.clone());
         self.known.insert(key, term);
         term
+    }
+
+    pub fn is_fill(&self, term: Term) -> bool {
+        matches!(self.keys[term.0 as usize].what, What::Fill(_))
     }
 
     /// Where two values first differ, for messages: from the results down to operands.
@@ -208,6 +221,8 @@ impl Terms {
                 };
                 Some(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() })
             }
+            // In memory it may be made piece by piece.
+            Op::Concat { .. } if dims.len() == 1 => Some(self.joined(args.to_vec(), node.ty.dtype)),
             op => {
                 let op = match op {
                     Op::Scalar(s) => Op::Scalar(scalar(s)?),

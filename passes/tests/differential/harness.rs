@@ -319,6 +319,37 @@ impl Given {
     }
 }
 
+/// Runs jobs from the same start, in several orders.
+pub struct Runner(Given);
+
+/// Reports, parameters and states after a step, and reports of an evaluation.
+pub type Outcomes = (BTreeMap<String, f64>, BTreeMap<String, Tensor>, reference::States, BTreeMap<String, f64>);
+
+impl Runner {
+    pub fn new(c: &Compiled, case: &Case, ranges: &Ranges) -> Runner {
+        Runner(Given::new(c, case, ranges))
+    }
+
+    /// # Errors
+    /// What stopped a rank, and orders of streams that give different results.
+    pub fn outcomes(&self, job: &Job) -> Result<Outcomes, String> {
+        let Given { params, inputs, states } = &self.0;
+        let mut out: Option<Outcomes> = None;
+        for interleaving in [Interleaving::List, Interleaving::Random(1), Interleaving::Random(2), Interleaving::Random(3)] {
+            let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving };
+            let got = reference::run_step_with(job, params, states, inputs, &settings).map_err(|e| e.to_string())?;
+            let eval = reference::run_eval(job, params, inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
+            let got = (got.reports, got.params, got.states, eval);
+            match &out {
+                Some(first) if *first != got => return Err("another order gives other results".into()),
+                Some(_) => {}
+                None => out = Some(got),
+            }
+        }
+        out.ok_or_else(|| "nothing ran".into())
+    }
+}
+
 struct Logical<'a> {
     graph: &'a Graph,
     given: &'a Given,

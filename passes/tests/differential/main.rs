@@ -8,4 +8,5 @@ mod labels;
 mod memory;
 mod models;
 mod mutations;
+mod programs;
 mod random;
