@@ -203,6 +203,9 @@ pub struct CompileArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
     pub pad_vocab_to: u64,
 
+    /// Most bytes of a rank, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
+    #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
+    pub memory: Option<u64>,
     /// What the backward pass computes again instead of keeping it
     #[arg(long, visible_alias = "recompute-granularity", value_enum, default_value = "none", help_heading = "Memory")]
     pub recompute: Recompute,
@@ -366,6 +369,27 @@ pub struct ExportArgs {
     pub define: Vec<(String, String)>,
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
+}
+
+/// `80GiB`, `1.5 GB`, `4096`.
+fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("`{}` is no unit: KiB, MiB, GiB, TiB, KB, MB, GB, TB", unit.trim())),
+    };
+    let whole = number.parse::<u64>().ok().and_then(|n| n.checked_mul(scale));
+    let part = || number.parse::<f64>().ok().map(|x| x * scale as f64).filter(|x| *x < 2f64.powi(63)).map(|x| x as u64);
+    whole.or_else(part).filter(|n| *n > 0).ok_or_else(|| "it should be a number of bytes, for example `80GiB`".into())
 }
 
 fn define(text: &str) -> Result<(String, String), String> {

@@ -9,10 +9,13 @@ use frontend::Options as TextOptions;
 use ir::kernel::Kernel;
 use ir::model::{self, Train};
 use ir::op::Real;
+use ir::program::Job;
 use passes::compile::{CompileError, Compiled, Options};
+use passes::footprint::{self, Footprint};
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
+use passes::remedy::{self, Remedy};
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -33,6 +36,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let options = Options { global_batch: batch(&training, options.global_batch), ..options };
     override_train(&mut training.train, args);
     let elaborated = start.elapsed();
+    let models = args.memory.map(|_| (training.clone(), evaluation.clone()));
     let mut compiled = match passes::compile::compile(training, evaluation, &options) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => {
@@ -43,6 +47,9 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     };
     show(&compiled.warnings, &text.sources);
     compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
+    if let (Some(budget), Some((training, evaluation))) = (args.memory, &models) {
+        within(&compiled.job, budget, &text, || remedy::find(training, evaluation, &options, budget))?;
+    }
     let generating = Instant::now();
     let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
     let entries: Vec<KernelEntry> =
@@ -64,6 +71,16 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     print!("{}", report::table(&compiled.job, &times));
     println!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// E0640, with the change that would fit, if a rank needs more than the budget.
+fn within(job: &Job, budget: u64, text: &Text, remedy: impl FnOnce() -> Option<Remedy>) -> Result<(), Failure> {
+    let (most, _) = Footprint::extremes(job);
+    if Footprint::of(job, most).total() <= budget {
+        return Ok(());
+    }
+    show(&[footprint::over_budget(job, &text.sources, budget, remedy().as_ref())], &text.sources);
+    Err(Failure::Reported)
 }
 
 fn recompute(args: &CompileArgs) -> Result<Recompute, Failure> {

@@ -2,7 +2,8 @@
 
 use ir::mesh::Axis;
 use ir::op::{Collective, Op};
-use ir::program::{Action, Arena, Call, Content, Group, Job, Program};
+use ir::program::{Action, Call, Group, Job, Program};
+use passes::footprint::{Footprint, Kind, size};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -46,17 +47,10 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
     for ((axis, kind), (calls, bytes)) in traffic {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
-    for (k, program) in job.programs.iter().enumerate() {
-        // Of the stages that run it, the one with most microbatches in flight.
-        let slots = job.stages.iter().filter(|s| s.program == k as u32).map(|s| s.schedule.slots).max().unwrap_or(1);
-        let kinds = memory(program, slots);
-        let total: u64 = kinds.iter().map(|x| x.1).sum();
-        let parts: Vec<String> = kinds.iter().filter(|x| x.1 > 0).map(|(n, b)| format!("{n} {}", size(*b))).collect();
-        if k < 8 {
-            let _ = writeln!(out, "memory     class {k}: at most {} a rank = {}", size(total), parts.join(" + "));
-        } else if k == 8 {
-            let _ = writeln!(out, "memory     ... {} more classes", job.programs.len() - 8);
-        }
+    let (most, least) = Footprint::extremes(job);
+    let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));
+    if Footprint::of(job, least) != Footprint::of(job, most) {
+        let _ = writeln!(out, "           {}", footprint(job, least, "least"));
     }
     let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
     let _ = writeln!(out, "seconds    {}", times.join(", "));
@@ -104,31 +98,15 @@ fn name(job: &Job, group: &Group) -> String {
     }
 }
 
-/// Bytes by kind. The temporary arena and the stash are what they are planned to be, whole.
-fn memory(p: &Program, slots: u32) -> [(&'static str, u64); 6] {
-    let of = |f: &dyn Fn(&Content) -> bool| {
-        p.buffers.iter().filter(|b| b.arena == Arena::Persistent && f(&b.content)).map(|b| b.bytes().next_multiple_of(64)).sum::<u64>()
-    };
-    [
-        ("parameters", of(&|c| matches!(c, Content::Param { .. }))),
-        ("optimizer", of(&|c| matches!(c, Content::State { .. }))),
-        ("gradients", of(&|c| matches!(c, Content::Accumulator | Content::Activation))),
-        ("tables", of(&|c| matches!(c, Content::Table { .. }))),
-        ("activations", p.arena_bytes[Arena::Stash as usize] * u64::from(slots)),
-        ("temporary", p.arena_bytes[Arena::Temporary as usize]),
-    ]
-}
-
-/// `1.50 GiB`.
-pub fn size(bytes: u64) -> String {
-    let (mut x, mut unit) = (bytes as f64, "B");
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
-        if x < 1024.0 {
-            break;
-        }
-        (x, unit) = (x / 1024.0, next);
-    }
-    if unit == "B" { format!("{bytes} B") } else { format!("{x:.2} {unit}") }
+/// What a rank of a stage holds, by kind.
+fn footprint(job: &Job, stage: usize, which: &str) -> String {
+    let f = Footprint::of(job, stage);
+    let parts = f.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| match k {
+        Kind::Activations if f.slots > 1 => format!("{} {} x {}", k.name(), f.slots, size(b / f.slots)),
+        _ => format!("{} {}", k.name(), size(*b)),
+    });
+    let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} ({which})") } else { "a rank".into() };
+    format!("{whose}: {} = {}", size(f.total()), parts.collect::<Vec<_>>().join(" + "))
 }
 
 /// `124.4 M`, or the number itself below ten thousand.

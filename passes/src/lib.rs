@@ -2,6 +2,7 @@
 
 pub mod compile;
 pub mod differentiate;
+pub mod footprint;
 pub mod fuse;
 pub mod kernels;
 pub mod lower;
@@ -15,6 +16,7 @@ pub mod plan;
 pub mod propagate;
 pub mod rematerialize;
 pub mod rows;
+pub mod remedy;
 pub mod schedule;
 pub mod simplify;
 pub mod stages;

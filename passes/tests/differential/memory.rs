@@ -1,8 +1,11 @@
 //! What a rank keeps: activation bytes per layer, counted from programs.
 
-use crate::harness::compiled;
+use crate::harness::{compiled, elaborate, options};
 use crate::models::{GPT2, case};
-use ir::program::Arena;
+use ir::program::{Arena, Job};
+use passes::footprint::{Footprint, Kind, fullest, owners};
+use passes::remedy;
+use runtime::executor::arena_bytes;
 
 /// Bytes of one stash slot of the first stage, per layer: of four layers more, less what is outside of layers.
 fn stash(defines: &[(&str, &str)], words: &str) -> u64 {
@@ -45,4 +48,108 @@ fn tensor_parallelism_splits_what_is_inside_of_its_regions_and_sp_the_rest() {
     assert_eq!(tp4, outside + inside / 4);
     assert!(outside > 0 && inside > outside);
     assert_eq!(stash(WIDE, "tp4 sp m2"), one / 4);
+}
+
+fn job(words: &str) -> Job {
+    compiled(GPT2.0, &[GPT2.1, &[("hidden", "64"), ("ffn", "256"), ("vocab", "128"), ("seq", "32")]].concat(), &case(words)).job
+}
+
+const MESHES: &[&str] = &["b2 m2", "tp2 m2", "tp4 sp m2 full1", "pp4 m8", "pp2 m4 gpipe selective", "dp2 tp2 pp2 sp m4 b2", "cp2 m2 full2"];
+
+#[test]
+fn the_plan_is_what_a_rank_allocates() {
+    for words in MESHES {
+        let job = job(words);
+        for rank in 0..job.mesh.world() {
+            let planned = Footprint::of(&job, job.mesh.stage(rank) as usize).total();
+            assert_eq!(planned, arena_bytes(&job, rank).iter().sum::<u64>(), "rank {rank} of {words}");
+        }
+    }
+}
+
+#[test]
+fn owners_by_line_add_up_to_the_plan() {
+    for words in MESHES {
+        let job = job(words);
+        for stage in 0..job.stages.len() {
+            let f = Footprint::of(&job, stage);
+            for kind in Kind::ALL {
+                let owned: u64 = owners(&job, stage).iter().filter(|o| o.kind == kind).map(|o| o.bytes).sum();
+                let planned = f.bytes.get(&kind).copied().unwrap_or(0);
+                // Offsets of temporary buffers may leave gaps.
+                assert!(if kind == Kind::Temporary { owned <= planned } else { owned == planned }, "{} of {words}: {owned} {planned}", kind.name());
+            }
+        }
+    }
+}
+
+/// SEMANTICS: 16 bytes per parameter in f32 with AdamW, of which tp and pp split what they split.
+#[test]
+fn parameters_gradients_and_optimizer_are_sixteen_bytes_per_parameter() {
+    let held = |job: &Job, stage: usize| {
+        let f = Footprint::of(job, stage);
+        [Kind::Parameters, Kind::Gradients, Kind::Optimizer].map(|k| f.bytes[&k])
+    };
+    for words in ["m2", "dp2 m2", "dp2 m2 full1"] {
+        let job = job(words);
+        let count: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
+        let [parameters, gradients, optimizer] = held(&job, 0);
+        assert_eq!((parameters, optimizer), (4 * count, 8 * count), "{words}");
+        // Beside gradients: the scalars that a step reports.
+        assert!((4 * count..4 * count + 1024).contains(&gradients), "{words}: {gradients} for {count} parameters");
+    }
+    let job = job("pp2 m2");
+    let stage_count =
+        |k: usize| -> u64 { job.stages[k].params.iter().map(|p| job.params[*p as usize].dims.iter().map(|d| d.size).product::<u64>()).sum() };
+    for stage in 0..2 {
+        let [parameters, _, optimizer] = held(&job, stage);
+        assert_eq!((parameters, optimizer), (4 * stage_count(stage), 8 * stage_count(stage)));
+    }
+}
+
+/// SEMANTICS: min(m, p - stage) microbatches are in flight on a stage of 1F1B, all of them in GPipe.
+#[test]
+fn activations_are_held_once_per_microbatch_in_flight() {
+    let slots = |words: &str| -> Vec<u64> { (0..4).map(|k| Footprint::of(&job(words), k).slots).collect() };
+    assert_eq!(slots("pp4 m8"), [4, 3, 2, 1]);
+    assert_eq!(slots("pp4 m2"), [2, 2, 2, 1]);
+    assert_eq!(slots("pp4 m8 gpipe"), [8, 8, 8, 8]);
+}
+
+/// No plan needs less than the bytes that live at once.
+#[test]
+fn offsets_of_temporaries_are_within_a_twentieth_of_the_least_that_is_possible() {
+    for words in MESHES {
+        for program in &job(words).programs {
+            let least = program.bodies.iter().map(|b| fullest(program, b).0).max().expect("bodies");
+            let planned = program.arena_bytes[Arena::Temporary as usize];
+            assert!(planned >= least && planned * 20 <= least * 21, "{words}: {planned} of at least {least}");
+        }
+    }
+}
+
+fn remedy_for(words: &str, share: f64) -> Option<remedy::Remedy> {
+    let case = case(words);
+    let defines = [GPT2.1, WIDE].concat();
+    let defines: Vec<(&str, &str)> = defines.iter().rev().fold(vec![], |mut out: Vec<(&str, &str)>, d| {
+        if out.iter().all(|o| o.0 != d.0) {
+            out.push(*d);
+        }
+        out
+    });
+    let model = |training| elaborate(GPT2.0, &defines, &case, training).expect("a model");
+    let now = Footprint::of(&compiled(GPT2.0, &defines, &case).job, 0).total();
+    let found = remedy::find(&model(true), &model(false), &options(&case), (now as f64 * share) as u64);
+    assert!(found.iter().all(|r| r.peak <= (now as f64 * share) as u64));
+    found
+}
+
+#[test]
+fn the_cheapest_change_that_fits_is_found_by_compiling() {
+    let flags = |words, share| remedy_for(words, share).map(|r| r.flags.join(" "));
+    assert_eq!(flags("m2 b4", 0.97).as_deref(), Some("--recompute selective"));
+    assert_eq!(flags("m2 b4", 0.8).as_deref(), Some("--recompute full"));
+    assert_eq!(flags("dp2 m2", 0.6).as_deref(), Some("--zero 3"));
+    assert_eq!(flags("tp2 m2 b4", 0.9).as_deref(), Some("--sp"));
+    assert_eq!(flags("m2 b4", 0.01), None);
 }

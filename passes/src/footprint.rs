@@ -1,0 +1,182 @@
+//! What a rank holds in memory: bytes by kind, and by line of the model text.
+//!
+//! Everything is planned before a rank starts: the persistent arena, one stash for every microbatch in flight, and a temporary arena
+//! as large as the body that needs most. So the peak is a sum, and its owners are buffers.
+
+use crate::lower::buffers_of;
+use crate::memory::ALIGN;
+use ir::diag::{Diagnostic, Sources, Span};
+use ir::program::{Arena, Body, Buffer, BufferId, Content, Job, Program};
+use std::collections::BTreeMap;
+
+/// What bytes are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Parameters,
+    Gradients,
+    Optimizer,
+    Tables,
+    /// Kept from the forward to the backward pass, for every microbatch in flight.
+    Activations,
+    /// Within one body.
+    Temporary,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 6] = [Kind::Parameters, Kind::Gradients, Kind::Optimizer, Kind::Tables, Kind::Activations, Kind::Temporary];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Parameters => "parameters",
+            Kind::Gradients => "gradients",
+            Kind::Optimizer => "optimizer",
+            Kind::Tables => "tables",
+            Kind::Activations => "activations",
+            Kind::Temporary => "temporary",
+        }
+    }
+
+    fn of(buffer: &Buffer) -> Kind {
+        match (buffer.arena, &buffer.content) {
+            (Arena::Stash, _) => Kind::Activations,
+            (Arena::Temporary, _) => Kind::Temporary,
+            (Arena::Persistent, Content::Param { .. }) => Kind::Parameters,
+            (Arena::Persistent, Content::State { .. }) => Kind::Optimizer,
+            (Arena::Persistent, Content::Table { .. }) => Kind::Tables,
+            (Arena::Persistent, Content::Accumulator | Content::Activation) => Kind::Gradients,
+        }
+    }
+}
+
+/// The bytes of a rank of one stage, by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    pub bytes: BTreeMap<Kind, u64>,
+    /// Copies of the stash.
+    pub slots: u64,
+}
+
+impl Footprint {
+    /// Of the ranks of a pipeline stage. Its total is what the arenas hold.
+    pub fn of(job: &Job, stage: usize) -> Footprint {
+        let program = &job.programs[job.stages[stage].program as usize];
+        let slots = u64::from(job.stages[stage].schedule.slots.max(1));
+        let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
+        for b in program.buffers.iter().filter(|b| b.arena == Arena::Persistent) {
+            *bytes.entry(Kind::of(b)).or_default() += b.bytes().next_multiple_of(ALIGN);
+        }
+        bytes.insert(Kind::Activations, program.arena_bytes[Arena::Stash as usize] * slots);
+        bytes.insert(Kind::Temporary, program.arena_bytes[Arena::Temporary as usize]);
+        Footprint { bytes, slots }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.bytes.values().sum()
+    }
+
+    /// The stage whose ranks hold most, and the one whose hold least.
+    pub fn extremes(job: &Job) -> (usize, usize) {
+        let total = |k: &usize| Footprint::of(job, *k).total();
+        let stages = 0..job.stages.len();
+        let most = stages.clone().max_by_key(|k| (total(k), std::cmp::Reverse(*k))).unwrap_or(0);
+        (most, stages.min_by_key(total).unwrap_or(0))
+    }
+}
+
+/// Bytes that a line of the model text is answerable for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub kind: Kind,
+    pub span: Option<Span>,
+    pub bytes: u64,
+    pub buffers: u64,
+}
+
+/// Who holds the peak of a stage's ranks: persistent buffers, the stash in all its slots, and the temporary buffers that live at the
+/// moment when most bytes do; by kind and line, largest first.
+pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
+    let program = &job.programs[job.stages[stage].program as usize];
+    let slots = u64::from(job.stages[stage].schedule.slots.max(1));
+    let at_peak = program.bodies.iter().map(|b| fullest(program, b)).max_by_key(|p| p.0).map(|p| p.1).unwrap_or_default();
+    let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
+    for (k, b) in program.buffers.iter().enumerate() {
+        let (kind, span) = (Kind::of(b), b.origin.as_ref().and_then(|o| o.span));
+        if kind == Kind::Temporary && !at_peak.contains(&BufferId(k as u32)) {
+            continue;
+        }
+        let copies = if kind == Kind::Activations { slots } else { 1 };
+        let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
+        owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
+        owner.buffers += 1;
+    }
+    let mut out: Vec<Owner> = found.into_values().collect();
+    out.sort_by_key(|o| std::cmp::Reverse(o.bytes));
+    out
+}
+
+/// The temporary buffers that live when most of their bytes do, and how many bytes that are: no plan of offsets needs less.
+pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
+    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    for (k, c) in body.commands.iter().enumerate() {
+        for id in buffers_of(&c.action) {
+            if program.buffers[id.index()].arena == Arena::Temporary {
+                lives.entry(id).or_insert((k, k)).1 = k;
+            }
+        }
+    }
+    let bytes = |id: &BufferId| program.buffers[id.index()].bytes().next_multiple_of(ALIGN);
+    let mut change = vec![0i64; body.commands.len() + 1];
+    for (id, (first, last)) in &lives {
+        change[*first] += bytes(id) as i64;
+        change[last + 1] -= bytes(id) as i64;
+    }
+    let (mut now, mut most, mut at) = (0, 0, 0);
+    for (k, c) in change.iter().enumerate() {
+        now += c;
+        if now > most {
+            (most, at) = (now, k);
+        }
+    }
+    let there = lives.into_iter().filter(|(_, (first, last))| (*first..=*last).contains(&at)).map(|l| l.0).collect();
+    (most as u64, there)
+}
+
+/// E0640: a rank would hold more than the budget. Names the largest owners by line, and what would fit.
+pub fn over_budget(job: &Job, sources: &Sources, budget: u64, remedy: Option<&crate::remedy::Remedy>) -> Diagnostic {
+    let (stage, _) = Footprint::extremes(job);
+    let footprint = Footprint::of(job, stage);
+    let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };
+    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than --memory {}", size(footprint.total()), size(budget)));
+    let named = owners(job, stage);
+    for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
+        let Some(span) = o.span else { continue };
+        let slots = match o.kind {
+            Kind::Activations if footprint.slots > 1 => {
+                format!(" = {} microbatches in flight x {}", footprint.slots, size(o.bytes / footprint.slots))
+            }
+            _ => String::new(),
+        };
+        d = d.label(span, format!("{}: {}{slots}", o.kind.name(), size(o.bytes)));
+    }
+    let parts = footprint.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b)));
+    d = d.note(format!("{} = {}", size(footprint.total()), parts.collect::<Vec<_>>().join(" + ")));
+    d.help(match remedy {
+        Some(r) => format!("`{}` needs {} at most", r.flags.join(" "), size(r.peak)),
+        None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
+    })
+}
+
+/// Owners that an error names.
+const LABELS: usize = 6;
+
+/// `1.50 GiB`.
+pub fn size(bytes: u64) -> String {
+    let (mut x, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if x < 1024.0 {
+            break;
+        }
+        (x, unit) = (x / 1024.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{x:.2} {unit}") }
+}

@@ -1,0 +1,103 @@
+//! What to change so that a job fits a memory budget: the cheapest change whose compile says so.
+
+use crate::compile::{Options, compile};
+use crate::footprint::Footprint;
+use crate::plan::{SequenceParallel, Zero};
+use crate::rematerialize::Recompute;
+use ir::model::Model;
+
+/// Flags that make a job fit, and its peak with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    pub flags: Vec<String>,
+    pub peak: u64,
+}
+
+/// A change of options and the flags that make it.
+#[derive(Clone)]
+struct Candidate {
+    options: Options,
+    flags: Vec<String>,
+}
+
+impl Candidate {
+    fn and(&self, flag: String, change: impl FnOnce(&mut Options)) -> Candidate {
+        let mut out = self.clone();
+        change(&mut out.options);
+        out.flags.push(flag);
+        out
+    }
+}
+
+/// Compiles with one change after the other, the cheapest in time first, until one fits. None if none does.
+pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64) -> Option<Remedy> {
+    candidates(options).into_iter().find_map(|c| {
+        let done = compile(training.clone(), evaluation.clone(), &c.options).ok()?;
+        let (most, _) = Footprint::extremes(&done.job);
+        let peak = Footprint::of(&done.job, most).total();
+        (peak <= budget).then_some(Remedy { flags: c.flags, peak })
+    })
+}
+
+/// In the order of what they cost: splitting along the sequence and recomputing attention next to nothing; full recomputation a third more compute;
+/// sharing parameters out (ZeRO-3) a gather in every pass; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
+fn candidates(options: &Options) -> Vec<Candidate> {
+    let base = Candidate { options: options.clone(), flags: vec![] };
+    let mut out = vec![];
+    let mut split = base.clone();
+    if options.tp > 1 && options.sp == SequenceParallel::Off {
+        split = base.and("--sp".into(), |o| o.sp = SequenceParallel::On);
+        out.push(split.clone());
+    }
+    let mut least = split.clone();
+    if options.recompute == Recompute::None {
+        out.push(base.and("--recompute selective".into(), |o| o.recompute = Recompute::Selective));
+    }
+    if matches!(options.recompute, Recompute::None | Recompute::Selective | Recompute::Block(_)) {
+        let name =
+            if matches!(options.recompute, Recompute::Block(_)) { "--recompute-method uniform --recompute-num-layers 1" } else { "--recompute full" };
+        let full = |c: &Candidate| c.and(name.into(), |o| o.recompute = Recompute::Uniform(1));
+        out.push(full(&base));
+        least = full(&split);
+        out.push(least.clone());
+    }
+    if options.dp > 1 && options.zero < Zero::Params {
+        let shared = |c: &Candidate| c.and("--zero 3".into(), |o| o.zero = Zero::Params);
+        out.push(shared(&base));
+        least = shared(&least);
+        out.push(least.clone());
+    }
+    // The default of the global batch follows from what changes here.
+    let batch = format!("--global-batch-size {}", options.global_batch);
+    let mut rows = options.micro_batch;
+    while rows > 1 {
+        rows = (1..rows).rev().find(|r| options.micro_batch.is_multiple_of(*r)).unwrap_or(1);
+        out.push(base.and(format!("--micro-batch-size {rows} {batch}"), |o| o.micro_batch = rows));
+        out.push(least.and(format!("--micro-batch-size {rows} {batch}"), |o| o.micro_batch = rows));
+    }
+    // Sizes of stages that were given fit no other number of stages.
+    if options.layout.is_some() {
+        return out;
+    }
+    let small = out.last().map_or(base, Candidate::clone);
+    // The same ranks, with less of them on dp.
+    let mut moves: Vec<(u64, u64)> = vec![];
+    for by in (2..=options.dp).filter(|by| options.dp.is_multiple_of(*by)) {
+        moves.extend((1..=by).filter(|t| by.is_multiple_of(*t)).map(|t| (t, by / t)));
+    }
+    for (tp, pp) in moves {
+        let flags = |o: &Options| (o.dp / (tp * pp), o.tp * tp, o.pp * pp);
+        let (dp, tp, pp) = flags(options);
+        let change = |c: &Candidate| {
+            let mut moved = c.and(format!("--dp {dp} --tp {tp} --pp {pp} {batch}"), |o| (o.dp, o.tp, o.pp, o.layout) = (dp, tp, pp, None));
+            // A larger group on tp is one along which the sequence can be split.
+            if tp > 1 && moved.options.sp == SequenceParallel::Off && !c.flags.is_empty() {
+                moved = moved.and("--sp".into(), |o| o.sp = SequenceParallel::On);
+            }
+            moved
+        };
+        out.push(change(&Candidate { options: options.clone(), flags: vec![] }));
+        out.push(change(&small));
+    }
+    out
+}
