@@ -21,6 +21,8 @@ pub enum Command {
     Fmt(FmtArgs),
     /// Compiles a model text into an artifact
     Compile(Box<CompileArgs>),
+    /// Says what a line of a model text costs, or what a job communicates and why
+    Explain(Box<ExplainArgs>),
     /// Starts the ranks of an artifact and trains
     Run(RunArgs),
     /// Prints a level of an artifact
@@ -148,8 +150,20 @@ impl Level {
 }
 
 #[derive(Args)]
+pub struct ExplainArgs {
+    /// Every collective with its line, reason, group and bytes, and what would do without it (of an artifact always)
+    #[arg(long)]
+    pub collectives: bool,
+    /// For tools
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub compile: CompileArgs,
+}
+
+#[derive(Args, Clone)]
 pub struct CompileArgs {
-    /// The model text
+    /// The model text (`explain`: MODEL.mdl:LINE, or an artifact)
     pub model: PathBuf,
     /// Sets a setting of the model text
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]

@@ -18,11 +18,18 @@ use passes::rematerialize::Recompute;
 use passes::remedy::{self, Remedy};
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-pub fn run(args: &CompileArgs) -> Result<(), Failure> {
+/// A model text through all passes, before code generation.
+pub struct Levels {
+    pub compiled: Compiled,
+    pub text: Text,
+    elaborated: Duration,
+}
+
+/// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
+pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     let start = Instant::now();
-    let target = Target::named(&args.target)?;
     let options = options(args)?;
     let mut text = Text::read(&args.model)?;
     let frontend = |training| TextOptions {
@@ -50,6 +57,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     if let (Some(budget), Some((training, evaluation))) = (args.memory, &models) {
         within(&compiled.job, budget, &text, || remedy::find(training, evaluation, &options, budget))?;
     }
+    Ok(Levels { compiled, text, elaborated })
+}
+
+pub fn run(args: &CompileArgs) -> Result<(), Failure> {
+    let start = Instant::now();
+    let target = Target::named(&args.target)?;
+    let Levels { compiled, elaborated, .. } = levels(args)?;
     let generating = Instant::now();
     let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
     let entries: Vec<KernelEntry> =

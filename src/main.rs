@@ -4,6 +4,7 @@ mod checkpoint;
 mod cli;
 mod compile;
 mod dump;
+mod explain;
 mod report;
 mod run;
 mod text;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Check(args) => text::check(&args),
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),

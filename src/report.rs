@@ -1,10 +1,10 @@
 //! The table that `mcc compile` ends with.
 
 use ir::mesh::Axis;
-use ir::op::{Collective, Op};
-use ir::program::{Action, Call, Group, Job, Program};
+use ir::op::Op;
+use ir::program::Job;
+use passes::explain::{exchanges, totals};
 use passes::footprint::{Footprint, Kind, size};
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -36,15 +36,7 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
         count(job.kernels.len() as u64),
         job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. }))).count(),
     );
-    let mut traffic: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
-    for stage in &job.stages {
-        let program = &job.programs[stage.program as usize];
-        for (key, (calls, bytes)) in sent(job, program, stage.schedule.train.iter().chain(&stage.schedule.update)) {
-            let most = traffic.entry(key).or_default();
-            *most = (most.0.max(calls), most.1.max(bytes));
-        }
-    }
-    for ((axis, kind), (calls, bytes)) in traffic {
+    for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
     let (most, least) = Footprint::extremes(job);
@@ -55,47 +47,6 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
     let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
     let _ = writeln!(out, "seconds    {}", times.join(", "));
     out
-}
-
-/// Calls and bytes that one rank sends in the given calls (rings: (n-1)/n of the whole for gathers and scatters, twice that for
-/// all-reduces), by axes and kind.
-fn sent<'a>(job: &Job, program: &Program, calls: impl Iterator<Item = &'a Call>) -> BTreeMap<(String, &'static str), (u64, u64)> {
-    let mut out: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
-    for call in calls {
-        for c in &program.bodies[call.body.index()].commands {
-            let (key, bytes) = match &c.action {
-                Action::Collective { kind, group, dtype, count, .. } => {
-                    let group = &program.groups[group.index()];
-                    let n = members(job, group);
-                    let bytes = count * dtype.bytes();
-                    let sent = match kind {
-                        Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
-                        Collective::Shift => bytes,
-                        Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
-                    };
-                    ((name(job, group), kind.name()), sent)
-                }
-                Action::Send { dtype, count, .. } => (("pp".into(), "send"), count * dtype.bytes()),
-                _ => continue,
-            };
-            let entry = out.entry(key).or_default();
-            *entry = (entry.0 + 1, entry.1 + bytes);
-        }
-    }
-    out
-}
-
-fn members(job: &Job, group: &Group) -> u64 {
-    group.subs.iter().map(|u| job.mesh[*u].size).product::<u64>() * group.stages.as_ref().map_or(1, |s| s.len() as u64)
-}
-
-fn name(job: &Job, group: &Group) -> String {
-    let subs = job.mesh.describe(&group.subs);
-    match (&group.stages, subs.is_empty()) {
-        (None, _) => subs,
-        (Some(_), true) => "pp".into(),
-        (Some(_), false) => format!("pp*{subs}"),
-    }
 }
 
 /// What a rank of a stage holds, by kind.

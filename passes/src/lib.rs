@@ -2,6 +2,7 @@
 
 pub mod compile;
 pub mod differentiate;
+pub mod explain;
 pub mod footprint;
 pub mod fuse;
 pub mod kernels;
@@ -14,9 +15,10 @@ pub mod pad;
 pub mod partition;
 pub mod plan;
 pub mod propagate;
+pub mod reasons;
 pub mod rematerialize;
-pub mod rows;
 pub mod remedy;
+pub mod rows;
 pub mod schedule;
 pub mod simplify;
 pub mod stages;

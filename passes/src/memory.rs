@@ -11,15 +11,44 @@ pub struct Need {
     pub last: usize,
 }
 
-/// Offsets for buffers with lifetimes, and the arena's size: the largest first, each at the lowest offset that is free
-/// over its lifetime (greedy by size; Pisarchyk & Lee 2020).
+/// Offsets for buffers with lifetimes, and the arena's size: one buffer after the other, each in the smallest gap that is free over its
+/// lifetime (best fit; greedy by size, Pisarchyk & Lee 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best is taken.
 pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
-    let mut order: Vec<usize> = (0..needs.len()).collect();
-    order.sort_by_key(|k| (std::cmp::Reverse(needs[*k].bytes), needs[*k].first, *k));
+    let least = most_alive(needs);
+    let life = |n: &Need| (n.last - n.first + 1) as u64;
+    let orders: [&dyn Fn(&Need) -> (u64, u64); 4] =
+        [&|n| (n.bytes, life(n)), &|n| (n.bytes * life(n), n.bytes), &|n| (life(n), n.bytes), &|n| (u64::MAX - n.first as u64, n.bytes)];
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    for key in orders {
+        let mut order: Vec<usize> = (0..needs.len()).collect();
+        order.sort_by_key(|k| (std::cmp::Reverse(key(&needs[*k])), needs[*k].first, *k));
+        for _ in 0..ROUNDS {
+            let found = place(needs, &order);
+            // The buffer that sticks out comes first in the next round.
+            let top = (0..needs.len()).max_by_key(|k| found.0[*k] + needs[*k].bytes.next_multiple_of(ALIGN));
+            if best.as_ref().is_none_or(|b| found.1 < b.1) {
+                best = Some(found);
+            }
+            if best.as_ref().is_some_and(|b| b.1 <= least + least / GOOD) {
+                return best.expect("invariant: just found");
+            }
+            let Some(at) = top.and_then(|t| order.iter().position(|k| *k == t)) else { break };
+            order[..=at].rotate_right(1);
+        }
+    }
+    best.expect("invariant: there is an order")
+}
+
+/// Placements that are tried per order, while they need more than a `GOOD`th beyond the bytes that live at once.
+const ROUNDS: usize = 8;
+const GOOD: u64 = 50;
+
+/// Offsets of buffers that are placed in this order, and the arena's size.
+fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
     let mut offsets = vec![0; needs.len()];
     let mut placed: Vec<usize> = vec![];
     let mut total = 0;
-    for k in order {
+    for &k in order {
         let bytes = needs[k].bytes.next_multiple_of(ALIGN);
         let mut busy: Vec<(u64, u64)> = placed
             .iter()
@@ -27,18 +56,40 @@ pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
             .map(|j| (offsets[*j], offsets[*j] + needs[*j].bytes.next_multiple_of(ALIGN)))
             .collect();
         busy.sort_unstable();
-        let mut at = 0;
+        let (mut end, mut gap): (u64, Option<(u64, u64)>) = (0, None);
         for (from, to) in busy {
-            if at + bytes <= from {
-                break;
+            if end + bytes <= from && gap.is_none_or(|g| from - end < g.0) {
+                gap = Some((from - end, end));
             }
-            at = at.max(to);
+            end = end.max(to);
         }
-        offsets[k] = at;
-        total = total.max(at + bytes);
+        offsets[k] = gap.map_or(end, |g| g.1);
+        total = total.max(offsets[k] + bytes);
         placed.push(k);
     }
     (offsets, total)
+}
+
+/// The greatest sum of bytes that live at once: no plan needs less.
+pub fn most_alive(needs: &[Need]) -> u64 {
+    let mut changes: Vec<(usize, i64)> = vec![];
+    for n in needs {
+        let bytes = n.bytes.next_multiple_of(ALIGN) as i64;
+        changes.extend([(n.first, bytes), (n.last + 1, -bytes)]);
+    }
+    // What ends before a command is gone when another begins there.
+    changes.sort_unstable();
+    changes
+        .iter()
+        .scan(0i64, |now, (_, change)| {
+            Some({
+                *now += change;
+                *now
+            })
+        })
+        .max()
+        .unwrap_or(0)
+        .max(0) as u64
 }
 
 #[cfg(test)]

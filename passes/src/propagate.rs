@@ -6,6 +6,7 @@
 //! someone needs whole; pass 4 (forward) places every op and inserts reshards. The rules and what each saves are in `docs/sharding.md`.
 
 use crate::plan::{Chooser, Lists, Tiers, Zero};
+use crate::reasons::{Change, reason};
 use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Node, Origin, Phase, Type, Value};
@@ -625,7 +626,7 @@ impl Propagation<'_> {
         }
         moves.sort_by_key(|m| m.kind);
         let mut v = v;
-        for Move { kind, to: b, subs, .. } in moves {
+        for Move { kind, from, to: b, subs, .. } in moves {
             let phase = (kind == Reshard::AllGather).then_some(origin.phase);
             let key = (v, kind, b, subs.clone(), phase);
             v = match self.known.get(&key) {
@@ -634,7 +635,9 @@ impl Propagation<'_> {
                     let mut sharding = self.shardings[v.index()].clone();
                     subs.iter().for_each(|u| sharding[*u] = b);
                     let ty = self.out[v].ty.clone();
-                    let w = self.emit(Node { op: Op::Reshard { kind, subs }, args: vec![v], ty, origin: origin.clone() }, sharding, Some(why.into()));
+                    let change = Change { from, to: b, subs: &subs };
+                    let why = reason(why, &change, origin, self.mesh, &self.old.dims, self.chooser.lists);
+                    let w = self.emit(Node { op: Op::Reshard { kind, subs }, args: vec![v], ty, origin: origin.clone() }, sharding, Some(why));
                     self.known.insert(key, w);
                     w
                 }

@@ -40,7 +40,7 @@ pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64
 }
 
 /// In the order of what they cost: splitting along the sequence and recomputing attention next to nothing; full recomputation a third more compute;
-/// sharing parameters out (ZeRO-3) a gather in every pass; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
+/// sharing out optimizer states (ZeRO-1) nothing, gradients (2) a sum and parameters (3) gathers in every pass; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
 fn candidates(options: &Options) -> Vec<Candidate> {
     let base = Candidate { options: options.clone(), flags: vec![] };
     let mut out = vec![];
@@ -53,6 +53,11 @@ fn candidates(options: &Options) -> Vec<Candidate> {
     if options.recompute == Recompute::None {
         out.push(base.and("--recompute selective".into(), |o| o.recompute = Recompute::Selective));
     }
+    let share = |c: &Candidate, level: Zero, n: u32| c.and(format!("--zero {n}"), |o| o.zero = level);
+    let shares = |level: Zero| options.dp * options.cp > 1 && options.zero < level;
+    if shares(Zero::States) {
+        out.push(share(&base, Zero::States, 1));
+    }
     if matches!(options.recompute, Recompute::None | Recompute::Selective | Recompute::Block(_)) {
         let name =
             if matches!(options.recompute, Recompute::Block(_)) { "--recompute-method uniform --recompute-num-layers 1" } else { "--recompute full" };
@@ -61,11 +66,14 @@ fn candidates(options: &Options) -> Vec<Candidate> {
         least = full(&split);
         out.push(least.clone());
     }
-    if options.dp > 1 && options.zero < Zero::Params {
-        let shared = |c: &Candidate| c.and("--zero 3".into(), |o| o.zero = Zero::Params);
-        out.push(shared(&base));
-        least = shared(&least);
-        out.push(least.clone());
+    for (level, n) in [(Zero::Gradients, 2), (Zero::Params, 3)] {
+        if shares(level) {
+            out.push(share(&base, level, n));
+            out.push(share(&least, level, n));
+        }
+    }
+    if shares(Zero::Params) {
+        least = share(&least, Zero::Params, 3);
     }
     // The default of the global batch follows from what changes here.
     let batch = format!("--global-batch-size {}", options.global_batch);

@@ -263,8 +263,8 @@ fn compile_prints_a_table() {
         pp         all_reduce           # calls, # B sent by a rank in a step
         pp         send                 # calls, # B sent by a rank in a step
         tp         all_reduce          # calls, # KiB sent by a rank in a step
-        memory     class #: at most # KiB a rank = parameters # KiB + optimizer # KiB + gradients # KiB + activations # KiB + temporary # KiB
-        memory     class #: at most # KiB a rank = parameters # KiB + optimizer # KiB + gradients # KiB + activations # KiB + temporary # KiB
+        memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # x # KiB + temporary # KiB
+                   a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # KiB + temporary # KiB
     "#]]
     .assert_eq(&shape);
     assert!(text.contains("seconds    parse ") && text.contains("wrote out.mcc in "), "{text}");

@@ -2,6 +2,7 @@
 
 mod counts;
 mod events;
+mod explain;
 mod generate;
 mod harness;
 mod labels;

@@ -1,0 +1,91 @@
+//! What `explain` says, held to the formulas of Megatron-LM and to the table of a compile.
+
+use crate::harness::compiled;
+use crate::models::{GPT2, case};
+use passes::compile::Compiled;
+use passes::explain::{Exchange, exchanges, line, totals};
+
+const SEQ: u64 = 16;
+const HIDDEN: u64 = 32;
+const SIZES: &[(&str, &str)] = &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "4"), ("seq", "16")];
+
+fn on(words: &str) -> Compiled {
+    compiled(GPT2.0, SIZES, &case(words))
+}
+
+/// Bytes that a rank sends per layer and microbatch along tp, of activations: what eight layers send more than four.
+fn per_layer(words: &str) -> u64 {
+    let of = |layers: &str| {
+        let sizes: Vec<(&str, &str)> = SIZES.iter().copied().filter(|s| s.0 != "layers").chain([("layers", layers)]).collect();
+        let found = exchanges(&compiled(GPT2.0, &sizes, &case(words)).job);
+        found.iter().filter(|e| e.axis == "tp" && ["forward", "backward"].contains(&e.body.as_str())).map(|e| e.sent_per_step).sum::<u64>()
+    };
+    (of("8") - of("4")) / 4 / 2
+}
+
+/// SEMANTICS: 4 all-reduces' worth of 2 (t-1)/t * sbh each; one more for what is gathered again with sp, and for what recomputation repeats.
+#[test]
+fn tensor_parallel_bytes_are_those_of_the_formula() {
+    let sbh = 4 * SEQ * HIDDEN;
+    for t in [2, 4] {
+        let reduce = 2 * sbh * (t - 1) / t;
+        assert_eq!(per_layer(&format!("tp{t} m2")), 4 * reduce);
+        assert_eq!(per_layer(&format!("tp{t} sp m2")), 5 * reduce);
+        assert_eq!(per_layer(&format!("tp{t} m2 full1")), 5 * reduce);
+        assert_eq!(per_layer(&format!("tp{t} m2 full4")), 6 * reduce - reduce / 4);
+    }
+}
+
+/// SEMANTICS: sbh per boundary, microbatch and direction, 1/t of it with sp; 2 (d-1)/d of the gradients' bytes.
+#[test]
+fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
+    let sent = |c: &Compiled, axis: &str, kind: &str| {
+        let all = totals(&exchanges(&c.job));
+        all.iter().filter(|((a, k), _)| a == axis && *k == kind).map(|(_, (_, bytes))| *bytes).sum::<u64>()
+    };
+    let sbh = 4 * SEQ * HIDDEN;
+    // An inner stage sends forward and back.
+    assert_eq!(sent(&on("pp4 m4"), "pp", "send"), 2 * 4 * sbh);
+    assert_eq!(sent(&on("pp4 tp2 sp m4"), "pp", "send"), 2 * 4 * sbh / 2);
+    let c = on("dp2 m2");
+    let parameters: u64 = c.job.params.iter().map(|p| 4 * p.dims.iter().map(|d| d.size).product::<u64>()).sum();
+    let gradients = sent(&c, "dp", "all_reduce");
+    assert!((parameters..parameters + 64).contains(&gradients), "{gradients} of {parameters}");
+}
+
+#[test]
+fn every_collective_has_a_reason_and_says_what_would_do_without_it() {
+    let c = on("dp2 tp2 pp2 sp m2 full1");
+    let found: Vec<Exchange> = exchanges(&c.job).into_iter().filter(|e| e.axis != "pp").collect();
+    assert!(!found.is_empty());
+    for e in &found {
+        assert!(!e.reason.is_empty() && e.without.is_some() && e.members.len() > 1, "{e:?}");
+    }
+    let without = |part: &str| found.iter().any(|e| e.without.as_deref().is_some_and(|w| w.contains(part)));
+    assert!(without("--sp") && without("recomputation") && without("--dp 1"));
+    assert!(found.iter().filter(|e| e.recomputed).all(|e| e.body == "backward"));
+}
+
+#[test]
+fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
+    let c = on("tp2 sp pp2 m2");
+    let text = GPT2.0;
+    let number = |part: &str| 1 + text.lines().position(|l| l.contains(part)).expect("a line") as u32;
+    let file = c.sharded.graph.params[0].span.expect("a place").file;
+    let mlp = line(&c, file, number("drop(mlp(")).expect("computes something");
+    assert_eq!(mlp.stages, [0, 1]);
+    assert!(
+        mlp.values.iter().any(|v| v.dims.contains("ffn = 64 / tp")) && mlp.values.iter().any(|v| v.dims.contains("seq = 16 / tp")),
+        "{:?}",
+        mlp.values
+    );
+    // Two products of 2 * sbh * ffn each, for every layer and sequence; twice that backward.
+    assert_eq!(mlp.forward_flops, 4 * 2 * 2 * 2 * SEQ * HIDDEN * 64);
+    // Beside them: gradients of the norm, contractions too.
+    assert!((2 * mlp.forward_flops..2 * mlp.forward_flops + mlp.forward_flops / 32).contains(&mlp.backward_flops), "{}", mlp.backward_flops);
+    assert!(mlp.memory.iter().any(|m| m.1 == "activations") && mlp.memory.iter().any(|m| m.1 == "parameters"), "{:?}", mlp.memory);
+    assert!(mlp.exchanges.iter().any(|e| e.kind == "all_gather") && mlp.exchanges.iter().any(|e| e.kind == "reduce_scatter"));
+    let wte = line(&c, file, number("param wte")).expect("declares something");
+    assert_eq!(wte.parameters[0].dims, "[vocab = 32 / tp, hidden = 32]");
+    assert_eq!(line(&c, file, 1), None);
+}

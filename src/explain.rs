@@ -1,0 +1,151 @@
+//! `mcc explain`.
+
+use crate::Failure;
+use crate::cli::ExplainArgs;
+use crate::compile;
+use anyhow::anyhow;
+use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
+use passes::footprint::size;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// A job's communication: every exchange, and sums per axis.
+#[derive(Serialize)]
+struct Communication {
+    exchanges: Vec<Exchange>,
+    totals: Vec<Total>,
+}
+
+/// The most that a rank sends in a step.
+#[derive(Serialize)]
+struct Total {
+    axis: String,
+    kind: &'static str,
+    calls: u64,
+    bytes: u64,
+}
+
+pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+    let target = &args.compile.model;
+    if target.is_dir() {
+        let job = runtime::artifact::read(target)?.job;
+        let exchanges = exchanges(&job);
+        return show(args, &communication(exchanges), communication_text);
+    }
+    let (model, number) = split(target);
+    if number.is_none() && !args.collectives {
+        return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
+    }
+    let done = compile::levels(&crate::cli::CompileArgs { model: model.clone(), ..args.compile.clone() })?;
+    let Some(number) = number else {
+        return show(args, &communication(exchanges(&done.compiled.job)), communication_text);
+    };
+    let name = model.display().to_string();
+    let file = done.text.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
+    match line(&done.compiled, file as u16, number) {
+        Some(found) => show(args, &found, line_text),
+        None => {
+            let lines = done.text.sources.files.get(file).map_or(0, |f| f.text.lines().count());
+            Err(anyhow!("nothing is computed on line {number} of `{name}`, which has {lines} lines").into())
+        }
+    }
+}
+
+/// `model.mdl:12`.
+fn split(target: &Path) -> (PathBuf, Option<u32>) {
+    let text = target.to_string_lossy();
+    match text.rsplit_once(':').and_then(|(path, line)| Some((path, line.parse::<u32>().ok()?))) {
+        Some((path, line)) => (PathBuf::from(path), Some(line)),
+        None => (target.to_path_buf(), None),
+    }
+}
+
+fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> Result<(), Failure> {
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(found)?);
+    } else {
+        print!("{}", text(found));
+    }
+    Ok(())
+}
+
+fn communication(exchanges: Vec<Exchange>) -> Communication {
+    let totals = totals(&exchanges).into_iter().map(|((axis, kind), (calls, bytes))| Total { axis, kind, calls, bytes }).collect();
+    Communication { exchanges, totals }
+}
+
+fn communication_text(c: &Communication) -> String {
+    let mut out = exchanges_text(&c.exchanges);
+    for t in &c.totals {
+        let _ = writeln!(out, "{:<10} {:<15} {:>6} calls, {} sent by a rank in a step", t.axis, t.kind, t.calls, size(t.bytes));
+    }
+    if c.exchanges.is_empty() {
+        out.push_str("nothing is communicated\n");
+    }
+    out
+}
+
+fn exchanges_text(exchanges: &[Exchange]) -> String {
+    let mut out = String::new();
+    for e in exchanges {
+        let _ = writeln!(
+            out,
+            "{} over {}, {} {}of {} on {}",
+            e.kind,
+            e.axis,
+            e.body,
+            if e.recomputed { "(recomputed) " } else { "" },
+            if e.place.is_empty() { "the step" } else { &e.place },
+            stages(&e.stages)
+        );
+        let each = if e.kind == "send" { "from and to ranks" } else { "for example ranks" };
+        let _ = writeln!(
+            out,
+            "  {} a call, {} calls and {} sent by a rank in a step; {each} {:?}",
+            size(e.bytes),
+            e.calls_per_step,
+            size(e.sent_per_step),
+            e.members
+        );
+        let _ = writeln!(out, "  because {}", e.reason);
+        if let Some(without) = &e.without {
+            let _ = writeln!(out, "  not needed {without}");
+        }
+    }
+    out
+}
+
+/// `stage 0`, `stages 0 to 2 and 7`.
+fn stages(list: &[u64]) -> String {
+    let mut runs: Vec<(u64, u64)> = vec![];
+    for k in list {
+        match runs.last_mut() {
+            Some(run) if run.1 + 1 == *k => run.1 = *k,
+            _ => runs.push((*k, *k)),
+        }
+    }
+    let named: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a} to {b}") }).collect();
+    format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, named.join(", "))
+}
+
+fn line_text(l: &Line) -> String {
+    let mut out = format!("{} on {}\n", l.place, stages(&l.stages));
+    let tensors = |out: &mut String, what: &str, list: &[Tensor]| {
+        for t in list {
+            let partial = if t.partial.is_empty() { String::new() } else { format!(", a sum over {} not yet taken", t.partial) };
+            let _ = writeln!(out, "{what:<12} {} {}, {} a rank{partial}", t.name, t.dims, size(t.bytes));
+        }
+    };
+    tensors(&mut out, "parameter", &l.parameters);
+    tensors(&mut out, "value", &l.values);
+    for (stage, kind, bytes) in &l.memory {
+        let _ = writeln!(out, "{:<12} {} of {kind} on a rank of stage {stage}", "memory", size(*bytes));
+    }
+    let flops = [("forward", l.forward_flops), ("recomputed", l.recomputed_flops), ("backward", l.backward_flops)];
+    let flops: Vec<String> = flops.iter().filter(|f| f.1 > 0).map(|(n, f)| format!("{n} {:.3e}", *f as f64)).collect();
+    if !flops.is_empty() {
+        let _ = writeln!(out, "{:<12} {}, of all ranks in a step", "flops", flops.join(", "));
+    }
+    out + &exchanges_text(&l.exchanges)
+}
