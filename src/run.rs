@@ -106,6 +106,9 @@ fn line(p: &Progress) -> String {
     if let Some(v) = p.valid_loss {
         text += &format!("  held-out loss {v:.4}");
     }
+    if let Some(scale) = p.loss_scale {
+        text += &format!("  loss scale {scale}");
+    }
     if p.skipped {
         text += "  skipped: not finite";
     }

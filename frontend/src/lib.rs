@@ -25,6 +25,7 @@ pub use render::{Style, render};
 
 use ast::{Ast, StmtKind};
 use ir::diag::{Diagnostic, Sources};
+use ir::op::DType;
 
 /// Gives the text of an imported file, or why it cannot.
 pub type Loader<'a> = &'a mut dyn FnMut(&str) -> Result<String, String>;
@@ -54,11 +55,13 @@ pub struct Options {
     pub training: bool,
     /// Elaborate the bodies of `@op` functions, never the operations they stand for.
     pub inline_ops: bool,
+    /// The working precision, which unmarked float types have: `F32`, `Bf16` or `F16`.
+    pub precision: DType,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { defines: vec![], batch: 1, training: true, inline_ops: false }
+        Options { defines: vec![], batch: 1, training: true, inline_ops: false, precision: DType::F32 }
     }
 }
 

@@ -13,9 +13,10 @@ pub struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Appends an op whose result type follows from its operands.
+    /// Appends an op whose result type follows from its operands; a sum has their dtype.
     pub fn op(&mut self, op: Op, args: &[Value]) -> Value {
-        self.typed(op, args, Type::scalar(DType::F32))
+        let dtype = args.first().map_or(DType::F32, |a| self.body[*a].ty.dtype);
+        self.typed(op, args, Type::scalar(dtype))
     }
 
     /// Appends an op; `declared` supplies what operands do not determine.
@@ -32,8 +33,15 @@ impl Builder<'_> {
         self.body.dims_of(v).to_vec()
     }
 
+    /// An f32 number.
     pub fn constant(&mut self, c: f64) -> Value {
         self.typed(Op::Const(Real(c)), &[], Type::scalar(DType::F32))
+    }
+
+    /// A number of the dtype of `x`.
+    pub fn constant_like(&mut self, c: f64, x: Value) -> Value {
+        let dtype = self.body[x].ty.dtype;
+        self.typed(Op::Const(Real(c)), &[], Type::scalar(dtype))
     }
 
     pub fn int(&mut self, c: i64) -> Value {
@@ -61,7 +69,7 @@ impl Builder<'_> {
     }
 
     pub fn scale(&mut self, x: Value, c: f64) -> Value {
-        let c = self.constant(c);
+        let c = self.constant_like(c, x);
         self.mul(x, c)
     }
 

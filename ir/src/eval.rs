@@ -1,4 +1,4 @@
-//! The reference interpreter: plain loops in f64 over a body. It defines every op.
+//! The reference interpreter: plain loops in f64 over a body. It defines every op; results of 16-bit types are rounded to them.
 //!
 //! Ints and bools are f64 too (exact below 2^53). Values are dense, in the storage order of their type.
 
@@ -176,8 +176,17 @@ fn pointwise(body: &Body, v: Value, args: &[&[f64]], f: impl Fn(&[f64]) -> f64) 
         .collect()
 }
 
-/// Evaluates one node from its operands' values.
+/// Evaluates one node from its operands' values. A 16-bit result is rounded, once.
 pub fn eval(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f64> {
+    let mut out = unrounded(body, v, args, env);
+    let dtype = body[v].ty.dtype;
+    if dtype.is_half() {
+        out.iter_mut().for_each(|x| *x = dtype.round(*x));
+    }
+    out
+}
+
+fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f64> {
     let node = &body[v];
     let dims = &body.dims;
     let total = dims.elements(&node.ty.dims) as usize;

@@ -55,7 +55,8 @@ pub fn union(args: &[&Type]) -> Vec<Dim> {
 }
 
 /// The type of an op's result; dims in a natural storage order (checks compare them as sets). `declared` supplies what
-/// operands do not determine: a source's type, the dtype of a cast, the added dims of an expansion.
+/// operands do not determine: a source's type, the dtype of a cast or of a sum (that of the operands or f32), the added dims of
+/// an expansion.
 ///
 /// # Errors
 /// The operands do not fit the op.
@@ -99,6 +100,8 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         return fail(&format!("takes {count} operands, has {}", args.len()));
     }
     let same = |types: &[&Type]| types.windows(2).all(|w| w[0].dtype == w[1].dtype);
+    // Sums are taken in f32; a sum of 16-bit values need not be rounded to them.
+    let sum = |t: DType| if t.is_half() && declared.dtype == DType::F32 { DType::F32 } else { t };
     let without = |ty: &Type, over: &[Dim]| -> Option<Vec<Dim>> {
         over.iter().all(|d| ty.has(*d)).then(|| ty.dims.iter().copied().filter(|d| !over.contains(d)).collect())
     };
@@ -121,7 +124,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         Op::Uniform { .. } => Type::new(DType::F32, declared.dims.clone()),
         Op::Iota(d) => Type::new(DType::I32, [*d]),
         Op::Scalar(s) => Type::scalar(match s {
-            Scalar::LearningRate | Scalar::BiasCorrection(_) => DType::F32,
+            Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) => DType::F32,
             Scalar::Step | Scalar::Seed | Scalar::Linear(_) => DType::I32,
             Scalar::Slot(_) => declared.dtype,
         }),
@@ -213,10 +216,13 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             }
             let mut out = union(args);
             out.retain(|d| !over.contains(d));
-            Type::new(args[0].dtype, out)
+            Type::new(sum(args[0].dtype), out)
         }
         Op::Reduce { kind, over } => match without(args[0], over) {
-            Some(d) if (*kind == Reduce::Any) == (args[0].dtype == DType::Bool) => Type::new(args[0].dtype, d),
+            Some(d) if (*kind == Reduce::Any) == (args[0].dtype == DType::Bool) => {
+                let dtype = args[0].dtype;
+                Type::new(if *kind == Reduce::Sum { sum(dtype) } else { dtype }, d)
+            }
             _ => return fail("the operand lacks a dim, or has the wrong dtype"),
         },
         Op::ArgMax { over } => match without(args[0], &[*over]) {
@@ -242,7 +248,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             if declared.dims.iter().any(|d| d != dim && !args[0].has(*d)) || args[0].dims.iter().any(|d| !args[1].has(*d) && !declared.has(*d)) {
                 return fail("the result's dims are the values' without those summed by the index");
             }
-            Type::new(args[0].dtype, declared.dims.clone())
+            Type::new(sum(args[0].dtype), declared.dims.clone())
         }
         Op::Dispatch(r) => {
             let (x, chosen) = (args[0], args[1]);
@@ -265,7 +271,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         }
         Op::Attention(a) => {
             let (q, v) = (args[0], args[2]);
-            if !attention_fits(a, args) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
+            if !attention_fits(a, args) || !same(&args[..3]) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
                 return fail("operands do not fit");
             }
             q.clone()
@@ -274,11 +280,14 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             if !attention_fits(a, args) {
                 return fail("operands do not fit");
             }
-            Type::new(args[0].dtype, args[0].dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>())
+            Type::new(DType::F32, args[0].dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>())
         }
         Op::AttentionGrad(a, which) => {
             if !attention_fits(a, args) || args[3].has(a.d) || args[4].has(a.d) || !args[5].has(a.d) {
                 return fail("operands do not fit");
+            }
+            if !same(&[args[0], args[1], args[2], args[5]]) || [args[3], args[4]].iter().any(|t| t.dtype != DType::F32) {
+                return fail("wants q, k, v and the gradient of one dtype, and statistics of f32");
             }
             args[match which {
                 crate::op::AttentionGrad::Q => 0,
@@ -319,6 +328,8 @@ fn attention_fits(a: &Attention, args: &[&Type]) -> bool {
     let along = |ty: &Type, d: Dim| ty.dtype == DType::I32 && ty.dims == [d];
     let placed = a.positions(args).is_none_or(|[queries, keys]| along(queries, a.at) && along(keys, a.keys));
     placed
+        && q.dtype == k.dtype
+        && q.dtype.is_float()
         && q.has(a.at)
         && q.has(a.d)
         && k.has(a.keys)

@@ -209,7 +209,7 @@ impl eval::Env for KernelEnv<'_> {
             // Random numbers ask for these two: by convention the last two scalar arguments of a kernel that draws.
             Scalar::Seed => self.scalars[self.kernel.scalars.len() - 2],
             Scalar::Step => self.scalars[self.kernel.scalars.len() - 1],
-            Scalar::LearningRate | Scalar::BiasCorrection(_) | Scalar::Linear(_) => {
+            Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) | Scalar::Linear(_) => {
                 unreachable!("invariant: a verified kernel has slots only")
             }
         }

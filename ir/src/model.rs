@@ -41,6 +41,25 @@ pub struct Schedule {
     pub steps: u64,
 }
 
+/// What the seed of the backward pass is multiplied by, and gradients are divided by before their norm is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LossScale {
+    Constant(Real),
+    /// Doubles after `window` steps in a row whose gradient norm is finite; a step whose norm is not is skipped, and from the
+    /// `hysteresis`-th such step since it last doubled on each halves it, down to `least` (Megatron-LM's `DynamicGradScaler`).
+    Dynamic {
+        initial: Real,
+        least: Real,
+        window: u64,
+        hysteresis: u64,
+    },
+}
+
+impl LossScale {
+    /// Megatron-LM's defaults for fp16.
+    pub const FP16: LossScale = LossScale::Dynamic { initial: Real(4294967296.0), least: Real(1.0), window: 1000, hysteresis: 2 };
+}
+
 /// The `train` section, or its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Train {
@@ -49,6 +68,8 @@ pub struct Train {
     pub weight_decay: Real,
     /// Greatest global gradient norm; none is no clipping.
     pub clip: Option<Real>,
+    /// None is no scaling: the compiled step has none.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Default for Train {
@@ -58,6 +79,7 @@ impl Default for Train {
             schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0 },
             weight_decay: Real(0.0),
             clip: None,
+            loss_scale: None,
         }
     }
 }

@@ -41,6 +41,9 @@ impl fmt::Display for Real {
 }
 
 /// Element types. `Bool` is stored as one byte, 0 or 1.
+///
+/// A 16-bit float is a type of values, not only of storage: every op rounds its result to it ([`DType::round`]), also between ops of
+/// one kernel. Sums (`dot`, `reduce_sum`, `scatter`, the inner sums of attention) round once, at their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     F32,
@@ -65,6 +68,33 @@ impl DType {
             DType::F32 | DType::Bf16 | DType::F16 => true,
             DType::I32 | DType::Bool => false,
         }
+    }
+
+    /// Whether it is a float of two bytes.
+    pub fn is_half(self) -> bool {
+        match self {
+            DType::Bf16 | DType::F16 => true,
+            DType::F32 | DType::I32 | DType::Bool => false,
+        }
+    }
+
+    /// The nearest value of a 16-bit float, ties to even, beyond its range infinite (IEEE 754, section 4.3.1); other types as they are: the
+    /// evaluator computes those in f64.
+    pub fn round(self, x: f64) -> f64 {
+        // Bits of the significand, exponents of the least normal and of the greatest number.
+        let (bits, least, most) = match self {
+            DType::Bf16 => (8, -126, 127),
+            DType::F16 => (11, -14, 15),
+            DType::F32 | DType::I32 | DType::Bool => return x,
+        };
+        if x == 0.0 || !x.is_finite() {
+            return x;
+        }
+        // Exact: powers of two far from the limits of f64.
+        let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
+        let unit = 2f64.powi(exponent + 1 - bits);
+        let rounded = (x / unit).round_ties_even() * unit;
+        if rounded.abs() >= 2f64.powi(most + 1) { f64::INFINITY.copysign(x) } else { rounded }
     }
 
     pub fn name(self) -> &'static str {
@@ -184,6 +214,8 @@ impl Collective {
 pub enum Scalar {
     /// The learning rate of this step (before a parameter's own factor).
     LearningRate,
+    /// What the seed of the backward pass is multiplied by and gradients are divided by, so that small ones survive 16 bits.
+    LossScale,
     /// The number of this step, from 1.
     Step,
     /// The seed of the run.
@@ -334,6 +366,7 @@ pub enum Op {
     },
 
     // Contraction and reduction.
+    // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum` and of a `scatter`.
     /// `(a, b)`: product summed over `over`; dims that both have go along.
     Dot {
         over: Vec<Dim>,
@@ -373,9 +406,9 @@ pub enum Op {
     // named here, if causal.
     /// `(q, k, v)` -> dims of q.
     Attention(Attention),
-    /// `(q, k)` -> q's dims without `d`: log of the sum of exponentials of the scaled scores.
+    /// `(q, k)` -> q's dims without `d`, f32: log of the sum of exponentials of the scaled scores.
     AttentionLse(Attention),
-    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, in lse's dims. `lse` and `delta` may be
+    /// `(q, k, v, lse, delta, dout)` -> dims of q, k or v. `delta` is `sum(dout * out, over: d)`, f32, in lse's dims. `lse` and `delta` may be
     /// those of attention to more keys than these: the result is these keys' part of the gradient.
     AttentionGrad(Attention, AttentionGrad),
 }
@@ -523,5 +556,33 @@ impl Op {
             | Op::AttentionLse(_)
             | Op::AttentionGrad(..) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DType;
+
+    #[test]
+    fn bf16_has_eight_bits_and_ties_go_to_even() {
+        let round = |x| DType::Bf16.round(x);
+        assert_eq!([256.0, 257.0, 259.0, -257.0, 1.0 + 1.0 / 256.0].map(round), [256.0, 256.0, 260.0, -256.0, 1.0]);
+        // Subnormal numbers, the greatest one, and what is beyond it.
+        let least = 2f64.powi(-133);
+        assert_eq!([least, 0.5 * least, 0.75 * least].map(round), [least, 0.0, least]);
+        let most = 255.0 * 2f64.powi(120);
+        assert_eq!([most, most * 1.0019, most * 1.002].map(round), [most, most, f64::INFINITY]);
+        assert!(round(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn f16_has_eleven_bits_and_ends_at_65504() {
+        let round = |x| DType::F16.round(x);
+        assert_eq!(
+            [2049.0, 2051.0, 65504.0, 65519.9, 65520.0, -65520.0].map(round),
+            [2048.0, 2052.0, 65504.0, 65504.0, f64::INFINITY, f64::NEG_INFINITY]
+        );
+        let least = 2f64.powi(-24);
+        assert_eq!([least, 1.5 * least, 2.5 * least, 0.4 * least].map(round), [least, 2.0 * least, 2.0 * least, 0.0]);
     }
 }

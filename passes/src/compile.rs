@@ -11,7 +11,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{self, Pass, Schedule};
 use crate::stages::Layout;
-use crate::{optimize, order, pad, partition, rows, simplify, tables};
+use crate::{optimize, order, pad, partition, rows, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -132,9 +132,11 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let mut warnings = vec![];
 
     let graph = trace.step("elaborate", || without_outputs(graph), valid)?;
-    let graph = trace.step("differentiate", || differentiate::differentiate(graph), |g| g.as_ref().map_or(Ok(()), valid))?.map_err(no_gradient)?;
+    let graph =
+        trace.step("differentiate", || differentiate::differentiate(graph, &train), |g| g.as_ref().map_or(Ok(()), valid))?.map_err(no_gradient)?;
     let graph = trace.step("optimize", || optimize::optimize(graph, &train), valid)?;
     let graph = trace.step("simplify", || simplify::simplify(graph), valid)?;
+    let graph = trace.step("widen", || simplify::simplify(widen::widen(graph)), valid)?;
     let graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
     let logical = graph.clone();
     let mut graph = graph;
@@ -157,6 +159,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
     let mut other = trace.step("elaborate", || without_updates(without_outputs(evaluation.graph)), valid)?;
     other = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(other)), valid)?;
+    other = trace.step("widen", || simplify::simplify(widen::widen(other)), valid)?;
     other = trace.step("tabulate", || simplify::simplify(tables::tabulate(other)), valid)?;
     let other_lists = plan::lists(&plan, &other, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut other, &mesh, &other_lists, options.pad_vocab_to);

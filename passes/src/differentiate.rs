@@ -2,12 +2,13 @@
 //!
 //! The forward graph stays as it is; the backward pass is appended. A backward op carries the layer and scope of the forward op
 //! that it differentiates. Sums of cotangents are one n-ary `add` per value, so that partial terms can later be
-//! reduced together.
+//! reduced together. Cotangents have the dtype of their value; gradients that of their parameter, f32.
 
 use ir::build::Builder;
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Origin, Phase, Report, Type, Value};
-use ir::op::{AttentionGrad, Binary, Compare, DType, Op, Reduce, Unary};
+use ir::model::Train;
+use ir::op::{AttentionGrad, Binary, Compare, DType, Op, Reduce, Scalar, Unary};
 
 /// A loss that has no gradient in some op it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,11 +19,12 @@ pub enum DifferentiateError {
     NoLoss,
 }
 
-/// Sums the loss terms into `graph.loss` and appends the gradient of every trainable parameter it depends on.
+/// Sums the loss terms into `graph.loss` and appends the gradient of every trainable parameter it depends on, times the loss scale if
+/// there is one.
 ///
 /// # Errors
 /// There is no loss, or a parameter reaches it through an op without a gradient (`%`).
-pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
+pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, DifferentiateError> {
     let mut graph = sum_losses(graph);
     let Some(loss) = graph.loss else { return Err(DifferentiateError::NoLoss) };
 
@@ -30,8 +32,8 @@ pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
     {
         let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
-        let one = b.constant(1.0);
-        cotangents[loss.index()].push(one);
+        let seed = if train.loss_scale.is_some() { b.op(Op::Scalar(Scalar::LossScale), &[]) } else { b.constant(1.0) };
+        cotangents[loss.index()].push(seed);
     }
     for v in (0..=loss.0).rev().map(Value) {
         let terms = std::mem::take(&mut cotangents[v.index()]);
@@ -41,6 +43,15 @@ pub fn differentiate(graph: Graph) -> Result<Graph, DifferentiateError> {
         let node = graph.body[v].clone();
         let origin = Origin { phase: Phase::Backward, ..node.origin.clone() };
         let mut b = Builder { body: &mut graph.body, origin };
+        // Gradients are f32: of a parameter's 16-bit copy, each term is one before they are summed.
+        if let (Op::Cast, [x]) = (&node.op, node.args.as_slice())
+            && let Op::Param(_) = b.body[*x].op
+        {
+            let dtype = b.body[*x].ty.dtype;
+            let terms: Vec<Value> = terms.into_iter().map(|t| b.cast(t, dtype)).collect();
+            cotangents[x.index()].extend(terms);
+            continue;
+        }
         let dz = b.add(&terms);
         if let Op::Param(p) = node.op {
             graph.grads.push((p, dz));
@@ -138,7 +149,7 @@ fn adjoint(
                 }
                 Unary::Tanh => {
                     let squared = b.mul(v, v);
-                    let one = b.constant(1.0);
+                    let one = b.constant_like(1.0, v);
                     let slope = b.sub(one, squared);
                     Some(b.mul(dz, slope))
                 }
@@ -202,7 +213,7 @@ fn adjoint(
             }
             Binary::Pow => {
                 if wants(0) {
-                    let one = b.constant(1.0);
+                    let one = b.constant_like(1.0, x(1));
                     let less = b.sub(x(1), one);
                     let power = b.binary(Binary::Pow, x(0), less);
                     let slope = b.mul(x(1), power);
@@ -219,7 +230,7 @@ fn adjoint(
             // On a tie the second operand has the gradient: it is the result there.
             Binary::Max | Binary::Min => {
                 let first = b.compare(if *o == Binary::Max { Compare::Gt } else { Compare::Lt }, x(0), x(1));
-                let zero = b.constant(0.0);
+                let zero = b.constant_like(0.0, dz);
                 if wants(0) {
                     let d = b.select(first, dz, zero);
                     give(b, 0, d);
@@ -234,7 +245,7 @@ fn adjoint(
             Binary::And | Binary::Or => {}
         },
         Op::Select => {
-            let zero = b.constant(0.0);
+            let zero = b.constant_like(0.0, dz);
             if wants(1) {
                 let d = b.select(x(0), dz, zero);
                 give(b, 1, d);
@@ -292,7 +303,7 @@ fn adjoint(
         // Every element that reaches the maximum has the gradient. Softmax stops it, where it would cancel.
         Op::Reduce { kind: Reduce::Max, .. } => {
             let top = b.compare(Compare::Eq, x(0), v);
-            let zero = b.constant(0.0);
+            let zero = b.constant_like(0.0, dz);
             let d = b.select(top, dz, zero);
             give(b, 0, d);
         }
@@ -308,7 +319,7 @@ fn adjoint(
                 let iota = b.op(Op::Iota(*dim), &[]);
                 let wide = b.typed(Op::Expand, &[x(1)], Type::new(DType::I32, [index, vec![*dim]].concat()));
                 let hit = b.compare(Compare::Eq, wide, iota);
-                let zero = b.constant(0.0);
+                let zero = b.constant_like(0.0, dz);
                 b.select(hit, dz, zero)
             } else {
                 let dtype = ty.dtype;
@@ -332,7 +343,8 @@ fn adjoint(
             let positions: Vec<Value> = a.positions(args).into_iter().flatten().collect();
             let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &positions].concat());
             b.body[scores].origin.phase = Phase::Forward;
-            let product = b.mul(dz, v);
+            let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
+            let product = b.mul(gradient, result);
             let delta = b.sum(product, &[a.d]);
             for (k, which) in [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].into_iter().enumerate() {
                 if wants(k) {

@@ -24,3 +24,4 @@ pub mod simplify;
 pub mod stages;
 pub mod storage;
 pub mod tables;
+pub mod widen;

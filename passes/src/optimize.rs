@@ -13,17 +13,21 @@ use ir::op::{Binary, DType, Op, Scalar, Unary};
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
-    let squares: Vec<Value> = graph
-        .grads
-        .iter()
-        .map(|(p, g)| {
-            b.origin.scope = graph.params[*p as usize].name.as_str().into();
-            b.origin.layer = graph.params[*p as usize].layer;
-            let dims = b.dims(*g);
-            let square = b.mul(*g, *g);
-            b.sum(square, &dims)
-        })
-        .collect();
+    // The loss was scaled, so gradients are: norm, clipping and optimizer see the true ones.
+    let inverse = train.loss_scale.map(|_| {
+        let scale = b.op(Op::Scalar(Scalar::LossScale), &[]);
+        b.unary(Unary::Recip, scale)
+    });
+    let (mut grads, mut squares) = (vec![], vec![]);
+    for (p, g) in &graph.grads {
+        b.origin.scope = graph.params[*p as usize].name.as_str().into();
+        b.origin.layer = graph.params[*p as usize].layer;
+        let g = inverse.map_or(*g, |i| b.mul(*g, i));
+        let dims = b.dims(g);
+        let square = b.mul(g, g);
+        squares.push(b.sum(square, &dims));
+        grads.push((*p, g));
+    }
     b.origin = origin.clone();
     if squares.is_empty() {
         return graph;
@@ -40,7 +44,7 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         b.binary(Binary::Min, ratio, one)
     });
     let rate = b.op(Op::Scalar(Scalar::LearningRate), &[]);
-    for (p, g) in graph.grads.clone() {
+    for (p, g) in grads {
         let info = graph.params[p as usize].clone();
         let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
         b.origin.scope = info.name.as_str().into();

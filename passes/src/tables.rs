@@ -63,7 +63,7 @@ fn evaluate(body: &Body, v: Value) -> (Vec<u8>, Vec<f64>) {
     let data = std::mem::take(&mut values[v.index()]);
     let mut key: Vec<u8> = data.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
     key.extend(body.dims_of(v).iter().flat_map(|d| body.dims.size(*d).to_le_bytes()));
-    key.push(body[v].ty.dtype.bytes() as u8);
+    key.extend(body[v].ty.dtype.name().bytes());
     (key, data)
 }
 

@@ -124,7 +124,7 @@ impl eval::Env for Env<'_> {
             // By convention the last two scalars of a kernel that draws.
             Scalar::Seed => self.scalars[self.scalars.len() - 2],
             Scalar::Step => self.scalars[self.scalars.len() - 1],
-            Scalar::LearningRate | Scalar::BiasCorrection(_) | Scalar::Linear(_) => 0.0,
+            Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) | Scalar::Linear(_) => 0.0,
         }
     }
 

@@ -341,7 +341,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
                 match scalar {
                     Scalar::Linear(form) => drop(greatest(mesh, form)?),
                     Scalar::Slot(i) => return Err(format!("scalar argument {i} outside of a kernel")),
-                    Scalar::LearningRate | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) => {}
+                    Scalar::LearningRate | Scalar::LossScale | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) => {}
                 }
             }
             Ok(())

@@ -26,6 +26,8 @@ pub struct Step<'a> {
     /// From 1.
     pub number: u64,
     pub learning_rate: f64,
+    /// 1 where there is none.
+    pub loss_scale: f64,
     /// Below 2^53, as kernels of the reference device get it as f64.
     pub seed: u64,
     /// One whole global batch per input of the job, in its order.
@@ -232,8 +234,12 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Whether the loss and the gradient norm, where reported, are finite. All ranks see the same values.
     pub fn is_finite(&self) -> bool {
-        let names = self.frame.job.reports.iter().zip(&self.reports);
-        names.filter(|(name, _)| *name == "loss" || *name == "grad_norm").all(|(_, value)| value.is_none_or(f64::is_finite))
+        self.finite("loss") && self.finite("grad_norm")
+    }
+
+    /// Whether the reports of this name are finite.
+    pub fn finite(&self, name: &str) -> bool {
+        self.frame.job.reports.iter().zip(&self.reports).filter(|(n, _)| *n == name).all(|(_, value)| value.is_none_or(f64::is_finite))
     }
 
     /// From now on, every output of every kernel is checked. Slow.
@@ -506,6 +512,7 @@ pub fn peer(job: &Job, rank: u64, hops: i64) -> u64 {
 fn scalar(scalar: &Scalar, coords: &Coords, step: &Step) -> f64 {
     match scalar {
         Scalar::LearningRate => step.learning_rate,
+        Scalar::LossScale => step.loss_scale,
         Scalar::Step => step.number as f64,
         Scalar::Seed => step.seed as f64,
         Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(step.number as f64),

@@ -19,6 +19,7 @@ pub mod launch;
 pub mod loopback;
 pub mod protocol;
 pub mod reference;
+pub mod scale;
 pub mod schedule;
 pub mod shm;
 mod streams;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-/// What happens when loss or gradient norm is not finite.
+/// What happens when loss or gradient norm is not finite, and a dynamic loss scale that may still fall does not explain it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnNonfinite {
     /// The step runs again with every kernel checked, and the run ends naming the first that is to blame.
@@ -67,6 +67,8 @@ pub struct StepEvent {
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, if this step evaluated.
     pub valid: Option<Vec<Option<f64>>>,
+    /// Of the step, if the loss is scaled.
+    pub loss_scale: Option<f64>,
     /// The update was left out.
     pub skipped: bool,
 }

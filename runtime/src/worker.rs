@@ -9,6 +9,7 @@ use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::host::{Tensor, Whole, sizes};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
+use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
 use crate::shm::{Board, Layout, Segment, Shm};
 use crate::target::Target;
@@ -117,16 +118,21 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     drop(weights);
+    let mut scaler = Scaler::new(job.train.loss_scale);
     let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
     for number in done + 1..=orders.steps {
         let begun = Instant::now();
         let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
-        let step = Step { number, learning_rate, seed: orders.seed, batch: &batch };
+        let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
         rank.phase(Phase::Train, &step, shm)?;
         let reports = rank.reports().to_vec();
         let finite = rank.is_finite();
+        let overflow = rank.finite("loss") && !rank.finite("grad_norm") && scaler.may_fall();
+        let loss_scale = scaler.is_scaled().then(|| scaler.scale());
+        scaler.after(if rank.finite("grad_norm") { Norm::Finite } else { Norm::NotFinite });
         match orders.on_nonfinite {
+            _ if overflow => {}
             OnNonfinite::Stop if !finite => {
                 let blame = blame(artifact, &mut rank, &step, shm)?;
                 let event = Event::NonFinite { step: number, reports, blame };
@@ -141,7 +147,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
             Some(valid) if due => Some(evaluate(&mut rank, valid, orders, number, shm)?),
             Some(_) | None => None,
         };
-        let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, skipped: !finite };
+        let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
     }
     let mark = Mark { step: orders.steps, seed: orders.seed };
@@ -159,7 +165,7 @@ fn evaluate<D: Device>(rank: &mut Rank<D>, valid: &Data, orders: &Orders, number
     let mut sums: Vec<Option<f64>> = vec![];
     for k in 0..batches {
         let batch = valid.batch(k)?;
-        let step = Step { number, learning_rate: 0.0, seed: orders.seed, batch: &batch };
+        let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &batch };
         rank.phase(Phase::Eval, &step, shm)?;
         sums.resize(rank.reports().len(), Some(0.0));
         for (sum, value) in sums.iter_mut().zip(rank.reports()) {

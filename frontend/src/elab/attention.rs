@@ -5,7 +5,7 @@ use super::call::Entered;
 use super::value::{FrameId, Val};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
-use ir::op::{self, Compare, DType, Op, Real};
+use ir::op::{self, Compare, Op, Real};
 
 impl Elab<'_> {
     /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
@@ -48,7 +48,7 @@ impl Elab<'_> {
             _ => return None,
         };
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
-        let same_dtype = [&tq, &tk, &tv].iter().all(|t| t.dtype == DType::F32);
+        let same_dtype = tq.dtype.is_float() && tk.dtype == tq.dtype && tv.dtype == tq.dtype;
         let queries: Vec<Dim> = tq.dims.iter().copied().filter(|x| !tk.has(*x)).collect();
         let at = match causal {
             Some([(at, _), (masked, _)]) if masked == keys && queries.contains(&at) => at,

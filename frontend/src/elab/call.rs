@@ -341,7 +341,7 @@ impl Elab<'_> {
     }
 
     fn dtype(&mut self, ty: &TypeExpr) -> Option<DType> {
-        let Some(name) = &ty.dtype else { return Some(DType::F32) };
+        let Some(name) = &ty.dtype else { return Some(self.options.precision) };
         let dtype = DType::parse(&name.name);
         if dtype.is_none() {
             let e = Diagnostic::error("E0401", format!("no element type is called `{}`", name.name)).label(name.span, "unknown");
@@ -377,7 +377,10 @@ impl Elab<'_> {
             Val::Tensor(v) => *v,
             Val::Int(_) | Val::Real(_) | Val::Dim(_) | Val::Bool(_) => {
                 let Some(v) = self.tensor(val, span) else { return Val::Bad };
-                if dtype == DType::F32 && self.ty(v).dtype == DType::I32 { self.constant(self.real(val).unwrap_or(0.0), DType::F32) } else { v }
+                match self.real(val) {
+                    Some(x) if dtype.is_float() && self.ty(v).dtype != dtype => self.constant(x, dtype),
+                    _ => v,
+                }
             }
             Val::None | Val::Text(_) | Val::Dims(_) | Val::Tuple(_) | Val::Bad => {
                 let e = Diagnostic::error("E0202", format!("{what} wants a tensor, this is {}", val.kind()));

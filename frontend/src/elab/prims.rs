@@ -141,7 +141,8 @@ impl Elab<'_> {
             "top_k" => self.top_k(&args),
             "dispatch" => self.dispatch(&args),
             "combine" => self.combine(&args),
-            "f32" | "real" => self.float_of(&args),
+            "f32" => self.float_of(&args, DType::F32),
+            "real" => self.float_of(&args, self.options.precision),
             "i32" => self.int_of(&args),
             "stop_gradient" => match args.val(0) {
                 Val::Tensor(v) => {
@@ -390,9 +391,9 @@ impl Elab<'_> {
         Val::Tensor(self.push(Op::Uniform { key }, vec![], ty))
     }
 
-    fn float_of(&mut self, args: &Args) -> Val {
+    fn float_of(&mut self, args: &Args, dtype: DType) -> Val {
         match args.val(0) {
-            Val::Tensor(v) => Val::Tensor(self.cast(*v, DType::F32)),
+            Val::Tensor(v) => Val::Tensor(self.cast(*v, dtype)),
             Val::Bool(b) => Val::Real(f64::from(u8::from(*b))),
             other => match self.real(other) {
                 Some(x) => Val::Real(x),

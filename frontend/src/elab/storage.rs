@@ -147,6 +147,9 @@ impl Elab<'_> {
                 self.declare(frame, name, Val::Bad);
                 continue;
             }
+            // What is trained and stored is f32; the model computes with a copy of the declared type.
+            let dtype = ty.dtype;
+            let ty = Type::new(DType::F32, ty.dims);
             let scope = self.scope();
             let full = if scope.is_empty() { name.name.to_string() } else { format!("{scope}.{}", name.name) };
             let place = self.user_span.filter(|_| self.in_library(name.span)).unwrap_or(name.span);
@@ -174,7 +177,8 @@ impl Elab<'_> {
                 let e = Diagnostic::error("E0302", format!("the parameters have more than {} elements", super::MAX_PARAMETERS));
                 self.stop(e.label(place, "too many with this one").help("use smaller sizes, or fewer layers"));
             }
-            let value = self.push(Op::Param(number), vec![], ty);
+            let stored = self.push(Op::Param(number), vec![], ty);
+            let value = if lives == Lives::Trained { self.cast(stored, dtype) } else { stored };
             self.declare(frame, name, Val::Tensor(value));
         }
     }

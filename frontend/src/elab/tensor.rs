@@ -63,7 +63,7 @@ impl Elab<'_> {
     /// `[batch, seq]`, with the dtype before it unless it is the working precision.
     pub fn describe(&self, ty: &Type) -> String {
         let shape = self.shape(&ty.dims);
-        if ty.dtype == DType::F32 { shape } else { format!("{}{shape}", ty.dtype.name()) }
+        if ty.dtype == self.options.precision { shape } else { format!("{}{shape}", ty.dtype.name()) }
     }
 
     /// What `repeat` must not change of a value, as text.
@@ -76,7 +76,7 @@ impl Elab<'_> {
                 let mut names: Vec<(Dim, &str)> = dims.iter().map(|d| (*d, self.body.dims.name(*d))).collect();
                 names.sort_by_key(|(d, _)| *d);
                 let names: Vec<&str> = names.into_iter().map(|(_, n)| n).collect();
-                format!("{}[{}]", if ty.dtype == DType::F32 { "" } else { ty.dtype.name() }, names.join(", "))
+                format!("{}[{}]", if ty.dtype == self.options.precision { "" } else { ty.dtype.name() }, names.join(", "))
             }
             other => other.kind().to_string(),
         }

@@ -217,7 +217,7 @@ impl Reader<'_> {
         ensure(scalars.len() == facts.scalars.len(), || format!("{} scalars, the kernel has {}", scalars.len(), facts.scalars.len()))?;
         for (k, (scalar, dtype)) in scalars.iter().zip(&facts.scalars).enumerate() {
             let fits = match scalar {
-                Scalar::LearningRate | Scalar::BiasCorrection(_) => dtype.is_float(),
+                Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) => dtype.is_float(),
                 Scalar::Step | Scalar::Seed => *dtype == DType::I32,
                 Scalar::Linear(form) => {
                     greatest(&self.job.mesh, form)?;

@@ -82,7 +82,7 @@ impl Flow {
                     let (inputs, used) = facts.depends(o);
                     let own = used.iter().fold(0, |set, k| match &scalars[*k] {
                         Scalar::Linear(form) => set | along(form),
-                        Scalar::LearningRate | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) | Scalar::Slot(_) => set,
+                        Scalar::LearningRate | Scalar::LossScale | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) | Scalar::Slot(_) => set,
                     });
                     target(access, inputs.iter().map(|i| source(&args[*i])).collect(), own)
                 });

@@ -222,6 +222,7 @@ fn attention(io: &mut Io, a: &mut Attention) -> Result {
 pub(super) fn scalar(io: &mut Io, s: &mut Scalar) -> Result {
     let all = [
         ("learning_rate", Scalar::LearningRate),
+        ("loss_scale", Scalar::LossScale),
         ("step", Scalar::Step),
         ("seed", Scalar::Seed),
         ("bias_correction", Scalar::BiasCorrection(Real(0.0))),
@@ -230,7 +231,7 @@ pub(super) fn scalar(io: &mut Io, s: &mut Scalar) -> Result {
     ];
     io.variant(s, "a scalar", &all)?;
     match s {
-        Scalar::LearningRate | Scalar::Step | Scalar::Seed => Ok(()),
+        Scalar::LearningRate | Scalar::LossScale | Scalar::Step | Scalar::Seed => Ok(()),
         Scalar::BiasCorrection(beta) => io.with(" ", &mut beta.0, Io::real),
         Scalar::Linear(form) => io.with(" ", form, linear),
         Scalar::Slot(i) => io.with(" ", i, Io::number),

@@ -10,7 +10,7 @@ use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_za
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
-use crate::model::{Decay, Optimizer, Train};
+use crate::model::{Decay, LossScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Job,
@@ -329,6 +329,18 @@ fn train(io: &mut Io, t: &mut Train) -> Result {
     }
     io.with(" weight_decay ", &mut t.weight_decay.0, Io::real)?;
     io.option(&mut t.clip, zero, " clip ", |io, c| io.real(&mut c.0))?;
+    io.option(&mut t.loss_scale, LossScale::Constant(zero), " loss_scale ", |io, scale| {
+        io.variant(scale, "a loss scale", &[("constant", LossScale::Constant(zero)), ("dynamic", LossScale::FP16)])?;
+        match scale {
+            LossScale::Constant(x) => io.with(" ", &mut x.0, Io::real),
+            LossScale::Dynamic { initial, least, window, hysteresis } => {
+                io.with(" ", &mut initial.0, Io::real)?;
+                io.with(" least ", &mut least.0, Io::real)?;
+                io.with(" window ", window, Io::number)?;
+                io.with(" hysteresis ", hysteresis, Io::number)
+            }
+        }
+    })?;
     io.line("schedule ")?;
     let s = &mut t.schedule;
     io.variant(&mut s.decay, "a decay", &[("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)])?;

@@ -6,7 +6,7 @@ use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report,
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Mesh, SubAxis};
-use crate::model::{Decay, Optimizer, Schedule, Train};
+use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
@@ -82,6 +82,7 @@ pub fn every_op() -> Vec<Op> {
         Op::Iota(b),
         Op::Uniform { key: u64::MAX },
         Op::Scalar(Scalar::LearningRate),
+        Op::Scalar(Scalar::LossScale),
         Op::Scalar(Scalar::Step),
         Op::Scalar(Scalar::Seed),
         Op::Scalar(Scalar::BiasCorrection(Real(0.999))),
@@ -332,6 +333,7 @@ pub fn job() -> Job {
             schedule: Schedule { decay: Decay::Cosine, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100 },
             weight_decay: Real(0.1),
             clip: Some(Real(1.0)),
+            loss_scale: Some(LossScale::FP16),
         },
         global_batch: 4,
         microbatches: 2,

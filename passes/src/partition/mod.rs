@@ -68,7 +68,7 @@ struct JobView<'a> {
     stage: Vec<Option<u32>>,
     /// Chunk of values: of loose ones that of their user.
     chunk: Vec<Chunk>,
-    /// Completions of sums over data: they run before the first microbatch.
+    /// Completions of sums over data, and 16-bit copies of parameters: they run once, before the first microbatch.
     prologue: Vec<bool>,
     /// Sums over stages: for each, the stages that add and need it.
     stage_sums: HashMap<Value, BTreeSet<u32>>,
@@ -143,6 +143,9 @@ impl<'a> JobView<'a> {
             };
             let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
                 if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
+            if node.op == Op::Cast && node.origin.phase != Phase::Update && matches!(body[node.args[0]].op, Op::Param(_)) {
+                self.prologue[v.index()] = true;
+            }
             if completes && node.origin.phase != Phase::Update {
                 self.prologue[v.index()] = true;
                 if params[v.index()] {

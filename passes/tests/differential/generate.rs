@@ -8,6 +8,7 @@
 mod blocks;
 
 use crate::harness::{Case, Data, Range, Ranges};
+use ir::op::DType;
 use ir::random::mix;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
@@ -98,6 +99,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
             Recompute::Uniform(2),
             Recompute::Block(1),
         ]),
+        precision: dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]),
     }
 }
 
@@ -285,7 +287,7 @@ impl Writer {
         }
         if kind != 1 {
             self.line("dim features = 3;");
-            self.line(format!("input feats: f32[{at}, features];"));
+            self.line(format!("input feats: [{at}, features];"));
             let bias = self.dice.chance(50);
             let first = format!("linear(feats, features, hidden, bias: {bias}) as embed");
             self.line(if kind == 0 { format!("let x = {first};") } else { format!("x = x + {first};") });
@@ -297,7 +299,7 @@ impl Writer {
         }
         if self.dice.chance(30) {
             // A statistic of data alone: computed before the first microbatch.
-            self.line(format!("input weight: f32[{at}];"));
+            self.line(format!("input weight: [{at}];"));
             let whole = if self.exact() { "maximum(minimum(sum(weight), 2), -2)" } else { "1 / (1 + abs(mean(weight)))" };
             self.line(format!("let weigh = {whole};"));
             self.line("x = x * weigh;");
@@ -399,7 +401,7 @@ impl Writer {
             _ => ("x", at),
         };
         self.line(format!("let pooled = {rows};"));
-        self.line(format!("input goal: f32[{at}, classes];"));
+        self.line(format!("input goal: [{at}, classes];"));
         self.line("let guess = linear(pooled, hidden, classes) as guess;");
         let loss = match self.exact() {
             true => self.dice.pick(&["sum(abs(guess - goal))", "sum(guess * goal)", "sum(maximum(guess, goal))", "sum((guess - goal) ^ 2)"]),

@@ -5,8 +5,8 @@ use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
 use ir::eval::{self, Env};
 use ir::graph::{Graph, Report, Type, Value};
-use ir::model::Model;
-use ir::op::{DType, Op, Scalar};
+use ir::model::{LossScale, Model};
+use ir::op::{DType, Op, Real, Scalar};
 use ir::program::Job;
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
@@ -42,12 +42,14 @@ pub struct Case {
     /// Elaborate attention's body instead of the op.
     pub inline_ops: bool,
     pub recompute: Recompute,
+    /// The working precision; f16 goes with a constant loss scale.
+    pub precision: DType,
 }
 
 /// What parameters, states and inputs hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Normal numbers; results agree to 1e-9 of the tensor's greatest element.
+    /// Normal numbers; results agree to 1e-9 of the tensor's greatest element, in 16 bits as far as rounding goes ([`Wanted`]).
     Real,
     /// Small integers; results agree to the last bit, wherever f64 is exact.
     Exact,
@@ -74,6 +76,7 @@ impl Default for Case {
             data: Data::Real,
             inline_ops: false,
             recompute: Recompute::None,
+            precision: DType::F32,
         }
     }
 }
@@ -104,10 +107,17 @@ pub fn elaborate(text: &str, defines: &[(&str, &str)], case: &Case, training: bo
         batch: case.global_batch as i64,
         training,
         inline_ops: case.inline_ops,
+        precision: case.precision,
     };
     let mut sources = Sources::default();
     match frontend::compile(&mut sources, "test.mdl", text, &options, &mut |_| Err("no imports".into())) {
-        Ok(e) => Ok(e.model),
+        Ok(e) => {
+            let mut model = e.model;
+            if case.precision == DType::F16 {
+                model.train.loss_scale = Some(LossScale::Constant(Real(SCALE)));
+            }
+            Ok(model)
+        }
         Err(errors) => Err(errors.iter().map(|e| frontend::render(e, &sources, frontend::Style::Plain)).collect()),
     }
 }
@@ -165,8 +175,8 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     };
     let given = Given::new(&c, case, ranges);
     let graph = &c.graph;
-    let values = eval::run(&graph.body, &mut Logical { graph, given: &given });
-    if graph.roots().iter().any(|v| values[v.index()].iter().any(|x| !x.is_finite())) {
+    let want = Wanted::new(graph, &given, case.precision);
+    if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
     let got = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
@@ -177,24 +187,33 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     }
     // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
     let exact = case.data == Data::Exact
-        && values.iter().enumerate().all(|(k, v)| graph.grad_norm.is_some_and(|n| k >= n.index()) || v.iter().all(|x| is_exact(*x)));
-    let tolerance = if exact { 0.0 } else { 1e-9 };
-    let mut wrong = compare_reports(graph, &values, &got.reports, tolerance);
-    if let Some(v) = graph.grad_norm {
-        wrong.extend(differs("grad_norm", &[got.reports["grad_norm"]], &values[v.index()], 1e-9));
-    }
+        && want.values.iter().enumerate().all(|(k, v)| {
+            let late = graph.grad_norm.is_some_and(|n| k >= n.index());
+            late || is_exact(graph.body.nodes[k].ty.dtype, v)
+        });
+    let norm = graph.grad_norm.and_then(|v| want.differs("grad_norm", &[got.reports["grad_norm"]], v, &want.values[v.index()]));
+    let want = if exact { want.exactly() } else { want };
+    let mut wrong = compare_reports(graph, &want, &got.reports);
+    wrong.extend(norm);
     for u in &graph.updates {
         let info = &graph.params[u.param as usize];
-        let in_order = |v: Value| eval::reorder(&graph.body.dims, &values[v.index()], graph.body.dims_of(v), &info.ty.dims);
-        wrong.extend(differs(&info.name, &got.params[&info.name].data, &in_order(u.new), tolerance));
+        let mut compare = |name: &str, got: &[f64], v: Value| {
+            let in_order = eval::reorder(&graph.body.dims, &want.values[v.index()], graph.body.dims_of(v), &info.ty.dims);
+            wrong.extend(want.differs(name, got, v, &in_order));
+        };
+        // AdamW divides by the root of squares, however small: that magnifies rounding without bound. Its means are compared.
+        if exact || !case.precision.is_half() || u.states.len() < 2 {
+            compare(&info.name, &got.params[&info.name].data, u.new);
+        }
         for (k, v) in u.states.iter().enumerate() {
-            wrong.extend(differs(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, &in_order(*v), tolerance));
+            compare(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, *v);
         }
     }
     wrong.extend(recomputed_differently(text, defines, case, &given, &got)?);
-    let values = eval::run(&eval_graph.body, &mut Logical { graph: &eval_graph, given: &given });
+    let want = Wanted::new(&eval_graph, &given, case.precision);
+    let want = if exact { want.exactly() } else { want };
     let got = reference::run_eval(&c.job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
-    wrong.extend(compare_reports(&eval_graph, &values, &got, tolerance).into_iter().map(|e| format!("evaluation's {e}")));
+    wrong.extend(compare_reports(&eval_graph, &want, &got).into_iter().map(|e| format!("evaluation's {e}")));
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
@@ -241,27 +260,80 @@ pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> 
     Ok(())
 }
 
-/// Whether sums of some thousands of such numbers, and these times the learning rate, are exact.
-fn is_exact(x: f64) -> bool {
-    x.abs() < 2f64.powi(40) && (x * 256.0).fract() == 0.0
+/// What the logical graph computes, and how far from it is still right.
+struct Wanted {
+    values: Vec<Vec<f64>>,
+    /// Per value: most by which an element may be off.
+    bounds: Vec<f64>,
+    is_exact: bool,
+    is_half: bool,
 }
 
-fn compare_reports(graph: &Graph, values: &[Vec<f64>], got: &BTreeMap<String, f64>, tolerance: f64) -> Vec<String> {
-    let total = graph.loss.map(|value| Report { name: "loss".into(), value });
-    let reports = graph.losses.iter().chain(&graph.metrics).chain(&total);
-    reports.filter_map(|r| differs(&r.name, &[got[&r.name]], &values[r.value.index()], tolerance)).collect()
-}
-
-fn differs(name: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<String> {
-    if got.len() != want.len() {
-        return Some(format!("{name} has {} elements instead of {}", got.len(), want.len()));
+impl Wanted {
+    /// In f32, 1e-9 of the greatest element. In 16 bits sums of parts are rounded where the whole sum is not, and later values amplify that, so
+    /// the bound is measured: some places of the greatest element, and some times what rounding does to the value altogether.
+    fn new(graph: &Graph, given: &Given, precision: DType) -> Wanted {
+        let values = eval::run(&graph.body, &mut Logical { graph, given });
+        let greatest = |v: &Vec<f64>| v.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
+        let share = match precision {
+            DType::F32 | DType::I32 | DType::Bool => {
+                let bounds = values.iter().map(|v| 1e-9 * greatest(v)).collect();
+                return Wanted { values, bounds, is_exact: false, is_half: false };
+            }
+            DType::Bf16 => 16.0 * 2f64.powi(-8),
+            DType::F16 => 16.0 * 2f64.powi(-11),
+        };
+        let mut plain = graph.clone();
+        for node in &mut plain.body.nodes {
+            if node.ty.dtype.is_half() {
+                node.ty.dtype = DType::F32;
+            }
+        }
+        let unrounded = eval::run(&plain.body, &mut Logical { graph: &plain, given });
+        let moved = |v: &Vec<f64>, w: &Vec<f64>| v.iter().zip(w).fold(0f64, |m, (x, y)| m.max((x - y).abs()));
+        let bounds = values.iter().zip(&unrounded).map(|(v, w)| share * greatest(v) + 4.0 * moved(v, w)).collect();
+        Wanted { values, bounds, is_exact: false, is_half: true }
     }
-    let scale = want.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
-    let i = got.iter().zip(want).position(|(g, w)| (g - w).abs() > tolerance * scale || g.is_nan())?;
-    Some(format!("{name}[{i}] is {} instead of {}", got[i], want[i]))
+
+    fn exactly(mut self) -> Wanted {
+        self.bounds.fill(0.0);
+        self.is_exact = true;
+        self
+    }
+
+    /// `want` is `v` in the order of `got`.
+    fn differs(&self, name: &str, got: &[f64], v: Value, want: &[f64]) -> Option<String> {
+        if got.len() != want.len() {
+            return Some(format!("{name} has {} elements instead of {}", got.len(), want.len()));
+        }
+        let bound = self.bounds[v.index()];
+        let i = got.iter().zip(want).position(|(g, w)| (g - w).abs() > bound || g.is_nan())?;
+        Some(format!("{name}[{i}] is {} instead of {}, off by more than {bound:e}", got[i], want[i]))
+    }
+}
+
+/// Whether sums of some thousands of such numbers, and these times the learning rate, are exact; in 16 bits, sums of a few: all
+/// are small multiples of one power of two.
+fn is_exact(dtype: DType, values: &[f64]) -> bool {
+    if !dtype.is_half() {
+        return values.iter().all(|x| x.abs() < 2f64.powi(40) && (x * 256.0).fract() == 0.0);
+    }
+    let most = values.iter().fold(0f64, |m, x| m.max(x.abs()));
+    let unit = 2f64.powi(most.max(2f64.powi(-60)).log2().ceil() as i32 - 5);
+    values.iter().all(|x| (x / unit).fract() == 0.0)
+}
+
+fn compare_reports(graph: &Graph, want: &Wanted, got: &BTreeMap<String, f64>) -> Vec<String> {
+    let total = graph.loss.map(|value| Report { name: "loss".into(), value });
+    // A metric may count, and a count moves by whole ones, whatever moved what is counted.
+    let metrics = graph.metrics.iter().filter(|_| want.is_exact || !want.is_half);
+    let reports = graph.losses.iter().chain(metrics).chain(&total);
+    reports.filter_map(|r| want.differs(&r.name, &[got[&r.name]], r.value, &want.values[r.value.index()])).collect()
 }
 
 const RATE: f64 = 0.0625;
+/// Of f16 models.
+const SCALE: f64 = 16.0;
 const SEED: u64 = 7;
 const STEP: u64 = 3;
 
@@ -369,6 +441,7 @@ impl Env for Logical<'_> {
     fn scalar(&self, scalar: &Scalar) -> f64 {
         match scalar {
             Scalar::LearningRate => RATE,
+            Scalar::LossScale => SCALE,
             Scalar::Step => STEP as f64,
             Scalar::Seed => SEED as f64,
             Scalar::BiasCorrection(beta) => 1.0 - beta.0.powi(STEP as i32),

@@ -9,5 +9,6 @@ mod labels;
 mod memory;
 mod models;
 mod mutations;
+mod precision;
 mod programs;
 mod random;

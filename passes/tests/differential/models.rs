@@ -1,6 +1,7 @@
 //! The models of `models/`, at small sizes, on many meshes.
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
+use ir::op::DType;
 use passes::plan::{CpComm, Zero};
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -55,12 +56,16 @@ pub const DEEPSEEK: (&str, &[(&str, &str)]) = (
     ],
 );
 
-/// `dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: sizes of axes, how context-parallel attention exchanges (a ring, unless it says ulysses, gather or
+/// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring, unless it says ulysses, gather or
 /// both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together; 1F1B unless it says gpipe.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
     for word in words.split_whitespace() {
+        if let Some(precision) = DType::parse(word) {
+            case.precision = precision;
+            continue;
+        }
         let (name, number) = word.split_at(word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len()));
         let number = || number.parse::<u64>().unwrap_or_else(|_| panic!("{word} has no number"));
         match name {
@@ -138,6 +143,17 @@ fn llama_agrees_with_fewer_kv_heads_than_tp() {
 fn llama_agrees_with_windows_and_packed_documents() {
     on(LLAMA, &[("window", "2"), ("window_every", "2")], &["tp2 sp m2", "dp2 pp2 m2"]);
     on(LLAMA, &[("packed", "true")], &["tp2 sp m2", "dp2 pp2 m2"]);
+}
+
+#[test]
+fn models_agree_in_sixteen_bits() {
+    for precision in ["bf16", "f16"] {
+        let of = |mesh: &str| format!("{precision} {mesh}");
+        let meshes = ["m2", "dp2 m2", "tp2 sp m2", "dp2 tp2 pp2 m2", "cp2 m2"].map(of);
+        let meshes: Vec<&str> = meshes.iter().map(String::as_str).collect();
+        on(GPT2, &[], &meshes);
+        on(LLAMA, &[], &meshes);
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn train(threads: &Threads, steps: u64) -> Vec<f64> {
     });
     let mut hub = Hub::new(&job);
     for number in 1..=steps {
-        let step = Step { number, learning_rate: 0.25, seed: 0, batch: &batch };
+        let step = Step { number, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch: &batch };
         run_phase(&job, &mut ranks, &mut hub, Phase::Train, &step, &mut Turns::Long).unwrap();
         run_phase(&job, &mut ranks, &mut hub, Phase::Update, &step, &mut Turns::Long).unwrap();
         if number == 1 {

@@ -101,6 +101,9 @@ pub struct Progress {
     pub step_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub valid_loss: Option<f64>,
+    /// What the loss was multiplied by for the backward pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// The update was left out, as loss or gradient norm were not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
@@ -339,6 +342,7 @@ impl<'a> Gather<'a> {
             tokens_per_s: self.tokens / (step_ms / 1e3).max(1e-9),
             step_ms,
             valid_loss,
+            loss_scale: events[0].loss_scale,
             skipped: events.iter().any(|e| e.skipped),
             reports,
         })

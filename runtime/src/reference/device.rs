@@ -1,4 +1,4 @@
-//! The reference device: interpreted kernels, memory of f64.
+//! The reference device: interpreted kernels, memory of f64. What is stored as a 16-bit float is rounded to it.
 
 use crate::device::{Device, DeviceError, Element, Location, Memory};
 use crate::executor::{offsets, reach};
@@ -85,7 +85,7 @@ impl<'a> Reference<'a> {
 
     fn scatter(&mut self, at: Location, operand: &Operand, accumulate: bool, values: &[f64]) {
         let (slots, step) = self.slots_mut(at, operand.dtype);
-        let put = |slot: &mut f64, value: f64| *slot = if accumulate { *slot + value } else { value };
+        let put = |slot: &mut f64, value: f64| *slot = operand.dtype.round(if accumulate { *slot + value } else { value });
         match &operand.layout {
             Layout::Dense(n) => (0..*n).for_each(|i| put(&mut slots[i * step], values[i])),
             Layout::Offsets(list) => list.iter().zip(values).for_each(|(i, value)| put(&mut slots[i * step], *value)),
@@ -108,7 +108,7 @@ impl Memory for Reference<'_> {
     fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]) {
         let (slots, step) = self.slots_mut(at, dtype);
         for (i, bytes) in bytes.chunks_exact(8).enumerate() {
-            slots[i * step] = f64::from_le_bytes(bytes.try_into().expect("invariant: eight bytes"));
+            slots[i * step] = dtype.round(f64::from_le_bytes(bytes.try_into().expect("invariant: eight bytes")));
         }
     }
 
@@ -119,14 +119,14 @@ impl Memory for Reference<'_> {
 
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
         let (slots, step) = self.slots_mut(at, dtype);
-        values.iter().enumerate().for_each(|(i, x)| slots[i * step] = *x);
+        values.iter().enumerate().for_each(|(i, x)| slots[i * step] = dtype.round(*x));
     }
 }
 
 impl Device for Reference<'_> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let (slots, step) = self.slots_mut(at, dtype);
-        (0..count as usize).for_each(|i| slots[i * step] = value);
+        (0..count as usize).for_each(|i| slots[i * step] = dtype.round(value));
     }
 
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {

@@ -1,4 +1,5 @@
-//! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its rounding.
+//! All ranks of a job in one process, with interpreted kernels, in f64: what a compiled program computes, without its rounding (but to 16-bit
+//! types, which is part of what an op means).
 //!
 //! Ranks take turns ([`crate::loopback`]). Memory that was never written is NaN, and temporary memory is so again at every call.
 
@@ -11,6 +12,7 @@ use crate::comm::Phase;
 use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, Turns, run_phase};
+use crate::scale::Scaler;
 use ir::program::Job;
 use std::collections::BTreeMap;
 
@@ -86,7 +88,7 @@ pub struct Settings {
     pub interleaving: Interleaving,
 }
 
-/// Runs one training step of all ranks in list order. `params` and `inputs` are whole tensors under the job's names; a state that is not
+/// Runs one training step of all ranks in list order, at the loss scale that training begins with. `params` and `inputs` are whole tensors under the job's names; a state that is not
 /// given is zero, as is the initial state of every optimizer.
 ///
 /// # Errors
@@ -117,7 +119,8 @@ pub fn run_step_with(
     let Settings { step, learning_rate, seed, interleaving } = *settings;
     check::check(job)?;
     let batch = batch(job, inputs)?;
-    let step = Step { number: step, learning_rate, seed, batch: &batch };
+    let loss_scale = Scaler::new(job.train.loss_scale).scale();
+    let step = Step { number: step, learning_rate, loss_scale, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, states, interleaving.order())?;
     let mut turns = interleaving.turns();
@@ -141,7 +144,7 @@ pub fn run_step_with(
 pub fn run_eval(job: &Job, params: &BTreeMap<String, Tensor>, inputs: &BTreeMap<String, Tensor>, seed: u64) -> Result<BTreeMap<String, f64>, Error> {
     check::check(job)?;
     let batch = batch(job, inputs)?;
-    let step = Step { number: 1, learning_rate: 0.0, seed, batch: &batch };
+    let step = Step { number: 1, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, &States::new(), Order::List)?;
     run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Eval, &step, &mut Turns::Long)?;

@@ -14,6 +14,7 @@
 mod layout;
 mod pending;
 mod segment;
+mod wide;
 
 pub use layout::Layout;
 pub use pending::Pending;

@@ -1,6 +1,7 @@
 //! Communications that can be left and taken up again: a poll does as much as can be done now.
 
 use super::layout::{GroupArea, LINE, MailArea};
+use super::wide::{narrow, wide, widen};
 use super::{Shm, decode, decode_message, encode, encode_range, fold};
 use crate::comm::{CommError, Exchange, Message};
 use crate::device::{Location, Memory};
@@ -135,12 +136,18 @@ impl<'a> Shm<'a> {
                     None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
                     Some(_) if k == 0 => {
                         self.sum.clear();
-                        self.sum.extend_from_slice(mine);
+                        widen(element, mine, &mut self.sum);
                     }
-                    Some(reduce) => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
+                    Some(reduce) if wide(element) == element => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
+                    Some(reduce) => {
+                        let mut more = Vec::with_capacity(self.sum.len());
+                        widen(element, mine, &mut more);
+                        fold(reduce, wide(element), exchange.dtype, &mut self.sum, &more)?;
+                    }
                 }
             }
             if reduce.is_some() {
+                narrow(element, &mut self.sum);
                 memory.store(at(exchange.dst, first), exchange.dtype, &self.sum);
             }
             self.counter(area.taken(me)).set(number.wrapping_add(1));

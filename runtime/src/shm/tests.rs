@@ -212,7 +212,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
                         Held::State(..) | Held::Table(_) => None,
                     });
                     let mut shm = Shm::new(board, rank.rank(), 100);
-                    let step = Step { number: 1, learning_rate: 0.25, seed: 0, batch };
+                    let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch };
                     rank.begin(Phase::Train);
                     assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);
                     assert_eq!(rank.reports(), [Some(loss), Some(norm)]);

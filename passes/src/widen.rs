@@ -1,0 +1,56 @@
+//! Sums of 16-bit values that are wanted in f32 are not rounded in between.
+
+use ir::graph::{Body, Graph, Phase, Value};
+use ir::op::{DType, Op, Reduce};
+use std::collections::BTreeSet;
+
+/// Where a cast to f32 takes the 16-bit result of a contraction, a sum or a scatter that nothing else uses, that op yields f32 itself:
+/// it summed in f32 anyway. So weight gradients are accumulated unrounded, and `f32(dot(..))` in a model means what it says.
+///
+/// In the backward pass gradients of parameters alone are widened: other casts there turn the gradient of an activation, whose sums over
+/// ranks are exchanged in 16 bits.
+pub fn widen(mut graph: Graph) -> Graph {
+    let users = graph.body.users();
+    let roots: BTreeSet<Value> = graph.roots().into_iter().collect();
+    let mut gradients: BTreeSet<Value> = graph.grads.iter().map(|g| g.1).collect();
+    for (_, g) in &graph.grads {
+        if graph.body[*g].op == Op::Add {
+            gradients.extend(&graph.body[*g].args);
+        }
+    }
+    for v in graph.body.values() {
+        let node = &graph.body[v];
+        let wanted = match node.origin.phase {
+            Phase::Forward => true,
+            Phase::Backward => gradients.contains(&v),
+            Phase::Update => false,
+        };
+        if node.op != Op::Cast || node.ty.dtype != DType::F32 || !wanted {
+            continue;
+        }
+        let single = |x: Value| users[x.index()].len() == 1 && !roots.contains(&x);
+        if let Some(path) = summed(&graph.body, node.args[0], &single) {
+            for x in path {
+                graph.body[x].ty.dtype = DType::F32;
+            }
+        }
+    }
+    graph
+}
+
+/// A sum of 16-bit values and what only moves its elements up to `v`, if each is used once.
+fn summed(body: &Body, mut v: Value, single: &dyn Fn(Value) -> bool) -> Option<Vec<Value>> {
+    let mut path = vec![];
+    loop {
+        let node = &body[v];
+        if !node.ty.dtype.is_half() || !single(v) {
+            return None;
+        }
+        path.push(v);
+        match &node.op {
+            Op::Dot { .. } | Op::Scatter { .. } | Op::Reduce { kind: Reduce::Sum, .. } => return Some(path),
+            Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } => v = node.args[0],
+            _ => return None,
+        }
+    }
+}

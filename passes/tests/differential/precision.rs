@@ -1,0 +1,69 @@
+//! What is computed, kept and exchanged in 16 bits, and what is not.
+
+use crate::harness::compiled;
+use crate::models::{GPT2, LLAMA, case};
+use ir::graph::Phase;
+use ir::local::Chunk;
+use ir::op::{DType, Op, Reshard};
+
+#[test]
+fn gradients_are_sums_in_f32_that_were_never_rounded() {
+    for model in [GPT2, LLAMA] {
+        let graph = compiled(model.0, model.1, &case("bf16 m2")).graph;
+        for (p, g) in &graph.grads {
+            let body = &graph.body;
+            let terms = if body[*g].op == Op::Add { body[*g].args.clone() } else { vec![*g] };
+            for mut v in terms {
+                while let Op::View { .. } = body[v].op {
+                    v = body[v].args[0];
+                }
+                let name = &graph.params[*p as usize].name;
+                assert_eq!(body[v].ty.dtype, DType::F32, "{name}");
+                assert!(matches!(body[v].op, Op::Dot { .. } | Op::Reduce { .. } | Op::Scatter { .. }), "{name}: {}", body[v].op.name());
+                assert_eq!(body[body[v].args[0]].ty.dtype, DType::Bf16, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_cross_ranks_in_sixteen_bits_and_gradients_in_f32() {
+    for words in ["bf16 tp2 dp2 m2", "bf16 tp2 dp2 sp m2"] {
+        let s = compiled(GPT2.0, GPT2.1, &case(words)).sharded;
+        let (mut activations, mut gradients) = (0, 0);
+        for node in &s.graph.body.nodes {
+            let Op::Reshard { kind, .. } = &node.op else { continue };
+            if matches!(kind, Reshard::Slice | Reshard::Mask) {
+                continue;
+            }
+            if node.origin.phase == Phase::Update {
+                assert_eq!(node.ty.dtype, DType::F32);
+                gradients += 1;
+            } else if node.origin.layer.is_some() && node.ty.dims.len() >= 3 {
+                assert_eq!(node.ty.dtype, DType::Bf16, "{words}: {}", node.origin.scope);
+                activations += 1;
+            }
+        }
+        assert!(activations >= 4 * 4 && gradients > 0, "{words}: {activations} and {gradients}");
+    }
+}
+
+#[test]
+fn the_copies_of_weights_are_made_once_a_step() {
+    for words in ["bf16 m4", "f16 pp2 m4", "bf16 tp2 dp2 m2"] {
+        for local in compiled(GPT2.0, GPT2.1, &case(words)).locals {
+            let mut copies = vec![];
+            for v in local.body.values() {
+                let node = &local.body[v];
+                if node.op == Op::Cast && matches!(local.body[node.args[0]].op, Op::Param(_)) {
+                    assert_eq!(local.chunks[v.index()], Chunk::PrologueReduce, "{words}: {}", node.origin.scope);
+                    copies.push(local.body[node.args[0]].op.clone());
+                }
+            }
+            let found = copies.len();
+            copies.sort_by_key(|op| format!("{op:?}"));
+            copies.dedup();
+            assert_eq!((found, found), (copies.len(), local.params.len()), "{words}");
+        }
+    }
+}
