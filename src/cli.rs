@@ -84,6 +84,16 @@ pub enum CpComm {
     A2aP2p,
 }
 
+/// The working precision: what unmarked floats of a model text are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    Fp32,
+    /// Weights, their gradients and the optimizer in f32; a bf16 copy of the weights is made once a step
+    Bf16,
+    /// As bf16, and the loss is scaled so that small gradients survive
+    Fp16,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Recompute {
     None,
@@ -229,6 +239,30 @@ pub struct CompileArgs {
     /// Layers of a unit (uniform), or of each stage (block) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Memory")]
     pub recompute_num_layers: Option<u32>,
+    /// Working precision: what floats without a type are in the text
+    #[arg(long, value_enum, default_value = "fp32", help_heading = "Precision")]
+    pub dtype: Precision,
+    /// The same as --dtype bf16
+    #[arg(long, conflicts_with_all = ["dtype", "fp16"], help_heading = "Precision")]
+    pub bf16: bool,
+    /// The same as --dtype fp16
+    #[arg(long, conflicts_with_all = ["dtype", "bf16"], help_heading = "Precision")]
+    pub fp16: bool,
+    /// Multiplies the loss by a constant for the backward pass, and divides gradients by it [fp16 without it: a scale that adapts]
+    #[arg(long, value_name = "X", value_parser = scale, conflicts_with_all = ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"], help_heading = "Precision")]
+    pub loss_scale: Option<f64>,
+    /// First scale of one that adapts [default: 4294967296]
+    #[arg(long, value_name = "X", value_parser = scale, help_heading = "Precision")]
+    pub initial_loss_scale: Option<f64>,
+    /// Least scale of one that adapts [default: 1]
+    #[arg(long, value_name = "X", value_parser = scale, help_heading = "Precision")]
+    pub min_loss_scale: Option<f64>,
+    /// Steps without overflow after which the scale doubles [default: 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Precision")]
+    pub loss_scale_window: Option<u64>,
+    /// Steps with overflow, since the scale last doubled, from which on each halves it [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Precision")]
+    pub hysteresis: Option<u64>,
 
     #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub optimizer: Option<Optimizer>,
@@ -404,6 +438,11 @@ fn bytes(text: &str) -> Result<u64, String> {
     let whole = number.parse::<u64>().ok().and_then(|n| n.checked_mul(scale));
     let part = || number.parse::<f64>().ok().map(|x| x * scale as f64).filter(|x| *x < 2f64.powi(63)).map(|x| x as u64);
     whole.or_else(part).filter(|n| *n > 0).ok_or_else(|| "it should be a number of bytes, for example `80GiB`".into())
+}
+
+/// A loss scale: a finite number above 0.
+fn scale(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or_else(|| "a number above 0, such as 65536".into())
 }
 
 fn define(text: &str) -> Result<(String, String), String> {

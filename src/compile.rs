@@ -1,14 +1,14 @@
 //! `mcc compile`.
 
-use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, RecomputeMethod, Schedule};
+use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, Schedule};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
 use codegen::{Emit, Target, WorkerCommand, Workers};
 use frontend::Options as TextOptions;
 use ir::kernel::Kernel;
-use ir::model::{self, Train};
-use ir::op::Real;
+use ir::model::{self, LossScale, Train};
+use ir::op::{DType, Real};
 use ir::program::Job;
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint};
@@ -36,6 +36,7 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
         defines: args.define.clone(),
         batch: i64::try_from(options.global_batch).unwrap_or(i64::MAX),
         training,
+        precision: precision(args),
         ..TextOptions::default()
     };
     let mut training = text.elaborate(&frontend(true))?;
@@ -152,7 +153,37 @@ fn batch(model: &model::Model, default: u64) -> u64 {
     model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
 }
 
+fn precision(args: &CompileArgs) -> DType {
+    match args.dtype {
+        _ if args.bf16 => DType::Bf16,
+        _ if args.fp16 => DType::F16,
+        Precision::Fp32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
+        Precision::Fp16 => DType::F16,
+    }
+}
+
+/// A constant scale, or one that adapts: for fp16, and wherever one of its flags is given.
+fn loss_scale(args: &CompileArgs) -> Option<LossScale> {
+    if let Some(x) = args.loss_scale {
+        return Some(LossScale::Constant(Real(x)));
+    }
+    let given = [args.initial_loss_scale.is_some(), args.min_loss_scale.is_some(), args.loss_scale_window.is_some(), args.hysteresis.is_some()];
+    if precision(args) != DType::F16 && !given.contains(&true) {
+        return None;
+    }
+    let mut rule = LossScale::FP16;
+    if let LossScale::Dynamic { initial, least, window, hysteresis } = &mut rule {
+        *least = args.min_loss_scale.map_or(*least, Real);
+        *initial = args.initial_loss_scale.map_or(Real(initial.0.max(least.0)), Real);
+        *window = args.loss_scale_window.unwrap_or(*window);
+        *hysteresis = args.hysteresis.unwrap_or(*hysteresis);
+    }
+    Some(rule)
+}
+
 fn override_train(train: &mut Train, args: &CompileArgs) {
+    train.loss_scale = loss_scale(args);
     if let Some(kind) = args.optimizer {
         train.optimizer = match (kind, train.optimizer) {
             (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. }) | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. }) => old,

@@ -15,6 +15,8 @@ mod loops;
 pub mod math;
 pub mod object;
 mod pointwise;
+#[cfg(test)]
+mod sixteen_bits;
 pub mod target;
 #[cfg(test)]
 mod testing;

@@ -1,6 +1,7 @@
 //! The ops of kernel bodies that compute a result at a point from their operands at that point, and sources.
 //!
-//! In registers an f32 is an `F32` lane, an i32 an `I32` lane, a bool a `Mask` lane.
+//! In registers a float is an `F32` lane, an i32 an `I32` lane, a bool a `Mask` lane. The result of an op of a 16-bit float is rounded to it
+//! before anything uses it, in registers too.
 
 use crate::CompileError;
 use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
@@ -9,31 +10,62 @@ use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Type, Value};
 use ir::op::{self, Binary, DType, Op, Scalar, Unary};
 
-/// The lane that holds elements of this dtype.
-///
-/// # Errors
-/// The dtype has no arithmetic here yet.
-pub fn lane(dtype: DType) -> Result<Lane, CompileError> {
+/// The lane that holds elements of this dtype in registers.
+pub fn lane(dtype: DType) -> Lane {
     match dtype {
-        DType::F32 => Ok(Lane::F32),
-        DType::I32 => Ok(Lane::I32),
-        DType::Bool => Ok(Lane::Mask),
-        DType::Bf16 | DType::F16 => Err(CompileError::unsupported(format!("elements of type {}", dtype.name()))),
+        DType::F32 | DType::Bf16 | DType::F16 => Lane::F32,
+        DType::I32 => Lane::I32,
+        DType::Bool => Lane::Mask,
+    }
+}
+
+/// The lane of elements of this dtype in memory.
+pub fn stored(dtype: DType) -> Lane {
+    match dtype {
+        DType::F32 => Lane::F32,
+        DType::Bf16 => Lane::Bf16,
+        DType::F16 => Lane::F16,
+        DType::I32 => Lane::I32,
+        DType::Bool => Lane::Mask,
+    }
+}
+
+/// A value of this dtype that was computed in f32: to the nearest 16-bit float, ties to even; others are what they are.
+pub fn rounded<B: Builder>(b: &B, dtype: DType, x: B::Vector) -> B::Vector {
+    match dtype {
+        DType::F32 | DType::I32 | DType::Bool => x,
+        DType::F16 => b.to_f16(x),
+        DType::Bf16 => {
+            // Half of the last place that stays, less one where it is even; a carry may reach infinity.
+            let bits = b.convert(Convert::Bits(Lane::I32), x);
+            let odd = b.int2(IntBinary::And, b.int2(IntBinary::ShrLogical, bits, b.i32(16)), b.i32(1));
+            let up = b.int2(IntBinary::Add, bits, b.int2(IntBinary::Add, odd, b.i32(0x7fff)));
+            let kept = b.convert(Convert::Bits(Lane::F32), b.int2(IntBinary::And, up, b.i32(-0x10000)));
+            // Not-a-number stays one: the quiet bit is among those kept.
+            let quiet = b.convert(Convert::Bits(Lane::F32), b.int2(IntBinary::And, b.int2(IntBinary::Or, bits, b.i32(0x40_0000)), b.i32(-0x10000)));
+            b.select(b.compare_float(Compare::Eq, x, x), kept, quiet)
+        }
+    }
+}
+
+/// Whether the op's result may need rounding though its operands are of its dtype.
+fn rounds(op: &Op) -> bool {
+    match op {
+        Op::Select | Op::StopGradient | Op::Expand | Op::Compare(_) => false,
+        Op::Unary(u) => !matches!(u, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Not),
+        Op::Binary(o) => !matches!(o, Binary::Max | Binary::Min | Binary::And | Binary::Or),
+        _ => true,
     }
 }
 
 /// A scalar argument in every lane, in the lane of its dtype.
-///
-/// # Errors
-/// The dtype has no arithmetic here yet.
-pub fn scalar<B: Builder>(b: &B, scalars: B::Pointer, slot: u32, dtype: DType) -> Result<B::Vector, CompileError> {
+pub fn scalar<B: Builder>(b: &B, scalars: B::Pointer, slot: u32, dtype: DType) -> B::Vector {
     let from = b.at_const(scalars, 8 * i64::from(slot));
-    Ok(match lane(dtype)? {
-        Lane::F32 => b.convert(Convert::Float(Lane::F32), b.load_splat(from, Lane::F64)),
-        Lane::I32 => b.convert(Convert::Int(Lane::I32), b.load_splat(from, Lane::I64)),
-        Lane::Mask => b.compare_int(Compare::Ne, b.load_splat(from, Lane::I64), b.i64(0)),
-        Lane::F64 | Lane::I64 => unreachable!("invariant: no dtype is stored so"),
-    })
+    match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => rounded(b, dtype, b.convert(Convert::Float(Lane::F32), b.load_splat(from, Lane::F64))),
+        DType::I32 => b.convert(Convert::Int(Lane::I32), b.load_splat(from, Lane::I64)),
+        DType::Bool => b.compare_int(Compare::Ne, b.load_splat(from, Lane::I64), b.i64(0)),
+    }
 }
 
 /// The model's index, as `I64` lanes, of a local one.
@@ -88,17 +120,16 @@ impl<B: Builder> Sources<'_, B> {
     /// The value of a source; `local` gives the local index along a dim as `I64` lanes.
     ///
     /// # Errors
-    /// The dtype has no arithmetic here yet.
+    /// The op is not a source of kernels.
     pub fn value(&self, v: Value, local: &mut dyn FnMut(Dim) -> B::Vector) -> Result<B::Vector, CompileError> {
         let (b, node) = (self.b, &self.body[v]);
         match &node.op {
-            Op::Const(number) => Ok(match lane(node.ty.dtype)? {
-                Lane::F32 => b.f32(f64::from(number.0 as f32)),
-                Lane::I32 => b.i32(number.0 as i32),
-                Lane::Mask => b.mask_first(if number.0 != 0.0 { b.lanes() } else { 0 }),
-                Lane::F64 | Lane::I64 => unreachable!("invariant: no dtype is stored so"),
+            Op::Const(number) => Ok(match node.ty.dtype {
+                dtype @ (DType::F32 | DType::Bf16 | DType::F16) => b.f32(f64::from(dtype.round(number.0) as f32)),
+                DType::I32 => b.i32(number.0 as i32),
+                DType::Bool => b.mask_first(if number.0 != 0.0 { b.lanes() } else { 0 }),
             }),
-            Op::Scalar(Scalar::Slot(slot)) => scalar(b, self.scalars, *slot, node.ty.dtype),
+            Op::Scalar(Scalar::Slot(slot)) => Ok(scalar(b, self.scalars, *slot, node.ty.dtype)),
             Op::Iota(dim) => {
                 let index = global_index(b, self.scalars, &self.body.dims[*dim], local(*dim));
                 Ok(b.convert(Convert::Int(Lane::I32), index))
@@ -135,27 +166,28 @@ impl<B: Builder> Sources<'_, B> {
 /// The result of a pointwise op from its operands' values.
 ///
 /// # Errors
-/// The op is not pointwise, or a dtype has no arithmetic here yet.
+/// The op is not pointwise.
 pub fn apply<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Result<B::Vector, CompileError> {
     let node = &body[v];
     let from = |k: usize| lane(body[node.args[k]].ty.dtype);
-    Ok(match &node.op {
-        Op::Unary(op) => unary(b, *op, from(0)?, args[0]),
-        Op::Binary(op) => binary(b, *op, from(0)?, args[0], args[1]),
-        Op::Compare(op) => compare(b, *op, from(0)?, args[0], args[1]),
+    let value = match &node.op {
+        Op::Unary(op) => unary(b, *op, from(0), args[0]),
+        Op::Binary(op) => binary(b, *op, from(0), args[0], args[1]),
+        Op::Compare(op) => compare(b, *op, from(0), args[0], args[1]),
         Op::Select => b.select(args[0], args[1], args[2]),
         Op::Add => {
             let (first, rest) = args.split_first().expect("invariant: `add` has operands");
-            match from(0)? {
+            match from(0) {
                 Lane::F32 => rest.iter().fold(*first, |sum, &x| b.add(sum, x)),
                 Lane::I32 => rest.iter().fold(*first, |sum, &x| b.int2(IntBinary::Add, sum, x)),
-                Lane::Mask | Lane::F64 | Lane::I64 => unreachable!("invariant: `add` is of numbers"),
+                Lane::Mask | Lane::F64 | Lane::I64 | Lane::Bf16 | Lane::F16 => unreachable!("invariant: `add` is of numbers in registers"),
             }
         }
-        Op::Cast => cast(b, from(0)?, lane(node.ty.dtype)?, args[0]),
+        Op::Cast => cast(b, from(0), lane(node.ty.dtype), args[0]),
         Op::StopGradient | Op::Expand => args[0],
         other => return Err(CompileError::unsupported(format!("`{}` beside a contraction", other.name()))),
-    })
+    };
+    Ok(if rounds(&node.op) { rounded(b, node.ty.dtype, value) } else { value })
 }
 
 /// Conversion between dtypes: float to int truncates, to bool is `!= 0`.
@@ -266,7 +298,7 @@ fn compare<B: Builder>(b: &B, op: op::Compare, lane: Lane, x: B::Vector, y: B::V
         op::Compare::Ge => Compare::Ge,
     };
     match lane {
-        Lane::F32 | Lane::F64 => b.compare_float(op, x, y),
+        Lane::F32 | Lane::F64 | Lane::Bf16 | Lane::F16 => b.compare_float(op, x, y),
         Lane::I32 | Lane::I64 => b.compare_int(op, x, y),
         Lane::Mask => b.compare_int(op, b.convert(Convert::Unsigned(Lane::I32), x), b.convert(Convert::Unsigned(Lane::I32), y)),
     }

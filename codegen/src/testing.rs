@@ -102,7 +102,7 @@ impl Numbers {
 pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>> {
     let mut numbers = Numbers::new(seed);
     let mut one = |dtype: DType| match dtype {
-        DType::F32 | DType::Bf16 | DType::F16 => numbers.unit(),
+        DType::F32 | DType::Bf16 | DType::F16 => dtype.round(numbers.unit()),
         DType::I32 => numbers.below(int_bound) as f64,
         DType::Bool => numbers.below(2) as f64,
     };
@@ -171,7 +171,8 @@ impl Buffer {
                 DType::F32 => start.cast::<f32>().add(offset).write(x as f32),
                 DType::I32 => start.cast::<i32>().add(offset).write(x as i32),
                 DType::Bool => start.add(offset).write(x as u8),
-                DType::Bf16 | DType::F16 => unreachable!("tests use f32"),
+                DType::Bf16 => start.cast::<u16>().add(offset).write(half::bf16::from_f64(x).to_bits()),
+                DType::F16 => start.cast::<u16>().add(offset).write(half::f16::from_f64(x).to_bits()),
             }
         }
     }
@@ -184,7 +185,8 @@ impl Buffer {
                 DType::F32 => f64::from(start.cast::<f32>().add(offset).read()),
                 DType::I32 => f64::from(start.cast::<i32>().add(offset).read()),
                 DType::Bool => f64::from(start.add(offset).read()),
-                DType::Bf16 | DType::F16 => unreachable!("tests use f32"),
+                DType::Bf16 => half::bf16::from_bits(start.cast::<u16>().add(offset).read()).to_f64(),
+                DType::F16 => half::f16::from_bits(start.cast::<u16>().add(offset).read()).to_f64(),
             }
         }
     }
@@ -265,10 +267,10 @@ pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], toleran
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
         let got = run(kernel, &target, inputs, scalars, 2.0);
         for (number, (got, want)) in got.iter().zip(&want).enumerate() {
-            let is_float = kernel.body[kernel.outputs[number].value].ty.dtype.is_float();
+            let dtype = kernel.body[kernel.outputs[number].value].ty.dtype;
             let before = if kernel.outputs[number].accumulate { 2.0 } else { 0.0 };
             for (at, (g, w)) in got.iter().zip(want).enumerate() {
-                let w = if is_float { f64::from((w + before) as f32) } else { w + before };
+                let w = if dtype == DType::F32 { f64::from((w + before) as f32) } else { dtype.round(w + before) };
                 let close = (g - w).abs() <= tolerance * (1.0 + w.abs()) || *g == w || (g.is_nan() && w.is_nan());
                 assert!(close, "{} output {number} element {at}: {g}, not {w}", target.cpu);
             }

@@ -120,6 +120,14 @@ impl Body {
         &self[v].ty.dims
     }
 
+    /// The parameter of which a value is a copy in another precision: made once a step, and there wherever it is wanted.
+    pub fn copied_param(&self, v: Value) -> Option<u32> {
+        match (&self[v].op, self[v].args.first().map(|a| &self[*a].op)) {
+            (Op::Cast, Some(Op::Param(p))) => Some(*p),
+            _ => None,
+        }
+    }
+
     /// Elements of a value.
     pub fn elements(&self, v: Value) -> u64 {
         self.dims.elements(self.dims_of(v))

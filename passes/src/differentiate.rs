@@ -44,10 +44,9 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
         let origin = Origin { phase: Phase::Backward, ..node.origin.clone() };
         let mut b = Builder { body: &mut graph.body, origin };
         // Gradients are f32: of a parameter's 16-bit copy, each term is one before they are summed.
-        if let (Op::Cast, [x]) = (&node.op, node.args.as_slice())
-            && let Op::Param(_) = b.body[*x].op
-        {
-            let dtype = b.body[*x].ty.dtype;
+        if b.body.copied_param(v).is_some() {
+            let x = node.args[0];
+            let dtype = b.body[x].ty.dtype;
             let terms: Vec<Value> = terms.into_iter().map(|t| b.cast(t, dtype)).collect();
             cotangents[x.index()].extend(terms);
             continue;

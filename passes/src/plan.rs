@@ -264,7 +264,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
         .nodes
         .iter()
         .filter_map(|n| match n.op {
-            Op::Gather { dim } if matches!(body[n.args[0]].op, Op::Param(_)) => Some(dim),
+            Op::Gather { dim } if matches!(body[n.args[0]].op, Op::Param(_)) || body.copied_param(n.args[0]).is_some() => Some(dim),
             _ => None,
         })
         .collect();

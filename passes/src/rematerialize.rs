@@ -106,7 +106,7 @@ fn cheap(body: &Body) -> Vec<bool> {
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
         // The 16-bit copy of a parameter is made once a step, and there when the backward pass wants it.
-        let copy = node.op == Op::Cast && node.args.iter().all(|a| matches!(body[*a].op, Op::Param(_)));
+        let copy = body.copied_param(v).is_some();
         let free =
             copy || matches!(node.op, Op::Const(_) | Op::Iota(_) | Op::Scalar(_) | Op::Param(_) | Op::Table(_) | Op::Input(_) | Op::Uniform { .. });
         if free {

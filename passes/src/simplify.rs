@@ -62,9 +62,10 @@ fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node, Value) -> Step) -> Grap
             let new = match f(&mut body, node, v) {
                 Step::Is(v) => v,
                 Step::Keep(node) => {
-                    // Parameters and states are the same in every phase; other nodes are shared within a phase and layer only,
+                    // Parameters, their copies and states are the same in every phase; other nodes are shared within a phase and layer only,
                     // for a pipeline to cut between layers.
-                    let source = matches!(node.op, Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_));
+                    let copy = node.op == Op::Cast && matches!(body[node.args[0]].op, Op::Param(_));
+                    let source = copy || matches!(node.op, Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_));
                     let key = (
                         node.op.clone(),
                         node.args.clone(),

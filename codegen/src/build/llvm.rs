@@ -73,12 +73,15 @@ impl<'c> Llvm<'c> {
             Lane::I32 => self.context.i32_type().vec_type(lanes),
             Lane::I64 => self.context.i64_type().vec_type(lanes),
             Lane::Mask => self.context.bool_type().vec_type(lanes),
+            Lane::Bf16 | Lane::F16 => unreachable!("invariant: 16-bit lanes are f32 in registers"),
         }
     }
 
-    /// The type in memory: masks are bytes there.
+    /// The type in memory: masks are bytes there, bf16 the upper half of an f32.
     fn stored_type(&self, lane: Lane) -> VectorType<'c> {
         match lane {
+            Lane::Bf16 => self.context.i16_type().vec_type(self.lanes as u32),
+            Lane::F16 => self.context.f16_type().vec_type(self.lanes as u32),
             Lane::Mask => self.context.i8_type().vec_type(self.lanes as u32),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => self.vector_type(lane),
         }
@@ -87,6 +90,11 @@ impl<'c> Llvm<'c> {
     fn loaded(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
         match lane {
             Lane::Mask => built(self.writer.build_int_compare(IntPredicate::NE, value, value.get_type().const_zero(), "")),
+            Lane::Bf16 => {
+                let wide = built(self.writer.build_int_z_extend(value, self.vector_type(Lane::I32), ""));
+                self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::Shl, wide, self.i32(16)))
+            }
+            Lane::F16 => built(self.writer.build_float_ext(value, self.vector_type(Lane::F32), "")),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
@@ -94,6 +102,11 @@ impl<'c> Llvm<'c> {
     fn storable(&self, lane: Lane, value: Vector<'c>) -> Vector<'c> {
         match lane {
             Lane::Mask => built(self.writer.build_int_z_extend(value, self.stored_type(lane), "")),
+            Lane::Bf16 => {
+                let upper = self.int2(IntBinary::ShrLogical, self.convert(Convert::Bits(Lane::I32), value), self.i32(16));
+                built(self.writer.build_int_truncate(upper, self.stored_type(lane), ""))
+            }
+            Lane::F16 => built(self.writer.build_float_trunc(value, self.stored_type(lane), "")),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
@@ -228,7 +241,7 @@ impl<'c> Llvm<'c> {
                 let narrow = built(self.writer.build_load(self.context.i32_type(), from, "")).into_int_value();
                 built(self.writer.build_int_s_extend(narrow, self.context.i64_type(), ""))
             }
-            Lane::F32 | Lane::F64 | Lane::Mask => unreachable!("invariant: indices are stored as integers"),
+            Lane::F32 | Lane::F64 | Lane::Mask | Lane::Bf16 | Lane::F16 => unreachable!("invariant: indices are stored as integers"),
         }
     }
 
@@ -554,6 +567,11 @@ impl<'c> Builder for Llvm<'c> {
             Convert::Int(lane) => built(self.writer.build_int_cast_sign_flag(a, ty(lane), true, "")),
             Convert::Unsigned(lane) => built(self.writer.build_int_cast_sign_flag(a, ty(lane), false, "")),
         }
+    }
+
+    fn to_f16(&self, a: Vector<'c>) -> Vector<'c> {
+        let narrow = built(self.writer.build_float_trunc(a, self.stored_type(Lane::F16), ""));
+        built(self.writer.build_float_ext(narrow, self.vector_type(Lane::F32), ""))
     }
 
     fn swap_lanes(&self, a: Vector<'c>, distance: usize) -> Vector<'c> {

@@ -74,6 +74,7 @@ impl<'c> Mlir<'c> {
             Lane::I32 => IntegerType::new(self.context, 32).into(),
             Lane::I64 => self.i64_type(),
             Lane::Mask => IntegerType::new(self.context, 1).into(),
+            Lane::Bf16 | Lane::F16 => unreachable!("invariant: 16-bit lanes are f32 in registers"),
         }
     }
 
@@ -85,9 +86,11 @@ impl<'c> Mlir<'c> {
         self.vector_of(self.element(lane))
     }
 
-    /// The element type in memory: masks are bytes there.
+    /// The element type in memory: masks are bytes there, bf16 the upper half of an f32.
     fn stored_element(&self, lane: Lane) -> Type<'c> {
         match lane {
+            Lane::Bf16 => IntegerType::new(self.context, 16).into(),
+            Lane::F16 => Type::float16(self.context),
             Lane::Mask => IntegerType::new(self.context, 8).into(),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => self.element(lane),
         }
@@ -96,6 +99,11 @@ impl<'c> Mlir<'c> {
     fn loaded(&self, lane: Lane, value: V<'c>) -> V<'c> {
         match lane {
             Lane::Mask => self.compare_int(Compare::Ne, value, self.constant("0", value.r#type())),
+            Lane::Bf16 => {
+                let wide = self.op("arith.extui", &[value], self.vector(Lane::I32), &[]);
+                self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::Shl, wide, self.i32(16)))
+            }
+            Lane::F16 => self.op("arith.extf", &[value], self.vector(Lane::F32), &[]),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
@@ -103,6 +111,11 @@ impl<'c> Mlir<'c> {
     fn storable(&self, lane: Lane, value: V<'c>) -> V<'c> {
         match lane {
             Lane::Mask => self.op("arith.extui", &[value], self.vector_of(self.stored_element(lane)), &[]),
+            Lane::Bf16 => {
+                let upper = self.int2(IntBinary::ShrLogical, self.convert(Convert::Bits(Lane::I32), value), self.i32(16));
+                self.op("arith.trunci", &[upper], self.vector_of(self.stored_element(lane)), &[])
+            }
+            Lane::F16 => self.op("arith.truncf", &[value], self.vector_of(self.stored_element(lane)), &[]),
             Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
         }
     }
@@ -445,6 +458,11 @@ impl<'c> Builder for Mlir<'c> {
         self.op(name, &[a], self.vector(lane), &[])
     }
 
+    fn to_f16(&self, a: V<'c>) -> V<'c> {
+        let narrow = self.op("arith.truncf", &[a], self.vector_of(self.stored_element(Lane::F16)), &[]);
+        self.op("arith.extf", &[narrow], self.vector(Lane::F32), &[])
+    }
+
     fn swap_lanes(&self, a: V<'c>, distance: usize) -> V<'c> {
         let picks: Vec<i64> = (0..self.lanes).map(|l| (l ^ distance) as i64).collect();
         let mask = DenseI64ArrayAttribute::new(self.context, &picks).into();
@@ -481,7 +499,7 @@ impl<'c> Mlir<'c> {
 
     /// Zero as it is in memory.
     fn zero(&self, lane: Lane) -> V<'c> {
-        let text = if matches!(lane, Lane::F32 | Lane::F64) { "0.0" } else { "0" };
+        let text = if matches!(lane, Lane::F32 | Lane::F64 | Lane::F16) { "0.0" } else { "0" };
         self.constant(text, self.vector_of(self.stored_element(lane)))
     }
 }

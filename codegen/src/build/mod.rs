@@ -17,6 +17,10 @@ pub enum Lane {
     I64,
     /// One bit in registers, one byte (0 or 1) in memory.
     Mask,
+    /// In memory only: an f32 in registers, which a store expects to be rounded to it (`pointwise::rounded`).
+    Bf16,
+    /// As `Bf16`.
+    F16,
 }
 
 impl Lane {
@@ -26,6 +30,7 @@ impl Lane {
             Lane::F32 | Lane::I32 => 4,
             Lane::F64 | Lane::I64 => 8,
             Lane::Mask => 1,
+            Lane::Bf16 | Lane::F16 => 2,
         }
     }
 }
@@ -164,6 +169,8 @@ pub trait Builder {
     fn compare_int(&self, op: Compare, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn select(&self, mask: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
     fn convert(&self, to: Convert, a: Self::Vector) -> Self::Vector;
+    /// F32 lanes rounded to the nearest f16, ties to even, as f32.
+    fn to_f16(&self, a: Self::Vector) -> Self::Vector;
     /// Lane `i` of the result is lane `i ^ distance` of `a`; `distance` is a power of two below the number of lanes.
     fn swap_lanes(&self, a: Self::Vector, distance: usize) -> Self::Vector;
 

@@ -5,6 +5,7 @@ use super::micro::{COLUMN, OUTER, ROW, SCALARS, TENSORS, first_index};
 use crate::CompileError;
 use crate::build::llvm::{Index, Pointer, Vector};
 use crate::build::{Builder, IntBinary, Lane};
+use crate::loops::accumulated;
 use crate::pointwise::{self, Sources};
 use inkwell::values::FunctionValue;
 use ir::dim::Dim;
@@ -34,19 +35,17 @@ impl<'c> Epilogue<'_, 'c> {
     /// An op is not supported.
     pub fn write(&self, spot: Spot<'c>, sum: Vector<'c>) -> Result<(), CompileError> {
         let (b, kernel) = (self.g.b, self.g.kernel);
-        let mut known = BTreeMap::from([(self.g.plan.dot, sum)]);
+        let dot = self.g.plan.dot;
+        let mut known = BTreeMap::from([(dot, pointwise::rounded(b, kernel.body[dot].ty.dtype, sum))]);
         // All values before any store: an output may lie over an input.
         let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, &mut known)).collect::<Result<Vec<_>, _>>()?;
         for ((position, output), mut value) in kernel.outputs.iter().enumerate().zip(values) {
-            let lane = pointwise::lane(kernel.body[output.value].ty.dtype)?;
+            let dtype = kernel.body[output.value].ty.dtype;
+            let lane = pointwise::stored(dtype);
             let tensor = kernel.inputs.len() + position;
             if output.accumulate {
                 let old = self.read(spot, tensor, lane);
-                value = match lane {
-                    Lane::F32 => b.add(old, value),
-                    Lane::I32 => b.int2(IntBinary::Add, old, value),
-                    Lane::Mask | Lane::F64 | Lane::I64 => b.int2(IntBinary::Or, old, value),
-                };
+                value = accumulated(b, dtype, old, value);
             }
             let place = self.place(spot, tensor, lane);
             match self.g.plan.n.strides[tensor] {
@@ -64,7 +63,7 @@ impl<'c> Epilogue<'_, 'c> {
         let (b, kernel) = (self.g.b, self.g.kernel);
         let node = &kernel.body[v];
         let value = match &node.op {
-            Op::Input(i) => self.read(spot, *i as usize, pointwise::lane(node.ty.dtype)?),
+            Op::Input(i) => self.read(spot, *i as usize, pointwise::stored(node.ty.dtype)),
             op if op.is_source() => {
                 let scalars = b.pointer_parameter(self.function, SCALARS);
                 let sources = Sources { b, body: &kernel.body, scalars, scalar_count: kernel.scalars.len() };

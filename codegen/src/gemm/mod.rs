@@ -15,8 +15,8 @@ mod vector;
 pub use vector::as_loops;
 
 use crate::CompileError;
+use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm, Pointer};
-use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use crate::pointwise;
 use inkwell::values::{FunctionValue, IntValue};
@@ -150,6 +150,7 @@ impl<'c> Functions<'c> {
         let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &crate::layout::Axis, tensor: usize| {
             let panel = pack::Panel {
                 name: format!("{name}_{items}"),
+                lane: pointwise::stored(g.kernel.inputs[tensor].ty.dtype),
                 items,
                 out_stride,
                 out_panel,
@@ -240,8 +241,9 @@ impl<'c> Tile<'_, 'c> {
             let depth = b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k));
             let repeat = b.index_div(pass, b.index(blocks.depths));
             let factor = |tensor: usize| {
-                let along_k = b.index_mul(k, b.index(4 * plan.k.strides[tensor]));
-                b.at(self.shifted(starts[tensor], repeat, &plan.outer_k, tensor, 4), along_k)
+                let bytes = self.bytes(tensor);
+                let along_k = b.index_mul(k, b.index(bytes * plan.k.strides[tensor]));
+                b.at(self.shifted(starts[tensor], repeat, &plan.outer_k, tensor, bytes), along_k)
             };
             // With several passes the copies change within the tile.
             let renew = if passes == 1 { Some(renew) } else { None };
@@ -273,7 +275,7 @@ impl<'c> Tile<'_, 'c> {
             Some(input) => &input.ty,
             None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
         };
-        pointwise::lane(ty.dtype).map_or(0, Lane::bytes)
+        pointwise::stored(ty.dtype).bytes()
     }
 
     /// One block of contracted elements.
@@ -281,12 +283,12 @@ impl<'c> Tile<'_, 'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let packed_column = |panel: Index<'c>| b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * blocks.packed_b())));
-        let column_start = |panel: Index<'c>| b.at(pass.b, b.index_mul(panel, b.index(4 * blocks.width * plan.n.strides[plan.b])));
+        let column_start = |panel: Index<'c>| b.at(pass.b, b.index_mul(panel, b.index(self.bytes(plan.b) * blocks.width * plan.n.strides[plan.b])));
         let packed_row = |panel: Index<'c>| {
             let number = b.index_sub(panel, rows.from);
             b.at(b.at_const(self.area, self.scratch.packed_a), b.index_mul(number, b.index(4 * blocks.packed_a())))
         };
-        let row_start = |panel: Index<'c>| b.at(pass.a, b.index_mul(self.first_row(panel), b.index(4 * plan.m.strides[plan.a])));
+        let row_start = |panel: Index<'c>| b.at(pass.a, b.index_mul(self.first_row(panel), b.index(self.bytes(plan.a) * plan.m.strides[plan.a])));
         self.if_needed(Kept::B, pass, || {
             if blocks.pack_b {
                 let last = plan.n.size - (blocks.column_panels - 1) * blocks.width;

@@ -14,6 +14,15 @@ pub struct Panel {
     /// Strides in the source, in elements.
     pub item_stride: i64,
     pub k_stride: i64,
+    /// Elements in the source; in the copy they are f32.
+    pub lane: Lane,
+}
+
+impl Panel {
+    /// Bytes of elements in the source.
+    fn bytes(&self, elements: i64) -> i64 {
+        self.lane.bytes() * elements
+    }
 }
 
 /// A function `(from, to, k, panels)` that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
@@ -48,14 +57,14 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let (count, panels) = (b.index_parameter(function, 2), b.index_parameter(function, 3));
     b.for_each(b.index(0), count, 1, &mut |k| {
-        let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
+        let source = b.at(from, b.index_mul(k, b.index(panel.bytes(panel.k_stride))));
         let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
         b.for_each(b.index(0), panels, 1, &mut |number| {
-            let source = b.at(source, b.index_mul(number, b.index(4 * panel.items)));
+            let source = b.at(source, b.index_mul(number, b.index(panel.bytes(panel.items))));
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
             for (first, used) in vectors(b, panel.items) {
-                b.prefetch(b.at_const(source, 4 * (first + AHEAD * panel.k_stride)));
-                let value = b.load(b.at_const(source, 4 * first), Lane::F32, mask_of(b, used));
+                b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)));
+                let value = b.load(b.at_const(source, panel.bytes(first)), panel.lane, mask_of(b, used));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }
         });
@@ -66,7 +75,7 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
 fn each_panel<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, body: &mut dyn FnMut(Pointer<'c>, Pointer<'c>)) {
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     b.for_each(b.index(0), b.index_parameter(function, 3), 1, &mut |number| {
-        let source = b.at(from, b.index_mul(number, b.index(4 * panel.items * panel.item_stride)));
+        let source = b.at(from, b.index_mul(number, b.index(panel.bytes(panel.items * panel.item_stride))));
         body(source, b.at(to, b.index_mul(number, b.index(4 * panel.out_panel))));
     });
 }
@@ -76,19 +85,26 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
     let count = b.index_parameter(function, 2);
     let lanes = b.lanes() as i64;
     let square = |from: Pointer<'c>, to: Pointer<'c>, k: Index<'c>, mask: Option<Vector<'c>>| {
-        for (first, used) in vectors(b, panel.items) {
-            let rows: Vec<Vector> = (0..lanes)
-                .map(|row| match row < used {
-                    true => {
-                        let start = b.at_const(from, 4 * (first + row) * panel.item_stride);
-                        b.load(b.at(start, b.index_mul(k, b.index(4))), Lane::F32, mask)
-                    }
-                    false => b.f32(0.0),
-                })
-                .collect();
-            let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
-            for (row, value) in b.transpose(&rows).into_iter().enumerate() {
-                b.store(b.at_const(target, 4 * (row as i64 * panel.out_stride + first)), value, Lane::F32, None);
+        let columns: Vec<(i64, Vec<Vector>)> = vectors(b, panel.items)
+            .into_iter()
+            .map(|(first, used)| {
+                let rows: Vec<Vector> = (0..lanes)
+                    .map(|row| match row < used {
+                        true => {
+                            let start = b.at_const(from, panel.bytes((first + row) * panel.item_stride));
+                            b.load(b.at(start, b.index_mul(k, b.index(panel.bytes(1)))), panel.lane, mask)
+                        }
+                        false => b.f32(0.0),
+                    })
+                    .collect();
+                (first, b.transpose(&rows))
+            })
+            .collect();
+        // Row by row, since a vector may reach into the next row.
+        let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
+        for row in 0..lanes {
+            for (first, values) in &columns {
+                b.store(b.at_const(target, 4 * (row * panel.out_stride + first)), values[row as usize], Lane::F32, None);
             }
         }
     };
@@ -102,14 +118,14 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
 /// Neither direction is dense: element by element.
 fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
     let count = b.index_parameter(function, 2);
-    let offsets = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(4 * panel.item_stride));
+    let offsets = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(panel.bytes(panel.item_stride)));
     each_panel(b, function, panel, &mut |from, to| {
         b.for_each(b.index(0), count, 1, &mut |k| {
-            let source = b.at(from, b.index_mul(k, b.index(4 * panel.k_stride)));
+            let source = b.at(from, b.index_mul(k, b.index(panel.bytes(panel.k_stride))));
             let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
             for (first, used) in vectors(b, panel.items) {
-                let start = b.at_const(source, 4 * first * panel.item_stride);
-                let value = b.gather(start, offsets, Lane::F32, mask_of(b, used));
+                let start = b.at_const(source, panel.bytes(first * panel.item_stride));
+                let value = b.gather(start, offsets, panel.lane, mask_of(b, used));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }
         });

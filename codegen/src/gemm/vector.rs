@@ -2,9 +2,9 @@
 
 use crate::layout::tensors;
 use ir::dim::Dim;
-use ir::graph::Value;
+use ir::graph::{Node, Type, Value};
 use ir::kernel::{Family, Kernel};
-use ir::op::{Binary, Op, Reduce};
+use ir::op::{Binary, DType, Op, Reduce};
 
 /// The kernel as loops that multiply and sum, if one factor of its `dot` has no dims of its own.
 pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
@@ -28,19 +28,23 @@ pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
     }
     let mut out = kernel.clone();
     let node = out.body.nodes[dot.index()].clone();
-    // The product of the factors goes before the sum, which takes the dot's place; later values move by one.
-    let moved = |v: Value| if v.0 >= dot.0 { Value(v.0 + 1) } else { v };
+    // The factors in f32 and their product go before the sum, which takes the dot's place; later values move by three.
+    let moved = |v: Value| if v.0 >= dot.0 { Value(v.0 + 3) } else { v };
     for later in &mut out.body.nodes[dot.index()..] {
         later.args.iter_mut().for_each(|a| *a = moved(*a));
     }
     out.outputs.iter_mut().for_each(|o| o.value = moved(o.value));
+    let wide = |arg: Value| Node { op: Op::Cast, args: vec![arg], ty: Type::new(DType::F32, body.dims_of(arg)), origin: node.origin.clone() };
+    let factors: Vec<Node> = node.args.iter().map(|a| wide(*a)).collect();
     let mut product = node.clone();
     product.op = Op::Binary(Binary::Mul);
+    product.args = vec![dot, Value(dot.0 + 1)];
+    product.ty.dtype = DType::F32;
     product.ty.dims.extend(&over);
     let sum = &mut out.body.nodes[dot.index()];
     sum.op = Op::Reduce { kind: Reduce::Sum, over };
-    sum.args = vec![dot];
-    out.body.nodes.insert(dot.index(), product);
+    sum.args = vec![Value(dot.0 + 2)];
+    out.body.nodes.splice(dot.index()..dot.index(), factors.into_iter().chain([product]));
     out.family = Family::Loops { grid };
     Some(out)
 }

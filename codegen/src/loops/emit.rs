@@ -11,7 +11,7 @@ use crate::pointwise::{self, Sources};
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::Value;
 use ir::kernel::Kernel;
-use ir::op::Op;
+use ir::op::{DType, Op};
 use std::collections::{BTreeMap, HashMap};
 
 /// Values known at a place.
@@ -74,7 +74,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         let mut inputs = Vec::new();
         for ((ty, strides), start) in tensors(kernel).into_iter().zip(pointers) {
             let strides = ty.dims.iter().zip(strides).map(|(d, s)| (*d, *s as i64)).collect();
-            inputs.push(Stored { start: *start, lane: pointwise::lane(ty.dtype)?, strides, lane_stride: 0 });
+            inputs.push(Stored { start: *start, lane: pointwise::stored(ty.dtype), strides, lane_stride: 0 });
         }
         let outputs = inputs.split_off(kernel.inputs.len());
         Ok(Loops {
@@ -258,11 +258,7 @@ impl<'a, B: Builder> Loops<'a, B> {
             let mut value = value;
             if self.kernel.outputs[position].accumulate {
                 let old = target.load(b, place);
-                value = match target.lane {
-                    Lane::F32 => b.add(old, value),
-                    Lane::I32 => b.int2(IntBinary::Add, old, value),
-                    Lane::Mask | Lane::F64 | Lane::I64 => b.int2(IntBinary::Or, old, value),
-                };
+                value = accumulated(b, self.kernel.body[self.kernel.outputs[position].value].ty.dtype, old, value);
             }
             target.store(b, place, value);
         }
@@ -271,7 +267,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     /// Room in scratch for a value at one grid point.
     fn keep(&self, v: Value, used: &mut i64) -> Result<Stored<B>, CompileError> {
         let body = &self.kernel.body;
-        let lane = pointwise::lane(body[v].ty.dtype)?;
+        let lane = pointwise::lane(body[v].ty.dtype);
         let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
         // The vector dim last, so that vectors are adjacent; or a vector per element if lanes are grid points.
         let mut dims: Vec<Dim> = body.dims_of(v).iter().copied().filter(|d| !on_grid(d)).collect();
@@ -354,7 +350,8 @@ impl<'a, B: Builder> Loops<'a, B> {
         for (number, fold) in all.iter().enumerate() {
             let (own, others) = rest.split_at(fold.width());
             rest = others;
-            out[number % folds.len()].push(fold.finish(b, own));
+            let dtype = self.kernel.body[values[number % folds.len()]].ty.dtype;
+            out[number % folds.len()].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
         }
         Ok(out)
     }
@@ -422,7 +419,7 @@ impl<'a, B: Builder> Loops<'a, B> {
 
     fn fold(&self, v: Value) -> Result<Fold, CompileError> {
         let body = &self.kernel.body;
-        let lane = pointwise::lane(body[body[v].args[0]].ty.dtype)?;
+        let lane = pointwise::lane(body[body[v].args[0]].ty.dtype);
         Ok(match &body[v].op {
             Op::Reduce { kind, .. } => Fold::Join { kind: *kind, lane },
             Op::ArgMax { over } => Fold::ArgMax { over: *over, lane },
@@ -433,7 +430,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let b = self.b;
         let kept = self.keep(v, used)?;
-        let lane = kept.lane;
+        let (lane, dtype) = (kept.lane, self.kernel.body[v].ty.dtype);
         let arg = self.kernel.body[v].args[0];
         let size = self.size(order.along);
         let mut result = Ok(());
@@ -445,7 +442,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                 match this.value(arg, &place, &mut Known::new()) {
                     Ok(x) => {
                         let sum = if lane == Lane::F32 { b.add(sum[0], x) } else { b.int2(IntBinary::Add, sum[0], x) };
-                        kept.store(b, &place, sum);
+                        kept.store(b, &place, pointwise::rounded(b, dtype, sum));
                         vec![sum]
                     }
                     Err(error) => {
@@ -472,16 +469,18 @@ impl<'a, B: Builder> Loops<'a, B> {
                 let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
                 sources.value(v, &mut |dim| place.each(b, dim))?
             }
-            Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } | Op::Scatter { .. } => match self.reduced.get(&v) {
+            Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
                 Some(values) => values[place.slot],
                 None => self.kept[&v].load(b, place),
             },
+            // What is kept of it is the sum.
+            Op::Scatter { .. } => pointwise::rounded(b, node.ty.dtype, self.kept[&v].load(b, place)),
             Op::Pad { from, to, at } => {
                 let length = from.map_or(1, |d| self.size(d));
                 let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
                 let inner = self.windowed(place, *to, *from, along, inside);
                 let value = self.value(node.args[0], &inner, known)?;
-                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)?))
+                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)))
             }
             Op::Concat { from, to } => {
                 let mut start = 0;
@@ -531,7 +530,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         let along = if varies { Along::Each(row) } else { Along::Same(b.first_as_index(row)) };
         let inner = self.moved(place, dim, along, place.mask);
         let value = self.value(table, &inner, known)?;
-        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)?)))
+        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype))))
     }
 }
 
@@ -553,9 +552,18 @@ struct Order {
     reverse: bool,
 }
 
+/// What is there and what is added to it.
+pub fn accumulated<B: Builder>(b: &B, dtype: DType, old: B::Vector, value: B::Vector) -> B::Vector {
+    match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => pointwise::rounded(b, dtype, b.add(old, value)),
+        DType::I32 => b.int2(IntBinary::Add, old, value),
+        DType::Bool => b.int2(IntBinary::Or, old, value),
+    }
+}
+
 pub fn zero<B: Builder>(b: &B, lane: Lane) -> B::Vector {
     match lane {
-        Lane::F32 => b.f32(0.0),
+        Lane::F32 | Lane::Bf16 | Lane::F16 => b.f32(0.0),
         Lane::F64 => b.f64(0.0),
         Lane::I32 => b.i32(0),
         Lane::I64 => b.i64(0),

@@ -11,6 +11,8 @@ mod scatter;
 #[cfg(test)]
 mod tests;
 
+pub use emit::accumulated;
+
 use crate::build::Builder;
 use crate::build::mlir::Mlir;
 use crate::target::Target;
@@ -23,9 +25,9 @@ pub use scatter::emit as emit_scatter;
 /// Writes the kernel `name` and reports what it needs.
 ///
 /// # Errors
-/// An op or dtype of the kernel is not supported.
+/// An op of the kernel is not supported.
 pub fn emit(b: &Mlir, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
-    let plan = Plan::new(kernel, grid, target)?;
+    let plan = Plan::new(kernel, grid, target);
     let scratch = b.kernel(name, |b, entry| {
         let count = kernel.inputs.len() + kernel.outputs.len();
         let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();

@@ -35,7 +35,7 @@ struct Scatter<'a> {
     row: Vec<Dim>,
     /// Dims summed over.
     over: Vec<Dim>,
-    /// The sums are the only output.
+    /// The sums are the only output, and not rounded.
     in_output: bool,
     rows_per_tile: i64,
 }
@@ -53,7 +53,7 @@ impl<'a> Scatter<'a> {
         let mut over: Vec<Dim> = index.to_vec();
         over.extend(values.iter().filter(|d| !index.contains(d)));
         over.retain(|d| !result.contains(d));
-        let in_output = kernel.outputs.len() == 1 && kernel.outputs[0].value == node;
+        let in_output = kernel.outputs.len() == 1 && kernel.outputs[0].value == node && !body[node].ty.dtype.is_half();
         let rows = body.dims.size(table) as i64;
         let elements = body.elements(node) as i64 / rows.max(1);
         let mut rows_per_tile = div_ceil(rows, TILES);
@@ -122,7 +122,7 @@ impl Scatter<'_> {
 
     fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, entry: &Entry<B::Index, B::Pointer>, tile: B::Index) -> Result<(), CompileError> {
         let body = &self.kernel.body;
-        let lane = pointwise::lane(body[self.node].ty.dtype)?;
+        let lane = pointwise::lane(body[self.node].ty.dtype);
         let rows = body.dims.size(self.table) as i64;
         let first = b.index_mul(tile, b.index(self.rows_per_tile));
         let end = b.index_min(b.index_add(first, b.index(self.rows_per_tile)), b.index(rows));

@@ -143,7 +143,7 @@ impl<'a> JobView<'a> {
             };
             let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
                 if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
-            if node.op == Op::Cast && node.origin.phase != Phase::Update && matches!(body[node.args[0]].op, Op::Param(_)) {
+            if node.origin.phase != Phase::Update && body.copied_param(v).is_some() {
                 self.prologue[v.index()] = true;
             }
             if completes && node.origin.phase != Phase::Update {
