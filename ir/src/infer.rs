@@ -274,7 +274,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             if !attention_fits(a, args) || !same(&args[..3]) || !v.has(a.keys) || !v.has(a.d) || v.has(a.at) {
                 return fail("operands do not fit");
             }
-            q.clone()
+            Type::new(sum(q.dtype), q.dims.clone())
         }
         Op::AttentionLse(a) => {
             if !attention_fits(a, args) {
@@ -289,12 +289,12 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             if !same(&[args[0], args[1], args[2], args[5]]) || [args[3], args[4]].iter().any(|t| t.dtype != DType::F32) {
                 return fail("wants q, k, v and the gradient of one dtype, and statistics of f32");
             }
-            args[match which {
+            let of = args[match which {
                 crate::op::AttentionGrad::Q => 0,
                 crate::op::AttentionGrad::K => 1,
                 crate::op::AttentionGrad::V => 2,
-            }]
-            .clone()
+            }];
+            Type::new(sum(of.dtype), of.dims.clone())
         }
     };
     Ok(ty)

@@ -366,7 +366,7 @@ pub enum Op {
     },
 
     // Contraction and reduction.
-    // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum` and of a `scatter`.
+    // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum`, of a `scatter` and of attention.
     /// `(a, b)`: product summed over `over`; dims that both have go along.
     Dot {
         over: Vec<Dim>,

@@ -166,8 +166,9 @@ impl Emitter<'_> {
         let a = attention(&op).expect("invariant: a ring is of attention").clone();
         let q = args[0];
         let positions = a.positions(&args);
-        let out_ty = self.out.body[q].ty.clone();
-        let lse_ty = Type::new(out_ty.dtype, out_ty.dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>());
+        // Parts are merged unrounded.
+        let out_ty = Type::new(DType::F32, self.out.body.dims_of(q));
+        let lse_ty = Type::new(DType::F32, out_ty.dims.iter().copied().filter(|d| *d != a.d).collect::<Vec<_>>());
         let mut own = vec![args[1]];
         own.extend(out.map(|_| args[2]));
         own.extend(positions.map(|p| p[1]));
@@ -194,6 +195,9 @@ impl Emitter<'_> {
     /// Marks a value as one of the sharded graph, in its storage order.
     fn as_result(&mut self, w: Value, v: Value, ring: &Ring) -> Value {
         let ty = self.local_type(v);
+        let dims = self.out.body.dims_of(w).to_vec();
+        let same = self.out.body[w].ty.dtype == ty.dtype;
+        let w = if same { w } else { self.push(Op::Cast, vec![w], Type::new(ty.dtype, dims), ring.chunk, ring.origin, None) };
         if self.out.body[w].ty == ty {
             self.stands_for(w, v);
             return w;
@@ -238,7 +242,8 @@ impl Emitter<'_> {
         let mut own = vec![args[1], args[2]];
         own.extend(positions.map(|p| p[1]));
         let types = |e: &Self, values: &[Value]| values.iter().map(|w| e.out.body[*w].ty.clone()).collect::<Vec<Type>>();
-        let (q_ty, key_types) = (types(self, &args[..1]).remove(0), types(self, &args[1..3]));
+        // The sum stays here; what travels is in the precision of activations.
+        let (q_ty, key_types) = (Type::new(DType::F32, self.out.body.dims_of(args[0])), types(self, &args[1..3]));
         let mut sum: Option<Value> = None;
         // Gradients of the block at hand, of the ranks that it has been to: one message.
         let mut load: Option<Value> = None;
