@@ -137,6 +137,8 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
             Schedule::Gpipe => passes::schedule::Schedule::GPipe,
             Schedule::OneFOneB => passes::schedule::Schedule::OneFOneB,
         },
+        vpp: None,
+        group: None,
         layout: args.pipeline_layers.clone(),
         pad_vocab_to: args.pad_vocab_to,
         overlap: match args.overlap {

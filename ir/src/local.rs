@@ -8,18 +8,24 @@ use crate::graph::{Body, Value};
 use crate::mesh::Mesh;
 use crate::sharded::Sharding;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::fmt;
 
-/// When a node runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// When a node runs. Numbers are those of a stage's virtual stages, in the order of the forward pass.
+///
+/// Chunks are ordered as those of one microbatch, and then the step, come after each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Chunk {
     /// Per microbatch, before the first forward: sums of data over the whole batch.
     Prologue,
     /// Once, after the last prologue: completes those sums.
     PrologueReduce,
     /// Per microbatch.
-    Forward,
-    /// Per microbatch.
-    Backward,
+    Forward(u32),
+    /// Per microbatch: gradients of activations; those of parameters too, where no chunk of weights follows.
+    Backward(u32),
+    /// Per microbatch: gradients of parameters, apart.
+    Weight(u32),
     /// Once per step: gradients to rest, reports, gradient norm.
     Reduce,
     /// Once per step, if the reports are finite.
@@ -27,28 +33,68 @@ pub enum Chunk {
 }
 
 impl Chunk {
-    pub const ALL: [Chunk; 6] = [Chunk::Prologue, Chunk::PrologueReduce, Chunk::Forward, Chunk::Backward, Chunk::Reduce, Chunk::Update];
-
+    /// What kind it is, as a word.
     pub fn name(self) -> &'static str {
         match self {
             Chunk::Prologue => "prologue",
             Chunk::PrologueReduce => "prologue_reduce",
-            Chunk::Forward => "forward",
-            Chunk::Backward => "backward",
+            Chunk::Forward(_) => "forward",
+            Chunk::Backward(_) => "backward",
+            Chunk::Weight(_) => "weight",
             Chunk::Reduce => "reduce",
             Chunk::Update => "update",
         }
     }
 
-    pub fn parse(name: &str) -> Option<Chunk> {
-        Chunk::ALL.into_iter().find(|c| c.name() == name)
-    }
-
     /// Whether it runs for every microbatch.
     pub fn per_microbatch(self) -> bool {
         match self {
-            Chunk::Prologue | Chunk::Forward | Chunk::Backward => true,
+            Chunk::Prologue | Chunk::Forward(_) | Chunk::Backward(_) | Chunk::Weight(_) => true,
             Chunk::PrologueReduce | Chunk::Reduce | Chunk::Update => false,
+        }
+    }
+
+    /// Whether it belongs to the passes of a microbatch through the stages, so that it may use what earlier ones left.
+    pub fn is_pass(self) -> bool {
+        match self {
+            Chunk::Forward(_) | Chunk::Backward(_) | Chunk::Weight(_) => true,
+            Chunk::Prologue | Chunk::PrologueReduce | Chunk::Reduce | Chunk::Update => false,
+        }
+    }
+
+    /// The backward pass goes down the virtual stages.
+    fn place(self) -> (u8, u32) {
+        match self {
+            Chunk::Prologue => (0, 0),
+            Chunk::PrologueReduce => (1, 0),
+            Chunk::Forward(l) => (2, l),
+            Chunk::Backward(l) => (3, u32::MAX - l),
+            Chunk::Weight(l) => (4, u32::MAX - l),
+            Chunk::Reduce => (5, 0),
+            Chunk::Update => (6, 0),
+        }
+    }
+}
+
+impl Ord for Chunk {
+    fn cmp(&self, other: &Chunk) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+}
+
+impl PartialOrd for Chunk {
+    fn partial_cmp(&self, other: &Chunk) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// `forward`, `forward1`: the number of the virtual stage, unless it is the first.
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Chunk::Forward(l) | Chunk::Backward(l) | Chunk::Weight(l) if *l > 0 => write!(f, "{l}"),
+            _ => Ok(()),
         }
     }
 }

@@ -71,8 +71,8 @@ pub struct Stage {
 /// The order in which a stage calls the bodies of its program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSchedule {
-    /// Copies of the stash: microbatches in flight.
-    pub slots: u32,
+    /// Slots of each stash of the program: microbatches that have something there at a time.
+    pub slots: Vec<u32>,
     /// A training step up to the gradient norm.
     pub train: Vec<Call>,
     /// The rest of a step, once loss and gradient norm were found finite.
@@ -134,8 +134,10 @@ pub struct TableEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     pub buffers: Vec<Buffer>,
-    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot.
+    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot of each stash.
     pub arena_bytes: [u64; 3],
+    /// Bytes of a slot of each stash. They divide the stash arena, in this order.
+    pub stashes: Vec<u64>,
     pub groups: Vec<Group>,
     pub bodies: Vec<Body>,
 }
@@ -144,7 +146,7 @@ pub struct Program {
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.
     Persistent,
-    /// One copy per microbatch in flight: what the backward pass needs of the forward pass.
+    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward pass.
     Stash,
     /// Within one call of a body.
     Temporary,
@@ -159,6 +161,21 @@ impl Arena {
             Arena::Stash => "stash",
             Arena::Temporary => "temporary",
         }
+    }
+}
+
+impl Program {
+    /// The stash in which a buffer of the stash arena lies, and where that begins; none if it lies in no one stash.
+    pub fn stash(&self, buffer: &Buffer) -> Option<(usize, u64)> {
+        let mut begin = 0u64;
+        for (k, bytes) in self.stashes.iter().enumerate() {
+            let end = begin.checked_add(*bytes)?;
+            if begin <= buffer.offset && buffer.offset.checked_add(buffer.bytes())? <= end {
+                return Some((k, begin));
+            }
+            begin = end;
+        }
+        None
     }
 }
 
@@ -194,7 +211,7 @@ pub struct Buffer {
     /// Local dims, outermost first: name and size.
     pub dims: Vec<(String, u64)>,
     pub arena: Arena,
-    /// Byte offset in the arena (in each slot, for the stash).
+    /// Byte offset in the arena (of one slot of each stash, there).
     pub offset: u64,
     pub content: Content,
     pub origin: Option<Origin>,
@@ -260,8 +277,12 @@ impl Group {
 pub enum BodyKind {
     /// Once per step before the first forward: sums of data over the whole batch.
     Prologue,
-    Forward,
-    Backward,
+    /// Of this virtual stage of the rank's, as are the next two.
+    Forward(u32),
+    /// Gradients of activations; those of parameters too, if no body computes them apart.
+    Backward(u32),
+    /// Gradients of parameters.
+    Weight(u32),
     /// Gradients to their resting place, reports, gradient norm.
     Reduce,
     /// Optimizer.
@@ -272,15 +293,12 @@ impl BodyKind {
     pub fn name(self) -> &'static str {
         match self {
             BodyKind::Prologue => "prologue",
-            BodyKind::Forward => "forward",
-            BodyKind::Backward => "backward",
+            BodyKind::Forward(_) => "forward",
+            BodyKind::Backward(_) => "backward",
+            BodyKind::Weight(_) => "weight",
             BodyKind::Reduce => "reduce",
             BodyKind::Update => "update",
         }
-    }
-
-    pub fn parse(name: &str) -> Option<BodyKind> {
-        [BodyKind::Prologue, BodyKind::Forward, BodyKind::Backward, BodyKind::Reduce, BodyKind::Update].into_iter().find(|k| k.name() == name)
     }
 }
 
@@ -292,7 +310,7 @@ pub struct Body {
     pub commands: Vec<Command>,
 }
 
-/// One call of a body: for this microbatch, in stash slot `microbatch % slots`.
+/// One call of a body: for this microbatch, in slot `microbatch % slots` of each stash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     pub body: BodyId,

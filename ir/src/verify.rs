@@ -69,7 +69,7 @@ pub fn graph(g: &Graph) -> Result<(), VerifyError> {
 /// Invariants of a local graph:
 /// 1. Every node obeys its type rule; per-node tables have one entry per node.
 /// 2. No node uses one of a later chunk; a chunk that runs per microbatch uses no per-microbatch value of another one, except
-///    the backward pass those of the forward pass.
+///    a pass those of passes before it.
 /// 3. Every node that holds a value of the sharded graph has its local shape: the dims of the value, each as large as the
 ///    value's sharding says.
 /// 4. A value that is a sum over microbatches is used by a chunk that runs once only by linear ops.
@@ -91,12 +91,12 @@ pub fn local(l: &Local, sharded: &crate::sharded::Sharded) -> Result<(), VerifyE
         for a in &node.args {
             let from = l.chunks[a.index()];
             if from > chunk {
-                return fail(v, format!("the {} uses {a} of the {}", chunk.name(), from.name()));
+                return fail(v, format!("the {chunk} uses {a} of the {from}"));
             }
             let other = from != chunk && from.per_microbatch() && chunk.per_microbatch();
-            let stash = (from, chunk) == (Chunk::Forward, Chunk::Backward);
+            let stash = from.is_pass() && chunk.is_pass();
             if other && !stash && !(from == Chunk::Prologue && l.accumulate[a.index()]) {
-                return fail(v, format!("the {} uses {a} of another microbatch's {}", chunk.name(), from.name()));
+                return fail(v, format!("the {chunk} uses {a} of another microbatch's {from}"));
             }
         }
         if let Some((s, sharding)) = &l.source[v.index()] {

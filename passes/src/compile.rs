@@ -4,22 +4,23 @@
 //! says which pass broke it.
 
 use crate::differentiate::{self, DifferentiateError};
-use crate::lower::{Kernels, Lowering, Names};
+use crate::lower::{Bodies, Kernels, Lowering, Names};
 use crate::overlap::{self, Overlap};
+use crate::partition::{self, Weights};
+use crate::pipeline::{self, Plan as Pipeline};
 use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
-use crate::schedule::{self, Pass, Schedule};
-use crate::stages::Layout;
-use crate::{optimize, order, pad, partition, rows, simplify, tables, widen};
+use crate::schedule::{Kind, Order, Pass, Schedule};
+use crate::{optimize, order, pad, rows, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
-use ir::mesh::{Mesh, Sizes};
+use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::{Model, Plan};
 use ir::op::Op;
-use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Stage, TableEntry};
+use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::refine::{self, Meaning};
 use ir::sharded::Sharded;
 use std::time::{Duration, Instant};
@@ -42,7 +43,11 @@ pub struct Options {
     pub micro_batch: u64,
     pub global_batch: u64,
     pub schedule: Schedule,
-    /// Layers per stage; none: as even as possible.
+    /// Virtual stages of a stage; none: as many as the schedule needs, or one.
+    pub vpp: Option<u64>,
+    /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
+    pub group: Option<u64>,
+    /// Layers per virtual stage; none: as even as possible.
     pub layout: Option<Vec<u32>>,
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
@@ -66,6 +71,8 @@ impl Default for Options {
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
+            vpp: None,
+            group: None,
             layout: None,
             pad_vocab_to: 1,
             overlap: Overlap::On,
@@ -126,7 +133,7 @@ impl Trace {
 pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
     let mut trace = Trace::default();
     let mesh = mesh(options)?;
-    let layout = layout(&training.graph, options)?;
+    let pipe = pipeline::plan(training.graph.layers, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
     let valid = |g: &Graph| ir::verify::graph(g).map_err(|e| e.to_string());
     let Model { graph, settings, train, plan, .. } = training;
     let mut warnings = vec![];
@@ -155,7 +162,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
         warnings.push(nothing_selected(&plan));
     }
-    let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &layout), valid)?;
+    let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &pipe.layout), valid)?;
 
     let mut other = trace.step("elaborate", || without_updates(without_outputs(evaluation.graph)), valid)?;
     other = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(other)), valid)?;
@@ -173,9 +180,9 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
-    let locals = locals(&mut trace, &sharded, &layout)?;
+    let locals = locals(&mut trace, &sharded, &pipe)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
-    let evaluations = self::locals(&mut trace, &evaluated, &layout)?;
+    let evaluations = self::locals(&mut trace, &evaluated, &pipe)?;
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
@@ -185,7 +192,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let job = trace.step(
         "lower",
         || {
-            lower(&mut job, &locals, &mut evaluation, options);
+            lower(&mut job, &locals, &mut evaluation, &pipe.order);
             job.in_flight = ir::job::least_in_flight(&job);
             job
         },
@@ -207,10 +214,11 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })
 }
 
-fn locals(trace: &mut Trace, sharded: &Sharded, layout: &Layout) -> Result<Vec<Local>, CompileError> {
+fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
+    let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let locals = trace
-        .step("partition", || partition::partition(sharded, layout), |l| l.as_ref().map_or(Ok(()), |l| valid(l)))?
+        .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), |l| valid(l)))?
         .map_err(CompileError::User)?;
     trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))
 }
@@ -274,7 +282,7 @@ fn mesh(o: &Options) -> Result<Mesh, CompileError> {
     if ranks.is_none_or(|n| n > MOST) {
         return too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp");
     }
-    let passes = microbatches.checked_mul(o.pp);
+    let passes = microbatches.checked_mul(o.pp).and_then(|n| n.checked_mul(o.vpp.unwrap_or(1)));
     if passes.is_none_or(|n| n > MOST) {
         return too_many("passes of microbatches through pipeline stages", passes, "raise --micro-batch-size, or lower --global-batch-size");
     }
@@ -293,31 +301,6 @@ fn mesh(o: &Options) -> Result<Mesh, CompileError> {
 
 /// Most ranks, and most passes of a step over all stages.
 const MOST: u64 = 1 << 20;
-
-fn layout(graph: &Graph, o: &Options) -> Result<Layout, CompileError> {
-    let stages = u32::try_from(o.pp).unwrap_or(u32::MAX);
-    let bad = |text: String, help: String| CompileError::User(vec![Diagnostic::error("E0633", text).help(help)]);
-    match &o.layout {
-        None => Layout::even(graph.layers, stages).ok_or_else(|| {
-            bad(format!("{} layers cannot fill {} pipeline stages", graph.layers, o.pp), format!("--pp {} at most", graph.layers.max(1)))
-        }),
-        Some(sizes) => {
-            let sum: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
-            if sizes.len() as u64 != o.pp || sum != u64::from(graph.layers) || sizes.contains(&0) {
-                return Err(bad(
-                    format!(
-                        "the layout {sizes:?} has {} stages and {sum} layers; --pp is {} and the model has {} layers",
-                        sizes.len(),
-                        o.pp,
-                        graph.layers
-                    ),
-                    "one number of layers per stage, each at least 1".into(),
-                ));
-            }
-            Ok(Layout::from_sizes(sizes))
-        }
-    }
-}
 
 fn extents(g: &Graph, dims: &[Dim]) -> Vec<Extent> {
     let extent = |d: &Dim| {
@@ -420,12 +403,11 @@ fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), i
 }
 
 /// Lowers every class to a program and gives every stage its schedule.
-fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, options: &Options) {
+fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &Order) {
     let mut kernels = Kernels::default();
-    let stages = options.pp as u32;
     let m = job.microbatches as u32;
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    let mut of_stage: Vec<Option<Stage>> = vec![None; stages as usize];
+    let mut of_stage: Vec<Option<Stage>> = vec![None; order.stages.len()];
     for local in locals {
         let (first, params) = &local.stages[0];
         let names = params.iter().map(|p| job.params[*p as usize].name.clone()).collect();
@@ -440,35 +422,16 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, options: 
             .collect();
         let eval = lowering.add(e, &Names { slots: &slots, tables: &evaluation.tables, prefix: "eval_" });
         let program = lowering.finish();
-        let named = |name: &str| program.bodies.iter().position(|b| b.name == name).map(|k| BodyId(k as u32));
-        let call = |body: BodyId, microbatch: u32| Call { body, microbatch };
         let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
-            let order = schedule::passes(options.schedule, stages, *stage as u32, m);
-            let mut s = CallSchedule { slots: schedule::in_flight(&order).max(1), ..CallSchedule::default() };
-            s.train.extend(named("zero").map(|b| call(b, 0)));
-            if let Some(b) = train.get(&Chunk::Prologue) {
-                s.train.extend((0..m).map(|k| call(*b, k)));
-            }
-            s.train.extend(train.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
-            for pass in order {
-                let (chunk, k) = match pass {
-                    Pass::Forward(k) => (Chunk::Forward, k),
-                    Pass::Backward(k) => (Chunk::Backward, k),
-                };
-                s.train.extend(train.get(&chunk).map(|b| call(*b, k)));
-            }
-            s.train.extend(train.get(&Chunk::Reduce).map(|b| call(*b, 0)));
-            s.update.extend(train.get(&Chunk::Update).map(|b| call(*b, 0)));
-            s.eval.extend(named("eval_zero").map(|b| call(b, 0)));
-            if let Some(b) = eval.get(&Chunk::Prologue) {
-                s.eval.extend((0..m).map(|k| call(*b, k)));
-            }
-            s.eval.extend(eval.get(&Chunk::PrologueReduce).map(|b| call(*b, 0)));
-            if let Some(b) = eval.get(&Chunk::Forward) {
-                s.eval.extend((0..m).map(|k| call(*b, k)));
-            }
-            s.eval.extend(eval.get(&Chunk::Reduce).map(|b| call(*b, 0)));
+            let passes = &order.stages[*stage as usize];
+            let mut s = CallSchedule {
+                slots: vec![],
+                train: calls(&program, "zero", &train, passes, m),
+                update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
+                eval: calls(&program, "eval_zero", &eval, &pipeline::forward(passes), m),
+            };
+            s.slots = pipeline::slots(&program, &s.train).into_iter().zip(pipeline::slots(&program, &s.eval)).map(|(a, b)| a.max(b)).collect();
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);
@@ -476,4 +439,25 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, options: 
     }
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
+}
+
+/// The calls of a step or an evaluation: sums set to zero, the prologue, the passes, what comes once after them.
+fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microbatches: u32) -> Vec<Call> {
+    let mut out = vec![];
+    let once = |body: Option<BodyId>| body.map(|body| Call { body, microbatch: 0 });
+    out.extend(once(program.bodies.iter().position(|b| b.name == zero).map(|k| BodyId(k as u32))));
+    if let Some(body) = bodies.get(&Chunk::Prologue) {
+        out.extend((0..microbatches).map(|microbatch| Call { body: *body, microbatch }));
+    }
+    out.extend(once(bodies.get(&Chunk::PrologueReduce).copied()));
+    for pass in passes {
+        let chunk = match pass.kind {
+            Kind::Forward => Chunk::Forward(pass.chunk),
+            Kind::Backward => Chunk::Backward(pass.chunk),
+            Kind::Weight => Chunk::Weight(pass.chunk),
+        };
+        out.extend(bodies.get(&chunk).map(|body| Call { body: *body, microbatch: pass.microbatch }));
+    }
+    out.extend(once(bodies.get(&Chunk::Reduce).copied()));
+    out
 }

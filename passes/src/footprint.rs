@@ -1,6 +1,6 @@
 //! What a rank holds in memory: bytes by kind, and by line of the model text.
 //!
-//! Everything is planned before a rank starts: the persistent arena, one stash for every microbatch in flight, and a temporary arena
+//! Everything is planned before a rank starts: the persistent arena, the stashes with a slot for every microbatch in flight, and a temporary arena
 //! as large as the body that needs most. So the peak is a sum, and its owners are buffers.
 
 use crate::lower::buffers_of;
@@ -52,7 +52,7 @@ impl Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     pub bytes: BTreeMap<Kind, u64>,
-    /// Copies of the stash.
+    /// Slots of the stashes, if all have as many; else 1.
     pub slots: u64,
 }
 
@@ -60,12 +60,13 @@ impl Footprint {
     /// Of the ranks of a pipeline stage. Its total is what the arenas hold.
     pub fn of(job: &Job, stage: usize) -> Footprint {
         let program = &job.programs[job.stages[stage].program as usize];
-        let slots = u64::from(job.stages[stage].schedule.slots.max(1));
+        let of_stashes = &job.stages[stage].schedule.slots;
+        let slots = of_stashes.first().filter(|n| of_stashes.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
         let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
         for b in program.buffers.iter().filter(|b| b.arena == Arena::Persistent) {
             *bytes.entry(Kind::of(b)).or_default() += b.bytes().next_multiple_of(ALIGN);
         }
-        bytes.insert(Kind::Activations, program.arena_bytes[Arena::Stash as usize] * slots);
+        bytes.insert(Kind::Activations, program.stashes.iter().zip(of_stashes).map(|(bytes, slots)| bytes * u64::from(*slots)).sum());
         bytes.insert(Kind::Temporary, program.arena_bytes[Arena::Temporary as usize]);
         Footprint { bytes, slots }
     }
@@ -96,7 +97,7 @@ pub struct Owner {
 /// moment when most bytes do; by kind and line, largest first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let program = &job.programs[job.stages[stage].program as usize];
-    let slots = u64::from(job.stages[stage].schedule.slots.max(1));
+    let slots = |b: &Buffer| program.stash(b).and_then(|(k, _)| job.stages[stage].schedule.slots.get(k)).map_or(1, |n| u64::from(*n));
     let at_peak = program.bodies.iter().map(|b| fullest(program, b)).max_by_key(|p| p.0).map(|p| p.1).unwrap_or_default();
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate() {
@@ -104,7 +105,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
         if kind == Kind::Temporary && !at_peak.contains(&BufferId(k as u32)) {
             continue;
         }
-        let copies = if kind == Kind::Activations { slots } else { 1 };
+        let copies = if kind == Kind::Activations { slots(b) } else { 1 };
         let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
         owner.buffers += 1;

@@ -13,6 +13,7 @@ pub mod order;
 pub mod overlap;
 pub mod pad;
 pub mod partition;
+pub mod pipeline;
 pub mod plan;
 pub mod propagate;
 pub mod reasons;

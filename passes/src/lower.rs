@@ -2,7 +2,7 @@
 //!
 //! Each chunk of a local graph becomes a body of commands. A value becomes a buffer where a kernel or a transfer writes it, and
 //! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
-//! its chunk, temporary; by the backward pass of the same microbatch, in the stash; by a chunk that runs once, persistent.
+//! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent.
 
 use crate::fuse::{Group as Fused, Role, fuse, role};
 use crate::kernels::{self, Launch, Target};
@@ -56,12 +56,15 @@ pub struct Lowering<'a> {
     held: HashMap<Content, BufferId>,
     /// Names of parameters by slot of the program.
     names: Vec<String>,
+    /// Buffers that pass from chunk to chunk, by graph, the chunk that writes them and all that touch them: those that live equally long are
+    /// one stash, whose slots are as many as that needs.
+    stashed: BTreeMap<(String, Chunk, BTreeSet<Chunk>), Vec<BufferId>>,
 }
 
 impl<'a> Lowering<'a> {
     pub fn new(kernels: &'a mut Kernels, names: Vec<String>) -> Lowering<'a> {
-        let program = Program { buffers: vec![], arena_bytes: [0; 3], groups: vec![], bodies: vec![] };
-        Lowering { program, kernels, held: HashMap::new(), names }
+        let program = Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], bodies: vec![] };
+        Lowering { program, kernels, held: HashMap::new(), names, stashed: BTreeMap::new() }
     }
 
     /// Lowers a local graph to bodies of the program.
@@ -71,18 +74,18 @@ impl<'a> Lowering<'a> {
 
     /// Assigns the offsets of what lives beyond one body; call once, after all graphs.
     pub fn finish(mut self) -> Program {
-        let mut sizes = [0u64; 2];
-        for b in &mut self.program.buffers {
-            let k = match b.arena {
-                Arena::Persistent => 0,
-                Arena::Stash => 1,
-                Arena::Temporary => continue,
-            };
-            b.offset = sizes[k];
-            sizes[k] += b.bytes().next_multiple_of(ALIGN);
+        let Program { buffers, arena_bytes, stashes, .. } = &mut self.program;
+        let [persistent, stash, _] = arena_bytes;
+        let put = |buffer: &mut Buffer, end: &mut u64| {
+            buffer.offset = *end;
+            *end += buffer.bytes().next_multiple_of(ALIGN);
+        };
+        buffers.iter_mut().filter(|b| b.arena == Arena::Persistent).for_each(|b| put(b, persistent));
+        for ids in self.stashed.values() {
+            let begin = *stash;
+            ids.iter().for_each(|id| put(&mut buffers[id.index()], stash));
+            stashes.push(*stash - begin);
         }
-        self.program.arena_bytes[0] = sizes[0];
-        self.program.arena_bytes[1] = sizes[1];
         self.program
     }
 
@@ -146,7 +149,8 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn run(mut self) -> Bodies {
-        for chunk in Chunk::ALL {
+        let chunks: BTreeSet<Chunk> = self.local.chunks.iter().copied().collect();
+        for chunk in chunks {
             self.chunk = chunk;
             for item in self.order(chunk) {
                 match item {
@@ -235,7 +239,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn view(&mut self, v: Value) -> View {
         let from = self.local.chunks[v.index()];
         let view = match self.sums.get(&v) {
-            Some(sum) if from != self.chunk => sum.clone(),
+            Some(sum) if self.crosses(from, self.chunk) => sum.clone(),
             _ => self.views.get(&v).expect("invariant: operands are computed first").clone(),
         };
         if let Some(t) = self.touched.get_mut(&view.place.buffer) {
@@ -298,7 +302,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn crosses(&self, from: Chunk, to: Chunk) -> bool {
-        from != to && !(from == Chunk::Forward && to == Chunk::Backward)
+        from != to && !(from.is_pass() && to.is_pass())
     }
 
     fn is_root(&self, v: Value) -> bool {
@@ -570,7 +574,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         for (id, (chunk, all)) in &self.touched {
             let arena = if all.len() == 1 {
                 Arena::Temporary
-            } else if *chunk == Chunk::Forward && all.iter().all(|c| matches!(c, Chunk::Forward | Chunk::Backward)) {
+            } else if all.iter().all(|c| c.is_pass()) {
+                let lifetime = (self.names.prefix.to_string(), *chunk, all.clone());
+                self.l.stashed.entry(lifetime).or_default().push(*id);
                 Arena::Stash
             } else {
                 Arena::Persistent
@@ -586,13 +592,14 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             self.plan_temporary(&commands);
             let kind = match chunk {
                 Chunk::Prologue | Chunk::PrologueReduce => BodyKind::Prologue,
-                Chunk::Forward => BodyKind::Forward,
-                Chunk::Backward => BodyKind::Backward,
+                Chunk::Forward(l) => BodyKind::Forward(l),
+                Chunk::Backward(l) => BodyKind::Backward(l),
+                Chunk::Weight(l) => BodyKind::Weight(l),
                 Chunk::Reduce => BodyKind::Reduce,
                 Chunk::Update => BodyKind::Update,
             };
             bodies.insert(chunk, BodyId(self.l.program.bodies.len() as u32));
-            self.l.program.bodies.push(Body { name: format!("{}{}", self.names.prefix, chunk.name()), kind, commands });
+            self.l.program.bodies.push(Body { name: format!("{}{chunk}", self.names.prefix), kind, commands });
         }
         bodies
     }

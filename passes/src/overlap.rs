@@ -139,7 +139,7 @@ fn synchronise(program: &mut Program, kernels: &[Kernel], schedules: &[&CallSche
     }
     let cells = Cells::new(program, kernels);
     for schedule in schedules {
-        Player::new(&cells, schedule.slots as usize, &mut needed).play(schedule);
+        Player::new(&cells, &schedule.slots, &mut needed).play(schedule);
     }
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
@@ -158,9 +158,18 @@ fn synchronise(program: &mut Program, kernels: &[Kernel], schedules: &[&CallSche
     }
 }
 
-/// Cells `from..to` that a command touches, those of the stash counted from the first of a slot.
+/// Where cells are.
+#[derive(Clone, Copy)]
+enum Home {
+    Persistent,
+    /// In a slot of this stash.
+    Stash(usize),
+    Temporary,
+}
+
+/// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
 struct Touch {
-    arena: Arena,
+    place: Home,
     from: usize,
     to: usize,
     writes: bool,
@@ -171,7 +180,10 @@ struct Cells {
     /// Per body, the number of its first command.
     first: Vec<Site>,
     commands: Vec<(usize, Vec<Touch>)>,
-    count: [usize; 3],
+    persistent: usize,
+    /// Of a slot of each stash.
+    stashes: Vec<usize>,
+    temporary: usize,
 }
 
 impl Cells {
@@ -187,22 +199,42 @@ impl Cells {
         let touch = |(id, writes): (BufferId, bool)| {
             let b = &program.buffers[id.index()];
             let cell = |byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
-            Touch { arena: b.arena, from: cell(b.offset), to: cell(b.offset + b.bytes()), writes }
+            let (place, begin) = match (b.arena, program.stash(b)) {
+                (Arena::Persistent, _) => (Home::Persistent, 0),
+                (Arena::Stash, stash) => {
+                    let (k, begin) = stash.expect("invariant: a buffer of the stash arena is in a stash");
+                    (Home::Stash(k), cell(begin))
+                }
+                (Arena::Temporary, _) => (Home::Temporary, 0),
+            };
+            Touch { place, from: cell(b.offset) - begin, to: cell(b.offset + b.bytes()) - begin, writes }
         };
+        let mut end = 0;
+        let of_stash = |bytes: &u64| {
+            let begin = end;
+            end += bytes;
+            let cell = |byte: u64| cuts[Arena::Stash as usize].partition_point(|c| *c < byte);
+            cell(end) - cell(begin)
+        };
+        let stashes = program.stashes.iter().map(of_stash).collect();
         let mut first = vec![];
         let mut commands = vec![];
         for body in &program.bodies {
             first.push(commands.len());
             commands.extend(body.commands.iter().map(|c| (c.stream as usize, touches(kernels, &c.action).into_iter().map(touch).collect())));
         }
-        Cells { first, commands, count: cuts.map(|c| c.len()) }
+        let [persistent, _, temporary] = cuts.map(|c| c.len());
+        Cells { first, commands, persistent, stashes, temporary }
     }
 }
 
 /// Plays the order of issue of one stage.
 struct Player<'a> {
     program: &'a Cells,
-    slots: usize,
+    /// Slots of each stash, and the first cell of its first slot.
+    slots: Vec<(usize, usize)>,
+    /// The first cell of the temporary arena.
+    temporary: usize,
     /// Per command, those whose events it waits for.
     needed: &'a mut Vec<BTreeSet<Site>>,
     clocks: [Clock; STREAMS],
@@ -227,34 +259,41 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
 }
 
 impl<'a> Player<'a> {
-    fn new(program: &'a Cells, slots: usize, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
-        let [persistent, stash, temporary] = program.count;
+    fn new(program: &'a Cells, slots: &[u32], needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+        let mut temporary = program.persistent;
+        let of_stash = |(cells, slots): (&usize, &u32)| {
+            let first = temporary;
+            temporary += cells * *slots as usize;
+            (*slots as usize, first)
+        };
+        let slots = program.stashes.iter().zip(slots).map(of_stash).collect();
         Player {
             program,
             slots,
+            temporary,
             needed,
             clocks: [[0; STREAMS]; STREAMS],
             done: vec![[0; STREAMS]; program.commands.len()],
-            cells: vec![Cell::default(); persistent + stash * slots + temporary],
+            cells: vec![Cell::default(); temporary + program.temporary],
         }
     }
 
     /// Steps, with and without their updates, and evaluations, each after each.
     fn play(&mut self, schedule: &CallSchedule) {
-        let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, self.slots));
+        let slots = self.slots.iter().map(|s| s.0).max().unwrap_or(1);
+        let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, slots));
         for phase in [&train, &update, &train, &update, &eval, &eval, &train, &train, &eval, &train, &update, &train, &update] {
             phase.iter().for_each(|call| self.call(call));
         }
     }
 
     fn call(&mut self, call: &Call) {
-        let slot = call.microbatch as usize % self.slots;
         let first = self.program.first[call.body.index()];
         let end = self.program.first.get(call.body.index() + 1).copied().unwrap_or(self.program.commands.len());
-        (first..end).for_each(|site| self.command(site, slot));
+        (first..end).for_each(|site| self.command(site, call.microbatch as usize));
     }
 
-    fn command(&mut self, site: Site, slot: usize) {
+    fn command(&mut self, site: Site, microbatch: usize) {
         let program = self.program;
         let (s, touches) = &program.commands[site];
         let s = *s;
@@ -269,7 +308,7 @@ impl<'a> Player<'a> {
             }
         };
         for touch in touches {
-            for cell in &self.cells[range(program, self.slots, touch, slot)] {
+            for cell in &self.cells[self.range(touch, microbatch)] {
                 if let Some((t, moment, site)) = cell.written {
                     hazard(t, moment, site);
                 }
@@ -291,7 +330,8 @@ impl<'a> Player<'a> {
         let now = self.clocks[s][s];
         self.done[site] = self.clocks[s];
         for touch in touches {
-            for cell in &mut self.cells[range(program, self.slots, touch, slot)] {
+            let range = self.range(touch, microbatch);
+            for cell in &mut self.cells[range] {
                 if touch.writes {
                     *cell = Cell { written: Some((s, now, site)), ..Cell::default() };
                 } else {
@@ -300,19 +340,18 @@ impl<'a> Player<'a> {
             }
         }
     }
+
+    /// The cells of a touch by a call for a microbatch.
+    fn range(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
+        let first = match touch.place {
+            Home::Persistent => 0,
+            Home::Stash(k) => self.slots[k].1 + microbatch % self.slots[k].0 * self.program.stashes[k],
+            Home::Temporary => self.temporary,
+        };
+        first + touch.from..first + touch.to
+    }
 }
 
 fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
-}
-
-/// The cells of a touch in a slot.
-fn range(program: &Cells, slots: usize, touch: &Touch, slot: usize) -> std::ops::Range<usize> {
-    let [persistent, stash, _] = program.count;
-    let first = match touch.arena {
-        Arena::Persistent => 0,
-        Arena::Stash => persistent + slot * stash,
-        Arena::Temporary => persistent + stash * slots,
-    };
-    first + touch.from..first + touch.to
 }

@@ -1,38 +1,47 @@
-//! Which pipeline stage computes each value.
+//! Which virtual stage of the pipeline computes each value.
 //!
-//! A node of a layer runs on the layer's stage. Other nodes follow their operands (a head after the last layer) or, if they
+//! A node of a layer runs on the layer's virtual stage. Other nodes follow their operands (a head after the last layer) or, if they
 //! have none, their users (an embedding before the first). What depends on data alone or on parameters alone is
 //! *loose*: every stage that uses it computes it for itself.
 
+use crate::schedule::Placement;
 use ir::graph::{Body, Phase};
 use ir::op::Op;
 
-/// Which stage holds each layer.
+/// Which virtual stage holds each layer, and which stage each virtual stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub stages: u32,
+    /// Virtual stages of a stage.
+    pub chunks: u32,
+    pub placement: Placement,
+    /// Virtual stage by layer.
     pub of_layer: Vec<u32>,
 }
 
 impl Layout {
-    /// As even as possible; the first stages hold one more where it does not divide. None if there are fewer layers than stages.
-    pub fn even(layers: u32, stages: u32) -> Option<Layout> {
-        if stages > 1 && layers < stages {
-            return None;
-        }
-        let (each, extra) = (layers / stages, layers % stages);
-        let sizes: Vec<u32> = (0..stages).map(|s| each + u32::from(s < extra)).collect();
-        Some(Layout::from_sizes(&sizes))
+    /// The given number of layers on each virtual stage.
+    pub fn from_sizes(sizes: &[u32], stages: u32, placement: Placement) -> Layout {
+        let of_layer = sizes.iter().enumerate().flat_map(|(g, n)| std::iter::repeat_n(g as u32, *n as usize)).collect();
+        Layout { stages, chunks: sizes.len() as u32 / stages, placement, of_layer }
     }
 
-    /// The given number of layers on each stage.
-    pub fn from_sizes(sizes: &[u32]) -> Layout {
-        let of_layer = sizes.iter().enumerate().flat_map(|(s, n)| std::iter::repeat_n(s as u32, *n as usize)).collect();
-        Layout { stages: sizes.len() as u32, of_layer }
+    pub fn virtual_stages(&self) -> u32 {
+        self.stages * self.chunks
+    }
+
+    /// The stage of a virtual stage.
+    pub fn stage(&self, virtual_stage: u32) -> u32 {
+        self.placement.place(virtual_stage, self.stages).0
+    }
+
+    /// The number of a virtual stage on its stage.
+    pub fn chunk(&self, virtual_stage: u32) -> u32 {
+        self.placement.place(virtual_stage, self.stages).1
     }
 }
 
-/// For each value of the forward and backward pass, its stage; none if it is loose (or of the update).
+/// For each value of the forward and backward pass, its virtual stage; none if it is loose (or of the update).
 pub fn assign(body: &Body, layout: &Layout) -> Vec<Option<u32>> {
     let (mut data, mut params) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     let mut stage: Vec<Option<u32>> = vec![None; body.nodes.len()];
@@ -65,7 +74,7 @@ pub fn assign(body: &Body, layout: &Layout) -> Vec<Option<u32>> {
         // The forward pass goes up the stages, the backward pass down (it begins so where a loss is linear: its gradient is data).
         let found = match phase {
             Phase::Forward => of.min().unwrap_or(0),
-            Phase::Backward | Phase::Update => of.max().unwrap_or(layout.stages - 1),
+            Phase::Backward | Phase::Update => of.max().unwrap_or(layout.virtual_stages() - 1),
         };
         stage[v.index()] = Some(found);
     }

@@ -220,9 +220,10 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
                 .map_err(|e| format!("{} call {c}: {e}", phase.name()))?;
         }
     }
-    let stash = program.arena_bytes[Arena::Stash as usize];
-    let slots = u64::from(stage.schedule.slots.max(1));
-    ensure(stash.checked_mul(slots).is_some_and(|b| b <= MOST), || format!("the stash has {slots} slots of {stash} bytes"))?;
+    let slots = &stage.schedule.slots;
+    ensure(slots.len() == program.stashes.len() && !slots.contains(&0), || format!("slots {slots:?} for {} stashes", program.stashes.len()))?;
+    let bytes = slots.iter().zip(&program.stashes).try_fold(0u64, |n, (s, b)| n.checked_add(b.checked_mul(u64::from(*s))?));
+    ensure(bytes.is_some_and(|b| b <= MOST), || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
     for buffer in &program.buffers {
         let (slot, index) = match &buffer.content {
             Content::Param { slot, index } | Content::State { slot, index, .. } => (*slot, index),
@@ -269,6 +270,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
         }
         Content::Param { .. } | Content::State { .. } | Content::Accumulator | Content::Activation => {}
     }
+    ensure(buffer.arena != Arena::Stash || program.stash(buffer).is_some(), || "it lies in no one stash".into())?;
     let held = !matches!(buffer.content, Content::Accumulator | Content::Activation);
     ensure(!held || buffer.arena == Arena::Persistent, || "it lives over steps, but not in the persistent arena".into())
 }

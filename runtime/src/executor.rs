@@ -13,7 +13,7 @@ use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Events};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -83,6 +83,37 @@ pub enum Advance {
     Blocked(Vec<u64>),
 }
 
+/// Where the stash of a buffer is; whatever for buffers of other arenas.
+#[derive(Clone, Copy, Default)]
+struct Stash {
+    /// From a buffer's offset to its byte in slot 0.
+    shift: u64,
+    /// Bytes of a slot.
+    bytes: u64,
+    slots: u32,
+}
+
+impl Stash {
+    fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Stash> {
+        let mut shifts = vec![];
+        let mut shift = 0;
+        for (bytes, slots) in program.stashes.iter().zip(&schedule.slots) {
+            shifts.push(shift);
+            shift += bytes * (u64::from(*slots) - 1);
+        }
+        let of = |b: &Buffer| match program.stash(b) {
+            Some((k, _)) if b.arena == Arena::Stash => Stash { shift: shifts[k], bytes: program.stashes[k], slots: schedule.slots[k] },
+            _ => Stash::default(),
+        };
+        program.buffers.iter().map(of).collect()
+    }
+
+    /// What to add to an offset for a microbatch.
+    fn slot(self, microbatch: u32) -> u64 {
+        self.shift + u64::from(microbatch % self.slots) * self.bytes
+    }
+}
+
 /// What a rank's commands mean: what is the same for all of its streams.
 pub struct Frame<'a> {
     pub job: &'a Job,
@@ -91,6 +122,8 @@ pub struct Frame<'a> {
     pub stage: &'a Stage,
     /// Members, per group of the program.
     groups: Vec<Vec<u64>>,
+    /// Of each buffer.
+    stashes: Vec<Stash>,
 }
 
 impl<'a> Frame<'a> {
@@ -98,7 +131,8 @@ impl<'a> Frame<'a> {
     pub fn new(job: &'a Job, rank: u64) -> Frame<'a> {
         let stage = &job.stages[job.mesh.stage(rank) as usize];
         let program = &job.programs[stage.program as usize];
-        Frame { job, rank, program, stage, groups: program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect() }
+        let groups = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
+        Frame { job, rank, program, stage, groups, stashes: Stash::of_buffers(program, &stage.schedule) }
     }
 
     /// The rank's coordinates in a call.
@@ -111,7 +145,7 @@ impl<'a> Frame<'a> {
     fn start(&self, call: &Call, buffer: BufferId) -> Location {
         let held = &self.program.buffers[buffer.index()];
         let slot = match held.arena {
-            Arena::Stash => u64::from(call.microbatch % self.stage.schedule.slots.max(1)) * self.program.arena_bytes[1],
+            Arena::Stash => self.stashes[buffer.index()].slot(call.microbatch),
             Arena::Persistent | Arena::Temporary => 0,
         };
         Location { arena: held.arena, byte: slot + held.offset }
@@ -492,11 +526,12 @@ pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
     }
 }
 
-/// Bytes of the arenas of a rank, the stash with all its slots; in the order of [`Arena::ALL`].
+/// Bytes of the arenas of a rank, the stashes with all their slots; in the order of [`Arena::ALL`].
 pub fn arena_bytes(job: &Job, rank: u64) -> [u64; 3] {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
-    let [persistent, stash, temporary] = job.programs[stage.program as usize].arena_bytes;
-    [persistent, stash * u64::from(stage.schedule.slots.max(1)), temporary]
+    let program = &job.programs[stage.program as usize];
+    let [persistent, _, temporary] = program.arena_bytes;
+    [persistent, program.stashes.iter().zip(&stage.schedule.slots).map(|(bytes, slots)| bytes * u64::from(*slots)).sum(), temporary]
 }
 
 /// The rank `hops` stages on from a rank.

@@ -188,6 +188,9 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
+        Schedule::ZbH1 => "zb-h1",
+        Schedule::ZbV => "zb-v",
+        Schedule::Given(_) => panic!("a schedule of its own needs a file"),
     };
     let cp_comm = match cp_comm {
         CpComm::Ring => "p2p",

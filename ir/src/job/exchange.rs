@@ -193,7 +193,8 @@ pub struct Play<'a> {
     players: Vec<Player<'a>>,
     keys: Vec<Key>,
     meetings: HashMap<usize, Meeting>,
-    mail: HashMap<Route, VecDeque<(Message, Site)>>,
+    /// With the microbatch of the call that sent it.
+    mail: HashMap<Route, VecDeque<(Message, u32, Site)>>,
     /// Messages that a mailbox takes.
     in_flight: usize,
     phase: Phase,
@@ -270,19 +271,21 @@ impl<'a> Play<'a> {
         match event {
             Event::Send { hops, channel, message } => {
                 let to = self.peer(s, hops)?;
-                let site = self.site(s);
+                let (site, microbatch) = (self.site(s), self.microbatch(s));
                 let letters = self.mail.entry((s, to, channel)).or_default();
                 if letters.len() >= self.in_flight {
                     return Ok(false);
                 }
-                letters.push_back((message, site));
+                letters.push_back((message, microbatch, site));
                 ready.push(to);
             }
             Event::Recv { hops, channel, message } => {
                 let from = self.peer(s, hops)?;
-                let Some((sent, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
+                let Some((sent, microbatch, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
                 let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
                 ensure(sent == message, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                let what = || format!("stage {from} sends what it has of microbatch {microbatch}");
+                ensure(microbatch == self.microbatch(s), what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
                 self.matches.message(site, self.site(s));
                 ready.push(from);
             }
@@ -321,6 +324,12 @@ impl<'a> Play<'a> {
         let p = &self.players[s];
         let body = self.phase.calls(p.schedule)[p.call].body.index();
         (s, body, p.events.0[body][p.event].0)
+    }
+
+    /// The microbatch for which a stage runs its call.
+    fn microbatch(&self, s: usize) -> u32 {
+        let p = &self.players[s];
+        self.phase.calls(p.schedule)[p.call].microbatch
     }
 
     fn peer(&self, s: usize, hops: i64) -> Result<usize, JobError> {

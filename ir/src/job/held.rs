@@ -16,6 +16,9 @@ const MOST: u64 = 1 << 48;
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
     let [mut persistent, mut stash] = [Live::default(), Live::default()];
+    let whole = program.stashes.iter().try_fold(0u64, |n, bytes| n.checked_add(*bytes));
+    let divided = whole == Some(program.arena_bytes[Arena::Stash as usize]) && program.stashes.iter().all(|b| b.is_multiple_of(ALIGN));
+    ensure(divided, || format!("its stashes do not divide the stash arena, at multiples of {ALIGN}")).map_err(|e| at.error(e))?;
     for (k, buffer) in program.buffers.iter().enumerate() {
         let fail = |what: String| at.error(format!("buffer `{}`: {what}", buffer.name));
         let size = program.arena_bytes[buffer.arena as usize];
@@ -25,6 +28,8 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
         ensure(end.is_some_and(|e| e <= size), || format!("it does not lie within the {} arena's {size} bytes", buffer.arena.name()))
             .map_err(fail)?;
         ensure(buffer.offset.is_multiple_of(ALIGN), || format!("its offset {} is not a multiple of {ALIGN}", buffer.offset)).map_err(fail)?;
+        let apart = buffer.arena != Arena::Stash || program.stash(buffer).is_some();
+        ensure(apart, || "it lies in no one stash".into()).map_err(fail)?;
         let id = BufferId(k as u32);
         let taken = match buffer.arena {
             _ if buffer.bytes() == 0 => Ok(()),

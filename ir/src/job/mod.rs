@@ -13,9 +13,9 @@
 //!   microbatches) together have every element once; every parameter slot of a stage is filled, and has one buffer.
 //!
 //! **Invariants of memory** (each rank):
-//! - Buffers of the persistent arena never overlap, nor do those of a slot of the stash, nor temporary buffers between the
+//! - Buffers of the persistent arena never overlap, nor do those of a stash, which lie in one, nor temporary buffers between the
 //!   first and last commands of a call that touch them.
-//! - Nothing is read before it is written: temporary buffers in the same call, the stash by calls for the same microbatch to
+//! - Nothing is read before it is written: temporary buffers in the same call, stashes by calls for the same microbatch to
 //!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
 //! - Nothing is written twice: an element once per call in temporary buffers and the stash, once per step elsewhere. So a dropped,
 //!   repeated or misplaced command shows.
@@ -32,7 +32,7 @@
 //! **Invariants of communication** (all ranks together):
 //! - Members of groups exist and agree on each other.
 //! - Members of a group issue the same collectives in the same order, of one kind, dtype and count. Every send meets
-//!   its receive: in order per sender, receiver and channel, of one dtype and count. No phase leaves a message behind.
+//!   its receive: in order per sender, receiver and channel, of one dtype, count and microbatch. No phase leaves a message behind.
 //! - No rank waits forever, with [`Job::in_flight`] messages under way per sender, receiver and channel.
 //!
 //! The last three are shown by playing one rank per stage. **Lemma**: if these come to their end, all ranks do. Ranks of a stage

@@ -22,9 +22,13 @@ type Moment = (usize, usize);
 /// # Errors
 /// The first call, buffer or report that is wrong.
 pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
-    ensure(schedule.slots > 0, || "the stash has no slot".into()).map_err(|e| at.error(e))?;
-    ensure(u64::from(schedule.slots) <= job.microbatches, || format!("{} slots for {} microbatches", schedule.slots, job.microbatches))
+    let stashes = program.stashes.len();
+    ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
         .map_err(|e| at.error(e))?;
+    for slots in &schedule.slots {
+        ensure(*slots > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
+        ensure(u64::from(*slots) <= job.microbatches, || format!("{slots} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
+    }
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());
@@ -46,8 +50,8 @@ pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Su
 /// Whether bodies of a kind are called in a phase.
 fn belongs(kind: BodyKind, phase: Phase) -> bool {
     match kind {
-        BodyKind::Prologue | BodyKind::Forward | BodyKind::Reduce => phase != Phase::Update,
-        BodyKind::Backward => phase == Phase::Train,
+        BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce => phase != Phase::Update,
+        BodyKind::Backward(_) | BodyKind::Weight(_) => phase == Phase::Train,
         BodyKind::Update => phase == Phase::Update,
     }
 }
@@ -65,10 +69,17 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
         ensure(belongs(body.kind, phase), || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
         seen[b].resize(m, false);
         ensure(!seen[b][k], || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
-        if body.kind == BodyKind::Backward {
-            let forward = program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == BodyKind::Forward && s.get(k) == Some(&true));
-            ensure(forward, || format!("`{}` comes before the forward pass of microbatch {k}", body.name)).map_err(fail)?;
+        let done = |kind: BodyKind| program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == kind && s.get(k) == Some(&true));
+        match body.kind {
+            BodyKind::Backward(l) => {
+                ensure(done(BodyKind::Forward(l)), || format!("`{}` comes before the forward pass of microbatch {k}", body.name))
+            }
+            BodyKind::Weight(l) => {
+                ensure(done(BodyKind::Backward(l)), || format!("`{}` comes before the backward pass of microbatch {k}", body.name))
+            }
+            BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce | BodyKind::Update => Ok(()),
         }
+        .map_err(fail)?;
         seen[b][k] = true;
         let u = uses[b].get_or_insert(Use { count: 0, first: c, last: c });
         (u.count, u.last) = (u.count + 1, c);
@@ -76,7 +87,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
     for ((body, summary), u) in program.bodies.iter().zip(bodies).zip(&uses) {
         let Some(u) = u else { continue };
         let right = match body.kind {
-            BodyKind::Forward | BodyKind::Backward => u.count == m,
+            BodyKind::Forward(_) | BodyKind::Backward(_) | BodyKind::Weight(_) => u.count == m,
             BodyKind::Prologue => u.count == m || u.count == 1 && summary.per_microbatch.is_none(),
             BodyKind::Reduce | BodyKind::Update => u.count == 1 && (m == 1 || summary.per_microbatch.is_none()),
         };
@@ -85,7 +96,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
     Ok(uses)
 }
 
-/// Each slot of the stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
+/// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
 /// microbatch last had the slot.
 fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
     let calls = phase.calls(schedule);
@@ -108,11 +119,12 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             }
         }
     }
-    // Per body: whether it uses the stash, and the writers of what it reads with a buffer each.
-    let mut needs: BTreeMap<usize, BTreeMap<usize, (BufferId, usize)>> = BTreeMap::new();
-    for &b in called.iter().filter(|b| of(**b).next().is_some()) {
-        let all = needs.entry(b).or_default();
+    // Per body and stash that it uses: the writers of what it reads there, with a buffer each.
+    let mut needs: BTreeMap<usize, BTreeMap<usize, BTreeMap<usize, (BufferId, usize)>>> = BTreeMap::new();
+    for &b in &called {
         for (id, touch) in of(b) {
+            let Some((stash, _)) = program.stash(&program.buffers[id.index()]) else { continue };
+            let all = needs.entry(b).or_default().entry(stash).or_default();
             let Some(k) = touch.need else { continue };
             let from = writer.get(id).ok_or_else(|| {
                 at.of(&program.bodies[b].name)
@@ -122,30 +134,29 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             all.entry(*from).or_insert((*id, k));
         }
     }
-    let mut slots: Vec<(u32, Vec<usize>)> = vec![(0, vec![]); schedule.slots as usize];
+    let mut stashes: Vec<Vec<(u32, Vec<usize>)>> = schedule.slots.iter().map(|n| vec![(0, vec![]); *n as usize]).collect();
     for call in calls {
         let b = call.body.index();
-        let Some(needs) = needs.get(&b) else { continue };
-        let (owner, ran) = &mut slots[(call.microbatch % schedule.slots) as usize];
-        if *owner != call.microbatch {
-            let before = std::mem::replace(owner, call.microbatch);
-            if let Some((id, k)) = needs.values().next() {
-                let what = format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", program.buffers[id.index()].name);
-                return Err(at
-                    .of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch))
-                    .command(*k, &program.bodies[b].commands[*k])
-                    .error(what));
+        for (stash, needs) in needs.get(&b).into_iter().flatten() {
+            let slots = &mut stashes[*stash];
+            let k = call.microbatch as usize % slots.len();
+            let (owner, ran) = &mut slots[k];
+            let error = |k: usize, what: String| {
+                at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
+            };
+            let name = |id: &BufferId| &program.buffers[id.index()].name;
+            if *owner != call.microbatch {
+                let before = std::mem::replace(owner, call.microbatch);
+                if let Some((id, k)) = needs.values().next() {
+                    return Err(error(*k, format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", name(id))));
+                }
+                ran.clear();
             }
-            ran.clear();
+            if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
+                return Err(error(*k, format!("it reads buffer `{}` before that is written", name(id))));
+            }
+            ran.push(b);
         }
-        if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
-            let what = format!("it reads buffer `{}` before that is written", program.buffers[id.index()].name);
-            return Err(at
-                .of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch))
-                .command(*k, &program.bodies[b].commands[*k])
-                .error(what));
-        }
-        ran.push(b);
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ type Streams = u8;
 /// Per stream, a moment; 0 is before its first command.
 type Clock = [u32; STREAMS];
 
-/// Bytes `from..to` of an arena (of a slot, for the stash).
+/// Bytes `from..to` of an arena (of one slot of each stash, there).
 #[derive(Clone, Copy, Debug)]
 struct Bytes {
     arena: Arena,
@@ -70,13 +70,30 @@ struct Cell {
     read: Clock,
 }
 
-/// Cells `from..to` that a command touches. Those of the stash count from the first of a slot.
+/// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
 #[derive(Clone, Copy)]
 struct Touch {
-    arena: Arena,
+    place: Home,
     from: usize,
     to: usize,
     writes: bool,
+}
+
+/// Where cells are.
+#[derive(Clone, Copy)]
+enum Home {
+    Persistent,
+    /// In the microbatch's slot of this stash.
+    Stash(usize),
+    Temporary,
+}
+
+/// The cells of a stash: where slot 0 begins, how many a slot has, how many slots there are.
+#[derive(Clone, Copy)]
+struct Slots {
+    first: usize,
+    cells: usize,
+    slots: usize,
 }
 
 enum Act {
@@ -127,22 +144,24 @@ impl State {
     }
 }
 
-/// One program with a number of stash slots.
+/// One program with numbers of stash slots.
 struct Order<'a> {
     program: &'a Program,
     /// Per body, its commands.
     bodies: Vec<Vec<(usize, Act)>>,
-    /// Cells of the persistent arena, of one slot of the stash, of the temporary arena.
-    cells: [usize; 3],
+    stashes: Vec<Slots>,
+    /// Per body, the stashes that it touches.
+    touched: Vec<BTreeSet<usize>>,
+    /// The first cell of the temporary arena, after the persistent one's and the stashes'.
+    temporary: usize,
     /// Per cell, slots told apart, the streams that touch it.
     users: Vec<Streams>,
     /// Per event, the streams that wait for it.
     waiters: Vec<Streams>,
-    slots: usize,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
-    /// Per state, body and slot: the state after the call.
-    after: HashMap<(usize, usize, usize), usize>,
+    /// Per state, body and slots of the stashes that it touches: the state after the call.
+    after: HashMap<(usize, usize, Vec<usize>), usize>,
 }
 
 /// Checks the invariants of the module's documentation for the program of a stage, given what its bodies touch.
@@ -151,7 +170,7 @@ struct Order<'a> {
 /// The first command that does not keep to them.
 pub fn check(mesh: &Mesh, program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &At) -> Result<(), JobError> {
     queues(mesh, program, at)?;
-    Order::new(program, schedule.slots as usize, traces).steps(schedule, at)
+    Order::new(program, &schedule.slots, traces).steps(schedule, at)
 }
 
 /// Who may be on which stream.
@@ -194,7 +213,7 @@ fn queues(mesh: &Mesh, program: &Program, at: &At) -> Result<(), JobError> {
 }
 
 impl<'a> Order<'a> {
-    fn new(program: &'a Program, slots: usize, traces: &[Trace]) -> Order<'a> {
+    fn new(program: &'a Program, slots: &[u32], traces: &[Trace]) -> Order<'a> {
         let mut cuts: [Vec<u64>; 3] = Default::default();
         for bytes in traces.iter().flat_map(|t| &t.0).flatten() {
             cuts[bytes.arena as usize].extend([bytes.from, bytes.to]);
@@ -215,22 +234,42 @@ impl<'a> Order<'a> {
             }
         }
         let shared = |(streams, written): &(Streams, bool)| *written && streams.count_ones() > 1;
-        // Cells before each cut.
+        // Cells before each cut, and before the end.
         let before = users.each_ref().map(|list| {
-            let mut count = 0;
-            let before = list.iter().map(|u| {
-                count += usize::from(shared(u));
-                count - usize::from(shared(u))
-            });
-            before.collect::<Vec<usize>>()
+            let mut before = vec![0];
+            before.extend(list.iter().scan(0, |count, u| {
+                *count += usize::from(shared(u));
+                Some(*count)
+            }));
+            before
         });
-        let touch = |b: &Bytes| {
-            let cell = |byte: u64| before[b.arena as usize][at(b, byte)];
-            Touch { arena: b.arena, from: cell(b.from), to: cell(b.to), writes: b.writes }
-        };
         let users: [Vec<Streams>; 3] = users.each_ref().map(|list| list.iter().filter(|u| shared(u)).map(|u| u.0).collect());
-        let cells = users.each_ref().map(Vec::len);
-        let users = [users[0].clone(), users[1].repeat(slots), users[2].clone()].concat();
+        let cell = |arena: Arena, byte: u64| before[arena as usize][cuts[arena as usize].partition_point(|c| *c < byte)];
+        // Of each stash: its end among the arena's bytes, its first cell among the arena's.
+        let (mut ends, mut begins, mut stashes) = (vec![], vec![], vec![]);
+        let mut of_cells = users[0].clone();
+        for (bytes, slots) in program.stashes.iter().zip(slots) {
+            let begin = ends.last().copied().unwrap_or(0);
+            let (end, slots) = (begin + bytes, *slots as usize);
+            let (from, to) = (cell(Arena::Stash, begin), cell(Arena::Stash, end));
+            stashes.push(Slots { first: of_cells.len(), cells: to - from, slots });
+            of_cells.extend(users[1][from..to].repeat(slots));
+            begins.push(from);
+            ends.push(end);
+        }
+        let temporary = of_cells.len();
+        of_cells.extend(&users[2]);
+        let touch = |b: &Bytes| {
+            let (place, begin) = match b.arena {
+                Arena::Persistent => (Home::Persistent, 0),
+                Arena::Stash => {
+                    let k = ends.partition_point(|end| *end <= b.from);
+                    (Home::Stash(k), begins[k])
+                }
+                Arena::Temporary => (Home::Temporary, 0),
+            };
+            Touch { place, from: cell(b.arena, b.from) - begin, to: cell(b.arena, b.to) - begin, writes: b.writes }
+        };
         let mut events: BTreeMap<u32, usize> = BTreeMap::new();
         let mut event = |event: u32| {
             let next = events.len();
@@ -259,7 +298,18 @@ impl<'a> Order<'a> {
                 waiters[*e] |= 1 << s;
             }
         }
-        Order { program, bodies, cells, users, waiters, slots, states: vec![], numbers: HashMap::new(), after: HashMap::new() }
+        Order {
+            program,
+            touched: bodies.iter().map(|acts| stashes_of(acts)).collect(),
+            bodies,
+            stashes,
+            temporary,
+            users: of_cells,
+            waiters,
+            states: vec![],
+            numbers: HashMap::new(),
+            after: HashMap::new(),
+        }
     }
 
     fn number(&mut self, state: State) -> usize {
@@ -294,14 +344,15 @@ impl<'a> Order<'a> {
     fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &At) -> Result<usize, JobError> {
         let mut now = from;
         for (c, call) in phase.calls(schedule).iter().enumerate() {
-            let (body, slot) = (call.body.index(), call.microbatch as usize % self.slots);
-            if let Some(next) = self.after.get(&(now, body, slot)) {
+            let (body, microbatch) = (call.body.index(), call.microbatch as usize);
+            let key = (now, body, self.touched[body].iter().map(|s| microbatch % self.stashes[*s].slots).collect());
+            if let Some(next) = self.after.get(&key) {
                 now = *next;
                 continue;
             }
             let mut state = State::clone(&self.states[now]);
             for k in 0..self.bodies[body].len() {
-                self.step(&mut state, body, k, slot).map_err(|race| {
+                self.step(&mut state, body, k, microbatch).map_err(|race| {
                     let body = &self.program.bodies[body];
                     let here = at.of(phase.name()).of(&format!("{} microbatch {}", body.name, call.microbatch)).command(k, &body.commands[k]);
                     here.error(self.explain(&race, phase.calls(schedule), c, k))
@@ -309,24 +360,26 @@ impl<'a> Order<'a> {
             }
             state.normalise(&self.users, &self.waiters);
             let next = self.number(state);
-            self.after.insert((now, body, slot), next);
+            self.after.insert(key, next);
             now = next;
         }
         Ok(now)
     }
 
-    /// The cells of a touch.
-    fn range(&self, touch: &Touch, slot: usize) -> std::ops::Range<usize> {
-        let [persistent, stash, _] = self.cells;
-        let first = match touch.arena {
-            Arena::Persistent => 0,
-            Arena::Stash => persistent + slot * stash,
-            Arena::Temporary => persistent + stash * self.slots,
+    /// The cells of a touch by a call for a microbatch.
+    fn range(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
+        let first = match touch.place {
+            Home::Persistent => 0,
+            Home::Stash(k) => {
+                let Slots { first, cells, slots } = self.stashes[k];
+                first + microbatch % slots * cells
+            }
+            Home::Temporary => self.temporary,
         };
         first + touch.from..first + touch.to
     }
 
-    fn step(&self, state: &mut State, body: usize, k: usize, slot: usize) -> Result<(), Race> {
+    fn step(&self, state: &mut State, body: usize, k: usize, microbatch: usize) -> Result<(), Race> {
         let (s, act) = &self.bodies[body][k];
         let s = *s;
         match act {
@@ -339,7 +392,7 @@ impl<'a> Order<'a> {
                 state.clocks[s][s] += 1;
                 let clock = state.clocks[s];
                 for touch in touches {
-                    for c in self.range(touch, slot) {
+                    for c in self.range(touch, microbatch) {
                         let cell = &mut state.cells[c];
                         let race = |stream: usize, wrote: bool| Race { stream, wrote, cell: c };
                         let (writer, moment) = cell.written;
@@ -366,9 +419,9 @@ impl<'a> Order<'a> {
         let stream = Stream::ALL[race.stream].name();
         let verb = if race.wrote { "writes" } else { "reads" };
         for (c, call) in calls[..=now].iter().enumerate().rev() {
-            let (body, slot) = (&self.program.bodies[call.body.index()], call.microbatch as usize % self.slots);
+            let (body, microbatch) = (&self.program.bodies[call.body.index()], call.microbatch as usize);
             let acts = &self.bodies[call.body.index()];
-            let same = |touch: &Touch| touch.writes == race.wrote && self.range(touch, slot).contains(&race.cell);
+            let same = |touch: &Touch| touch.writes == race.wrote && self.range(touch, microbatch).contains(&race.cell);
             let other = acts[..if c == now { k } else { acts.len() }].iter().rposition(|(s, act)| match act {
                 Act::Touch(touches) => *s == race.stream && touches.iter().any(same),
                 Act::Record(_) | Act::Wait(_) => false,
@@ -380,6 +433,12 @@ impl<'a> Order<'a> {
         }
         format!("nothing orders it after what stream {stream} does in an earlier phase, which {verb} the same memory")
     }
+}
+
+/// The stashes that a body touches.
+fn stashes_of(acts: &[(usize, Act)]) -> BTreeSet<usize> {
+    let touches = acts.iter().filter_map(|(_, act)| if let Act::Touch(touches) = act { Some(touches) } else { None });
+    touches.flatten().filter_map(|t| if let Home::Stash(k) = t.place { Some(k) } else { None }).collect()
 }
 
 /// A cell that a stream may still be reading or writing.
@@ -397,7 +456,7 @@ pub fn distinct_calls(job: &crate::program::Job, stage: usize) -> usize {
     let program = &job.programs[*program as usize];
     let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
     let class = super::check_bodies(job, program, &kernels, &at).expect("a sound program");
-    let mut order = Order::new(program, schedule.slots as usize, &class.traces);
+    let mut order = Order::new(program, &schedule.slots, &class.traces);
     order.steps(schedule, &at).expect("no races");
     order.after.len()
 }

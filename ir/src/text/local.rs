@@ -9,6 +9,22 @@ use crate::graph::Value;
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::sharded::Sharding;
 
+/// One of each kind; none begins with another's name that comes before it.
+const CHUNKS: [Chunk; 7] =
+    [Chunk::PrologueReduce, Chunk::Prologue, Chunk::Forward(0), Chunk::Backward(0), Chunk::Weight(0), Chunk::Reduce, Chunk::Update];
+
+/// ` stage 1`: the number of a virtual stage, unless it is the first.
+fn chunk_number(io: &mut Io, chunk: &mut Chunk) -> Result {
+    match chunk {
+        Chunk::Forward(l) | Chunk::Backward(l) | Chunk::Weight(l) => virtual_stage(io, l),
+        Chunk::Prologue | Chunk::PrologueReduce | Chunk::Reduce | Chunk::Update => Ok(()),
+    }
+}
+
+pub(super) fn virtual_stage(io: &mut Io, l: &mut u32) -> Result {
+    io.or(l, 0, " stage ", Io::number)
+}
+
 struct Notes<'a> {
     chunk: Option<Chunk>,
     chunks: &'a mut Vec<Chunk>,
@@ -21,17 +37,21 @@ impl Beside for Notes<'_> {
     /// A heading `forward:` wherever the chunk changes; nodes keep their order.
     fn before(&mut self, io: &mut Io, i: usize) -> Result {
         if io.reading() {
-            for chunk in Chunk::ALL {
-                if io.line_if(true, &format!("{}:", chunk.name())) {
+            for mut chunk in CHUNKS {
+                if io.line_if(true, chunk.name()) {
+                    chunk_number(io, &mut chunk)?;
+                    io.lit(":")?;
                     self.chunk = Some(chunk);
                 }
             }
             return Ok(());
         }
-        let chunk = *entry(self.chunks, i, Chunk::Forward);
+        let mut chunk = *entry(self.chunks, i, Chunk::Forward(0));
         if self.chunk != Some(chunk) {
             self.chunk = Some(chunk);
-            io.line(&format!("{}:", chunk.name()))?;
+            io.line(chunk.name())?;
+            chunk_number(io, &mut chunk)?;
+            io.lit(":")?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::graph::{feed, init, numbered_rows};
 use super::io::{Io, Result};
 use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
-use super::local::indices;
+use super::local::{indices, virtual_stage};
 use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_zag};
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
@@ -21,7 +21,7 @@ use crate::program::{
 const MOST_CALLS: u32 = 1 << 20;
 
 pub(super) fn blank_program() -> Program {
-    Program { buffers: vec![], arena_bytes: [0; 3], groups: vec![], bodies: vec![] }
+    Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], bodies: vec![] }
 }
 
 /// A program, given the mesh.
@@ -31,6 +31,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         io.line(&format!("arena {} bytes ", arena.name()))?;
         io.number(bytes)?;
     }
+    io.rows(&mut p.stashes, 0, "stash bytes ", |io, _, bytes| io.number(bytes))?;
     io.buffers = Labels::of(p.buffers.iter().map(|b| b.name.as_str()));
     let blank = Buffer {
         name: String::new(),
@@ -48,11 +49,15 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         io.option(&mut g.stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))
     })?;
     io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
-    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward, commands: vec![] }, "body ", |io, i, b| {
+    io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![] }, "body ", |io, i, b| {
         declare(io, |io| &mut io.bodies, i, &mut b.name)?;
-        let kinds = [BodyKind::Prologue, BodyKind::Forward, BodyKind::Backward, BodyKind::Reduce, BodyKind::Update];
+        let kinds = [BodyKind::Prologue, BodyKind::Forward(0), BodyKind::Backward(0), BodyKind::Weight(0), BodyKind::Reduce, BodyKind::Update];
         io.lit(" kind ")?;
         io.variant(&mut b.kind, "a kind of body", &kinds.map(|k| (k.name(), k)))?;
+        match &mut b.kind {
+            BodyKind::Forward(l) | BodyKind::Backward(l) | BodyKind::Weight(l) => virtual_stage(io, l)?,
+            BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => {}
+        }
         let blank = Command { stream: Stream::Compute, action: Action::Record { event: 0 }, origin: blank_origin(), reason: None };
         io.rows(&mut b.commands, blank, "  ", |io, _, c| command(io, c))
     })?;
@@ -205,7 +210,7 @@ fn transfer(io: &mut Io, count: &mut u64, t: &mut DType) -> Result {
 
 /// A stage's schedule, given the labels of its program's bodies.
 pub(super) fn schedule(io: &mut Io, s: &mut CallSchedule) -> Result {
-    io.with(" slots ", &mut s.slots, Io::number)?;
+    io.with(" slots ", &mut s.slots, |io, s| io.list(s, 0, Io::number))?;
     for (list, words) in [(&mut s.train, "train:"), (&mut s.update, "update:"), (&mut s.eval, "eval:")] {
         io.line(words)?;
         calls(io, list)?;

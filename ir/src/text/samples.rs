@@ -209,7 +209,7 @@ pub fn local() -> Local {
         stages: vec![(0, vec![0, 2]), (1, vec![1, 3])],
         body,
         params: vec![LocalParam { index: vec![IndexMap::whole(8)], states: 2 }],
-        chunks: vec![Chunk::Forward, Chunk::Forward, Chunk::Forward, Chunk::Backward, Chunk::Reduce],
+        chunks: vec![Chunk::Forward(0), Chunk::Forward(0), Chunk::Forward(1), Chunk::Backward(1), Chunk::Reduce],
         accumulate: vec![false, false, false, true, false],
         source: vec![
             None,
@@ -263,11 +263,12 @@ pub fn program() -> Program {
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
         ],
         arena_bytes: [192, 128, 64],
+        stashes: vec![64, 64],
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
         bodies: vec![
             body(
                 "forward",
-                BodyKind::Forward,
+                BodyKind::Forward(0),
                 vec![
                     command(Action::Load { input: 0, dst: x, index }),
                     command(Action::Launch {
@@ -293,7 +294,7 @@ pub fn program() -> Program {
             ),
             body(
                 "backward",
-                BodyKind::Backward,
+                BodyKind::Backward(1),
                 vec![
                     command(Action::Recv { hops: -1, channel: Channel(2), dtype: DType::F32, count: 8, dst: Place::start(x) }),
                     command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
@@ -311,7 +312,7 @@ pub fn program() -> Program {
 pub fn schedule() -> CallSchedule {
     let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
     CallSchedule {
-        slots: 2,
+        slots: vec![2, 1],
         train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
         update: calls(&[(3, 0), (3, 0)]),
         eval: calls(&[(0, u32::MAX), (0, 0)]),

@@ -298,8 +298,9 @@ fn a_local_graph_in_text() {
         forward:
           %0 = input 0 : f32[batch/mb*dp, hidden]  // forward
           %1 = param 0 : f32[hidden]  // forward
+        forward stage 1:
           %2 = all_gather %1 over tp.0 part part : f32[part, hidden] holds %2 {}  // forward because "w is needed whole"
-        backward:
+        backward stage 1:
           %3 = reduce_sum %0 over [batch/mb*dp] : f32[hidden] accumulate holds %3 {sum(mb), d0:dp}  // backward layers.3 layer 3 @0:23:11+6
         reduce:
           %4 = all_reduce.sum %3 over dp : f32[hidden]  // backward layers.3 layer 3 @0:23:11+6 because "the gradient of w is a sum over dp"
@@ -334,6 +335,8 @@ fn a_program_in_text() {
         arena persistent bytes 192
         arena stash bytes 128
         arena temporary bytes 64
+        stash bytes 64
+        stash bytes 64
         buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 bytes 64 holds param 0 index [[2] + 2*dp, [8]]
         buffer x : f32[batch/dp=2, hidden=8] in stash @64 bytes 64 holds activation  // forward x layer 3 @0:23:11+6
         buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 bytes 64 holds accumulator
@@ -347,7 +350,7 @@ fn a_program_in_text() {
           compute record 0  // forward layers.3.proj layer 3 @0:23:11+6
           tensor collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
           compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
-        body backward kind backward
+        body backward kind backward stage 1
           compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
           compute send hops 1 channel 0 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
           compute fill "rope table" with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
@@ -355,7 +358,7 @@ fn a_program_in_text() {
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue
-        stage 1 slots 2
+        stage 1 slots [2, 1]
         train:
           "" 0
           forward 0..3

@@ -8,6 +8,7 @@ use super::JobView;
 use super::emit::Emitter;
 use ir::dim::Dim;
 use ir::graph::{Phase, Type, Value};
+use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{Channel, DType, Op};
 use ir::sharded::Placement;
@@ -22,12 +23,12 @@ pub(super) struct Message {
 const WHY: &str = "crosses from stage to stage";
 
 impl JobView<'_> {
-    /// What goes from a stage to another one in a phase, in the order in which it is sent.
+    /// What goes from a virtual stage to one of another stage in a phase, in the order in which it is sent.
     pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Message> {
         let body = &self.s.graph.body;
         let mut out: BTreeMap<(DType, Vec<SubAxis>), Vec<Value>> = BTreeMap::new();
         for v in body.values() {
-            if self.stage[v.index()] == Some(from) && body[v].origin.phase == phase && self.transfers[v.index()].contains(&to) {
+            if self.virtual_stage[v.index()] == Some(from) && body[v].origin.phase == phase && self.transfers[v.index()].contains(&to) {
                 let split = self.s.mesh.ids().filter(|u| self.s.sharding(v)[*u] != Placement::Replicated).collect();
                 out.entry((body[v].ty.dtype, split)).or_default().push(v);
             }
@@ -35,29 +36,33 @@ impl JobView<'_> {
         let mut out: Vec<Vec<Value>> = out.into_values().collect();
         // The sender sends each when its last value is there.
         out.sort_by_key(|values| values.last().copied());
-        // Each has a channel of its own, so that none waits for another's turn.
+        // Each has a channel of its own, so that none waits for another's turn. Stages that are alike number them alike.
         let direction = u32::from(phase == Phase::Backward);
-        out.into_iter().enumerate().map(|(k, values)| Message { channel: Channel(2 * k as u32 + direction), values }).collect()
+        let border = 2 * self.layout.chunk(from) + direction;
+        let channel = |k: usize| Channel(2 * self.layout.chunks * k as u32 + border);
+        out.into_iter().enumerate().map(|(k, values)| Message { channel: channel(k), values }).collect()
     }
 }
 
 impl Emitter<'_> {
+    /// From the stage of a value to another one.
     fn hops(&self, v: Value, to: u32) -> i64 {
-        let from = self.job.stage[v.index()].expect("invariant: what crosses has a stage");
+        let from = self.job.stage(v).expect("invariant: what crosses has a stage");
         i64::from(to) - i64::from(from)
     }
 
-    pub(super) fn receive(&mut self, message: &Message) {
+    /// Takes values at the start of a chunk of this stage.
+    pub(super) fn receive(&mut self, message: &Message, chunk: Chunk) {
         let job = self.job;
         let values = message.values.as_slice();
         let first = values[0];
-        let (chunk, origin) = (job.chunk[first.index()], &job.s.graph.body[first].origin);
+        let origin = &job.s.graph.body[first].origin;
         let op = Op::Recv { hops: -self.hops(first, self.stage), channel: message.channel };
         if let [v] = values {
             let ty = self.local_type(*v);
             let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
             self.out.reasons[w.index()] = Some(WHY.into());
-            self.map.insert((*v, chunk), w);
+            self.map.insert((*v, job.chunk[v.index()]), w);
             return;
         }
         let types: Vec<Type> = values.iter().map(|v| self.local_type(*v)).collect();
@@ -76,7 +81,7 @@ impl Emitter<'_> {
                 let view = Op::View { from: vec![flat], to: ty.dims.clone() };
                 self.push(view, vec![part], ty, chunk, origin, Some(*v))
             };
-            self.map.insert((*v, chunk), w);
+            self.map.insert((*v, job.chunk[v.index()]), w);
             at += size;
         }
     }
@@ -87,7 +92,7 @@ impl Emitter<'_> {
         let (first, last) = (message.values[0], message.values[message.values.len() - 1]);
         let (chunk, origin) = (job.chunk[last.index()], &job.s.graph.body[last].origin);
         let to = *job.transfers[last.index()].first().expect("invariant: what crosses has a receiver");
-        let op = Op::Send { hops: self.hops(last, to), channel: message.channel };
+        let op = Op::Send { hops: self.hops(last, job.layout.stage(to)), channel: message.channel };
         let values: Vec<Value> = message.values.iter().map(|v| self.get(*v, chunk)).collect();
         let whole = match values.as_slice() {
             [one] => *one,

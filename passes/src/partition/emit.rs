@@ -40,21 +40,13 @@ impl<'a> Emitter<'a> {
     pub(super) fn run(mut self) -> Local {
         let (job, stage) = (self.job, self.stage);
         let body = &job.s.graph.body;
-        for phase in [Phase::Forward, Phase::Backward] {
-            let (before, after) = match phase {
-                Phase::Backward => (Some(stage + 1), stage.checked_sub(1)),
-                Phase::Forward | Phase::Update => (stage.checked_sub(1), Some(stage + 1)),
-            };
-            for message in before.map_or(vec![], |from| job.messages(phase, from, stage)) {
-                self.receive(&message);
-            }
-            let messages = after.map_or(vec![], |to| job.messages(phase, stage, to));
-            for v in body.values().filter(|v| body[*v].origin.phase == phase && job.stage[v.index()] == Some(stage)) {
-                self.emit(v, job.chunk[v.index()]);
-                for message in messages.iter().filter(|m| m.values.last() == Some(&v)) {
-                    self.send(message);
-                }
-            }
+        let own: Vec<u32> = (0..job.layout.virtual_stages()).filter(|g| job.layout.stage(*g) == stage).collect();
+        for g in &own {
+            self.pass(Phase::Forward, *g, g.checked_sub(1), Some(g + 1), &[Chunk::Forward(job.layout.chunk(*g))]);
+        }
+        for g in own.iter().rev() {
+            let chunk = job.layout.chunk(*g);
+            self.pass(Phase::Backward, *g, Some(g + 1), g.checked_sub(1), &[Chunk::Backward(chunk), Chunk::Weight(chunk)]);
         }
         // All stages visit the values of the update in one order, so that sums over stages meet.
         for v in body.values() {
@@ -81,6 +73,25 @@ impl<'a> Emitter<'a> {
         self.out
     }
 
+    /// The chunks of a virtual stage in a phase, between two others.
+    fn pass(&mut self, phase: Phase, virtual_stage: u32, before: Option<u32>, after: Option<u32>, chunks: &[Chunk]) {
+        let job = self.job;
+        let body = &job.s.graph.body;
+        for message in before.map_or(vec![], |from| job.messages(phase, from, virtual_stage)) {
+            self.receive(&message, chunks[0]);
+        }
+        let messages = after.map_or(vec![], |to| job.messages(phase, virtual_stage, to));
+        let here = |v: &Value| body[*v].origin.phase == phase && job.virtual_stage[v.index()] == Some(virtual_stage);
+        for chunk in chunks {
+            for v in body.values().filter(|v| here(v) && job.chunk[v.index()] == *chunk) {
+                self.emit(v, *chunk);
+                for message in messages.iter().filter(|m| m.values.last() == Some(&v)) {
+                    self.send(message);
+                }
+            }
+        }
+    }
+
     /// The local value of `v`, for a user in `chunk`.
     pub(super) fn get(&mut self, v: Value, chunk: Chunk) -> Value {
         let job = self.job;
@@ -92,7 +103,7 @@ impl<'a> Emitter<'a> {
             let members: Vec<u64> = members.iter().map(|s| u64::from(*s)).collect();
             return self.sum_over_stages(v, members);
         }
-        let own = match job.stage[v.index()] {
+        let own = match job.virtual_stage[v.index()] {
             Some(_) => job.chunk[v.index()],
             None if job.prologue[v.index()] => Chunk::PrologueReduce,
             None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
@@ -258,7 +269,7 @@ impl<'a> Emitter<'a> {
         let alone = job.adds_on.get(&(v, usize::MAX));
         let terms: Vec<Value> = match alone {
             Some(on) if *on == self.stage => {
-                let own = if job.stage[v.index()].is_some() { job.chunk[v.index()] } else { chunk };
+                let own = if job.virtual_stage[v.index()].is_some() { job.chunk[v.index()] } else { chunk };
                 let w = match self.map.get(&(v, own)) {
                     Some(w) if own != chunk => *w,
                     _ => {

@@ -20,13 +20,22 @@ use ir::op::{Op, Reshard};
 use ir::sharded::Sharded;
 use std::collections::{BTreeSet, HashMap};
 
+/// When gradients of parameters are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// With those of activations.
+    InBackward,
+    /// In chunks of their own.
+    Apart,
+}
+
 /// The local graphs, one per program class; together they cover every stage once.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
 /// E0632: a value is used on another stage than at the border of layers.
-pub fn partition(s: &Sharded, layout: &Layout) -> Result<Vec<Local>, Vec<Diagnostic>> {
-    let job = JobView::new(s, layout)?;
+pub fn partition(s: &Sharded, layout: &Layout, weights: Weights) -> Result<Vec<Local>, Vec<Diagnostic>> {
+    let job = JobView::new(s, layout, weights)?;
     let mut classes: Vec<Local> = vec![];
     for stage in 0..layout.stages {
         let local = Emitter::new(&job, stage).run();
@@ -63,9 +72,10 @@ fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
 /// What holds for all stages together.
 struct JobView<'a> {
     s: &'a Sharded,
-    stages: u32,
-    /// Stage of values of the forward and backward pass, unless loose.
-    stage: Vec<Option<u32>>,
+    layout: &'a Layout,
+    weights: Weights,
+    /// Virtual stage of values of the forward and backward pass, unless loose.
+    virtual_stage: Vec<Option<u32>>,
     /// Chunk of values: of loose ones that of their user.
     chunk: Vec<Chunk>,
     /// Completions of sums over data, and 16-bit copies of parameters: they run once, before the first microbatch.
@@ -76,13 +86,13 @@ struct JobView<'a> {
     adds_on: HashMap<(Value, usize), u32>,
     /// Stages that compute a value of the update.
     demand: Vec<BTreeSet<u32>>,
-    /// Values that another stage uses in the same chunk: `(from, to)`.
+    /// Virtual stages of other stages that use a value in the pass in which it is made.
     transfers: Vec<BTreeSet<u32>>,
     reports: Vec<(u32, Value)>,
 }
 
 impl<'a> JobView<'a> {
-    fn new(s: &'a Sharded, layout: &Layout) -> Result<JobView<'a>, Vec<Diagnostic>> {
+    fn new(s: &'a Sharded, layout: &'a Layout, weights: Weights) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
         let n = body.nodes.len();
         let mut reports: Vec<(u32, Value)> = vec![];
@@ -97,9 +107,10 @@ impl<'a> JobView<'a> {
         }
         let mut job = JobView {
             s,
-            stages: layout.stages,
-            stage: assign(body, layout),
-            chunk: vec![Chunk::Forward; n],
+            layout,
+            weights,
+            virtual_stage: assign(body, layout),
+            chunk: vec![Chunk::Forward(0); n],
             prologue: vec![false; n],
             stage_sums: HashMap::new(),
             adds_on: HashMap::new(),
@@ -116,7 +127,35 @@ impl<'a> JobView<'a> {
         if errors.is_empty() { Ok(job) } else { Err(errors) }
     }
 
+    /// The stage of a value of the forward and backward pass, unless it is loose.
+    fn stage(&self, v: Value) -> Option<u32> {
+        self.virtual_stage[v.index()].map(|g| self.layout.stage(g))
+    }
+
+    /// The values of the backward pass that are on the way to the gradients of another layer's activations: all others lead to gradients of
+    /// parameters alone, and nothing waits for them before the end of the step.
+    fn on_the_way(&self) -> Vec<bool> {
+        let body = &self.s.graph.body;
+        let users = body.users();
+        let unit = |v: Value| (self.virtual_stage[v.index()], body[v].origin.layer);
+        let mut sunk = vec![false; body.nodes.len()];
+        let mut on_the_way = vec![false; body.nodes.len()];
+        for v in body.values().rev().filter(|v| body[*v].origin.phase == Phase::Backward) {
+            let later = |c: &Value| body[*c].origin.phase == Phase::Update;
+            // A sum of terms of several layers is none's.
+            let sums = matches!(body[v].op, Op::Add | Op::Cast | Op::Reshard { .. });
+            sunk[v.index()] = sums && users[v.index()].iter().all(|(c, _)| later(c) || sunk[c.index()]);
+            let leads = |c: &Value| !later(c) && !sunk[c.index()] && (on_the_way[c.index()] || unit(*c) != unit(v));
+            on_the_way[v.index()] = users[v.index()].iter().any(|(c, _)| leads(c));
+        }
+        on_the_way
+    }
+
     fn chunks(&mut self) -> Vec<Diagnostic> {
+        let on_the_way = match self.weights {
+            Weights::InBackward => vec![true; self.s.graph.body.nodes.len()],
+            Weights::Apart => self.on_the_way(),
+        };
         let body = &self.s.graph.body;
         let mut errors = vec![];
         let mut reported = vec![false; body.nodes.len()];
@@ -135,9 +174,11 @@ impl<'a> JobView<'a> {
         for v in body.values() {
             let node = &body[v];
             params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
+            let chunk = self.virtual_stage[v.index()].map_or(0, |g| self.layout.chunk(g));
             self.chunk[v.index()] = match node.origin.phase {
-                Phase::Forward => Chunk::Forward,
-                Phase::Backward => Chunk::Backward,
+                Phase::Forward => Chunk::Forward(chunk),
+                Phase::Backward if on_the_way[v.index()] => Chunk::Backward(chunk),
+                Phase::Backward => Chunk::Weight(chunk),
                 Phase::Update if reported[v.index()] => Chunk::Reduce,
                 Phase::Update => Chunk::Update,
             };
@@ -169,7 +210,7 @@ impl<'a> JobView<'a> {
     /// Decides for every value of the update which stages compute it, and where values of several stages are summed.
     fn sums_over_stages(&mut self) {
         let body = &self.s.graph.body;
-        let all: BTreeSet<u32> = (0..self.stages).collect();
+        let all: BTreeSet<u32> = (0..self.layout.stages).collect();
         let users = body.users();
         let uses = self.uses();
         // Where a value can be had without communication; none: everywhere.
@@ -177,7 +218,7 @@ impl<'a> JobView<'a> {
         for v in body.values() {
             let node = &body[v];
             let once = node.origin.phase == Phase::Update;
-            origin[v.index()] = match (&node.op, self.stage[v.index()]) {
+            origin[v.index()] = match (&node.op, self.stage(v)) {
                 (_, Some(s)) => Some([s].into()),
                 // What follows from parameters alone is where they are.
                 (Op::Param(p), None) => uses.get(p).cloned(),
@@ -195,15 +236,15 @@ impl<'a> JobView<'a> {
                     }
                 }
             };
-            // The gradient of a parameter that several stages use.
-            if !once && node.op == Op::Add && self.stages > 1 {
-                let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.stage[a.index()]).collect();
+            // The gradient of a parameter that several virtual stages use.
+            if !once && node.op == Op::Add && self.layout.virtual_stages() > 1 {
+                let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.virtual_stage[a.index()]).collect();
                 let in_step = |c: &Value| body[*c].origin.phase == Phase::Update;
                 let sunk =
                     self.s.graph.grads.iter().any(|g| g.1 == v) || !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| in_step(c));
                 if stages.len() > 1 && sunk && node.origin.phase == Phase::Backward {
                     self.stage_sums.insert(v, BTreeSet::new());
-                    self.stage[v.index()] = None;
+                    self.virtual_stage[v.index()] = None;
                     self.chunk[v.index()] = Chunk::Reduce;
                     origin[v.index()] = None;
                 }
@@ -280,20 +321,20 @@ impl<'a> JobView<'a> {
         let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
         for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
             let mut set = std::mem::take(&mut reaches[v.index()]);
-            set.extend(self.stage[v.index()]);
+            set.extend(self.stage(v));
             if let Op::Param(p) = body[v].op {
                 uses.entry(p).or_default().extend(set);
                 continue;
             }
             for a in &body[v].args {
-                if self.stage[a.index()].is_none() {
+                if self.virtual_stage[a.index()].is_none() {
                     reaches[a.index()].extend(&set);
                 }
             }
         }
         uses.retain(|_, stages| !stages.is_empty());
         let mut params: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
-        for v in body.values().filter(|v| self.stage[v.index()].is_none() && body[*v].origin.phase != Phase::Update) {
+        for v in body.values().filter(|v| self.virtual_stage[v.index()].is_none() && body[*v].origin.phase != Phase::Update) {
             let mut of: BTreeSet<u32> = body[v].args.iter().flat_map(|a| params[a.index()].iter().copied()).collect();
             if let Op::Param(p) = body[v].op {
                 of.insert(p);
@@ -307,15 +348,16 @@ impl<'a> JobView<'a> {
         uses
     }
 
-    /// Finds the values that cross from stage to stage within a microbatch.
+    /// Finds the values that cross from stage to stage within a microbatch. From a virtual stage to another one of the same stage nothing
+    /// needs to.
     fn transfers(&mut self) -> Vec<Diagnostic> {
         let body = &self.s.graph.body;
         let mut errors = vec![];
         for v in body.values() {
-            let Some(s) = self.stage[v.index()] else { continue };
+            let Some(s) = self.virtual_stage[v.index()] else { continue };
             for a in &body[v].args {
-                let Some(from) = self.stage[a.index()] else { continue };
-                if from == s {
+                let Some(from) = self.virtual_stage[a.index()] else { continue };
+                if self.layout.stage(from) == self.layout.stage(s) {
                     continue;
                 }
                 let phase = body[v].origin.phase;
@@ -324,7 +366,11 @@ impl<'a> JobView<'a> {
                 if body[*a].origin.phase != phase || !(forward || backward) {
                     let mut e = Diagnostic::error(
                         "E0632",
-                        format!("a value of pipeline stage {from} is used on stage {s}: only what a `repeat` carries can cross from stage to stage"),
+                        format!(
+                            "a value of pipeline stage {} is used on stage {}: only what a `repeat` carries can cross from stage to stage",
+                            self.layout.stage(from),
+                            self.layout.stage(s)
+                        ),
                     );
                     for span in [body[*a].origin.span, body[v].origin.span].into_iter().flatten() {
                         e = e.label(span, "here");

@@ -63,7 +63,7 @@ impl Emitter<'_> {
             };
             alike
                 && other.origin.phase == node.origin.phase
-                && (job.stage[w.index()], job.chunk[w.index()]) == (job.stage[v.index()], job.chunk[v.index()])
+                && (job.virtual_stage[w.index()], job.chunk[w.index()]) == (job.virtual_stage[v.index()], job.chunk[v.index()])
         };
         let results: Vec<Value> = body.values().filter(sibling).collect();
         let ring = Ring { results, subs: self.ring_axes(v), chunk, origin: &node.origin };

@@ -150,8 +150,8 @@ fn shifts(words: &str, chunk: Chunk) -> Vec<(DType, usize, u64)> {
 /// A rank has keys and values of 4 of 16 positions, 32 numbers each. They go 3 steps forward and 3 backward; their gradients go 4.
 #[test]
 fn a_ring_passes_keys_and_values_on() {
-    assert_eq!(shifts("cp4", Chunk::Forward), [(DType::F32, 3, 3 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
-    assert_eq!(shifts("cp4", Chunk::Backward), [(DType::F32, 7, 7 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
+    assert_eq!(shifts("cp4", Chunk::Forward(0)), [(DType::F32, 3, 3 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
+    assert_eq!(shifts("cp4", Chunk::Backward(0)), [(DType::F32, 7, 7 * 2 * 4 * 32), (DType::I32, 3, 3 * 4)]);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn what_a_ring_passes_on_forward_does_not_wait_for_attention() {
         let of = body[v].args.iter().filter_map(|a| follows[a.index()]).max();
         let layer = if matches!(body[v].op, Op::Attention(_)) { body[v].origin.layer } else { None };
         follows[v.index()] = of.max(layer);
-        if matches!(body[v].op, Op::Collective { kind: Collective::Shift, .. }) && local.chunks[v.index()] == Chunk::Forward {
+        if matches!(body[v].op, Op::Collective { kind: Collective::Shift, .. }) && local.chunks[v.index()] == Chunk::Forward(0) {
             assert!(of < body[v].origin.layer, "{v}");
         }
     }

@@ -6,6 +6,7 @@
 //! from layer to layer, so that every sum is exact.
 
 mod blocks;
+mod schedules;
 
 use crate::harness::{Case, Data, Range, Ranges};
 use ir::op::DType;
@@ -71,7 +72,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
     let etp = if dice.chance(50) { Some(divisor(dice, tp)) } else { None };
     let ep = divisor(dice, dp * cp * tp / etp.unwrap_or(tp));
     let micro_batch = dice.pick(&[1, 1, 2]);
-    let microbatches = dice.pick(&[1, 2, 2, 3, 4]);
+    let (schedule, vpp, group, microbatches) = schedules::schedule(dice, pp);
     Case {
         dp,
         cp,
@@ -85,7 +86,9 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
-        schedule: dice.pick(&[Schedule::GPipe, Schedule::OneFOneB]),
+        schedule,
+        vpp,
+        group,
         rows: if dice.chance(40) { Rows::Random(seed) } else { Rows::Rules },
         layout: None,
         seed,
@@ -101,6 +104,16 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         ]),
         precision: dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]),
     }
+}
+
+fn virtual_stages(case: &Case) -> u64 {
+    let chunks = match &case.schedule {
+        Schedule::GPipe | Schedule::OneFOneB => case.vpp.unwrap_or(1),
+        Schedule::ZbH1 => 1,
+        Schedule::ZbV => 2,
+        Schedule::Given(order) => u64::from(order.chunks()),
+    };
+    case.pp * chunks
 }
 
 /// Which dims a stream has beside `hidden`.
@@ -168,7 +181,7 @@ impl Writer {
         };
         let repeats = if dice.chance(25) { 2 } else { 1 };
         let mut layers: Vec<u64> = (0..repeats).map(|_| 1 + dice.below(3)).collect();
-        let short = case.pp.saturating_sub(layers.iter().sum());
+        let short = virtual_stages(&case).saturating_sub(layers.iter().sum());
         layers[0] += short;
         let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
@@ -487,10 +500,11 @@ impl Writer {
         self.line(format!("pp: {};", depths.join(", ")));
         self.line("}");
         let total: u64 = self.layers.iter().sum();
-        if self.case.pp > 1 && total > self.case.pp && self.dice.chance(50) {
-            let mut sizes = vec![1u32; self.case.pp as usize];
-            for _ in self.case.pp..total {
-                let k = self.dice.below(self.case.pp) as usize;
+        let parts = virtual_stages(&self.case);
+        if parts > 1 && total > parts && self.dice.chance(50) {
+            let mut sizes = vec![1u32; parts as usize];
+            for _ in parts..total {
+                let k = self.dice.below(parts) as usize;
                 sizes[k] += 1;
             }
             self.case.layout = Some(sizes);

@@ -56,8 +56,9 @@ pub const DEEPSEEK: (&str, &[(&str, &str)]) = (
     ],
 );
 
-/// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring, unless it says ulysses, gather or
-/// both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together; 1F1B unless it says gpipe.
+/// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
+/// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
+/// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -85,7 +86,11 @@ pub fn case(words: &str) -> Case {
             "selective" => case.recompute = Recompute::Selective,
             "full" => case.recompute = Recompute::Uniform(number() as u32),
             "block" => case.recompute = Recompute::Block(number() as u32),
+            "v" => case.vpp = Some(number()),
+            "group" => case.group = Some(number()),
             "gpipe" => case.schedule = Schedule::GPipe,
+            "zbh" => case.schedule = Schedule::ZbH1,
+            "zbv" => case.schedule = Schedule::ZbV,
             _ => panic!("{word}"),
         }
     }
@@ -160,6 +165,14 @@ fn models_agree_in_sixteen_bits() {
 fn tied_embeddings_agree_across_stages() {
     on(GPT2, &[], &["pp2 m2", "pp4 m4", "tp2 pp2 sp m2", "dp2 pp2 m2"]);
     on(LLAMA, &[("tied", "true")], &["pp4 m2", "tp2 pp2 sp m2"]);
+}
+
+#[test]
+fn every_schedule_computes_the_same() {
+    let cases = ["pp2 v2 m2", "pp2 v2 m5 group3", "pp2 v2 m4 gpipe", "pp2 m3 zbh1", "pp4 m4 zbh1", "zbv m2", "pp2 m1 zbv", "pp2 m4 zbv"];
+    on(GPT2, &[], &cases);
+    on(LLAMA, &[], &["pp2 v2 tp2 sp m4", "dp2 pp2 v2 m2", "pp2 tp2 sp m3 zbh1", "dp2 pp2 m2 zbv", "tp2 sp zbv m2"]);
+    on(LLAMA, &[("tied", "true"), ("layers", "6")], &["pp3 v2 m3", "pp3 m5 zbv", "pp3 m5 zbh1"]);
 }
 
 #[test]

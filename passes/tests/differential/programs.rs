@@ -276,7 +276,9 @@ const KINDS: &[(&str, Mutate)] = &[
     }),
     ("fewer slots", |d, job| {
         let s = schedule(d, job);
-        s.slots = s.slots.checked_sub(1).filter(|n| *n > 0)?;
+        let k = d.below(s.slots.len().max(1));
+        let slots = s.slots.get_mut(k)?;
+        *slots = slots.checked_sub(1).filter(|n| *n > 0)?;
         Some(())
     }),
 ];

@@ -196,9 +196,10 @@ fn temporary_buffers_share_memory_one_after_the_other() {
 fn the_stash_has_a_slot_for_each_microbatch_in_flight() {
     let lost =
         "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
-    refused(|job| job.stages[0].schedule.slots = 1, lost);
-    refused(|job| job.stages[0].schedule.slots = 0, "the stash has no slot");
-    refused(|job| job.stages[0].schedule.slots = 3, "3 slots for 2 microbatches");
+    refused(|job| job.stages[0].schedule.slots[0] = 1, lost);
+    refused(|job| job.stages[0].schedule.slots[0] = 0, "a stash has no slot");
+    refused(|job| job.stages[0].schedule.slots[0] = 3, "3 slots for 2 microbatches");
+    refused(|job| job.stages[0].schedule.slots.push(1), "numbers of slots for 2 of 1 stashes");
 }
 
 #[test]
@@ -207,6 +208,7 @@ fn what_lives_over_steps_is_persistent() {
         let w = buffer(job, 0, "w");
         (w.arena, w.offset) = (Arena::Stash, 64);
         job.programs[0].arena_bytes[1] += 64;
+        job.programs[0].stashes[0] += 64;
     };
     refused(stashed, "buffer `w`: it lives over steps outside of the persistent arena");
 }
@@ -393,6 +395,7 @@ fn every_send_meets_its_receive() {
     };
     refused(hops(1), "stage 1, train, backward microbatch 0, command 1 (send of 4 f32 to 1 stages on, channel 0): there is no stage 1 further on");
     refused(hops(0), "there is no stage 0 further on");
+    refused(|job| job.stages[0].schedule.train[1..3].reverse(), "stage 0 sends what it has of microbatch 1");
 }
 
 #[test]
@@ -401,7 +404,7 @@ fn every_message_is_received() {
         let send = commands(job, 1, "backward")[1].clone();
         commands(job, 1, "backward").push(send);
     };
-    refused(again, "it waits forever");
+    refused(again, "stage 1 sends what it has of microbatch 0");
     let last = |job: &mut Job| {
         let send = commands(job, 1, "backward")[1].clone();
         let mut update = send.clone();
@@ -420,7 +423,7 @@ fn two_stages_do_not_wait_for_each_other() {
     let impatient = |job: &mut Job| {
         job.stages[0].schedule.train.swap(2, 3);
         job.stages[1].schedule.train.swap(2, 3);
-        job.stages[1].schedule.slots = 2;
+        job.stages[1].schedule.slots[0] = 2;
     };
     refused(impatient, expected);
 }

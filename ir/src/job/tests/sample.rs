@@ -170,8 +170,8 @@ fn program(stage: u64) -> Program {
     } else {
         (b.launch(SUM, &["y", "loss"]), vec![b.launch(MUL, &["w", "w", "dy"]), b.send(-1, "dy"), b.launch(MUL_ADD, &["x", "w", "dw"])])
     };
-    b.body("forward", BodyKind::Forward, vec![input(&b, "x"), b.launch(MUL, &["x", "w", "y"]), last]);
-    b.body("backward", BodyKind::Backward, back);
+    b.body("forward", BodyKind::Forward(0), vec![input(&b, "x"), b.launch(MUL, &["x", "w", "y"]), last]);
+    b.body("backward", BodyKind::Backward(0), back);
     let report = |report: u32, b: &Building| Action::Report { report, src: b.at(if report == 0 { "total" } else { "norm" }) };
     b.body(
         "reduce",
@@ -192,11 +192,12 @@ fn program(stage: u64) -> Program {
     if stage == 0 {
         forward.push(b.send(1, "y"));
     }
-    b.body("eval_forward", BodyKind::Forward, forward);
+    b.body("eval_forward", BodyKind::Forward(0), forward);
     b.body("eval_reduce", BodyKind::Reduce, vec![b.collective(sum, 2, 1, "eval_loss", "total"), report(0, &b)]);
     Program {
         buffers: b.buffers,
         arena_bytes: b.sizes,
+        stashes: vec![b.sizes[1]],
         groups: vec![
             Group { subs: vec![DP], stages: None },
             Group { subs: vec![], stages: Some(vec![0, 1]) },
@@ -210,7 +211,7 @@ fn stage(stage: u32) -> Stage {
     let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call { body: BodyId(*body), microbatch: *microbatch }).collect();
     let train = if stage == 0 { [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)] } else { [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)] };
     let schedule = CallSchedule {
-        slots: if stage == 0 { 2 } else { 1 },
+        slots: vec![if stage == 0 { 2 } else { 1 }],
         train: calls(&train),
         update: calls(&[(4, 0)]),
         eval: calls(&[(5, 0), (6, 0), (6, 1), (7, 0)]),

@@ -1,0 +1,146 @@
+//! The layout of layers on stages and the order of passes, as the options ask for them.
+
+use crate::compile::Options;
+use crate::schedule::{Kind, MOST_CHUNKS, Order, Pass, Placement, Schedule, Shape};
+use crate::stages::Layout;
+use ir::diag::Diagnostic;
+use ir::program::{Call, Program};
+
+/// Where layers are, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub layout: Layout,
+    pub order: Order,
+}
+
+/// The plan for a model of so many layers.
+///
+/// # Errors
+/// E0633: layers and stages do not fit. E0636: the schedule does not fit the stages or microbatches.
+pub fn plan(layers: u32, microbatches: u32, options: &Options) -> Result<Plan, Diagnostic> {
+    let stages = options.pp as u32;
+    let chunks = chunks(options)?;
+    let group = u32::try_from(options.group.unwrap_or(options.pp)).unwrap_or(u32::MAX);
+    let shape = Shape { stages, chunks, microbatches, group };
+    if options.schedule == Schedule::OneFOneB && chunks > 1 {
+        grouped(shape)?;
+    }
+    let order = options.schedule.order(shape);
+    if order.stages.len() as u32 != stages {
+        let d = Diagnostic::error("E0636", format!("the schedule is for {} stages; --pp is {stages}", order.stages.len()));
+        return Err(d.help(format!("`--pp {}`, or a line for each of {stages} stages", order.stages.len())));
+    }
+    order.check(microbatches).map_err(|e| Diagnostic::error("E0636", format!("the schedule cannot be run: {e}")))?;
+    Ok(Plan { layout: layout(layers, shape, order.placement, options)?, order })
+}
+
+/// Virtual stages of a stage: what was asked for, or what the schedule needs.
+fn chunks(options: &Options) -> Result<u32, Diagnostic> {
+    let needed = match &options.schedule {
+        Schedule::GPipe | Schedule::OneFOneB => None,
+        Schedule::ZbH1 => Some(1),
+        Schedule::ZbV => Some(2),
+        Schedule::Given(order) => Some(order.chunks()),
+    };
+    let asked = options.vpp.map(|v| u32::try_from(v).unwrap_or(u32::MAX));
+    match (needed, asked) {
+        (Some(n), Some(v)) if n != v => {
+            let d = Diagnostic::error("E0636", format!("the schedule has {n} virtual stages on each stage; --vpp is {v}"));
+            Err(d.help(format!("leave --vpp out, or `--vpp {n}`")))
+        }
+        (Some(n), _) => Ok(n),
+        (None, Some(v)) if v > 1 && options.pp == 1 => {
+            let d = Diagnostic::error("E0636", "virtual stages are for a pipeline of several stages; --pp is 1");
+            Err(d.help("`--pp 2` or more, or no --vpp"))
+        }
+        (None, Some(v)) if v > MOST_CHUNKS || v == 0 => {
+            Err(Diagnostic::error("E0636", format!("{v} virtual stages on a stage are not 1 to {MOST_CHUNKS}")))
+        }
+        (None, v) => Ok(v.unwrap_or(1)),
+    }
+}
+
+/// Whether microbatches can go in groups: a last, smaller group must still fill the pipeline.
+fn grouped(shape: Shape) -> Result<(), Diagnostic> {
+    let Shape { stages, microbatches, group, .. } = shape;
+    let fits = |group: u32| (stages..=microbatches).contains(&group) && (microbatches % group == 0 || microbatches % group >= stages);
+    if fits(group) {
+        return Ok(());
+    }
+    let text = format!("{microbatches} microbatches do not go through {stages} interleaved stages in groups of {group}");
+    let d = Diagnostic::error("E0636", text)
+        .note("a group has at least as many microbatches as there are stages, and so has what is left for the last one");
+    Err(match (stages..=microbatches).filter(|g| fits(*g)).min_by_key(|g| g.abs_diff(group)) {
+        Some(best) => d.help(format!("`--microbatch-group-size-per-virtual-pipeline-stage {best}` does")),
+        None => d.help(format!("raise --global-batch-size to {stages} microbatches or more")),
+    })
+}
+
+fn layout(layers: u32, shape: Shape, placement: Placement, options: &Options) -> Result<Layout, Diagnostic> {
+    let Shape { stages, chunks, .. } = shape;
+    let all = u64::from(stages) * u64::from(chunks);
+    let what = if chunks > 1 { "virtual pipeline stages" } else { "pipeline stages" };
+    let sizes = match &options.layout {
+        None if all > 1 && u64::from(layers) < all => {
+            let d = Diagnostic::error("E0633", format!("{layers} layers cannot fill {all} {what}"));
+            return Err(d.help(match chunks {
+                1 => format!("--pp {} at most", layers.max(1)),
+                _ => format!("--vpp {} at most, or fewer stages", (layers / stages).max(1)),
+            }));
+        }
+        None => even(layers, all as u32),
+        Some(sizes) => {
+            let sum: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
+            if sizes.len() as u64 != all || sum != u64::from(layers) || sizes.contains(&0) {
+                let pp = if chunks > 1 { format!("--pp is {stages}, with {chunks} virtual stages each,") } else { format!("--pp is {stages}") };
+                let text = format!("the layout {sizes:?} has {} stages and {sum} layers; {pp} and the model has {layers} layers", sizes.len());
+                let each =
+                    if chunks > 1 { "one number of layers per virtual stage, in the order of the layers" } else { "one number of layers per stage" };
+                return Err(Diagnostic::error("E0633", text).help(format!("{each}, each at least 1")));
+            }
+            sizes.clone()
+        }
+    };
+    Ok(Layout::from_sizes(&sizes, stages, placement))
+}
+
+/// As even as possible; the first virtual stages hold one more where it does not divide.
+fn even(layers: u32, virtual_stages: u32) -> Vec<u32> {
+    (0..virtual_stages).map(|g| layers / virtual_stages + u32::from(g < layers % virtual_stages)).collect()
+}
+
+/// For each stash of a program, the fewest slots with which microbatch k can have slot `k % slots` from the first of these calls that
+/// touches the stash to the last.
+pub fn slots(program: &Program, calls: &[Call]) -> Vec<u32> {
+    let stashes = program.stashes.len();
+    let mut touches = vec![vec![false; stashes]; program.bodies.len()];
+    for (body, touches) in program.bodies.iter().zip(&mut touches) {
+        let buffers = body.commands.iter().flat_map(|c| crate::lower::buffers_of(&c.action));
+        for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == ir::program::Arena::Stash) {
+            let (k, _) = program.stash(buffer).expect("invariant: a buffer of the stash arena is in a stash");
+            touches[k] = true;
+        }
+    }
+    (0..stashes)
+        .map(|stash| {
+            // By microbatch: the first and the last call.
+            let mut lives: std::collections::BTreeMap<u32, (usize, usize)> = std::collections::BTreeMap::new();
+            for (at, call) in calls.iter().enumerate().filter(|(_, call)| touches[call.body.index()][stash]) {
+                lives.entry(call.microbatch).or_insert((at, at)).1 = at;
+            }
+            let mut lives: Vec<(usize, usize, u32)> = lives.into_iter().map(|(microbatch, (first, last))| (first, last, microbatch)).collect();
+            lives.sort_unstable();
+            let most = lives.iter().map(|m| m.2 + 1).max().unwrap_or(1);
+            let apart = |slots: &u32| {
+                let mut busy: Vec<Option<usize>> = vec![None; *slots as usize];
+                lives.iter().all(|(first, last, k)| busy[(k % slots) as usize].replace(*last).is_none_or(|until| until < *first))
+            };
+            (1..most).find(apart).unwrap_or(most)
+        })
+        .collect()
+}
+
+/// The order of an evaluation: the forward passes of the training.
+pub fn forward(passes: &[Pass]) -> Vec<Pass> {
+    passes.iter().copied().filter(|p| p.kind == Kind::Forward).collect()
+}
