@@ -6,7 +6,7 @@ use crate::testing::{Make, check, check_with, random_inputs};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
-use ir::op::{Binary, DType, Op, Reduce, Unary};
+use ir::op::{Attention, AttentionGrad, Binary, DType, Op, Real, Reduce, Unary};
 
 const HALVES: [DType; 2] = [DType::Bf16, DType::F16];
 
@@ -180,5 +180,34 @@ fn what_follows_a_product_sees_it_rounded() {
         let wide = cast(&mut make, sum, DType::F32);
         let kernel = make.kernel(Family::Gemm, &[out, wide]);
         check_with(&kernel, &integers(&kernel), &[], 0.0);
+    }
+}
+
+#[test]
+fn attention_reads_sixteen_bits_sums_in_f32_and_rounds_once() {
+    for dtype in HALVES {
+        for (queries, keys, size) in [(20, 20, 16), (70, 70, 24)] {
+            let parts = |make: &mut Make| {
+                let [b, at, heads, keys, d] = [("b", 2), ("at", queries), ("heads", 2), ("keys", keys), ("d", size)].map(|(n, s)| make.dim(n, s));
+                let attention = Attention { at, keys, d, scale: Real(0.25), causal: false };
+                let [q, k, v] = [at, keys, keys].map(|rows| make.input(dtype, &[b, rows, heads, d]));
+                (attention, [q, k, v], vec![b, at, heads, d])
+            };
+            let mut make = Make::default();
+            let (attention, [q, k, v], _) = parts(&mut make);
+            let out = make.op(Op::Attention(attention.clone()), &[q, k, v]);
+            let lse = make.op(Op::AttentionLse(attention), &[q, k]);
+            check(&make.kernel(Family::Attention, &[out, lse]), &[], place(dtype));
+
+            for result in [dtype, DType::F32] {
+                let mut make = Make::default();
+                let (attention, [q, k, v], rows) = parts(&mut make);
+                let [lse, delta] = [0, 1].map(|_| make.input(DType::F32, &rows[..3]));
+                let gradient = make.input(dtype, &rows);
+                let grads = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
+                    .map(|which| make.op_as(Op::AttentionGrad(attention.clone(), which), &[q, k, v, lse, delta, gradient], Type::scalar(result)));
+                check(&make.kernel(Family::AttentionGrad, &grads), &[], place(dtype));
+            }
+        }
     }
 }

@@ -3,13 +3,13 @@
 //! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles. Scores and
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
-use super::tiles::{Column, End, Product, copy, product, store_column, transpose, vector_columns};
+use super::tiles::{Column, End, Product, Stored, copy, product, store_column, transpose, vector_columns};
 use super::{Arguments, Plan, Rows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use crate::target::Target;
-use crate::{CompileError, Shape, math};
+use crate::{CompileError, Shape, math, pointwise};
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{AttentionGrad, Op};
@@ -103,7 +103,7 @@ struct Backward<'a, 'c> {
 /// Writes the kernel `name` and reports what it needs.
 ///
 /// # Errors
-/// The kernel is not attention gradients of f32 inputs.
+/// The kernel is not attention gradients of inputs.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = Plan::new(kernel, target)?;
     let args = &kernel.body[kernel.outputs[0].value].args;
@@ -250,7 +250,7 @@ impl<'c> Backward<'_, 'c> {
     fn member(&self, functions: &Functions<'c>, at: &Arguments<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
-        let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(4 * rows.row_stride)));
+        let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
         let ready = |copy: Option<FunctionValue<'c>>, rows: &Rows, span: Span<'c>, offset: i64| match copy {
             Some(copy) => {
                 b.call(copy, &[source(rows, span.first), part(offset)], &[span.count]);
@@ -340,14 +340,16 @@ impl<'c> Backward<'_, 'c> {
                 continue;
             }
             let tensor = plan.kernel.inputs.len() + position;
-            let (row_stride, stride) = (plan.stride(tensor, dim), plan.stride(tensor, plan.attention.d));
+            let dtype = plan.kernel.body[output.value].ty.dtype;
+            let row_stride = pointwise::stored(dtype).bytes() * plan.stride(tensor, dim);
+            let stored = Stored { dtype, stride: plan.stride(tensor, plan.attention.d), accumulate: output.accumulate };
             b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
                 let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * plan.width)));
-                let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(4 * row_stride)));
+                let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(row_stride)));
                 for column in vector_columns(b, plan) {
                     let Column { first, .. } = column;
                     let value = b.load(b.at_const(from, 4 * first), Lane::F32, None);
-                    store_column(b, to, &column, stride, value, output.accumulate);
+                    store_column(b, to, &column, stored, value);
                 }
             });
         }

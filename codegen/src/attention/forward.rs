@@ -3,13 +3,13 @@
 //! A tile is a run of queries of one head. Keys go block by block on the outside, so a block of K and V is prepared once per tile and
 //! scratch does not grow with the number of keys.
 
-use super::tiles::{End, Product, across, copy, product, store_column, transpose, vector_columns};
+use super::tiles::{End, Product, Stored, across, copy, product, store_column, transpose, vector_columns};
 use super::{Arguments, Plan, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 use crate::target::Target;
-use crate::{CompileError, Shape, math};
+use crate::{CompileError, Shape, math, pointwise};
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::Op;
@@ -87,7 +87,7 @@ struct Forward<'a, 'c> {
 /// Writes the kernel `name` and reports what it needs.
 ///
 /// # Errors
-/// The kernel is not an attention of f32 inputs.
+/// The kernel is not an attention of inputs.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = Plan::new(kernel, target)?;
     let args = &kernel.body[kernel.outputs[0].value].args;
@@ -204,7 +204,7 @@ impl<'c> Forward<'_, 'c> {
         self.clear(at);
 
         let [q, k, v] = &self.operands;
-        let source = |rows: &super::Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(4 * rows.row_stride)));
+        let source = |rows: &super::Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
         // Queries of the tile, block after block, if they are copied.
         let query_block = |block: Index<'c>| match functions.copy_q {
             Some(_) => b.at(part(self.scratch.q), b.index_mul(b.index_sub(block, first_block), b.index(4 * plan.query_block * plan.width))),
@@ -302,17 +302,19 @@ impl<'c> Forward<'_, 'c> {
         let inverse = b.select(none, b.f32(0.0), b.div(b.f32(1.0), weight));
         for (position, output) in plan.kernel.outputs.iter().enumerate() {
             let tensor = plan.kernel.inputs.len() + position;
-            let place = b.at(at.tensors[tensor], b.index_mul(query, b.index(4 * plan.stride(tensor, plan.attention.at))));
+            let dtype = plan.kernel.body[output.value].ty.dtype;
+            let row_stride = pointwise::stored(dtype).bytes() * plan.stride(tensor, plan.attention.at);
+            let place = b.at(at.tensors[tensor], b.index_mul(query, b.index(row_stride)));
             if matches!(plan.kernel.body[output.value].op, Op::AttentionLse(_)) {
                 let log = b.add(greatest, math::log(b, weight));
                 let log = if output.accumulate { b.add(log, b.load_splat(place, Lane::F32)) } else { log };
                 b.store_first(place, log, Lane::F32);
                 continue;
             }
-            let stride = plan.stride(tensor, plan.attention.d);
+            let to = Stored { dtype, stride: plan.stride(tensor, plan.attention.d), accumulate: output.accumulate };
             for column in vector_columns(b, plan) {
                 let sum = b.load(b.at_const(part(self.scratch.sums, 4 * plan.width), 4 * column.first), Lane::F32, None);
-                store_column(b, place, &column, stride, b.mul(sum, inverse), output.accumulate);
+                store_column(b, place, &column, to, b.mul(sum, inverse));
             }
         }
     }

@@ -3,7 +3,8 @@
 //! Queries and keys go in blocks. A block of scores lives in scratch, small enough for the first-level cache; the softmax over keys is kept as a
 //! running maximum and a running sum per query. With a causal mask, the bounds of positions in a block of queries and one of keys tell at run time
 //! whether it hides all of their scores, which are then skipped, or none, or has to be applied.
-//! Operands whose rows are not whole vectors, or whose last block is not full, are copied block by block into padded scratch.
+//! Operands whose rows are not whole vectors, or whose last block is not full, or that are 16-bit, are copied block by block into padded scratch of f32.
+//! All inner sums are f32; results are rounded once.
 
 mod backward;
 mod forward;
@@ -19,12 +20,13 @@ use crate::abi::Entry;
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
 use crate::build::{Builder, Lane};
 use crate::layout::{self, div_ceil, tensors};
+use crate::pointwise;
 use crate::target::Target;
 use inkwell::values::FunctionValue;
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Kernel;
-use ir::op::{Attention, DType, Op};
+use ir::op::{Attention, Op};
 
 /// Queries and keys of a block, where there are as many.
 const BLOCK: i64 = 64;
@@ -55,13 +57,21 @@ pub struct Rows {
     pub column_stride: i64,
     pub rows: i64,
     pub block: i64,
+    pub lane: Lane,
+}
+
+impl Rows {
+    /// Bytes of elements.
+    pub fn bytes(&self, elements: i64) -> i64 {
+        self.lane.bytes() * elements
+    }
 }
 
 impl<'a> Plan<'a> {
     /// The attention that the kernel's outputs are results of.
     ///
     /// # Errors
-    /// An output is something else, or not f32.
+    /// An output is something else.
     pub fn new(kernel: &'a Kernel, target: &Target) -> Result<Plan<'a>, CompileError> {
         let body = &kernel.body;
         let first = &body[kernel.outputs[0].value];
@@ -73,10 +83,6 @@ impl<'a> Plan<'a> {
             let node = &body[output.value];
             if !matches!(node.op, Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..)) {
                 return Err(CompileError::unsupported(format!("`{}` after attention", node.op.name())));
-            }
-            let rows = node.args.iter().filter(|a| attention.positions(&node.args).is_none_or(|p| !p.contains(a)));
-            if let Some(other) = rows.map(|a| body[*a].ty.dtype).find(|t| *t != DType::F32) {
-                return Err(CompileError::unsupported(format!("attention of {}", other.name())));
             }
         }
         let (q, k) = (body.dims_of(first.args[0]), body.dims_of(first.args[1]));
@@ -140,12 +146,13 @@ impl<'a> Plan<'a> {
     }
 
     fn rows(&self, tensor: usize, dim: Dim, rows: i64, block: i64) -> Rows {
-        Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, self.attention.d), rows, block }
+        let lane = pointwise::stored(tensors(self.kernel)[tensor].0.dtype);
+        Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, self.attention.d), rows, block, lane }
     }
 
-    /// Whether blocks of these rows can be read where they are: whole vectors, whole blocks.
+    /// Whether blocks of these rows can be read where they are: f32, whole vectors, whole blocks.
     pub fn in_place(&self, rows: &Rows) -> bool {
-        rows.column_stride == 1 && self.d == self.width && rows.rows % rows.block == 0
+        rows.lane == Lane::F32 && rows.column_stride == 1 && self.d == self.width && rows.rows % rows.block == 0
     }
 
     /// Elements between rows of a block as it is read.
@@ -181,7 +188,8 @@ impl<'c> Arguments<'c> {
             for (tensor, pointer) in tensors.iter_mut().enumerate() {
                 let stride = plan.stride(tensor, dim);
                 if stride != 0 {
-                    *pointer = b.at(*pointer, b.index_mul(index, b.index(4 * stride)));
+                    let lane = pointwise::stored(layout::tensors(plan.kernel)[tensor].0.dtype);
+                    *pointer = b.at(*pointer, b.index_mul(index, b.index(lane.bytes() * stride)));
                 }
             }
         }

@@ -4,7 +4,10 @@ use super::{Plan, Rows};
 use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
+use crate::loops::accumulated;
+use crate::pointwise;
 use inkwell::values::FunctionValue;
+use ir::op::DType;
 
 /// A product of static size, `C[rows, columns] = A[rows, depth] * B[depth, columns]`. Rows of B and C are whole vectors.
 pub struct Product<'a> {
@@ -94,17 +97,17 @@ fn multiply<'c>(b: &Llvm<'c>, p: &Product, block: Block, [a, factor, c]: [Pointe
     }
 }
 
-/// A function `(from, to, count)` that copies `count` rows into a block of padded rows; the rest of the block is zero.
+/// A function `(from, to, count)` that copies `count` rows into a block of padded rows of f32; the rest of the block is zero.
 pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows) -> FunctionValue<'c> {
     let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let count = b.index_parameter(function, 2);
     let target = |row: Index<'c>| b.at(to, b.index_mul(row, b.index(4 * plan.width)));
     b.for_each(b.index(0), count, 1, &mut |row| {
-        let source = b.at(from, b.index_mul(row, b.index(4 * rows.row_stride)));
+        let source = b.at(from, b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
         for column in vector_columns(b, plan) {
-            let place = b.at_const(source, 4 * column.first * rows.column_stride);
-            let value = load_strided(b, place, rows.column_stride, Lane::F32, column.mask);
+            let place = b.at_const(source, rows.bytes(column.first * rows.column_stride));
+            let value = load_strided(b, place, rows.column_stride, rows.lane, column.mask);
             b.store(b.at_const(target(row), 4 * column.first), value, Lane::F32, None);
         }
     });
@@ -133,15 +136,15 @@ pub fn vector_columns<'c>(b: &Llvm<'c>, plan: &Plan) -> Vec<Column<'c>> {
         .collect()
 }
 
-pub fn offsets<'c>(b: &Llvm<'c>, stride: i64) -> Vector<'c> {
-    b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), b.i64(4 * stride))
+fn offsets<'c>(b: &Llvm<'c>, stride: i64, lane: Lane) -> Vector<'c> {
+    b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), b.i64(lane.bytes() * stride))
 }
 
-/// A vector of elements of four bytes, `stride` elements apart.
+/// A vector of elements, `stride` elements apart.
 pub fn load_strided<'c>(b: &Llvm<'c>, from: Pointer<'c>, stride: i64, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
     match stride {
         1 => b.load(from, lane, mask),
-        stride => b.gather(from, offsets(b, stride), lane, mask),
+        stride => b.gather(from, offsets(b, stride, lane), lane, mask),
     }
 }
 
@@ -165,16 +168,27 @@ pub fn bounds<'c>(b: &Llvm<'c>, name: &str, stride: i64) -> FunctionValue<'c> {
     function
 }
 
-/// Stores one vector of a row of an output, or adds it to what is there.
-pub fn store_column<'c>(b: &Llvm<'c>, row: Pointer<'c>, column: &Column<'c>, stride: i64, value: Vector<'c>, accumulate: bool) {
-    let place = b.at_const(row, 4 * column.first * stride);
-    if stride == 1 {
-        let value = if accumulate { b.add(value, b.load(place, Lane::F32, column.mask)) } else { value };
-        b.store(place, value, Lane::F32, column.mask);
-    } else {
-        let offsets = offsets(b, stride);
-        let value = if accumulate { b.add(value, b.gather(place, offsets, Lane::F32, column.mask)) } else { value };
-        b.scatter(place, offsets, value, Lane::F32, column.mask);
+/// An output's rows as they are stored.
+#[derive(Clone, Copy)]
+pub struct Stored {
+    pub dtype: DType,
+    /// Elements between columns.
+    pub stride: i64,
+    pub accumulate: bool,
+}
+
+/// Rounds one vector of a row of an output to its dtype and stores it, or adds it to what is there.
+pub fn store_column<'c>(b: &Llvm<'c>, row: Pointer<'c>, column: &Column<'c>, to: Stored, value: Vector<'c>) {
+    let lane = pointwise::stored(to.dtype);
+    let place = b.at_const(row, lane.bytes() * column.first * to.stride);
+    let value = pointwise::rounded(b, to.dtype, value);
+    let value = match to.accumulate {
+        true => accumulated(b, to.dtype, load_strided(b, place, to.stride, lane, column.mask), value),
+        false => value,
+    };
+    match to.stride {
+        1 => b.store(place, value, lane, column.mask),
+        stride => b.scatter(place, offsets(b, stride, lane), value, lane, column.mask),
     }
 }
 
