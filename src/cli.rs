@@ -58,13 +58,6 @@ pub struct FmtArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Schedule {
-    Gpipe,
-    #[value(name = "1f1b")]
-    OneFOneB,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Overlap {
     On,
     Off,
@@ -209,11 +202,18 @@ pub struct CompileArgs {
     /// Pipeline stages
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub pp: u64,
-    /// Layers on each stage, for example `3,3,2`; as even as possible by default
+    /// Layers on each virtual stage, for example `3,3,2`; as even as possible by default
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', help_heading = "Mesh")]
     pub pipeline_layers: Option<Vec<u32>>,
-    #[arg(long, value_enum, default_value = "1f1b", help_heading = "Mesh")]
-    pub pipeline_schedule: Schedule,
+    /// The order of passes: `1f1b`, `gpipe`, `zb-h1`, `zb-v`, or a file with a line `0: F0.0 F0.1 B0.0 ...` per stage
+    #[arg(long, default_value = "1f1b", value_name = "NAME|FILE", help_heading = "Mesh")]
+    pub pipeline_schedule: String,
+    /// Virtual stages of each pipeline stage: more than one interleaves `1f1b` [default: as many as the schedule needs]
+    #[arg(long, visible_alias = "num-virtual-stages-per-pipeline-rank", value_name = "V", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub vpp: Option<u64>,
+    /// Microbatches that go through a virtual stage before the stage's next one has its turn [default: pp]
+    #[arg(long, value_name = "G", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    pub microbatch_group_size_per_virtual_pipeline_stage: Option<u64>,
     /// Communication on streams of its own, beside compute; the same numbers either way
     #[arg(long, value_enum, default_value = "on", help_heading = "Mesh")]
     pub overlap: Overlap,

@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, Schedule};
+use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
@@ -16,6 +16,7 @@ use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::remedy::{self, Remedy};
+use passes::schedule::{Order, Schedule};
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -114,6 +115,21 @@ fn recompute(args: &CompileArgs) -> Result<Recompute, Failure> {
     }
 }
 
+/// A schedule by its name, or from a file.
+fn schedule(name: &str) -> Result<Schedule, Failure> {
+    match name {
+        "1f1b" => Ok(Schedule::OneFOneB),
+        "gpipe" => Ok(Schedule::GPipe),
+        "zb-h1" => Ok(Schedule::ZbH1),
+        "zb-v" => Ok(Schedule::ZbV),
+        file => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read"))?;
+            Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
+        }
+    }
+}
+
 fn options(args: &CompileArgs) -> Result<Options, Failure> {
     let micro_batch = args.micro_batch_size.unwrap_or(1);
     Ok(Options {
@@ -133,12 +149,9 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
-        schedule: match args.pipeline_schedule {
-            Schedule::Gpipe => passes::schedule::Schedule::GPipe,
-            Schedule::OneFOneB => passes::schedule::Schedule::OneFOneB,
-        },
-        vpp: None,
-        group: None,
+        schedule: schedule(&args.pipeline_schedule)?,
+        vpp: args.vpp,
+        group: args.microbatch_group_size_per_virtual_pipeline_stage,
         layout: args.pipeline_layers.clone(),
         pad_vocab_to: args.pad_vocab_to,
         overlap: match args.overlap {

@@ -16,7 +16,7 @@ pub struct Plan {
 /// The plan for a model of so many layers.
 ///
 /// # Errors
-/// E0633: layers and stages do not fit. E0636: the schedule does not fit the stages or microbatches.
+/// E0633: layers and stages do not fit. E0637: the schedule does not fit the stages or microbatches.
 pub fn plan(layers: u32, microbatches: u32, options: &Options) -> Result<Plan, Diagnostic> {
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
@@ -27,10 +27,10 @@ pub fn plan(layers: u32, microbatches: u32, options: &Options) -> Result<Plan, D
     }
     let order = options.schedule.order(shape);
     if order.stages.len() as u32 != stages {
-        let d = Diagnostic::error("E0636", format!("the schedule is for {} stages; --pp is {stages}", order.stages.len()));
+        let d = Diagnostic::error("E0637", format!("the schedule is for {} stages; --pp is {stages}", order.stages.len()));
         return Err(d.help(format!("`--pp {}`, or a line for each of {stages} stages", order.stages.len())));
     }
-    order.check(microbatches).map_err(|e| Diagnostic::error("E0636", format!("the schedule cannot be run: {e}")))?;
+    order.check(microbatches).map_err(|e| Diagnostic::error("E0637", format!("the schedule cannot be run: {e}")))?;
     Ok(Plan { layout: layout(layers, shape, order.placement, options)?, order })
 }
 
@@ -45,16 +45,16 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
     let asked = options.vpp.map(|v| u32::try_from(v).unwrap_or(u32::MAX));
     match (needed, asked) {
         (Some(n), Some(v)) if n != v => {
-            let d = Diagnostic::error("E0636", format!("the schedule has {n} virtual stages on each stage; --vpp is {v}"));
+            let d = Diagnostic::error("E0637", format!("the schedule has {n} virtual stages on each stage; --vpp is {v}"));
             Err(d.help(format!("leave --vpp out, or `--vpp {n}`")))
         }
         (Some(n), _) => Ok(n),
         (None, Some(v)) if v > 1 && options.pp == 1 => {
-            let d = Diagnostic::error("E0636", "virtual stages are for a pipeline of several stages; --pp is 1");
+            let d = Diagnostic::error("E0637", "virtual stages are for a pipeline of several stages; --pp is 1");
             Err(d.help("`--pp 2` or more, or no --vpp"))
         }
         (None, Some(v)) if v > MOST_CHUNKS || v == 0 => {
-            Err(Diagnostic::error("E0636", format!("{v} virtual stages on a stage are not 1 to {MOST_CHUNKS}")))
+            Err(Diagnostic::error("E0637", format!("{v} virtual stages on a stage are not 1 to {MOST_CHUNKS}")))
         }
         (None, v) => Ok(v.unwrap_or(1)),
     }
@@ -68,7 +68,7 @@ fn grouped(shape: Shape) -> Result<(), Diagnostic> {
         return Ok(());
     }
     let text = format!("{microbatches} microbatches do not go through {stages} interleaved stages in groups of {group}");
-    let d = Diagnostic::error("E0636", text)
+    let d = Diagnostic::error("E0637", text)
         .note("a group has at least as many microbatches as there are stages, and so has what is left for the last one");
     Err(match (stages..=microbatches).filter(|g| fits(*g)).min_by_key(|g| g.abs_diff(group)) {
         Some(best) => d.help(format!("`--microbatch-group-size-per-virtual-pipeline-stage {best}` does")),
