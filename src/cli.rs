@@ -199,6 +199,9 @@ pub struct CompileArgs {
     /// The same as `--zero 1`.
     #[arg(long)]
     pub use_distributed_optimizer: bool,
+    /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
+    #[arg(long, value_name = "N")]
+    pub bucket_size: Option<u64>,
     /// Pipeline stages
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub pp: u64,

@@ -160,6 +160,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         },
         recompute: recompute(args)?,
         rows: Rows::Rules,
+        bucket_size: args.bucket_size,
     })
 }
 

@@ -12,7 +12,7 @@ use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
-use crate::{optimize, order, pad, rows, simplify, tables, widen};
+use crate::{bucket, optimize, order, pad, rows, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -54,6 +54,8 @@ pub struct Options {
     pub overlap: Overlap,
     pub recompute: Recompute,
     pub rows: Rows,
+    /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
+    pub bucket_size: Option<u64>,
 }
 
 impl Default for Options {
@@ -78,6 +80,7 @@ impl Default for Options {
             overlap: Overlap::On,
             recompute: Recompute::None,
             rows: Rows::Rules,
+            bucket_size: None,
         }
     }
 }
@@ -181,6 +184,9 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     let locals = locals(&mut trace, &sharded, &pipe)?;
+    let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
+    let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
+    let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
     let evaluations = self::locals(&mut trace, &evaluated, &pipe)?;
 

@@ -1,5 +1,6 @@
 //! The passes: each one file, one entry function, from one level to the next. No LLVM, no CUDA.
 
+pub mod bucket;
 pub mod compile;
 pub mod differentiate;
 pub mod explain;

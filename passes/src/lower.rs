@@ -12,6 +12,7 @@ use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
+use ir::mesh::Axis;
 use ir::op::{Collective, Op, Real};
 use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -121,6 +122,10 @@ struct LocalLowering<'l, 'a, 'k> {
     indices: HashMap<(Chunk, IndexMap, Order), Place>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
+    /// Sums that are made at their place in a concatenation, and how many elements lie before it.
+    homes: HashMap<Value, (Value, u64)>,
+    /// Concatenations that are made so.
+    joined: HashMap<Value, View>,
     /// Per buffer made here: the chunk that writes it and all chunks that touch it.
     touched: BTreeMap<BufferId, (Chunk, BTreeSet<Chunk>)>,
     commands: BTreeMap<Chunk, Vec<Command>>,
@@ -142,6 +147,8 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             views: HashMap::new(),
             indices: HashMap::new(),
             sums: HashMap::new(),
+            homes: HashMap::new(),
+            joined: HashMap::new(),
             touched: BTreeMap::new(),
             commands: BTreeMap::new(),
             chunk: Chunk::Prologue,
@@ -149,6 +156,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn run(mut self) -> Bodies {
+        self.find_homes();
         let chunks: BTreeSet<Chunk> = self.local.chunks.iter().copied().collect();
         for chunk in chunks {
             self.chunk = chunk;
@@ -309,9 +317,63 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.local.reports.iter().any(|r| r.1 == v)
     }
 
+    /// A concatenation of nothing but what the microbatches leave, each value in storage order, needs no copy: they are made in its buffer.
+    fn find_homes(&mut self) {
+        let body = &self.local.body;
+        for group in &self.groups {
+            let [c] = group.nodes[..] else { continue };
+            if !matches!(body[c].op, Op::Concat { .. }) || body.dims_of(c).len() != 1 {
+                continue;
+            }
+            let mut at = 0;
+            let mut found: Vec<(Value, u64)> = vec![];
+            for a in &body[c].args {
+                let whole = matches!(&body[*a].op, Op::View { from, .. } if *from == body.dims_of(body[*a].args[0]));
+                let x = body[*a]
+                    .args
+                    .first()
+                    .copied()
+                    .filter(|x| whole && self.is_left(*x) && role(body, *x) == Role::Compute && found.iter().all(|f| f.0 != *x));
+                found.extend(x.map(|x| (x, at)));
+                at += body.elements(*a);
+            }
+            if found.len() == body[c].args.len() && found.iter().all(|f| !self.homes.contains_key(&f.0)) {
+                self.homes.extend(found.into_iter().map(|(x, at)| (x, (c, at))));
+            }
+        }
+    }
+
+    /// Whether a value is there once the microbatches are behind: as their sum, or of the only one.
+    fn is_left(&self, v: Value) -> bool {
+        self.is_summed(v) || self.local.chunks[v.index()].per_microbatch() && self.local.mesh.size(Axis::Microbatch) == 1
+    }
+
+    /// A buffer for a value that is left.
+    fn sum_buffer(&mut self, v: Value) -> View {
+        let order = self.local.body[v].ty.dims.clone();
+        let Some((c, at)) = self.homes.get(&v).copied() else { return self.buffer(v, &order, Content::Accumulator) };
+        let whole = match self.joined.get(&c) {
+            Some(view) => view.clone(),
+            None => {
+                let dims = self.local.body[c].ty.dims.clone();
+                let view = self.buffer(c, &dims, Content::Accumulator);
+                self.joined.insert(c, view.clone());
+                view
+            }
+        };
+        let place = Place { offset: whole.place.offset + at, ..whole.place };
+        View { place, strides: self.local.body.dims.strides(&order), dims: order }
+    }
+
     fn emit_group(&mut self, g: usize) {
         let body = &self.local.body;
         let group = self.groups[g].clone();
+        if let [c] = group.nodes[..]
+            && let Some(view) = self.joined.get(&c)
+        {
+            self.views.insert(c, view.clone());
+            return;
+        }
         let inside: BTreeSet<Value> = group.nodes.iter().copied().collect();
         let mut views: HashMap<Value, View> = HashMap::new();
         for a in group.nodes.iter().flat_map(|v| &body[*v].args) {
@@ -331,7 +393,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             let order = body[*v].ty.dims.clone();
             let summed = self.is_summed(*v);
             if summed {
-                let sum = self.buffer(*v, &order, Content::Accumulator);
+                let sum = self.sum_buffer(*v);
                 self.sums.insert(*v, sum.clone());
                 targets.push(Target { value: *v, view: sum, accumulate: true });
             }
@@ -339,6 +401,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             if !summed || here {
                 let view = match self.in_place(*v, &group) {
                     Some(view) => view,
+                    None if !summed && self.homes.contains_key(v) => self.sum_buffer(*v),
                     None => self.buffer(*v, &order, Content::Activation),
                 };
                 self.views.insert(*v, view.clone());
@@ -428,7 +491,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.views.insert(v, view);
         if self.is_summed(v) {
             let from = self.views[&v].clone();
-            let sum = self.buffer(v, &order, Content::Accumulator);
+            let sum = self.sum_buffer(v);
             let launch = kernels::copy(body, v, &from, sum.clone(), true);
             self.launch(launch, v);
             self.sums.insert(v, sum);
@@ -549,6 +612,8 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn zero_sums(&mut self) {
         let mut ids: Vec<(BufferId, Chunk)> = self.sums.iter().map(|(v, s)| (s.place.buffer, self.local.chunks[v.index()])).collect();
         ids.sort_unstable();
+        // Of one buffer there may be several.
+        ids.dedup_by_key(|i| i.0);
         let fills: Vec<Command> = ids
             .into_iter()
             .map(|(buffer, _)| Command {

@@ -1,12 +1,12 @@
 //! What partitioning costs: the collectives of one layer, and of what is outside of layers, held to those of Megatron.
 
-use crate::harness::compiled;
+use crate::harness::{Case, compiled};
 use crate::models::{LLAMA, case};
 use ir::graph::{Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Reshard};
-use ir::program::{Action, Arena, Content};
+use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
 use runtime::host::Part;
 
@@ -346,4 +346,41 @@ fn what_ranks_share_out_they_keep_a_part_of() {
     assert_eq!(bytes_per_parameter("dp4 zero1 m2"), 8.0 + 12.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero2 m2"), 4.0 + 12.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero3 m2"), 16.0 / 4.0);
+}
+
+/// The collectives of a step outside of its microbatches, scalars apart: kind and axes.
+fn per_step(words: &str, bucket_size: Option<u64>) -> Vec<String> {
+    let case = Case { bucket_size, ..case(words) };
+    let job = compiled(LLAMA.0, WIDE_LLAMA, &case).job;
+    let program = &job.programs[0];
+    let once = program.bodies.iter().filter(|b| matches!(b.kind, BodyKind::Reduce | BodyKind::Update));
+    let found = once.flat_map(|b| &b.commands).filter_map(|c| match &c.action {
+        Action::Collective { kind, group, count, .. } if *count > 1 => {
+            Some(format!("{} over {}", kind.name(), job.mesh.describe(&program.groups[group.index()].subs)))
+        }
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn gradients_are_one_sum_per_step_and_place_of_rest() {
+    assert_eq!(per_step("dp2 m2", None), ["all_reduce over dp"]);
+    // Matrices are split over tp; norms are not, and their gradients are sums over it too.
+    assert_eq!(per_step("dp2 tp2 m2", None), ["all_reduce over dp", "all_reduce over dp"]);
+    assert_eq!(per_step("dp2 tp2 sp m2", None), ["all_reduce over dp", "all_reduce over dp*tp"]);
+}
+
+#[test]
+fn shared_out_optimizer_states_cost_a_scatter_and_a_gather_per_step() {
+    assert_eq!(per_step("dp2 zero1 m2", None), ["reduce_scatter over dp", "all_gather over dp"]);
+    assert_eq!(per_step("dp2 zero2 m2", None), ["all_gather over dp"]);
+    assert_eq!(per_step("dp2 zero3 m2", None), [""; 0]);
+}
+
+#[test]
+fn a_bucket_is_full_with_as_many_elements_as_asked_for() {
+    let params = compiled(LLAMA.0, WIDE_LLAMA, &case("dp2 m2")).job.params.len();
+    assert_eq!(per_step("dp2 m2", Some(1)).len(), params);
+    assert!((2..params).contains(&per_step("dp2 m2", Some(2000)).len()));
 }

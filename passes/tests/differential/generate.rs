@@ -84,6 +84,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         sp: dice.chance(50),
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
+        bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule,
