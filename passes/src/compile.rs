@@ -223,9 +223,11 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
-    let locals = trace
-        .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), |l| valid(l)))?
+    let agree = |l: &Vec<Local>| ir::exchanges::verify(l).map_err(|e| e.to_string());
+    let stages = trace
+        .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
+    let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
     trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))
 }
 

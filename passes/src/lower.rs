@@ -337,7 +337,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 found.extend(x.map(|x| (x, at)));
                 at += body.elements(*a);
             }
-            if found.len() == body[c].args.len() && found.iter().all(|f| !self.homes.contains_key(&f.0)) {
+            // One body adds to all of it.
+            let together = found.iter().all(|f| self.local.chunks[f.0.index()] == self.local.chunks[found[0].0.index()]);
+            if together && found.len() == body[c].args.len() && found.iter().all(|f| !self.homes.contains_key(&f.0)) {
                 self.homes.extend(found.into_iter().map(|(x, at)| (x, (c, at))));
             }
         }

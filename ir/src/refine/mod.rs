@@ -8,10 +8,9 @@
 //! - Every operand of every command reads one value, whole: nothing overwritten, misplaced, missing or in part.
 //! - Reports, new parameters and states are the local graph's; what is sent on each channel, and what collectives across stages
 //!   exchange, is the local graph's, in its order.
-//! - The other stage of a message or of a collective across stages means the same value of the sharded graph by it.
 //!
-//! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]) the program's results are the
-//! local graph's.
+//! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both ends of them mean
+//! the same value ([`crate::exchanges`]), the program's results are the local graph's.
 
 mod digits;
 mod graph;

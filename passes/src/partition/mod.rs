@@ -29,22 +29,26 @@ pub enum Weights {
     Apart,
 }
 
-/// The local graphs, one per program class; together they cover every stage once.
+/// The local graphs, one per stage.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
 /// E0632: a value is used on another stage than at the border of layers.
 pub fn partition(s: &Sharded, layout: &Layout, weights: Weights) -> Result<Vec<Local>, Vec<Diagnostic>> {
     let job = JobView::new(s, layout, weights)?;
+    Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
+}
+
+/// The local graphs, one per program class; together they cover every stage once.
+pub fn classes(stages: Vec<Local>) -> Vec<Local> {
     let mut classes: Vec<Local> = vec![];
-    for stage in 0..layout.stages {
-        let local = Emitter::new(&job, stage).run();
+    for local in stages {
         match classes.iter_mut().find(|c| same_class(c, &local)) {
             Some(class) => class.stages.extend(local.stages),
             None => classes.push(local),
         }
     }
-    Ok(classes)
+    classes
 }
 
 /// Equal up to names and places.
