@@ -258,7 +258,7 @@ fn compile_prints_a_table() {
     expect![[r#"
         model      gpt#, # parameters, # sequences a step in # microbatches
         ranks      # (pp #, dp #, tp #), # program classes, # kernels (# matrix products)
-        dp         all_reduce          # calls, # KiB sent by a rank in a step
+        dp         all_reduce           # calls, # KiB sent by a rank in a step
         dp*tp      all_reduce           # calls, # B sent by a rank in a step
         pp         all_reduce           # calls, # B sent by a rank in a step
         pp         send                 # calls, # B sent by a rank in a step

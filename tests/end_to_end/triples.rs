@@ -9,7 +9,7 @@ use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options};
-use passes::plan::CpComm;
+use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -94,6 +94,9 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
     }
     let dir = Dir::new();
     dir.write("model.mdl", &triple.text);
+    if let Schedule::Given(order) = &triple.case.schedule {
+        dir.write(ORDER, order.text());
+    }
     let done = dir.mcc(compile_arguments(triple));
     if done.code == Some(1) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
         return Ok(Outcome::Refused(done.stderr));
@@ -183,14 +186,18 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
     Start { weights, inputs: (0..STEPS).map(input).collect(), rate: triple.rate(), seed: SEED }
 }
 
+/// The file of a schedule that has no name.
+const ORDER: &str = "order.txt";
+
 fn compile_arguments(triple: &Triple) -> Vec<String> {
-    let Case { dp, cp, cp_comm, tp, pp, ep, etp, sp, micro_batch, global_batch, schedule, layout, recompute, .. } = &triple.case;
+    let Case { dp, cp, cp_comm, tp, pp, ep, etp, sp, micro_batch, global_batch, schedule, layout, recompute, zero, vpp, group, bucket_size, .. } =
+        &triple.case;
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
         Schedule::ZbH1 => "zb-h1",
         Schedule::ZbV => "zb-v",
-        Schedule::Given(_) => panic!("a schedule of its own needs a file"),
+        Schedule::Given(_) => ORDER,
     };
     let cp_comm = match cp_comm {
         CpComm::Ring => "p2p",
@@ -215,7 +222,11 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
         Recompute::Block(n) => full("block", *n),
     };
     out.extend(recompute.split_whitespace().map(String::from));
-    out.extend(etp.iter().flat_map(|n| ["--etp".into(), n.to_string()]));
+    let level = Zero::ALL.iter().position(|z| z == zero).map(|k| k as u64);
+    let group_size = "--microbatch-group-size-per-virtual-pipeline-stage";
+    for (flag, n) in [("--etp", *etp), ("--zero", level), ("--vpp", *vpp), (group_size, *group), ("--bucket-size", *bucket_size)] {
+        out.extend(n.iter().flat_map(|n| [flag.to_string(), n.to_string()]));
+    }
     if let Some(sizes) = layout {
         let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
         out.extend(["--pipeline-layers".into(), sizes.join(",")]);
@@ -458,7 +469,13 @@ fn random_triples(first: u64, count: usize) {
         if case.dp * case.cp * case.tp * case.pp > 8 && only.is_none() {
             continue;
         }
-        let triple = Triple { text, defines: vec![], case: Case { rows: Rows::Rules, inline_ops: false, ..case }, ranges, recipe: Recipe::Text };
+        let triple = Triple {
+            text,
+            defines: vec![],
+            case: Case { rows: Rows::Rules, inline_ops: false, precision: DType::F32, ..case },
+            ranges,
+            recipe: Recipe::Text,
+        };
         if only.is_some() {
             println!("mcc {}\n{}", compile_arguments(&triple).join(" "), triple.text);
         }
