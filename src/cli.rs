@@ -208,6 +208,15 @@ pub struct CompileArgs {
     /// Layers on each virtual stage, for example `3,3,2`; as even as possible by default
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', help_heading = "Mesh")]
     pub pipeline_layers: Option<Vec<u32>>,
+    /// What each virtual stage holds, for example `Et*3|t*4|t*3L` (E the embedding, t a layer, L the loss), or `auto`: balanced by arithmetic
+    #[arg(long, value_name = "TEXT|auto", conflicts_with = "pipeline_layers", help_heading = "Mesh")]
+    pub pipeline_layout: Option<String>,
+    /// The embedding counts as a layer where layers are cut evenly: the first virtual stage has one less
+    #[arg(long, conflicts_with_all = ["pipeline_layers", "pipeline_layout"], help_heading = "Mesh")]
+    pub account_for_embedding_in_pipeline_split: bool,
+    /// The loss counts as a layer where layers are cut evenly: the last virtual stage has one less
+    #[arg(long, conflicts_with_all = ["pipeline_layers", "pipeline_layout"], help_heading = "Mesh")]
+    pub account_for_loss_in_pipeline_split: bool,
     /// The order of passes: `1f1b`, `gpipe`, `zb-h1`, `zb-v`, or a file with a line `0: F0.0 F0.1 B0.0 ...` per stage
     #[arg(long, default_value = "1f1b", value_name = "NAME|FILE", help_heading = "Mesh")]
     pub pipeline_schedule: String,

@@ -12,6 +12,7 @@ use ir::op::{DType, Real};
 use ir::program::Job;
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint};
+use passes::layout::{Counts, Cuts};
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -130,6 +131,19 @@ fn schedule(name: &str) -> Result<Schedule, Failure> {
     }
 }
 
+/// How layers are cut; the flags exclude one another.
+fn cuts(args: &CompileArgs) -> Cuts {
+    let counts = |flag: bool| if flag { Counts::AsLayer } else { Counts::AsNothing };
+    match (&args.pipeline_layers, args.pipeline_layout.as_deref()) {
+        (Some(sizes), _) => Cuts::Sizes(sizes.clone()),
+        (None, Some("auto")) => Cuts::Balanced,
+        (None, Some(text)) => Cuts::Text(text.to_string()),
+        (None, None) => {
+            Cuts::Even { embedding: counts(args.account_for_embedding_in_pipeline_split), loss: counts(args.account_for_loss_in_pipeline_split) }
+        }
+    }
+}
+
 fn options(args: &CompileArgs) -> Result<Options, Failure> {
     let micro_batch = args.micro_batch_size.unwrap_or(1);
     Ok(Options {
@@ -152,7 +166,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         schedule: schedule(&args.pipeline_schedule)?,
         vpp: args.vpp,
         group: args.microbatch_group_size_per_virtual_pipeline_stage,
-        layout: args.pipeline_layers.clone(),
+        layout: cuts(args),
         pad_vocab_to: args.pad_vocab_to,
         overlap: match args.overlap {
             Overlap::On => passes::overlap::Overlap::On,

@@ -4,6 +4,7 @@
 //! says which pass broke it.
 
 use crate::differentiate::{self, DifferentiateError};
+use crate::layout::{Counts, Cuts};
 use crate::lower::{Bodies, Kernels, Lowering, Names};
 use crate::overlap::{self, Overlap};
 use crate::partition::{self, Weights};
@@ -47,8 +48,7 @@ pub struct Options {
     pub vpp: Option<u64>,
     /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
     pub group: Option<u64>,
-    /// Layers per virtual stage; none: as even as possible.
-    pub layout: Option<Vec<u32>>,
+    pub layout: Cuts,
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
@@ -75,7 +75,7 @@ impl Default for Options {
             schedule: Schedule::OneFOneB,
             vpp: None,
             group: None,
-            layout: None,
+            layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
             recompute: Recompute::None,
@@ -136,7 +136,7 @@ impl Trace {
 pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
     let mut trace = Trace::default();
     let mesh = mesh(options)?;
-    let pipe = pipeline::plan(training.graph.layers, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
+    let pipe = pipeline::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
     let valid = |g: &Graph| ir::verify::graph(g).map_err(|e| e.to_string());
     let Model { graph, settings, train, plan, .. } = training;
     let mut warnings = vec![];

@@ -7,6 +7,7 @@ pub mod explain;
 pub mod footprint;
 pub mod fuse;
 pub mod kernels;
+pub mod layout;
 pub mod lower;
 pub mod memory;
 pub mod optimize;

@@ -1,9 +1,11 @@
 //! The layout of layers on stages and the order of passes, as the options ask for them.
 
 use crate::compile::Options;
+use crate::layout::{self, Cuts, Part};
 use crate::schedule::{Kind, MOST_CHUNKS, Order, Pass, Placement, Schedule, Shape};
 use crate::stages::Layout;
 use ir::diag::Diagnostic;
+use ir::graph::Graph;
 use ir::program::{Call, Program};
 
 /// Where layers are, and when.
@@ -13,11 +15,11 @@ pub struct Plan {
     pub order: Order,
 }
 
-/// The plan for a model of so many layers.
+/// The plan for a model.
 ///
 /// # Errors
 /// E0633: layers and stages do not fit. E0637: the schedule does not fit the stages or microbatches.
-pub fn plan(layers: u32, microbatches: u32, options: &Options) -> Result<Plan, Diagnostic> {
+pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Plan, Diagnostic> {
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
     let group = u32::try_from(options.group.unwrap_or(options.pp)).unwrap_or(u32::MAX);
@@ -31,7 +33,7 @@ pub fn plan(layers: u32, microbatches: u32, options: &Options) -> Result<Plan, D
         return Err(d.help(format!("`--pp {}`, or a line for each of {stages} stages", order.stages.len())));
     }
     order.check(microbatches).map_err(|e| Diagnostic::error("E0637", format!("the schedule cannot be run: {e}")))?;
-    Ok(Plan { layout: layout(layers, shape, order.placement, options)?, order })
+    Ok(Plan { layout: layout(graph, shape, order.placement, options)?, order })
 }
 
 /// Virtual stages of a stage: what was asked for, or what the schedule needs.
@@ -42,7 +44,15 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
         Schedule::ZbV => Some(2),
         Schedule::Given(order) => Some(order.chunks()),
     };
-    let asked = options.vpp.map(|v| u32::try_from(v).unwrap_or(u32::MAX));
+    let asked = match (&options.layout, options.vpp) {
+        // Parts of a text are virtual stages.
+        (Cuts::Text(text), None) if needed.is_none() => {
+            let parts = layout::parse(text)?.len() as u64;
+            (parts > options.pp && parts.is_multiple_of(options.pp)).then_some(parts / options.pp)
+        }
+        (_, asked) => asked,
+    };
+    let asked = asked.map(|v| u32::try_from(v).unwrap_or(u32::MAX));
     match (needed, asked) {
         (Some(n), Some(v)) if n != v => {
             let d = Diagnostic::error("E0637", format!("the schedule has {n} virtual stages on each stage; --vpp is {v}"));
@@ -76,37 +86,57 @@ fn grouped(shape: Shape) -> Result<(), Diagnostic> {
     })
 }
 
-fn layout(layers: u32, shape: Shape, placement: Placement, options: &Options) -> Result<Layout, Diagnostic> {
-    let Shape { stages, chunks, .. } = shape;
-    let all = u64::from(stages) * u64::from(chunks);
-    let what = if chunks > 1 { "virtual pipeline stages" } else { "pipeline stages" };
-    let sizes = match &options.layout {
-        None if all > 1 && u64::from(layers) < all => {
-            let d = Diagnostic::error("E0633", format!("{layers} layers cannot fill {all} {what}"));
-            return Err(d.help(match chunks {
-                1 => format!("--pp {} at most", layers.max(1)),
-                _ => format!("--vpp {} at most, or fewer stages", (layers / stages).max(1)),
-            }));
-        }
-        None => even(layers, all as u32),
-        Some(sizes) => {
+fn layout(graph: &Graph, shape: Shape, placement: Placement, options: &Options) -> Result<Layout, Diagnostic> {
+    let (layers, all) = (graph.layers, u64::from(shape.stages) * u64::from(shape.chunks));
+    let what = if shape.chunks > 1 { "virtual pipeline stages" } else { "pipeline stages" };
+    let few = || {
+        let d = Diagnostic::error("E0633", format!("{layers} layers cannot fill {all} {what}"));
+        d.help(match shape.chunks {
+            1 => format!("--pp {} at most", layers.max(1)),
+            _ => format!("--vpp {} at most, or fewer stages", (layers / shape.stages).max(1)),
+        })
+    };
+    let virtual_stages = u32::try_from(all).map_err(|_| few())?;
+    if layers == 0 && all > 1 {
+        return Err(few());
+    }
+    let given = shape_text(shape);
+    let parts = match &options.layout {
+        Cuts::Even { embedding, loss } => layout::even_parts(layers, virtual_stages, *embedding, *loss).ok_or_else(few)?,
+        Cuts::Balanced => layout::balanced(&layout::costs(graph), virtual_stages).ok_or_else(few)?,
+        Cuts::Sizes(sizes) => {
             let sum: u64 = sizes.iter().map(|s| u64::from(*s)).sum();
             if sizes.len() as u64 != all || sum != u64::from(layers) || sizes.contains(&0) {
-                let pp = if chunks > 1 { format!("--pp is {stages}, with {chunks} virtual stages each,") } else { format!("--pp is {stages}") };
-                let text = format!("the layout {sizes:?} has {} stages and {sum} layers; {pp} and the model has {layers} layers", sizes.len());
-                let each =
-                    if chunks > 1 { "one number of layers per virtual stage, in the order of the layers" } else { "one number of layers per stage" };
-                return Err(Diagnostic::error("E0633", text).help(format!("{each}, each at least 1")));
+                let text = format!("the layout {sizes:?} has {} stages and {sum} layers; {given} and the model has {layers} layers", sizes.len());
+                let each = if shape.chunks > 1 { "virtual stage, in the order of the layers" } else { "stage" };
+                return Err(Diagnostic::error("E0633", text).help(format!("one number of layers per {each}, each at least 1")));
             }
-            sizes.clone()
+            sizes.iter().map(|layers| Part { layers: *layers, ..Part::default() }).collect()
+        }
+        Cuts::Text(text) => {
+            let parts = layout::parse(text)?;
+            let sum: u32 = parts.iter().map(|p| p.layers).sum();
+            if parts.len() as u64 != all || sum != layers {
+                let text = format!("the pipeline layout has {} parts and {sum} layers; {given} and the model has {layers} layers", parts.len());
+                return Err(Diagnostic::error("E0633", text).help(format!("{all} parts with {layers} `t` together")));
+            }
+            parts
         }
     };
-    Ok(Layout::from_sizes(&sizes, stages, placement))
+    let end = parts.len() - 1;
+    if let Some(g) = parts.iter().enumerate().position(|(g, p)| p.layers == 0 && !(p.embedding && g == 0) && !(p.loss && g == end) && end > 0) {
+        let d = Diagnostic::error("E0633", format!("part {} of the pipeline layout has no layer", g + 1));
+        return Err(d.help("only the first part, with the embedding, and the last, with the loss, can do without"));
+    }
+    Ok(Layout::from_parts(&parts, shape.stages, placement))
 }
 
-/// As even as possible; the first virtual stages hold one more where it does not divide.
-fn even(layers: u32, virtual_stages: u32) -> Vec<u32> {
-    (0..virtual_stages).map(|g| layers / virtual_stages + u32::from(g < layers % virtual_stages)).collect()
+/// What the options say of stages.
+fn shape_text(shape: Shape) -> String {
+    match shape.chunks {
+        1 => format!("--pp is {}", shape.stages),
+        n => format!("--pp is {}, with {n} virtual stages each,", shape.stages),
+    }
 }
 
 /// For each stash of a program, the fewest slots with which microbatch k can have slot `k % slots` from the first of these calls that

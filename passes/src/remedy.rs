@@ -2,6 +2,7 @@
 
 use crate::compile::{Options, compile};
 use crate::footprint::Footprint;
+use crate::layout::Cuts;
 use crate::plan::{SequenceParallel, Zero};
 use crate::rematerialize::Recompute;
 use ir::model::Model;
@@ -84,7 +85,7 @@ fn candidates(options: &Options) -> Vec<Candidate> {
         out.push(least.and(format!("--micro-batch-size {rows} {batch}"), |o| o.micro_batch = rows));
     }
     // Sizes of stages that were given fit no other number of stages.
-    if options.layout.is_some() {
+    if matches!(options.layout, Cuts::Sizes(_) | Cuts::Text(_)) {
         return out;
     }
     let small = out.last().map_or(base, Candidate::clone);
@@ -97,7 +98,7 @@ fn candidates(options: &Options) -> Vec<Candidate> {
         let flags = |o: &Options| (o.dp / (tp * pp), o.tp * tp, o.pp * pp);
         let (dp, tp, pp) = flags(options);
         let change = |c: &Candidate| {
-            let mut moved = c.and(format!("--dp {dp} --tp {tp} --pp {pp} {batch}"), |o| (o.dp, o.tp, o.pp, o.layout) = (dp, tp, pp, None));
+            let mut moved = c.and(format!("--dp {dp} --tp {tp} --pp {pp} {batch}"), |o| (o.dp, o.tp, o.pp) = (dp, tp, pp));
             // A larger group on tp is one along which the sequence can be split.
             if tp > 1 && moved.options.sp == SequenceParallel::Off && !c.flags.is_empty() {
                 moved = moved.and("--sp".into(), |o| o.sp = SequenceParallel::On);

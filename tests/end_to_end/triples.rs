@@ -9,6 +9,7 @@ use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options};
+use passes::layout::{Counts, Cuts};
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -227,9 +228,17 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
     for (flag, n) in [("--etp", *etp), ("--zero", level), ("--vpp", *vpp), (group_size, *group), ("--bucket-size", *bucket_size)] {
         out.extend(n.iter().flat_map(|n| [flag.to_string(), n.to_string()]));
     }
-    if let Some(sizes) = layout {
-        let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
-        out.extend(["--pipeline-layers".into(), sizes.join(",")]);
+    match layout {
+        Cuts::Even { embedding, loss } => {
+            let counted = [(embedding, "--account-for-embedding-in-pipeline-split"), (loss, "--account-for-loss-in-pipeline-split")];
+            out.extend(counted.iter().filter(|(counts, _)| **counts == Counts::AsLayer).map(|(_, flag)| flag.to_string()));
+        }
+        Cuts::Sizes(sizes) => {
+            let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
+            out.extend(["--pipeline-layers".into(), sizes.join(",")]);
+        }
+        Cuts::Text(text) => out.extend(["--pipeline-layout".into(), text.clone()]),
+        Cuts::Balanced => out.extend(["--pipeline-layout".into(), "auto".into()]),
     }
     out.extend(triple.defines.iter().flat_map(|(n, v)| ["-D".into(), format!("{n}={v}")]));
     out.extend(triple.recipe.flags().iter().map(|f| f.to_string()));
@@ -316,7 +325,12 @@ fn gpt2_on_pp4_with_1f1b() {
 
 #[test]
 fn gpt2_on_pp2_with_gpipe_and_an_uneven_split() {
-    gpt2(Case { pp: 2, global_batch: 4, schedule: Schedule::GPipe, layout: Some(vec![1, 3]), ..Case::default() });
+    gpt2(Case { pp: 2, global_batch: 4, schedule: Schedule::GPipe, layout: Cuts::Sizes(vec![1, 3]), ..Case::default() });
+}
+
+#[test]
+fn gpt2_with_stages_for_embedding_and_loss() {
+    gpt2(Case { pp: 3, global_batch: 3, layout: Cuts::Text("E|t*4|L".into()), ..Case::default() });
 }
 
 #[test]

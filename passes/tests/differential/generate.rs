@@ -11,6 +11,7 @@ mod schedules;
 use crate::harness::{Case, Data, Range, Ranges};
 use ir::op::DType;
 use ir::random::mix;
+use passes::layout::{Counts, Cuts};
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -91,7 +92,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         vpp,
         group,
         rows: if dice.chance(40) { Rows::Random(seed) } else { Rows::Rules },
-        layout: None,
+        layout: Cuts::Even { embedding: counts(dice), loss: counts(dice) },
         seed,
         data: dice.pick(&[Data::Real, Data::Real, Data::Exact]),
         inline_ops: dice.chance(20),
@@ -105,6 +106,10 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         ]),
         precision: dice.pick(&[DType::F32, DType::F32, DType::F32, DType::Bf16, DType::F16]),
     }
+}
+
+fn counts(dice: &mut Dice) -> Counts {
+    if dice.chance(30) { Counts::AsLayer } else { Counts::AsNothing }
 }
 
 fn virtual_stages(case: &Case) -> u64 {
@@ -503,12 +508,16 @@ impl Writer {
         let total: u64 = self.layers.iter().sum();
         let parts = virtual_stages(&self.case);
         if parts > 1 && total > parts && self.dice.chance(50) {
+            if self.dice.chance(30) {
+                self.case.layout = Cuts::Balanced;
+                return;
+            }
             let mut sizes = vec![1u32; parts as usize];
             for _ in parts..total {
                 let k = self.dice.below(parts) as usize;
                 sizes[k] += 1;
             }
-            self.case.layout = Some(sizes);
+            self.case.layout = Cuts::Sizes(sizes);
         }
     }
 }

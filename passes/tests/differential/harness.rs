@@ -11,6 +11,7 @@ use ir::program::Job;
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
+use passes::layout::{Counts, Cuts};
 use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -38,7 +39,7 @@ pub struct Case {
     pub rows: Rows,
     pub vpp: Option<u64>,
     pub group: Option<u64>,
-    pub layout: Option<Vec<u32>>,
+    pub layout: Cuts,
     /// Of parameters, states and inputs.
     pub seed: u64,
     pub data: Data,
@@ -77,7 +78,7 @@ impl Default for Case {
             rows: Rows::Rules,
             vpp: None,
             group: None,
-            layout: None,
+            layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             seed: 1,
             data: Data::Real,
             inline_ops: false,

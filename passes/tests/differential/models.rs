@@ -2,6 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
+use passes::layout::{Counts, Cuts};
 use passes::plan::{CpComm, Zero};
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -168,6 +169,19 @@ fn tied_embeddings_agree_across_stages() {
 }
 
 #[test]
+fn embedding_and_loss_may_have_stages_of_their_own() {
+    let counted = Cuts::Even { embedding: Counts::AsLayer, loss: Counts::AsLayer };
+    let layouts = [counted, Cuts::Balanced, Cuts::Text("E|tttt|L".into()), Cuts::Text("E|tt|ttL".into())];
+    for layout in layouts {
+        check(GPT2.0, GPT2.1, &Case { layout: layout.clone(), ..case("pp3 m3") });
+        check(LLAMA.0, LLAMA.1, &Case { layout, ..case("tp2 pp3 sp m2") });
+    }
+    check(LLAMA.0, LLAMA.1, &Case { layout: Cuts::Text("E|t*2|(t|)*2L".into()), schedule: Schedule::GPipe, vpp: None, ..case("pp5 m2") });
+    check(GPT2.0, GPT2.1, &Case { layout: Cuts::Text("E|t|tt|tL".into()), ..case("pp2 m4 zbv") });
+    check(GPT2.0, GPT2.1, &Case { layout: Cuts::Text("E|tt|tt|L".into()), ..case("pp2 m4") });
+}
+
+#[test]
 fn every_schedule_computes_the_same() {
     let cases = ["pp2 v2 m2", "pp2 v2 m5 group3", "pp2 v2 m4 gpipe", "pp2 m3 zbh1", "pp4 m4 zbh1", "zbv m2", "pp2 m1 zbv", "pp2 m4 zbv"];
     on(GPT2, &[], &cases);
@@ -184,9 +198,9 @@ fn vocabularies_that_do_not_divide_are_padded() {
 #[test]
 fn stages_may_have_different_numbers_of_layers() {
     for layout in [[1, 3], [3, 1]] {
-        check(GPT2.0, GPT2.1, &Case { layout: Some(layout.to_vec()), ..case("pp2 m3") });
+        check(GPT2.0, GPT2.1, &Case { layout: Cuts::Sizes(layout.to_vec()), ..case("pp2 m3") });
     }
-    check(LLAMA.0, LLAMA.1, &Case { layout: Some(vec![1, 2, 1]), ..case("tp2 pp3 sp m3") });
+    check(LLAMA.0, LLAMA.1, &Case { layout: Cuts::Sizes(vec![1, 2, 1]), ..case("tp2 pp3 sp m3") });
 }
 
 #[test]
