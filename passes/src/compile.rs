@@ -264,6 +264,7 @@ fn no_gradient(e: DifferentiateError) -> CompileError {
             d = d.help("wrap it in `stop_gradient(..)` if none should flow");
         }
         DifferentiateError::NoLoss => d = d.help("end the model with `loss ..;`"),
+        DifferentiateError::NothingToTrain => d = d.help("leave a `param` out of `frozen: true` groups and `stop_gradient(..)`"),
     }
     CompileError::User(vec![d])
 }

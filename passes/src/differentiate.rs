@@ -17,13 +17,15 @@ pub enum DifferentiateError {
     NoGradient { op: String, origin: Box<Origin> },
     #[error("the model has no loss")]
     NoLoss,
+    #[error("there is nothing to train: the loss depends on no parameter that is not frozen")]
+    NothingToTrain,
 }
 
 /// Sums the loss terms into `graph.loss` and appends the gradient of every trainable parameter it depends on, times the loss scale if
 /// there is one.
 ///
 /// # Errors
-/// There is no loss, or a parameter reaches it through an op without a gradient (`%`).
+/// There is no loss, it depends on no trainable parameter, or a parameter reaches it through an op without a gradient (`%`).
 pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, DifferentiateError> {
     let mut graph = sum_losses(graph);
     let Some(loss) = graph.loss else { return Err(DifferentiateError::NoLoss) };
@@ -64,6 +66,9 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
         };
         let wants = |slot: usize| trains[node.args[slot].index()];
         adjoint(&mut b, v, &node.op, &node.args, &node.ty, dz, &wants, &mut give)?;
+    }
+    if graph.grads.is_empty() {
+        return Err(DifferentiateError::NothingToTrain);
     }
     graph.grads.sort_by_key(|g| g.0);
     Ok(graph)

@@ -235,6 +235,16 @@ fn refused(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], words: &str) -
 }
 
 #[test]
+fn a_model_whose_parameters_are_all_frozen_has_nothing_to_train() {
+    let text = "model m(batch, hidden = 4, out = 2) {
+      input x: f32[batch, hidden];
+      loss mean(linear(x, hidden, out) as map);
+    }
+    train { group \"*.w\" { frozen: true; } }";
+    assert_eq!(refused((text, &[]), &[], "m2"), ["E0502"]);
+}
+
+#[test]
 fn a_balance_of_the_whole_batch_needs_one_microbatch() {
     assert!(refused(MIXTRAL, &[], "m2").iter().all(|code| code == "E0631"));
 }
