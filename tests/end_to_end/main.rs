@@ -6,6 +6,7 @@ mod docs;
 mod dumps;
 mod faults;
 mod mcc;
+mod plans;
 mod reference;
 mod repeats;
 mod training;

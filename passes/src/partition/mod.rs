@@ -204,7 +204,11 @@ impl<'a> JobView<'a> {
                     if let Some(span) = users[v.index()].first().and_then(|(c, _)| body[*c].origin.span) {
                         e = e.label(span, "and this is not linear in it");
                     }
-                    errors.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)"));
+                    let e = e.help("use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)");
+                    // Layers that say the same say it once.
+                    if !errors.contains(&e) {
+                        errors.push(e);
+                    }
                 }
             }
         }
