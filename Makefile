@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test bench clean
+.PHONY: deps build demo test test-long bench clean
 
 TEXT ?=
 STEPS ?= 60
@@ -39,6 +39,10 @@ demo: build
 test: deps
 	cargo build --workspace --quiet
 	cargo test --workspace --quiet
+
+# Ten thousand random models on random meshes, and as many mutants of programs. Hours on two cores.
+test-long: deps
+	DIFFERENTIAL_COUNT=10000 MUTANTS=10000 cargo test --package passes --test differential --quiet -- --nocapture random:: programs::
 
 bench: build
 	cargo run --release --quiet -p codegen --example gemm_bench

@@ -76,7 +76,9 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
         let arg = node.args[0];
         // Of a gather, what is known is where its operand lies.
         let Some((_, sharding)) = local.source[v.index()].as_ref().or(local.source[arg.index()].as_ref()) else { continue };
-        if stages.is_none() && matches!(chunk, Chunk::Reduce | Chunk::Update) && joins(body, v, *kind) {
+        // What the forward pass leaves (losses, metrics, what states follow from) is small, and stays by itself.
+        let forward = matches!(local.chunks[first_of_step(local, arg).index()], Chunk::Prologue | Chunk::PrologueReduce | Chunk::Forward(_));
+        if stages.is_none() && !forward && matches!(chunk, Chunk::Reduce | Chunk::Update) && joins(body, v, *kind) {
             let split = local.mesh.ids().filter(|u| sharding[*u] != Placement::Replicated).collect();
             let of_pass = local.accumulate[arg.index()] || local.chunks[arg.index()].per_microbatch() && local.mesh.size(Axis::Microbatch) == 1;
             let accumulated = of_pass && matches!(kind, Collective::AllReduce(_));

@@ -2,6 +2,12 @@
 
 use crate::generate::{Triple, triple};
 use crate::harness::{Data, Outcome, attempt};
+use ir::op::DType;
+use passes::plan::{CpComm, Zero};
+use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
+use passes::schedule::Schedule;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +16,39 @@ use std::sync::atomic::{AtomicU64, Ordering};
 fn triples() -> u64 {
     std::env::var("DIFFERENTIAL_COUNT").ok().and_then(|s| s.parse().ok()).unwrap_or(600)
 }
+
+/// What a triple has that others have not.
+fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
+    let many = |n: u64| n > 1;
+    let all = [
+        ("dp", many(case.dp)),
+        ("tp", many(case.tp)),
+        ("sp", case.sp && many(case.tp)),
+        ("cp", many(case.cp)),
+        ("ring", many(case.cp) && matches!(case.cp_comm, CpComm::Ring | CpComm::AllToAllAndRing) && text.contains("attention(")),
+        ("ulysses", many(case.cp) && matches!(case.cp_comm, CpComm::AllToAll | CpComm::AllToAllAndRing) && text.contains("attention(")),
+        ("pp", many(case.pp)),
+        ("vpp", case.vpp.is_some_and(many)),
+        ("gpipe", many(case.pp) && case.schedule == Schedule::GPipe),
+        ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV)),
+        ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
+        ("experts", text.contains("dispatch(") || text.contains("experts_mlp(")),
+        ("ep", many(case.ep)),
+        ("etp", case.etp.is_some_and(|n| n != case.tp)),
+        ("zero 1", case.zero == Zero::States),
+        ("zero 2", case.zero == Zero::Gradients),
+        ("zero 3", case.zero == Zero::Params),
+        ("recompute", case.recompute != Recompute::None),
+        ("bf16", case.precision == DType::Bf16),
+        ("f16", case.precision == DType::F16),
+        ("random rows", case.rows != Rows::Rules),
+        ("microbatches", case.global_batch > case.dp * case.micro_batch),
+    ];
+    all.into_iter().filter(|f| f.1).map(|f| f.0).collect()
+}
+
+/// Pairs of features, by how often they came together.
+type Pairs = BTreeMap<(&'static str, &'static str), u64>;
 
 fn run(seed: u64) -> Result<Outcome, String> {
     let Triple { text, case, ranges } = triple(seed);
@@ -31,6 +70,7 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     let triples = triples();
     let next = AtomicU64::new(0);
     let (failures, refused) = (Mutex::new(vec![]), Mutex::new(vec![]));
+    let pairs = Mutex::new(Pairs::new());
     let (blown, exact) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
@@ -40,7 +80,15 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
                     if seed >= triples {
                         break;
                     }
-                    match run(seed) {
+                    let outcome = run(seed);
+                    if let Ok(Outcome::Right(_)) = outcome {
+                        let seen = features(&triple(seed));
+                        let mut pairs = pairs.lock().expect("no poison");
+                        for (k, a) in seen.iter().enumerate() {
+                            seen[..=k].iter().for_each(|b| *pairs.entry((*b, *a)).or_default() += 1);
+                        }
+                    }
+                    match outcome {
                         Ok(Outcome::Right(Data::Exact)) => drop(exact.fetch_add(1, Ordering::Relaxed)),
                         Ok(Outcome::Right(Data::Real)) => {}
                         Ok(Outcome::NotFinite) => drop(blown.fetch_add(1, Ordering::Relaxed)),
@@ -60,6 +108,13 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     assert!(refused.len() as u64 <= triples / 10, "{} triples are refused:\n{}", refused.len(), codes.join("\n"));
     let (blown, exact) = (blown.into_inner(), exact.into_inner());
     println!("{triples} triples: {exact} exact, {} refused, {blown} not finite", refused.len());
+    let pairs = pairs.into_inner().expect("no poison");
+    let names: Vec<&str> = pairs.keys().filter(|p| p.0 == p.1).map(|p| p.0).collect();
+    let together = |a: &str, b: &str| pairs.iter().any(|(p, _)| *p == (a, b) || *p == (b, a));
+    let apart: Vec<String> =
+        names.iter().enumerate().flat_map(|(k, a)| names[..k].iter().filter(|b| !together(a, b)).map(move |b| format!("{b} + {a}"))).collect();
+    println!("{} features, {} pairs seen together; never: {}", names.len(), pairs.len() - names.len(), apart.join(", "));
+    assert!(triples < 600 || names.len() >= 20, "features are missing: only {names:?}");
     assert!(exact >= triples / 5, "only {exact} triples were compared to the last bit");
     assert!(blown <= triples / 50, "{blown} models leave the finite numbers");
 }
