@@ -1,5 +1,7 @@
 //! The passes: each one file, one entry function, from one level to the next. No LLVM, no CUDA.
 
+#![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
+
 pub mod bucket;
 pub mod compile;
 pub mod differentiate;

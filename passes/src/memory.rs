@@ -16,7 +16,8 @@ pub struct Need {
 pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
     let least = most_alive(needs);
     let life = |n: &Need| (n.last - n.first + 1) as u64;
-    let orders: [&dyn Fn(&Need) -> (u64, u64); 4] =
+    type Key<'a> = &'a dyn Fn(&Need) -> (u64, u64);
+    let orders: [Key; 4] =
         [&|n| (n.bytes, life(n)), &|n| (n.bytes * life(n), n.bytes), &|n| (life(n), n.bytes), &|n| (u64::MAX - n.first as u64, n.bytes)];
     let mut best: Option<(Vec<u64>, u64)> = None;
     for key in orders {

@@ -144,10 +144,13 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     Sharded { graph, mesh: mesh.clone(), digits, shardings, reasons }
 }
 
+/// What makes two nodes compute the same: op, operands, type and layer.
+type Computation<'a> = (&'a Op, Vec<Value>, &'a Type, Option<u32>);
+
 /// For each value, the one of the forward pass that it computes again; itself for all others.
 fn originals(body: &Body) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::with_capacity(body.nodes.len());
-    let mut known: HashMap<(&Op, Vec<Value>, &Type, Option<u32>), Value> = HashMap::new();
+    let mut known: HashMap<Computation, Value> = HashMap::new();
     for v in body.values() {
         let node = &body[v];
         let key = (&node.op, node.args.iter().map(|a| out[a.index()]).collect(), &node.ty, node.origin.layer);

@@ -5,6 +5,9 @@ use super::{At, JobError, Phase, ensure};
 use crate::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// By the body that writes it: a buffer, and the command that reads it.
+type Writers = BTreeMap<usize, (BufferId, usize)>;
+
 /// The calls of one body within a phase or a run of phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
@@ -120,7 +123,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
         }
     }
     // Per body and stash that it uses: the writers of what it reads there, with a buffer each.
-    let mut needs: BTreeMap<usize, BTreeMap<usize, BTreeMap<usize, (BufferId, usize)>>> = BTreeMap::new();
+    let mut needs: BTreeMap<usize, BTreeMap<usize, Writers>> = BTreeMap::new();
     for &b in &called {
         for (id, touch) in of(b) {
             let Some((stash, _)) = program.stash(&program.buffers[id.index()]) else { continue };

@@ -11,7 +11,7 @@ pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>
         0..4 => (Schedule::GPipe, vpp, None, microbatches),
         4..11 if vpp.is_some_and(|v| v > 1) => {
             let microbatches = pp + dice.below(4);
-            let fits = |g: &u64| microbatches % g == 0 || microbatches % g >= pp;
+            let fits = |g: &u64| microbatches.is_multiple_of(*g) || microbatches % g >= pp;
             let groups: Vec<u64> = (pp..=microbatches).filter(fits).collect();
             let group = dice.pick(&groups);
             let default = fits(&pp) && dice.chance(50);
