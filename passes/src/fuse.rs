@@ -290,7 +290,9 @@ impl Fusion<'_> {
             (Op::AttentionGrad(a, _), Op::AttentionGrad(b, _)) => a == b && self.body[w].args == node.args,
             _ => false,
         };
-        self.groups.iter().enumerate().rev().find(|(_, g)| g.live && g.anchor.is_some_and(same)).map(|(k, _)| k).into_iter()
+        // Each result once: what is computed twice, for another reader, is a kernel of its own.
+        let again = |g: &Draft| g.nodes.iter().any(|w| self.body[*w].op == node.op);
+        self.groups.iter().enumerate().rev().find(|(_, g)| g.live && g.anchor.is_some_and(same) && !again(g)).map(|(k, _)| k).into_iter()
     }
 
     fn fits(&self, merged: &[usize], v: Value, reads: &Bits, aliased: &Bits) -> bool {
