@@ -5,7 +5,7 @@ use ir::dim::{Dim, DimInfo, Dims};
 use ir::graph::{Body, Node, Origin, Phase, Type, Value};
 use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
 use ir::mesh::{Axis, SubAxis};
-use ir::op::{Attention, Collective, Op, Real, Reduce};
+use ir::op::{Collective, Op, Real, Reduce};
 use ir::sharded::Placement;
 use std::collections::HashMap;
 
@@ -221,43 +221,13 @@ impl<'a> Emitter<'a> {
                 None => self.dim(d, &[]),
             }
         };
-        let mut list = |dims: &[Dim]| dims.iter().map(|d| at(*d)).collect::<Vec<_>>();
         match &node.op {
             Op::Param(p) => Op::Param(self.slot(*p)),
             Op::State(p, k) => Op::State(self.slot(*p), *k),
-            Op::Iota(d) => Op::Iota(at(*d)),
-            Op::View { from, to } => Op::View { from: list(from), to: list(to) },
-            Op::Slice { from, to, at: k } => Op::Slice { from: at(*from), to: to.map(at), at: *k },
-            Op::Pad { from, to, at: k } => Op::Pad { to: at(*to), from: from.map(at), at: *k },
-            Op::Concat { from, to } => Op::Concat { from: list(from), to: at(*to) },
-            Op::Dot { over } => Op::Dot { over: list(over) },
-            Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
-            Op::ArgMax { over } => Op::ArgMax { over: at(*over) },
-            Op::Cumsum { over, reverse } => Op::Cumsum { over: at(*over), reverse: *reverse },
-            Op::Gather { dim } => Op::Gather { dim: at(*dim) },
-            Op::Scatter { dim } => Op::Scatter { dim: at(*dim) },
-            Op::Dispatch(r) => Op::Dispatch(r.map_dims(&mut at)),
-            Op::Combine(r) => Op::Combine(r.map_dims(&mut at)),
-            Op::Attention(a) => Op::Attention(attention(a, &mut at)),
-            Op::AttentionLse(a) => Op::AttentionLse(attention(a, &mut at)),
-            Op::AttentionGrad(a, w) => Op::AttentionGrad(attention(a, &mut at), *w),
-            op @ (Op::Input(_)
-            | Op::Table(_)
-            | Op::Const(_)
-            | Op::Uniform { .. }
-            | Op::Scalar(_)
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(_)
-            | Op::Select
-            | Op::Add
-            | Op::Cast
-            | Op::StopGradient
-            | Op::Cut
-            | Op::Expand) => op.clone(),
             Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
                 unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
             }
+            op => op.map_dims(&mut at),
         }
     }
 
@@ -310,8 +280,4 @@ impl<'a> Emitter<'a> {
         self.map.insert((v, chunk), w);
         w
     }
-}
-
-fn attention(a: &Attention, at: &mut dyn FnMut(Dim) -> Dim) -> Attention {
-    Attention { at: at(a.at), keys: at(a.keys), d: at(a.d), ..a.clone() }
 }
