@@ -34,7 +34,7 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
         job.programs.len(),
         if job.programs.len() == 1 { "" } else { "es" },
         count(job.kernels.len() as u64),
-        job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. }))).count(),
+        job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. }))).count(),
     );
     for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));

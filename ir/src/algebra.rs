@@ -120,6 +120,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::Shard { from, to, .. } => plain(blocked(&[*from, *to]), &[0]),
         Op::Concat { from, to } => plain(blocked(&[from.as_slice(), &[*to]].concat()), &[]),
         Op::Dot { .. } => plain(by_name(&map_or_sum), &[0, 1]),
+        Op::GroupedDot { rows, experts, .. } => plain(blocked(&[*rows, *experts]), &[0, 1]),
         Op::Reduce { kind, .. } => match kind {
             Reduce::Sum => plain(by_name(&map_or_sum), &[0]),
             Reduce::Max => plain(by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Max }), &[]),
@@ -154,6 +155,7 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
         Op::ArgMax { over } | Op::Cumsum { over, .. } => vec![*over],
         Op::Gather { dim } | Op::Scatter { dim } => vec![*dim],
+        Op::GroupedDot { rows, experts, .. } => vec![*rows, *experts],
         Op::Dispatch(r) | Op::Combine(r) => vec![r.experts],
         Op::Input(_)
         | Op::Param(_)

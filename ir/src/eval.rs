@@ -309,6 +309,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
                 .collect()
         }
         Op::Dot { over } => contract(dims, &node.ty.dims, over, (args[0], body.dims_of(node.args[0])), (args[1], body.dims_of(node.args[1]))),
+        Op::GroupedDot { rows, experts, .. } => grouped(body, v, *rows, *experts, args),
         Op::Reduce { kind, over } => {
             let mut out = vec![if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 }; total];
             let source = body.dims_of(node.args[0]);
@@ -475,6 +476,34 @@ fn contract(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f
         .collect()
 }
 
+/// `a * b` summed expert by expert over its rows; all other rows are left alone.
+fn grouped(body: &Body, v: Value, rows: Dim, experts: Dim, args: &[&[f64]]) -> Vec<f64> {
+    let (node, dims) = (&body[v], &body.dims);
+    let of: Vec<&[Dim]> = node.args.iter().map(|a| body.dims_of(*a)).collect();
+    let mut over = vec![experts];
+    for d in of.iter().copied().flatten().copied().filter(|d| *d != rows) {
+        if !over.contains(&d) {
+            over.push(d);
+        }
+    }
+    let steps: Vec<Vec<usize>> = of.iter().map(|has| strides(dims, has, &over)).collect();
+    let place = strides(dims, &node.ty.dims, &over);
+    let [a, b, o] = [of[0], of[1], &node.ty.dims].map(|has| strides(dims, has, &[rows])[0]);
+    let expert = strides(dims, of[2], &[experts])[0];
+    let row = |end: f64| (end as usize).min(dims.size(rows) as usize);
+    let mut out = vec![0.0; dims.elements(&node.ty.dims) as usize];
+    let mut walk = Walk::new(dims, &over);
+    for _ in 0..walk.total() {
+        let [x, y, end, z] = [&steps[0], &steps[1], &steps[2], &place].map(|s| walk.offset(s));
+        let first = if walk.at[0] == 0 { 0 } else { row(args[2][end - expert]) };
+        for i in first..row(args[2][end]) {
+            out[z + i * o] += args[0][x + i * a] * args[1][y + i * b];
+        }
+        walk.step();
+    }
+    out
+}
+
 /// A tensor on its way.
 struct Tensor {
     data: Vec<f64>,
@@ -542,3 +571,6 @@ fn attention_grad(body: &Body, v: Value, a: &Attention, which: AttentionGrad, ar
     };
     contract(dims, &node.ty.dims, &over, (&ds, &p.dims), other)
 }
+
+#[cfg(test)]
+mod tests;

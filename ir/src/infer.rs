@@ -82,7 +82,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         | Op::ArgMax { .. }
         | Op::Cumsum { .. } => 1,
         Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::Dispatch(_) | Op::Combine(_) => 2,
-        Op::Select => 3,
+        Op::Select | Op::GroupedDot { .. } => 3,
         Op::AttentionLse(a) => 2 + positions(a),
         Op::Attention(a) => 3 + positions(a),
         Op::AttentionGrad(a, _) => 6 + positions(a),
@@ -218,6 +218,17 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             out.retain(|d| !over.contains(d));
             Type::new(sum(args[0].dtype), out)
         }
+        Op::GroupedDot { rows, experts, over } => {
+            if !same(&args[..2]) || !args[0].dtype.is_float() || !grouped(*rows, *experts, over, args) {
+                return fail("wants floats and i32 ends, rows in the first operand, rows or experts in the second, and a sum that fits them");
+            }
+            let mut out = union(&args[..2]);
+            out.retain(|d| !over.contains(d));
+            if !args[1].has(*experts) {
+                out.insert(0, *experts);
+            }
+            Type::new(sum(args[0].dtype), out)
+        }
         Op::Reduce { kind, over } => match without(args[0], over) {
             Some(d) if (*kind == Reduce::Any) == (args[0].dtype == DType::Bool) => {
                 let dtype = args[0].dtype;
@@ -312,6 +323,26 @@ fn collective(kind: Collective, part: Option<Dim>, arg: &Type) -> Option<Type> {
         }
     }
     Some(ty)
+}
+
+/// Whether the operands of a `GroupedDot` are what it says of them.
+fn grouped(rows: Dim, experts: Dim, over: &[Dim], args: &[&Type]) -> bool {
+    let (a, b, ends) = (args[0], args[1], args[2]);
+    let part = |d: Dim| d != experts && ends.has(d);
+    let summed = match (b.has(rows), b.has(experts)) {
+        (true, false) => rows,
+        (false, true) => experts,
+        (true, true) | (false, false) => return false,
+    };
+    let others = |d: Dim| a.has(d) && b.has(d) && d != rows && (summed == rows || !part(d));
+    ends.dtype == DType::I32
+        && ends.has(experts)
+        && !ends.has(rows)
+        && ends.dims.iter().all(|d| *d == experts || a.has(*d))
+        && a.has(rows)
+        && !a.has(experts)
+        && over.contains(&summed)
+        && over.iter().all(|d| *d == summed || others(*d))
 }
 
 fn routes(r: &Routing, chosen: &Type) -> bool {

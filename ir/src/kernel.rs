@@ -19,7 +19,7 @@ pub enum Family {
     /// Pointwise ops, reductions, gathers. Every output has all dims of `grid`, no reduction (`Reduce`, `ArgMax`, `Cumsum`)
     /// is over a dim of `grid`; so grid points are independent of each other. Dims outside of `grid` are loops within a point.
     Loops { grid: Vec<Dim> },
-    /// One `Dot`, then pointwise ops on its result.
+    /// One `Dot` or `GroupedDot`, then pointwise ops on its result.
     Gemm,
     /// `Attention` and `AttentionLse` of the same operands (the latter optional).
     Attention,
@@ -115,7 +115,7 @@ impl Kernel {
                 | Op::Send { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
-                Op::Dot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
+                Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
                     anchors += 1;
                     last_anchor = Some(v);
                 }

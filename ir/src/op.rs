@@ -371,6 +371,18 @@ pub enum Op {
     Dot {
         over: Vec<Dim>,
     },
+    /// `(a, b, ends)`, `Local` level and kernels only: the dot of `a`, `b` and the experts' rows. `ends` is i32, `[experts]` and any dims of `a`, its
+    /// *parts*. The rows of an expert are those from the end of the expert before it (or 0) to its own end, which is not less and counts as
+    /// the number of rows if it is more; rows from the last end on are nobody's. With m = 1 where a row is an expert's and 0 elsewhere,
+    /// the result is the sum over `over` of `a * b * m`; operands of nobody's rows are never read.
+    ///
+    /// `a` has `rows`, `b` has either `experts` (then `over` has them too, and no part: each row times its expert's matrix, 0 for nobody's) or `rows` as
+    /// well (then `over` has them: each expert's sum over its rows, and over the parts that `over` names).
+    GroupedDot {
+        rows: Dim,
+        experts: Dim,
+        over: Vec<Dim>,
+    },
     Reduce {
         kind: Reduce,
         over: Vec<Dim>,
@@ -444,6 +456,7 @@ impl Op {
             Op::Recv { .. } => "recv",
             Op::Send { .. } => "send",
             Op::Dot { .. } => "dot",
+            Op::GroupedDot { .. } => "grouped_dot",
             Op::Reduce { kind, .. } => match kind {
                 Reduce::Sum => "reduce_sum",
                 Reduce::Max => "reduce_max",
@@ -468,6 +481,7 @@ impl Op {
             Op::View { from, to } => Op::View { from: list(from), to: list(to) },
             Op::Concat { from, to } => Op::Concat { from: list(from), to: f(*to) },
             Op::Dot { over } => Op::Dot { over: list(over) },
+            Op::GroupedDot { rows, experts, over } => Op::GroupedDot { over: list(over), rows: f(*rows), experts: f(*experts) },
             Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
             Op::Iota(d) => Op::Iota(f(*d)),
             Op::Slice { from, to, at } => Op::Slice { from: f(*from), to: to.map(f), at: *at },
@@ -545,6 +559,7 @@ impl Op {
             | Op::Recv { .. }
             | Op::Send { .. }
             | Op::Dot { .. }
+            | Op::GroupedDot { .. }
             | Op::Reduce { .. }
             | Op::ArgMax { .. }
             | Op::Cumsum { .. }

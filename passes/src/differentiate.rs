@@ -358,7 +358,13 @@ fn adjoint(
             }
         }
         Op::Reduce { kind: Reduce::Any, .. } | Op::Compare(_) | Op::ArgMax { .. } | Op::StopGradient => {}
-        Op::AttentionLse(_) | Op::AttentionGrad(..) | Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => {
+        Op::AttentionLse(_)
+        | Op::AttentionGrad(..)
+        | Op::GroupedDot { .. }
+        | Op::Shard { .. }
+        | Op::Reshard { .. }
+        | Op::Collective { .. }
+        | Op::Send { .. } => {
             return Err(no_gradient(b, op));
         }
         Op::Input(_)

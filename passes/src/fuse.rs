@@ -55,6 +55,7 @@ pub fn role(body: &Body, v: Value) -> Role {
         | Op::Pad { .. }
         | Op::Concat { .. }
         | Op::Dot { .. }
+        | Op::GroupedDot { .. }
         | Op::Reduce { .. }
         | Op::ArgMax { .. }
         | Op::Cumsum { .. }
@@ -331,7 +332,7 @@ impl Fusion<'_> {
     /// Pointwise ops on the result of a contraction.
     fn epilogue(&self, nodes: &BTreeSet<Value>, anchor: Value) -> bool {
         let dims: BTreeSet<Dim> = self.body.dims_of(anchor).iter().copied().collect();
-        matches!(self.body[anchor].op, Op::Dot { .. })
+        matches!(self.body[anchor].op, Op::Dot { .. } | Op::GroupedDot { .. })
             && nodes.iter().filter(|n| **n != anchor).all(|n| {
                 let own: BTreeSet<Dim> = self.body.dims_of(*n).iter().copied().collect();
                 self.body[*n].op.is_pointwise() && own == dims && self.body.dims_of(*n) == self.body.dims_of(anchor)
@@ -419,5 +420,5 @@ impl Fusion<'_> {
 }
 
 fn is_anchor(op: &Op) -> bool {
-    matches!(op, Op::Dot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..))
+    matches!(op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..))
 }

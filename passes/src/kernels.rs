@@ -177,6 +177,9 @@ impl Building<'_> {
             Op::Pad { from, to, at } => Op::Pad { from: from.map(|d| self.dim(d)), to: self.dim(*to), at: *at },
             Op::Concat { from, to } => Op::Concat { from: from.iter().map(|d| self.dim(*d)).collect(), to: self.dim(*to) },
             Op::Dot { over } => Op::Dot { over: over.iter().map(|d| self.dim(*d)).collect() },
+            Op::GroupedDot { rows, experts, over } => {
+                Op::GroupedDot { rows: self.dim(*rows), experts: self.dim(*experts), over: over.iter().map(|d| self.dim(*d)).collect() }
+            }
             Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: over.iter().map(|d| self.dim(*d)).collect() },
             Op::ArgMax { over } => Op::ArgMax { over: self.indexed(*over) },
             Op::Cumsum { over, reverse } => Op::Cumsum { over: self.dim(*over), reverse: *reverse },

@@ -145,6 +145,7 @@ fn is_zero(body: &Body, zero: &HashMap<(Value, Dim), bool>, v: Value, d: Dim) ->
         | Op::Scalar(_)
         | Op::Table(_)
         | Op::Shard { .. }
+        | Op::GroupedDot { .. }
         | Op::Collective { .. }
         | Op::Recv { .. }
         | Op::Send { .. } => false,

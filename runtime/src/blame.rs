@@ -5,11 +5,12 @@
 
 use crate::device::{Device, Location};
 use crate::executor::{offsets, reach};
-use ir::dim::Base;
+use ir::dim::{Base, Dim};
 use ir::eval;
 use ir::graph::Type;
 use ir::kernel::Kernel;
 use ir::op::{DType, Op, Scalar};
+use std::collections::BTreeSet;
 
 /// Most multiplications or so that interpreting a kernel may take.
 const MOST_WORK: u64 = 20_000_000;
@@ -96,6 +97,11 @@ fn work(kernel: &Kernel) -> u64 {
     let each = body.values().map(|v| {
         let summed = match &body[v].op {
             Op::Dot { over } => body.dims.elements(over),
+            // At most all rows, each once.
+            Op::GroupedDot { rows, experts, over } => {
+                let all: BTreeSet<Dim> = over.iter().chain([rows]).chain(&body[v].ty.dims).copied().filter(|d| d != experts).collect();
+                return all.into_iter().map(|d| body.dims.size(d)).product();
+            }
             Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => body.dims.elements(&[a.keys, a.d]),
             _ => 1,
         };

@@ -183,6 +183,7 @@ fn op_dims(op: &Op) -> Vec<Dim> {
         Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
         Op::Shard { from, to, .. } => vec![*from, *to],
         Op::Dot { over } | Op::Reduce { over, .. } => over.clone(),
+        Op::GroupedDot { rows, experts, over } => [over.as_slice(), &[*rows, *experts]].concat(),
         Op::Dispatch(r) | Op::Combine(r) => vec![r.experts, r.choice],
         Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => vec![a.at, a.keys, a.d],
         Op::Collective { part, .. } => part.iter().copied().collect(),

@@ -97,6 +97,11 @@ ops! { io;
     Op::Recv { hops, channel }, [Op::Recv { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Send { hops, channel }, [Op::Send { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Dot { over }, [Op::Dot { over: vec![] }] => io.with(" over ", over, dims);
+    Op::GroupedDot { rows, experts, over }, [Op::GroupedDot { rows: D, experts: D, over: vec![] }] => {
+        io.with(" rows ", rows, dim)?;
+        io.with(" experts ", experts, dim)?;
+        io.with(" over ", over, dims)
+    };
     Op::Reduce { kind: _, over }, each(Reduce::ALL, |kind| Op::Reduce { kind, over: vec![] }) => io.with(" over ", over, dims);
     Op::ArgMax { over }, [Op::ArgMax { over: D }] => io.with(" over ", over, dim);
     Op::Cumsum { over, reverse }, [Op::Cumsum { over: D, reverse: false }] => {

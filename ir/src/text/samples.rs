@@ -107,6 +107,7 @@ pub fn every_op() -> Vec<Op> {
         Op::Recv { hops: -2, channel: Channel(3) },
         Op::Send { hops: 1, channel: Channel(0) },
         Op::Dot { over: vec![a, b] },
+        Op::GroupedDot { rows: a, experts: b, over: vec![b, c] },
         Op::ArgMax { over: a },
         Op::Cumsum { over: a, reverse: false },
         Op::Cumsum { over: a, reverse: true },
