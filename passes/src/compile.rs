@@ -206,23 +206,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     )?;
     let job = match options.overlap {
         Overlap::Off => job,
-        Overlap::On => {
-            let streams = |job: &Job| {
-                let mut job = job.clone();
-                overlap::overlap(&mut job);
-                ir::job::verify(&job).map(|()| job)
-            };
-            // Streams are only ever used with their proof; without one, commands run in the order that was proved above.
-            match trace.step("overlap", || streams(&job), |_| Ok(()))? {
-                Ok(streamed) => streamed,
-                Err(e) => {
-                    let d =
-                        Diagnostic::warning("W0642", format!("communication is not overlapped: its streams could not be proved free of races ({e})"));
-                    warnings.push(d.help("this is a shortcoming of mcc, and costs time alone; `--overlap off` says the same without a warning"));
-                    job
-                }
-            }
-        }
+        Overlap::On => trace.step("overlap", || overlap::overlap(job), |job| ir::job::verify(job).map_err(|e| e.to_string()))?,
     };
     trace.step("refine", || (), |()| refines(&job, &locals, &evaluation).map_err(|e| e.to_string()))?;
     Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })

@@ -21,8 +21,8 @@ pub enum Overlap {
 }
 
 /// Puts communication of all programs on its streams, and events where they need each other.
-pub fn overlap(job: &mut Job) {
-    let Job { mesh, kernels, programs, stages, .. } = job;
+pub fn overlap(mut job: Job) -> Job {
+    let Job { mesh, kernels, programs, stages, .. } = &mut job;
     for (p, program) in programs.iter_mut().enumerate() {
         for body in &mut program.bodies {
             for command in &mut body.commands {
@@ -38,6 +38,7 @@ pub fn overlap(job: &mut Job) {
         }
         synchronise(program, kernels, &schedules);
     }
+    job
 }
 
 /// The stream of a command.
@@ -317,14 +318,17 @@ impl<'a> Player<'a> {
                 }
             }
         }
-        // Those which imply others first.
-        let mut missing: Vec<(usize, u32, Site)> = after.iter().enumerate().filter_map(|(t, a)| a.map(|(moment, site)| (t, moment, site))).collect();
-        missing.retain(|(t, moment, _)| self.clocks[s][*t] < *moment);
-        let implied = |a: &(usize, u32, Site), b: &(usize, u32, Site)| a.2 != b.2 && self.done[b.2][a.0] >= a.1;
-        let waits: Vec<Site> = missing.iter().filter(|a| !missing.iter().any(|b| implied(a, b))).map(|a| a.2).collect();
-        for other in waits {
-            self.needed[site].insert(other);
-            join(&mut self.clocks[s], &self.done[other]);
+        let missing: Vec<(usize, u32, Site)> = after.iter().enumerate().filter_map(|(t, a)| a.map(|(moment, site)| (t, moment, site))).collect();
+        // Those which imply most of the others first. A wait is for the last time that its command was issued, which may be after the
+        // moment that is missing: two can imply each other, so each is left out only for what is waited for by then.
+        let implies = |b: Site| missing.iter().filter(|(t, moment, _)| self.done[b][*t] >= *moment).count();
+        let mut waits: Vec<(usize, usize, u32, Site)> = missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
+        waits.sort_unstable_by_key(|w| std::cmp::Reverse(*w));
+        for (_, t, moment, other) in waits {
+            if self.clocks[s][t] < moment {
+                self.needed[site].insert(other);
+                join(&mut self.clocks[s], &self.done[other]);
+            }
         }
         self.clocks[s][s] += 1;
         let now = self.clocks[s][s];
