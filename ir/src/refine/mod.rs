@@ -15,6 +15,7 @@
 mod digits;
 mod graph;
 mod memory;
+mod normal;
 mod program;
 mod term;
 

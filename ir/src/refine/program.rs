@@ -211,15 +211,15 @@ impl<'a> Machine<'a> {
     }
 
     fn compare(mut self, want: &Outcome, updates: bool) -> Result<(), String> {
+        let got = std::mem::take(&mut self.got);
         for (report, x) in &want.reports {
             let name = &self.job.reports[*report as usize];
-            let got = self.got.reports.get(report).ok_or_else(|| format!("`{name}` is not reported"))?;
+            let got = got.reports.get(report).ok_or_else(|| format!("`{name}` is not reported"))?;
             self.same(&format!("report `{name}`"), x, got)?;
         }
-        if self.got.sent.keys().ne(want.sent.keys()) {
+        if got.sent.keys().ne(want.sent.keys()) {
             return Err("it sends on other channels than its graph".into());
         }
-        let got = std::mem::take(&mut self.got);
         for ((hops, channel), list) in &want.sent {
             self.lists(&format!("what it sends {hops} stages on, on {channel}"), list, &got.sent[&(*hops, *channel)])?;
         }
@@ -248,18 +248,19 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn lists(&self, what: &str, want: &[Access], got: &[Access]) -> Result<(), String> {
+    fn lists(&mut self, what: &str, want: &[Access], got: &[Access]) -> Result<(), String> {
         if want.len() != got.len() {
             return Err(format!("{what} are {} values, in its graph {}", got.len(), want.len()));
         }
         want.iter().zip(got).enumerate().try_for_each(|(k, (w, g))| self.same(&format!("{what}, value {k},"), w, g))
     }
 
-    fn same(&self, what: &str, want: &Access, got: &Access) -> Result<(), String> {
+    fn same(&mut self, what: &str, want: &Access, got: &Access) -> Result<(), String> {
+        let (want, got) = (self.terms.normal(want.clone()), self.terms.normal(got.clone()));
         if want == got {
             return Ok(());
         }
-        Err(format!("{what} is not what its graph says: {}", self.terms.difference(want, got)))
+        Err(format!("{what} is not what its graph says: {}", self.terms.difference(&want, &got)))
     }
 }
 

@@ -139,7 +139,14 @@ impl Terms {
         Access::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
     }
 
-    fn intern(&mut self, key: Key) -> Term {
+    /// What a copy holds, along one dim, and its dtype.
+    pub fn original(&self, copy: Term) -> Option<(Access, DType)> {
+        let key = &self.keys[copy.0 as usize];
+        (key.what == What::Stored).then(|| (key.args[0].clone(), key.dtype))
+    }
+
+    fn intern(&mut self, mut key: Key) -> Term {
+        key.args = key.args.into_iter().map(|x| self.normal(x)).collect();
         if let Some(term) = self.known.get(&key) {
             return *term;
         }
