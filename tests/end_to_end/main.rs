@@ -18,5 +18,6 @@ mod triples;
 mod differential {
     pub mod generate;
     pub mod harness;
+    pub mod wanted;
 }
 use differential::harness;

@@ -1,5 +1,6 @@
 //! The harness: compiles a text, runs one step on all ranks, and compares with the logical graph.
 
+use super::wanted::{Wanted, unrounded};
 use frontend::Options as Text;
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
@@ -53,7 +54,8 @@ pub struct Case {
 /// What parameters, states and inputs hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Normal numbers; results agree to 1e-9 of the tensor's greatest element, in 16 bits as far as rounding goes ([`Wanted`]).
+    /// Normal numbers; results agree to 1e-9 of the tensor's greatest element. In 16 bits they do so without rounding, and with it as far as
+    /// rounding goes ([`Wanted`]).
     Real,
     /// Small integers; results agree to the last bit, wherever f64 is exact.
     Exact,
@@ -196,15 +198,32 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         return Err("streams and list order give different results".into());
     }
     // Sums of integers are exact in any order as long as they are small; squares of gradients may not be.
-    let exact = case.data == Data::Exact
-        && want.values.iter().enumerate().all(|(k, v)| {
-            let late = graph.grad_norm.is_some_and(|n| k >= n.index());
-            late || is_exact(graph.body.nodes[k].ty.dtype, v)
-        });
-    let norm = graph.grad_norm.and_then(|v| want.differs("grad_norm", &[got.reports["grad_norm"]], v, &want.values[v.index()]));
+    let exact = case.data == Data::Exact && want.is_exact(graph, graph.grad_norm.map_or(usize::MAX, Value::index));
     let want = if exact { want.exactly() } else { want };
-    let mut wrong = compare_reports(graph, &want, &got.reports);
-    wrong.extend(norm);
+    let mut wrong = compare_step(graph, &want, &got);
+    wrong.extend(recomputed_differently(text, defines, case, &given, &got)?);
+    let evaluated = |job: &Job| reference::run_eval(job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"));
+    let want = Wanted::new(&eval_graph, &given, case.precision);
+    let want = if exact && want.is_exact(&eval_graph, usize::MAX) { want.exactly() } else { want };
+    wrong.extend(compare_reports(&eval_graph, &want, &evaluated(&c.job)?).into_iter().map(|e| format!("evaluation's {e}")));
+    if case.precision.is_half() {
+        let plain = |e: String| format!("without rounding: {e}");
+        let job = unrounded(&c.job);
+        let got = reference::run_step(&job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| plain(e.to_string()))?;
+        wrong.extend(compare_step(graph, &Wanted::unrounded(graph, &given), &got).into_iter().map(plain));
+        let want = Wanted::unrounded(&eval_graph, &given);
+        wrong.extend(compare_reports(&eval_graph, &want, &evaluated(&job)?).into_iter().map(|e| plain(format!("evaluation's {e}"))));
+    }
+    if !wrong.is_empty() {
+        return Err(wrong.join("; "));
+    }
+    Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
+}
+
+/// What differs of a step's reports, parameters and states.
+fn compare_step(graph: &Graph, want: &Wanted, got: &reference::StepResult) -> Vec<String> {
+    let mut wrong = compare_reports(graph, want, &got.reports);
+    wrong.extend(graph.grad_norm.and_then(|v| want.differs("grad_norm", &[got.reports["grad_norm"]], v, &want.values[v.index()])));
     for u in &graph.updates {
         let info = &graph.params[u.param as usize];
         let mut compare = |name: &str, got: &[f64], v: Value| {
@@ -212,23 +231,14 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
             wrong.extend(want.differs(name, got, v, &in_order));
         };
         // AdamW divides by the root of squares, however small: that magnifies rounding without bound. Its means are compared.
-        if exact || !case.precision.is_half() || u.states.len() < 2 {
+        if want.is_sharp() || u.states.len() < 2 {
             compare(&info.name, &got.params[&info.name].data, u.new);
         }
         for (k, v) in u.states.iter().enumerate() {
             compare(&format!("{} state {k}", info.name), &got.states[&(info.name.clone(), k as u32)].data, *v);
         }
     }
-    wrong.extend(recomputed_differently(text, defines, case, &given, &got)?);
-    let want = Wanted::new(&eval_graph, &given, case.precision);
-    let all_exact = exact && want.values.iter().zip(&eval_graph.body.nodes).all(|(v, n)| is_exact(n.ty.dtype, v));
-    let want = if all_exact { want.exactly() } else { want };
-    let got = reference::run_eval(&c.job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
-    wrong.extend(compare_reports(&eval_graph, &want, &got).into_iter().map(|e| format!("evaluation's {e}")));
-    if !wrong.is_empty() {
-        return Err(wrong.join("; "));
-    }
-    Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
+    wrong
 }
 
 /// What recomputation changed, to the last bit. With random rows a copy may be split otherwise than its original.
@@ -271,73 +281,10 @@ pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> 
     Ok(())
 }
 
-/// What the logical graph computes, and how far from it is still right.
-struct Wanted {
-    values: Vec<Vec<f64>>,
-    /// Per value: most by which an element may be off.
-    bounds: Vec<f64>,
-    is_exact: bool,
-    is_half: bool,
-}
-
-impl Wanted {
-    /// In f32, 1e-9 of the greatest element. In 16 bits sums of parts are rounded where the whole sum is not, and later values amplify that, so
-    /// the bound is measured: some places of the greatest element, and some times what rounding does to the value altogether.
-    fn new(graph: &Graph, given: &Given, precision: DType) -> Wanted {
-        let values = eval::run(&graph.body, &mut Logical { graph, given });
-        let greatest = |v: &Vec<f64>| v.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
-        let share = match precision {
-            DType::F32 | DType::I32 | DType::Bool => {
-                let bounds = values.iter().map(|v| 1e-9 * greatest(v)).collect();
-                return Wanted { values, bounds, is_exact: false, is_half: false };
-            }
-            DType::Bf16 => 16.0 * 2f64.powi(-8),
-            DType::F16 => 16.0 * 2f64.powi(-11),
-        };
-        let mut plain = graph.clone();
-        for node in &mut plain.body.nodes {
-            if node.ty.dtype.is_half() {
-                node.ty.dtype = DType::F32;
-            }
-        }
-        let unrounded = eval::run(&plain.body, &mut Logical { graph: &plain, given });
-        let moved = |v: &Vec<f64>, w: &Vec<f64>| v.iter().zip(w).fold(0f64, |m, (x, y)| m.max((x - y).abs()));
-        let bounds = values.iter().zip(&unrounded).map(|(v, w)| share * greatest(v) + 4.0 * moved(v, w)).collect();
-        Wanted { values, bounds, is_exact: false, is_half: true }
-    }
-
-    fn exactly(mut self) -> Wanted {
-        self.bounds.fill(0.0);
-        self.is_exact = true;
-        self
-    }
-
-    /// `want` is `v` in the order of `got`.
-    fn differs(&self, name: &str, got: &[f64], v: Value, want: &[f64]) -> Option<String> {
-        if got.len() != want.len() {
-            return Some(format!("{name} has {} elements instead of {}", got.len(), want.len()));
-        }
-        let bound = self.bounds[v.index()];
-        let i = got.iter().zip(want).position(|(g, w)| (g - w).abs() > bound || g.is_nan())?;
-        Some(format!("{name}[{i}] is {} instead of {}, off by more than {bound:e}", got[i], want[i]))
-    }
-}
-
-/// Whether sums of some thousands of such numbers, and these times the learning rate, are exact; in 16 bits, sums of a few: all
-/// are small multiples of one power of two.
-fn is_exact(dtype: DType, values: &[f64]) -> bool {
-    if !dtype.is_half() {
-        return values.iter().all(|x| x.abs() < 2f64.powi(40) && (x * 256.0).fract() == 0.0);
-    }
-    let most = values.iter().fold(0f64, |m, x| m.max(x.abs()));
-    let unit = 2f64.powi(most.max(2f64.powi(-60)).log2().ceil() as i32 - 5);
-    values.iter().all(|x| (x / unit).fract() == 0.0)
-}
-
 fn compare_reports(graph: &Graph, want: &Wanted, got: &BTreeMap<String, f64>) -> Vec<String> {
     let total = graph.loss.map(|value| Report { name: "loss".into(), value });
     // A metric may count, and a count moves by whole ones, whatever moved what is counted.
-    let metrics = graph.metrics.iter().filter(|_| want.is_exact || !want.is_half);
+    let metrics = graph.metrics.iter().filter(|_| want.is_sharp());
     let reports = graph.losses.iter().chain(metrics).chain(&total);
     reports.filter_map(|r| want.differs(&r.name, &[got[&r.name]], r.value, &want.values[r.value.index()])).collect()
 }
@@ -349,7 +296,7 @@ const SEED: u64 = 7;
 const STEP: u64 = 3;
 
 /// What a step starts from: whole tensors by name.
-struct Given {
+pub struct Given {
     params: BTreeMap<String, Tensor>,
     inputs: BTreeMap<String, Tensor>,
     states: reference::States,
@@ -433,9 +380,10 @@ impl Runner {
     }
 }
 
-struct Logical<'a> {
-    graph: &'a Graph,
-    given: &'a Given,
+/// A logical graph as what [`eval`] asks for sources and scalars.
+pub struct Logical<'a> {
+    pub graph: &'a Graph,
+    pub given: &'a Given,
 }
 
 impl Env for Logical<'_> {

@@ -12,3 +12,4 @@ mod mutations;
 mod precision;
 mod programs;
 mod random;
+mod wanted;
