@@ -400,6 +400,17 @@ mod tests {
     }
 
     #[test]
+    fn the_balance_of_experts_counts_where_the_config_returns_what_routers_say() {
+        let balanced = |config: &Config| setting(&read(config).unwrap(), "balanced");
+        assert_eq!(balanced(&case("mixtral")), "true");
+        let mut config = case("mixtral");
+        config.remove("output_router_logits");
+        assert_eq!(balanced(&config), "false");
+        let noisy = with(case("mixtral"), "router_jitter_noise", "0.01");
+        assert!(warnings(&noisy).starts_with("router_jitter_noise = 0.01: "), "{}", warnings(&noisy));
+    }
+
+    #[test]
     fn windows_of_some_layers_are_refused() {
         assert_eq!(errors(&with(case("qwen2"), "use_sliding_window", "true")), "use_sliding_window = true is not supported, only false");
         let mixed = with(case("qwen3"), "layer_types", r#"["full_attention","sliding_attention"]"#);

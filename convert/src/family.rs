@@ -6,6 +6,7 @@ mod bert;
 mod common;
 mod gpt2;
 mod llama;
+mod mixtral;
 mod nemotron;
 
 pub use common::COMMON;
@@ -141,7 +142,8 @@ const fn real(field: &'static str, name: &'static str, default: &'static str) ->
 }
 
 /// The first of those that share a model text is the one that a text without a config is exported as, if it can say all of its settings.
-pub const FAMILIES: [&Family; 7] = [&gpt2::GPT2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &nemotron::NEMOTRON, &bert::BERT];
+pub const FAMILIES: [&Family; 8] =
+    [&gpt2::GPT2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &mixtral::MIXTRAL, &nemotron::NEMOTRON, &bert::BERT];
 
 impl Family {
     /// What the fields of its configs mean.

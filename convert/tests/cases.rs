@@ -18,7 +18,7 @@ fn case(name: &str) -> PathBuf {
 }
 
 /// All cases.
-const CASES: [&str; 8] = ["gpt2", "llama", "llama31", "qwen2", "qwen3", "mistral", "nemotron", "bert"];
+const CASES: [&str; 9] = ["gpt2", "llama", "llama31", "qwen2", "qwen3", "mistral", "mixtral", "nemotron", "bert"];
 
 /// A directory with a case's files, to be changed, and what is imported from it.
 struct Bench {
@@ -185,6 +185,21 @@ fn tensors_are_imported_for_a_given_text_whatever_the_config_says() {
     let error = convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &fewer, &bench.path("fewer")).unwrap_err().to_string();
     assert!(error.contains("`model.layers.3.input_layernorm.weight` [128] is not a part of the model"), "{error}");
     assert!(!bench.path("fewer").exists());
+}
+
+#[test]
+fn experts_that_share_a_tensor_are_refused_by_name() {
+    let bench = Bench::new("mixtral");
+    bench.tensors(|list| {
+        let own = |t: &Tensor| t.0.starts_with("model.layers.1.block_sparse_moe.experts.");
+        list.retain(|t| !own(t));
+        let shape = vec![4, 40, 32];
+        let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+        list.push(("model.layers.1.mlp.experts.gate_up_proj".into(), safetensors::Dtype::F32, shape, bytes));
+    });
+    let error = bench.error();
+    assert!(error.contains("`model.layers.1.block_sparse_moe.experts.0.w1.weight` is missing, expected [20, 32]"), "{error}");
+    assert!(error.contains("`model.layers.1.mlp.experts.gate_up_proj` [4, 40, 32] is not a part of the model"), "{error}");
 }
 
 #[test]

@@ -29,6 +29,9 @@ const LONG: Series = Series { batch: 8, seq: 64, epsilon: "1e-8", names: &["gpt2
 /// Of 6 steps, one per architecture.
 const SHORT: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["llama31", "mistral", "qwen2", "qwen3", "nemotron", "bert"] };
 
+/// Of 6 steps, with experts whose balance is a mean over the batch: one microbatch.
+const EXPERTS: Series = Series { batch: 4, seq: 24, epsilon: "1e-6", names: &["mixtral"] };
+
 /// Arrays beside the tokens, by the input's name.
 const FURTHER: [&str; 2] = ["labels", "kinds"];
 
@@ -157,4 +160,35 @@ fn reference_cases_on_cp2_by_gathers_and_by_heads() {
     agrees("gpt2", &LONG, "--cp 2 --cp-comm-type all_gather");
     agrees("llama", &LONG, "--cp 2 --cp-comm-type a2a");
     agrees("llama", &LONG, "--cp 4 --cp-comm-type a2a+p2p");
+}
+
+#[test]
+fn mixtral_on_one_rank() {
+    all_agree(&EXPERTS, "--micro-batch-size 4");
+}
+
+#[test]
+fn mixtral_on_ep2() {
+    all_agree(&EXPERTS, "--cp 2 --ep 2 --micro-batch-size 4");
+}
+
+#[test]
+fn mixtral_on_tp2() {
+    all_agree(&EXPERTS, "--tp 2 --sp --micro-batch-size 4");
+    all_agree(&EXPERTS, "--tp 2 --ep 2 --etp 1 --micro-batch-size 4");
+}
+
+#[test]
+fn mixtral_on_dp2_ep2() {
+    all_agree(&EXPERTS, "--dp 2 --ep 2 --micro-batch-size 2");
+}
+
+#[test]
+fn mixtral_on_etp2() {
+    all_agree(&EXPERTS, "--dp 2 --tp 2 --sp --ep 2 --etp 2 --micro-batch-size 2");
+}
+
+#[test]
+fn mixtral_on_pp2() {
+    all_agree(&EXPERTS, "--pp 2 --micro-batch-size 4");
 }
