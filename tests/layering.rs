@@ -59,6 +59,12 @@ fn ir_depends_on_no_sibling() {
 }
 
 #[test]
+fn the_emulator_stands_alone() {
+    let all = dependencies();
+    assert!(all["emulator"].iter().all(|d| !all.contains_key(d)));
+}
+
+#[test]
 fn the_pipeline_knows_only_what_is_before_it() {
     let all = dependencies();
     for (package, allowed) in

@@ -1,0 +1,296 @@
+//! A block of threads: its warps take turns, in an order drawn from a seed, and what they leave to engines happens in its own time.
+
+use crate::alu;
+use crate::barrier::Barriers;
+use crate::decode::Kernel;
+use crate::engine::{Engines, Task};
+use crate::fault::{Fault, Wrong};
+use crate::inst::{Op, Sw};
+use crate::memory::Memory;
+use crate::order::{Engine, View};
+use crate::shared::{Access, Shared};
+use crate::warp::{Place, State, Warp};
+use std::collections::VecDeque;
+
+/// When copies and matrix products happen that a kernel starts and later waits for. What it does right happens right at any time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// At once.
+    Early,
+    /// When something waits for them and nothing else can go on.
+    #[default]
+    Late,
+    /// At times drawn from the seed.
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub timing: Timing,
+    /// Of the order in which warps run.
+    pub seed: u64,
+    /// Whether accesses to shared memory are held against the order that barriers give.
+    pub races: bool,
+    /// Instructions of one warp, beyond which a kernel counts as endless.
+    pub limit: u64,
+    /// Threads of this machine that run blocks.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { timing: Timing::Late, seed: 0, races: true, limit: 1 << 32, threads: std::thread::available_parallelism().map_or(1, usize::from) }
+    }
+}
+
+/// What a launch executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Instructions, once per warp; and once per lane that took part.
+    pub warp_instructions: u64,
+    pub thread_instructions: u64,
+    /// Operations of matrix instructions, two per product.
+    pub matrix_operations: u64,
+}
+
+/// What follows an instruction.
+pub enum Flow {
+    Next,
+    /// The instruction has moved its lanes itself.
+    Moved,
+}
+
+pub struct Block<'a> {
+    pub kernel: &'a Kernel,
+    pub memory: &'a Memory,
+    pub parameters: &'a [u8],
+    pub options: Options,
+    pub warps: Vec<Warp>,
+    pub shared: Shared,
+    pub barriers: Barriers,
+    pub engines: Vec<Engines>,
+    /// Copies that end with an arrival at an mbarrier.
+    pub tasks: VecDeque<Task>,
+    pub statistics: Statistics,
+    random: u64,
+}
+
+impl<'a> Block<'a> {
+    pub fn new(kernel: &'a Kernel, memory: &'a Memory, parameters: &'a [u8], options: Options, place: Place) -> Block<'a> {
+        let threads = place.threads.iter().product::<u32>();
+        let count = threads.div_ceil(32) as usize;
+        let warps: Vec<Warp> = (0..count)
+            .map(|id| {
+                let lanes = (threads - 32 * id as u32).min(32);
+                Warp::new(id, u32::MAX >> (32 - lanes), place, kernel, View::new(count))
+            })
+            .collect();
+        let [x, y, z] = place.block.map(u64::from);
+        let random = options.seed ^ (x + 0x1_0001 * y + 0x1_0000_0003 * z).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Block {
+            kernel,
+            memory,
+            parameters,
+            options,
+            shared: Shared::new(kernel.shared_bytes as usize + place.dynamic as usize, options.races),
+            barriers: Barriers::new(count),
+            engines: (0..count).map(|_| Engines::new(kernel.registers[0])).collect(),
+            warps,
+            tasks: VecDeque::new(),
+            statistics: Statistics::default(),
+            random,
+        }
+    }
+
+    /// The next number of a sequence drawn from the seed (splitmix64, Steele, Lea and Flood, 2014).
+    pub fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.random ^ self.random >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// Runs the block to its end.
+    ///
+    /// # Errors
+    /// The first thing that a warp did and must not.
+    pub fn run(&mut self) -> Result<Statistics, Box<Fault>> {
+        // Warps that were woken without what they wait for having come.
+        let mut futile = 0;
+        loop {
+            let ready: Vec<usize> = (0..self.warps.len()).filter(|w| self.warps[*w].state == State::Running).collect();
+            if !self.tasks.is_empty() && (ready.is_empty() || self.options.timing == Timing::Random && self.draw().is_multiple_of(4)) {
+                let any = if self.options.timing == Timing::Random { self.draw() as usize % self.tasks.len() } else { 0 };
+                let task = self.tasks.remove(any).expect("invariant: the task is one of those there are");
+                let (warp, pc) = (task.warp, task.pc);
+                self.perform(task).map_err(|wrong| self.fault(warp, pc, wrong))?;
+                futile = 0;
+                continue;
+            }
+            let Some(k) = (!ready.is_empty()).then(|| self.draw() as usize % ready.len()) else {
+                let waiting = (0..self.warps.len()).find(|w| matches!(self.warps[*w].state, State::Waiting { .. }));
+                match waiting {
+                    // A wait may end before what it waits for, by its time limit.
+                    Some(w) if futile <= 2 * self.warps.len() => {
+                        let w = (w + futile) % self.warps.len();
+                        if matches!(self.warps[w].state, State::Waiting { .. }) {
+                            self.warps[w].state = State::Running;
+                        }
+                        futile += 1;
+                        continue;
+                    }
+                    None if self.warps.iter().all(|w| w.state == State::Done) => return Ok(self.statistics),
+                    Some(_) | None => return Err(self.deadlock()),
+                }
+            };
+            let done = self.barriers.completed;
+            let quantum = 1 + self.draw() % 256;
+            self.turn(ready[k], quantum)?;
+            if self.barriers.completed != done {
+                futile = 0;
+            }
+        }
+    }
+
+    fn deadlock(&self) -> Box<Fault> {
+        let mut where_ = vec![];
+        for w in self.warps.iter().filter(|w| w.state != State::Done) {
+            let pc = w.stack.last().map_or(0, |f| f.pc as usize);
+            // The lanes have moved on behind the instruction that waits.
+            let line = self.kernel.lines.get(pc.saturating_sub(1)).map_or(0, |l| l.0);
+            let what = match w.state {
+                State::Barrier(id) => format!("warp {} waits at barrier {id}, line {line}", w.id),
+                State::Waiting { barrier, .. } => format!("warp {} waits at line {line} for {}", w.id, self.barriers.describe(barrier)),
+                State::Matrix => format!("warp {} waits at line {line} for `wgmma` of the other warps of its warpgroup", w.id),
+                State::Running | State::Done => continue,
+            };
+            where_.push(what);
+        }
+        let first = self.warps.iter().find(|w| w.state != State::Done).map_or(0, |w| w.id);
+        let pc = self.warps[first].stack.last().map_or(0, |f| f.pc.saturating_sub(1));
+        self.fault(first, pc, Wrong::Deadlock(where_))
+    }
+
+    fn fault(&self, warp: usize, pc: u32, wrong: Wrong) -> Box<Fault> {
+        let (line, source) = self.kernel.lines.get(pc as usize).copied().unwrap_or_default();
+        let source = source.map(|(file, line)| (self.kernel.files.get(&file).cloned().unwrap_or_default(), line));
+        let block = self.warps[warp].place.block;
+        Box::new(Fault { kernel: self.kernel.name.clone(), line, source, block, warp: warp as u32, wrong })
+    }
+
+    /// Lets a warp run until it waits, ends, or has had its turn.
+    fn turn(&mut self, w: usize, quantum: u64) -> Result<(), Box<Fault>> {
+        let kernel = self.kernel;
+        for _ in 0..quantum {
+            let Some(pc) = self.warps[w].settle() else {
+                self.end(w).map_err(|wrong| self.fault(w, kernel.code.len() as u32 - 1, wrong))?;
+                return Ok(());
+            };
+            let Some(inst) = kernel.code.get(pc as usize) else {
+                self.warps[w].exit(u32::MAX);
+                continue;
+            };
+            let warp = &mut self.warps[w];
+            let mask = warp.lanes(inst.guard);
+            warp.instructions += 1;
+            if warp.instructions > self.options.limit {
+                return Err(self.fault(w, pc, Wrong::Endless(self.options.limit)));
+            }
+            self.statistics.warp_instructions += 1;
+            self.statistics.thread_instructions += u64::from(mask.count_ones());
+            if inst.feeds_wgmma && mask != 0 {
+                self.engines[w].matrix.dirty = true;
+            }
+            let flow = if let Op::Bra { to } = inst.op {
+                warp.branch(mask, to, kernel.joins[pc as usize]);
+                Flow::Moved
+            } else if mask == 0 || alu::execute(warp, &inst.op, mask) {
+                Flow::Next
+            } else {
+                self.step(w, pc, &inst.op, mask).map_err(|wrong| self.fault(w, pc, wrong))?
+            };
+            if let Flow::Next = flow {
+                self.warps[w].go_to(pc + 1);
+            }
+            if self.warps[w].state != State::Running {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// An instruction that does more than compute.
+    fn step(&mut self, w: usize, pc: u32, op: &Op, mask: u32) -> Result<Flow, Wrong> {
+        match op {
+            Op::Exit => self.warps[w].exit(mask),
+            Op::Trap => return Err(Wrong::Trap),
+            Op::ToGeneric(..)
+            | Op::FromGeneric(..)
+            | Op::Load { .. }
+            | Op::Store { .. }
+            | Op::Atom { .. }
+            | Op::LdMatrix { .. }
+            | Op::StMatrix { .. } => {
+                self.access(w, op, mask)?;
+            }
+            Op::Shfl { .. } | Op::Vote { .. } | Op::Redux { .. } | Op::Elect(..) | Op::SyncWarp(_) => self.exchange(w, op, mask)?,
+            Op::Bar { .. }
+            | Op::BarrierInit(..)
+            | Op::BarrierInval(_)
+            | Op::BarrierArrive(..)
+            | Op::BarrierTest { .. }
+            | Op::FenceProxy
+            | Op::FenceBarriers => self.synchronise(w, op, mask)?,
+            Op::CpAsync { .. }
+            | Op::CpCommit
+            | Op::CpWait(_)
+            | Op::CpArrive { .. }
+            | Op::TensorLoad { .. }
+            | Op::TensorStore { .. }
+            | Op::BulkLoad { .. }
+            | Op::BulkStore { .. }
+            | Op::BulkCommit
+            | Op::BulkWait { .. } => self.copy(w, pc, op, mask)?,
+            Op::Mma { element, k, d, a, b, c } => {
+                self.converged(w, mask, "mma.sync")?;
+                self.statistics.matrix_operations += 2 * 16 * 8 * u64::from(*k);
+                crate::matrix::mma(&mut self.warps[w], *element, *k, d, a, b, c);
+            }
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait(_) => return self.wgmma(w, op, mask),
+            _ => unreachable!("invariant: what only touches registers has been executed"),
+        }
+        Ok(Flow::Next)
+    }
+
+    /// That all lanes of a warp that are left execute an instruction together.
+    pub fn converged(&self, w: usize, mask: u32, what: &str) -> Result<(), Wrong> {
+        let alive = self.warps[w].alive();
+        if mask == alive {
+            return Ok(());
+        }
+        Err(Wrong::Divergent(format!("`{what}` is for all lanes together; here are {mask:#010x} of {alive:#010x}")))
+    }
+
+    /// The lanes that a `.sync` instruction names must be here.
+    pub fn members(&self, w: usize, members: Sw, mask: u32, what: &str) -> Result<(), Wrong> {
+        let named = self.warps[w].word(members);
+        let here = mask.trailing_zeros() as usize;
+        let needed = named[here & 31] & self.warps[w].alive();
+        if needed & !mask == 0 {
+            return Ok(());
+        }
+        Err(Wrong::Divergent(format!("`{what}` names lanes {needed:#010x}; here are {mask:#010x}")))
+    }
+
+    /// The access of a warp itself, at this moment.
+    pub fn own<'b>(warp: &'b Warp) -> Access<'b> {
+        Access { stamp: warp.stamp(Engine::Warp), view: &warp.view }
+    }
+
+    fn end(&mut self, w: usize) -> Result<(), Wrong> {
+        self.warps[w].state = State::Done;
+        self.finish_copies(w)?;
+        self.left_block();
+        Ok(())
+    }
+}

@@ -1,0 +1,333 @@
+//! Copies that go on while a warp computes: `cp.async`, bulk and tensor copies (PTX ISA, section 9.7.9.25).
+
+use crate::block::{Block, Timing};
+use crate::decode::PARAM;
+use crate::fault::Wrong;
+use crate::inst::*;
+use crate::order::{Engine, Stamp, View};
+use crate::shared::{Access, aligned};
+use crate::tensor_map::{Swizzle, TensorMap};
+use crate::wgmma::Matrix;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// What works for one warp.
+pub struct Engines {
+    copies: VecDeque<Copy>,
+    /// How many copies have been started; per committed group the count at its end, and its moment.
+    started: u64,
+    groups: VecDeque<(u64, Stamp)>,
+    stores: Vec<Store>,
+    store_groups: VecDeque<Vec<Store>>,
+    /// Bytes that have left shared memory and are on their way to global memory.
+    leaving: Vec<Vec<(u64, Vec<u8>)>>,
+    pub matrix: Matrix,
+}
+
+/// One `cp.async` of one lane.
+struct Copy {
+    number: u64,
+    to: u64,
+    from: u64,
+    bytes: u32,
+    read: u32,
+    stamp: Stamp,
+    view: Rc<View>,
+}
+
+/// A bulk copy from shared to global memory.
+struct Store {
+    stamp: Stamp,
+    view: Rc<View>,
+    /// Address in shared memory, bytes, address in global memory.
+    pieces: Vec<(u64, u64, u64)>,
+}
+
+/// A copy that ends with an arrival at an mbarrier.
+pub struct Task {
+    pub warp: usize,
+    pub pc: u32,
+    stamp: Stamp,
+    view: Rc<View>,
+    barriers: Vec<u64>,
+    what: What,
+}
+
+enum What {
+    /// All copies of the warp before this number.
+    Copies(u64),
+    /// Pieces: address in shared memory, bytes, and where they come from; zeros if absent.
+    Load(Vec<(u64, u64, Option<u64>)>),
+}
+
+impl Engines {
+    pub fn new(words: usize) -> Engines {
+        Engines {
+            copies: VecDeque::new(),
+            started: 0,
+            groups: VecDeque::new(),
+            stores: vec![],
+            store_groups: VecDeque::new(),
+            leaving: vec![],
+            matrix: Matrix::new(words),
+        }
+    }
+}
+
+impl Block<'_> {
+    pub fn copy(&mut self, w: usize, pc: u32, op: &Op, mask: u32) -> Result<(), Wrong> {
+        let early = self.early();
+        match op {
+            Op::CpAsync { bytes, d, s, read } => {
+                let (to, from) = (self.warps[w].addresses(*d), self.warps[w].addresses(*s));
+                let read = read.map_or([*bytes; 32], |r| self.warps[w].word(r));
+                let (stamp, view) = (self.warps[w].stamp(Engine::Copy), Rc::new(self.warps[w].view.clone()));
+                for l in (0..32).filter(|l| mask >> l & 1 != 0) {
+                    let (to, from) = (self.shared_address(to[l]), from[l]);
+                    aligned(to, u64::from(*bytes))?;
+                    if !from.is_multiple_of(u64::from(*bytes)) {
+                        return Err(Wrong::Misaligned { space: "global", address: from, bytes: u64::from(*bytes) });
+                    }
+                    let number = self.engines[w].started;
+                    self.engines[w].started += 1;
+                    let read = read[l].min(*bytes);
+                    self.engines[w].copies.push_back(Copy { number, to, from, bytes: *bytes, read, stamp, view: view.clone() });
+                }
+                if early {
+                    self.perform_copies(w, self.engines[w].started)?;
+                }
+            }
+            Op::CpCommit => {
+                let group = (self.engines[w].started, self.warps[w].stamp(Engine::Copy));
+                self.engines[w].groups.push_back(group);
+                self.warps[w].tick(Engine::Copy);
+            }
+            Op::CpWait(left) => {
+                if left.is_none() {
+                    let all = (self.engines[w].started, self.warps[w].stamp(Engine::Copy));
+                    self.engines[w].groups.push_back(all);
+                    self.warps[w].tick(Engine::Copy);
+                }
+                while self.engines[w].groups.len() > left.unwrap_or(0) as usize {
+                    let (end, stamp) = self.engines[w].groups.pop_front().expect("invariant: there is a group");
+                    self.perform_copies(w, end)?;
+                    self.warps[w].view.see(stamp);
+                }
+            }
+            Op::CpArrive { a, count } => {
+                let at = self.warps[w].addresses(*a);
+                let barriers: Vec<u64> = (0..32).filter(|l| mask >> l & 1 != 0).map(|l| self.shared_address(at[l])).collect();
+                if *count {
+                    barriers.iter().try_for_each(|b| self.expect_arrivals(*b, 1))?;
+                }
+                let (stamp, view) = (self.warps[w].stamp(Engine::Copy), Rc::new(self.warps[w].view.clone()));
+                self.warps[w].tick(Engine::Copy);
+                let what = What::Copies(self.engines[w].started);
+                self.begin(Task { warp: w, pc, stamp, view, barriers, what })?;
+            }
+            Op::TensorLoad { d, map, at, barrier } => {
+                let l = mask.trailing_zeros() as usize;
+                self.single(mask, "a tensor copy")?;
+                let (map, at) = self.tensor(w, *map, at, l)?;
+                let to = self.shared_address(self.warps[w].addresses(*d)[l]);
+                aligned(to, if map.swizzle == Swizzle::None { 128 } else { map.swizzle.align().min(map.bytes().next_power_of_two()) })?;
+                let element = u64::from(map.element);
+                let row = u64::from(map.extent[0]) * element;
+                let mut pieces = vec![];
+                for (n, (from, inside)) in map.rows(&at).into_iter().enumerate() {
+                    for piece in 0..row / 16 {
+                        let place = map.swizzle.place(to + n as u64 * row + 16 * piece);
+                        // Pieces of which a part lies outside are read element by element.
+                        let elements = piece * 16 / element..(piece + 1) * 16 / element;
+                        if inside.start <= elements.start && elements.end <= inside.end {
+                            pieces.push((place, 16, Some(from + 16 * piece)));
+                        } else {
+                            for (k, e) in elements.enumerate() {
+                                let from = inside.contains(&e).then_some(from.wrapping_add(e * element));
+                                pieces.push((place + k as u64 * element, element, from));
+                            }
+                        }
+                    }
+                }
+                self.start_load(w, pc, pieces, *barrier, l)?;
+            }
+            Op::BulkLoad { d, s, bytes, barrier } => {
+                let l = mask.trailing_zeros() as usize;
+                self.single(mask, "a bulk copy")?;
+                let (to, from) = (self.shared_address(self.warps[w].addresses(*d)[l]), self.warps[w].addresses(*s)[l]);
+                let bytes = self.bulk_bytes(w, *bytes, l, to, from)?;
+                self.start_load(w, pc, vec![(to, bytes, Some(from))], *barrier, l)?;
+            }
+            Op::TensorStore { map, at, s } => {
+                let l = mask.trailing_zeros() as usize;
+                self.single(mask, "a tensor copy")?;
+                let (map, at) = self.tensor(w, *map, at, l)?;
+                let from = self.shared_address(self.warps[w].addresses(*s)[l]);
+                aligned(from, 128)?;
+                let element = u64::from(map.element);
+                let row = u64::from(map.extent[0]) * element;
+                let mut pieces = vec![];
+                for (n, (to, inside)) in map.rows(&at).into_iter().enumerate() {
+                    for e in inside {
+                        let place = from + n as u64 * row + e * element;
+                        let within = place % 16;
+                        pieces.push((map.swizzle.place(place - within) + within, element, to + e * element));
+                    }
+                }
+                self.start_store(w, pieces)?;
+            }
+            Op::BulkStore { d, s, bytes } => {
+                let l = mask.trailing_zeros() as usize;
+                self.single(mask, "a bulk copy")?;
+                let (to, from) = (self.warps[w].addresses(*d)[l], self.shared_address(self.warps[w].addresses(*s)[l]));
+                let bytes = self.bulk_bytes(w, *bytes, l, from, to)?;
+                self.start_store(w, vec![(from, bytes, to)])?;
+            }
+            Op::BulkCommit => {
+                let group = std::mem::take(&mut self.engines[w].stores);
+                self.engines[w].store_groups.push_back(group);
+            }
+            Op::BulkWait { left, read } => {
+                while self.engines[w].store_groups.len() > *left as usize {
+                    let group = self.engines[w].store_groups.pop_front().expect("invariant: there is a group");
+                    self.perform_stores(w, group)?;
+                }
+                if !*read && *left == 0 {
+                    self.deliver(w)?;
+                }
+            }
+            _ => unreachable!("invariant: only copies come here"),
+        }
+        Ok(())
+    }
+
+    fn early(&self) -> bool {
+        self.options.timing == Timing::Early
+    }
+
+    /// Each lane would copy by itself.
+    fn single(&self, mask: u32, what: &str) -> Result<(), Wrong> {
+        if mask.count_ones() == 1 { Ok(()) } else { Err(Wrong::Divergent(format!("{what} is started by {} lanes of a warp", mask.count_ones()))) }
+    }
+
+    fn bulk_bytes(&self, w: usize, bytes: Sw, lane: usize, shared: u64, global: u64) -> Result<u64, Wrong> {
+        let bytes = u64::from(self.warps[w].word(bytes)[lane]);
+        aligned(shared, 16)?;
+        if !bytes.is_multiple_of(16) || !global.is_multiple_of(16) {
+            return Err(Wrong::Misaligned { space: "global", address: global, bytes });
+        }
+        Ok(bytes)
+    }
+
+    fn tensor(&mut self, w: usize, map: Address, at: &[Sw], lane: usize) -> Result<(TensorMap, Vec<i64>), Wrong> {
+        let address = self.warps[w].addresses(map)[lane];
+        let at = at.iter().map(|c| i64::from(self.warps[w].word(*c)[lane] as i32)).collect();
+        let mut bytes = [0; 128];
+        match address.checked_sub(PARAM).map(|a| a as usize) {
+            Some(a) if a + 128 <= self.parameters.len() => bytes.copy_from_slice(&self.parameters[a..a + 128]),
+            _ => self.memory.read(address, &mut bytes)?,
+        }
+        TensorMap::decode(&bytes).map(|m| (m, at))
+    }
+
+    fn start_load(&mut self, w: usize, pc: u32, pieces: Vec<(u64, u64, Option<u64>)>, barrier: Address, lane: usize) -> Result<(), Wrong> {
+        let barrier = self.shared_address(self.warps[w].addresses(barrier)[lane]);
+        self.open_to_copies(w, barrier)?;
+        let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
+        self.warps[w].tick(Engine::Bulk);
+        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], what: What::Load(pieces) })
+    }
+
+    fn begin(&mut self, task: Task) -> Result<(), Wrong> {
+        if self.early() {
+            return self.perform(task);
+        }
+        self.tasks.push_back(task);
+        Ok(())
+    }
+
+    /// Does what a task was started for, and arrives.
+    pub fn perform(&mut self, task: Task) -> Result<(), Wrong> {
+        let Task { warp, stamp, view, barriers, what, .. } = task;
+        match what {
+            What::Copies(end) => {
+                self.perform_copies(warp, end)?;
+                barriers.iter().try_for_each(|b| self.arrive_with(*b, 1, None, Some(stamp)))
+            }
+            What::Load(pieces) => {
+                let mut all = 0;
+                let mut data = vec![];
+                for (to, bytes, from) in pieces {
+                    data.clear();
+                    data.resize(bytes as usize, 0);
+                    if let Some(from) = from {
+                        self.memory.read(from, &mut data)?;
+                    }
+                    self.shared.note_write(to, data.len(), Access { stamp, view: &view })?;
+                    self.shared.poke(to, &data)?;
+                    all += bytes;
+                }
+                self.complete_bytes(barriers[0], all, stamp)
+            }
+        }
+    }
+
+    fn perform_copies(&mut self, w: usize, end: u64) -> Result<(), Wrong> {
+        while self.engines[w].copies.front().is_some_and(|c| c.number < end) {
+            let c = self.engines[w].copies.pop_front().expect("invariant: there is a copy");
+            let mut data = [0; 16];
+            if c.read > 0 {
+                self.memory.read(c.from, &mut data[..c.read as usize])?;
+            }
+            self.shared.note_write(c.to, c.bytes as usize, Access { stamp: c.stamp, view: &c.view })?;
+            self.shared.poke(c.to, &data[..c.bytes as usize])?;
+        }
+        Ok(())
+    }
+
+    fn start_store(&mut self, w: usize, pieces: Vec<(u64, u64, u64)>) -> Result<(), Wrong> {
+        let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
+        self.warps[w].tick(Engine::Bulk);
+        let mut store = Store { stamp, view, pieces };
+        if self.early() {
+            self.read_store(w, &store)?;
+            // The warp does not know that it has been read.
+            store.pieces.clear();
+        }
+        self.engines[w].stores.push(store);
+        Ok(())
+    }
+
+    fn read_store(&mut self, w: usize, store: &Store) -> Result<(), Wrong> {
+        let mut pieces = vec![];
+        for (from, bytes, to) in &store.pieces {
+            self.shared.note_read(*from, *bytes as usize, Access { stamp: store.stamp, view: &store.view })?;
+            pieces.push((*to, self.shared.peek(*from, *bytes as usize)?.to_vec()));
+        }
+        self.engines[w].leaving.push(pieces);
+        if self.early() { self.deliver(w) } else { Ok(()) }
+    }
+
+    fn perform_stores(&mut self, w: usize, group: Vec<Store>) -> Result<(), Wrong> {
+        for store in group {
+            self.read_store(w, &store)?;
+            self.warps[w].view.see(store.stamp);
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, w: usize) -> Result<(), Wrong> {
+        let leaving = std::mem::take(&mut self.engines[w].leaving);
+        leaving.iter().flatten().try_for_each(|(to, data)| self.memory.write(*to, data))
+    }
+
+    /// A warp has ended: what it started must not need shared memory any more.
+    pub fn finish_copies(&mut self, w: usize) -> Result<(), Wrong> {
+        if !self.engines[w].stores.is_empty() || !self.engines[w].store_groups.is_empty() {
+            return Err(Wrong::Undefined(
+                "the warp ends while a bulk copy may still read shared memory: `cp.async.bulk.wait_group` is missing".into(),
+            ));
+        }
+        self.deliver(w)
+    }
+}

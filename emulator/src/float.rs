@@ -1,0 +1,114 @@
+//! Numbers of 16 and 32 bits as the instructions see them.
+
+use crate::inst::{Element, Float1, Float2, Mode};
+use half::{bf16, f16};
+
+pub fn widen(e: Element, bits: u16) -> f32 {
+    match e {
+        Element::F16 => f16::from_bits(bits).to_f32(),
+        Element::Bf16 => f32::from_bits(u32::from(bits) << 16),
+        Element::Tf32 => unreachable!("invariant: tf32 has 32 bits"),
+    }
+}
+
+pub fn narrow(e: Element, x: f32) -> u16 {
+    match e {
+        Element::F16 => f16::from_f32(x).to_bits(),
+        Element::Bf16 => bf16::from_f32(x).to_bits(),
+        Element::Tf32 => unreachable!("invariant: tf32 has 32 bits"),
+    }
+}
+
+/// Of f64, rounded once.
+pub fn narrow_f64(e: Element, x: f64) -> u16 {
+    match e {
+        Element::F16 => f16::from_f64(x).to_bits(),
+        Element::Bf16 => bf16::from_f64(x).to_bits(),
+        Element::Tf32 => unreachable!("invariant: tf32 has 32 bits"),
+    }
+}
+
+fn flush(on: bool, x: f32) -> f32 {
+    if on && x.is_subnormal() { 0f32.copysign(x) } else { x }
+}
+
+pub fn enter(m: Mode, bits: u32) -> f32 {
+    flush(m.flush, f32::from_bits(bits))
+}
+
+pub fn leave(m: Mode, x: f32) -> u32 {
+    let x = flush(m.flush, x);
+    let x = match m.saturate {
+        true if x.is_nan() => 0.0,
+        true => x.clamp(0.0, 1.0),
+        false => x,
+    };
+    x.to_bits()
+}
+
+/// Approximate functions are computed more exactly than hardware does.
+pub fn one(f: Float1, x: f32) -> f32 {
+    match f {
+        Float1::Neg => -x,
+        Float1::Abs => x.abs(),
+        Float1::Sqrt => x.sqrt(),
+        Float1::Rcp => 1.0 / x,
+        Float1::Rsqrt => (1.0 / f64::from(x).sqrt()) as f32,
+        Float1::Ex2 => x.exp2(),
+        Float1::Lg2 => x.log2(),
+        Float1::Sin => x.sin(),
+        Float1::Cos => x.cos(),
+        Float1::Tanh => x.tanh(),
+    }
+}
+
+pub fn one_f64(f: Float1, x: f64) -> f64 {
+    match f {
+        Float1::Neg => -x,
+        Float1::Abs => x.abs(),
+        Float1::Sqrt => x.sqrt(),
+        Float1::Rcp => 1.0 / x,
+        Float1::Rsqrt => 1.0 / x.sqrt(),
+        Float1::Ex2 => x.exp2(),
+        Float1::Lg2 => x.log2(),
+        Float1::Sin => x.sin(),
+        Float1::Cos => x.cos(),
+        Float1::Tanh => x.tanh(),
+    }
+}
+
+macro_rules! two {
+    ($f:expr, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        match $f {
+            Float2::Add => a + b,
+            Float2::Sub => a - b,
+            Float2::Mul => a * b,
+            Float2::Div => a / b,
+            Float2::Min => a.min(b),
+            Float2::Max => a.max(b),
+            Float2::MinNan => {
+                if a.is_nan() || b.is_nan() {
+                    a + b
+                } else {
+                    a.min(b)
+                }
+            }
+            Float2::MaxNan => {
+                if a.is_nan() || b.is_nan() {
+                    a + b
+                } else {
+                    a.max(b)
+                }
+            }
+        }
+    }};
+}
+
+pub fn two(f: Float2, a: f32, b: f32) -> f32 {
+    two!(f, a, b)
+}
+
+pub fn two_f64(f: Float2, a: f64, b: f64) -> f64 {
+    two!(f, a, b)
+}

@@ -1,0 +1,69 @@
+//! `mma.sync`: which element of a matrix each lane holds (PTX ISA, section 9.7.14.5).
+
+use crate::float;
+use crate::inst::{Element, Sw, W};
+use crate::warp::{Warp, Words};
+
+/// The A operand of 16 rows from registers, for k of 4, 8 or 16.
+pub fn fragment_a(e: Element, k: usize, a: &[Words]) -> [[f32; 16]; 16] {
+    let mut out = [[0.0; 16]; 16];
+    for l in 0..32 {
+        let (row, t) = (l / 4, l % 4);
+        for (n, v) in a.iter().enumerate() {
+            let (r, block) = (row + 8 * (n % 2), n / 2);
+            match e {
+                Element::Tf32 => out[r][t + 4 * block] = tf32(v[l]),
+                Element::F16 | Element::Bf16 => {
+                    let c = 2 * t + 8 * block;
+                    out[r][c] = float::widen(e, v[l] as u16);
+                    out[r][c + 1] = float::widen(e, (v[l] >> 16) as u16);
+                }
+            }
+        }
+    }
+    debug_assert!(a.len() == if e == Element::Tf32 { k / 2 } else { k / 4 });
+    out
+}
+
+/// An operand of 10 bits: the others do not count.
+pub fn tf32(bits: u32) -> f32 {
+    f32::from_bits(bits & !0x1FFF)
+}
+
+/// `d = a * b + c` of 16 x 8, along k in order, in f32: products of operands of at most 11 bits are exact there.
+pub fn mma(w: &mut Warp, e: Element, k: u32, d: &[W; 4], a: &[Sw], b: &[Sw], c: &[Sw; 4]) {
+    let k = k as usize;
+    let a: Vec<Words> = a.iter().map(|s| w.word(*s)).collect();
+    let am = fragment_a(e, k, &a);
+    let mut bm = [[0f32; 8]; 16];
+    for (n, s) in b.iter().enumerate() {
+        for (l, v) in w.word(*s).into_iter().enumerate() {
+            let (col, t) = (l / 4, l % 4);
+            match e {
+                Element::Tf32 => bm[t + 4 * n][col] = tf32(v),
+                Element::F16 | Element::Bf16 => {
+                    bm[2 * t + 8 * n][col] = float::widen(e, v as u16);
+                    bm[2 * t + 8 * n + 1][col] = float::widen(e, (v >> 16) as u16);
+                }
+            }
+        }
+    }
+    let c = c.map(|s| w.word(s));
+    let mut sums = [[0f32; 8]; 16];
+    for l in 0..32 {
+        for (n, c) in c.iter().enumerate() {
+            sums[l / 4 + 8 * (n / 2)][2 * (l % 4) + n % 2] = f32::from_bits(c[l]);
+        }
+    }
+    for (row, sums) in am.iter().zip(&mut sums) {
+        for (x, b) in row[..k].iter().zip(&bm) {
+            for (s, b) in sums.iter_mut().zip(b) {
+                *s += x * b;
+            }
+        }
+    }
+    for (n, d) in d.iter().enumerate() {
+        let out = std::array::from_fn(|l| sums[l / 4 + 8 * (n / 2)][2 * (l % 4) + n % 2].to_bits());
+        w.set_word(*d, &out, u32::MAX);
+    }
+}

@@ -1,0 +1,91 @@
+//! What happened before what: vector clocks over the warps of a block and over what works for them in the background.
+//!
+//! Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection" (2009), with one addition: besides what an agent has
+//! *seen*, a view has what of that lies before a proxy fence. An access of the async proxy (tensor copies, `wgmma`) may touch what
+//! the generic proxy wrote only if the write is *fenced* (PTX ISA, section 8.5, proxy-preserved base causality order).
+
+/// Who accesses memory: a warp itself, or one of its engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Warp,
+    /// `cp.async`: generic proxy.
+    Copy,
+    /// Bulk and tensor copies: async proxy.
+    Bulk,
+    /// `wgmma`: async proxy.
+    Matrix,
+}
+
+const ENGINES: usize = 4;
+
+/// An access: agent and its moment, in 32 bits. 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(u32);
+
+const MOMENTS: u32 = 24;
+
+impl Stamp {
+    pub fn new(warp: usize, engine: Engine, moment: u32) -> Stamp {
+        debug_assert!(moment < 1 << MOMENTS);
+        Stamp(((warp * ENGINES + engine as usize) as u32) << MOMENTS | moment)
+    }
+
+    fn agent(self) -> usize {
+        (self.0 >> MOMENTS) as usize
+    }
+
+    fn moment(self) -> u32 {
+        self.0 & ((1 << MOMENTS) - 1)
+    }
+
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether of the async proxy.
+    pub fn is_async(self) -> bool {
+        self.agent() % ENGINES >= Engine::Bulk as usize
+    }
+
+    pub fn describe(self, what: &str) -> String {
+        let engine = ["itself", "by cp.async", "by a bulk copy", "by wgmma"][self.agent() % ENGINES];
+        format!("a {what} of warp {} {engine}", self.agent() / ENGINES)
+    }
+}
+
+/// Per agent, up to which moment its accesses are known to be over; and up to which moment they lie before a proxy fence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    seen: Vec<u32>,
+    fenced: Vec<u32>,
+}
+
+impl View {
+    pub fn new(warps: usize) -> View {
+        View { seen: vec![0; warps * ENGINES], fenced: vec![0; warps * ENGINES] }
+    }
+
+    pub fn join(&mut self, other: &View) {
+        let larger = |a: &mut [u32], b: &[u32]| a.iter_mut().zip(b).for_each(|(a, b)| *a = (*a).max(*b));
+        larger(&mut self.seen, &other.seen);
+        larger(&mut self.fenced, &other.fenced);
+    }
+
+    /// All that was seen is before a proxy fence now.
+    pub fn fence(&mut self) {
+        self.fenced.clone_from(&self.seen);
+    }
+
+    pub fn has_seen(&self, s: Stamp) -> bool {
+        self.seen[s.agent()] >= s.moment()
+    }
+
+    pub fn has_fenced(&self, s: Stamp) -> bool {
+        self.fenced[s.agent()] >= s.moment()
+    }
+
+    pub fn see(&mut self, s: Stamp) {
+        let at = &mut self.seen[s.agent()];
+        *at = (*at).max(s.moment());
+    }
+}
