@@ -64,6 +64,13 @@ pub enum Overlap {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TpCommOverlap {
+    Off,
+    /// In chunks of rows
+    Pipeline,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CpComm {
     /// Pass keys and values round the ranks (ring attention)
     P2p,
@@ -229,6 +236,12 @@ pub struct CompileArgs {
     /// Communication on streams of its own, beside compute; the same numbers either way
     #[arg(long, value_enum, default_value = "on", help_heading = "Mesh")]
     pub overlap: Overlap,
+    /// Tensor-parallel gathers and reductions beside the matrix products that they feed or complete; the same numbers either way
+    #[arg(long, value_enum, num_args = 0..=1, default_value = "off", default_missing_value = "pipeline", value_name = "HOW", help_heading = "Mesh")]
+    pub tp_comm_overlap: TpCommOverlap,
+    /// Most chunks of a product beside tensor-parallel communication
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=1024), help_heading = "Mesh")]
+    pub tp_comm_overlap_chunks: u64,
     /// Sequences per microbatch and data-parallel rank [default: 1]
     #[arg(long, visible_alias = "micro_batch_size", value_name = "B", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
     pub micro_batch_size: Option<u64>,

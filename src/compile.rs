@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod};
+use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, TpCommOverlap};
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
@@ -18,6 +18,7 @@ use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::remedy::{self, Remedy};
 use passes::schedule::{Order, Schedule};
+use passes::tp_overlap::TpOverlap;
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -171,6 +172,10 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         overlap: match args.overlap {
             Overlap::On => passes::overlap::Overlap::On,
             Overlap::Off => passes::overlap::Overlap::Off,
+        },
+        tp_overlap: match args.tp_comm_overlap {
+            TpCommOverlap::Off => TpOverlap::Off,
+            TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },
         },
         recompute: recompute(args)?,
         rows: Rows::Rules,

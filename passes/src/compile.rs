@@ -13,6 +13,7 @@ use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
+use crate::tp_overlap::{self, TpOverlap};
 use crate::{bucket, optimize, order, pad, rows, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
@@ -52,6 +53,7 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    pub tp_overlap: TpOverlap,
     pub recompute: Recompute,
     pub rows: Rows,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
@@ -78,6 +80,7 @@ impl Default for Options {
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            tp_overlap: TpOverlap::Off,
             recompute: Recompute::None,
             rows: Rows::Rules,
             bucket_size: None,
@@ -183,12 +186,12 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
-    let locals = locals(&mut trace, &sharded, &pipe)?;
+    let locals = locals(&mut trace, &sharded, &pipe, options.tp_overlap)?;
     let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
     let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
     let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
-    let evaluations = self::locals(&mut trace, &evaluated, &pipe)?;
+    let evaluations = self::locals(&mut trace, &evaluated, &pipe, options.tp_overlap)?;
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
@@ -212,7 +215,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })
 }
 
-fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline) -> Result<Vec<Local>, CompileError> {
+fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, tp: TpOverlap) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let agree = |l: &Vec<Local>| ir::exchanges::verify(l).map_err(|e| e.to_string());
@@ -220,7 +223,8 @@ fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline) -> Result<Vec<L
         .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
-    trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))
+    let locals: Vec<Local> = trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))?;
+    trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, tp)).collect(), |l: &Vec<Local>| valid(l))
 }
 
 /// Named outputs are for inference; a training step does not compute what only they need.

@@ -29,4 +29,5 @@ pub mod simplify;
 pub mod stages;
 pub mod storage;
 pub mod tables;
+pub mod tp_overlap;
 pub mod widen;

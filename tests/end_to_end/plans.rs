@@ -36,6 +36,16 @@ fn recomputation_changes_no_bit() {
     }
 }
 
+#[test]
+fn products_in_chunks_change_no_bit() {
+    for (name, mesh) in [("gpt2", "--tp 2 --sp"), ("llama", "--tp 2"), ("llama", "--tp 2 --sp --bf16")] {
+        let whole = train(name, mesh, 2).1;
+        for how in ["--tp-comm-overlap", "--tp-comm-overlap=pipeline --tp-comm-overlap-chunks 2"] {
+            assert!(train(name, &format!("{mesh} {how}"), 2).1 == whole, "{name} {mesh} {how}");
+        }
+    }
+}
+
 /// The order of a pipeline's passes decides nothing but time. Where layers are decides how the gradient norm's terms are added up.
 #[test]
 fn every_schedule_ends_with_the_same_weights() {

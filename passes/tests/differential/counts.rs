@@ -10,7 +10,7 @@ use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
 use runtime::host::Part;
 
-const GPT2: (&str, &[(&str, &str)]) =
+pub const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "3"), ("seq", "16")]);
 
 const WIDE_LLAMA: &[(&str, &str)] =

@@ -16,6 +16,7 @@ use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
+use passes::tp_overlap::TpOverlap;
 use std::fmt::Write;
 
 /// A model and how to run it.
@@ -86,6 +87,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         etp,
         pp,
         sp: dice.chance(50),
+        tp_overlap: Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]),
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),

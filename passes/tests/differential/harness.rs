@@ -17,6 +17,7 @@ use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
+use passes::tp_overlap::TpOverlap;
 use runtime::host::Tensor;
 use runtime::reference::{self, Interleaving, Settings};
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ pub struct Case {
     pub etp: Option<u64>,
     pub pp: u64,
     pub sp: bool,
+    pub tp_overlap: TpOverlap,
     pub zero: Zero,
     pub bucket_size: Option<u64>,
     pub micro_batch: u64,
@@ -72,6 +74,7 @@ impl Default for Case {
             etp: None,
             pp: 1,
             sp: false,
+            tp_overlap: TpOverlap::Off,
             zero: Zero::None,
             bucket_size: None,
             micro_batch: 1,
@@ -141,6 +144,7 @@ pub fn options(case: &Case) -> Options {
         etp: case.etp,
         pp: case.pp,
         sp: if case.sp { SequenceParallel::On } else { SequenceParallel::Off },
+        tp_overlap: case.tp_overlap,
         zero: case.zero,
         bucket_size: case.bucket_size,
         micro_batch: case.micro_batch,
@@ -201,7 +205,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     let exact = case.data == Data::Exact && want.is_exact(graph, graph.grad_norm.map_or(usize::MAX, Value::index));
     let want = if exact { want.exactly() } else { want };
     let mut wrong = compare_step(graph, &want, &got);
-    wrong.extend(recomputed_differently(text, defines, case, &given, &got)?);
+    wrong.extend(planned_differently(text, defines, case, &given, &got)?);
     let evaluated = |job: &Job| reference::run_eval(job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"));
     let want = Wanted::new(&eval_graph, &given, case.precision);
     let want = if exact && want.is_exact(&eval_graph, usize::MAX) { want.exactly() } else { want };
@@ -241,23 +245,24 @@ fn compare_step(graph: &Graph, want: &Wanted, got: &reference::StepResult) -> Ve
     wrong
 }
 
-/// What recomputation changed, to the last bit. With random rows a copy may be split otherwise than its original.
-fn recomputed_differently(
+/// What plans changed that must change nothing, to the last bit. With random rows a recomputed value may be split otherwise than its original.
+fn planned_differently(
     text: &str,
     defines: &[(&str, &str)],
     case: &Case,
     given: &Given,
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
-    if case.recompute == Recompute::None || case.rows != Rows::Rules {
+    let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, ..case.clone() };
+    if plain == *case {
         return Ok(None);
     }
-    let kept = Case { recompute: Recompute::None, ..case.clone() };
-    let model = |training| elaborate(text, defines, &kept, training);
-    let c = compile(model(true)?, model(false)?, &options(&kept)).map_err(|e| format!("without recomputation: {e}"))?;
+    let model = |training| elaborate(text, defines, &plain, training);
+    let c = compile(model(true)?, model(false)?, &options(&plain)).map_err(|e| format!("without recomputation and chunks: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    Ok((!same).then(|| "recomputation changes a result".into()))
+    Ok((!same).then(|| format!("{:?} and {:?} change a result", case.recompute, case.tp_overlap)))
 }
 
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams.

@@ -6,6 +6,7 @@ use passes::layout::{Counts, Cuts};
 use passes::plan::{CpComm, Zero};
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
+use passes::tp_overlap::TpOverlap;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("ffn", "16"), ("layers", "4"), ("seq", "4")]);
@@ -81,6 +82,7 @@ pub fn case(words: &str) -> Case {
             "ulysses" => case.cp_comm = CpComm::AllToAll,
             "pp" => case.pp = number(),
             "sp" => case.sp = true,
+            "chunks" => case.tp_overlap = TpOverlap::Pipeline { chunks: number() },
             "zero" => case.zero = Zero::ALL[number() as usize],
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
@@ -321,4 +323,11 @@ fn parameters_that_data_parallel_ranks_share_out_agree() {
 fn optimizer_states_and_gradients_that_data_parallel_ranks_share_out_agree() {
     on(GPT2, &[], &["dp2 zero1 m2", "dp2 zero2 m2", "dp4 tp2 zero1 sp m2", "dp4 tp2 zero2 sp m2", "dp2 tp2 pp2 zero2 sp m2"]);
     on(LLAMA, &[("tied", "true")], &["dp2 pp2 zero1 m2", "dp2 pp2 zero2 m2", "dp2 cp2 zero1 m2", "dp2 cp2 zero2", "dp2 cp2 zero3"]);
+}
+
+/// Gathers and reductions beside products, in chunks of rows; with a batch that lies inside and outside of them.
+#[test]
+fn products_in_chunks_compute_the_same() {
+    on(GPT2, &[("seq", "8")], &["tp2 sp chunks2", "tp4 sp chunks2 b2 m2", "tp2 chunks4 m2", "tp2 b2 chunks2", "dp2 tp2 pp2 sp chunks4 m2"]);
+    on(LLAMA, &[("seq", "12")], &["tp2 sp chunks3", "tp4 sp chunks2 full1", "tp2 sp cp2 chunks3 m2", "bf16 tp2 sp chunks3"]);
 }

@@ -7,6 +7,7 @@ use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
+use passes::tp_overlap::TpOverlap;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -25,6 +26,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("dp", many(case.dp)),
         ("tp", many(case.tp)),
         ("sp", case.sp && many(case.tp)),
+        ("tp overlap", case.tp_overlap != TpOverlap::Off && many(case.tp)),
         ("cp", many(case.cp)),
         ("ring", many(case.cp) && matches!(case.cp_comm, CpComm::Ring | CpComm::AllToAllAndRing) && text.contains("attention(")),
         ("ulysses", many(case.cp) && matches!(case.cp_comm, CpComm::AllToAll | CpComm::AllToAllAndRing) && text.contains("attention(")),
