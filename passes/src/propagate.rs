@@ -96,6 +96,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         indices: HashMap::new(),
         current: vec![],
         rests: HashMap::new(),
+        drawn: HashMap::new(),
     };
     p.natural();
     p.sums_later();
@@ -239,6 +240,8 @@ struct Propagation<'a> {
     whole: Vec<Vec<bool>>,
     token_dims: Vec<Dim>,
     random: Option<Lottery>,
+    /// What the lottery gave, by value that is no copy.
+    drawn: HashMap<(Value, SubAxis), Mode>,
     out: Body,
     shardings: Vec<Sharding>,
     reasons: Vec<Option<String>>,
@@ -582,7 +585,14 @@ impl Propagation<'_> {
                 rows.extend(rule.linear.iter().filter(|k| current[**k] == Placement::SUM).flat_map(|k| [Mode::Through(*k); 2]));
             }
         }
-        self.random.as_mut().expect("invariant: asked for random rows").draw(&rows)
+        // A copy of a value is made as the value is: who compares the two (the gradient of a maximum does) must find the same bits.
+        let original = (self.originals[v.index()], u);
+        if let Some(mode) = self.drawn.get(&original).filter(|m| rows.contains(m)) {
+            return *mode;
+        }
+        let mode = self.random.as_mut().expect("invariant: asked for random rows").draw(&rows);
+        self.drawn.insert(original, mode);
+        mode
     }
 
     fn emit(&mut self, node: Node, sharding: Sharding, reason: Option<String>) -> Value {

@@ -17,7 +17,7 @@ use ir::random;
 const RUNS: u64 = 8;
 /// How many times further than the furthest of them is still rounding.
 const BEYOND: f64 = 4.0;
-/// Roundings on the way of a part of a sum into it: its own, that of a sum of some parts on a rank, that of all.
+/// Roundings on the way of a part of a sum into it, each of them half of the last place: its own, of a sum of some parts on a rank, of all.
 const ROUNDINGS: f64 = 3.0;
 
 pub struct Wanted {
@@ -92,7 +92,8 @@ impl Wanted {
     }
 }
 
-/// The graph's values where every 16-bit result is moved at random, in proportion to what it is the sum of, before it is rounded.
+/// The graph's values where nothing is rounded but every 16-bit sum is moved up or down at random, in proportion to the sum of its absolute terms. Other
+/// ops do the same in parts as in whole.
 fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
     let mut plain = graph.clone();
     widen(&mut plain.body);
@@ -106,17 +107,25 @@ fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
             DType::F16 => 2f64.powi(-12),
             DType::F32 | DType::I32 | DType::Bool => 0.0,
         };
-        if unit > 0.0 && !node.args.is_empty() {
-            let sums = match node.op {
-                Op::Dot { .. } | Op::Reduce { kind: Reduce::Sum, .. } | Op::Scatter { .. } | Op::Add | Op::Cumsum { .. } => {
-                    let absolute: Vec<Vec<f64>> = args.iter().map(|a| a.iter().map(|x| x.abs()).collect()).collect();
-                    eval::eval(&plain.body, v, &absolute.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut env)
-                }
-                _ => out.iter().map(|x| x.abs()).collect(),
-            };
+        let absolute = || -> Vec<Vec<f64>> { args.iter().map(|a| a.iter().map(|x| x.abs()).collect()).collect() };
+        let sums = match node.op {
+            _ if unit == 0.0 => None,
+            Op::Dot { .. } | Op::Reduce { kind: Reduce::Sum, .. } | Op::Scatter { .. } | Op::Add | Op::Cumsum { .. } => {
+                let parts = absolute();
+                Some(eval::eval(&plain.body, v, &parts.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut env))
+            }
+            Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
+                let most = out.iter().fold(0f64, |m, x| m.max(x.abs()));
+                Some(vec![most; out.len()])
+            }
+            _ => None,
+        };
+        if let Some(sums) = sums {
             let stream = random::stream(u64::from(v.0), run, 0);
-            let noise = |i: u64| (random::uniform(stream, i) * 2.0 - 1.0) * ROUNDINGS * unit;
-            out.iter_mut().zip(&sums).zip(0..).for_each(|((x, sum), i)| *x = node.ty.dtype.round(*x + noise(i) * sum));
+            let noise = |i: u64| if random::uniform(stream, i) < 0.5 { -ROUNDINGS * unit } else { ROUNDINGS * unit };
+            // Scores that a mask hides are infinite, and stay so.
+            let finite = out.iter_mut().zip(&sums).zip(0..).filter(|((x, _), _)| x.is_finite());
+            finite.for_each(|((x, sum), i)| *x += noise(i) * sum);
         }
         values.push(out);
     }
