@@ -1,4 +1,5 @@
-//! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN ...]`.
+//! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN ...]`. With `experts`, or without any
+//! shape, also those of experts' rows, balanced and skewed, against one product of as many rows.
 //!
 //! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so that both see the same clock
 //! and the same neighbours. Times are of this thread, so other work on the machine counts only where it shares caches. Prints medians.
@@ -35,14 +36,14 @@ struct Product {
     flops: f64,
     function: KernelFn,
     tiles: u64,
-    buffers: [Vec<f32>; 3],
+    buffers: Vec<Vec<f32>>,
     scratch: Vec<u64>,
     seconds: Vec<f64>,
 }
 
 impl Product {
     fn run(&mut self) {
-        let pointers = self.buffers.each_mut().map(|b| b.as_mut_ptr().cast::<u8>());
+        let pointers: Vec<*mut u8> = self.buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
         let scratch = self.scratch.as_mut_ptr().cast::<u8>();
         let start = thread_seconds();
         // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
@@ -63,6 +64,37 @@ fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
     let origin = || Origin::new(Phase::Forward);
     let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
     let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
+    let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
+    Kernel { family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+}
+
+/// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of its weights.
+const EXPERTS: u64 = 8;
+const ROWS: u64 = 4096;
+const HIDDEN: u64 = 512;
+const FFN: u64 = 768;
+/// Where the rows of experts end: equal parts; one has half of them and some have none; half of the bound is used.
+const ENDS: [(&str, [i32; EXPERTS as usize]); 3] = [
+    ("balanced", [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096]),
+    ("skewed", [2100, 2100, 2900, 2950, 3500, 3500, 3999, 4096]),
+    ("half", [256, 512, 768, 1024, 1280, 1536, 1792, 2048]),
+];
+
+/// `[rows, k] [experts, k, n]`, the same with matrices stored `[experts, n, k]`, or `[rows, m] [rows, n] -> [experts, m, n]`.
+fn of_experts(layout: Layout) -> Kernel {
+    let mut body = Body::default();
+    let [rows, experts, h, f] =
+        [("rows", ROWS), ("experts", EXPERTS), ("h", HIDDEN), ("f", FFN)].map(|(n, size)| body.dims.add(DimInfo::new(n, size)));
+    let (a, b, over, out) = match (layout.a_transposed, layout.b_transposed) {
+        (false, false) => (vec![rows, h], vec![experts, h, f], vec![experts, h], vec![rows, f]),
+        (false, true) => (vec![rows, f], vec![experts, h, f], vec![experts, f], vec![rows, h]),
+        (true, _) => (vec![rows, h], vec![rows, f], vec![rows], vec![experts, h, f]),
+    };
+    let types = [Type::new(DType::F32, a), Type::new(DType::F32, b), Type::new(DType::I32, [experts])];
+    let inputs: Vec<Operand> = types.into_iter().map(|ty| Operand { strides: dense(&body.dims, &ty), ty }).collect();
+    let origin = || Origin::new(Phase::Forward);
+    let args: Vec<_> = (0..3).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
+    let value = body.push(Op::GroupedDot { rows, experts, over }, args, Type::new(DType::F32, out), origin());
     let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
     Kernel { family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
@@ -112,44 +144,93 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = Target::host()?;
     let directory = tempfile::tempdir()?;
     let given: Vec<String> = std::env::args().skip(1).collect();
-    let shapes = if given.is_empty() { SHAPES.map(String::from).to_vec() } else { given };
+    let all = given.is_empty();
+    let shapes = if all { SHAPES.map(String::from).to_vec() } else { given };
     println!("{}: {} lanes of f32", target.cpu, target.lanes());
-    for shape in &shapes {
+    for shape in shapes.iter().filter(|s| *s != "experts") {
         let sizes: Vec<u64> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
         let sizes: [u64; 3] = sizes.try_into().map_err(|_| "shapes are written MxKxN")?;
         let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| kernel(sizes, *layout)).collect();
-        let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess)?;
-        let path = directory.path().join(format!("{shape}.so"));
-        codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), &path)?;
-        // SAFETY: the library was just made and has no initialisers.
-        let library = unsafe { libloading::Library::new(&path)? };
         let [m, k, n] = sizes.map(|s| s as usize);
-        let mut products = Vec::new();
-        for (layout, compiled) in LAYOUTS.iter().zip(&compiled) {
-            products.push(Product {
-                label: format!("{shape} {}", layout.name),
-                flops: 2.0 * (m * n * k) as f64,
-                // SAFETY: the symbol has the kernel ABI.
-                function: unsafe { *library.get::<KernelFn>(compiled.name.as_bytes())? },
-                tiles: compiled.shape.tiles,
-                buffers: [vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]],
-                scratch: vec![0; compiled.shape.scratch_bytes as usize / 8 + 16],
-                seconds: Vec::new(),
-            });
-        }
-        let (mut peaks, begin) = (Vec::new(), Instant::now());
-        while begin.elapsed() < BUDGET || peaks.len() < 5 {
-            products.iter_mut().for_each(Product::run);
-            let start = thread_seconds();
-            // SAFETY: the feature was detected above.
-            unsafe { peak() };
-            peaks.push(PEAK_FLOPS / (thread_seconds() - start));
-        }
-        let top = median(&mut peaks);
-        for product in &mut products {
-            let rate = product.flops / median(&mut product.seconds);
-            println!("{:>20}  {:6.1} GFLOP/s  {:5.1} % of {:.0}", product.label, rate / 1e9, 100.0 * rate / top, top / 1e9);
+        let all = LAYOUTS.iter().map(|layout| Case { label: format!("{shape} {}", layout.name), flops: 2.0 * (m * n * k) as f64, ends: None });
+        measure(&kernels, &all.collect::<Vec<_>>(), &target, &directory.path().join(format!("{shape}.so")))?;
+    }
+    if all || shapes.iter().any(|s| s == "experts") {
+        for layout in LAYOUTS {
+            let (product, cases) = experts_and_one(layout);
+            measure(&product, &cases, &target, &directory.path().join(format!("experts_{}.so", layout.name)))?;
         }
     }
+    Ok(())
+}
+
+/// The kernels of one layout, one after the other: a plain product, and that of experts' rows with each of the ends. A gradient of weights is
+/// compared with that of one expert.
+fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<Case>) {
+    let sizes = match (layout.a_transposed, layout.b_transposed) {
+        (false, false) => [ROWS, HIDDEN, FFN],
+        (false, true) => [ROWS, FFN, HIDDEN],
+        (true, _) => [HIDDEN, ROWS / EXPERTS, FFN],
+    };
+    let mut kernels = vec![kernel(sizes, layout)];
+    let mut cases = vec![Case { label: format!("one {}", layout.name), flops: 2.0 * sizes.iter().product::<u64>() as f64, ends: None }];
+    for (name, ends) in ENDS {
+        kernels.push(of_experts(layout));
+        let flops = 2.0 * (HIDDEN * FFN) as f64 * f64::from(ends[EXPERTS as usize - 1]);
+        cases.push(Case { label: format!("experts {} {name}", layout.name), flops, ends: Some(ends) });
+    }
+    (kernels, cases)
+}
+
+/// A kernel's name in the table, its useful operations, and the ends of experts' rows.
+struct Case {
+    label: String,
+    flops: f64,
+    ends: Option<[i32; EXPERTS as usize]>,
+}
+
+/// Compiles the kernels, runs them in turn, and prints a line for each.
+fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path) -> Result<(), Box<dyn Error>> {
+    let begin = Instant::now();
+    let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess)?;
+    let spent = begin.elapsed();
+    codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), path)?;
+    // SAFETY: the library was just made and has no initialisers.
+    let library = unsafe { libloading::Library::new(path)? };
+    let mut products = Vec::new();
+    for (case, kernel) in cases.iter().zip(kernels) {
+        let name = kernel.name();
+        let compiled = compiled.iter().find(|c| c.name == name).ok_or("a kernel is missing")?;
+        let elements = |ty: &Type| kernel.body.dims.elements(&ty.dims) as usize;
+        let mut buffers: Vec<Vec<f32>> = kernel.inputs.iter().zip([0.5, 0.25, 0.0]).map(|(i, x)| vec![x; elements(&i.ty)]).collect();
+        if let Some(ends) = case.ends {
+            buffers[2] = ends.map(|e| f32::from_bits(e as u32)).to_vec();
+        }
+        buffers.push(vec![0.0; elements(&kernel.body[kernel.outputs[0].value].ty)]);
+        products.push(Product {
+            label: case.label.clone(),
+            flops: case.flops,
+            // SAFETY: the symbol has the kernel ABI.
+            function: unsafe { *library.get::<KernelFn>(compiled.name.as_bytes())? },
+            tiles: compiled.shape.tiles,
+            buffers,
+            scratch: vec![0; compiled.shape.scratch_bytes as usize / 8 + 16],
+            seconds: Vec::new(),
+        });
+    }
+    let (mut peaks, begin) = (Vec::new(), Instant::now());
+    while begin.elapsed() < BUDGET || peaks.len() < 5 {
+        products.iter_mut().for_each(Product::run);
+        let start = thread_seconds();
+        // SAFETY: the feature was detected above.
+        unsafe { peak() };
+        peaks.push(PEAK_FLOPS / (thread_seconds() - start));
+    }
+    let top = median(&mut peaks);
+    for product in &mut products {
+        let rate = product.flops / median(&mut product.seconds);
+        println!("{:>20}  {:6.1} GFLOP/s  {:5.1} % of {:.0}", product.label, rate / 1e9, 100.0 * rate / top, top / 1e9);
+    }
+    println!("{:>20}  compiled in {:.2} s", "", spent.as_secs_f64());
     Ok(())
 }

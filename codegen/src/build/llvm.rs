@@ -233,6 +233,10 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
     }
 
+    pub fn store_index(&self, to: Pointer<'c>, value: Index<'c>) {
+        built(self.writer.build_store(to, value));
+    }
+
     /// The element at `from` as an index.
     pub fn load_integer(&self, from: Pointer<'c>, lane: Lane) -> Index<'c> {
         match lane {
@@ -260,6 +264,10 @@ impl<'c> Llvm<'c> {
 
     pub fn index_equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
         built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
+    }
+
+    pub fn index_unequal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::NE, a, b, ""))
     }
 
     pub fn either(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {

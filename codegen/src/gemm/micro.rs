@@ -2,6 +2,7 @@
 
 use super::Gemm;
 use super::epilogue::{Epilogue, Spot};
+use super::plan::Own;
 use crate::CompileError;
 use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
@@ -46,6 +47,8 @@ pub const ROW: u32 = 0;
 pub const COLUMN: u32 = 1;
 pub const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
+/// Of [`finish`] in its place.
+const ROWS: u32 = 3;
 
 /// The position of the first index parameter.
 pub fn first_index(g: &Gemm) -> u32 {
@@ -53,11 +56,11 @@ pub fn first_index(g: &Gemm) -> u32 {
 }
 
 /// A function `(a, b, partial, scalars, spill, tensors.., row, column, outer, depth)`; row and column are the first ones in the product,
-/// `outer` counts the repetitions of the product.
+/// `outer` counts the repetitions of the product. A long epilogue is in `finish`.
 ///
 /// # Errors
 /// The epilogue has an op that is not supported.
-pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant) -> Result<FunctionValue<'c>, CompileError> {
+pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionValue<'c>>) -> Result<FunctionValue<'c>, CompileError> {
     let b = g.b;
     let tensors = g.kernel.inputs.len() + g.kernel.outputs.len();
     let stage = match (variant.stage.resumes, variant.stage.finishes) {
@@ -72,12 +75,8 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant) -> Result<FunctionValue<
     let lanes = b.lanes() as i64;
     let partial = b.pointer_parameter(function, PARTIAL);
     let vectors = (variant.columns + lanes - 1) / lanes;
-    let mask_of = |j: i64| {
-        let used = (variant.columns - j * lanes).min(lanes);
-        (used < lanes).then(|| b.mask_first(used as usize))
-    };
+    let mask_of = |j: i64| mask(b, variant.columns, j);
     let epilogue = Epilogue { g, function };
-    let mut result = Ok(());
     for j in 0..vectors {
         for i in 0..variant.rows {
             let mut sum = sums[(i * vectors + j) as usize];
@@ -87,25 +86,49 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant) -> Result<FunctionValue<
             }
             if !variant.stage.finishes {
                 b.store(place, sum, Lane::F32, mask_of(j));
-            } else if g.long_epilogue {
+            } else if finish.is_some() {
                 b.store(spill(b, function, b.index(i), j), sum, Lane::F32, None);
             } else {
                 epilogue.write(Spot { row: b.index(i), column: j * lanes, mask: mask_of(j) }, sum)?;
             }
         }
     }
-    // Written once per row instead of once per vector: code stays short, and the sums' way through the cache is not felt.
-    if variant.stage.finishes && g.long_epilogue {
-        b.for_each(b.index(0), b.index(variant.rows), 1, &mut |row| {
-            for j in 0..vectors {
-                let sum = b.load(spill(b, function, row, j), Lane::F32, None);
-                let done = epilogue.write(Spot { row, column: j * lanes, mask: mask_of(j) }, sum);
-                if result.is_ok() {
-                    result = done;
-                }
-            }
-        });
+    if let Some(finish) = finish.filter(|_| variant.stage.finishes) {
+        let pointers: Vec<Pointer> = (0..first_index(g)).map(|p| b.pointer_parameter(function, p)).collect();
+        let index = |p: u32| b.index_parameter(function, first_index(g) + p);
+        b.call(finish, &pointers, &[index(ROW), index(COLUMN), index(OUTER), b.index(variant.rows)]);
     }
+    b.finish_function();
+    Ok(function)
+}
+
+/// The lanes of vector `j` that are among these columns, unless all are.
+fn mask<'c>(b: &Llvm<'c>, columns: i64, j: i64) -> Option<Vector<'c>> {
+    let lanes = b.lanes() as i64;
+    let used = (columns - j * lanes).min(lanes);
+    (used < lanes).then(|| b.mask_first(used as usize))
+}
+
+/// The epilogue of micro-kernels of this width, whose sums wait in their room: a function of their parameters, with the number of rows for the
+/// depth. Written once instead of once per vector: code stays short, and the sums' way through the cache is not felt.
+///
+/// # Errors
+/// The epilogue has an op that is not supported.
+pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, CompileError> {
+    let b = g.b;
+    let function = b.function(&format!("finish_{columns}"), first_index(g) as usize, 4, Visibility::Local);
+    let epilogue = Epilogue { g, function };
+    let lanes = b.lanes() as i64;
+    let mut result = Ok(());
+    b.for_each(b.index(0), b.index_parameter(function, first_index(g) + ROWS), 1, &mut |row| {
+        for j in 0..(columns + lanes - 1) / lanes {
+            let sum = b.load(spill(b, function, row, j), Lane::F32, None);
+            let done = epilogue.write(Spot { row, column: j * lanes, mask: mask(b, columns, j) }, sum);
+            if result.is_ok() {
+                result = done;
+            }
+        }
+    });
     result?;
     b.finish_function();
     Ok(function)
@@ -130,7 +153,8 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     let vectors = (variant.columns + lanes - 1) / lanes;
     let tail = variant.columns % lanes;
     // Strides in bytes: of A over rows and contracted elements, of B over contracted elements.
-    let (a_row, a_step) = if plan.blocks.pack_a { (4, 4 * variant.rows) } else { (4 * plan.m.strides[plan.a], 4 * plan.k.strides[plan.a]) };
+    let packed_rows = if plan.owns(Own::Rows) { plan.blocks.height } else { variant.rows };
+    let (a_row, a_step) = if plan.blocks.pack_a { (4, 4 * packed_rows) } else { (4 * plan.m.strides[plan.a], 4 * plan.k.strides[plan.a]) };
     let b_step = if plan.blocks.pack_b { 4 * plan.blocks.width } else { 4 * plan.k.strides[plan.b] };
     let masked = |j: i64| (!plan.blocks.pack_b && j == vectors - 1 && tail != 0).then(|| b.mask_first(tail as usize));
 
@@ -163,7 +187,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     };
     let whole = b.index_mul(b.index_div(depth, b.index(UNROLL)), b.index(UNROLL));
     let mut state = b.repeat_carrying(b.index(0), whole, b.index(UNROLL), &start, &mut |_, s| step(s, UNROLL));
-    if g.plan.k.size % UNROLL != 0 {
+    if g.plan.k.size % UNROLL != 0 || plan.owns(Own::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }
     state.vectors

@@ -16,6 +16,8 @@ pub struct Panel {
     pub k_stride: i64,
     /// Elements in the source; in the copy they are f32.
     pub lane: Lane,
+    /// Its items may end before it does: the function takes their number too, and copies nothing, or any of them, in place of the others.
+    pub bounded: bool,
 }
 
 impl Panel {
@@ -25,9 +27,9 @@ impl Panel {
     }
 }
 
-/// A function `(from, to, k, panels)` that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
+/// A function `(from, to, k, panels)`, or `(from, to, k, 1, items)` if `bounded`, that copies adjacent panels. It may write up to one vector beyond each row of the copy, in ascending order.
 pub fn function<'c>(b: &Llvm<'c>, panel: &Panel) -> FunctionValue<'c> {
-    let function = b.function(&panel.name, 2, 2, Visibility::Local);
+    let function = b.function(&panel.name, 2, if panel.bounded { 3 } else { 2 }, Visibility::Local);
     if panel.item_stride == 1 {
         copy_rows(b, function, panel);
     } else if panel.k_stride == 1 {
@@ -45,8 +47,17 @@ fn vectors(b: &Llvm, items: i64) -> Vec<(i64, i64)> {
     (0..items).step_by(b.lanes()).map(|first| (first, (items - first).min(lanes))).collect()
 }
 
-fn mask_of<'c>(b: &Llvm<'c>, used: i64) -> Option<Vector<'c>> {
+/// The lanes from item `first` on that are in use, unless all are.
+fn mask_of<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel, [first, used]: [i64; 2]) -> Option<Vector<'c>> {
+    if panel.bounded {
+        return Some(b.mask_below(b.index_sub(items(b, function), b.index(first))));
+    }
     (used < b.lanes() as i64).then(|| b.mask_first(used as usize))
+}
+
+/// The number of items of a bounded panel.
+fn items<'c>(b: &Llvm<'c>, function: FunctionValue<'c>) -> Index<'c> {
+    b.index_parameter(function, 4)
 }
 
 /// Rows of the source fetched ahead of the copy.
@@ -64,7 +75,7 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
             for (first, used) in vectors(b, panel.items) {
                 b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)));
-                let value = b.load(b.at_const(source, panel.bytes(first)), panel.lane, mask_of(b, used));
+                let value = b.load(b.at_const(source, panel.bytes(first)), panel.lane, mask_of(b, function, panel, [first, used]));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }
         });
@@ -91,7 +102,13 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
                 let rows: Vec<Vector> = (0..lanes)
                     .map(|row| match row < used {
                         true => {
-                            let start = b.at_const(from, panel.bytes((first + row) * panel.item_stride));
+                            let start = match panel.bounded {
+                                true => {
+                                    let item = b.index_min(b.index(first + row), b.index_sub(items(b, function), b.index(1)));
+                                    b.at(from, b.index_mul(item, b.index(panel.bytes(panel.item_stride))))
+                                }
+                                false => b.at_const(from, panel.bytes((first + row) * panel.item_stride)),
+                            };
                             b.load(b.at(start, b.index_mul(k, b.index(panel.bytes(1)))), panel.lane, mask)
                         }
                         false => b.f32(0.0),
@@ -125,7 +142,7 @@ fn collect<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
             let target = b.at(to, b.index_mul(k, b.index(4 * panel.out_stride)));
             for (first, used) in vectors(b, panel.items) {
                 let start = b.at_const(source, panel.bytes(first * panel.item_stride));
-                let value = b.gather(start, offsets, panel.lane, mask_of(b, used));
+                let value = b.gather(start, offsets, panel.lane, mask_of(b, function, panel, [first, used]));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }
         });

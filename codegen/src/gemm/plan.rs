@@ -1,4 +1,4 @@
-//! From a kernel with one `Dot` to a matrix product: axes, tiles, blocks.
+//! From a kernel with one `Dot` or `GroupedDot` to a matrix product: axes, tiles, blocks.
 
 use crate::CompileError;
 use crate::layout::{self, Axis, div_ceil, tensors};
@@ -24,7 +24,26 @@ pub struct Plan {
     pub outer: Vec<Axis>,
     /// Contracted directions beside `k`, because no single stride walks both.
     pub outer_k: Vec<Axis>,
+    pub experts: Option<Experts>,
     pub blocks: Blocks,
+}
+
+/// What is known at run time only of a `GroupedDot`: which part of a direction is each expert's.
+pub struct Experts {
+    /// The tensor that says where the part of each expert ends.
+    pub ends: Tensor,
+    /// Along it `b` (of rows) or the result (of contracted elements) differ. It is the outermost of `outer` in the latter case.
+    pub axis: Axis,
+    pub own: Own,
+}
+
+/// The direction of which experts have parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// `m`: a tile of rows multiplies those of each expert with the expert's `b`; rows of nobody are 0.
+    Rows,
+    /// `k`: the product is repeated for each expert, over its contracted elements.
+    Contracted,
 }
 
 /// Sizes, in elements, of what registers and caches hold.
@@ -58,6 +77,8 @@ const FEW_ROWS: i64 = 40;
 const IN_PLACE_DEPTH: i64 = 128;
 /// Tiles to aim for: enough to share between the threads of a rank.
 const TILES: i64 = 8;
+/// A block is not made for fewer contracted elements than this because experts are many.
+const SMALL_SHARE: i64 = 256;
 /// A tile of less work than this is not worth claiming.
 const MIN_TILE_FLOPS: i64 = 4_000_000;
 
@@ -68,10 +89,11 @@ impl Plan {
     /// The kernel's factors are not inputs or not floats, which is not supported yet.
     pub fn new(kernel: &Kernel, target: &Target) -> Result<Plan, CompileError> {
         let body = &kernel.body;
-        let (dot, over) = body
+        let (dot, over, grouped) = body
             .values()
             .find_map(|v| match &body[v].op {
-                Op::Dot { over } => Some((v, over.clone())),
+                Op::Dot { over } => Some((v, over.clone(), None)),
+                Op::GroupedDot { rows, experts, over } => Some((v, over.clone(), Some((*rows, *experts)))),
                 _ => None,
             })
             .ok_or_else(|| CompileError::unsupported("a matrix product without `dot`"))?;
@@ -81,6 +103,25 @@ impl Plan {
         };
         let (mut a, mut b) = (factor(0)?, factor(1)?);
         let tensors: Vec<(&Type, &[u64])> = tensors(kernel);
+        let single = |d: Dim| Axis {
+            dims: vec![d],
+            size: body.dims.size(d) as i64,
+            strides: tensors.iter().map(|(ty, strides)| layout::stride(ty, strides, d)).collect(),
+        };
+        let experts = match grouped {
+            None => None,
+            Some((rows, experts)) => {
+                let Op::Input(ends) = body[body[dot].args[2]].op else {
+                    return Err(CompileError::unsupported("ends of a `grouped_dot` that are no input"));
+                };
+                let own = if over.contains(&rows) { Own::Contracted } else { Own::Rows };
+                Some(Experts { ends: ends as usize, axis: single(experts), own })
+            }
+        };
+        // Neither the experts nor the rows that they share are merged with other dims; what ends depend on is repeated.
+        let of_rows = experts.as_ref().is_some_and(|x| x.own == Own::Rows);
+        let apart = |d: &Dim| grouped.is_some_and(|(rows, experts)| *d == experts || *d == rows);
+        let part = |d: &Dim| !apart(d) && experts.as_ref().is_some_and(|x| tensors[x.ends].0.has(*d));
         let result = &kernel.outputs[0];
         let result_type = &body[result.value].ty;
         // Dims of the result, outermost first by their strides in memory.
@@ -89,31 +130,53 @@ impl Plan {
         let has = |tensor: usize, d: &Dim| tensors[tensor].0.has(*d);
         // The last direction of the result is the one that vectors run along: it must come from `b`.
         let last = order.iter().rev().find(|d| body.dims.size(**d) != 1 && has(a, d) != has(b, d));
-        if last.is_some_and(|d| has(a, d)) {
+        if last.is_some_and(|d| has(a, d)) && !of_rows {
             std::mem::swap(&mut a, &mut b);
         }
-        let only = |own: usize, other: usize| order.iter().copied().filter(|d| has(own, d) && !has(other, d)).collect::<Vec<_>>();
+        let only =
+            |own: usize, other: usize| order.iter().copied().filter(|d| has(own, d) && !has(other, d) && !apart(d) && !part(d)).collect::<Vec<_>>();
         let (rows, columns) = (only(a, b), only(b, a));
-        let both: Vec<Dim> = order.iter().copied().filter(|d| has(a, d) && has(b, d)).collect();
-        let mut over = over;
+        let both: Vec<Dim> = order.iter().copied().filter(|d| has(a, d) && has(b, d) || part(d)).collect();
+        let mut over: Vec<Dim> = over.into_iter().filter(|d| !apart(d)).collect();
         over.sort_by_key(|d| std::cmp::Reverse(layout::stride(tensors[b].0, tensors[b].1, *d)));
 
         let mut outer = layout::merge(&body.dims, &both, &tensors);
+        match &experts {
+            Some(Experts { own: Own::Rows, .. }) => outer.extend(layout::merge(&body.dims, &rows, &tensors)),
+            Some(Experts { own: Own::Contracted, axis, .. }) => outer.insert(0, axis.clone()),
+            None => {}
+        }
         let mut split = |dims: &[Dim]| {
             let mut axes = layout::merge(&body.dims, dims, &tensors);
             let inner = axes.pop().unwrap_or_else(|| Axis::unit(tensors.len()));
             outer.extend(axes);
             inner
         };
-        let (m, n) = (split(&rows), split(&columns));
+        let m = match grouped {
+            Some((of, _)) if of_rows => single(of),
+            _ => split(&rows),
+        };
+        let n = split(&columns);
         let mut outer_k = layout::merge(&body.dims, &over, &tensors);
-        let k = outer_k.pop().unwrap_or_else(|| Axis::unit(tensors.len()));
+        let k = match grouped {
+            Some((of, _)) if !of_rows => single(of),
+            _ => outer_k.pop().unwrap_or_else(|| Axis::unit(tensors.len())),
+        };
         // The micro-kernel reads f32: the copy of a 16-bit factor is where it becomes that.
         let is_half = |tensor: usize| tensors[tensor].0.dtype.is_half();
         let pack_a = is_half(a) || k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
-        let mut blocks = Blocks::new(target, [m.size, n.size, k.size], outer.iter().map(|x| x.size).product(), pack_a);
+        let repeats = outer.iter().map(|x| x.size).product();
+        let mut blocks = match &experts {
+            None => Blocks::new(target, [m.size, n.size, k.size], m.size, repeats, pack_a),
+            // An expert has its part of the rows, or more, or less.
+            Some(x) if of_rows => Blocks::new(target, [m.size, n.size, k.size], div_ceil(m.size, x.axis.size), repeats, pack_a).of_any_rows(m.size),
+            Some(x) => {
+                let share = div_ceil(k.size, x.axis.size).max(SMALL_SHARE).min(k.size);
+                Blocks::new(target, [m.size, n.size, share], m.size, repeats, pack_a)
+            }
+        };
         blocks.pack_b |= n.strides[b] != 1 || is_half(b);
-        Ok(Plan { dot, a, b, m, n, k, outer, outer_k, blocks })
+        Ok(Plan { dot, a, b, m, n, k, outer, outer_k, experts, blocks })
     }
 
     /// Whether the kernel stores the product itself, as f32, and nothing else.
@@ -123,14 +186,28 @@ impl Plan {
 
     pub fn tiles(&self) -> i64 {
         let b = &self.blocks;
-        let outer: i64 = self.outer.iter().map(|x| x.size).product();
-        outer * b.row_tiles() * b.column_tiles()
+        self.repeats() * b.row_tiles() * b.column_tiles()
+    }
+
+    /// Blocks of contracted elements of a tile, if that does not depend on who owns them.
+    pub fn passes(&self) -> Option<i64> {
+        let all = self.blocks.depths * self.outer_k.iter().map(|x| x.size).product::<i64>();
+        (!self.owns(Own::Contracted)).then_some(all)
+    }
+
+    /// How often the product is repeated.
+    pub fn repeats(&self) -> i64 {
+        self.outer.iter().map(|x| x.size).product::<i64>()
+    }
+
+    pub fn owns(&self, own: Own) -> bool {
+        self.experts.as_ref().is_some_and(|x| x.own == own)
     }
 }
 
 impl Blocks {
-    /// Blocks for one product of m, n, k, `repeats` times.
-    fn new(target: &Target, [m, n, k]: [i64; 3], repeats: i64, pack_a: bool) -> Blocks {
+    /// Blocks for one product of m, n, k, `repeats` times; about `users` rows use the same `B`.
+    fn new(target: &Target, [m, n, k]: [i64; 3], users: i64, repeats: i64, pack_a: bool) -> Blocks {
         let lanes = target.lanes() as i64;
         let vectors = if n <= lanes { 1 } else { 2 };
         // Accumulators, one row of B and one broadcast element share the register file.
@@ -140,7 +217,7 @@ impl Blocks {
         let width = vectors * lanes;
         let column_panels = div_ceil(n, width);
 
-        let pack_b = m >= FEW_ROWS;
+        let pack_b = users >= FEW_ROWS;
         let deepest = if pack_b { MAX_DEPTH } else { IN_PLACE_DEPTH };
         let depths = div_ceil(k, deepest);
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
@@ -169,6 +246,12 @@ impl Blocks {
         let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
         let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
         Blocks { panels, height: m / panels, tall: m % panels, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, pack_a, pack_b }
+    }
+
+    /// The same tiles with row panels of any height up to the one at which these are full.
+    fn of_any_rows(self, m: i64) -> Blocks {
+        let tallest = height_of(m, self.panels);
+        Blocks { panels: div_ceil(m, tallest), height: tallest, tall: 0, ..self }
     }
 
     pub fn row_tiles(&self) -> i64 {

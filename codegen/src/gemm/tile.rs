@@ -1,0 +1,358 @@
+//! One tile: what is copied when, and which micro-kernel runs where.
+
+use super::micro::{Stage, Variant};
+use super::plan::Own;
+use super::{Functions, Gemm, Partials, Scratch};
+use crate::build::Builder;
+use crate::build::llvm::{Index, Pointer};
+use crate::layout::Axis;
+use crate::pointwise;
+use inkwell::values::{FunctionValue, IntValue};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+/// One tile under construction.
+pub struct Tile<'a, 'c> {
+    pub g: &'a Gemm<'a, 'c>,
+    pub functions: &'a Functions<'c>,
+    pub scratch: &'a Scratch,
+    pub tensors: &'a [Pointer<'c>],
+    pub scalars: Pointer<'c>,
+    pub area: Pointer<'c>,
+}
+
+/// The factor whose copy outlives a tile: the tiles that share it follow one another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    A,
+    B,
+}
+
+/// Panels before number `border` have one size, those from it on another.
+#[derive(Clone, Copy)]
+struct Sizes<'c> {
+    before: i64,
+    border: Index<'c>,
+    after: i64,
+}
+
+/// Panels `from..to`.
+#[derive(Clone, Copy)]
+pub struct Range<'c> {
+    pub from: Index<'c>,
+    pub to: Index<'c>,
+}
+
+/// Rows in panels `from..to`. Panel 0 begins at row `base`; the `tall` first ones have `height` + 1 rows, the others `height`.
+#[derive(Clone, Copy)]
+pub struct Rows<'c> {
+    pub base: Index<'c>,
+    pub panels: Range<'c>,
+    pub height: Index<'c>,
+    pub tall: Index<'c>,
+}
+
+/// What a tile computes: its rows and columns, in which repetition of the product, and the first element of every tensor there.
+pub struct Part<'a, 'c> {
+    pub rows: Rows<'c>,
+    pub columns: Range<'c>,
+    pub outer: Index<'c>,
+    pub starts: &'a [Pointer<'c>],
+}
+
+/// One block of contracted elements of a tile.
+pub struct Pass<'c> {
+    /// The factors at the block's first contracted element.
+    pub a: Pointer<'c>,
+    pub b: Pointer<'c>,
+    pub depth: Index<'c>,
+    /// Whether it is the first, or the last one, of its part of the tile.
+    pub first: IntValue<'c>,
+    pub last: IntValue<'c>,
+    /// Whether the kept copy must be made anew; absent if it always must.
+    pub renew: Option<IntValue<'c>>,
+}
+
+impl<'c> Tile<'_, 'c> {
+    /// Tile numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. `is_first`: no tile went
+    /// before it in this call.
+    pub fn emit(&self, tile: Index<'c>, is_first: IntValue<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        let (fast, slow) = match self.kept() {
+            Kept::A => (blocks.column_tiles(), blocks.row_tiles()),
+            Kept::B => (blocks.row_tiles(), blocks.column_tiles()),
+        };
+        let (fast_tile, rest) = (b.index_rem(tile, b.index(fast)), b.index_div(tile, b.index(fast)));
+        let (slow_tile, outer) = (b.index_rem(rest, b.index(slow)), b.index_div(rest, b.index(slow)));
+        let (row_tile, column_tile) = match self.kept() {
+            Kept::A => (slow_tile, fast_tile),
+            Kept::B => (fast_tile, slow_tile),
+        };
+        let columns = self.range(column_tile, blocks.tile_columns, blocks.column_panels);
+        let starts = self.starts(outer);
+        if plan.owns(Own::Rows) {
+            // Which copy it is: of the tiles that follow one another only those of other columns or repetitions want none of this expert's.
+            let copies = b.index_div(tile, b.index(fast));
+            return self.rows_of_experts(row_tile, columns, outer, &starts, copies);
+        }
+        let panels = self.range(row_tile, blocks.tile_rows, blocks.panels);
+        let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
+        let part = Part { rows, columns, outer, starts: &starts };
+        if plan.owns(Own::Contracted) {
+            return self.elements_of_expert(&part);
+        }
+        self.passes(&part, b.either(is_first, b.index_equal(fast_tile, b.index(0))));
+    }
+
+    /// Number `number` of the ranges of this length in `0..end`.
+    pub fn range(&self, number: Index<'c>, length: i64, end: i64) -> Range<'c> {
+        let b = self.g.b;
+        let from = b.index_mul(number, b.index(length));
+        Range { from, to: b.index_min(b.index_add(from, b.index(length)), b.index(end)) }
+    }
+
+    /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before.
+    pub fn passes(&self, part: &Part<'_, 'c>, renew: IntValue<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
+        b.for_each(b.index(0), b.index(passes), 1, &mut |number| {
+            let block = b.index_rem(number, b.index(blocks.depths));
+            let k = b.index_mul(block, b.index(blocks.depth));
+            let depth = b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k));
+            let [a, factor] = self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k);
+            // With several passes the copies change within the tile.
+            let renew = if passes == 1 { Some(renew) } else { None };
+            let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(number, b.index(passes - 1)));
+            self.pass(part, &Pass { a, b: factor, depth, first, last, renew });
+        });
+    }
+
+    /// The factors at contracted element `k` of the repetition `repeat` of `k`.
+    pub fn factors(&self, starts: &[Pointer<'c>], repeat: Index<'c>, k: Index<'c>) -> [Pointer<'c>; 2] {
+        let (b, plan) = (self.g.b, self.g.plan);
+        [plan.a, plan.b].map(|tensor| {
+            let bytes = self.bytes(tensor);
+            let along_k = b.index_mul(k, b.index(bytes * plan.k.strides[tensor]));
+            b.at(self.shifted(starts[tensor], repeat, &plan.outer_k, tensor), along_k)
+        })
+    }
+
+    /// `start` moved to the repetition `number` of `axes`, whose last is the fastest.
+    pub fn shifted(&self, start: Pointer<'c>, number: Index<'c>, axes: &[Axis], tensor: usize) -> Pointer<'c> {
+        let (b, bytes) = (self.g.b, self.bytes(tensor));
+        let (mut place, mut rest) = (start, number);
+        for axis in axes.iter().rev() {
+            let digit = b.index_rem(rest, b.index(axis.size));
+            rest = b.index_div(rest, b.index(axis.size));
+            place = b.at(place, b.index_mul(digit, b.index(bytes * axis.strides[tensor])));
+        }
+        place
+    }
+
+    /// The first element of every tensor in this repetition of the product.
+    fn starts(&self, outer: Index<'c>) -> Vec<Pointer<'c>> {
+        (0..self.tensors.len()).map(|t| self.shifted(self.tensors[t], outer, &self.g.plan.outer, t)).collect()
+    }
+
+    pub fn bytes(&self, tensor: usize) -> i64 {
+        let kernel = self.g.kernel;
+        let ty = match kernel.inputs.get(tensor) {
+            Some(input) => &input.ty,
+            None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
+        };
+        pointwise::stored(ty.dtype).bytes()
+    }
+
+    /// One block of contracted elements.
+    pub fn pass(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        self.if_needed(Kept::B, pass, || {
+            if blocks.pack_b {
+                let last = self.last_width();
+                let border = b.index(blocks.column_panels - i64::from(last != blocks.width));
+                let place = |panel| [self.column_start(pass, panel), self.packed_column(part.columns, panel)];
+                self.copy(&self.functions.pack_b, part.columns, Sizes { before: blocks.width, border, after: last }, pass.depth, &place);
+            }
+        });
+        self.if_needed(Kept::A, pass, || {
+            let rows = part.rows;
+            let place = |panel| [self.row_start(pass, rows, panel), self.packed_row(rows, panel)];
+            if blocks.pack_a && plan.owns(Own::Rows) {
+                let function = self.functions.pack_a[&blocks.height];
+                b.for_each(rows.panels.from, rows.panels.to, 1, &mut |panel| {
+                    b.call(function, &place(panel), &[pass.depth, b.index(1), self.height(rows, panel)]);
+                });
+            } else if blocks.pack_a {
+                let sizes = Sizes { before: blocks.height + 1, border: b.index(blocks.tall), after: blocks.height };
+                self.copy(&self.functions.pack_a, rows.panels, sizes, pass.depth, &place);
+            }
+        });
+        self.products(part, pass);
+    }
+
+    /// The micro-kernels of one block of contracted elements, which is copied.
+    pub fn products(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let (blocks, rows, columns) = (&plan.blocks, part.rows, part.columns);
+        b.for_each(rows.panels.from, rows.panels.to, 1, &mut |row_panel| {
+            let row = self.first_row(rows, row_panel);
+            let a = if blocks.pack_a { self.packed_row(rows, row_panel) } else { self.row_start(pass, rows, row_panel) };
+            b.for_each(columns.from, columns.to, 1, &mut |panel| {
+                let column = b.index_mul(panel, b.index(blocks.width));
+                let factor = if blocks.pack_b { self.packed_column(columns, panel) } else { self.column_start(pass, panel) };
+                let mut pointers = vec![a, factor, self.partial(part, row, column), self.scalars];
+                pointers.push(b.at_const(self.area, self.scratch.spill));
+                for (tensor, start) in part.starts.iter().enumerate() {
+                    let bytes = self.bytes(tensor);
+                    let down = b.at(*start, b.index_mul(row, b.index(bytes * plan.m.strides[tensor])));
+                    pointers.push(b.at(down, b.index_mul(column, b.index(bytes * plan.n.strides[tensor]))));
+                }
+                self.by_height(rows, row_panel, &mut |rows| {
+                    self.by_width(panel, &mut |columns| {
+                        self.by_stage(pass, &mut |stage| {
+                            let micro = self.functions.micro[&Variant { rows, columns, stage }];
+                            b.call(micro, &pointers, &[row, column, part.outer, pass.depth]);
+                        });
+                    });
+                });
+            });
+        });
+    }
+
+    fn packed_column(&self, columns: Range<'c>, panel: Index<'c>) -> Pointer<'c> {
+        let b = self.g.b;
+        b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * self.g.plan.blocks.packed_b())))
+    }
+
+    fn column_start(&self, pass: &Pass<'c>, panel: Index<'c>) -> Pointer<'c> {
+        let (b, plan) = (self.g.b, self.g.plan);
+        b.at(pass.b, b.index_mul(panel, b.index(self.bytes(plan.b) * plan.blocks.width * plan.n.strides[plan.b])))
+    }
+
+    fn packed_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
+        let b = self.g.b;
+        let number = b.index_sub(panel, rows.panels.from);
+        b.at(b.at_const(self.area, self.scratch.packed_a), b.index_mul(number, b.index(4 * self.g.plan.blocks.packed_a())))
+    }
+
+    fn row_start(&self, pass: &Pass<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
+        let (b, plan) = (self.g.b, self.g.plan);
+        b.at(pass.a, b.index_mul(self.first_row(rows, panel), b.index(self.bytes(plan.a) * plan.m.strides[plan.a])))
+    }
+
+    /// Columns of the last column panel.
+    fn last_width(&self) -> i64 {
+        let plan = self.g.plan;
+        plan.n.size - (plan.blocks.column_panels - 1) * plan.blocks.width
+    }
+
+    fn kept(&self) -> Kept {
+        if self.g.plan.blocks.pack_a && !self.g.plan.owns(Own::Rows) { Kept::A } else { Kept::B }
+    }
+
+    /// Writes the copying of a factor, to be skipped if the tile before it left the same copy.
+    fn if_needed(&self, factor: Kept, pass: &Pass<'c>, copy: impl FnOnce()) {
+        match pass.renew {
+            Some(renew) if factor == self.kept() => self.g.b.branch(renew, copy, || ()),
+            Some(_) | None => copy(),
+        }
+    }
+
+    /// Copies the panels of `range`: those of equal size in one call.
+    fn copy(
+        &self,
+        functions: &BTreeMap<i64, FunctionValue<'c>>,
+        range: Range<'c>,
+        sizes: Sizes<'c>,
+        depth: Index<'c>,
+        place: &dyn Fn(Index<'c>) -> [Pointer<'c>; 2],
+    ) {
+        let b = self.g.b;
+        let border = b.index_max(range.from, b.index_min(range.to, sizes.border));
+        for (size, from, to) in [(sizes.before, range.from, border), (sizes.after, border, range.to)] {
+            // One size may not occur at all.
+            if let Some(function) = functions.get(&size) {
+                b.call(*function, &place(from), &[depth, b.index_sub(to, from)]);
+            }
+        }
+    }
+
+    /// Where the sums of the micro-kernel at this row and column wait.
+    fn partial(&self, part: &Part<'_, 'c>, row: Index<'c>, column: Index<'c>) -> Pointer<'c> {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        let (start, row, column) = match self.g.partials {
+            Partials::None => return self.area,
+            Partials::Output { .. } => (part.starts[self.g.kernel.inputs.len()], row, column),
+            Partials::Scratch { .. } => (
+                b.at_const(self.area, self.scratch.partials),
+                b.index_sub(row, self.first_row(part.rows, part.rows.panels.from)),
+                b.index_sub(column, b.index_mul(part.columns.from, b.index(blocks.width))),
+            ),
+        };
+        let down = b.at(start, b.index_mul(row, b.index(4 * self.g.partials.row_stride())));
+        b.at(down, b.index_mul(column, b.index(4)))
+    }
+
+    fn first_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_add(rows.base, b.index_add(b.index_mul(panel, rows.height), b.index_min(panel, rows.tall)))
+    }
+
+    /// Rows of a panel.
+    fn height(&self, rows: Rows<'c>, panel: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_select(b.index_less(panel, rows.tall), b.index_add(rows.height, b.index(1)), rows.height)
+    }
+
+    fn by_height(&self, rows: Rows<'c>, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        let body = RefCell::new(body);
+        if self.g.plan.owns(Own::Rows) {
+            return self.by_number(self.height(rows, panel), [1, blocks.height], &body);
+        }
+        if blocks.tall == 0 {
+            return (*body.borrow_mut())(blocks.height);
+        }
+        let is_tall = b.index_less(panel, rows.tall);
+        b.branch(is_tall, || (*body.borrow_mut())(blocks.height + 1), || (*body.borrow_mut())(blocks.height));
+    }
+
+    /// Writes `body` for every number from `least` to `most`, of which `value` is one.
+    fn by_number(&self, value: Index<'c>, [least, most]: [i64; 2], body: &RefCell<&mut dyn FnMut(i64)>) {
+        if least == most {
+            return (*body.borrow_mut())(least);
+        }
+        let (b, middle) = (self.g.b, (least + most + 1) / 2);
+        let below = b.index_less(value, b.index(middle));
+        b.branch(below, || self.by_number(value, [least, middle - 1], body), || self.by_number(value, [middle, most], body));
+    }
+
+    fn by_width(&self, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let last = self.last_width();
+        if plan.blocks.column_panels == 1 || last == plan.blocks.width {
+            return body(last);
+        }
+        let body = RefCell::new(body);
+        let is_full = b.index_less(panel, b.index(plan.blocks.column_panels - 1));
+        b.branch(is_full, || (*body.borrow_mut())(plan.blocks.width), || (*body.borrow_mut())(last));
+    }
+
+    fn by_stage(&self, pass: &Pass<'c>, body: &mut dyn FnMut(Stage)) {
+        let b = self.g.b;
+        let body = RefCell::new(body);
+        let run = |stage: Stage| (*body.borrow_mut())(stage);
+        match *self.functions.stages {
+            [only] => run(only),
+            [first, rest] => b.branch(pass.first, || run(first), || run(rest)),
+            [first, middle, last] => b.branch(pass.first, || run(first), || b.branch(pass.last, || run(last), || run(middle))),
+            [first, middle, last, whole] => {
+                b.branch(pass.first, || b.branch(pass.last, || run(whole), || run(first)), || b.branch(pass.last, || run(last), || run(middle)))
+            }
+            _ => unreachable!("invariant: one to four stages"),
+        }
+    }
+}
