@@ -8,6 +8,10 @@
 //! A tile's result depends on its number only, so any division of the tiles over threads gives the same bits. `scratch` is
 //! 64-byte aligned memory of the size that compilation reported, for this thread alone; nothing in it is kept between calls.
 
+//!
+//! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
+//! warp ([`gpu_parameters`]). Every warp of the launch computes tiles, however many there are of either.
+
 /// The parameters of a kernel, as a builder sees them.
 #[derive(Clone, Copy)]
 pub struct Entry<Index, Pointer> {
@@ -20,3 +24,12 @@ pub struct Entry<Index, Pointer> {
 
 /// The kernel's address as Rust calls it.
 pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
+
+/// Words of a GPU kernel's parameters after pointers and scalars.
+pub const GPU_EXTRA: usize = 3;
+
+/// The parameters of a GPU kernel: addresses in device memory, bit patterns of scalars, tiles, and scratch of `stride` bytes for each warp.
+pub fn gpu_parameters(pointers: &[u64], scalars: &[u64], tiles: u64, scratch: u64, stride: u64) -> Vec<u8> {
+    let words = pointers.iter().chain(scalars).copied().chain([tiles, scratch, stride]);
+    words.flat_map(u64::to_le_bytes).collect()
+}

@@ -2,7 +2,8 @@
 
 use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::mlir::{self, Mlir};
-use crate::target::Target;
+use crate::build::simt::Simt;
+use crate::target::{Arch, Target};
 use crate::{CompileError, Shape, attention, gemm, loops};
 use inkwell::context::Context;
 use inkwell::module::Module;
@@ -24,7 +25,7 @@ pub struct Compiled {
     /// The kernel's name, and its symbol in the object.
     pub name: String,
     pub shape: Shape,
-    /// A relocatable ELF object.
+    /// A relocatable ELF object; the PTX text for a GPU.
     #[serde(skip)]
     pub object: Vec<u8>,
     /// Texts, where asked for and where the kernel passes through that form.
@@ -66,12 +67,9 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     let kernel = rewritten.as_ref().unwrap_or(kernel);
     let machine = target.machine()?;
     let context = Context::create();
-    let written = match &kernel.family {
-        Family::Loops { grid } => through_mlir(&context, target, &name, |b| loops::emit(b, kernel, grid, target, &name))?,
-        Family::Scatter => through_mlir(&context, target, &name, |b| loops::emit_scatter(b, kernel, &name))?,
-        Family::Gemm => directly(&context, target, &name, |b| gemm::emit(b, kernel, target, &name))?,
-        Family::Attention => directly(&context, target, &name, |b| attention::emit_forward(b, kernel, target, &name))?,
-        Family::AttentionGrad => directly(&context, target, &name, |b| attention::emit_backward(b, kernel, target, &name))?,
+    let written = match target.arch {
+        Arch::X86_64 => for_cpu(&context, kernel, target, &name)?,
+        Arch::Nvptx => for_gpu(&context, kernel, target, &name)?,
     };
     let Written { shape, mlir, module } = written;
     module.set_triple(&machine.get_triple());
@@ -83,7 +81,10 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
         mlir: mlir.filter(|_| emit.mlir),
         llvm: emit.llvm.then(|| module.print_to_string().to_string()),
         asm: if emit.asm { Some(String::from_utf8_lossy(&write(FileType::Assembly)?).into_owned()) } else { None },
-        object: write(FileType::Object)?,
+        object: write(match target.arch {
+            Arch::X86_64 => FileType::Object,
+            Arch::Nvptx => FileType::Assembly,
+        })?,
         name,
     })
 }
@@ -93,6 +94,29 @@ struct Written<'c> {
     shape: Shape,
     mlir: Option<String>,
     module: Module<'c>,
+}
+
+fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
+    match &kernel.family {
+        Family::Loops { grid } => through_mlir(context, target, name, |b| loops::emit(b, kernel, grid, target, name)),
+        Family::Scatter => through_mlir(context, target, name, |b| loops::emit_scatter(b, kernel, name)),
+        Family::Gemm => directly(context, target, name, |b| gemm::emit(b, kernel, target, name)),
+        Family::Attention => directly(context, target, name, |b| attention::emit_forward(b, kernel, target, name)),
+        Family::AttentionGrad => directly(context, target, name, |b| attention::emit_backward(b, kernel, target, name)),
+    }
+}
+
+fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
+    let unsupported = || CompileError::unsupported(format!("kernels of family {:?} on GPUs", kernel.family));
+    let b = Simt::new(context, name, target)?;
+    let spelled_out = if kernel.family == Family::Gemm { Some(gemm::spelled_out(kernel).ok_or_else(unsupported)?) } else { None };
+    let kernel = spelled_out.as_ref().unwrap_or(kernel);
+    let shape = match &kernel.family {
+        Family::Loops { grid } => loops::emit(&b, kernel, grid, target, name)?,
+        Family::Scatter => loops::emit_scatter(&b, kernel, name)?,
+        Family::Gemm | Family::Attention | Family::AttentionGrad => return Err(unsupported()),
+    };
+    Ok(Written { shape, mlir: None, module: b.module })
 }
 
 fn directly<'c>(
@@ -152,6 +176,21 @@ mod tests {
             assert_eq!(first, compiled());
             assert!(first.asm.is_some_and(|text| text.contains("vfmadd")));
             assert_eq!(first.mlir.is_some_and(|text| text.contains("scf.for")), matches!(kernel.family, Family::Loops { .. }));
+        }
+    }
+
+    #[test]
+    fn ptx_reads_and_writes_global_memory_lane_by_lane() {
+        let mut make = Make::default();
+        let [s, h] = [("s", 5), ("h", 64)].map(|(n, size)| make.dim(n, size));
+        let x = make.input(DType::F32, &[s, h]);
+        let e = make.op(Op::Unary(Unary::Exp), &[x]);
+        let kernel = make.kernel(Family::Loops { grid: vec![s, h] }, &[e]);
+        let compiled = || compile(&kernel, &Target::gpu("sm_90a"), Emit::default()).expect("compiled");
+        assert_eq!(compiled(), compiled());
+        let text = String::from_utf8(compiled().object).expect("PTX is text");
+        for part in [".target sm_90a", ".maxntid 128", &format!(".visible .entry {}(", kernel.name()), "%laneid", "ld.global.b32", "st.global.b32"] {
+            assert!(text.contains(part), "{part} in\n{text}");
         }
     }
 

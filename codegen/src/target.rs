@@ -5,14 +5,32 @@ use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target as Llv
 use serde::{Deserialize, Serialize};
 use std::sync::Once;
 
-/// A CPU by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU without the features.
+/// The instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Arch {
+    X86_64,
+    /// PTX, for NVIDIA's GPUs.
+    Nvptx,
+}
+
+impl Arch {
+    fn triple(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64-unknown-linux-gnu",
+            Arch::Nvptx => "nvptx64-nvidia-cuda",
+        }
+    }
+}
+
+/// A processor by LLVM's names: part of every kernel's cache key and of the artifact, which is refused on a CPU without the features.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
-    /// `znver5`, `x86-64-v3`, ...
+    pub arch: Arch,
+    /// `znver5`, `x86-64-v3`, `sm_80`, ...
     pub cpu: String,
     /// `+avx2,+fma,-avx512f,...`; may be empty where `cpu` says it all.
     pub features: String,
-    /// Bytes of a vector register: 64 with AVX-512, 32 with AVX2.
+    /// Bytes of a vector register: 64 with AVX-512, 32 with AVX2, 128 where a warp is a vector.
     pub vector_bytes: u32,
     /// Vector registers.
     pub registers: u32,
@@ -30,8 +48,6 @@ pub enum TargetError {
     #[error("LLVM has no such target machine: {0}")]
     Llvm(String),
 }
-
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Where Linux says how large the second-level cache of the first core is, as `1024K`.
 const L2_SIZE: &str = "/sys/devices/system/cpu/cpu0/cache/index2/size";
@@ -69,12 +85,17 @@ impl Target {
         }
         let wide = ["avx512f", "avx512vl", "avx512bw", "avx512dq"].iter().all(|f| has(f));
         let (vector_bytes, registers) = if wide { (64, 32) } else { (32, 16) };
-        Ok(Target { cpu, features, vector_bytes, registers, l2_bytes: l2_bytes() })
+        Ok(Target { arch: Arch::X86_64, cpu, features, vector_bytes, registers, l2_bytes: l2_bytes() })
     }
 
     /// Any x86-64 CPU with AVX2 and FMA.
     pub fn x86_64_v3() -> Target {
-        Target { cpu: "x86-64-v3".into(), features: String::new(), vector_bytes: 32, registers: 16, l2_bytes: 256 << 10 }
+        Target { arch: Arch::X86_64, cpu: "x86-64-v3".into(), features: String::new(), vector_bytes: 32, registers: 16, l2_bytes: 256 << 10 }
+    }
+
+    /// An NVIDIA GPU: `sm_80`, `sm_90a`. The oldest PTX version that has all that mcc uses, so that old drivers accept it.
+    pub fn gpu(name: &str) -> Target {
+        Target { arch: Arch::Nvptx, cpu: name.into(), features: "+ptx80".into(), vector_bytes: 128, registers: 255, l2_bytes: 0 }
     }
 
     /// f32 lanes of a vector register.
@@ -88,8 +109,11 @@ impl Target {
     /// LLVM does not know the CPU.
     pub fn machine(&self) -> Result<TargetMachine, TargetError> {
         static INITIALISE: Once = Once::new();
-        INITIALISE.call_once(|| LlvmTarget::initialize_x86(&InitializationConfig::default()));
-        let triple = TargetTriple::create(TRIPLE);
+        INITIALISE.call_once(|| {
+            LlvmTarget::initialize_x86(&InitializationConfig::default());
+            LlvmTarget::initialize_nvptx(&InitializationConfig::default());
+        });
+        let triple = TargetTriple::create(self.arch.triple());
         let target = LlvmTarget::from_triple(&triple).map_err(|e| TargetError::Llvm(e.to_string()))?;
         target
             .create_target_machine(&triple, &self.cpu, &self.features, OptimizationLevel::Default, RelocMode::PIC, CodeModel::Default)

@@ -2,7 +2,7 @@
 
 use crate::abi::KernelFn;
 use crate::object::{self, Emit};
-use crate::target::Target;
+use crate::target::{Arch, Target};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{self, Family, Kernel, Operand, Output};
@@ -260,12 +260,99 @@ fn run_over(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f6
         .collect()
 }
 
-/// Compiles for this machine and for AVX2, runs on random inputs and compares with the evaluator within `tolerance` (absolute plus relative).
+/// Bytes of a strided tensor: what is between its elements is NaN.
+fn encoded(kernel: &Kernel, ty: &Type, strides: &[u64], data: &[f64]) -> Vec<u8> {
+    let offsets = offsets(kernel, ty, strides);
+    let bytes = ty.dtype.bytes() as usize;
+    let mut out = vec![0xff; offsets.iter().max().map_or(0, |m| m + 1) * bytes];
+    for (offset, x) in offsets.iter().zip(data) {
+        let to = &mut out[offset * bytes..][..bytes];
+        match ty.dtype {
+            DType::F32 => to.copy_from_slice(&(*x as f32).to_le_bytes()),
+            DType::I32 => to.copy_from_slice(&(*x as i32).to_le_bytes()),
+            DType::Bool => to[0] = *x as u8,
+            DType::Bf16 => to.copy_from_slice(&half::bf16::from_f64(*x).to_le_bytes()),
+            DType::F16 => to.copy_from_slice(&half::f16::from_f64(*x).to_le_bytes()),
+        }
+    }
+    out
+}
+
+fn decoded(kernel: &Kernel, ty: &Type, strides: &[u64], bytes: &[u8]) -> Vec<f64> {
+    let size = ty.dtype.bytes() as usize;
+    let element = |o: usize| &bytes[o * size..][..size];
+    let four = |o: usize| [0, 1, 2, 3].map(|k| element(o)[k]);
+    let two = |o: usize| [element(o)[0], element(o)[1]];
+    offsets(kernel, ty, strides)
+        .into_iter()
+        .map(|o| match ty.dtype {
+            DType::F32 => f64::from(f32::from_le_bytes(four(o))),
+            DType::I32 => f64::from(i32::from_le_bytes(four(o))),
+            DType::Bool => f64::from(element(o)[0]),
+            DType::Bf16 => half::bf16::from_le_bytes(two(o)).to_f64(),
+            DType::F16 => half::f16::from_le_bytes(two(o)).to_f64(),
+        })
+        .collect()
+}
+
+/// Compiles to PTX and runs it in the emulator. Outputs begin as `initial`.
+pub fn emulate(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
+    let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
+    let ptx = String::from_utf8(compiled.object).expect("PTX is text");
+    let mut device = emulator::Device::new(emulator::Options { threads: 1, ..Default::default() });
+    let module = device.load(&ptx).unwrap_or_else(|e| panic!("{e}\n{ptx}"));
+    let mut upload = |bytes: Vec<u8>| {
+        let p = device.allocate(bytes.len() as u64);
+        device.write(p, &bytes).expect("it was allocated");
+        p
+    };
+    let mut pointers: Vec<u64> = kernel.inputs.iter().zip(inputs).map(|(i, data)| upload(encoded(kernel, &i.ty, &i.strides, data))).collect();
+    for output in &kernel.outputs {
+        let ty = &kernel.body[output.value].ty;
+        pointers.push(upload(encoded(kernel, ty, &output.strides, &vec![initial; kernel.body.dims.elements(&ty.dims) as usize])));
+    }
+    let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
+    // Fewer warps than tiles, so that some compute several.
+    let warps = u64::from(crate::build::simt::WARPS);
+    let blocks = (compiled.shape.tiles / warps).clamp(1, 8);
+    let stride = compiled.shape.scratch_bytes;
+    let scratch = upload(vec![0xff; (blocks * warps * stride) as usize]);
+    let parameters = crate::abi::gpu_parameters(&pointers, &bits, compiled.shape.tiles, scratch, stride);
+    let launch = emulator::Launch { grid: [blocks as u32, 1, 1], threads: [32 * warps as u32, 1, 1], shared: 0 };
+    let found = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters);
+    found.unwrap_or_else(|e| panic!("{e}\n{ptx}"));
+    let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);
+    outputs
+        .map(|(output, p)| {
+            let ty = &kernel.body[output.value].ty;
+            let last = offsets(kernel, ty, &output.strides).into_iter().max().map_or(0, |m| m + 1);
+            let mut bytes = vec![0; last * ty.dtype.bytes() as usize];
+            device.read(*p, &mut bytes).expect("it was allocated");
+            decoded(kernel, ty, &output.strides, &bytes)
+        })
+        .collect()
+}
+
+/// Whether GPUs can do it, and the emulator in the time of a test.
+fn on_gpu(kernel: &Kernel) -> bool {
+    match kernel.family {
+        Family::Loops { .. } | Family::Scatter => true,
+        Family::Gemm => crate::gemm::spelled_out(kernel).is_some_and(|k| k.body.values().all(|v| k.body.elements(v) < 1 << 19)),
+        Family::Attention | Family::AttentionGrad => false,
+    }
+}
+
+/// Compiles for this machine, for AVX2 and, what GPUs can do, for them; runs on random inputs and compares with the evaluator within `tolerance` (absolute
+/// plus relative).
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
     kernel.verify().expect("a well-formed test");
     let want = kernel.run(inputs, scalars);
-    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()] {
-        let got = run(kernel, &target, inputs, scalars, 2.0);
+    let gpu = on_gpu(kernel).then(|| Target::gpu("sm_80"));
+    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()].into_iter().chain(gpu) {
+        let got = match target.arch {
+            Arch::X86_64 => run(kernel, &target, inputs, scalars, 2.0),
+            Arch::Nvptx => emulate(kernel, &target, inputs, scalars, 2.0),
+        };
         for (number, (got, want)) in got.iter().zip(&want).enumerate() {
             let dtype = kernel.body[kernel.outputs[number].value].ty.dtype;
             let before = if kernel.outputs[number].accumulate { 2.0 } else { 0.0 };

@@ -209,9 +209,15 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
                 Float2::Add if plain => words(|l| (real(a[l]) + real(b[l])).to_bits()),
                 Float2::Sub if plain => words(|l| (real(a[l]) - real(b[l])).to_bits()),
                 Float2::Mul if plain => words(|l| (real(a[l]) * real(b[l])).to_bits()),
-                Float2::Add | Float2::Sub | Float2::Mul | Float2::Div | Float2::Min | Float2::Max | Float2::MinNan | Float2::MaxNan => {
-                    words(|l| float::leave(*m, float::two(*f, float::enter(*m, a[l]), float::enter(*m, b[l]))))
-                }
+                Float2::Add
+                | Float2::Sub
+                | Float2::Mul
+                | Float2::Div
+                | Float2::Min
+                | Float2::Max
+                | Float2::MinNan
+                | Float2::MaxNan
+                | Float2::CopySign => words(|l| float::leave(*m, float::two(*f, float::enter(*m, a[l]), float::enter(*m, b[l])))),
             };
             w.set_word(*d, &out, mask);
         }

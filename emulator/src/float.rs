@@ -84,6 +84,7 @@ macro_rules! two {
             Float2::Add => a + b,
             Float2::Sub => a - b,
             Float2::Mul => a * b,
+            Float2::CopySign => b.copysign(a),
             Float2::Div => a / b,
             Float2::Min => a.min(b),
             Float2::Max => a.max(b),

@@ -186,6 +186,8 @@ pub enum Float2 {
     /// NaN if either is.
     MinNan,
     MaxNan,
+    /// The second with the sign of the first.
+    CopySign,
 }
 
 /// Modifiers of float arithmetic: subnormal numbers as zero; results in [0, 1].

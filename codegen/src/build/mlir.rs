@@ -3,7 +3,7 @@
 //! Memory is reached through `llvm` pointers and intrinsics, since kernels get plain pointers and mask their tails; everything else is of the
 //! upstream dialects above.
 
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, Lane, LoopBody};
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::target::Target;
@@ -180,27 +180,6 @@ impl<'c> Mlir<'c> {
         self.address(base, offsets, result)
     }
 
-    /// Starts the kernel `name` with mcc's kernel ABI; `body` writes it and returns what to keep.
-    ///
-    /// # Errors
-    /// Those of `body`.
-    pub fn kernel<T>(&self, name: &str, body: impl FnOnce(&Self, &Entry<V<'c>, V<'c>>) -> Result<T, CompileError>) -> Result<T, CompileError> {
-        let (pointer, index) = (self.pointer_type(), self.i64_type());
-        let types = [pointer, pointer, index, index, pointer];
-        let region = Region::new();
-        let block = region.append_block(Block::new(&types.map(|t| (t, self.location))));
-        let outside = self.enter(&block);
-        let parameter = |i: usize| self.argument(&self.block.get(), i);
-        let entry = Entry { arguments: parameter(0), scalars: parameter(1), first_tile: parameter(2), end_tile: parameter(3), scratch: parameter(4) };
-        let result = body(self, &entry)?;
-        self.append("func.return", &[], &[], &[], Vec::new());
-        self.block.set(outside);
-        let signature = TypeAttribute::new(FunctionType::new(self.context, &types, &[]).into()).into();
-        let symbol = StringAttribute::new(self.context, name).into();
-        self.append("func.func", &[], &[], &[("sym_name", symbol), ("function_type", signature)], vec![region]);
-        Ok(result)
-    }
-
     /// Makes `block` the one that grows; returns the one that was.
     fn enter(&self, block: &BlockRef<'c, '_>) -> BlockRef<'c, 'c> {
         // SAFETY: the block's region is handed to an operation of the module before anything is read from it.
@@ -211,11 +190,6 @@ impl<'c> Mlir<'c> {
         let argument = block.argument(position).expect("invariant: the block has the argument");
         // SAFETY: the block belongs to the module, which lives as long as the builder.
         unsafe { Value::from_raw(argument.to_raw()) }
-    }
-
-    /// The pointer stored at `from`.
-    pub fn load_pointer(&self, from: V<'c>) -> V<'c> {
-        self.op("llvm.load", &[from], self.pointer_type(), &[])
     }
 
     /// The text, and the module lowered to LLVM IR.
@@ -254,6 +228,29 @@ impl<'c> Mlir<'c> {
             LlvmModule::new(raw.cast())
         };
         Ok((text, module))
+    }
+}
+
+impl<'c> Frame for Mlir<'c> {
+    fn kernel<T>(&self, name: &str, _: [usize; 2], body: &mut dyn FnMut(&Entry<V<'c>, V<'c>>) -> Result<T, CompileError>) -> Result<T, CompileError> {
+        let (pointer, index) = (self.pointer_type(), self.i64_type());
+        let types = [pointer, pointer, index, index, pointer];
+        let region = Region::new();
+        let block = region.append_block(Block::new(&types.map(|t| (t, self.location))));
+        let outside = self.enter(&block);
+        let parameter = |i: usize| self.argument(&self.block.get(), i);
+        let entry = Entry { arguments: parameter(0), scalars: parameter(1), first_tile: parameter(2), end_tile: parameter(3), scratch: parameter(4) };
+        let result = body(&entry)?;
+        self.append("func.return", &[], &[], &[], Vec::new());
+        self.block.set(outside);
+        let signature = TypeAttribute::new(FunctionType::new(self.context, &types, &[]).into()).into();
+        let symbol = StringAttribute::new(self.context, name).into();
+        self.append("func.func", &[], &[], &[("sym_name", symbol), ("function_type", signature)], vec![region]);
+        Ok(result)
+    }
+
+    fn load_pointer(&self, from: V<'c>) -> V<'c> {
+        self.op("llvm.load", &[from], self.pointer_type(), &[])
     }
 }
 

@@ -2,11 +2,15 @@
 //!
 //! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted loops.
 //! [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions, prefetch, shuffles);
-//! [`mlir::Mlir`] writes upstream MLIR dialects. The vector math library (`crate::math`) and the generic loops are written
-//! once, against the trait.
+//! [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where the lanes of a vector are those of a warp. The vector
+//! math library (`crate::math`) and the generic loops are written once, against the trait.
 
 pub mod llvm;
 pub mod mlir;
+pub mod simt;
+
+use crate::CompileError;
+use crate::abi::Entry;
 
 /// What a lane of a vector holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -209,4 +213,22 @@ pub trait Builder {
     fn at_const(&self, base: Self::Pointer, bytes: i64) -> Self::Pointer {
         if bytes == 0 { base } else { self.at(base, self.index(bytes)) }
     }
+}
+
+/// A builder that can begin a kernel.
+pub trait Frame: Builder {
+    /// Writes the kernel `name` with the calling convention of [`crate::abi`], of so many pointers and scalars; `body` writes what it does and
+    /// returns what to keep. `body` is called once.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    fn kernel<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        body: &mut dyn FnMut(&Entry<Self::Index, Self::Pointer>) -> Result<T, CompileError>,
+    ) -> Result<T, CompileError>;
+
+    /// The pointer stored at `from`, among the arguments.
+    fn load_pointer(&self, from: Self::Pointer) -> Self::Pointer;
 }

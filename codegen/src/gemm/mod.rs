@@ -15,7 +15,7 @@ mod tests;
 mod tile;
 mod vector;
 
-pub use vector::as_loops;
+pub use vector::{as_loops, spelled_out};
 
 use crate::CompileError;
 use crate::build::Builder;

@@ -6,21 +6,28 @@ use ir::graph::{Node, Type, Value};
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Reduce};
 
+/// The `dot` of a kernel, and what it sums over.
+fn product(kernel: &Kernel) -> Option<(Value, Vec<Dim>)> {
+    let body = &kernel.body;
+    body.values().find_map(|v| if let Op::Dot { over } = &body[v].op { Some((v, over.clone())) } else { None })
+}
+
 /// The kernel as loops that multiply and sum, if one factor of its `dot` has no dims of its own.
 pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
     let body = &kernel.body;
-    let (dot, over) = body.values().find_map(|v| match &body[v].op {
-        Op::Dot { over } => Some((v, over.clone())),
-        _ => None,
-    })?;
+    let (dot, _) = product(kernel)?;
     let own = |factor: usize, other: usize| {
         let args = &body[dot].args;
         let dims = body.dims_of(args[factor]).iter();
         dims.filter(|d| !body[args[other]].ty.has(**d)).map(|d| body.dims.size(*d)).product::<u64>()
     };
-    if own(0, 1) != 1 && own(1, 0) != 1 {
-        return None;
-    }
+    if own(0, 1) == 1 || own(1, 0) == 1 { spelled_out(kernel) } else { None }
+}
+
+/// The kernel as loops that multiply and sum, unless an output lacks a dim of the product.
+pub fn spelled_out(kernel: &Kernel) -> Option<Kernel> {
+    let body = &kernel.body;
+    let (dot, over) = product(kernel)?;
     // Every output of the family has the dims of the product.
     let grid: Vec<Dim> = body.dims_of(dot).to_vec();
     if tensors(kernel)[kernel.inputs.len()..].iter().any(|(ty, _)| grid.iter().any(|d| !ty.has(*d))) {

@@ -13,8 +13,7 @@ mod tests;
 
 pub use emit::accumulated;
 
-use crate::build::Builder;
-use crate::build::mlir::Mlir;
+use crate::build::Frame;
 use crate::target::Target;
 use crate::{CompileError, Shape};
 use ir::dim::Dim;
@@ -26,10 +25,10 @@ pub use scatter::emit as emit_scatter;
 ///
 /// # Errors
 /// An op of the kernel is not supported.
-pub fn emit(b: &Mlir, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
+pub fn emit<B: Frame>(b: &B, kernel: &Kernel, grid: &[Dim], target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = Plan::new(kernel, grid, target);
-    let scratch = b.kernel(name, |b, entry| {
-        let count = kernel.inputs.len() + kernel.outputs.len();
+    let count = kernel.inputs.len() + kernel.outputs.len();
+    let scratch = b.kernel(name, [count, kernel.scalars.len()], &mut |entry| {
         let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         emit::emit(b, kernel, &plan, entry, &pointers)
     })?;

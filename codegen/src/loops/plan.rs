@@ -1,7 +1,7 @@
 //! What a kernel of loops does at each grid point, and in which order.
 
 use crate::layout::{self, div_ceil, tensors};
-use crate::target::Target;
+use crate::target::{Arch, Target};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
@@ -38,10 +38,14 @@ pub struct Plan {
     pub tile_items: i64,
 }
 
-/// Elements along the vector dim that one item covers at most.
-const SEGMENT: i64 = 4096;
-/// Element operations that make a tile worth claiming.
-const TILE_WORK: i64 = 1 << 20;
+/// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth claiming. A
+/// GPU has thousands of warps to keep busy.
+fn cuts(target: &Target) -> (i64, i64) {
+    match target.arch {
+        Arch::X86_64 => (4096, 1 << 20),
+        Arch::Nvptx => (512, 1 << 12),
+    }
+}
 /// Vectors of grid points whose reductions run together, so that memory is read in longer pieces.
 const WIDE: i64 = 4;
 
@@ -55,6 +59,7 @@ impl Plan {
         others.sort_by_key(|d| std::cmp::Reverse(layout::stride(&body[first.value].ty, &first.strides, *d)));
 
         let lanes = target.lanes() as i64;
+        let (longest_segment, tile_work) = cuts(target);
         let steps = steps(kernel, grid);
         let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
         let work = (inner * body.nodes.len() as i64).max(1);
@@ -63,7 +68,7 @@ impl Plan {
             Some(d) if vector_in_grid => {
                 let size = body.dims.size(d) as i64;
                 let unit = lanes * wide;
-                let longest = (div_ceil(TILE_WORK / work, unit) * unit).clamp(unit, SEGMENT);
+                let longest = (div_ceil(tile_work / work, unit) * unit).clamp(unit, longest_segment.max(unit));
                 let segment = div_ceil(div_ceil(size, div_ceil(size, longest)), unit) * unit;
                 (segment, div_ceil(size, segment))
             }
@@ -71,7 +76,7 @@ impl Plan {
         };
         let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let items = points * segments;
-        let tile_items = (TILE_WORK / (work * segment)).clamp(1, items.max(1));
+        let tile_items = (tile_work / (work * segment)).clamp(1, items.max(1));
         Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items }
     }
 

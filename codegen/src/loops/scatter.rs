@@ -7,8 +7,7 @@ use super::emit::{Known, Loops, local_row, zero};
 use super::place::{Along, Place, Stored, widen};
 use super::plan::{Plan, vector_dim};
 use crate::abi::Entry;
-use crate::build::mlir::Mlir;
-use crate::build::{Builder, IntBinary, Lane};
+use crate::build::{Builder, Frame, IntBinary, Lane};
 use crate::layout::div_ceil;
 use crate::{CompileError, Shape, pointwise};
 use ir::dim::Dim;
@@ -68,7 +67,7 @@ impl<'a> Scatter<'a> {
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Mlir, kernel: &Kernel, name: &str) -> Result<Shape, CompileError> {
+pub fn emit<B: Frame>(b: &B, kernel: &Kernel, name: &str) -> Result<Shape, CompileError> {
     let scatter = Scatter::new(kernel)?;
     let rows = kernel.body.dims.size(scatter.table) as i64;
     let tiles = div_ceil(rows, scatter.rows_per_tile);
@@ -83,8 +82,8 @@ pub fn emit(b: &Mlir, kernel: &Kernel, name: &str) -> Result<Shape, CompileError
         items: tiles,
         tile_items: 1,
     };
-    b.kernel(name, |b, entry| {
-        let count = kernel.inputs.len() + kernel.outputs.len();
+    let count = kernel.inputs.len() + kernel.outputs.len();
+    b.kernel(name, [count, kernel.scalars.len()], &mut |entry| {
         let pointers: Vec<_> = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
         let mut loops = Loops::new(b, kernel, &plan, entry, &pointers)?;
         let mut result = Ok(());

@@ -61,6 +61,11 @@ impl Cursor<'_> {
         Ok(Some(match self.name {
             "mov" => self.mov()?,
             "add" | "sub" | "min" | "max" | "div" | "rem" | "and" | "or" | "xor" | "shl" | "shr" => self.two()?,
+            "copysign" => match self.kind()? {
+                Kind::F32 => Op::F2(Float2::CopySign, Mode::default(), self.w(0)?, self.sw(1)?, self.sw(2)?),
+                Kind::F64 => Op::D2(Float2::CopySign, self.d(0)?, self.sd(1)?, self.sd(2)?),
+                Kind::Int(_) | Kind::Half(..) | Kind::Predicate => return self.unsupported(),
+            },
             "mul" => self.mul()?,
             "mad" | "fma" => self.mad()?,
             "neg" | "abs" | "not" | "sqrt" | "rcp" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "popc" | "clz" | "brev" => self.one()?,

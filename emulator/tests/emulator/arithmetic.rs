@@ -66,6 +66,7 @@ fn floats() {
     check("lg2.approx.f32 %r3, %r1;", &[(f(8.0), 0, f(3.0))]);
     check("rsqrt.approx.f32 %r3, %r1;", &[(f(16.0), 0, f(0.25))]);
     check("rcp.rn.f32 %r3, %r1;", &[(f(4.0), 0, f(0.25))]);
+    check("copysign.f32 %r3, %r1, %r2;", &[(f(-0.0), f(2.0), f(-2.0)), (f(3.0), f(-1.0), f(1.0))]);
     check("neg.f32 %r3, %r1;", &[(f(0.0), 0, f(-0.0))]);
     check("setp.ltu.f32 %p1, %r1, %r2; selp.u32 %r3, 1, 0, %p1;", &[(f(f32::NAN), f(1.0), 1), (f(2.0), f(1.0), 0)]);
     check("setp.neu.f32 %p1, %r1, %r2; selp.u32 %r3, 1, 0, %p1;", &[(f(f32::NAN), f(1.0), 1), (f(1.0), f(1.0), 0)]);

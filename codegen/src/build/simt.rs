@@ -1,0 +1,503 @@
+//! The builder for GPUs, over LLVM IR for NVPTX (inkwell): a warp is a vector of 32 lanes.
+//!
+//! What a kernel's text calls a vector is one register of every lane; indices and pointers are the same in all lanes. So the generic loops and the math
+//! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
+//! adjacent over the lanes, which is what memory wants.
+
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, Lane, LoopBody};
+use crate::CompileError;
+use crate::abi::Entry;
+use crate::build::llvm::set_target_attributes;
+use crate::target::Target;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::builder::{Builder as Writer, BuilderError};
+use inkwell::context::Context;
+use inkwell::intrinsics::Intrinsic;
+use inkwell::module::Module;
+use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
+use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, IntValue, PointerValue};
+use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
+
+/// Lanes of a warp.
+pub const LANES: usize = 32;
+/// Warps of a block.
+pub const WARPS: u32 = 4;
+/// LLVM's number of the calling convention `ptx_kernel`.
+const PTX_KERNEL: u32 = 71;
+const GLOBAL: u16 = 1;
+const ALL: u64 = 0xFFFF_FFFF;
+
+type Value<'c> = BasicValueEnum<'c>;
+
+/// Writes one LLVM module with one kernel.
+pub struct Simt<'c> {
+    context: &'c Context,
+    pub module: Module<'c>,
+    writer: Writer<'c>,
+    cpu: String,
+    features: String,
+}
+
+/// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
+fn built<T>(result: Result<T, BuilderError>) -> T {
+    result.expect("invariant: operand types agree and a block is open")
+}
+
+impl<'c> Simt<'c> {
+    /// # Errors
+    /// LLVM does not know the target.
+    pub fn new(context: &'c Context, name: &str, target: &Target) -> Result<Self, CompileError> {
+        let module = context.create_module(name);
+        // Alignments follow from it.
+        module.set_data_layout(&target.machine()?.get_target_data().get_data_layout());
+        Ok(Simt { context, module, writer: context.create_builder(), cpu: target.cpu.clone(), features: target.features.clone() })
+    }
+
+    fn ty(&self, lane: Lane) -> BasicTypeEnum<'c> {
+        match lane {
+            Lane::F32 => self.context.f32_type().into(),
+            Lane::F64 => self.context.f64_type().into(),
+            Lane::I32 => self.context.i32_type().into(),
+            Lane::I64 => self.context.i64_type().into(),
+            Lane::Mask => self.context.bool_type().into(),
+            Lane::Bf16 | Lane::F16 => unreachable!("invariant: 16-bit lanes are f32 in registers"),
+        }
+    }
+
+    /// The type in memory: masks are bytes there, bf16 the upper half of an f32.
+    fn stored_type(&self, lane: Lane) -> BasicTypeEnum<'c> {
+        match lane {
+            Lane::Bf16 => self.context.i16_type().into(),
+            Lane::F16 => self.context.f16_type().into(),
+            Lane::Mask => self.context.i8_type().into(),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => self.ty(lane),
+        }
+    }
+
+    fn loaded(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
+        match lane {
+            Lane::Mask => {
+                let byte = value.into_int_value();
+                built(self.writer.build_int_compare(IntPredicate::NE, byte, byte.get_type().const_zero(), "")).into()
+            }
+            Lane::Bf16 => {
+                let wide = built(self.writer.build_int_z_extend(value.into_int_value(), self.context.i32_type(), ""));
+                self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::Shl, wide.into(), self.i32(16)))
+            }
+            Lane::F16 => built(self.writer.build_float_ext(value.into_float_value(), self.context.f32_type(), "")).into(),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
+        }
+    }
+
+    fn storable(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
+        match lane {
+            Lane::Mask => built(self.writer.build_int_z_extend(value.into_int_value(), self.context.i8_type(), "")).into(),
+            Lane::Bf16 => {
+                let upper = self.int2(IntBinary::ShrLogical, self.convert(Convert::Bits(Lane::I32), value), self.i32(16));
+                built(self.writer.build_int_truncate(upper.into_int_value(), self.context.i16_type(), "")).into()
+            }
+            Lane::F16 => built(self.writer.build_float_trunc(value.into_float_value(), self.context.f16_type(), "")).into(),
+            Lane::F32 | Lane::F64 | Lane::I32 | Lane::I64 => value,
+        }
+    }
+
+    fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
+        let function = Intrinsic::find(name)
+            .and_then(|found| found.get_declaration(&self.module, types))
+            .expect("invariant: the intrinsic exists for these types");
+        let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
+        built(self.writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
+    }
+
+    fn value(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Value<'c> {
+        self.call(name, types, arguments).expect("invariant: the intrinsic has a result")
+    }
+
+    fn register(&self, name: &str) -> IntValue<'c> {
+        let narrow = self.value(&format!("llvm.nvvm.read.ptx.sreg.{name}"), &[], &[]).into_int_value();
+        built(self.writer.build_int_z_extend(narrow, self.context.i64_type(), ""))
+    }
+
+    /// The number of this lane, as 64 bits.
+    fn lane(&self) -> IntValue<'c> {
+        self.register("laneid")
+    }
+
+    fn number(&self, n: u64) -> Value<'c> {
+        self.context.i32_type().const_int(n, false).into()
+    }
+
+    /// All lanes have done what is before this, and see it.
+    fn meet(&self) {
+        self.call("llvm.nvvm.bar.warp.sync", &[], &[self.number(ALL)]);
+    }
+
+    /// Exchanges 32-bit words among lanes: `kind` is `bfly` or `idx`.
+    fn shuffle(&self, kind: &str, a: Value<'c>, by: u64) -> Value<'c> {
+        let name = format!("llvm.nvvm.shfl.sync.{kind}.i32");
+        let word = |x: Value<'c>| self.value(&name, &[], &[self.number(ALL), x, self.number(by), self.number(31)]);
+        let (int, long) = (self.context.i32_type(), self.context.i64_type());
+        match a {
+            Value::FloatValue(f) if f.get_type() == self.context.f32_type() => {
+                let bits = built(self.writer.build_bit_cast(f, int, ""));
+                built(self.writer.build_bit_cast(word(bits), f.get_type(), ""))
+            }
+            Value::FloatValue(f) => {
+                let bits = built(self.writer.build_bit_cast(f, long, ""));
+                built(self.writer.build_bit_cast(self.shuffle(kind, bits, by), f.get_type(), ""))
+            }
+            Value::IntValue(i) if i.get_type().get_bit_width() == 64 => {
+                let half = |x: IntValue<'c>| {
+                    let low = built(self.writer.build_int_truncate(x, int, ""));
+                    built(self.writer.build_int_z_extend(word(low.into()).into_int_value(), long, ""))
+                };
+                let by32 = long.const_int(32, false);
+                let high = built(self.writer.build_left_shift(half(built(self.writer.build_right_shift(i, by32, false, ""))), by32, ""));
+                built(self.writer.build_or(high, half(i), "")).into()
+            }
+            Value::IntValue(i) if i.get_type().get_bit_width() == 1 => {
+                let wide = built(self.writer.build_int_z_extend(i, int, ""));
+                built(self.writer.build_int_truncate(word(wide.into()).into_int_value(), i.get_type(), "")).into()
+            }
+            other => word(other),
+        }
+    }
+
+    fn function(&self) -> FunctionValue<'c> {
+        self.writer.get_insert_block().and_then(|b| b.get_parent()).expect("invariant: a block is open")
+    }
+
+    /// Does something in the lanes of a mask alone; the others get zero.
+    fn only(&self, mask: Value<'c>, result: Option<BasicTypeEnum<'c>>, f: impl FnOnce() -> Option<Value<'c>>) -> Option<Value<'c>> {
+        let before = self.writer.get_insert_block().expect("invariant: a block is open");
+        let [inside, join] = ["lanes", "all"].map(|n| self.context.append_basic_block(self.function(), n));
+        built(self.writer.build_conditional_branch(mask.into_int_value(), inside, join));
+        self.writer.position_at_end(inside);
+        let value = f();
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(join);
+        let (ty, value) = result.zip(value)?;
+        let phi = built(self.writer.build_phi(ty, ""));
+        phi.add_incoming(&[(&ty.const_zero(), before), (&value, inside)]);
+        Some(phi.as_basic_value())
+    }
+
+    fn load_one(&self, from: PointerValue<'c>, lane: Lane, mask: Option<Value<'c>>) -> Value<'c> {
+        let ty = self.stored_type(lane);
+        let load = || built(self.writer.build_load(ty, from, ""));
+        let value = match mask {
+            None => load(),
+            Some(mask) => self.only(mask, Some(ty), || Some(load())).expect("invariant: a load has a result"),
+        };
+        self.loaded(lane, value)
+    }
+
+    fn store_one(&self, to: PointerValue<'c>, value: Value<'c>, lane: Lane, mask: Option<Value<'c>>) {
+        let value = self.storable(lane, value);
+        let store = || {
+            built(self.writer.build_store(to, value));
+            None
+        };
+        match mask {
+            None => store(),
+            Some(mask) => self.only(mask, None, store),
+        };
+    }
+
+    /// Where this lane's element of a vector lies.
+    fn own(&self, base: PointerValue<'c>, lane: Lane) -> PointerValue<'c> {
+        self.at(base, self.index_mul(self.lane(), self.index(lane.bytes())))
+    }
+
+    fn moved(&self, base: PointerValue<'c>, offset: Value<'c>) -> PointerValue<'c> {
+        self.at(base, offset.into_int_value())
+    }
+
+    fn counted(
+        &self,
+        from: IntValue<'c>,
+        to: IntValue<'c>,
+        step: IntValue<'c>,
+        carried: &[Value<'c>],
+        body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        let before = self.writer.get_insert_block().expect("invariant: a block is open");
+        let [inside, after] = ["loop", "done"].map(|n| self.context.append_basic_block(self.function(), n));
+        let less = |a, b| built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""));
+        built(self.writer.build_conditional_branch(less(from, to), inside, after));
+
+        self.writer.position_at_end(inside);
+        let counter = built(self.writer.build_phi(self.context.i64_type(), "i"));
+        counter.add_incoming(&[(&from, before)]);
+        let entering: Vec<_> = carried
+            .iter()
+            .map(|value| {
+                let phi = built(self.writer.build_phi(value.get_type(), ""));
+                phi.add_incoming(&[(value, before)]);
+                phi
+            })
+            .collect();
+        let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
+        let i = counter.as_basic_value().into_int_value();
+        let leaving = body(i, &current);
+        let next = self.index_add(i, step);
+        let last = self.writer.get_insert_block().expect("invariant: a block is open");
+        counter.add_incoming(&[(&next, last)]);
+        for (phi, value) in entering.iter().zip(&leaving) {
+            phi.add_incoming(&[(value, last)]);
+        }
+        built(self.writer.build_conditional_branch(less(next, to), inside, after));
+
+        self.writer.position_at_end(after);
+        let joined = carried
+            .iter()
+            .zip(&leaving)
+            .map(|(start, end)| {
+                let phi = built(self.writer.build_phi(start.get_type(), ""));
+                phi.add_incoming(&[(start, before), (end, last)]);
+                phi.as_basic_value()
+            })
+            .collect();
+        // What a loop leaves in scratch is read by other lanes.
+        self.meet();
+        joined
+    }
+}
+
+impl<'c> Frame for Simt<'c> {
+    /// A kernel of the module [`crate::abi`]: each warp computes every n-th tile, n being the number of warps.
+    fn kernel<T>(
+        &self,
+        name: &str,
+        [pointers, scalars]: [usize; 2],
+        body: &mut dyn FnMut(&Entry<IntValue<'c>, PointerValue<'c>>) -> Result<T, CompileError>,
+    ) -> Result<T, CompileError> {
+        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
+        let parameters: BasicMetadataTypeEnum = self.context.ptr_type(AddressSpace::default()).into();
+        let function = self.module.add_function(name, self.context.void_type().fn_type(&[parameters], false), None);
+        function.set_call_conventions(PTX_KERNEL);
+        set_target_attributes(self.context, function, &self.cpu, &self.features);
+        let threads = (WARPS * LANES as u32).to_string();
+        function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute("nvvm.maxntid", &threads));
+        let block = self.context.i8_type().array_type(bytes as u32);
+        let kind = Attribute::get_named_enum_kind_id;
+        function.add_attribute(AttributeLoc::Param(0), self.context.create_type_attribute(kind("byval"), block.into()));
+        function.add_attribute(AttributeLoc::Param(0), self.context.create_enum_attribute(kind("align"), 8));
+        self.writer.position_at_end(self.context.append_basic_block(function, "entry"));
+
+        let arguments = function.get_nth_param(0).expect("invariant: there is a parameter").into_pointer_value();
+        let scalar = |k: usize| {
+            let from = self.at_const(arguments, 8 * (pointers + k) as i64);
+            built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
+        };
+        let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
+        let threads = self.register("ntid.x");
+        let thread = self.index_add(self.index_mul(self.register("ctaid.x"), threads), self.register("tid.x"));
+        let warp = self.index_div(thread, self.index(LANES as i64));
+        let warps = self.index_div(self.index_mul(self.register("nctaid.x"), threads), self.index(LANES as i64));
+        let scratch = self.global(self.index_add(scratch, self.index_mul(warp, stride)));
+        let mut result = None;
+        self.counted(warp, tiles, warps, &[], &mut |tile, _| {
+            let entry = Entry {
+                arguments,
+                scalars: self.at_const(arguments, 8 * pointers as i64),
+                first_tile: tile,
+                end_tile: self.index_add(tile, self.index(1)),
+                scratch,
+            };
+            result = Some(body(&entry));
+            vec![]
+        });
+        built(self.writer.build_return(None));
+        result.expect("invariant: a loop's body is written once")
+    }
+
+    fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
+        self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
+    }
+}
+
+impl<'c> Simt<'c> {
+    /// An address of global memory.
+    fn global(&self, address: IntValue<'c>) -> PointerValue<'c> {
+        let pointer = built(self.writer.build_int_to_ptr(address, self.context.ptr_type(AddressSpace::from(GLOBAL)), ""));
+        built(self.writer.build_address_space_cast(pointer, self.context.ptr_type(AddressSpace::default()), ""))
+    }
+}
+
+impl<'c> Builder for Simt<'c> {
+    type Index = IntValue<'c>;
+    type Pointer = PointerValue<'c>;
+    type Vector = Value<'c>;
+
+    fn lanes(&self) -> usize {
+        LANES
+    }
+
+    fn index(&self, value: i64) -> IntValue<'c> {
+        self.context.i64_type().const_int(value as u64, true)
+    }
+    fn index_add(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_add(a, b, ""))
+    }
+    fn index_sub(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_sub(a, b, ""))
+    }
+    fn index_mul(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_mul(a, b, ""))
+    }
+    fn index_div(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_unsigned_div(a, b, ""))
+    }
+    fn index_rem(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_unsigned_rem(a, b, ""))
+    }
+    fn index_min(&self, a: IntValue<'c>, b: IntValue<'c>) -> IntValue<'c> {
+        let less = built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""));
+        built(self.writer.build_select(less, a, b, "")).into_int_value()
+    }
+
+    fn at(&self, base: PointerValue<'c>, bytes: IntValue<'c>) -> PointerValue<'c> {
+        // SAFETY: an address is computed, not followed; without `inbounds` any offset is defined.
+        unsafe { built(self.writer.build_gep(self.context.i8_type(), base, &[bytes], "")) }
+    }
+    fn load(&self, from: PointerValue<'c>, lane: Lane, mask: Option<Value<'c>>) -> Value<'c> {
+        self.load_one(self.own(from, lane), lane, mask)
+    }
+    fn load_splat(&self, from: PointerValue<'c>, lane: Lane) -> Value<'c> {
+        self.load_one(from, lane, None)
+    }
+    fn gather(&self, base: PointerValue<'c>, offsets: Value<'c>, lane: Lane, mask: Option<Value<'c>>) -> Value<'c> {
+        self.load_one(self.moved(base, offsets), lane, mask)
+    }
+    fn store(&self, to: PointerValue<'c>, value: Value<'c>, lane: Lane, mask: Option<Value<'c>>) {
+        self.store_one(self.own(to, lane), value, lane, mask);
+    }
+    fn scatter(&self, base: PointerValue<'c>, offsets: Value<'c>, value: Value<'c>, lane: Lane, mask: Option<Value<'c>>) {
+        self.store_one(self.moved(base, offsets), value, lane, mask);
+    }
+    fn store_first(&self, to: PointerValue<'c>, value: Value<'c>, lane: Lane) {
+        self.store_one(to, value, lane, Some(self.mask_first(1)));
+        self.meet();
+    }
+
+    fn f32(&self, value: f64) -> Value<'c> {
+        self.context.f32_type().const_float(value).into()
+    }
+    fn f64(&self, value: f64) -> Value<'c> {
+        self.context.f64_type().const_float(value).into()
+    }
+    fn i32(&self, value: i32) -> Value<'c> {
+        self.context.i32_type().const_int(value as u64, true).into()
+    }
+    fn i64(&self, value: i64) -> Value<'c> {
+        self.context.i64_type().const_int(value as u64, true).into()
+    }
+    fn mask_first(&self, n: usize) -> Value<'c> {
+        built(self.writer.build_int_compare(IntPredicate::ULT, self.lane(), self.index(n as i64), "")).into()
+    }
+    fn lane_numbers(&self) -> Value<'c> {
+        self.lane().into()
+    }
+    fn splat(&self, value: IntValue<'c>) -> Value<'c> {
+        value.into()
+    }
+    fn first_as_index(&self, value: Value<'c>) -> IntValue<'c> {
+        self.shuffle("idx", value, 0).into_int_value()
+    }
+
+    fn float1(&self, op: FloatUnary, a: Value<'c>) -> Value<'c> {
+        let name = match op {
+            FloatUnary::Neg => return built(self.writer.build_float_neg(a.into_float_value(), "")).into(),
+            FloatUnary::Abs => "llvm.fabs",
+            FloatUnary::Sqrt => "llvm.sqrt",
+            FloatUnary::Floor => "llvm.floor",
+            FloatUnary::Round => "llvm.roundeven",
+        };
+        self.value(name, &[a.get_type()], &[a])
+    }
+    fn float2(&self, op: FloatBinary, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        let (x, y) = (a.into_float_value(), b.into_float_value());
+        built(match op {
+            FloatBinary::Add => self.writer.build_float_add(x, y, ""),
+            FloatBinary::Sub => self.writer.build_float_sub(x, y, ""),
+            FloatBinary::Mul => self.writer.build_float_mul(x, y, ""),
+            FloatBinary::Div => self.writer.build_float_div(x, y, ""),
+            FloatBinary::CopySign => return self.value("llvm.copysign", &[a.get_type()], &[a, b]),
+        })
+        .into()
+    }
+    fn fma(&self, a: Value<'c>, b: Value<'c>, c: Value<'c>) -> Value<'c> {
+        self.value("llvm.fma", &[a.get_type()], &[a, b, c])
+    }
+    fn int2(&self, op: IntBinary, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        let (a, b) = (a.into_int_value(), b.into_int_value());
+        built(match op {
+            IntBinary::Add => self.writer.build_int_add(a, b, ""),
+            IntBinary::Sub => self.writer.build_int_sub(a, b, ""),
+            IntBinary::Mul => self.writer.build_int_mul(a, b, ""),
+            IntBinary::Div => self.writer.build_int_signed_div(a, b, ""),
+            IntBinary::Rem => self.writer.build_int_signed_rem(a, b, ""),
+            IntBinary::And => self.writer.build_and(a, b, ""),
+            IntBinary::Or => self.writer.build_or(a, b, ""),
+            IntBinary::Xor => self.writer.build_xor(a, b, ""),
+            IntBinary::Shl => self.writer.build_left_shift(a, b, ""),
+            IntBinary::ShrLogical => self.writer.build_right_shift(a, b, false, ""),
+            IntBinary::ShrArithmetic => self.writer.build_right_shift(a, b, true, ""),
+        })
+        .into()
+    }
+    fn compare_float(&self, op: Compare, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        let predicate = match op {
+            Compare::Lt => FloatPredicate::OLT,
+            Compare::Le => FloatPredicate::OLE,
+            Compare::Gt => FloatPredicate::OGT,
+            Compare::Ge => FloatPredicate::OGE,
+            Compare::Eq => FloatPredicate::OEQ,
+            Compare::Ne => FloatPredicate::UNE,
+        };
+        built(self.writer.build_float_compare(predicate, a.into_float_value(), b.into_float_value(), "")).into()
+    }
+    fn compare_int(&self, op: Compare, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        let predicate = match op {
+            Compare::Lt => IntPredicate::SLT,
+            Compare::Le => IntPredicate::SLE,
+            Compare::Gt => IntPredicate::SGT,
+            Compare::Ge => IntPredicate::SGE,
+            Compare::Eq => IntPredicate::EQ,
+            Compare::Ne => IntPredicate::NE,
+        };
+        built(self.writer.build_int_compare(predicate, a.into_int_value(), b.into_int_value(), "")).into()
+    }
+    fn select(&self, mask: Value<'c>, yes: Value<'c>, no: Value<'c>) -> Value<'c> {
+        built(self.writer.build_select(mask.into_int_value(), yes, no, ""))
+    }
+    fn convert(&self, to: Convert, a: Value<'c>) -> Value<'c> {
+        let (int, float) = (|lane| self.ty(lane).into_int_type(), |lane| self.ty(lane).into_float_type());
+        match to {
+            Convert::Bits(lane) => built(self.writer.build_bit_cast(a, self.ty(lane), "")),
+            Convert::IntToFloat(lane) => built(self.writer.build_signed_int_to_float(a.into_int_value(), float(lane), "")).into(),
+            Convert::FloatToInt(lane) => built(self.writer.build_float_to_signed_int(a.into_float_value(), int(lane), "")).into(),
+            Convert::Float(lane) => built(self.writer.build_float_cast(a.into_float_value(), float(lane), "")).into(),
+            Convert::Int(lane) => built(self.writer.build_int_cast_sign_flag(a.into_int_value(), int(lane), true, "")).into(),
+            Convert::Unsigned(lane) => built(self.writer.build_int_cast_sign_flag(a.into_int_value(), int(lane), false, "")).into(),
+        }
+    }
+    fn to_f16(&self, a: Value<'c>) -> Value<'c> {
+        self.loaded(Lane::F16, self.storable(Lane::F16, a))
+    }
+    fn swap_lanes(&self, a: Value<'c>, distance: usize) -> Value<'c> {
+        self.shuffle("bfly", a, distance as u64)
+    }
+
+    fn repeat(
+        &self,
+        from: IntValue<'c>,
+        to: IntValue<'c>,
+        step: i64,
+        carried: &[Value<'c>],
+        body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        self.counted(from, to, self.index(step), carried, body)
+    }
+}
