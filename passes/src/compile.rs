@@ -14,7 +14,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, optimize, order, pad, rows, simplify, tables, widen};
+use crate::{bucket, optimize, order, pad, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -223,7 +223,6 @@ fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, tp: TpOverlap) 
         .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
-    let locals: Vec<Local> = trace.step("rows", || locals.into_iter().map(rows::spell_out).collect(), |l: &Vec<Local>| valid(l))?;
     trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, tp)).collect(), |l: &Vec<Local>| valid(l))
 }
 

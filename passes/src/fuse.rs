@@ -64,7 +64,7 @@ pub fn role(body: &Body, v: Value) -> Role {
         | Op::Attention(_)
         | Op::AttentionLse(_)
         | Op::AttentionGrad(..) => Role::Compute,
-        Op::Dispatch(_) | Op::Combine(_) => unreachable!("invariant: rows are spelled out before kernels are made"),
+        Op::Dispatch(_) | Op::Combine(_) => unreachable!("invariant: local graphs have rows, or gathers and scatters"),
         Op::Reshard { .. } => unreachable!("invariant: the local level has collectives, not reshards"),
     }
 }

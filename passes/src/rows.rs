@@ -1,73 +1,246 @@
-//! Rows of experts as dense values: `[tokens.., experts, rest..]`, zero where a token has not chosen an expert.
+//! Which values of experts are stored as rows.
+//!
+//! A dispatched value is `[tokens.., experts, rest..]`, and of its places `(token, expert)` only those are of use where the token has chosen the
+//! expert. A value *in rows* has one row `[rest..]` for each of these and nothing for the others. Rows follow from rows, place by place, wherever an
+//! op maps tokens and experts. Sums over tokens or experts leave rows, if what they sum is zero where there is no row; whatever else wants
+//! such places gets the dense value, which must be zero there, or it is not in rows to begin with.
 
-use ir::build::Builder;
+use ir::algebra::{LoopKind, algebra};
 use ir::dim::Dim;
-use ir::graph::{Body, Node, Value};
-use ir::local::Local;
-use ir::op::{Compare, Op, Reduce, Routing};
+use ir::graph::{Body, Type, Value};
+use ir::mesh::Axis;
+use ir::op::{Binary, Compare, Op, Reduce, Routing, Unary};
+use ir::sharded::{Placement, Sharded, Sharding};
+use std::collections::HashMap;
 
-/// Writes every dispatch and combination with the ops of loops: a combination looks up the chosen expert's row, a dispatch
-/// compares choices with the experts' numbers. All experts of a routing are on the rank, so numbers are the global ones.
-pub fn spell_out(mut local: Local) -> Local {
-    if !local.body.nodes.iter().any(|n| matches!(n.op, Op::Dispatch(_) | Op::Combine(_))) {
-        return local;
-    }
-    let old = std::mem::take(&mut local.body);
-    let mut body = Body { dims: old.dims, nodes: Vec::with_capacity(old.nodes.len()) };
-    let (chunks, accumulate) = (std::mem::take(&mut local.chunks), std::mem::take(&mut local.accumulate));
-    let (source, reasons) = (std::mem::take(&mut local.source), std::mem::take(&mut local.reasons));
-    let mut map: Vec<Value> = Vec::with_capacity(old.nodes.len());
-    for (i, mut node) in old.nodes.into_iter().enumerate() {
-        node.args.iter_mut().for_each(|a| *a = map[a.index()]);
-        match node.op {
-            Op::Dispatch(r) => dispatch(&mut body, &r, node),
-            Op::Combine(r) => body.nodes.push(Node { op: Op::Gather { dim: r.experts }, ..node }),
-            _ => body.nodes.push(node),
-        }
-        // The last node is the value itself; those before it are steps to it.
-        let last = body.nodes.len() - 1;
-        local.chunks.resize(last + 1, chunks[i]);
-        local.accumulate.resize(last, false);
-        local.accumulate.push(accumulate[i]);
-        local.source.resize(last, None);
-        local.source.push(source[i].clone());
-        local.reasons.resize(last, None);
-        local.reasons.push(reasons[i].clone());
-        map.push(Value(last as u32));
-    }
-    local.body = body;
-    local.reports.iter_mut().for_each(|r| r.1 = map[r.1.index()]);
-    for u in &mut local.updates {
-        u.new = map[u.new.index()];
-        u.states.iter_mut().for_each(|s| *s = map[s.index()]);
-    }
-    local
+/// A layout of rows: what is chosen, and by which tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// i32 `[tokens.., choice]`; as it is split, ranks have rows of their own tokens: the rows' *home*.
+    pub chosen: Value,
+    pub routing: Routing,
+    pub tokens: Vec<Dim>,
 }
 
-fn dispatch(body: &mut Body, r: &Routing, node: Node) {
-    let Node { args, ty, origin, .. } = node;
-    let (x, chosen) = (args[0], args[1]);
-    let mut b = Builder { body, origin };
-    let number = b.op(Op::Iota(r.experts), &[]);
-    let named = b.compare(Compare::Eq, chosen, number);
-    let mut zero = b.constant(0.0);
-    zero = b.cast(zero, ty.dtype);
-    let tokens: Vec<Dim> = ty.dims.iter().copied().filter(|d| *d == r.experts || b.body[chosen].ty.has(*d)).collect();
-    if b.body[x].ty.has(r.choice) {
-        // The choice innermost: sums run along it.
-        let rows = b.select(named, x, zero);
-        b.body[rows].ty.dims = [ty.dims.clone(), vec![r.choice]].concat();
-        let sum = b.op(Op::Reduce { kind: Reduce::Sum, over: vec![r.choice] }, &[rows]);
-        b.body[sum].ty.dims = ty.dims;
-        return;
+/// How a dense value follows from rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// A dispatch that is wanted dense.
+    Dispatched,
+    /// A combination: choices look up their rows.
+    Combined,
+    /// A sum over all tokens, and over experts if it says so.
+    OverTokens,
+    /// A sum over experts.
+    OverExperts,
+}
+
+/// How the values of a sharded graph are stored: dense, or in rows of a layout.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    pub layouts: Vec<Layout>,
+    /// Per value: its layout if it is in rows. Empty if all are dense.
+    of: Vec<Option<usize>>,
+    /// Per dense value: how it follows from values that may be in rows.
+    from: Vec<Option<(usize, Leaves)>>,
+}
+
+impl Rows {
+    /// Decides it for every value; `fixed` ones are dense.
+    pub fn of(s: &Sharded, fixed: &dyn Fn(Value) -> bool) -> Rows {
+        let body = &s.graph.body;
+        let n = body.nodes.len();
+        if !body.nodes.iter().any(|node| matches!(node.op, Op::Dispatch(_) | Op::Combine(_))) {
+            return Rows::default();
+        }
+        let same = same(s);
+        let mut rows = Rows { layouts: vec![], of: vec![None; n], from: vec![None; n] };
+        let mut zero = Zero { everywhere: vec![false; n], elsewhere: vec![false; n] };
+        for v in body.values() {
+            let layout = rows.follows(s, v, &same);
+            let dispatched = matches!(body[v].op, Op::Dispatch(_));
+            rows.of[v.index()] = layout.filter(|l| !fixed(v) && rows.fits(s, v, *l));
+            if dispatched && rows.of[v.index()].is_none() {
+                rows.from[v.index()] = layout.map(|l| (l, Leaves::Dispatched));
+            }
+            zero.everywhere[v.index()] = is_zero(body, v, &|a| zero.everywhere[a.index()]);
+            zero.elsewhere[v.index()] = rows.of[v.index()].is_some_and(|l| dispatched || is_zero(body, v, &|a| rows.is_zero(&zero, a, l)));
+        }
+        let mut whole = vec![false; n];
+        for v in body.values().rev() {
+            if whole[v.index()] && !zero.elsewhere[v.index()] {
+                rows.of[v.index()] = None;
+            }
+            if rows.of[v.index()].is_none() && rows.from[v.index()].is_none() {
+                rows.from[v.index()] = rows.leaves(body, v, &zero, &same);
+            }
+            let layout = rows.of[v.index()].or(rows.from[v.index()].map(|f| f.0));
+            for a in &body[v].args {
+                whole[a.index()] |= rows.of[a.index()].is_some() && rows.of[a.index()] != layout;
+            }
+        }
+        rows
     }
-    b.body[named].ty.dims = [tokens.clone(), vec![r.choice]].concat();
-    let hits = b.cast(named, ty.dtype);
-    let count = b.op(Op::Reduce { kind: Reduce::Sum, over: vec![r.choice] }, &[hits]);
-    b.body[count].ty.dims = tokens;
-    let any = b.compare(Compare::Ne, count, zero);
-    let times = b.mul(x, count);
-    let rows = b.select(any, times, zero);
-    b.body[times].ty.dims = ty.dims.clone();
-    b.body[rows].ty.dims = ty.dims;
+
+    /// The layout of a value in rows.
+    pub fn layout(&self, v: Value) -> Option<usize> {
+        self.of.get(v.index()).copied().flatten()
+    }
+
+    /// The layout of those operands of a dense value that are in rows, and how the value follows from them.
+    pub fn from(&self, body: &Body, v: Value) -> Option<(usize, Leaves)> {
+        let (l, how) = self.from.get(v.index()).copied().flatten()?;
+        (how == Leaves::Dispatched || body[v].args.iter().any(|a| self.layout(*a) == Some(l))).then_some((l, how))
+    }
+
+    /// Whether a value is zero wherever the layout has no row.
+    fn is_zero(&self, zero: &Zero, v: Value, layout: usize) -> bool {
+        zero.everywhere[v.index()] || self.of[v.index()] == Some(layout) && zero.elsewhere[v.index()]
+    }
+
+    /// The layout in which a value can be, going by its operands.
+    fn follows(&mut self, s: &Sharded, v: Value, same: &[Value]) -> Option<usize> {
+        let body = &s.graph.body;
+        let node = &body[v];
+        let of = |a: &Value| self.of[a.index()];
+        match &node.op {
+            Op::Dispatch(r) => {
+                let chosen = same[node.args[1].index()];
+                let known = self.layouts.iter().position(|l| l.chosen == chosen && l.routing == *r);
+                Some(known.unwrap_or_else(|| {
+                    let tokens = body.dims_of(chosen).iter().copied().filter(|d| *d != r.choice).collect();
+                    self.layouts.push(Layout { chosen, routing: *r, tokens });
+                    self.layouts.len() - 1
+                }))
+            }
+            Op::Combine(_) => None,
+            Op::Reshard { subs, .. } => of(&node.args[0]).filter(|_| subs.iter().all(|u| s.mesh[*u].axis != Axis::Microbatch)),
+            _ => node.args.iter().filter_map(of).find(|l| maps(body, v, &self.layouts[*l])),
+        }
+    }
+
+    /// Whether a value that is split so can be in rows: all choices of a token are at its home, the tokens that a rank has were at home on one rank
+    /// or several, and no sum over microbatches is to be taken, whose tokens differ.
+    fn fits(&self, s: &Sharded, v: Value, layout: usize) -> bool {
+        let Layout { chosen, tokens, routing } = &self.layouts[layout];
+        let (own, home) = (s.sharding(v), s.sharding(*chosen));
+        let adds = s.mesh.of(Axis::Microbatch).any(|u| own[u].is_partial());
+        !adds && home.splits(routing.choice).is_empty() && tokens.iter().all(|d| own.splits(*d).iter().all(|u| home[*u] == Placement::Split(*d)))
+    }
+
+    fn leaves(&self, body: &Body, v: Value, zero: &Zero, same: &[Value]) -> Option<(usize, Leaves)> {
+        let node = &body[v];
+        let l = node.args.iter().find_map(|a| self.of[a.index()])?;
+        let Layout { chosen, routing, tokens } = &self.layouts[l];
+        let over = match &node.op {
+            Op::Combine(r) => {
+                let matches = self.of[node.args[0].index()] == Some(l) && r == routing && same[node.args[1].index()] == *chosen;
+                return matches.then_some((l, Leaves::Combined));
+            }
+            Op::Dot { over } | Op::Reduce { kind: Reduce::Sum, over } => over,
+            _ => return None,
+        };
+        // Of a product, one factor is enough.
+        if !node.args.iter().any(|a| self.is_zero(zero, *a, l)) {
+            return None;
+        }
+        let summed = tokens.iter().filter(|d| over.contains(d)).count();
+        match over.contains(&routing.experts) {
+            _ if summed > 0 && summed == tokens.len() => Some((l, Leaves::OverTokens)),
+            true if summed == 0 => Some((l, Leaves::OverExperts)),
+            true | false => None,
+        }
+    }
+}
+
+/// Whether an op maps tokens and experts: it does the same at each place, so that rows follow from rows.
+fn maps(body: &Body, v: Value, layout: &Layout) -> bool {
+    let node = &body[v];
+    let places: Vec<Dim> = layout.tokens.iter().copied().chain([layout.routing.experts]).collect();
+    let mut named = vec![];
+    node.op.map_dims(&mut |d| {
+        named.push(d);
+        d
+    });
+    let sends = matches!(node.op, Op::Dispatch(_) | Op::Combine(_) | Op::Send { .. } | Op::Collective { .. });
+    let loops = || algebra(body, v).loops;
+    let mapped = |d: Dim| loops().iter().filter(|l| l.out == Some(d) || l.args.contains(&Some(d))).all(|l| l.kind == LoopKind::Map);
+    !sends && places.iter().all(|d| node.ty.has(*d) && !named.contains(d) && mapped(*d))
+}
+
+/// For every value, the first one that is computed alike from the same and split alike: the value itself, unless it is computed again.
+fn same(s: &Sharded) -> Vec<Value> {
+    let body = &s.graph.body;
+    let mut known: HashMap<(&Op, Vec<Value>, &Type, &Sharding), Value> = HashMap::new();
+    let mut same: Vec<Value> = vec![];
+    for v in body.values() {
+        let node = &body[v];
+        let args = node.args.iter().map(|a| same[a.index()]).collect();
+        same.push(*known.entry((&node.op, args, &node.ty, s.sharding(v))).or_insert(v));
+    }
+    same
+}
+
+/// Values that are known to be zero.
+struct Zero {
+    everywhere: Vec<bool>,
+    /// Of values in rows: where there is no row.
+    elsewhere: Vec<bool>,
+}
+
+/// Whether a value is zero where these operands are.
+fn is_zero(body: &Body, v: Value, zero: &dyn Fn(Value) -> bool) -> bool {
+    let node = &body[v];
+    let arg = |k: usize| node.args.get(k).is_some_and(|a| zero(*a));
+    let all = node.args.iter().all(|a| zero(*a));
+    match &node.op {
+        Op::Const(c) => c.0 == 0.0,
+        Op::Unary(u) => match u {
+            Unary::Neg | Unary::Sqrt | Unary::Tanh | Unary::Sin | Unary::Erf | Unary::Abs | Unary::Floor | Unary::Sign => arg(0),
+            Unary::Exp | Unary::Log | Unary::Rsqrt | Unary::Recip | Unary::Cos | Unary::Not => false,
+        },
+        Op::Binary(b) => match b {
+            Binary::Mul | Binary::And => arg(0) || arg(1),
+            Binary::Div | Binary::Rem => arg(0),
+            Binary::Sub | Binary::Max | Binary::Min | Binary::Or => all,
+            Binary::Pow => false,
+        },
+        Op::Compare(c) => match c {
+            Compare::Ne | Compare::Lt | Compare::Gt => all,
+            Compare::Eq | Compare::Le | Compare::Ge => false,
+        },
+        Op::Select => arg(2) && (arg(0) || arg(1)),
+        Op::Add | Op::Concat { .. } => all,
+        Op::Dot { .. } => arg(0) || arg(1),
+        Op::Cast
+        | Op::StopGradient
+        | Op::Cut
+        | Op::Expand
+        | Op::View { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::Reduce { .. }
+        | Op::Cumsum { .. }
+        | Op::Gather { .. }
+        | Op::Scatter { .. }
+        | Op::Dispatch(_)
+        | Op::Combine(_)
+        | Op::Reshard { .. } => arg(0),
+        Op::Input(_)
+        | Op::Param(_)
+        | Op::State(..)
+        | Op::Table(_)
+        | Op::Iota(_)
+        | Op::Uniform { .. }
+        | Op::Scalar(_)
+        | Op::Shard { .. }
+        | Op::Collective { .. }
+        | Op::Recv { .. }
+        | Op::Send { .. }
+        | Op::GroupedDot { .. }
+        | Op::ArgMax { .. }
+        | Op::Attention(_)
+        | Op::AttentionLse(_)
+        | Op::AttentionGrad(..) => false,
+    }
 }

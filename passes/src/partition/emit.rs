@@ -1,6 +1,6 @@
 //! Builds the local graph of one stage, node by node.
 
-use super::{JobView, index_map};
+use super::{JobView, index_map, rows};
 use ir::dim::{Dim, DimInfo, Dims};
 use ir::graph::{Body, Node, Origin, Phase, Type, Value};
 use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
@@ -18,6 +18,7 @@ pub(super) struct Emitter<'a> {
     pub(super) map: HashMap<(Value, Chunk), Value>,
     dims: HashMap<(Dim, Vec<SubAxis>), Dim>,
     slots: HashMap<u32, u32>,
+    pub(super) rows: rows::State,
 }
 
 impl<'a> Emitter<'a> {
@@ -34,7 +35,7 @@ impl<'a> Emitter<'a> {
             reports: vec![],
             updates: vec![],
         };
-        Emitter { job, stage, out, map: HashMap::new(), dims: HashMap::new(), slots: HashMap::new() }
+        Emitter { job, stage, out, map: HashMap::new(), dims: HashMap::new(), slots: HashMap::new(), rows: rows::State::default() }
     }
 
     pub(super) fn run(mut self) -> Local {
@@ -92,8 +93,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The local value of `v`, for a user in `chunk`.
+    /// The local value of `v`, dense, for a user in `chunk`.
     pub(super) fn get(&mut self, v: Value, chunk: Chunk) -> Value {
+        if self.job.rows.layout(v).is_some() { self.dense(v, chunk) } else { self.value(v, chunk) }
+    }
+
+    /// The local value of `v` as it is stored.
+    pub(super) fn value(&mut self, v: Value, chunk: Chunk) -> Value {
         let job = self.job;
         let once = matches!(chunk, Chunk::Reduce | Chunk::Update);
         if once && let Some(members) = job.stage_sums.get(&v) {
@@ -116,16 +122,20 @@ impl<'a> Emitter<'a> {
     }
 
     fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
-        let node = &self.job.s.graph.body[v];
+        let job = self.job;
+        let node = &job.s.graph.body[v];
         if let Some(w) = self.map.get(&(v, chunk)) {
             return *w;
         }
-        let w = match &node.op {
+        let w = match (&node.op, job.rows.from(&job.s.graph.body, v)) {
+            _ if job.rows.layout(v).is_some() => self.in_rows(v, chunk),
+            (_, Some((layout, how))) => self.from_rows(v, layout, how, chunk),
             _ if self.is_ring(v) => self.ring(v, chunk),
-            Op::Reshard { kind, subs } => self.reshard(v, *kind, subs, chunk),
-            _ => {
+            (Op::Reshard { kind, subs }, None) => self.reshard(v, *kind, subs, chunk),
+            (op, None) => {
                 let args: Vec<Value> = node.args.iter().map(|a| self.get(*a, chunk)).collect();
-                let op = self.local_op(v);
+                // Dense rows are a table of experts.
+                let op = if let Op::Combine(r) = op { Op::Gather { dim: self.dim_of(node.args[0], r.experts) } } else { self.local_op(v) };
                 let ty = self.local_type(v);
                 self.push(op, args, ty, chunk, &node.origin, Some(v))
             }
@@ -171,7 +181,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// The part of a dim that a rank has when these sub-axes split it.
-    fn dim(&mut self, d: Dim, splits: &[SubAxis]) -> Dim {
+    pub(super) fn dim(&mut self, d: Dim, splits: &[SubAxis]) -> Dim {
         let key = (d, splits.to_vec());
         if let Some(l) = self.dims.get(&key) {
             return *l;

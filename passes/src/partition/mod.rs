@@ -8,7 +8,9 @@ mod cross;
 mod emit;
 mod reshard;
 mod ring;
+mod rows;
 
+use crate::rows::Rows;
 use crate::stages::{Layout, assign};
 use emit::Emitter;
 use ir::diag::Diagnostic;
@@ -93,6 +95,8 @@ struct JobView<'a> {
     /// Virtual stages of other stages that use a value in the pass in which it is made.
     transfers: Vec<BTreeSet<u32>>,
     reports: Vec<(u32, Value)>,
+    /// Which values are stored in rows of experts.
+    rows: Rows,
 }
 
 impl<'a> JobView<'a> {
@@ -121,6 +125,7 @@ impl<'a> JobView<'a> {
             demand: vec![BTreeSet::new(); n],
             transfers: vec![BTreeSet::new(); n],
             reports,
+            rows: Rows::default(),
         };
         let errors = job.chunks();
         if !errors.is_empty() {
@@ -128,7 +133,23 @@ impl<'a> JobView<'a> {
         }
         job.sums_over_stages();
         let errors = job.transfers();
-        if errors.is_empty() { Ok(job) } else { Err(errors) }
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        job.rows = job.in_rows();
+        Ok(job)
+    }
+
+    /// What is not a pass's own, or goes to another stage, is dense.
+    fn in_rows(&self) -> Rows {
+        let body = &self.s.graph.body;
+        let own = |v: Value| self.chunk[v.index()].is_pass() && !self.prologue[v.index()] && !self.stage_sums.contains_key(&v);
+        let mut fixed: Vec<bool> = body.values().map(|v| !own(v) || !self.transfers[v.index()].is_empty()).collect();
+        for v in body.values().filter(|v| !own(*v)) {
+            body[v].args.iter().for_each(|a| fixed[a.index()] = true);
+        }
+        self.s.graph.roots().into_iter().for_each(|v| fixed[v.index()] = true);
+        Rows::of(self.s, &|v| fixed[v.index()])
     }
 
     /// The stage of a value of the forward and backward pass, unless it is loose.

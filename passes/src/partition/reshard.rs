@@ -42,16 +42,12 @@ impl Emitter<'_> {
             }
             Reshard::Mask => {
                 // What a step computes once is not there again for a second microbatch.
-                let form: Vec<(SubAxis, u64)> = subs.iter().filter(|u| chunk.per_microbatch() || !batches(u)).map(|u| (*u, 1)).collect();
-                if form.is_empty() {
+                let over: Vec<SubAxis> = subs.iter().filter(|u| chunk.per_microbatch() || !batches(u)).copied().collect();
+                if over.is_empty() {
                     return x;
                 }
-                let at = self.push(Op::Scalar(Scalar::Linear(form)), vec![], Type::scalar(DType::I32), chunk, origin, None);
-                let zero = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(DType::I32), chunk, origin, None);
-                let first = self.push(Op::Compare(ir::op::Compare::Eq), vec![at, zero], Type::scalar(DType::Bool), chunk, origin, None);
                 let ty = self.local_type(v);
-                let none = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(ty.dtype), chunk, origin, None);
-                self.push(Op::Select, vec![first, x, none], ty, chunk, origin, Some(v))
+                self.mask(x, ty, &over, chunk, origin, Some(v))
             }
             Reshard::AllReduce if places.is_empty() => return x,
             Reshard::AllReduce => {
@@ -93,6 +89,16 @@ impl Emitter<'_> {
             self.out.reasons[result.index()] = reason;
         }
         result
+    }
+
+    /// The value where all coordinates are 0, zero elsewhere.
+    pub(super) fn mask(&mut self, x: Value, ty: Type, subs: &[SubAxis], chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
+        let form = subs.iter().map(|u| (*u, 1)).collect();
+        let at = self.push(Op::Scalar(Scalar::Linear(form)), vec![], Type::scalar(DType::I32), chunk, origin, None);
+        let zero = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(DType::I32), chunk, origin, None);
+        let first = self.push(Op::Compare(ir::op::Compare::Eq), vec![at, zero], Type::scalar(DType::Bool), chunk, origin, None);
+        let none = self.push(Op::Const(Real(0.0)), vec![], Type::scalar(ty.dtype), chunk, origin, None);
+        self.push(Op::Select, vec![first, x, none], ty, chunk, origin, source)
     }
 
     /// The pieces of a dim's index, outermost first, when `kept` split it before and after: per run of digits, whether it
@@ -142,7 +148,8 @@ impl Emitter<'_> {
         (parts, locals, order)
     }
 
-    fn view(&mut self, x: Value, from: &[Dim], to: &[Dim], chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
+    /// Dims `from` replaced by `to`, in order.
+    pub(super) fn view(&mut self, x: Value, from: &[Dim], to: &[Dim], chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
         if from == to {
             return x;
         }
@@ -159,7 +166,7 @@ impl Emitter<'_> {
     }
 
     /// Another storage order: a copy, unless it only moves dims of one element.
-    fn permute(&mut self, x: Value, dims: &[Dim], chunk: Chunk, origin: &Origin) -> Value {
+    pub(super) fn permute(&mut self, x: Value, dims: &[Dim], chunk: Chunk, origin: &Origin) -> Value {
         let ty = self.out.body[x].ty.clone();
         if ty.dims == dims {
             return x;
@@ -167,9 +174,28 @@ impl Emitter<'_> {
         self.push(Op::Expand, vec![x], Type::new(ty.dtype, dims), chunk, origin, None)
     }
 
-    /// `[part, .., local, ..]` to the gathered dim.
+    /// `[part, .., local, ..]` to the gathered dim, in the value's order.
     #[expect(clippy::too_many_arguments, reason = "the two ends of one reshard")]
     fn merge_parts(&mut self, x: Value, v: Value, d: Dim, part: Dim, arg: Value, moving: &[SubAxis], chunk: Chunk) -> Value {
+        let x = self.merged(x, v, d, part, arg, moving, chunk, Some(v));
+        let want = self.local_type(v);
+        let origin = self.job.s.graph.body[v].origin.clone();
+        self.permute(x, &want.dims, chunk, &origin)
+    }
+
+    /// `[part, .., local, ..]` to the gathered dim.
+    #[expect(clippy::too_many_arguments, reason = "the two ends of one reshard")]
+    pub(super) fn merged(
+        &mut self,
+        x: Value,
+        v: Value,
+        d: Dim,
+        part: Dim,
+        arg: Value,
+        moving: &[SubAxis],
+        chunk: Chunk,
+        source: Option<Value>,
+    ) -> Value {
         let s = self.job.s;
         let origin = s.graph.body[v].origin.clone();
         let kept: Vec<SubAxis> = s.sharding(v).splits(d);
@@ -178,14 +204,12 @@ impl Emitter<'_> {
         let (parts, locals, order) = self.pieces(&runs, part, local);
         let x = self.view(x, &[part], &parts, chunk, &origin, None);
         let x = self.view(x, &[local], &locals, chunk, &origin, None);
-        let x = self.view(x, &order, &[whole], chunk, &origin, Some(v));
-        let want = self.local_type(v);
-        self.permute(x, &want.dims, chunk, &origin)
+        self.view(x, &order, &[whole], chunk, &origin, source)
     }
 
     /// A dim to `[part, .., local, ..]`, the parts outermost.
     #[expect(clippy::too_many_arguments, reason = "the two ends of one reshard")]
-    fn split_parts(&mut self, x: Value, arg: Value, d: Dim, part: Dim, v: Value, moving: &[SubAxis], chunk: Chunk) -> Value {
+    pub(super) fn split_parts(&mut self, x: Value, arg: Value, d: Dim, part: Dim, v: Value, moving: &[SubAxis], chunk: Chunk) -> Value {
         let s = self.job.s;
         let origin = s.graph.body[v].origin.clone();
         let kept: Vec<SubAxis> = s.sharding(arg).splits(d);

@@ -3,6 +3,7 @@
 mod chunks;
 mod counts;
 mod events;
+mod experts;
 mod explain;
 mod generate;
 mod harness;

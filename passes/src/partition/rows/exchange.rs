@@ -1,0 +1,148 @@
+//! Rows between ranks.
+
+use super::super::emit::Emitter;
+use super::super::index_map;
+use super::Spot;
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::{Type, Value};
+use ir::mesh::SubAxis;
+use ir::op::{Collective, Op, Reduce, Reshard};
+use ir::sharded::{Partial, Placement};
+
+/// One side of an exchange: dims of rows that count its members, or a dim of what is in a row.
+enum Side {
+    Parts(Vec<Dim>),
+    Rest(Dim),
+}
+
+impl Emitter<'_> {
+    /// A reshard of a value in rows.
+    pub(super) fn rows_resharded(&mut self, v: Value, kind: Reshard, subs: &[SubAxis], spot: Spot) -> Value {
+        let job = self.job;
+        let s = job.s;
+        let layout = job.rows.layout(v).expect("invariant: the value is in rows");
+        let arg = s.graph.body[v].args[0];
+        let mut subs = subs.to_vec();
+        subs.sort_unstable();
+        let from = self.at_layout(arg, layout);
+        let x = self.placed(arg, &from, spot);
+        let why = s.reasons[v.index()].clone();
+        let reduce = match s.sharding(arg)[subs[0]] {
+            Placement::Partial(Partial::Max) => Reduce::Max,
+            Placement::Partial(Partial::Sum) | Placement::Replicated | Placement::Split(_) => Reduce::Sum,
+        };
+        match kind {
+            Reshard::AllReduce => self.exchange(x, Collective::AllReduce(reduce), &subs, None, &why, spot),
+            Reshard::Mask => {
+                let ty = self.out.body[x].ty.clone();
+                self.mask(x, ty, &subs, spot.chunk, spot.origin, None)
+            }
+            Reshard::Slice => match self.side(v, &subs, layout) {
+                Side::Parts(dims) => self.own_part(x, &subs, &dims, spot),
+                Side::Rest(d) => {
+                    let (from, to) = (self.dim_of(arg, d), self.dim_of(v, d));
+                    let index = index_map(s, d, &s.sharding(v).splits(d), &s.sharding(arg).splits(d));
+                    self.build(spot, |b| b.op(Op::Shard { from, to, index }, &[x]))
+                }
+            },
+            Reshard::AllGather | Reshard::ReduceScatter | Reshard::AllToAll => {
+                let scattered = (kind != Reshard::AllGather).then(|| self.side(v, &subs, layout));
+                let gathered = (kind != Reshard::ReduceScatter).then(|| self.side(arg, &subs, layout));
+                let kind = match kind {
+                    Reshard::AllGather => Collective::AllGather,
+                    Reshard::ReduceScatter => Collective::ReduceScatter(reduce),
+                    _ => Collective::AllToAll,
+                };
+                // A dim of what is in a row takes part as members times what is left of it.
+                let (x, from) = match scattered {
+                    None => (x, vec![]),
+                    Some(Side::Parts(dims)) => (x, dims),
+                    Some(Side::Rest(d)) => {
+                        let part = self.members(&subs);
+                        (self.split_parts(x, arg, d, part, v, &subs, spot.chunk), vec![part])
+                    }
+                };
+                match gathered {
+                    None => self.trade(x, kind, &subs, &from, &[], &why, spot),
+                    Some(Side::Parts(to)) => self.trade(x, kind, &subs, &from, &to, &why, spot),
+                    Some(Side::Rest(d)) => {
+                        let part = self.members(&subs);
+                        let x = self.trade(x, kind, &subs, &from, &[part], &why, spot);
+                        self.merged(x, v, d, part, arg, &subs, spot.chunk, None)
+                    }
+                }
+            }
+        }
+    }
+
+    fn side(&mut self, v: Value, subs: &[SubAxis], layout: usize) -> Side {
+        let l = &self.job.rows.layouts[layout];
+        match self.job.s.sharding(v)[subs[0]] {
+            Placement::Split(d) if d == l.routing.experts => Side::Parts(self.groups_of(subs)),
+            Placement::Split(d) if l.tokens.contains(&d) => Side::Parts(self.homes_of(subs)),
+            Placement::Split(d) => Side::Rest(d),
+            Placement::Replicated | Placement::Partial(_) => unreachable!("invariant: the verifier has seen this reshard"),
+        }
+    }
+
+    fn members(&mut self, subs: &[SubAxis]) -> Dim {
+        let n = subs.iter().map(|u| self.job.s.mesh[*u].size).product();
+        self.piece("part", n)
+    }
+
+    /// A collective that scatters along `from` and gathers along `to`, dims with one index per member along each sub-axis.
+    #[expect(clippy::too_many_arguments, reason = "the two ends of one collective")]
+    pub(super) fn trade(
+        &mut self,
+        x: Value,
+        kind: Collective,
+        subs: &[SubAxis],
+        from: &[Dim],
+        to: &[Dim],
+        why: &Option<String>,
+        spot: Spot,
+    ) -> Value {
+        let one = |dims: &[Dim]| if let [d] = dims { Some(*d) } else { None };
+        let mut x = x;
+        let part = match (one(from), one(to)) {
+            (Some(d), _) => d,
+            (None, Some(d)) if from.is_empty() => d,
+            _ => self.members(subs),
+        };
+        if !from.is_empty() {
+            let rest = self.out.body.dims_of(x).iter().copied().filter(|d| !from.contains(d));
+            let dims: Vec<Dim> = from.iter().copied().chain(rest).collect();
+            x = self.permute(x, &dims, spot.chunk, spot.origin);
+            x = self.view(x, from, &[part], spot.chunk, spot.origin, None);
+        }
+        x = self.exchange(x, kind, subs, Some(part), why, spot);
+        if to.is_empty() { x } else { self.view(x, &[part], to, spot.chunk, spot.origin, None) }
+    }
+
+    fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<String>, spot: Spot) -> Value {
+        let mut ty: Type = self.out.body[x].ty.clone();
+        match kind {
+            Collective::AllGather => ty.dims.splice(0..0, part).for_each(drop),
+            Collective::ReduceScatter(_) => ty.dims.retain(|d| Some(*d) != part),
+            Collective::AllReduce(_) | Collective::AllToAll | Collective::Shift => {}
+        }
+        let op = Op::Collective { kind, subs: subs.to_vec(), stages: None, part };
+        let w = self.push(op, vec![x], ty, spot.chunk, spot.origin, None);
+        self.out.reasons[w.index()] = why.clone();
+        w
+    }
+
+    /// This rank's part along dims with one index per coordinate.
+    pub(super) fn own_part(&mut self, x: Value, subs: &[SubAxis], dims: &[Dim], spot: Spot) -> Value {
+        let mut x = x;
+        for (u, from) in subs.iter().zip(dims) {
+            let one = self.piece("own", 1);
+            let index = IndexMap { parts: vec![(1, 1)], base: Base::Coords(vec![(*u, 1)]) };
+            x = self.build(spot, |b| {
+                let x = b.op(Op::Shard { from: *from, to: one, index }, &[x]);
+                b.op(Op::Slice { from: one, to: None, at: 0 }, &[x])
+            });
+        }
+        x
+    }
+}

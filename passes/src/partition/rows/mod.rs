@@ -1,0 +1,408 @@
+//! Emits what is stored in rows of experts ([`crate::rows`]).
+//!
+//! Rows are `[parts.., slot, rest..]`, sorted by expert and then by token; slots beyond the last row are nobody's, and what lies there is never of use.
+//! At home a rank has a part for each *group* of experts that the sub-axes of the experts' dim make, so that what goes to another rank lies together.
+//! An exchange of experts for tokens trades such a part for one of the rank that tokens come from. So no row is ever moved within a rank
+//! between its dispatch and its combination. Tables of i32 say what slots hold (`tables.rs`).
+
+mod exchange;
+mod places;
+mod tables;
+
+use super::emit::Emitter;
+use crate::rows::Leaves;
+use ir::build::Builder;
+use ir::dim::Dim;
+use ir::graph::{Origin, Type, Value};
+use ir::local::Chunk;
+use ir::mesh::SubAxis;
+use ir::op::{DType, Op, Reduce};
+use ir::sharded::Placement;
+use std::collections::HashMap;
+use tables::{Home, Table};
+
+/// A dim of rows or of their tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum RowDim {
+    /// Homes along a sub-axis whose tokens were gathered.
+    Home(SubAxis),
+    /// Groups of experts along a sub-axis that splits the experts' dim, here or elsewhere.
+    Groups(SubAxis),
+    /// The experts of a group.
+    Group(Dim),
+    /// Rows of a home and a group.
+    Slot(usize),
+    /// All slots of a home.
+    Slots(usize),
+    /// The tokens of a home.
+    Token(usize),
+    /// Pairs of a token of a home and an expert of a group.
+    Place(usize),
+}
+
+/// Where rows are: the layout, the sub-axes along which tokens were gathered, and those along which a rank has its part of the experts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct At {
+    layout: usize,
+    gathered: Vec<SubAxis>,
+    split: Vec<SubAxis>,
+}
+
+/// When and for what nodes are emitted.
+#[derive(Clone, Copy)]
+struct Spot<'o> {
+    chunk: Chunk,
+    origin: &'o Origin,
+}
+
+/// What was emitted for a chunk, and is there for later ones.
+type Once<T> = Vec<(Chunk, T)>;
+
+fn there<T: Clone>(known: Option<&Once<T>>, chunk: Chunk) -> Option<T> {
+    let reaches = |from: Chunk| from == chunk || from.is_pass() && chunk.is_pass() && from <= chunk;
+    known?.iter().find(|(c, _)| reaches(*c)).map(|(_, t)| t.clone())
+}
+
+/// What an emitter knows of rows.
+#[derive(Default)]
+pub(super) struct State {
+    dims: HashMap<RowDim, Dim>,
+    homes: HashMap<usize, Once<Home>>,
+    tables: HashMap<(Table, At), Once<Value>>,
+    dense: HashMap<Value, Once<Value>>,
+}
+
+impl Emitter<'_> {
+    /// Emits a value in rows.
+    pub(super) fn in_rows(&mut self, v: Value, chunk: Chunk) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let spot = Spot { chunk, origin: &node.origin };
+        let at = self.at(v);
+        match &node.op {
+            Op::Dispatch(_) => self.dispatched(v, at.layout, spot),
+            Op::Reshard { kind, subs } => self.rows_resharded(v, *kind, subs, spot),
+            Op::Dot { over } => match self.weights(v, at.layout) {
+                Some(k) => self.grouped(v, over, k, &at, spot),
+                None => self.place_by_place(v, &at, spot),
+            },
+            _ => self.place_by_place(v, &at, spot),
+        }
+    }
+
+    /// Emits a dense value that follows from rows.
+    pub(super) fn from_rows(&mut self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Value {
+        let job = self.job;
+        let spot = Spot { chunk, origin: &job.s.graph.body[v].origin };
+        match how {
+            Leaves::Dispatched => {
+                let x = self.dispatched(v, layout, spot);
+                self.spread(x, v, &self.at_layout(v, layout), spot)
+            }
+            Leaves::Combined => self.combined(v, layout, spot),
+            Leaves::OverTokens => self.over_tokens(v, layout, spot),
+            Leaves::OverExperts => self.over_experts(v, layout, spot),
+        }
+    }
+
+    /// The dense form of a value in rows: zero where there is no row.
+    pub(super) fn dense(&mut self, v: Value, chunk: Chunk) -> Value {
+        if let Some(w) = there(self.rows.dense.get(&v), chunk) {
+            return w;
+        }
+        let job = self.job;
+        let x = self.value(v, chunk);
+        let w = self.spread(x, v, &self.at(v), Spot { chunk, origin: &job.s.graph.body[v].origin });
+        self.rows.dense.entry(v).or_default().push((chunk, w));
+        w
+    }
+
+    /// The op on rows, all operands being rows or the same for all places.
+    fn place_by_place(&mut self, v: Value, at: &At, spot: Spot) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, at, spot)).collect();
+        let op = self.local_op(v);
+        let lead = node.args.iter().position(|a| job.rows.layout(*a) == Some(at.layout)).unwrap_or(0);
+        let ty = self.type_like(v, at, args[lead]);
+        self.push(op, args, ty, spot.chunk, spot.origin, None)
+    }
+
+    /// Of a product of rows with experts' matrices, which operand these are.
+    fn weights(&self, v: Value, layout: usize) -> Option<usize> {
+        let body = &self.job.s.graph.body;
+        let l = &self.job.rows.layouts[layout];
+        let args = &body[v].args;
+        let has = |k: usize, d: &Dim| body[args[k]].ty.has(*d);
+        (0..2).find(|k| has(*k, &l.routing.experts) && !l.tokens.iter().any(|d| has(*k, d)) && l.tokens.iter().all(|d| has(1 - k, d)))
+    }
+
+    /// Each row times its expert's matrix, operand `k`.
+    fn grouped(&mut self, v: Value, over: &[Dim], k: usize, at: &At, spot: Spot) -> Value {
+        let job = self.job;
+        let args = &job.s.graph.body[v].args;
+        let a = self.placed(args[1 - k], at, spot);
+        let b = self.get(args[k], spot.chunk);
+        let b = self.by_group(b, args[k], at, spot);
+        let ends = self.table(Table::Ends, at, spot);
+        let (rows, experts) = (self.row_dim(RowDim::Slot(at.layout)), self.group(at.layout));
+        let over = over.iter().map(|d| self.dim_of(args[k], *d)).chain([experts]).collect();
+        let ty = self.type_like(v, at, a);
+        self.push(Op::GroupedDot { rows, experts, over }, vec![a, b, ends], ty, spot.chunk, spot.origin, None)
+    }
+
+    /// Rows of tokens at their home.
+    fn dispatched(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
+        let job = self.job;
+        let x = job.s.graph.body[v].args[0];
+        let at = self.at_layout(v, layout);
+        let home = self.tables(layout, spot.chunk);
+        let (slots, choice) = (self.row_dim(RowDim::Slots(layout)), job.rows.layouts[layout].routing.choice);
+        let to = self.slot_dims(&at);
+        let has = |d: &Dim| job.s.graph.body[x].ty.has(*d);
+        let per_choice = has(&choice);
+        let mut w = self.get(x, spot.chunk);
+        if per_choice || job.rows.layouts[layout].tokens.iter().any(has) {
+            w = self.by_home(w, x, &at, spot);
+        }
+        let rest = self.rest(v, layout);
+        if per_choice {
+            let ty = Type::new(job.s.graph.body[v].ty.dtype, [vec![slots], rest].concat());
+            return self.build(spot, |b| {
+                let sum = b.typed(Op::Scatter { dim: slots }, &[w, home.slot_of], ty.clone());
+                b.body[sum].ty = ty;
+                b.op(Op::View { from: vec![slots], to }, &[sum])
+            });
+        }
+        let token = self.row_dim(RowDim::Token(layout));
+        let ty = self.type_like(v, &at, home.token);
+        self.build(spot, |b| {
+            let rows = if b.body[w].ty.has(token) { b.op(Op::Gather { dim: token }, &[w, home.token]) } else { w };
+            // A token that chooses an expert twice sends it twice as much.
+            let count = b.op(Op::View { from: vec![slots], to }, &[home.count]);
+            let count = b.cast(count, ty.dtype);
+            let rows = b.mul(rows, count);
+            b.body[rows].ty = ty;
+            rows
+        })
+    }
+
+    /// Each choice's row.
+    fn combined(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let at = self.home(layout);
+        let y = self.placed(node.args[0], &at, spot);
+        let home = self.tables(layout, spot.chunk);
+        let (slots, from) = (self.row_dim(RowDim::Slots(layout)), self.slot_dims(&at));
+        let y = self.view(y, &from, &[slots], spot.chunk, spot.origin, None);
+        let w = self.build(spot, |b| b.op(Op::Gather { dim: slots }, &[y, home.slot_of]));
+        let w = self.from_home(w, &at, spot);
+        self.finish(w, v, spot)
+    }
+
+    /// Each expert's sum over its rows, or the sum over all rows.
+    fn over_tokens(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let at = self.at_of_operand(v, layout);
+        let over = self.summed(v, layout);
+        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
+        let (rows, experts) = (self.row_dim(RowDim::Slot(layout)), self.group(layout));
+        let by_group = [self.group_dims(&at), vec![experts]].concat();
+        let ty = Type::new(sum_type(node.ty.dtype), [by_group.clone(), self.rest(v, layout)].concat());
+        let table = self.table(if args.len() == 2 { Table::Ends } else { Table::Expert }, &at, spot);
+        let homes = self.home_dims(&at);
+        let all = !node.ty.has(job.rows.layouts[layout].routing.experts);
+        let w = self.build(spot, |b| {
+            let sum = match args[..] {
+                [x, y] => {
+                    let over = [vec![rows], homes, over].concat();
+                    b.typed(Op::GroupedDot { rows, experts, over }, &[x, y, table], ty.clone())
+                }
+                _ => {
+                    let x = wide_sum(b, args[0], &over);
+                    b.typed(Op::Scatter { dim: experts }, &[x, table], ty.clone())
+                }
+            };
+            b.body[sum].ty = ty;
+            let sum = if all { b.sum(sum, &by_group) } else { sum };
+            b.cast(sum, node.ty.dtype)
+        });
+        let w = if all { w } else { self.from_groups(w, &at, spot) };
+        self.finish(w, v, spot)
+    }
+
+    /// Each token's sum over its rows.
+    fn over_experts(&mut self, v: Value, layout: usize, spot: Spot) -> Value {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
+        let at = self.at_of_operand(v, layout);
+        let over = self.summed(v, layout);
+        let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
+        let token = self.row_dim(RowDim::Token(layout));
+        let ty = Type::new(sum_type(node.ty.dtype), [self.home_dims(&at), vec![token], self.rest(v, layout)].concat());
+        let table = self.table(Table::Token, &at, spot);
+        let w = self.build(spot, |b| {
+            let x = match args[..] {
+                [x, y] if over.is_empty() => {
+                    let [x, y] = [x, y].map(|x| b.cast(x, ty.dtype));
+                    b.mul(x, y)
+                }
+                [x, y] => b.typed(Op::Dot { over }, &[x, y], Type::scalar(ty.dtype)),
+                _ => wide_sum(b, args[0], &over),
+            };
+            let sum = b.typed(Op::Scatter { dim: token }, &[x, table], ty.clone());
+            b.body[sum].ty = ty;
+            b.cast(sum, node.ty.dtype)
+        });
+        let w = self.from_home(w, &at, spot);
+        self.finish(w, v, spot)
+    }
+
+    /// The local dims that a sum is over, other than tokens and experts.
+    fn summed(&mut self, v: Value, layout: usize) -> Vec<Dim> {
+        let job = self.job;
+        let (node, l) = (&job.s.graph.body[v], &job.rows.layouts[layout]);
+        let over = match &node.op {
+            Op::Dot { over } | Op::Reduce { over, .. } => over,
+            other => unreachable!("invariant: `{}` is no sum", other.name()),
+        };
+        let rest = over.iter().filter(|d| !l.tokens.contains(d) && **d != l.routing.experts);
+        rest.map(|d| self.dim_of(node.args[0], *d)).collect()
+    }
+
+    /// Adds nodes to the graph.
+    fn build<T>(&mut self, spot: Spot, f: impl FnOnce(&mut Builder) -> T) -> T {
+        let out = f(&mut Builder { body: &mut self.out.body, origin: spot.origin.clone() });
+        let n = self.out.body.nodes.len();
+        self.out.chunks.resize(n, spot.chunk);
+        self.out.accumulate.resize(n, false);
+        self.out.source.resize(n, None);
+        self.out.reasons.resize(n, None);
+        out
+    }
+
+    /// The last node of a dense value, in its storage order.
+    fn finish(&mut self, w: Value, v: Value, spot: Spot) -> Value {
+        let want = self.local_type(v);
+        let w = self.permute(w, &want.dims, spot.chunk, spot.origin);
+        self.stands_for(w, v);
+        w
+    }
+
+    fn at(&self, v: Value) -> At {
+        self.at_layout(v, self.job.rows.layout(v).expect("invariant: the value is in rows"))
+    }
+
+    fn at_of_operand(&self, v: Value, layout: usize) -> At {
+        let args = &self.job.s.graph.body[v].args;
+        let a = args.iter().find(|a| self.job.rows.layout(**a) == Some(layout)).expect("invariant: an operand is in rows");
+        self.at(*a)
+    }
+
+    /// Where rows of a value are, as it is split.
+    fn at_layout(&self, v: Value, layout: usize) -> At {
+        let s = self.job.s;
+        let l = &self.job.rows.layouts[layout];
+        let (own, home) = (s.sharding(v), s.sharding(l.chosen));
+        let moved = |d: &Dim| home.splits(*d).into_iter().filter(|u| own[*u] != Placement::Split(*d)).collect::<Vec<_>>();
+        let mut gathered: Vec<SubAxis> = l.tokens.iter().flat_map(moved).collect();
+        gathered.sort_unstable();
+        At { layout, gathered, split: own.splits(l.routing.experts) }
+    }
+
+    fn home(&self, layout: usize) -> At {
+        At { layout, gathered: vec![], split: vec![] }
+    }
+
+    /// The sub-axes that split the experts somewhere, outermost first.
+    fn digits(&self, experts: Dim) -> &[SubAxis] {
+        let s = self.job.s;
+        &s.digits[s.graph.body.dims.original(experts).0 as usize]
+    }
+
+    fn row_dim(&mut self, d: RowDim) -> Dim {
+        if let Some(k) = self.rows.dims.get(&d) {
+            return *k;
+        }
+        let s = self.job.s;
+        let product = |subs: &[SubAxis]| subs.iter().map(|u| s.mesh[*u].size).product::<u64>();
+        let (name, size) = match d {
+            RowDim::Home(u) => ("home", s.mesh[u].size),
+            RowDim::Groups(u) => ("group", s.mesh[u].size),
+            RowDim::Group(experts) => ("expert", s.graph.body.dims.size(experts) / product(self.digits(experts))),
+            RowDim::Slot(l) => ("slot", self.slots(l)),
+            RowDim::Slots(l) => ("slots", product(self.digits(self.job.rows.layouts[l].routing.experts)) * self.slots(l)),
+            RowDim::Token(l) => ("token", self.tokens(l)),
+            RowDim::Place(l) => {
+                let group = self.group(l);
+                ("place", self.tokens(l) * self.out.body.dims.size(group))
+            }
+        };
+        let k = self.piece(name, size);
+        self.rows.dims.insert(d, k);
+        k
+    }
+
+    fn group(&mut self, layout: usize) -> Dim {
+        self.row_dim(RowDim::Group(self.job.rows.layouts[layout].routing.experts))
+    }
+
+    /// Tokens of a home.
+    fn tokens(&self, layout: usize) -> u64 {
+        let s = self.job.s;
+        let l = &self.job.rows.layouts[layout];
+        let parts = |d: Dim| s.sharding(l.chosen).splits(d).iter().map(|u| s.mesh[*u].size).product::<u64>();
+        l.tokens.iter().map(|d| s.graph.body.dims.size(*d) / parts(*d)).product()
+    }
+
+    /// The most rows that a home can have for a group of experts: a token has one per expert, and no more than choices.
+    fn slots(&mut self, layout: usize) -> u64 {
+        let choice = self.job.rows.layouts[layout].routing.choice;
+        let group = self.group(layout);
+        self.tokens(layout) * self.job.s.graph.body.dims.size(choice).min(self.out.body.dims.size(group))
+    }
+
+    fn home_dims(&mut self, at: &At) -> Vec<Dim> {
+        at.gathered.iter().map(|u| self.row_dim(RowDim::Home(*u))).collect()
+    }
+
+    fn group_dims(&mut self, at: &At) -> Vec<Dim> {
+        let digits = self.digits(self.job.rows.layouts[at.layout].routing.experts).to_vec();
+        digits.into_iter().filter(|u| !at.split.contains(u)).map(|u| self.row_dim(RowDim::Groups(u))).collect()
+    }
+
+    /// The dims of all slots.
+    fn slot_dims(&mut self, at: &At) -> Vec<Dim> {
+        let slot = self.row_dim(RowDim::Slot(at.layout));
+        [self.home_dims(at), self.group_dims(at), vec![slot]].concat()
+    }
+
+    /// The local dims of a value other than tokens and experts.
+    fn rest(&mut self, v: Value, layout: usize) -> Vec<Dim> {
+        let job = self.job;
+        let l = &job.rows.layouts[layout];
+        let of = job.s.graph.body.dims_of(v).iter().filter(|d| !l.tokens.contains(d) && **d != l.routing.experts);
+        of.map(|d| self.dim_of(v, *d)).collect()
+    }
+
+    /// The type of a value in rows, with slots stored in the order in which `lead` has them.
+    fn type_like(&mut self, v: Value, at: &At, lead: Value) -> Type {
+        let slots = self.slot_dims(at);
+        let mut dims: Vec<Dim> = self.out.body.dims_of(lead).iter().copied().filter(|d| slots.contains(d)).collect();
+        dims.extend(slots.into_iter().filter(|d| !self.out.body[lead].ty.has(*d)));
+        dims.extend(self.rest(v, at.layout));
+        Type::new(self.job.s.graph.body[v].ty.dtype, dims)
+    }
+}
+
+/// The type in which values of a type are summed, to be rounded once.
+fn sum_type(dtype: DType) -> DType {
+    if dtype.is_half() { DType::F32 } else { dtype }
+}
+
+fn wide_sum(b: &mut Builder, x: Value, over: &[Dim]) -> Value {
+    let wide = sum_type(b.body[x].ty.dtype);
+    if over.is_empty() { b.cast(x, wide) } else { b.typed(Op::Reduce { kind: Reduce::Sum, over: over.to_vec() }, &[x], Type::scalar(wide)) }
+}

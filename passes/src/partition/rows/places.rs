@@ -1,0 +1,150 @@
+//! Between dense values and rows.
+
+use super::super::emit::Emitter;
+use super::tables::Table;
+use super::{At, RowDim, Spot};
+use ir::dim::Dim;
+use ir::graph::{Type, Value};
+use ir::op::{DType, Op};
+use ir::sharded::Placement;
+
+impl Emitter<'_> {
+    /// An operand of an op on rows: rows; or, if it has neither tokens nor experts, what is the same for all.
+    pub(super) fn placed(&mut self, a: Value, at: &At, spot: Spot) -> Value {
+        let job = self.job;
+        if job.rows.layout(a) == Some(at.layout) {
+            return self.value(a, spot.chunk);
+        }
+        let l = &job.rows.layouts[at.layout];
+        let ty = &job.s.graph.body[a].ty;
+        let mut x = self.get(a, spot.chunk);
+        let (token, group) = (self.row_dim(RowDim::Token(at.layout)), self.group(at.layout));
+        let (has_tokens, has_experts) = (l.tokens.iter().any(|d| ty.has(*d)), ty.has(l.routing.experts));
+        if has_tokens {
+            x = self.by_home(x, a, at, spot);
+        }
+        if has_experts {
+            x = self.by_group(x, a, at, spot);
+        }
+        let (dim, table) = match (has_tokens, has_experts) {
+            (false, false) => return x,
+            (true, false) => (token, Table::Token),
+            (false, true) => (group, Table::Expert),
+            (true, true) => {
+                let place = self.row_dim(RowDim::Place(at.layout));
+                x = self.view(x, &[token, group], &[place], spot.chunk, spot.origin, None);
+                (place, Table::Place)
+            }
+        };
+        let index = self.table(table, at, spot);
+        self.build(spot, |b| b.op(Op::Gather { dim }, &[x, index]))
+    }
+
+    /// Rows at their places in the dense value that they are, which is zero elsewhere.
+    pub(super) fn spread(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+        let dtype = self.job.s.graph.body[v].ty.dtype;
+        let index = self.table(Table::Place, at, spot);
+        let [place, token] = [RowDim::Place(at.layout), RowDim::Token(at.layout)].map(|d| self.row_dim(d));
+        let group = self.group(at.layout);
+        let dims = [self.home_dims(at), self.group_dims(at), vec![place], self.rest(v, at.layout)].concat();
+        let ty = Type::new(if dtype == DType::Bool { DType::I32 } else { dtype }, dims);
+        let w = self.build(spot, |b| {
+            let x = b.cast(x, ty.dtype);
+            let w = b.typed(Op::Scatter { dim: place }, &[x, index], ty.clone());
+            b.body[w].ty = ty;
+            let w = b.cast(w, dtype);
+            b.op(Op::View { from: vec![place], to: vec![token, group] }, &[w])
+        });
+        let w = self.from_home(w, at, spot);
+        let w = self.from_groups(w, at, spot);
+        self.finish(w, v, spot)
+    }
+
+    /// For each dim of tokens where rows are: the local dim, its pieces in order, and those of them that count a home's tokens.
+    fn pieces_of_tokens(&mut self, at: &At) -> Vec<(Dim, Vec<Dim>, Vec<Dim>)> {
+        let s = self.job.s;
+        let l = &self.job.rows.layouts[at.layout];
+        let dims = &s.graph.body.dims;
+        let mut out = vec![];
+        for d in &l.tokens {
+            let home = s.sharding(l.chosen);
+            let kept: Vec<_> = home.splits(*d).into_iter().filter(|u| !at.gathered.contains(u)).collect();
+            let mut rest = dims.size(*d);
+            let (mut order, mut own, mut run) = (vec![], vec![], 1);
+            for u in &s.digits[dims.original(*d).0 as usize] {
+                let n = s.mesh[*u].size;
+                rest /= n;
+                if kept.contains(u) {
+                    continue;
+                }
+                if home[*u] != Placement::Split(*d) {
+                    run *= n;
+                    continue;
+                }
+                if run > 1 {
+                    own.push(self.piece("piece", run));
+                    order.extend(own.last());
+                    run = 1;
+                }
+                order.push(self.row_dim(RowDim::Home(*u)));
+            }
+            own.push(self.piece("piece", run * rest));
+            order.extend(own.last());
+            out.push((self.dim(*d, &kept), order, own));
+        }
+        out
+    }
+
+    /// `[tokens..]` to `[homes.., token]`. Dims of tokens that the value lacks are added.
+    pub(super) fn by_home(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+        let job = self.job;
+        let l = &job.rows.layouts[at.layout];
+        let token = self.row_dim(RowDim::Token(at.layout));
+        let pieces = self.pieces_of_tokens(at);
+        let missing = l.tokens.iter().zip(&pieces).filter(|(d, _)| !job.s.graph.body[v].ty.has(**d)).map(|(_, p)| p.0);
+        let dims: Vec<Dim> = missing.chain(self.out.body.dims_of(x).iter().copied()).collect();
+        let mut x = self.build(spot, |b| b.expand(x, &dims));
+        for (local, order, _) in &pieces {
+            x = self.view(x, &[*local], order, spot.chunk, spot.origin, None);
+        }
+        let own: Vec<Dim> = pieces.into_iter().flat_map(|p| p.2).collect();
+        if own.is_empty() {
+            let dims: Vec<Dim> = [token].into_iter().chain(self.out.body.dims_of(x).iter().copied()).collect();
+            return self.build(spot, |b| b.expand(x, &dims));
+        }
+        let homes = self.home_dims(at);
+        let rest = self.out.body.dims_of(x).iter().copied().filter(|d| !own.contains(d) && !homes.contains(d));
+        let dims: Vec<Dim> = homes.iter().chain(&own).copied().chain(rest).collect();
+        let x = self.permute(x, &dims, spot.chunk, spot.origin);
+        self.view(x, &own, &[token], spot.chunk, spot.origin, None)
+    }
+
+    /// The inverse of [`Emitter::by_home`].
+    pub(super) fn from_home(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+        let token = self.row_dim(RowDim::Token(at.layout));
+        let pieces = self.pieces_of_tokens(at);
+        let own: Vec<Dim> = pieces.iter().flat_map(|p| p.2.iter().copied()).collect();
+        if own.is_empty() {
+            return self.build(spot, |b| b.op(Op::Slice { from: token, to: None, at: 0 }, &[x]));
+        }
+        let mut x = self.view(x, &[token], &own, spot.chunk, spot.origin, None);
+        for (local, order, _) in pieces {
+            x = self.view(x, &order, &[local], spot.chunk, spot.origin, None);
+        }
+        x
+    }
+
+    /// `[experts]` to `[groups.., group]`.
+    pub(super) fn by_group(&mut self, x: Value, v: Value, at: &At, spot: Spot) -> Value {
+        let experts = self.dim_of(v, self.job.rows.layouts[at.layout].routing.experts);
+        let to = [self.group_dims(at), vec![self.group(at.layout)]].concat();
+        self.view(x, &[experts], &to, spot.chunk, spot.origin, None)
+    }
+
+    /// The inverse of [`Emitter::by_group`].
+    pub(super) fn from_groups(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+        let experts = self.dim(self.job.rows.layouts[at.layout].routing.experts, &at.split);
+        let from = [self.group_dims(at), vec![self.group(at.layout)]].concat();
+        self.view(x, &from, &[experts], spot.chunk, spot.origin, None)
+    }
+}

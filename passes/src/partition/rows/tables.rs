@@ -1,0 +1,164 @@
+//! Tables of rows: i32, from what is chosen, exact whatever it is.
+
+use super::super::emit::Emitter;
+use super::{At, RowDim, Spot, there};
+use ir::dim::Dim;
+use ir::graph::{Type, Value};
+use ir::local::Chunk;
+use ir::mesh::SubAxis;
+use ir::op::{Binary, Collective, Compare, DType, Op, Reduce};
+
+/// The tables of a layout at home.
+#[derive(Clone, Copy)]
+pub(super) struct Home {
+    /// The slot of a choice, -1 if it has none: `[token, choice]`, a number along all slots.
+    pub slot_of: Value,
+    /// How many choices name a slot's expert: `[slots]`.
+    pub count: Value,
+    /// The token of a slot, -1 if nobody's: `[groups.., slot]`.
+    pub token: Value,
+    /// Where the rows of a group's experts end: `[groups.., group]`.
+    pub ends: Value,
+}
+
+/// A table of slots wherever rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Table {
+    /// The token in its home; -1 in slots that are nobody's, as in the next two.
+    Token,
+    /// The expert in its group.
+    Expert,
+    /// The two together: `token * experts of a group + expert`.
+    Place,
+    /// Where experts' rows end; per group, not per slot.
+    Ends,
+}
+
+impl Emitter<'_> {
+    /// The tables of a layout at home: a counting sort of the choices by expert and token.
+    pub(super) fn tables(&mut self, layout: usize, chunk: Chunk) -> Home {
+        if let Some(home) = there(self.rows.homes.get(&layout), chunk) {
+            return home;
+        }
+        let job = self.job;
+        let l = &job.rows.layouts[layout];
+        let spot = Spot { chunk, origin: &job.s.graph.body[l.chosen].origin };
+        let at = self.home(layout);
+        let chosen = self.get(l.chosen, chunk);
+        let chosen = self.by_home(chosen, l.chosen, &at, spot);
+        let [slot, slots, token] = [RowDim::Slot(layout), RowDim::Slots(layout), RowDim::Token(layout)].map(|d| self.row_dim(d));
+        let (experts, choice) = (self.dim(l.routing.experts, &[]), self.dim_of(l.chosen, l.routing.choice));
+        let groups = self.group_dims(&at);
+        let by_group = [groups.clone(), vec![self.group(layout)]].concat();
+        let group = by_group[groups.len()];
+        let by_slot = [groups, vec![slot]].concat();
+        let strides = self.out.body.dims.strides(&by_slot);
+        let home = self.build(spot, |b| {
+            let number = b.op(Op::Iota(experts), &[]);
+            let named = b.compare(Compare::Eq, chosen, number);
+            b.body[named].ty.dims = vec![experts, token, choice];
+            let hit = b.op(Op::Reduce { kind: Reduce::Any, over: vec![choice] }, &[named]);
+            let one = b.cast(hit, DType::I32);
+            let total = b.sum(one, &[token]);
+            let total = b.op(Op::View { from: vec![experts], to: by_group.clone() }, &[total]);
+            let ends = b.op(Op::Cumsum { over: group, reverse: false }, &[total]);
+            // Numbers count from one here, so that a choice of no expert looks up none.
+            let mut terms = vec![b.sub(ends, total)];
+            for (d, stride) in by_slot.iter().zip(&strides).filter(|(d, _)| **d != slot) {
+                let (number, stride) = (b.op(Op::Iota(*d), &[]), b.int(*stride as i64));
+                terms.push(b.mul(number, stride));
+            }
+            let begin = b.add(&terms);
+            b.body[begin].ty.dims = by_group.clone();
+            let begin = b.op(Op::View { from: by_group, to: vec![experts] }, &[begin]);
+            let among = b.op(Op::Cumsum { over: token, reverse: false }, &[one]);
+            let number = b.add(&[begin, among]);
+            let (none, first, back) = (b.int(0), b.int(1), b.int(-1));
+            let number = b.select(hit, number, none);
+            let number = b.op(Op::Gather { dim: experts }, &[number, chosen]);
+            let slot_of = b.add(&[number, back]);
+            let of_slots = Type::new(DType::I32, [slots]);
+            let count = b.typed(Op::Scatter { dim: slots }, &[first, slot_of], of_slots.clone());
+            // All choices of a slot are one token's.
+            let number = b.op(Op::Iota(token), &[]);
+            let number = b.add(&[number, first]);
+            let sum = b.typed(Op::Scatter { dim: slots }, &[number, slot_of], of_slots);
+            let share = b.binary(Binary::Max, count, first);
+            let number = b.div(sum, share);
+            let number = b.add(&[number, back]);
+            let token = b.op(Op::View { from: vec![slots], to: by_slot }, &[number]);
+            Home { slot_of, count, token, ends }
+        });
+        self.rows.homes.entry(layout).or_default().push((chunk, home));
+        home
+    }
+
+    /// A table of the slots that are somewhere.
+    pub(super) fn table(&mut self, table: Table, at: &At, spot: Spot) -> Value {
+        if let Some(w) = there(self.rows.tables.get(&(table, at.clone())), spot.chunk) {
+            return w;
+        }
+        let (slot, group) = (self.row_dim(RowDim::Slot(at.layout)), self.group(at.layout));
+        let size = self.out.body.dims.size(group) as i64;
+        let w = match table {
+            Table::Token => {
+                let token = self.tables(at.layout, spot.chunk).token;
+                self.moved(token, at, spot)
+            }
+            Table::Ends => {
+                let ends = self.tables(at.layout, spot.chunk).ends;
+                self.moved(ends, at, spot)
+            }
+            Table::Expert => {
+                let ends = self.table(Table::Ends, at, spot);
+                self.build(spot, |b| {
+                    // As many experts before it as have ended.
+                    let (number, size, none) = (b.op(Op::Iota(slot), &[]), b.int(size), b.int(-1));
+                    let ended = b.compare(Compare::Le, ends, number);
+                    let ended = b.cast(ended, DType::I32);
+                    let expert = b.sum(ended, &[group]);
+                    let someones = b.compare(Compare::Lt, expert, size);
+                    b.select(someones, expert, none)
+                })
+            }
+            Table::Place => {
+                let (token, expert) = (self.table(Table::Token, at, spot), self.table(Table::Expert, at, spot));
+                self.build(spot, |b| {
+                    let (size, zero, none) = (b.int(size), b.int(0), b.int(-1));
+                    let place = b.mul(token, size);
+                    let place = b.add(&[place, expert]);
+                    let someones = b.compare(Compare::Ge, expert, zero);
+                    b.select(someones, place, none)
+                })
+            }
+        };
+        self.rows.tables.entry((table, at.clone())).or_default().push((spot.chunk, w));
+        w
+    }
+
+    /// A table from home to where rows are.
+    fn moved(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+        let why = Some("tells ranks which rows they get".to_string());
+        let (trades, gathers): (Vec<SubAxis>, Vec<SubAxis>) = at.gathered.iter().partition(|u| at.split.contains(u));
+        let mut x = x;
+        if !trades.is_empty() {
+            let [from, to] = [self.groups_of(&trades), self.homes_of(&trades)];
+            x = self.trade(x, Collective::AllToAll, &trades, &from, &to, &why, spot);
+        }
+        if !gathers.is_empty() {
+            let to = self.homes_of(&gathers);
+            x = self.trade(x, Collective::AllGather, &gathers, &[], &to, &why, spot);
+        }
+        let own: Vec<SubAxis> = at.split.iter().copied().filter(|u| !at.gathered.contains(u)).collect();
+        let dims = self.groups_of(&own);
+        self.own_part(x, &own, &dims, spot)
+    }
+
+    pub(super) fn groups_of(&mut self, subs: &[SubAxis]) -> Vec<Dim> {
+        subs.iter().map(|u| self.row_dim(RowDim::Groups(*u))).collect()
+    }
+
+    pub(super) fn homes_of(&mut self, subs: &[SubAxis]) -> Vec<Dim> {
+        subs.iter().map(|u| self.row_dim(RowDim::Home(*u))).collect()
+    }
+}

@@ -1,0 +1,94 @@
+//! Rows of experts: whatever a model does with dispatched values is what the dense values are.
+
+use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt};
+use crate::models::case;
+use passes::propagate::Rows;
+
+/// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
+/// name none.
+fn model(what: &str) -> String {
+    format!(
+        "model m(batch, seq = 4, hidden = 4, experts = 4, picks = 2, ffn = 4) {{
+          input x0: f32[batch, seq, hidden];
+          input chosen: i32[batch, seq, picks];
+          input w: f32[batch, seq];
+          param scale: [hidden] ~ normal(0.02);
+          param prob: [seq, experts] ~ normal(0.02);
+          param up, bias: [experts, hidden, ffn] ~ normal(0.02);
+          param down: [experts, ffn, hidden] ~ normal(0.02);
+          loss used = mean(prob) + mean(up) + mean(bias) + mean(down);
+          dim slot;
+          let x = x0 * scale;
+          let h = dispatch(x, chosen, over: [batch, seq, picks], into: [experts, slot]);
+          {what}
+        }}
+        plan {{ dp: batch; sp: seq; ep: experts; etp: ffn; }}"
+    )
+}
+
+const BACK: &str = "let y = combine(z, chosen, over: [batch, seq, picks], from: [experts, slot]);
+  loss mean(y * y);";
+
+fn agrees_on(text: &str, words: &str, below: u64) {
+    let ranges: Ranges = [("chosen".to_string(), Range { below, ignored: false })].into();
+    for data in [Data::Real, Data::Exact] {
+        for rows in [Rows::Rules, Rows::Random(1), Rows::Random(2)] {
+            let case = Case { data, rows, seed: 7 + below, ..case(words) };
+            match attempt(text, &[], &case, &ranges) {
+                Ok(Outcome::Right(_) | Outcome::NotFinite) => {}
+                other => panic!("{other:?} in {case:?}\n{text}"),
+            }
+        }
+    }
+}
+
+fn agrees(what: &str) {
+    agrees_at_once(what);
+    agrees_on(&model(what), "dp2 ep2 m2", 6);
+}
+
+/// With the whole batch in one microbatch.
+fn agrees_at_once(what: &str) {
+    for words in ["b2", "dp2 tp2 sp ep2", "dp2 tp2 sp ep4 etp1", "tp2 sp ep2 etp1 b2", "tp2 sp b2"] {
+        agrees_on(&model(what), words, 6);
+    }
+}
+
+#[test]
+fn experts_with_weights_and_biases_of_their_own() {
+    agrees(&format!("let a = maximum(dot(h, up, over: hidden) + sum(bias, over: hidden), 0); let z = dot(a * a, down, over: ffn); {BACK}"));
+}
+
+#[test]
+fn rows_times_what_tokens_and_experts_have() {
+    agrees(&format!("let z = h * w + h * prob + dot(h, sum(up, over: ffn), over: hidden); {BACK}"));
+}
+
+#[test]
+fn rows_in_losses_without_a_combination() {
+    agrees("let a = dot(h, up, over: hidden); loss mean(a * a); loss part = mean(sum(a * w, over: experts) ^ 2);");
+    agrees_at_once("let a = dot(h, up, over: hidden); loss mean(sum(a * h[hidden: 1], over: [batch, seq]) ^ 2);");
+}
+
+#[test]
+fn what_is_not_zero_where_there_is_no_row_is_dense() {
+    agrees(&format!("let z = dot(exp(minimum(dot(h, up, over: hidden), 1)), down, over: ffn); loss all = 0.5 * mean(z); {BACK}"));
+    agrees_at_once(&format!(
+        "let a = dot(h, up, over: hidden) + 1; loss most = mean(max(a, over: [batch, seq])); let z = dot(a, down, over: ffn); {BACK}"
+    ));
+}
+
+#[test]
+fn rows_of_two_routings_meet() {
+    let other = "let other = dispatch(x * 2, 3 - chosen, over: [batch, seq, picks], into: [experts, slot]);";
+    agrees(&format!("{other} let z = h * other + h; {BACK}"));
+}
+
+#[test]
+fn all_tokens_may_choose_one_expert() {
+    let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
+    for words in ["b2", "dp2 ep2 m2", "dp2 tp2 sp ep4 etp1"] {
+        agrees_on(&text, words, 1);
+        agrees_on(&text, words, 2);
+    }
+}
