@@ -69,22 +69,22 @@ fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
 }
 
 /// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of its weights.
-const EXPERTS: u64 = 8;
 const ROWS: u64 = 4096;
 const HIDDEN: u64 = 512;
 const FFN: u64 = 768;
-/// Where the rows of experts end: equal parts; one has half of them and some have none; half of the bound is used.
-const ENDS: [(&str, [i32; EXPERTS as usize]); 3] = [
-    ("balanced", [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096]),
-    ("skewed", [2100, 2100, 2900, 2950, 3500, 3500, 3999, 4096]),
-    ("half", [256, 512, 768, 1024, 1280, 1536, 1792, 2048]),
+/// Experts, and where their rows end: equal parts; one has half of them and some have none; half of the bound is used; many experts.
+const ENDS: [(&str, u64, fn(u64) -> u64); 4] = [
+    ("balanced", 8, |e| 512 * (e + 1)),
+    ("skewed", 8, |e| [2100, 2100, 2900, 2950, 3500, 3500, 3999, 4096][e as usize]),
+    ("half", 8, |e| 256 * (e + 1)),
+    ("many", 128, |e| 32 * (e + 1)),
 ];
 
 /// `[rows, k] [experts, k, n]`, the same with matrices stored `[experts, n, k]`, or `[rows, m] [rows, n] -> [experts, m, n]`.
-fn of_experts(layout: Layout) -> Kernel {
+fn of_experts(layout: Layout, experts: u64) -> Kernel {
     let mut body = Body::default();
     let [rows, experts, h, f] =
-        [("rows", ROWS), ("experts", EXPERTS), ("h", HIDDEN), ("f", FFN)].map(|(n, size)| body.dims.add(DimInfo::new(n, size)));
+        [("rows", ROWS), ("experts", experts), ("h", HIDDEN), ("f", FFN)].map(|(n, size)| body.dims.add(DimInfo::new(n, size)));
     let (a, b, over, out) = match (layout.a_transposed, layout.b_transposed) {
         (false, false) => (vec![rows, h], vec![experts, h, f], vec![experts, h], vec![rows, f]),
         (false, true) => (vec![rows, f], vec![experts, h, f], vec![experts, f], vec![rows, h]),
@@ -170,13 +170,14 @@ fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<Case>) {
     let sizes = match (layout.a_transposed, layout.b_transposed) {
         (false, false) => [ROWS, HIDDEN, FFN],
         (false, true) => [ROWS, FFN, HIDDEN],
-        (true, _) => [HIDDEN, ROWS / EXPERTS, FFN],
+        (true, _) => [HIDDEN, ROWS / ENDS[0].1, FFN],
     };
     let mut kernels = vec![kernel(sizes, layout)];
     let mut cases = vec![Case { label: format!("one {}", layout.name), flops: 2.0 * sizes.iter().product::<u64>() as f64, ends: None }];
-    for (name, ends) in ENDS {
-        kernels.push(of_experts(layout));
-        let flops = 2.0 * (HIDDEN * FFN) as f64 * f64::from(ends[EXPERTS as usize - 1]);
+    for (name, experts, end) in ENDS {
+        kernels.push(of_experts(layout, experts));
+        let ends: Vec<u64> = (0..experts).map(end).collect();
+        let flops = 2.0 * (HIDDEN * FFN * end(experts - 1)) as f64;
         cases.push(Case { label: format!("experts {} {name}", layout.name), flops, ends: Some(ends) });
     }
     (kernels, cases)
@@ -186,7 +187,7 @@ fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<Case>) {
 struct Case {
     label: String,
     flops: f64,
-    ends: Option<[i32; EXPERTS as usize]>,
+    ends: Option<Vec<u64>>,
 }
 
 /// Compiles the kernels, runs them in turn, and prints a line for each.
@@ -203,8 +204,8 @@ fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path
         let compiled = compiled.iter().find(|c| c.name == name).ok_or("a kernel is missing")?;
         let elements = |ty: &Type| kernel.body.dims.elements(&ty.dims) as usize;
         let mut buffers: Vec<Vec<f32>> = kernel.inputs.iter().zip([0.5, 0.25, 0.0]).map(|(i, x)| vec![x; elements(&i.ty)]).collect();
-        if let Some(ends) = case.ends {
-            buffers[2] = ends.map(|e| f32::from_bits(e as u32)).to_vec();
+        if let Some(ends) = &case.ends {
+            buffers[2] = ends.iter().map(|e| f32::from_bits(*e as u32)).collect();
         }
         buffers.push(vec![0.0; elements(&kernel.body[kernel.outputs[0].value].ty)]);
         products.push(Product {
