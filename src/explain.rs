@@ -4,8 +4,10 @@ use crate::Failure;
 use crate::cli::ExplainArgs;
 use crate::compile;
 use anyhow::anyhow;
+use ir::program::Job;
 use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::footprint::size;
+use passes::timeline::{Traffic, traffic};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 struct Communication {
     exchanges: Vec<Exchange>,
     totals: Vec<Total>,
+    streams: Vec<OnStream>,
 }
 
 /// The most that a rank sends in a step.
@@ -26,12 +29,19 @@ struct Total {
     bytes: u64,
 }
 
+/// What one rank of each stage sends and receives on a stream in a step, and how much of it while a kernel runs.
+#[derive(Serialize)]
+struct OnStream {
+    stream: &'static str,
+    #[serde(flatten)]
+    traffic: Traffic,
+}
+
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let target = &args.compile.model;
     if target.is_dir() {
         let job = runtime::artifact::read(target)?.job;
-        let exchanges = exchanges(&job);
-        return show(args, &communication(exchanges), communication_text);
+        return show(args, &communication(&job), communication_text);
     }
     let (model, number) = split(target);
     if number.is_none() && !args.collectives {
@@ -39,7 +49,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     }
     let done = compile::levels(&crate::cli::CompileArgs { model: model.clone(), ..args.compile.clone() })?;
     let Some(number) = number else {
-        return show(args, &communication(exchanges(&done.compiled.job)), communication_text);
+        return show(args, &communication(&done.compiled.job), communication_text);
     };
     let name = model.display().to_string();
     let file = done.text.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
@@ -70,15 +80,27 @@ fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> 
     Ok(())
 }
 
-fn communication(exchanges: Vec<Exchange>) -> Communication {
+fn communication(job: &Job) -> Communication {
+    let exchanges = exchanges(job);
+    let streams = traffic(job).into_iter().map(|(stream, traffic)| OnStream { stream: stream.name(), traffic }).collect();
     let totals = totals(&exchanges).into_iter().map(|((axis, kind), (calls, bytes))| Total { axis, kind, calls, bytes }).collect();
-    Communication { exchanges, totals }
+    Communication { exchanges, totals, streams }
 }
 
 fn communication_text(c: &Communication) -> String {
     let mut out = exchanges_text(&c.exchanges);
     for t in &c.totals {
         let _ = writeln!(out, "{:<10} {:<15} {:>6} calls, {} sent by a rank in a step", t.axis, t.kind, t.calls, size(t.bytes));
+    }
+    for OnStream { stream, traffic: Traffic { bytes, hidden } } in &c.streams {
+        let share = 100 * hidden / (*bytes).max(1);
+        let _ = writeln!(
+            out,
+            "stream {stream:<8} {} in a step by a rank of each stage: {} ({share} %) overlapped, {} exposed",
+            size(*bytes),
+            size(*hidden),
+            size(bytes - hidden)
+        );
     }
     if c.exchanges.is_empty() {
         out.push_str("nothing is communicated\n");

@@ -260,6 +260,12 @@ pub struct Group {
 }
 
 impl Group {
+    /// The number of its members.
+    pub fn size(&self, mesh: &Mesh) -> u64 {
+        let stages = self.stages.as_ref().map_or(1, |s| s.len() as u64);
+        self.subs.iter().map(|u| mesh[*u].size).product::<u64>() * stages
+    }
+
     /// The members of the group that a rank is in, in rank order.
     pub fn members(&self, mesh: &Mesh, rank: u64) -> Vec<u64> {
         match &self.stages {

@@ -29,8 +29,8 @@ struct Key {
     dtype: DType,
     /// The axes along which it is not replicated: a bucket's copies are equal along the others.
     split: Vec<SubAxis>,
-    /// Its operand is what the microbatches leave, which is then made in the bucket's memory.
-    accumulated: bool,
+    /// Its operand is what passes of this chunk leave, which is then made in the bucket's memory.
+    accumulated: Option<Chunk>,
 }
 
 /// Joins the collectives of a local graph that run once per step; a bucket is full with `size` elements.
@@ -81,7 +81,7 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
         if stages.is_none() && !forward && matches!(chunk, Chunk::Reduce | Chunk::Update) && joins(body, v, *kind) {
             let split = local.mesh.ids().filter(|u| sharding[*u] != Placement::Replicated).collect();
             let of_pass = local.accumulate[arg.index()] || local.chunks[arg.index()].per_microbatch() && local.mesh.size(Axis::Microbatch) == 1;
-            let accumulated = of_pass && matches!(kind, Collective::AllReduce(_));
+            let accumulated = (of_pass && matches!(kind, Collective::AllReduce(_))).then(|| local.chunks[arg.index()]);
             let key = Key { chunk, depth: depth[v.index()], kind: *kind, subs: subs.clone(), dtype: node.ty.dtype, split, accumulated };
             depth[v.index()] += 1;
             open.entry(key).or_default().push((first_of_step(local, arg), v));

@@ -435,7 +435,7 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &pipeline::forward(passes), m),
             };
-            s.slots = pipeline::slots(&program, &s.train).into_iter().zip(pipeline::slots(&program, &s.eval)).map(|(a, b)| a.max(b)).collect();
+            s.slots = pipeline::slots(&program, [&s.train, &s.eval], |_| 1);
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);

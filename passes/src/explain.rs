@@ -2,11 +2,12 @@
 
 use crate::compile::Compiled;
 use crate::footprint::owners;
+use crate::timeline::sent;
 use ir::diag::Span;
 use ir::dim::Dim;
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
-use ir::op::{Collective, Op};
+use ir::op::Op;
 use ir::program::{Action, Command, Group, Job, Program};
 use ir::sharded::{Placement, Sharded};
 use serde::Serialize;
@@ -81,12 +82,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
             let group = &program.groups[group.index()];
             let members = group.members(&job.mesh, first);
             let (n, bytes) = (members.len() as u64, count * dtype.bytes());
-            let sent = match kind {
-                Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
-                Collective::Shift => bytes,
-                Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
-            };
-            (kind.name(), axis_name(job, group), members, bytes, sent)
+            (kind.name(), axis_name(job, group), members, bytes, sent(*kind, bytes, n))
         }
         Action::Send { hops, dtype, count, .. } => {
             let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);

@@ -6,8 +6,8 @@
 use crate::lower::buffers_of;
 use crate::memory::ALIGN;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Arena, Body, Buffer, BufferId, Content, Job, Program};
-use std::collections::BTreeMap;
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Job, Program};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,12 +18,14 @@ pub enum Kind {
     Tables,
     /// Kept from the forward to the backward pass, for every microbatch in flight.
     Activations,
+    /// To and from other stages, where they have slots of their own.
+    Messages,
     /// Within one body.
     Temporary,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 6] = [Kind::Parameters, Kind::Gradients, Kind::Optimizer, Kind::Tables, Kind::Activations, Kind::Temporary];
+    pub const ALL: [Kind; 7] = [Kind::Parameters, Kind::Gradients, Kind::Optimizer, Kind::Tables, Kind::Activations, Kind::Messages, Kind::Temporary];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -32,12 +34,14 @@ impl Kind {
             Kind::Optimizer => "optimizer",
             Kind::Tables => "tables",
             Kind::Activations => "activations",
+            Kind::Messages => "messages",
             Kind::Temporary => "temporary",
         }
     }
 
-    fn of(buffer: &Buffer) -> Kind {
+    fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
         match (buffer.arena, &buffer.content) {
+            (Arena::Stash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
             (Arena::Stash, _) => Kind::Activations,
             (Arena::Temporary, _) => Kind::Temporary,
             (Arena::Persistent, Content::Param { .. }) => Kind::Parameters,
@@ -48,11 +52,25 @@ impl Kind {
     }
 }
 
+/// Which stashes hold nothing but messages.
+fn of_messages(program: &Program) -> Vec<bool> {
+    let commands = program.bodies.iter().flat_map(|b| &b.commands).map(|c| &c.action);
+    let messages: BTreeSet<BufferId> =
+        commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(|a| buffers_of(a)).collect();
+    let mut out = vec![true; program.stashes.len()];
+    for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
+        if let Some((stash, _)) = program.stash(buffer) {
+            out[stash] &= messages.contains(&BufferId(k as u32));
+        }
+    }
+    out
+}
+
 /// The bytes of a rank of one stage, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     pub bytes: BTreeMap<Kind, u64>,
-    /// Slots of the stashes, if all have as many; else 1.
+    /// Slots of the stashes of activations, if all have as many; else 1.
     pub slots: u64,
 }
 
@@ -61,12 +79,16 @@ impl Footprint {
     pub fn of(job: &Job, stage: usize) -> Footprint {
         let program = &job.programs[job.stages[stage].program as usize];
         let of_stashes = &job.stages[stage].schedule.slots;
-        let slots = of_stashes.first().filter(|n| of_stashes.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
+        let messages = of_messages(program);
+        let of_activations: Vec<u32> = of_stashes.iter().zip(&messages).filter(|(_, message)| !**message).map(|(n, _)| *n).collect();
+        let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
         let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
         for b in program.buffers.iter().filter(|b| b.arena == Arena::Persistent) {
-            *bytes.entry(Kind::of(b)).or_default() += b.bytes().next_multiple_of(ALIGN);
+            *bytes.entry(Kind::of(program, &messages, b)).or_default() += b.bytes().next_multiple_of(ALIGN);
         }
-        bytes.insert(Kind::Activations, program.stashes.iter().zip(of_stashes).map(|(bytes, slots)| bytes * u64::from(*slots)).sum());
+        for ((each, slots), message) in program.stashes.iter().zip(of_stashes).zip(&messages) {
+            *bytes.entry(if *message { Kind::Messages } else { Kind::Activations }).or_default() += each * u64::from(*slots);
+        }
         bytes.insert(Kind::Temporary, program.arena_bytes[Arena::Temporary as usize]);
         Footprint { bytes, slots }
     }
@@ -98,14 +120,15 @@ pub struct Owner {
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let program = &job.programs[job.stages[stage].program as usize];
     let slots = |b: &Buffer| program.stash(b).and_then(|(k, _)| job.stages[stage].schedule.slots.get(k)).map_or(1, |n| u64::from(*n));
+    let messages = of_messages(program);
     let at_peak = program.bodies.iter().map(|b| fullest(program, b)).max_by_key(|p| p.0).map(|p| p.1).unwrap_or_default();
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate() {
-        let (kind, span) = (Kind::of(b), b.origin.as_ref().and_then(|o| o.span));
+        let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         if kind == Kind::Temporary && !at_peak.contains(&BufferId(k as u32)) {
             continue;
         }
-        let copies = if kind == Kind::Activations { slots(b) } else { 1 };
+        let copies = if b.arena == Arena::Stash { slots(b) } else { 1 };
         let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
         owner.buffers += 1;

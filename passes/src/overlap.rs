@@ -1,12 +1,16 @@
 //! Streams, and the events between them: communication leaves the compute stream and waits only for what it needs.
 //!
-//! Commands keep their order of issue, which is the same on all members of a group. A collective's stream follows from its group
-//! alone, so members agree on it too. Events follow from hazards: where a command touches bytes that an earlier command of another
+//! The order of issue ([`issue`]) is the same on all members of a group. A collective's stream follows from its group alone, so members
+//! agree on it too. Events follow from hazards: where a command touches bytes that an earlier command of another
 //! stream touched, one of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue is
 //! played for that with vector clocks, call by call; a wait that another one implies is left out.
 
+use crate::issue;
 use crate::lower::buffers_of;
 use crate::memory::{self, Need};
+use crate::messages;
+use crate::timeline::Costs;
+use crate::touch::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
 use ir::program::{Action, Arena, Body, BodyId, BufferId, Call, CallSchedule, Command, Group, Job, Program, Stream};
@@ -22,27 +26,55 @@ pub enum Overlap {
 
 /// Puts communication of all programs on its streams, and events where they need each other.
 pub fn overlap(mut job: Job) -> Job {
+    messages::set_apart(&mut job);
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
+    let costs = Costs::new(mesh, kernels);
     for (p, program) in programs.iter_mut().enumerate() {
         for body in &mut program.bodies {
             for command in &mut body.commands {
-                command.stream = stream(mesh, &program.groups, &command.action);
+                command.stream = stream_of(mesh, &program.groups, &command.action);
             }
         }
-        place_temporaries(program);
         let mut schedules: Vec<&CallSchedule> = vec![];
         for stage in stages.iter().filter(|s| s.program as usize == p) {
             if !schedules.contains(&&stage.schedule) {
                 schedules.push(&stage.schedule);
             }
         }
-        synchronise(program, kernels, &schedules);
+        if let Some(first) = schedules.first() {
+            issue(mesh, kernels, &costs, program, first);
+        }
+        place_temporaries(program);
+        synchronise(mesh, kernels, program, &schedules);
     }
     job
 }
 
-/// The stream of a command.
-fn stream(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
+/// Of the memory of a rank with a slot of each stash, how much more a new order of issue may cost: a 32nd.
+const PRICE: u64 = 32;
+
+/// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
+    let alive = |program: &Program, commands: &[Command]| memory::most_alive(&lives(program, commands).1);
+    let most = program.bodies.iter().map(|b| alive(program, &b.commands)).max().unwrap_or(0);
+    let bound = most + program.arena_bytes.iter().sum::<u64>() / PRICE;
+    let calls = || schedule.train.iter().chain(&schedule.update).chain(&schedule.eval);
+    let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
+    bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
+    let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
+    for b in bodies {
+        let commands = &program.bodies[b].commands;
+        let commands = issue::order(mesh, kernels, costs, program, commands, &written, |c| alive(program, c) <= bound);
+        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
+            count += 1;
+            written.insert(touch.buffer, count);
+        }
+        program.bodies[b].commands = commands;
+    }
+}
+
+/// The stream of a command, if it is to overlap.
+pub fn stream_of(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
     match action {
         Action::Collective { group, .. } => {
             let Group { subs, stages } = &groups[group.index()];
@@ -57,56 +89,48 @@ fn stream(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
     }
 }
 
-/// The buffers that a command touches, and whether it writes.
-fn touches<'a>(kernels: &'a [Kernel], action: &'a Action) -> Vec<(BufferId, bool)> {
-    match action {
-        Action::Launch { kernel, args, .. } => {
-            let inputs = kernels[kernel.index()].inputs.len();
-            args.iter().enumerate().map(|(k, place)| (place.buffer, k >= inputs)).collect()
+/// Temporary buffers of a body and how long they live: what communication reads, until the compute stream waits for that, at the first use of
+/// the result at the latest, or else to the end of the call. So nobody waits for memory alone.
+fn lives(program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
+    let temporary = |id: &BufferId| program.buffers[id.index()].arena == Arena::Temporary;
+    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    // The first use of each collective's result that comes after it.
+    let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
+    for (k, c) in commands.iter().enumerate().rev() {
+        for id in buffers_of(&c.action).into_iter().filter(temporary) {
+            lives.entry(id).or_insert((k, k)).0 = k;
         }
-        Action::Collective { src, dst, .. } => vec![(src.buffer, false), (dst.buffer, true)],
-        Action::Send { src, .. } | Action::Report { src, .. } => vec![(src.buffer, false)],
-        Action::Recv { dst, .. } => vec![(dst.buffer, true)],
-        Action::Fill { buffer, .. } => vec![(*buffer, true)],
-        Action::Load { dst, .. } => vec![(*dst, true)],
-        Action::Record { .. } | Action::Wait { .. } => vec![],
+        let read = match &c.action {
+            Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
+            Action::Send { src, .. } => Some((src.buffer, None)),
+            Action::Launch { .. }
+            | Action::Recv { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
+        };
+        if let Some((from, end)) = read
+            && let Some(life) = lives.get_mut(&from)
+        {
+            life.1 = life.1.max(end.unwrap_or(commands.len()));
+        }
+        if c.stream == Stream::Compute {
+            used.extend(buffers_of(&c.action).into_iter().map(|id| (id, k)));
+        }
     }
+    let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
+    (lives.into_keys().collect(), needs)
 }
 
-/// Plans temporary memory anew: what communication reads stays until the compute stream waits for that, at the first use of
-/// the result at the latest, or else to the end of the call. So nobody waits for memory alone.
+/// Plans temporary memory anew.
 fn place_temporaries(program: &mut Program) {
     let mut most = 0;
-    for body in &program.bodies {
-        let temporary = |id: &BufferId| program.buffers[id.index()].arena == Arena::Temporary;
-        let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
-        for (k, c) in body.commands.iter().enumerate() {
-            for id in buffers_of(&c.action).into_iter().filter(temporary) {
-                lives.entry(id).or_insert((k, k)).1 = k;
-            }
-        }
-        for (k, c) in body.commands.iter().enumerate() {
-            let (from, result) = match &c.action {
-                Action::Collective { src, dst, .. } => (src.buffer, Some(dst.buffer)),
-                Action::Send { src, .. } => (src.buffer, None),
-                Action::Launch { .. }
-                | Action::Recv { .. }
-                | Action::Fill { .. }
-                | Action::Load { .. }
-                | Action::Report { .. }
-                | Action::Record { .. }
-                | Action::Wait { .. } => continue,
-            };
-            let used = |c: &Command| c.stream == Stream::Compute && result.is_some_and(|r| buffers_of(&c.action).contains(&r));
-            let end = (k + 1..body.commands.len()).find(|j| used(&body.commands[*j])).unwrap_or(body.commands.len());
-            if let Some(life) = lives.get_mut(&from) {
-                life.1 = life.1.max(end);
-            }
-        }
-        let needs: Vec<Need> =
-            lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
+    for b in 0..program.bodies.len() {
+        let (ids, needs) = lives(program, &program.bodies[b].commands);
         let (offsets, total) = memory::assign(&needs);
-        for (id, offset) in lives.keys().zip(offsets) {
+        for (id, offset) in ids.into_iter().zip(offsets) {
             program.buffers[id.index()].offset = offset;
         }
         most = most.max(total);
@@ -132,13 +156,13 @@ struct Cell {
 }
 
 /// Records and waits that the hazards of these schedules ask for.
-fn synchronise(program: &mut Program, kernels: &[Kernel], schedules: &[&CallSchedule]) {
+fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule]) {
     let mut needed: Vec<BTreeSet<Site>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
     let used: BTreeSet<Stream> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream).collect();
     if used.len() < 2 {
         return;
     }
-    let cells = Cells::new(program, kernels);
+    let cells = Cells::new(mesh, kernels, program);
     for schedule in schedules {
         Player::new(&cells, &schedule.slots, &mut needed).play(schedule);
     }
@@ -169,18 +193,18 @@ enum Home {
 }
 
 /// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
-struct Touch {
+struct Range {
     place: Home,
     from: usize,
     to: usize,
     writes: bool,
 }
 
-/// The bytes of a program, cut where a buffer begins or ends, and what commands do to them.
+/// The bytes of a program, cut where what a command touches begins or ends, and what commands do to them.
 struct Cells {
     /// Per body, the number of its first command.
     first: Vec<Site>,
-    commands: Vec<(usize, Vec<Touch>)>,
+    commands: Vec<(usize, Vec<Range>)>,
     persistent: usize,
     /// Of a slot of each stash.
     stashes: Vec<usize>,
@@ -188,17 +212,27 @@ struct Cells {
 }
 
 impl Cells {
-    fn new(program: &Program, kernels: &[Kernel]) -> Cells {
+    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> Cells {
+        let bytes = |touch: &Touch| {
+            let b = &program.buffers[touch.buffer.index()];
+            [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes())
+        };
         let mut cuts: [Vec<u64>; 3] = Default::default();
-        for b in &program.buffers {
-            cuts[b.arena as usize].extend([b.offset, b.offset + b.bytes()]);
+        let (mut first, mut touched) = (vec![], vec![]);
+        for body in &program.bodies {
+            first.push(touched.len());
+            for command in &body.commands {
+                let touches = touches(mesh, kernels, program, &command.action);
+                touches.iter().for_each(|t| cuts[program.buffers[t.buffer.index()].arena as usize].extend(bytes(t)));
+                touched.push((command.stream as usize, touches));
+            }
         }
         for list in &mut cuts {
             list.sort_unstable();
             list.dedup();
         }
-        let touch = |(id, writes): (BufferId, bool)| {
-            let b = &program.buffers[id.index()];
+        let range = |touch: &Touch| {
+            let b = &program.buffers[touch.buffer.index()];
             let cell = |byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
             let (place, begin) = match (b.arena, program.stash(b)) {
                 (Arena::Persistent, _) => (Home::Persistent, 0),
@@ -208,7 +242,8 @@ impl Cells {
                 }
                 (Arena::Temporary, _) => (Home::Temporary, 0),
             };
-            Touch { place, from: cell(b.offset) - begin, to: cell(b.offset + b.bytes()) - begin, writes }
+            let [from, to] = bytes(touch);
+            Range { place, from: cell(from) - begin, to: cell(to) - begin, writes: touch.writes }
         };
         let mut end = 0;
         let of_stash = |bytes: &u64| {
@@ -218,13 +253,8 @@ impl Cells {
             cell(end) - cell(begin)
         };
         let stashes = program.stashes.iter().map(of_stash).collect();
-        let mut first = vec![];
-        let mut commands = vec![];
-        for body in &program.bodies {
-            first.push(commands.len());
-            commands.extend(body.commands.iter().map(|c| (c.stream as usize, touches(kernels, &c.action).into_iter().map(touch).collect())));
-        }
-        let [persistent, _, temporary] = cuts.map(|c| c.len());
+        let commands = touched.iter().map(|(stream, touches)| (*stream, touches.iter().map(range).collect())).collect();
+        let [persistent, _, temporary] = cuts.each_ref().map(Vec::len);
         Cells { first, commands, persistent, stashes, temporary }
     }
 }
@@ -346,7 +376,7 @@ impl<'a> Player<'a> {
     }
 
     /// The cells of a touch by a call for a microbatch.
-    fn range(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
+    fn range(&self, touch: &Range, microbatch: usize) -> std::ops::Range<usize> {
         let first = match touch.place {
             Home::Persistent => 0,
             Home::Stash(k) => self.slots[k].1 + microbatch % self.slots[k].0 * self.program.stashes[k],
@@ -359,3 +389,6 @@ impl<'a> Player<'a> {
 fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }
+
+#[cfg(test)]
+mod tests;

@@ -139,9 +139,9 @@ fn shape_text(shape: Shape) -> String {
     }
 }
 
-/// For each stash of a program, the fewest slots with which microbatch k can have slot `k % slots` from the first of these calls that
-/// touches the stash to the last.
-pub fn slots(program: &Program, calls: &[Call]) -> Vec<u32> {
+/// For each stash of a program, the fewest slots, but `least(stash)` if there are so many microbatches, with which microbatch k can have slot
+/// `k % slots` from the first call of a list that touches the stash to the last one.
+pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u32) -> Vec<u32> {
     let stashes = program.stashes.len();
     let mut touches = vec![vec![false; stashes]; program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
@@ -151,23 +151,28 @@ pub fn slots(program: &Program, calls: &[Call]) -> Vec<u32> {
             touches[k] = true;
         }
     }
-    (0..stashes)
-        .map(|stash| {
-            // By microbatch: the first and the last call.
-            let mut lives: std::collections::BTreeMap<u32, (usize, usize)> = std::collections::BTreeMap::new();
-            for (at, call) in calls.iter().enumerate().filter(|(_, call)| touches[call.body.index()][stash]) {
-                lives.entry(call.microbatch).or_insert((at, at)).1 = at;
-            }
-            let mut lives: Vec<(usize, usize, u32)> = lives.into_iter().map(|(microbatch, (first, last))| (first, last, microbatch)).collect();
-            lives.sort_unstable();
-            let most = lives.iter().map(|m| m.2 + 1).max().unwrap_or(1);
-            let apart = |slots: &u32| {
+    // First call, last call and microbatch, in the order of the calls.
+    let lives = |stash: usize, calls: &[Call]| {
+        let mut lives: std::collections::BTreeMap<u32, (usize, usize)> = std::collections::BTreeMap::new();
+        for (at, call) in calls.iter().enumerate().filter(|(_, call)| touches[call.body.index()][stash]) {
+            lives.entry(call.microbatch).or_insert((at, at)).1 = at;
+        }
+        let mut lives: Vec<(usize, usize, u32)> = lives.into_iter().map(|(microbatch, (first, last))| (first, last, microbatch)).collect();
+        lives.sort_unstable();
+        lives
+    };
+    let of_stash = |stash: usize| {
+        let lists = lists.map(|calls| lives(stash, calls));
+        let most = lists.iter().flatten().map(|m| m.2 + 1).max().unwrap_or(1);
+        let apart = |slots: &u32| {
+            lists.iter().all(|lives| {
                 let mut busy: Vec<Option<usize>> = vec![None; *slots as usize];
                 lives.iter().all(|(first, last, k)| busy[(k % slots) as usize].replace(*last).is_none_or(|until| until < *first))
-            };
-            (1..most).find(apart).unwrap_or(most)
-        })
-        .collect()
+            })
+        };
+        (least(stash)..most).find(apart).unwrap_or(most)
+    };
+    (0..stashes).map(of_stash).collect()
 }
 
 /// The order of an evaluation: the forward passes of the training.

@@ -7,7 +7,7 @@ use crate::graph::Value;
 use crate::kernel::Kernel;
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Op, Reduce, Scalar};
-use crate::program::{Action, Buffer, BufferId, Group, Job, Place, Program};
+use crate::program::{Action, Buffer, BufferId, Job, Place, Program};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -167,12 +167,6 @@ pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
     }
 }
 
-/// The number of members of a group whose axes are known.
-pub fn members(mesh: &Mesh, group: &Group) -> u64 {
-    let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
-    group.subs.iter().map(|u| mesh[*u].size).product::<u64>() * stages
-}
-
 /// Checks commands of one program.
 pub struct Reader<'a> {
     pub job: &'a Job,
@@ -251,7 +245,7 @@ impl Reader<'_> {
 
     fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
         let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
-        let all = count.saturating_mul(members(&self.job.mesh, group));
+        let all = count.saturating_mul(group.size(&self.job.mesh));
         let (give, get) = match kind {
             Collective::AllReduce(_) | Collective::Shift => (count, count),
             Collective::AllGather => (count, all),

@@ -85,14 +85,3 @@ fn a_record_before_its_command_is_refused_or_harmless() {
         late
     });
 }
-
-/// Schedules in which a body runs for other microbatches between a microbatch's use of a slot and the next one's.
-#[test]
-fn two_waits_that_could_stand_for_each_other_are_not_both_left_out() {
-    for seed in [1036, 1232, 1956] {
-        let random = triple(seed);
-        let model = |training| elaborate(&random.text, &[], &random.case, training).unwrap_or_else(|e| panic!("{e}"));
-        let c = compile(model(true), model(false), &options(&random.case)).unwrap_or_else(|e| panic!("{e:?}"));
-        interleaved(&c, &c.job, &random.case, 6).unwrap_or_else(|e| panic!("{seed}: {e}"));
-    }
-}

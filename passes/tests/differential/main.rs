@@ -11,6 +11,7 @@ mod labels;
 mod memory;
 mod models;
 mod mutations;
+mod overlap;
 mod precision;
 mod programs;
 mod random;

@@ -1,0 +1,148 @@
+//! The order in which a body issues its commands: what communication needs comes first, what needs its result comes late.
+//!
+//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine ([`crate::timeline`]) whose streams run side by side. Communication is issued as
+//! soon as its operands are. Of the other commands that could follow, those that wait for nothing under way come first; of these, those on
+//! the way to the next communication; else the order is that of the graph.
+//!
+//! The order is the program's, hence the same on all ranks of a stage. Exchanges with other stages keep their order among themselves, so
+//! they meet as before.
+//!
+//! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no more than a
+//! *window* of others, the widest with which the body's temporary memory stays below a bound.
+
+use crate::overlap::stream_of;
+use crate::timeline::Costs;
+use crate::touch::{Touch, touches};
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::program::{Action, BufferId, Command, Program, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Windows that are tried; the last one keeps every command in its place.
+const WINDOWS: [usize; 5] = [usize::MAX, 256, 64, 16, 0];
+
+/// The commands of a body in their new order, the first that `fits`. `written` says in which order earlier bodies last wrote buffers: messages go in
+/// that order, so that none waits for one that is ready later.
+pub fn order(
+    mesh: &Mesh,
+    kernels: &[Kernel],
+    costs: &Costs,
+    program: &Program,
+    commands: &[Command],
+    written: &BTreeMap<BufferId, usize>,
+    fits: impl Fn(&[Command]) -> bool,
+) -> Vec<Command> {
+    let streams: Vec<Stream> = commands.iter().map(|c| stream_of(mesh, &program.groups, &c.action)).collect();
+    if streams.iter().all(|s| *s == Stream::Compute) {
+        return commands.to_vec();
+    }
+    let graph = Graph::new(mesh, kernels, costs, program, commands, streams, written);
+    let ordered = |window: &usize| graph.list(*window).into_iter().map(|k| commands[k].clone()).collect::<Vec<Command>>();
+    WINDOWS.iter().map(ordered).find(|c| fits(c)).unwrap_or_else(|| commands.to_vec())
+}
+
+/// Commands and what they need of each other.
+struct Graph {
+    streams: Vec<Stream>,
+    times: Vec<u64>,
+    needs: Vec<usize>,
+    users: Vec<BTreeSet<usize>>,
+    /// The first communication that follows from a command.
+    leads: Vec<usize>,
+    /// When earlier bodies had written what a command touches; 0 if none did.
+    since: Vec<usize>,
+}
+
+impl Graph {
+    fn new(
+        mesh: &Mesh,
+        kernels: &[Kernel],
+        costs: &Costs,
+        program: &Program,
+        commands: &[Command],
+        streams: Vec<Stream>,
+        written: &BTreeMap<BufferId, usize>,
+    ) -> Graph {
+        let mut since = vec![0; commands.len()];
+        let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
+        let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
+        // The last exchange with other stages: a sum, a send, a receive.
+        let [mut sum, mut send, mut receive] = [None; 3];
+        for (k, command) in commands.iter().enumerate() {
+            for touch in touches(mesh, kernels, program, &command.action) {
+                since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
+                let before = before.entry(touch.buffer).or_default();
+                let meets = |t: &Touch| t.from < touch.to && touch.from < t.to && (t.writes || touch.writes);
+                before.iter().filter(|(j, t)| *j != k && meets(t)).for_each(|(j, _)| {
+                    users[*j].insert(k);
+                });
+                // What comes after a write comes after all that the write came after.
+                if touch.writes {
+                    before.retain(|(j, t)| *j == k || t.from < touch.from || touch.to < t.to);
+                }
+                before.push((k, touch));
+            }
+            let mut after = |last: Option<usize>| {
+                if let Some(j) = last {
+                    users[j].insert(k);
+                }
+            };
+            match &command.action {
+                Action::Collective { group, .. } if program.groups[group.index()].stages.is_some() => after(sum.replace(k)),
+                Action::Send { .. } => after(send.replace(k)),
+                // Nor may it come before a send on which its own message may depend.
+                Action::Recv { .. } => {
+                    after(receive.replace(k));
+                    after(send);
+                }
+                Action::Collective { .. }
+                | Action::Launch { .. }
+                | Action::Fill { .. }
+                | Action::Load { .. }
+                | Action::Report { .. }
+                | Action::Record { .. }
+                | Action::Wait { .. } => {}
+            }
+        }
+        let mut needs = vec![0; commands.len()];
+        users.iter().flatten().for_each(|k| needs[*k] += 1);
+        let mut leads = vec![usize::MAX; commands.len()];
+        for k in (0..commands.len()).rev() {
+            let first = |j: &usize| if streams[*j] == Stream::Compute { leads[*j] } else { *j };
+            leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
+        }
+        Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }
+    }
+
+    /// An order in which no command overtakes one that is `window` places or more before it.
+    fn list(&self, window: usize) -> Vec<usize> {
+        let n = self.needs.len();
+        let mut needs = self.needs.clone();
+        let mut clocks = [0u64; Stream::ALL.len()];
+        let mut ready_at = vec![0u64; n];
+        let mut out = Vec::with_capacity(n);
+        let mut ready: BTreeSet<usize> = (0..n).filter(|k| needs[*k] == 0).collect();
+        let mut left: BTreeSet<usize> = (0..n).collect();
+        while let Some(front) = left.first() {
+            let reach = front.saturating_add(window);
+            let now = clocks[Stream::Compute as usize];
+            let open = || ready.range(..=reach).copied();
+            let message = open().filter(|k| self.streams[*k] != Stream::Compute).min_by_key(|k| (self.since[*k], *k));
+            let key = |k: &usize| (ready_at[*k].saturating_sub(now), self.leads[*k], *k);
+            let k = message.or_else(|| open().min_by_key(key)).expect("invariant: what is left first needs nothing");
+            ready.remove(&k);
+            left.remove(&k);
+            out.push(k);
+            let clock = &mut clocks[self.streams[k] as usize];
+            *clock = (*clock).max(ready_at[k]) + self.times[k];
+            for user in &self.users[k] {
+                ready_at[*user] = ready_at[*user].max(*clock);
+                needs[*user] -= 1;
+                if needs[*user] == 0 {
+                    ready.insert(*user);
+                }
+            }
+        }
+        out
+    }
+}

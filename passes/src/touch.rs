@@ -1,0 +1,49 @@
+//! What a command reads and writes: parts of buffers.
+
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::program::{Action, BufferId, Collective, Place, Program};
+
+/// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    pub buffer: BufferId,
+    pub from: u64,
+    pub to: u64,
+    pub writes: bool,
+}
+
+/// All that a command touches. Of a kernel's operands, what lies between the first and the last element.
+pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Action) -> Vec<Touch> {
+    let part = |place: &Place, elements: u64, writes: bool| {
+        let spread: u64 = place.coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum();
+        Touch { buffer: place.buffer, from: place.offset, to: place.offset + spread + elements, writes }
+    };
+    let whole = |buffer: BufferId| Touch { buffer, from: 0, to: program.buffers[buffer.index()].elements(), writes: true };
+    match action {
+        Action::Launch { kernel, args, .. } => {
+            let kernel = &kernels[kernel.index()];
+            let inputs = kernel.inputs.iter().map(|i| (&i.ty.dims, &i.strides, false));
+            let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty.dims, &o.strides, true));
+            let reach = |dims: &[ir::dim::Dim], strides: &[u64]| {
+                1 + dims.iter().zip(strides).map(|(d, s)| kernel.body.dims.size(*d).saturating_sub(1) * s).sum::<u64>()
+            };
+            inputs.chain(outputs).zip(args).map(|((dims, strides, writes), place)| part(place, reach(dims, strides), writes)).collect()
+        }
+        Action::Collective { kind, group, count, src, dst, .. } => {
+            let all = count * program.groups[group.index()].size(mesh);
+            let (give, get) = match kind {
+                Collective::AllReduce(_) | Collective::Shift => (*count, *count),
+                Collective::AllGather => (*count, all),
+                Collective::ReduceScatter(_) => (all, *count),
+                Collective::AllToAll => (all, all),
+            };
+            vec![part(src, give, false), part(dst, get, true)]
+        }
+        Action::Send { count, src, .. } => vec![part(src, *count, false)],
+        Action::Report { src, .. } => vec![part(src, 1, false)],
+        Action::Recv { count, dst, .. } => vec![part(dst, *count, true)],
+        Action::Fill { buffer, .. } | Action::Load { dst: buffer, .. } => vec![whole(*buffer)],
+        Action::Record { .. } | Action::Wait { .. } => vec![],
+    }
+}

@@ -1,0 +1,121 @@
+//! How much communication is hidden behind compute, on the nominal machine, at sizes that are not too small for it.
+
+use crate::harness::{Case, compiled, elaborate, options};
+use crate::models::{DEEPSEEK, GPT2, LLAMA, case};
+use ir::program::{Action, Arena, Collective, Job, Program, Stream};
+use passes::compile::{Options, compile};
+use passes::footprint::Footprint;
+use passes::overlap::Overlap;
+use passes::timeline::traffic;
+
+type Model = (&'static str, &'static [(&'static str, &'static str)]);
+
+const GPT: Model = (GPT2.0, &[("vocab", "8192"), ("hidden", "1024"), ("heads", "16"), ("ffn", "4096"), ("layers", "4"), ("seq", "512")]);
+const LLAMA_1K: Model = (
+    LLAMA.0,
+    &[
+        ("vocab", "8192"),
+        ("hidden", "1024"),
+        ("heads", "16"),
+        ("kv_heads", "8"),
+        ("head_dim", "64"),
+        ("ffn", "2816"),
+        ("layers", "4"),
+        ("seq", "512"),
+    ],
+);
+
+fn job(model: Model, words: &str, overlap: Overlap) -> Job {
+    let case = Case { bucket_size: Some(4_000_000), ..case(words) };
+    let text = |training| elaborate(model.0, model.1, &case, training).unwrap_or_else(|e| panic!("{e}"));
+    compile(text(true), text(false), &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
+}
+
+/// Percent of a stream's bytes that go while a kernel runs.
+fn hidden(job: &Job, stream: Stream) -> u64 {
+    let all = traffic(job);
+    let found = all.get(&stream).unwrap_or_else(|| panic!("nothing on stream {}", stream.name()));
+    100 * found.hidden / found.bytes
+}
+
+/// What can be hidden is: backward sums of tensor parallelism behind gradients of weights (nothing is left to do during those of the forward pass), buckets
+/// of gradients behind the last backward pass (but for the embedding, which comes last), messages behind anything.
+#[test]
+fn communication_is_hidden_behind_compute() {
+    for (words, stream, least) in [
+        ("bf16 tp2 m2", Stream::Tensor, 45),
+        ("bf16 tp2 sp m2", Stream::Tensor, 55),
+        ("bf16 tp2 sp m2 chunks4", Stream::Tensor, 70),
+        ("bf16 dp2 m1", Stream::Data, 60),
+        ("bf16 dp2 m4", Stream::Data, 60),
+        ("bf16 dp2 m2 zero1", Stream::Data, 60),
+        ("bf16 pp2 m4", Stream::Send, 90),
+        ("bf16 pp2 v2 m4", Stream::Receive, 90),
+        ("bf16 tp2 pp4 zbh1 m8", Stream::Send, 90),
+    ] {
+        for model in [GPT, LLAMA_1K] {
+            assert_eq!(hidden(&job(model, words, Overlap::Off), stream), 0);
+            let found = hidden(&job(model, words, Overlap::On), stream);
+            assert!(found >= least, "{words}: {found} % on stream {}", stream.name());
+        }
+    }
+}
+
+#[test]
+fn overlap_costs_little_memory() {
+    for words in ["bf16 tp2 m2", "bf16 dp2 m2 zero3", "bf16 dp2 tp2 pp2 sp m4", "bf16 pp2 v2 m4"] {
+        let most = |overlap| {
+            let job = job(GPT, words, overlap);
+            (0..job.stages.len()).map(|k| Footprint::of(&job, k).total()).max().expect("a stage")
+        };
+        let (off, on) = (most(Overlap::Off), most(Overlap::On));
+        assert!(on <= off + off / 20, "{words}: {off} bytes, {on} with overlap");
+    }
+}
+
+/// What the compute stream launches between the time when a communication of a body can begin and its first wait for that.
+fn meanwhile<'a>(program: &'a Program, body: usize, at: usize) -> Vec<&'a str> {
+    let commands = &program.bodies[body].commands;
+    let event = commands[at + 1..].iter().find(|c| c.stream == commands[at].stream).and_then(|c| match c.action {
+        Action::Record { event } => Some(event),
+        _ => None,
+    });
+    let waits = |a: &Action| matches!(a, Action::Wait { event: e } if Some(*e) == event);
+    let compute = commands[at + 1..].iter().filter(|c| c.stream == Stream::Compute);
+    compute.take_while(|c| !waits(&c.action)).filter(|c| matches!(c.action, Action::Launch { .. })).map(|c| &*c.origin.scope).collect()
+}
+
+#[test]
+fn shared_experts_compute_while_rows_go_to_experts_and_back() {
+    for words in ["dp2 ep2 m2", "tp2 ep2 etp1 sp m2", "dp2 tp2 ep4 etp1 sp m2"] {
+        let job = compiled(DEEPSEEK.0, DEEPSEEK.1, &case(words)).job;
+        let program = &job.programs[0];
+        let body = program.bodies.iter().position(|b| b.name == "forward").expect("a forward pass");
+        let exchanges: Vec<usize> = (0..program.bodies[body].commands.len())
+            .filter(|k| matches!(program.bodies[body].commands[*k].action, Action::Collective { kind: Collective::AllToAll, .. }))
+            .collect();
+        let meanwhile: Vec<Vec<&str>> = exchanges.iter().map(|k| meanwhile(program, body, *k)).collect();
+        assert!(meanwhile.iter().any(|m| m.iter().any(|scope| scope.contains(".shared"))), "{words}: {meanwhile:?}");
+    }
+}
+
+#[test]
+fn a_message_has_a_slot_while_the_last_one_is_in_use() {
+    for words in ["pp2 m4", "pp2 v2 m4", "tp2 pp3 zbv m4"] {
+        let defines: Vec<(&str, &str)> = GPT2.1.iter().map(|d| if d.0 == "layers" { ("layers", "6") } else { *d }).collect();
+        let job = compiled(GPT2.0, &defines, &case(words)).job;
+        let mut messages = 0;
+        for stage in &job.stages {
+            let program = &job.programs[stage.program as usize];
+            for command in program.bodies.iter().flat_map(|b| &b.commands) {
+                let (Action::Recv { dst: place, .. } | Action::Send { src: place, .. }) = &command.action else { continue };
+                let buffer = &program.buffers[place.buffer.index()];
+                assert_eq!(buffer.arena, Arena::Stash);
+                let (stash, _) = program.stash(buffer).expect("in a stash");
+                assert!(stage.schedule.slots[stash] > 1, "{words}: {}", buffer.name);
+                messages += 1;
+            }
+        }
+        assert!(messages > 0);
+    }
+}
