@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
+    /// With their 16-bit copies.
     Parameters,
     Gradients,
     Optimizer,
@@ -45,6 +46,8 @@ impl Kind {
             (Arena::Stash, _) => Kind::Activations,
             (Arena::Temporary, _) => Kind::Temporary,
             (Arena::Persistent, Content::Param { .. }) => Kind::Parameters,
+            // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
+            (Arena::Persistent, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
             (Arena::Persistent, Content::State { .. }) => Kind::Optimizer,
             (Arena::Persistent, Content::Table { .. }) => Kind::Tables,
             (Arena::Persistent, Content::Accumulator | Content::Activation) => Kind::Gradients,

@@ -13,7 +13,7 @@ use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
 use ir::mesh::Axis;
-use ir::op::{Collective, Op, Real};
+use ir::op::{Collective, DType, Op, Real};
 use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -55,6 +55,8 @@ pub struct Lowering<'a> {
     kernels: &'a mut Kernels,
     /// Buffers of parameters, optimizer states and tables, by what they hold.
     held: HashMap<Content, BufferId>,
+    /// Copies of parameters in another precision, which training and evaluation share: each makes them before it reads them.
+    copies: HashMap<(Content, DType), BufferId>,
     /// Names of parameters by slot of the program.
     names: Vec<String>,
     /// Buffers that pass from chunk to chunk, by graph, the chunk that writes them and all that touch them: those that live equally long are
@@ -65,7 +67,7 @@ pub struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     pub fn new(kernels: &'a mut Kernels, names: Vec<String>) -> Lowering<'a> {
         let program = Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], bodies: vec![] };
-        Lowering { program, kernels, held: HashMap::new(), names, stashed: BTreeMap::new() }
+        Lowering { program, kernels, held: HashMap::new(), copies: HashMap::new(), names, stashed: BTreeMap::new() }
     }
 
     /// Lowers a local graph to bodies of the program.
@@ -404,7 +406,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 let view = match self.in_place(*v, &group) {
                     Some(view) => view,
                     None if !summed && self.homes.contains_key(v) => self.sum_buffer(*v),
-                    None => self.buffer(*v, &order, Content::Activation),
+                    None => self.copy_of_param(*v).unwrap_or_else(|| self.buffer(*v, &order, Content::Activation)),
                 };
                 self.views.insert(*v, view.clone());
                 targets.push(Target { value: *v, view, accumulate: false });
@@ -413,6 +415,26 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let launch = kernels::build(body, &group.nodes, &group.family, targets, &|v| views[&v].clone());
         let named = *group.outputs.last().unwrap_or(&group.nodes[0]);
         self.launch(launch, named);
+    }
+
+    /// The buffer of a parameter's copy in another precision, if a value is one that is made once a step.
+    fn copy_of_param(&mut self, v: Value) -> Option<View> {
+        let body = &self.local.body;
+        let slot = body.copied_param(v).filter(|_| self.chunk == Chunk::PrologueReduce)?;
+        let slot = self.names.slots[slot as usize];
+        let order = body.dims_of(v).to_vec();
+        let key = (Content::Param { slot, index: order.iter().map(|d| body.dims[*d].index.clone()).collect() }, body[v].ty.dtype);
+        if let Some(id) = self.l.copies.get(&key) {
+            return Some(View { place: Place::start(*id), strides: body.dims.strides(&order), dims: order });
+        }
+        let view = self.buffer(v, &order, Content::Accumulator);
+        let id = view.place.buffer;
+        self.touched.remove(&id);
+        let buffer = &mut self.l.program.buffers[id.index()];
+        buffer.arena = Arena::Persistent;
+        buffer.name = format!("{}.{}", self.l.names[slot as usize], buffer.dtype.name());
+        self.l.copies.insert(key, id);
+        Some(view)
     }
 
     /// The buffer of the parameter or state that a value replaces, if nothing else reads the old one any more.

@@ -13,12 +13,10 @@ use ir::op::{Binary, DType, Op, Scalar, Unary};
 pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     let origin = Origin::new(Phase::Update);
     let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
-    // The loss was scaled, so gradients are: norm, clipping and optimizer see the true ones.
-    let inverse = train.loss_scale.map(|_| {
-        let scale = b.op(Op::Scalar(Scalar::LossScale), &[]);
-        b.unary(Unary::Recip, scale)
-    });
-    let (mut grads, mut squares) = (vec![], vec![]);
+    // The loss was scaled, so gradients are: the norm is of the true ones.
+    let scale = train.loss_scale.map(|_| b.op(Op::Scalar(Scalar::LossScale), &[]));
+    let inverse = scale.map(|s| b.unary(Unary::Recip, s));
+    let mut squares = vec![];
     for (p, g) in &graph.grads {
         b.origin.scope = graph.params[*p as usize].name.as_str().into();
         b.origin.layer = graph.params[*p as usize].layer;
@@ -26,7 +24,6 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         let dims = b.dims(g);
         let square = b.mul(g, g);
         squares.push(b.sum(square, &dims));
-        grads.push((*p, g));
     }
     b.origin = origin.clone();
     if squares.is_empty() {
@@ -43,8 +40,17 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         let one = b.constant(1.0);
         b.binary(Binary::Min, ratio, one)
     });
+    // One factor clips and undoes the scale, so that true gradients need no memory beside the scaled ones.
+    let factor = match (clip, scale) {
+        (clip, None) => clip,
+        (Some(clip), Some(scale)) => Some(b.div(clip, scale)),
+        (None, Some(scale)) => {
+            let one = b.constant(1.0);
+            Some(b.div(one, scale))
+        }
+    };
     let rate = b.op(Op::Scalar(Scalar::LearningRate), &[]);
-    for (p, g) in grads {
+    for (p, g) in graph.grads.clone() {
         let info = graph.params[p as usize].clone();
         let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
         b.origin.scope = info.name.as_str().into();
@@ -55,7 +61,7 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
             None => unreachable!("invariant: a parameter with a gradient is used"),
         };
         let rate = if info.lr_scale.0 == 1.0 { rate } else { b.scale(rate, info.lr_scale.0) };
-        let grad = clip.map_or(g, |c| b.mul(g, c));
+        let grad = factor.map_or(g, |f| b.mul(g, f));
         let decay = if info.decay { train.weight_decay.0 } else { 0.0 };
         let state = |b: &mut Builder, slot: u32| b.typed(Op::State(p, slot), &[], Type::new(DType::F32, info.ty.dims.clone()));
         let (new, states) = match train.optimizer {

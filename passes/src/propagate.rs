@@ -642,8 +642,13 @@ impl Propagation<'_> {
         for Move { kind, from, to: b, subs, .. } in moves {
             let phase = (kind == Reshard::AllGather).then_some(origin.phase);
             let key = (v, kind, b, subs.clone(), phase);
-            v = match self.known.get(&key) {
-                Some(w) => *w,
+            // The backward pass of a layer may be on another stage than the layer that made it in the forward pass.
+            let made = |w: &Value| {
+                let by = &self.out[*w].origin;
+                by.phase == origin.phase || by.layer == origin.layer
+            };
+            v = match self.known.get(&key).copied().filter(made) {
+                Some(w) => w,
                 None => {
                     let mut sharding = self.shardings[v.index()].clone();
                     subs.iter().for_each(|u| sharding[*u] = b);

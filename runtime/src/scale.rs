@@ -1,6 +1,7 @@
 //! The loss scale over steps: gradients too small for 16 bits are computed larger, and divided again in f32.
 
 use ir::model::LossScale;
+use serde::{Deserialize, Serialize};
 
 /// The scale of the step to come. Every rank has one, and they agree, since all see the same gradient norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,7 +14,32 @@ pub struct Scaler {
     patience: u64,
 }
 
+/// What a dynamic scale has come to, for a run that goes on from there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// The bits of the scale, which text might round.
+    pub bits: u64,
+    pub good: u64,
+    pub patience: u64,
+}
+
 impl Scaler {
+    /// Goes on from where a run with a dynamic scale stood; another rule begins anew.
+    pub fn resume(rule: Option<LossScale>, stood: Option<Scaling>) -> Scaler {
+        match (rule, stood) {
+            (Some(LossScale::Dynamic { .. }), Some(Scaling { bits, good, patience })) => Scaler { rule, scale: f64::from_bits(bits), good, patience },
+            (rule, _) => Scaler::new(rule),
+        }
+    }
+
+    /// Where it stands, if its rule is a dynamic one.
+    pub fn stands(&self) -> Option<Scaling> {
+        match self.rule {
+            Some(LossScale::Dynamic { .. }) => Some(Scaling { bits: self.scale.to_bits(), good: self.good, patience: self.patience }),
+            Some(LossScale::Constant(_)) | None => None,
+        }
+    }
+
     pub fn new(rule: Option<LossScale>) -> Scaler {
         let (scale, patience) = match rule {
             None => (1.0, 0),
@@ -107,6 +133,25 @@ mod tests {
         s.after(Norm::NotFinite);
         assert_eq!(s.scale(), 1.0);
         assert!(!s.may_fall());
+    }
+
+    #[test]
+    fn a_scale_goes_on_where_it_stood() {
+        let rule = |initial| dynamic(initial, 3, 2);
+        let outcomes = [Norm::NotFinite, Norm::Finite, Norm::NotFinite, Norm::Finite, Norm::Finite, Norm::Finite, Norm::NotFinite, Norm::NotFinite];
+        for cut in 0..outcomes.len() {
+            let mut whole = rule(64.0);
+            outcomes[..cut].iter().for_each(|n| whole.after(*n));
+            let mut resumed = Scaler::resume(rule(1.0).rule, whole.stands());
+            for n in &outcomes[cut..] {
+                whole.after(*n);
+                resumed.after(*n);
+                assert_eq!((whole.scale, whole.good, whole.patience), (resumed.scale, resumed.good, resumed.patience));
+            }
+        }
+        let constant = Some(LossScale::Constant(Real(8.0)));
+        assert_eq!(Scaler::resume(constant, rule(64.0).stands()).scale(), 8.0);
+        assert_eq!(Scaler::new(constant).stands(), None);
     }
 
     #[test]

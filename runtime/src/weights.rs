@@ -5,6 +5,7 @@
 
 use crate::executor::Held;
 use crate::host::{Whole, sizes};
+use crate::scale::Scaling;
 use ir::graph::Init;
 use ir::program::{Content, Job, ParamEntry};
 use ir::random;
@@ -36,10 +37,16 @@ pub struct Mark {
     /// Steps done.
     pub step: u64,
     pub seed: u64,
+    /// Of a run with a dynamic loss scale: what that came to.
+    #[serde(default)]
+    pub scaling: Option<Scaling>,
 }
 
 /// The key of a file's [`Mark`] in its metadata, one alone: the order of several is not fixed.
 const MARK: &str = "mcc.run";
+
+/// Bytes of a mark, spaces at its end included: files are laid out before it is known what a run comes to.
+const MARK_BYTES: usize = 256;
 
 /// The parameters of a job, in its order.
 fn params(job: &Job) -> impl Iterator<Item = Held> {
@@ -196,9 +203,10 @@ impl Layout {
         Layout::of(job, params(job), None)
     }
 
-    /// Of all that a run resumes from.
+    /// Of all that a run resumes from. The mark decides nothing but the header's text.
     pub fn of_run(job: &Job, mark: &Mark) -> Layout {
         let text = serde_json::to_string(mark).expect("invariant: plain data with text keys");
+        let text = format!("{text:MARK_BYTES$}");
         Layout::of(job, params(job).chain(states(job)), Some(HashMap::from([(MARK.to_string(), text)])))
     }
 
@@ -222,7 +230,7 @@ impl Layout {
         Layout { starts, bytes: first + end as u64, header }
     }
 
-    /// Gives an empty file its size and header.
+    /// Gives a file its size and header.
     ///
     /// # Errors
     /// What the file system says.
@@ -273,11 +281,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.safetensors");
         let (job, file) = (job(), File::create_new(&path).unwrap());
-        let layout = Layout::of_run(&job, &Mark { step: 5, seed: 9 });
-        layout.start(&file).unwrap();
+        Layout::of_run(&job, &Mark { step: 5, seed: 9, scaling: None }).start(&file).unwrap();
+        let most = Scaling { bits: u64::MAX, good: u64::MAX, patience: u64::MAX };
+        let mark = Mark { step: u64::MAX, seed: u64::MAX, scaling: Some(most) };
+        let layout = Layout::of_run(&job, &mark);
         layout.write(&file, Held::State(0, 0), 2, &[4.0]).unwrap();
-        let (weights, mark) = Weights::resume(&path, &job).unwrap();
-        assert_eq!(mark, Mark { step: 5, seed: 9 });
+        layout.start(&file).unwrap();
+        let (weights, found) = Weights::resume(&path, &job).unwrap();
+        assert_eq!(found, mark);
         let mut state = [0.0; 3];
         weights.get(Held::State(0, 0)).unwrap().read(0, &mut state);
         assert_eq!(state, [0.0, 0.0, 4.0]);

@@ -118,7 +118,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
     drop(weights);
-    let mut scaler = Scaler::new(job.train.loss_scale);
+    let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
     for number in done + 1..=orders.steps {
         let begun = Instant::now();
@@ -150,7 +150,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
     }
-    let mark = Mark { step: orders.steps, seed: orders.seed };
+    let mark = Mark { step: orders.steps, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
             save(&rank, &layout, file).map_err(|cause| WorkerError::Save { file: file.clone(), cause })?;
@@ -196,7 +196,8 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
 /// Writes this rank's part of what a file holds, which the launcher prepared.
 fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &PathBuf) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(file)?;
-    let mut outcome = Ok(());
+    // What the run came to.
+    let mut outcome = if rank.rank() == 0 { layout.start(&file) } else { Ok(()) };
     rank.collect(|held, at, values| {
         if outcome.is_ok() {
             outcome = layout.write(&file, held, at, values);

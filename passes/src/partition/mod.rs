@@ -242,6 +242,13 @@ impl<'a> JobView<'a> {
         let all: BTreeSet<u32> = (0..self.layout.stages).collect();
         let users = body.users();
         let uses = self.uses();
+        // Gradients, and what only becomes gradients by resharding.
+        let mut ends = vec![false; body.nodes.len()];
+        for v in body.values().rev() {
+            let ended = |c: &Value| body[*c].origin.phase == Phase::Update || ends[c.index()] && matches!(body[*c].op, Op::Reshard { .. });
+            let used = &users[v.index()];
+            ends[v.index()] = self.s.graph.grads.iter().any(|g| g.1 == v) || !used.is_empty() && used.iter().all(|(c, _)| ended(c));
+        }
         // Where a value can be had without communication; none: everywhere.
         let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
         for v in body.values() {
@@ -265,14 +272,14 @@ impl<'a> JobView<'a> {
                     }
                 }
             };
-            // The gradient of a parameter that several virtual stages use.
-            if !once && node.op == Op::Add && self.layout.virtual_stages() > 1 {
+            // The gradient of a parameter that several virtual stages use, and what shares it out.
+            if !once && node.origin.phase == Phase::Backward && ends[v.index()] && self.layout.virtual_stages() > 1 {
                 let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.virtual_stage[a.index()]).collect();
-                let in_step = |c: &Value| body[*c].origin.phase == Phase::Update;
-                let sunk =
-                    self.s.graph.grads.iter().any(|g| g.1 == v) || !users[v.index()].is_empty() && users[v.index()].iter().all(|(c, _)| in_step(c));
-                if stages.len() > 1 && sunk && node.origin.phase == Phase::Backward {
+                let sums = node.op == Op::Add && stages.len() > 1;
+                if sums {
                     self.stage_sums.insert(v, BTreeSet::new());
+                }
+                if sums || node.args.iter().any(|a| self.chunk[a.index()] == Chunk::Reduce) {
                     self.virtual_stage[v.index()] = None;
                     self.chunk[v.index()] = Chunk::Reduce;
                     origin[v.index()] = None;

@@ -2,9 +2,10 @@
 
 use crate::harness::{compiled, elaborate, options};
 use crate::models::{GPT2, case};
-use ir::program::{Arena, Job};
+use ir::program::{Arena, Buffer, Content, Job, Stage};
 use passes::compile::{Options, compile};
 use passes::footprint::{Footprint, Kind, fullest, owners};
+use passes::memory::ALIGN;
 use passes::overlap::Overlap;
 use passes::remedy;
 use runtime::executor::arena_bytes;
@@ -106,6 +107,23 @@ fn parameters_gradients_and_optimizer_are_sixteen_bytes_per_parameter() {
     for stage in 0..2 {
         let [parameters, _, optimizer] = held(&job, stage);
         assert_eq!((parameters, optimizer), (4 * stage_count(stage), 8 * stage_count(stage)));
+    }
+}
+
+/// 4 + 2 for the parameter and its copy, which training and evaluation share; 4 for the gradient, 8 for AdamW's states.
+#[test]
+fn sixteen_bits_are_eighteen_bytes_per_parameter() {
+    for words in ["bf16 m2", "f16 m2", "bf16 dp2 m2 full1", "bf16 tp2 m2", "bf16 pp2 m2"] {
+        let job = job(words);
+        for (stage, Stage { params, program, .. }) in job.stages.iter().enumerate() {
+            let f = Footprint::of(&job, stage);
+            let own = &job.programs[*program as usize].buffers;
+            let count: u64 = own.iter().filter(|b| matches!(b.content, Content::Param { .. })).map(Buffer::elements).sum();
+            let held: u64 = [Kind::Parameters, Kind::Gradients, Kind::Optimizer].map(|k| f.bytes[&k]).iter().sum();
+            // Beside them: the scalars that a step reports, and buffers that end off a border.
+            let slack = 1024 + 2 * ALIGN * params.len() as u64;
+            assert!((18 * count..18 * count + slack).contains(&held), "{words}: {held} for {count} parameters");
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use ir::random;
 const RUNS: u64 = 8;
 /// How many times further than the furthest of them is still rounding.
 const BEYOND: f64 = 4.0;
+/// How many times greater than a sum its parts may be.
+const PARTS: f64 = 16.0;
 /// Roundings on the way of a part of a sum into it, each of them half of the last place: its own, of a sum of some parts on a rank, of all.
 const ROUNDINGS: f64 = 3.0;
 
@@ -27,6 +29,8 @@ pub struct Wanted {
     /// Per value of 16 bits: whether rounding changed nothing.
     unmoved: Vec<bool>,
     is_sharp: bool,
+    /// Whether parts of sums stay below the greatest number too, however large beside the sums.
+    pub fits: bool,
 }
 
 impl Wanted {
@@ -37,6 +41,12 @@ impl Wanted {
         let values = eval::run(&graph.body, &mut Logical { graph, given });
         let plain = Wanted::unrounded(graph, given);
         let unmoved = values.iter().zip(&plain.values).map(|(v, w)| v == w).collect();
+        let most = match precision {
+            DType::F16 => 65504.0,
+            DType::F32 | DType::Bf16 | DType::I32 | DType::Bool => f64::MAX,
+        };
+        let halves = graph.body.nodes.iter().zip(&plain.values).filter(|(n, _)| n.ty.dtype.is_half()).flat_map(|(_, v)| v);
+        let fits = halves.filter(|x| x.is_finite()).all(|x| x.abs() * PARTS < most);
         let mut bounds = plain.bounds;
         for run in 0..RUNS {
             let moved = noisy(graph, given, run);
@@ -44,7 +54,7 @@ impl Wanted {
                 *bound = v.iter().zip(w).fold(*bound, |m, (x, y)| m.max(BEYOND * (x - y).abs()));
             }
         }
-        Wanted { values, bounds, unmoved, is_sharp: false }
+        Wanted { values, bounds, unmoved, is_sharp: false, fits }
     }
 
     /// As if all floats had all bits.
@@ -53,7 +63,7 @@ impl Wanted {
         widen(&mut plain.body);
         let values = eval::run(&plain.body, &mut Logical { graph: &plain, given });
         let bounds = values.iter().map(|v| 1e-9 * v.iter().fold(1e-3f64, |m, x| m.max(x.abs()))).collect();
-        Wanted { unmoved: vec![true; values.len()], values, bounds, is_sharp: true }
+        Wanted { unmoved: vec![true; values.len()], values, bounds, is_sharp: true, fits: true }
     }
 
     pub fn exactly(mut self) -> Wanted {

@@ -188,7 +188,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
         None => Ok(None),
         Some(file) => Target::create(file, &layout()).map(Some).map_err(|cause| RunError::Io { file: file.clone(), cause }),
     };
-    let mark = Mark { step: orders.steps, seed: orders.seed };
+    let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
     let weights = target(&options.save, &|| weights::Layout::new(job))?;
     let state = target(&options.save_state, &|| weights::Layout::of_run(job, &mark))?;
     let orders = Orders { save: weights.as_ref().map(Target::path), save_state: state.as_ref().map(Target::path), ..orders };

@@ -192,8 +192,9 @@ impl Writer {
         self.line("dim one = 1, places = seq;");
         self.line("let y = view(x, seq -> [one, places]);");
         self.line("let total = sum(y, over: one);");
-        // Twice, so that nothing is left of no place: a norm of zeros magnifies rounding.
-        self.line("return view(total, places -> seq) - 2 * x[seq: 0];");
+        // Twice, so that some of each place is left: a norm of zeros magnifies rounding.
+        let first = if self.exact() { "x[seq: 0]" } else { "2 * x[seq: 0]" };
+        self.line(format!("return view(total, places -> seq) - {first};"));
     }
 
     /// Rows of the stream itself, by an input's indices.
