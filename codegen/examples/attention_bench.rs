@@ -38,7 +38,7 @@ impl Maker {
 fn kernel([heads, seq, d]: [u64; 3], family: Family) -> Kernel {
     let mut m = Maker { body: Body::default(), inputs: vec![] };
     let [at, keys, head, d] = [("at", seq), ("keys", seq), ("head", heads), ("d", d)].map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
-    let a = Attention { at, keys, d, scale: Real(0.125), causal: true };
+    let a = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
     let q = m.input(DType::F32, &[at, head, d]);
     let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[keys, head, d]));
     let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [at, head]));

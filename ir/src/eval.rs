@@ -522,7 +522,7 @@ fn scores(body: &Body, a: &Attention, v: Value, args: &[&[f64]]) -> Tensor {
     for x in &mut data {
         *x *= a.scale.0;
         if let Some([queries, keys]) = positions
-            && keys[walk.at[over.len() - 1]] > queries[walk.at[place]]
+            && !a.sees(queries[walk.at[place]], keys[walk.at[over.len() - 1]])
         {
             *x = f64::NEG_INFINITY;
         }

@@ -359,6 +359,8 @@ fn attention_fits(a: &Attention, args: &[&Type]) -> bool {
     let along = |ty: &Type, d: Dim| ty.dtype == DType::I32 && ty.dims == [d];
     let placed = a.positions(args).is_none_or(|[queries, keys]| along(queries, a.at) && along(keys, a.keys));
     placed
+        && (a.causal || a.window.is_none())
+        && a.window != Some(0)
         && q.dtype == k.dtype
         && q.dtype.is_float()
         && q.has(a.at)

@@ -230,7 +230,7 @@ pub enum Scalar {
 
 /// `softmax(scale * q k^T) v` over `keys`, contracted over `d`, per definition `std.attention`.
 /// With `causal`, the last two operands are i32 positions, `[at]` of queries and `[keys]` of keys: a query sees a key iff the key's
-/// position is not after its own. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
+/// position is not after its own, and with a `window` less than that many before it. A query that sees no key has result 0 and log-sum-exp -inf, and gives no gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     pub at: Dim,
@@ -238,9 +238,16 @@ pub struct Attention {
     pub d: Dim,
     pub scale: Real,
     pub causal: bool,
+    /// Of a causal mask alone; at least 1.
+    pub window: Option<u32>,
 }
 
 impl Attention {
+    /// Whether a causal mask lets a query see a key, by their positions.
+    pub fn sees(&self, query: f64, key: f64) -> bool {
+        key <= query && self.window.is_none_or(|w| query - key < f64::from(w))
+    }
+
     /// Of an attention op's operands: the positions of queries and of keys.
     pub fn positions<T: Copy>(&self, args: &[T]) -> Option<[T; 2]> {
         match args {

@@ -14,7 +14,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, optimize, order, pad, simplify, tables, widen};
+use crate::{bucket, heads, optimize, order, pad, simplify, tables, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -186,6 +186,13 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
     let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
+    // Rows at random may repeat work; they are for tests of what is computed.
+    if options.rows == Rows::Rules {
+        let repeated = heads::check(&sharded, &lists);
+        if !repeated.is_empty() {
+            return Err(CompileError::User(repeated));
+        }
+    }
     let locals = locals(&mut trace, &sharded, &pipe, options.tp_overlap)?;
     let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
     let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));

@@ -8,6 +8,7 @@ pub mod differentiate;
 pub mod explain;
 pub mod footprint;
 pub mod fuse;
+pub mod heads;
 pub mod issue;
 pub mod kernels;
 pub mod layout;

@@ -1,7 +1,7 @@
 //! Attention without a matrix of scores in memory (Dao et al. 2022), forward and backward.
 //!
 //! Queries and keys go in blocks. A block of scores lives in scratch, small enough for the first-level cache; the softmax over keys is kept as a
-//! running maximum and a running sum per query. With a causal mask, the bounds of positions in a block of queries and one of keys tell at run time
+//! running maximum and a running sum per query. With a causal mask or a window, the bounds of positions in a block of queries and one of keys tell at run time
 //! whether it hides all of their scores, which are then skipped, or none, or has to be applied.
 //! Operands whose rows are not whole vectors, or whose last block is not full, or that are 16-bit, are copied block by block into padded scratch of f32.
 //! All inner sums are f32; results are rounded once.
@@ -18,7 +18,7 @@ pub use forward::emit as emit_forward;
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
-use crate::build::{Builder, Lane};
+use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::layout::{self, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
@@ -223,9 +223,17 @@ impl Plan<'_> {
         if self.positions.is_some() || self.keys % self.key_block != 0 { Visible::Some } else { Visible::All }
     }
 
-    /// Whether any of the queries sees any of the keys, by the bounds of their positions. Without a causal mask: always.
+    fn window(&self) -> Option<i64> {
+        self.attention.window.map(i64::from)
+    }
+
+    /// Whether any of the queries may see any of the keys, by the bounds of their positions. Without a causal mask: always.
     pub fn any_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> Option<inkwell::values::IntValue<'c>> {
-        self.positions.map(|_| b.signed_less_equal(keys.least(b), queries.greatest(b)))
+        self.positions.map(|_| {
+            let before = b.signed_less_equal(keys.least(b), queries.greatest(b));
+            let near = self.window().map(|w| b.signed_less_equal(b.index_sub(queries.least(b), keys.greatest(b)), b.index(w - 1)));
+            near.map_or(before, |near| b.both(before, near))
+        })
     }
 
     /// Whether all of a whole block of keys are seen by all of the queries.
@@ -233,7 +241,11 @@ impl Plan<'_> {
         let whole = b.index_equal(keys.span.count, b.index(self.key_block));
         match self.positions {
             None => whole,
-            Some(_) => b.both(whole, b.signed_less_equal(keys.greatest(b), queries.least(b))),
+            Some(_) => {
+                let before = b.both(whole, b.signed_less_equal(keys.greatest(b), queries.least(b)));
+                let near = self.window().map(|w| b.signed_less_equal(b.index_sub(queries.greatest(b), keys.least(b)), b.index(w - 1)));
+                near.map_or(before, |near| b.both(before, near))
+            }
         }
     }
 
@@ -244,8 +256,12 @@ impl Plan<'_> {
         let (Some([query, keys]), Some(tensors)) = (positions, self.positions) else { return present };
         let stride = self.stride(tensors[1], self.attention.keys);
         let keys = tiles::load_strided(b, b.at(keys, b.index_mul(key, b.index(4 * stride))), stride, Lane::I32, Some(present));
-        let seen = b.compare_int(crate::build::Compare::Le, keys, b.load_splat(query, Lane::I32));
-        b.int2(crate::build::IntBinary::And, present, seen)
+        let query = b.load_splat(query, Lane::I32);
+        let seen = b.int2(IntBinary::And, present, b.compare_int(Compare::Le, keys, query));
+        let Some(window) = self.attention.window else { return seen };
+        // Positions are not negative, so that their differences are numbers too.
+        let back = b.int2(IntBinary::Sub, query, keys);
+        b.int2(IntBinary::And, seen, b.compare_int(Compare::Lt, back, b.i32(i32::try_from(window).unwrap_or(i32::MAX))))
     }
 
     /// Where the position of this query and those of all keys lie. Rows that only fill a block have the last query's.

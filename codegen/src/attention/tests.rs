@@ -14,12 +14,13 @@ struct Case {
     keys: u64,
     d: u64,
     causal: bool,
+    window: Option<u32>,
     /// Position of a query and of a key, by its number and how many there are.
     positions: [fn(u64, u64) -> u64; 2],
 }
 
 const IN_ORDER: fn(u64, u64) -> u64 = |i, _| i;
-const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, positions: [IN_ORDER; 2] };
+const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, window: None, positions: [IN_ORDER; 2] };
 
 struct Parts {
     make: Make,
@@ -33,7 +34,7 @@ fn parts(case: &Case) -> Parts {
     let [batch, kv, group] = [("batch", case.batch), ("kv", case.kv), ("group", case.group)].map(|(n, s)| make.dim(n, s));
     let d = make.dim("d", case.d);
     let (at, keys) = (make.dim("at", case.queries), make.dim("keys", case.keys));
-    let attention = Attention { at, keys, d, scale: Real(0.3), causal: case.causal };
+    let attention = Attention { at, keys, d, scale: Real(0.3), causal: case.causal, window: case.window };
     Parts { make, attention, q_dims: vec![batch, at, kv, group, d], k_dims: vec![batch, keys, kv, d] }
 }
 
@@ -120,6 +121,15 @@ fn positions_decide_what_a_mask_hides() {
         check_case(&Case { positions, queries: 140, keys: 150, ..BASE });
     }
     check_case(&Case { positions: [zig_zag, zig_zag], queries: 128, keys: 128, ..BASE });
+}
+
+#[test]
+fn a_window_hides_what_is_too_far_back() {
+    let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
+    for window in [1, 5, 64, 65, 100, 1000] {
+        check_case(&Case { window: Some(window), queries: 200, keys: 200, batch: 1, kv: 1, ..BASE });
+        check_case(&Case { window: Some(window), positions: [zig_zag, IN_ORDER], queries: 70, keys: 140, batch: 1, kv: 1, group: 2, ..BASE });
+    }
 }
 
 #[test]

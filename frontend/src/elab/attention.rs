@@ -5,7 +5,7 @@ use super::call::Entered;
 use super::value::{FrameId, Val};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
-use ir::op::{self, Compare, Op, Real};
+use ir::op::{self, Binary, Compare, Op, Real};
 
 impl Elab<'_> {
     /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
@@ -36,15 +36,18 @@ impl Elab<'_> {
         }
     }
 
-    /// [`Op::Attention`] where there is no bias, the mask is none or causal, and the shapes are what the op describes.
+    /// [`Op::Attention`] where there is no bias, the mask is none or causal, with a window or without, and the shapes are what the op describes.
     fn attention(&mut self, frame: FrameId) -> Option<Val> {
         let (q, k, v) = (self.tensor_argument(frame, "q")?, self.tensor_argument(frame, "k")?, self.tensor_argument(frame, "v")?);
         let (d, keys) = (self.dim_argument(frame, "d")?, self.dim_argument(frame, "keys")?);
         let Val::Real(scale) = self.argument(frame, "scale")? else { return None };
         let Val::None = self.argument(frame, "bias")? else { return None };
-        let causal = match self.argument(frame, "mask")? {
-            Val::None => None,
-            Val::Tensor(mask) => Some(self.causal(mask)?),
+        let (causal, window) = match self.argument(frame, "mask")? {
+            Val::None => (None, None),
+            Val::Tensor(mask) => {
+                let (sides, window) = self.mask(mask)?;
+                (Some(sides), window)
+            }
             _ => return None,
         };
         let (tq, tk, tv) = (self.ty(q).clone(), self.ty(k).clone(), self.ty(v).clone());
@@ -71,9 +74,32 @@ impl Elab<'_> {
         if !fits {
             return None;
         }
-        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: causal.is_some() });
+        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: causal.is_some(), window });
         let positions = causal.into_iter().flatten().map(|(_, position)| position);
         Some(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
+    }
+
+    /// Dims and indices of queries and keys, and the window, of a mask that is causal, within a window or not.
+    fn mask(&self, mask: Value) -> Option<([(Dim, Value); 2], Option<u32>)> {
+        let Op::Binary(Binary::And) = self.body[mask].op else { return Some((self.causal(mask)?, None)) };
+        let [a, b] = [self.unexpanded(self.body[mask].args[0]), self.unexpanded(self.body[mask].args[1])];
+        let (sides, (dims, window)) = match (self.causal(a), self.causal(b)) {
+            (Some(sides), None) => (sides, self.within(b)?),
+            (None, Some(sides)) => (sides, self.within(a)?),
+            _ => return None,
+        };
+        (sides.map(|s| s.0) == dims).then_some((sides, Some(window)))
+    }
+
+    /// Dims of queries and keys, and the window, of a mask that is `index(at) - index(keys) < window` and nothing else.
+    fn within(&self, mask: Value) -> Option<([Dim; 2], u32)> {
+        let node = &self.body[mask];
+        let Op::Compare(Compare::Lt) = node.op else { return None };
+        let (back, window) = (&self.body[self.unexpanded(node.args[0])], &self.body[self.unexpanded(node.args[1])]);
+        let (Op::Binary(Binary::Sub), Op::Const(Real(window))) = (&back.op, &window.op) else { return None };
+        let dims = [self.iota(back.args[0])?.0, self.iota(back.args[1])?.0];
+        let is_size = window.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(window);
+        is_size.then_some((dims, *window as u32))
     }
 
     /// Dims and indices of queries and keys, of a mask that is `index(at) >= index(keys)` and nothing else.
@@ -88,13 +114,18 @@ impl Elab<'_> {
     }
 
     /// An index, expanded or not, and its dim.
-    fn iota(&self, mut v: Value) -> Option<(Dim, Value)> {
-        while let Op::Expand = self.body[v].op {
-            v = *self.body[v].args.first()?;
-        }
+    fn iota(&self, v: Value) -> Option<(Dim, Value)> {
+        let v = self.unexpanded(v);
         match self.body[v].op {
             Op::Iota(dim) => Some((dim, v)),
             _ => None,
         }
+    }
+
+    fn unexpanded(&self, mut v: Value) -> Value {
+        while let Op::Expand = self.body[v].op {
+            v = self.body[v].args[0];
+        }
+        v
     }
 }

@@ -42,7 +42,7 @@ fn each<T: Copy>(all: &[T], op: impl Fn(T) -> Op) -> Vec<Op> {
 
 const D: Dim = Dim(0);
 const ROUTING: Routing = Routing { experts: D, choice: D };
-const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), causal: false };
+const ATTENTION: Attention = Attention { at: D, keys: D, d: D, scale: Real(0.0), causal: false, window: None };
 
 ops! { io;
     Op::Input(i), [Op::Input(0)] => io.with(" ", i, |io, i| io.hinted(i, |h| &h.inputs));
@@ -221,7 +221,8 @@ fn attention(io: &mut Io, a: &mut Attention) -> Result {
     io.with(" keys ", &mut a.keys, dim)?;
     io.with(" d ", &mut a.d, dim)?;
     io.with(" scale ", &mut a.scale.0, Io::real)?;
-    io.flag(&mut a.causal, " causal")
+    io.flag(&mut a.causal, " causal")?;
+    io.option(&mut a.window, 0, " window ", Io::number)
 }
 
 pub(super) fn scalar(io: &mut Io, s: &mut Scalar) -> Result {

@@ -69,7 +69,7 @@ pub fn graph() -> Graph {
 /// Every op with its fields set, in no meaningful order; types do not fit.
 pub fn every_op() -> Vec<Op> {
     let (a, b, c) = (Dim(0), Dim(1), Dim(2));
-    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), causal: true };
+    let attention = Attention { at: a, keys: b, d: c, scale: Real(0.125), causal: true, window: Some(7) };
     let mut ops = vec![
         Op::Input(7),
         Op::Param(1),
@@ -116,7 +116,7 @@ pub fn every_op() -> Vec<Op> {
         Op::Dispatch(Routing { experts: a, choice: b }),
         Op::Combine(Routing { experts: b, choice: c }),
         Op::Attention(attention.clone()),
-        Op::AttentionLse(Attention { causal: false, ..attention.clone() }),
+        Op::AttentionLse(Attention { causal: false, window: None, ..attention.clone() }),
     ];
     ops.extend(Unary::ALL.iter().map(|u| Op::Unary(*u)));
     ops.extend(Binary::ALL.iter().map(|u| Op::Binary(*u)));

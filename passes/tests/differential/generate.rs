@@ -177,13 +177,15 @@ impl Writer {
         let mut split = |likely: u64| if dice.chance(likely) { tp * dice.pick(&[1, 1, 2, 3]) } else { dice.pick(&[2, 3, 4, 5, 6]) };
         let (ffn, seq, vocab, classes) = (split(90), split(70), split(40) + 3, split(80));
         let experts = if dice.chance(95) { (case.ep * dice.pick(&[1, 1, 2])).max(case.ep.max(2).next_multiple_of(case.ep)) } else { 3 };
+        // Heads that context parallelism shares out have to go round.
+        let shared = if case.cp_comm == CpComm::AllToAll { case.cp * tp } else { 1 };
         let sizes = Sizes {
             // Context parallelism refuses what does not divide.
             seq: seq.clamp(2, 12).next_multiple_of(case.cp),
             hidden: dice.pick(&[2, 4, 4, 6]),
             ffn,
             kv: dice.pick(&[1, 1, 2, 2, 3, 4]),
-            group: dice.pick(&[1, 2, 2, 3, 4]),
+            group: dice.pick::<u64>(&[1, 2, 2, 3, 4]).next_multiple_of(shared),
             head_dim: dice.pick(&[2, 4]),
             vocab,
             classes,
@@ -501,6 +503,9 @@ impl Writer {
         let dp = if self.dice.chance(15) { "dp: batch | hidden;" } else { "dp: batch;" };
         self.line(dp);
         self.line("cp: seq;");
+        if self.case.cp_comm == CpComm::AllToAll {
+            self.line("attention.cp: group, kv;");
+        }
         self.line("ep: experts;");
         self.line("etp: expert_ffn;");
         if !listed.is_empty() {

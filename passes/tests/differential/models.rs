@@ -154,6 +154,23 @@ fn llama_agrees_with_windows_and_packed_documents() {
 }
 
 #[test]
+fn windows_and_documents_agree_with_parts_of_the_sequence() {
+    let meshes = ["cp2", "cp4 m2", "cp2 gather", "cp4 tp2 sp gather", "cp2 ulysses", "cp4 both", "cp2 tp2 sp pp2 m2"];
+    for (window, every) in [("3", "1"), ("1", "1"), ("5", "2")] {
+        on(LLAMA, &[("seq", "16"), ("window", window), ("window_every", every)], &meshes);
+    }
+    on(LLAMA, &[("packed", "true"), ("window", "3")], &["cp2", "cp2 gather", "cp2 ulysses"]);
+    check(LLAMA.0, &[LLAMA.1, &[("window", "3")]].concat(), &Case { inline_ops: true, ..case("cp2") });
+}
+
+#[test]
+fn heads_that_context_parallel_ranks_cannot_share_out_are_refused() {
+    assert_eq!(refused(GPT2, &[], "cp8 ulysses"), ["E0204"]);
+    assert_eq!(refused(LLAMA, &[("kv_heads", "1"), ("heads", "2")], "cp2 tp2 ulysses"), ["E0204"]);
+    on(GPT2, &[("seq", "16")], &["cp8", "cp8 gather", "cp8 both"]);
+}
+
+#[test]
 fn models_agree_in_sixteen_bits() {
     for precision in ["bf16", "f16"] {
         let of = |mesh: &str| format!("{precision} {mesh}");
