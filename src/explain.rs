@@ -37,13 +37,33 @@ struct OnStream {
     traffic: Traffic,
 }
 
-pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+/// `typed` are the flags that were given.
+///
+/// # Errors
+/// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
+pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     let target = &args.compile.model;
     if target.is_dir() {
+        if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
+            return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
+        }
         let job = runtime::artifact::read(target)?.job;
         return show(args, &communication(&job), communication_text);
     }
     let (model, number) = split(target);
+    if number.is_some() && model.is_dir() {
+        return Err(anyhow!(
+            "`{}` is an artifact: ask for a line of its model text, `MODEL.mdl:LINE`, with the flags it was compiled with",
+            model.display()
+        )
+        .into());
+    }
+    if number.is_some() && args.collectives {
+        return Err(anyhow!("`--collectives` is of a whole job; what a line communicates is said with it").into());
+    }
+    if let Some(flag) = typed.iter().find(|f| ["--target", "--emit", "--output", "--no-cache"].contains(&f.as_str())) {
+        return Err(anyhow!("`{flag}` is for `mcc compile`: explaining makes no artifact").into());
+    }
     if number.is_none() && !args.collectives {
         return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
     }

@@ -9,7 +9,8 @@ mod report;
 mod run;
 mod text;
 
-use clap::Parser;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
 use std::process::ExitCode;
 
@@ -26,12 +27,13 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     let result = match cli.command {
         Command::Check(args) => text::check(&args),
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
-        Command::Explain(args) => explain::run(&args),
+        Command::Explain(args) => explain::run(&args, &typed(&matches)),
         Command::Run(args) => run::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
@@ -50,4 +52,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The flags that were typed, as they are written.
+fn typed(matches: &ArgMatches) -> Vec<String> {
+    let command = Cli::command();
+    let Some((name, matches)) = matches.subcommand() else { return vec![] };
+    let arguments = command.find_subcommand(name).into_iter().flat_map(|c| c.get_arguments());
+    let given = arguments.filter(|a| !a.is_positional() && matches.value_source(a.get_id().as_str()) == Some(ValueSource::CommandLine));
+    given.filter_map(|a| a.get_long().map(|l| format!("--{l}")).or_else(|| a.get_short().map(|s| format!("-{s}")))).collect()
 }

@@ -122,3 +122,14 @@ fn mlir_accepts_its_exports() {
     }
     assert!(seen >= 4, "{seen} files");
 }
+
+/// What would be left out of account is refused.
+#[test]
+fn explain_takes_the_flags_that_matter() {
+    let dir = compiled("");
+    dir.line("explain out.mcc --json").succeeds();
+    dir.line("explain out.mcc --tp 4 --json").fails_with(&["`--tp` is for a model text: `out.mcc` has been compiled"]);
+    dir.line("explain out.mcc:3").fails_with(&["`out.mcc` is an artifact: ask for a line of its model text"]);
+    dir.line("explain {models}/gpt2.mdl:3 --collectives").fails_with(&["`--collectives` is of a whole job"]);
+    dir.line("explain {models}/gpt2.mdl:3 -o x.mcc").fails_with(&["`--output` is for `mcc compile`"]);
+}

@@ -20,7 +20,7 @@ pub(super) struct Message {
     pub values: Vec<Value>,
 }
 
-const WHY: &str = "crosses from stage to stage";
+const WHY: &str = "crosses from stage to stage; not needed with --pp 1";
 
 impl JobView<'_> {
     /// What goes from a virtual stage to one of another stage in a phase, in the order in which it is sent.

@@ -282,7 +282,8 @@ impl<'a> Emitter<'a> {
         let w = if members.len() > 1 {
             let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![], stages: Some(members), part: None };
             let w = self.push(op, vec![term], ty, chunk, &node.origin, Some(v));
-            self.out.reasons[w.index()] = Some("sums what several stages have, for those that need it".into());
+            self.out.reasons[w.index()] =
+                Some("sums what several stages have, for those that need it; not needed with --pp 1, or if one stage had all of it".into());
             w
         } else {
             term

@@ -17,7 +17,7 @@ const FLOOR: f64 = -1e30;
 /// In place of a sum of exponentials that is zero.
 const TINY: f64 = 1e-30;
 
-const WHY: &str = "attention needs the keys of every rank of its ring";
+const WHY: &str = "attention needs the keys of every rank of its ring; not needed with --cp 1";
 
 fn attention(op: &Op) -> Option<&Attention> {
     match op {

@@ -55,14 +55,16 @@ fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
 
 #[test]
 fn every_collective_has_a_reason_and_says_what_would_do_without_it() {
-    let c = on("dp2 tp2 pp2 sp m2 full1");
-    let found: Vec<Exchange> = exchanges(&c.job).into_iter().filter(|e| e.axis != "pp").collect();
-    assert!(!found.is_empty());
+    let of = |words: &str| exchanges(&on(words).job);
+    let found: Vec<Exchange> = ["dp2 tp2 pp2 sp m2 full1", "dp2 cp2 pp2 m2", "dp2 cp2 ulysses zero3 m2"].into_iter().flat_map(of).collect();
     for e in &found {
         assert!(!e.reason.is_empty() && e.without.is_some() && e.members.len() > 1, "{e:?}");
     }
     let without = |part: &str| found.iter().any(|e| e.without.as_deref().is_some_and(|w| w.contains(part)));
-    assert!(without("--sp") && without("recomputation") && without("--dp 1"));
+    for remedy in ["--sp", "recomputation", "--dp 1", "--pp 1", "--cp 1", "--zero"] {
+        assert!(without(remedy), "nothing is not needed {remedy}");
+    }
+    assert!(found.iter().any(|e| e.reason.contains("in one bucket")) && found.iter().all(|e| !e.without.as_deref().unwrap_or("").contains("bucket")));
     assert!(found.iter().filter(|e| e.recomputed).all(|e| e.body == "backward"));
 }
 
