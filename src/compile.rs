@@ -7,16 +7,16 @@ use anyhow::{Context, anyhow};
 use codegen::{Emit, Target, WorkerCommand, Workers};
 use frontend::Options as TextOptions;
 use ir::kernel::Kernel;
-use ir::model::{self, LossScale, Train};
+use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
 use ir::program::Job;
 use passes::compile::{CompileError, Compiled, Options};
-use passes::footprint::{self, Footprint};
+use passes::footprint::{self, Footprint, Footprints, Kind};
 use passes::layout::{Counts, Cuts};
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
-use passes::remedy::{self, Remedy};
+use passes::remedy;
 use passes::schedule::{Order, Schedule};
 use passes::tp_overlap::TpOverlap;
 use runtime::artifact::{self, KernelEntry, Parts};
@@ -28,6 +28,15 @@ pub struct Levels {
     pub compiled: Compiled,
     pub text: Text,
     elaborated: Duration,
+    budget: Option<Budget>,
+}
+
+/// Most bytes that a rank may take, and what to compile again for a change that fits.
+struct Budget {
+    bytes: u64,
+    training: Model,
+    evaluation: Model,
+    options: Options,
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
@@ -47,7 +56,7 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     let options = Options { global_batch: batch(&training, options.global_batch), ..options };
     override_train(&mut training.train, args);
     let elaborated = start.elapsed();
-    let models = args.memory.map(|_| (training.clone(), evaluation.clone()));
+    let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
     let mut compiled = match passes::compile::compile(training, evaluation, &options) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => {
@@ -58,46 +67,63 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     };
     show(&compiled.warnings, &text.sources);
     compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
-    if let (Some(budget), Some((training, evaluation))) = (args.memory, &models) {
-        within(&compiled.job, budget, &text, || remedy::find(training, evaluation, &options, budget))?;
-    }
-    Ok(Levels { compiled, text, elaborated })
+    let levels = Levels { compiled, text, elaborated, budget };
+    // How much scratch kernels need is known once they are compiled.
+    within(&levels, &Target::named(&args.target)?, 0)?;
+    Ok(levels)
+}
+
+/// What a rank of a stage takes: its arenas, its share of the memory through which ranks exchange, and scratch for one thread.
+fn footprint(job: &Job, stage: usize, target: &Target, scratch: u64) -> Footprint {
+    let rank = (0..job.mesh.world()).find(|r| job.mesh.stage(*r) == stage as u64).unwrap_or(0);
+    let exchanges = runtime::shm::bytes_of_rank(job, &on_cpu(target), rank);
+    Footprint::of(job, stage).and(Kind::Exchanges, exchanges).and(Kind::Scratch, scratch)
+}
+
+fn on_cpu(target: &Target) -> runtime::target::Target {
+    runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() }
 }
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let target = Target::named(&args.target)?;
-    let Levels { compiled, elaborated, .. } = levels(args)?;
+    let levels = levels(args)?;
+    let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
     let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
     let entries: Vec<KernelEntry> =
         kernels.iter().map(|k| KernelEntry { name: k.name.clone(), tiles: k.shape.tiles, scratch_bytes: k.shape.scratch_bytes }).collect();
+    let scratch = entries.iter().map(|e| e.scratch_bytes).max().unwrap_or(0);
+    within(&levels, &target, scratch)?;
     let out = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
     let library = link(&kernels, &out)?;
     let generated = generating.elapsed();
-    let dumps = dumps(&compiled, args, &target)?;
+    let dumps = dumps(compiled, args, &target)?;
     let parts = Parts {
         job: &compiled.job,
-        target: &runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() },
+        target: &on_cpu(&target),
         kernels: Some(artifact::Kernels { library: &library, entries: &entries }),
         dumps: &dumps,
     };
     artifact::write(&out, &parts)?;
-    let mut times = vec![("parse", elaborated)];
+    let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());
     times.push(("kernels", generated));
-    print!("{}", report::table(&compiled.job, &times));
+    print!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &target, scratch)), &times));
     println!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     Ok(())
 }
 
 /// E0640, with the change that would fit, if a rank needs more than the budget.
-fn within(job: &Job, budget: u64, text: &Text, remedy: impl FnOnce() -> Option<Remedy>) -> Result<(), Failure> {
-    let (most, _) = Footprint::extremes(job);
-    if Footprint::of(job, most).total() <= budget {
+fn within(levels: &Levels, target: &Target, scratch: u64) -> Result<(), Failure> {
+    let Levels { compiled, text, budget: Some(budget), .. } = levels else { return Ok(()) };
+    let of = |job: &Job, stage: usize| footprint(job, stage, target, scratch);
+    let all = Footprints::new(&compiled.job, &of);
+    if all.most().1.total() <= budget.bytes {
         return Ok(());
     }
-    show(&[footprint::over_budget(job, &text.sources, budget, remedy().as_ref())], &text.sources);
+    let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
+    show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())], &text.sources);
     Err(Failure::Reported)
 }
 

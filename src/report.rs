@@ -4,12 +4,12 @@ use ir::mesh::Axis;
 use ir::op::Op;
 use ir::program::Job;
 use passes::explain::{exchanges, totals};
-use passes::footprint::{Footprint, Kind, size};
+use passes::footprint::{Footprint, Footprints, Kind, size};
 use std::fmt::Write;
 use std::time::Duration;
 
 /// Ranks, classes, kernels; communication per axis; memory per rank by kind; seconds per pass.
-pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
+pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
     let mut named = vec![Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
@@ -39,9 +39,9 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
     for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }
-    let (most, least) = Footprint::extremes(job);
+    let (most, least) = (memory.most(), memory.least());
     let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));
-    if Footprint::of(job, least) != Footprint::of(job, most) {
+    if least.1 != most.1 {
         let _ = writeln!(out, "           {}", footprint(job, least, "least"));
     }
     let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
@@ -50,8 +50,7 @@ pub fn table(job: &Job, times: &[(&str, Duration)]) -> String {
 }
 
 /// What a rank of a stage holds, by kind.
-fn footprint(job: &Job, stage: usize, which: &str) -> String {
-    let f = Footprint::of(job, stage);
+fn footprint(job: &Job, (stage, f): (usize, &Footprint), which: &str) -> String {
     let parts = f.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| match k {
         Kind::Activations if f.slots > 1 => format!("{} {} x {}", k.name(), f.slots, size(b / f.slots)),
         _ => format!("{} {}", k.name(), size(*b)),

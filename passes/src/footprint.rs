@@ -1,7 +1,8 @@
 //! What a rank holds in memory: bytes by kind, and by line of the model text.
 //!
 //! Everything is planned before a rank starts: the persistent arena, the stashes with a slot for every microbatch in flight, and a temporary arena
-//! as large as the body that needs most. So the peak is a sum, and its owners are buffers.
+//! as large as the body that needs most. So the peak is a sum, and its owners are buffers. What a rank takes beside its arenas is for its device to
+//! say ([`Footprint::and`]).
 
 use crate::lower::buffers_of;
 use crate::memory::ALIGN;
@@ -23,10 +24,24 @@ pub enum Kind {
     Messages,
     /// Within one body.
     Temporary,
+    /// What exchanges with other ranks go through.
+    Exchanges,
+    /// Of the kernels, for each thread that runs them.
+    Scratch,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 7] = [Kind::Parameters, Kind::Gradients, Kind::Optimizer, Kind::Tables, Kind::Activations, Kind::Messages, Kind::Temporary];
+    pub const ALL: [Kind; 9] = [
+        Kind::Parameters,
+        Kind::Gradients,
+        Kind::Optimizer,
+        Kind::Tables,
+        Kind::Activations,
+        Kind::Messages,
+        Kind::Temporary,
+        Kind::Exchanges,
+        Kind::Scratch,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -37,6 +52,8 @@ impl Kind {
             Kind::Activations => "activations",
             Kind::Messages => "messages",
             Kind::Temporary => "temporary",
+            Kind::Exchanges => "exchanges",
+            Kind::Scratch => "scratch of a thread",
         }
     }
 
@@ -96,18 +113,40 @@ impl Footprint {
         Footprint { bytes, slots }
     }
 
+    /// With what a rank takes beside its arenas.
+    pub fn and(mut self, kind: Kind, bytes: u64) -> Footprint {
+        *self.bytes.entry(kind).or_default() += bytes;
+        self
+    }
+
     pub fn total(&self) -> u64 {
         self.bytes.values().sum()
     }
+}
 
-    /// The stage whose ranks hold most, and the one whose hold least.
-    pub fn extremes(job: &Job) -> (usize, usize) {
-        let total = |k: &usize| Footprint::of(job, *k).total();
-        let stages = 0..job.stages.len();
-        let most = stages.clone().max_by_key(|k| (total(k), std::cmp::Reverse(*k))).unwrap_or(0);
-        (most, stages.min_by_key(total).unwrap_or(0))
+/// The footprints of all stages, from the one of each.
+pub struct Footprints(Vec<Footprint>);
+
+impl Footprints {
+    /// `of` says what a rank of a stage takes.
+    pub fn new(job: &Job, of: Measure<'_>) -> Footprints {
+        Footprints((0..job.stages.len()).map(|stage| of(job, stage)).collect())
+    }
+
+    /// The first stage whose ranks hold most.
+    pub fn most(&self) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.total(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold least.
+    pub fn least(&self) -> (usize, &Footprint) {
+        self.0.iter().enumerate().min_by_key(|(_, f)| f.total()).expect("invariant: a job has stages")
     }
 }
+
+/// What a rank of a stage takes: [`Footprint::of`], or that and more.
+pub type Measure<'a> = &'a dyn Fn(&Job, usize) -> Footprint;
 
 /// Bytes that a line of the model text is answerable for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,9 +208,8 @@ pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
 }
 
 /// E0640: a rank would hold more than the budget. Names the largest owners by line, and what would fit.
-pub fn over_budget(job: &Job, sources: &Sources, budget: u64, remedy: Option<&crate::remedy::Remedy>) -> Diagnostic {
-    let (stage, _) = Footprint::extremes(job);
-    let footprint = Footprint::of(job, stage);
+pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64, remedy: Option<&crate::remedy::Remedy>) -> Diagnostic {
+    let (stage, footprint) = all.most();
     let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };
     let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than --memory {}", size(footprint.total()), size(budget)));
     let named = owners(job, stage);

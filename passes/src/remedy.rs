@@ -1,7 +1,7 @@
 //! What to change so that a job fits a memory budget: the cheapest change whose compile says so.
 
 use crate::compile::{Options, compile};
-use crate::footprint::Footprint;
+use crate::footprint::{Footprints, Measure};
 use crate::layout::Cuts;
 use crate::plan::{SequenceParallel, Zero};
 use crate::rematerialize::Recompute;
@@ -30,12 +30,11 @@ impl Candidate {
     }
 }
 
-/// Compiles with one change after the other, the cheapest in time first, until one fits. None if none does.
-pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64) -> Option<Remedy> {
+/// Compiles with one change after the other, the cheapest in time first, until one fits as measured. None if none does.
+pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64, of: Measure<'_>) -> Option<Remedy> {
     candidates(options).into_iter().find_map(|c| {
         let done = compile(training.clone(), evaluation.clone(), &c.options).ok()?;
-        let (most, _) = Footprint::extremes(&done.job);
-        let peak = Footprint::of(&done.job, most).total();
+        let peak = Footprints::new(&done.job, of).most().1.total();
         (peak <= budget).then_some(Remedy { flags: c.flags, peak })
     })
 }

@@ -9,6 +9,8 @@ use passes::memory::ALIGN;
 use passes::overlap::Overlap;
 use passes::remedy;
 use runtime::executor::arena_bytes;
+use runtime::shm::{Layout, bytes_of_rank};
+use runtime::target::Target;
 
 /// Bytes of one stash slot of the first stage, per layer: of four layers more, less what is outside of layers.
 fn stash(defines: &[(&str, &str)], words: &str) -> u64 {
@@ -66,6 +68,22 @@ fn the_plan_is_what_a_rank_allocates() {
         for rank in 0..job.mesh.world() {
             let planned = Footprint::of(&job, job.mesh.stage(rank) as usize).total();
             assert_eq!(planned, arena_bytes(&job, rank).iter().sum::<u64>(), "rank {rank} of {words}");
+        }
+    }
+}
+
+/// The ranks of a stage have equal shares of the segment in which all meet.
+#[test]
+fn the_shares_of_shared_memory_add_up_to_what_a_run_maps() {
+    let target = Target::Cpu { cpu: String::new(), features: String::new() };
+    for words in MESHES.iter().chain(&["dp2 cp2 zero3", "dp2 tp2 zero1 m2", "pp2 v2 m4"]) {
+        let job = job(words);
+        let layout = Layout::new(&job, &target, 0);
+        let shares: Vec<u64> = (0..job.mesh.world()).map(|rank| bytes_of_rank(&job, &target, rank)).collect();
+        assert_eq!(shares.iter().sum::<u64>(), layout.bytes - layout.status(0).progress(), "{words}");
+        for rank in 0..job.mesh.world() {
+            let first = (0..rank).find(|r| job.mesh.stage(*r) == job.mesh.stage(rank)).unwrap_or(rank);
+            assert_eq!(shares[rank as usize], shares[first as usize], "rank {rank} of {words}");
         }
     }
 }
@@ -162,7 +180,7 @@ fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<remedy:
     });
     let model = |training| elaborate(GPT2.0, &defines, &case, training).expect("a model");
     let now = Footprint::of(&compiled(GPT2.0, &defines, &case).job, 0).total();
-    let found = remedy::find(&model(true), &model(false), &options(&case), (now as f64 * share) as u64);
+    let found = remedy::find(&model(true), &model(false), &options(&case), (now as f64 * share) as u64, &Footprint::of);
     assert!(found.iter().all(|r| r.peak <= (now as f64 * share) as u64));
     found
 }

@@ -109,6 +109,69 @@ impl StatusArea {
     }
 }
 
+/// What one rank has in the segment: its slots in groups, and the rings of what it sends.
+struct Needs {
+    /// Members of a group and the largest chunk of one of them.
+    groups: BTreeMap<Vec<u64>, u64>,
+    /// Lines of the largest message.
+    mail: BTreeMap<(u64, u64, Channel), u64>,
+}
+
+impl Needs {
+    fn of(job: &Job, target: &Target, rank: u64) -> Needs {
+        let width = |dtype: DType| match target {
+            Target::Cpu { .. } => dtype.bytes(),
+            Target::Reference => 8,
+        };
+        let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
+        let mut mail: BTreeMap<(u64, u64, Channel), u64> = BTreeMap::new();
+        let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+        let members: Vec<Vec<u64>> = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
+        for command in program.bodies.iter().flat_map(|b| &b.commands) {
+            match &command.action {
+                Action::Collective { kind, group, dtype, count, .. } => {
+                    let members = &members[group.index()];
+                    let parts = match kind {
+                        Collective::AllReduce(_) | Collective::AllGather | Collective::Shift => 1,
+                        Collective::ReduceScatter(_) | Collective::AllToAll => members.len() as u64,
+                    };
+                    // Every part of a chunk begins at a line.
+                    let bytes = (count * width(*dtype)).next_multiple_of(LINE).min(CHUNK.max(parts * LINE) / parts) / LINE * LINE * parts;
+                    let most = groups.entry(members.clone()).or_insert(LINE);
+                    *most = bytes.max(*most);
+                }
+                Action::Send { hops, channel, dtype, count, .. } => {
+                    let most = mail.entry((rank, peer(job, rank, *hops), *channel)).or_insert(0);
+                    *most = (count * width(*dtype)).div_ceil(LINE).max(*most);
+                }
+                Action::Launch { .. }
+                | Action::Fill { .. }
+                | Action::Load { .. }
+                | Action::Recv { .. }
+                | Action::Report { .. }
+                | Action::Record { .. }
+                | Action::Wait { .. } => {}
+            }
+        }
+        Needs { groups, mail }
+    }
+}
+
+/// Lines of the ring for messages of at most so many: as many of the largest as are guaranteed, and one more so that sending overlaps
+/// with receiving.
+fn ring(job: &Job, lines: u64) -> u64 {
+    (1 + lines) * (u64::from(job.in_flight) + 1)
+}
+
+/// Bytes of shared memory that are there for one rank: how it is, its slots in groups, the rings of what it sends. All ranks' together, the
+/// end of the run and what the launcher says are [`Layout::bytes`]. Members of a group run the same collectives, so one rank knows its slots.
+pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
+    let needs = Needs::of(job, target, rank);
+    let slots: u64 = needs.groups.values().map(|chunk| GroupArea::bytes(*chunk, 1)).sum();
+    let rings: u64 = needs.mail.values().map(|lines| (2 + ring(job, *lines)) * LINE).sum();
+    status_bytes(job.mesh.world()) + slots + rings
+}
+
 /// Offsets in the segment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
@@ -123,44 +186,16 @@ pub struct Layout {
 impl Layout {
     /// `first` bytes at the start are for the launcher. The job has been checked.
     pub fn new(job: &Job, target: &Target, first: u64) -> Layout {
-        let width = |dtype: DType| match target {
-            Target::Cpu { .. } => dtype.bytes(),
-            Target::Reference => 8,
-        };
         let world = job.mesh.world();
         let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
         let mut mail: BTreeMap<(u64, u64, Channel), u64> = BTreeMap::new();
         for rank in 0..world {
-            let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
-            let members: Vec<Vec<u64>> = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
-            for command in program.bodies.iter().flat_map(|b| &b.commands) {
-                match &command.action {
-                    Action::Collective { kind, group, dtype, count, .. } => {
-                        let members = &members[group.index()];
-                        let parts = match kind {
-                            Collective::AllReduce(_) | Collective::AllGather | Collective::Shift => 1,
-                            Collective::ReduceScatter(_) | Collective::AllToAll => members.len() as u64,
-                        };
-                        // Every part of a chunk begins at a line.
-                        let bytes = (count * width(*dtype)).next_multiple_of(LINE).min(CHUNK.max(parts * LINE) / parts) / LINE * LINE * parts;
-                        let most = groups.entry(members.clone()).or_insert(LINE);
-                        *most = bytes.max(*most);
-                    }
-                    Action::Send { hops, channel, dtype, count, .. } => {
-                        let most = mail.entry((rank, peer(job, rank, *hops), *channel)).or_insert(0);
-                        *most = (count * width(*dtype)).div_ceil(LINE).max(*most);
-                    }
-                    Action::Recv { hops, channel, .. } => {
-                        mail.entry((peer(job, rank, *hops), rank, *channel)).or_insert(0);
-                    }
-                    Action::Launch { .. }
-                    | Action::Fill { .. }
-                    | Action::Load { .. }
-                    | Action::Report { .. }
-                    | Action::Record { .. }
-                    | Action::Wait { .. } => {}
-                }
+            let own = Needs::of(job, target, rank);
+            for (members, chunk) in own.groups {
+                let most = groups.entry(members).or_insert(chunk);
+                *most = chunk.max(*most);
             }
+            mail.extend(own.mail);
         }
         let end = first.next_multiple_of(LINE);
         let status = end + REASON;
@@ -176,8 +211,7 @@ impl Layout {
         let mail = mail
             .into_iter()
             .map(|(route, lines)| {
-                // As many largest messages as are guaranteed, and one more so that sending overlaps with receiving.
-                let lines = (1 + lines) * (u64::from(job.in_flight) + 1);
+                let lines = ring(job, lines);
                 let area = MailArea { offset: next, lines: u32::try_from(lines).expect("invariant: checked sizes are below 2^32 lines") };
                 next += 2 * LINE + lines * LINE;
                 (route, area)

@@ -16,7 +16,7 @@ mod pending;
 mod segment;
 mod wide;
 
-pub use layout::Layout;
+pub use layout::{Layout, bytes_of_rank};
 pub use pending::Pending;
 pub use segment::Segment;
 
