@@ -5,6 +5,7 @@ mod counts;
 mod events;
 mod experts;
 mod explain;
+mod formulas;
 mod generate;
 mod harness;
 mod labels;
