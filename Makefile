@@ -40,9 +40,11 @@ test: deps
 	cargo build --workspace --quiet
 	cargo test --workspace --quiet
 
-# Ten thousand random models on random meshes, and as many mutants of programs. Hours on two cores.
+# Ten thousand random models on random meshes, as many mutants of programs, the models of models/ on every mesh of up to 8 ranks, and the
+# reference cases on many of these, natively. Hours on two cores.
 test-long: deps
-	DIFFERENTIAL_COUNT=10000 MUTANTS=10000 cargo test --package passes --test differential --quiet -- --nocapture random:: programs::
+	DIFFERENTIAL_COUNT=10000 MUTANTS=10000 MESHES=1000000 cargo test --package passes --test differential --quiet -- --nocapture random:: programs:: everywhere::
+	NATIVE_MESHES=500 cargo test --package mcc --test end_to_end --quiet -- --nocapture meshes_of_eight_ranks
 
 bench: build
 	cargo run --release --quiet -p codegen --example gemm_bench

@@ -4,7 +4,10 @@
 #[path = "../cases/judge.rs"]
 mod judge;
 
-use crate::mcc::{Dir, metrics};
+use crate::differential::meshes::{meshes, mixed};
+use crate::harness::Case;
+use crate::mcc::{Dir, Ran, metrics};
+use crate::triples::mesh_arguments;
 use judge::{Run, judge};
 use std::fs;
 use std::path::PathBuf;
@@ -37,10 +40,17 @@ const FURTHER: [&str; 2] = ["labels", "kinds"];
 
 fn agrees(case: &str, series: &Series, mesh: &str) {
     let dir = Dir::new();
+    compiles(&dir, case, series, &format!("{mesh} --global-batch-size {}", series.batch)).succeeds();
+    trains(&dir, case, series, mesh);
+}
+
+fn compiles(dir: &Dir, case: &str, Series { seq, epsilon, .. }: &Series, mesh: &str) -> Ran {
+    dir.line(&format!("import hf {CASES}/{case} -o model")).succeeds();
+    dir.line(&format!("compile model/model.mdl {mesh} -D seq={seq} {TRAIN} --adam-eps {epsilon} -o out.mcc"))
+}
+
+fn trains(dir: &Dir, case: &str, Series { seq, .. }: &Series, mesh: &str) {
     let from = format!("{CASES}/{case}");
-    let Series { batch, seq, epsilon, .. } = series;
-    dir.line(&format!("import hf {from} -o model")).succeeds();
-    dir.line(&format!("compile model/model.mdl {mesh} -D seq={seq} --global-batch-size {batch} {TRAIN} --adam-eps {epsilon} -o out.mcc")).succeeds();
     let further = FURTHER.into_iter().map(|name| (name, format!("{from}/{name}.npy"))).filter(|(_, path)| PathBuf::from(path).exists());
     let further: String = further.map(|(name, path)| format!(" --data {name}={path}")).collect();
     let data = if further.is_empty() { format!("--data {from}/tokens.npy") } else { format!("--data tokens={from}/tokens.npy{further}") };
@@ -191,4 +201,44 @@ fn mixtral_on_etp2() {
 #[test]
 fn mixtral_on_pp2() {
     all_agree(&EXPERTS, "--pp 2 --micro-batch-size 4");
+}
+
+#[test]
+fn every_architecture_on_cp2() {
+    all_agree(&SHORT, "--cp 2");
+}
+
+#[test]
+fn windows_on_cp2_by_gathers_and_by_heads() {
+    agrees("mistral", &SHORT, "--cp 2 --cp-comm-type all_gather");
+    agrees("mistral", &SHORT, "--cp 2 --cp-comm-type a2a");
+    agrees("mixtral", &EXPERTS, "--cp 4 --cp-comm-type a2a+p2p --micro-batch-size 4");
+}
+
+/// Four of them, or `NATIVE_MESHES`: any case on any mesh, as it falls. Sizes, batches and layers that do not go round are refused, nothing else is.
+#[test]
+fn reference_cases_on_some_meshes_of_eight_ranks() {
+    let count = std::env::var("NATIVE_MESHES").ok().and_then(|s| s.parse().ok()).unwrap_or(4);
+    let all = [&LONG, &SHORT, &EXPERTS].into_iter().flat_map(|series| series.names.iter().map(move |name| (series, *name)));
+    let all: Vec<(&Series, &str, Case)> =
+        all.flat_map(|(series, name)| meshes(name == "mixtral").into_iter().map(move |m| (series, name, m))).collect();
+    let ran = mixed(all).into_iter().filter(|(series, name, mesh)| {
+        // A balance of the whole batch goes with one microbatch; elsewhere there are as many as fit.
+        let rows = series.batch / mesh.dp;
+        let mesh = Case { micro_batch: if *name == "mixtral" { rows } else { 1 }, global_batch: series.batch, ..mesh.clone() };
+        let dir = Dir::new();
+        let words = mesh_arguments(&mesh).join(" ");
+        if rows == 0 {
+            return false;
+        }
+        let done = compiles(&dir, name, series, &words);
+        if done.code == Some(1) && ["error[E0204]", "error[E0208]", "error[E0633]", "error[E0637]"].iter().any(|code| done.stderr.contains(code)) {
+            return false;
+        }
+        done.succeeds();
+        trains(&dir, name, series, &words);
+        println!("{name} {words}");
+        true
+    });
+    assert!(ran.take(count).count() > 0, "no mesh compiles");
 }

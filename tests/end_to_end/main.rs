@@ -18,6 +18,7 @@ mod triples;
 mod differential {
     pub mod generate;
     pub mod harness;
+    pub mod meshes;
     pub mod wanted;
 }
 use differential::harness;

@@ -191,8 +191,18 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
 const ORDER: &str = "order.txt";
 
 fn compile_arguments(triple: &Triple) -> Vec<String> {
+    let line = format!("compile model.mdl -o out.mcc --emit graph --lr {} --lr-decay-style constant --lr-warmup-iters 0", triple.rate());
+    let mut out: Vec<String> = line.split_whitespace().map(String::from).collect();
+    out.extend(mesh_arguments(&triple.case));
+    out.extend(triple.defines.iter().flat_map(|(n, v)| ["-D".into(), format!("{n}={v}")]));
+    out.extend(triple.recipe.flags().iter().map(|f| f.to_string()));
+    out
+}
+
+/// The flags of a case's mesh and schedule.
+pub fn mesh_arguments(case: &Case) -> Vec<String> {
     let Case { dp, cp, cp_comm, tp, pp, ep, etp, sp, micro_batch, global_batch, schedule, layout, recompute, zero, vpp, group, bucket_size, .. } =
-        &triple.case;
+        case;
     let schedule = match schedule {
         Schedule::GPipe => "gpipe",
         Schedule::OneFOneB => "1f1b",
@@ -207,9 +217,8 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
         CpComm::AllToAllAndRing => "a2a+p2p",
     };
     let line = format!(
-        "compile model.mdl -o out.mcc --emit graph --dp {dp} --cp {cp} --cp-comm-type {cp_comm} --tp {tp} --pp {pp} --ep {ep} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
-         --pipeline-schedule {schedule} --lr {} --lr-decay-style constant --lr-warmup-iters 0",
-        triple.rate()
+        "--dp {dp} --cp {cp} --cp-comm-type {cp_comm} --tp {tp} --pp {pp} --ep {ep} --micro-batch-size {micro_batch} --global-batch-size {global_batch} \
+         --pipeline-schedule {schedule}"
     );
     let mut out: Vec<String> = line.split_whitespace().map(String::from).collect();
     if *sp {
@@ -240,8 +249,6 @@ fn compile_arguments(triple: &Triple) -> Vec<String> {
         Cuts::Text(text) => out.extend(["--pipeline-layout".into(), text.clone()]),
         Cuts::Balanced => out.extend(["--pipeline-layout".into(), "auto".into()]),
     }
-    out.extend(triple.defines.iter().flat_map(|(n, v)| ["-D".into(), format!("{n}={v}")]));
-    out.extend(triple.recipe.flags().iter().map(|f| f.to_string()));
     out
 }
 

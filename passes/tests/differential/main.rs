@@ -3,6 +3,7 @@
 mod chunks;
 mod counts;
 mod events;
+mod everywhere;
 mod experts;
 mod explain;
 mod formulas;
@@ -10,6 +11,7 @@ mod generate;
 mod harness;
 mod labels;
 mod memory;
+mod meshes;
 mod models;
 mod mutations;
 mod overlap;

@@ -1,0 +1,52 @@
+//! The models of `models/` on meshes of up to 8 ranks, against the logical graph.
+
+use crate::harness::{Case, Outcome, Ranges, attempt};
+use crate::meshes::{meshes, mixed};
+use crate::models::{BERT, DEEPSEEK, GPT2, LLAMA, MIXTRAL};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A model: its name, its text, its settings.
+type Model = (&'static str, (&'static str, &'static [(&'static str, &'static str)]), &'static [(&'static str, &'static str)]);
+
+/// Those that differ in what a mesh splits, with sizes of which some go with 8 ranks on any axis.
+const MODELS: [Model; 6] = [
+    ("gpt2", GPT2, &[("seq", "16"), ("hidden", "16"), ("heads", "8"), ("layers", "8")]),
+    ("llama", LLAMA, &[("seq", "8"), ("heads", "8"), ("ffn", "24")]),
+    ("windows", LLAMA, &[("seq", "8"), ("window", "3"), ("window_every", "2"), ("tied", "true")]),
+    ("bert", BERT, &[("seq", "8")]),
+    ("mixtral", MIXTRAL, &[("seq", "8"), ("aux_per_sequence", "true")]),
+    ("deepseek", DEEPSEEK, &[("seq", "8")]),
+];
+
+/// 60 of them, or `MESHES`.
+#[test]
+fn models_agree_on_every_mesh_of_eight_ranks() {
+    let count = std::env::var("MESHES").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    let all = MODELS.iter().flat_map(|m| meshes(m.1.0.contains("experts_mlp(")).into_iter().map(move |case| (m, case))).collect();
+    let mut cases: Vec<(&Model, Case)> = mixed(all);
+    cases.truncate(count);
+    let next = AtomicUsize::new(0);
+    let (failures, refused) = (Mutex::new(vec![]), Mutex::new(BTreeMap::<String, u64>::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some(((name, model, more), case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let defines: Vec<(&str, &str)> = model.1.iter().filter(|(n, _)| more.iter().all(|m| m.0 != *n)).chain(*more).copied().collect();
+                    match attempt(model.0, &defines, case, &Ranges::new()) {
+                        Ok(Outcome::Right(_)) => {}
+                        Ok(Outcome::Refused(errors)) => *refused.lock().expect("no poison").entry(errors[0].code.clone()).or_default() += 1,
+                        Ok(Outcome::NotFinite) => failures.lock().expect("no poison").push(format!("{name} {case:?}: not finite")),
+                        Err(e) => failures.lock().expect("no poison").push(format!("{name} {case:?}: {e}")),
+                    }
+                }
+            });
+        }
+    });
+    let (failures, refused) = (failures.into_inner().expect("no poison"), refused.into_inner().expect("no poison"));
+    println!("{} meshes; refused: {refused:?}", cases.len());
+    assert!(failures.is_empty(), "{} of {} meshes are wrong:\n{}", failures.len(), cases.len(), failures.join("\n"));
+    // Sizes that an axis does not divide, layers that are fewer than stages: nothing else.
+    assert!(refused.keys().all(|code| ["E0204", "E0633"].contains(&code.as_str())), "{refused:?}");
+}
