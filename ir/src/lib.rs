@@ -16,6 +16,7 @@ pub mod local;
 pub mod mesh;
 pub mod model;
 pub mod op;
+pub mod parts;
 pub mod program;
 pub mod random;
 pub mod refine;

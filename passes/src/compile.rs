@@ -225,7 +225,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, tp: TpOverlap) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
-    let agree = |l: &Vec<Local>| ir::exchanges::verify(l).map_err(|e| e.to_string());
+    let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
     let stages = trace
         .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
@@ -398,6 +398,16 @@ impl Compiled {
         ir::job::verify(&self.job)?;
         refines(&self.job, &self.locals, &self.evaluation)
     }
+}
+
+/// The job of other local graphs of its stages than those that were compiled, in list order: what a mistake in them comes to.
+pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
+    let locals: Vec<Local> = partition::classes(stages);
+    let mut job = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
+    let mut evaluation = Evaluation { of_class: vec![], ..c.evaluation.clone() };
+    lower(&mut job, &locals, &mut evaluation, order);
+    job.in_flight = ir::job::least_in_flight(&job);
+    job
 }
 
 /// Every program, with every schedule it has, computes its graphs.

@@ -12,12 +12,12 @@
 //! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both ends of them mean
 //! the same value ([`crate::exchanges`]), the program's results are the local graph's.
 
-mod digits;
+pub(crate) mod digits;
 mod graph;
 mod memory;
 mod normal;
 mod program;
-mod term;
+pub(crate) mod term;
 
 use crate::job::JobError;
 use crate::local::Local;

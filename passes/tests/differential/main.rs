@@ -15,6 +15,7 @@ mod meshes;
 mod models;
 mod mutations;
 mod overlap;
+mod parts;
 mod precision;
 mod programs;
 mod random;
