@@ -2,6 +2,7 @@
 
 use crate::compile::Compiled;
 use crate::footprint::owners;
+use crate::rows::Rows;
 use crate::timeline::sent;
 use ir::diag::Span;
 use ir::dim::Dim;
@@ -208,6 +209,7 @@ pub fn line(c: &Compiled, file: u16, line: u32) -> Option<Line> {
         }
     }
     let ranks: u64 = s.mesh.subs.iter().filter(|u| u.axis != Axis::Pp).map(|u| u.size).product();
+    let rows = Rows::of(s, &|_| false);
     let mut flops = [0; 3];
     for v in &found {
         let origin = &body[*v].origin;
@@ -216,7 +218,7 @@ pub fn line(c: &Compiled, file: u16, line: u32) -> Option<Line> {
             (Phase::Backward, true) => 1,
             (Phase::Backward, false) | (Phase::Update, _) => 2,
         };
-        flops[k] += local_flops(s, *v) * ranks;
+        flops[k] += rows.computed(body, *v, local_flops(s, *v) * ranks);
     }
     let [forward_flops, recomputed_flops, backward_flops] = flops;
     let (mut stages, mut memory) = (vec![], vec![]);

@@ -3,7 +3,7 @@
 use ir::diag::Diagnostic;
 use ir::dim::Dim;
 use ir::graph::{Graph, Phase};
-use ir::op::Op;
+use ir::op::{Op, Routing};
 
 /// How layers are cut into virtual stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,13 +133,15 @@ pub fn even_parts(layers: u32, parts: u32, embedding: Counts, loss: Counts) -> O
     Some(sizes.into_iter().enumerate().map(part).collect())
 }
 
-/// Floating-point operations of the forward pass: before the layers, of each layer, after them.
+/// Floating-point operations of the forward pass: before the layers, of each layer, after them. Of the places of a dispatched value, those count that
+/// its choices can name.
 pub fn costs(graph: &Graph) -> Vec<u64> {
     let body = &graph.body;
     let size = |d: &Dim| body.dims.size(*d);
     let mut costs = vec![0u64; graph.layers as usize + 2];
     // Whether a value depends on a layer.
     let mut after = vec![false; body.nodes.len()];
+    let mut routed: Vec<Option<Routing>> = vec![None; body.nodes.len()];
     for v in body.values().filter(|v| body[*v].origin.phase == Phase::Forward) {
         let node = &body[v];
         after[v.index()] = node.origin.layer.is_some() || node.args.iter().any(|a| after[a.index()]);
@@ -152,12 +154,21 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
             _ if node.op.is_source() => 0,
             _ => 1,
         };
+        let places = match &node.op {
+            Op::Dispatch(r) => Some(*r),
+            _ => node.args.iter().find_map(|a| routed[a.index()]).filter(|r| node.ty.has(r.experts)),
+        };
+        routed[v.index()] = places;
+        let elements = match places {
+            Some(r) => body.elements(v) / size(&r.experts) * size(&r.choice).min(size(&r.experts)),
+            None => body.elements(v),
+        };
         let unit = match node.origin.layer {
             Some(l) => l as usize + 1,
             None if after[v.index()] => graph.layers as usize + 1,
             None => 0,
         };
-        costs[unit] = costs[unit].saturating_add(each.saturating_mul(body.elements(v)));
+        costs[unit] = costs[unit].saturating_add(each.saturating_mul(elements));
     }
     costs
 }
@@ -206,6 +217,10 @@ pub fn balanced(costs: &[u64], parts: u32) -> Option<Vec<Part>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ir::build::Builder;
+    use ir::dim::DimInfo;
+    use ir::graph::{Body, Origin, Type};
+    use ir::op::DType;
 
     fn text(parts: &[Part]) -> String {
         let one = |p: &Part| format!("{}{}{}", if p.embedding { "E" } else { "" }, "t".repeat(p.layers as usize), if p.loss { "L" } else { "" });
@@ -241,6 +256,23 @@ mod tests {
         assert_eq!(parts(6, 4, AsLayer, AsLayer).as_deref(), Some("Et|tt|tt|tL"));
         assert_eq!(parts(3, 4, AsLayer, AsNothing).as_deref(), Some("E|t|t|tL"));
         assert_eq!(parts(3, 4, AsNothing, AsNothing), None);
+    }
+
+    #[test]
+    fn experts_cost_what_is_chosen() {
+        let mut body = Body::default();
+        let [tokens, choice, experts, h, f] =
+            [("tokens", 6), ("choice", 2), ("experts", 8), ("h", 3), ("f", 5)].map(|(n, s)| body.dims.add(DimInfo::new(n, s)));
+        let mut b = Builder { body: &mut body, origin: Origin { layer: Some(0), ..Origin::new(Phase::Forward) } };
+        let mut input = |k, ty| b.typed(Op::Input(k), &[], ty);
+        let x = input(0, Type::new(DType::F32, [tokens, h]));
+        let chosen = input(1, Type::new(DType::I32, [tokens, choice]));
+        let w = input(2, Type::new(DType::F32, [experts, h, f]));
+        let rows = b.op(Op::Dispatch(Routing { experts, choice }), &[x, chosen]);
+        let y = b.op(Op::Dot { over: vec![h] }, &[rows, w]);
+        b.op(Op::Combine(Routing { experts, choice }), &[y, chosen]);
+        let graph = Graph { body, layers: 1, ..Graph::default() };
+        assert_eq!(costs(&graph), [0, 6 * 2 * (3 + 2 * 3 * 5 + 5), 0]);
     }
 
     #[test]

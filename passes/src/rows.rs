@@ -93,6 +93,18 @@ impl Rows {
         (how == Leaves::Dispatched || body[v].args.iter().any(|a| self.layout(*a) == Some(l))).then_some((l, how))
     }
 
+    /// How many of so many places (pairs of a token and an expert) of what is computed from rows have one at most: a token's choices of its experts.
+    pub fn computed(&self, body: &Body, v: Value, places: u64) -> u64 {
+        match self.layout(v).or(self.from(body, v).map(|f| f.0)) {
+            None => places,
+            Some(l) => {
+                let Routing { experts, choice } = self.layouts[l].routing;
+                let (all, some) = (body.dims.size(experts), body.dims.size(choice));
+                places / all * some.min(all)
+            }
+        }
+    }
+
     /// Whether a value is zero wherever the layout has no row.
     fn is_zero(&self, zero: &Zero, v: Value, layout: usize) -> bool {
         zero.everywhere[v.index()] || self.of[v.index()] == Some(layout) && zero.elsewhere[v.index()]

@@ -1,7 +1,7 @@
 //! What `explain` says, held to the formulas of Megatron-LM and to the table of a compile.
 
 use crate::harness::compiled;
-use crate::models::{GPT2, case};
+use crate::models::{GPT2, MIXTRAL, case};
 use passes::compile::Compiled;
 use passes::explain::{Exchange, exchanges, line, totals};
 
@@ -90,4 +90,19 @@ fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
     let wte = line(&c, file, number("param wte")).expect("declares something");
     assert_eq!(wte.parameters[0].dims, "[vocab = 32 / tp, hidden = 32]");
     assert_eq!(line(&c, file, 1), None);
+}
+
+#[test]
+fn of_experts_what_their_rows_cost_is_counted() {
+    let (text, sizes) = MIXTRAL;
+    let number = 1 + text.lines().position(|l| l.contains("experts_mlp(")).expect("a line") as u32;
+    for words in ["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1"] {
+        let c = compiled(text, sizes, &case(words));
+        let file = c.sharded.graph.params[0].span.expect("a place").file;
+        let experts = line(&c, file, number).expect("computes something");
+        // Two layers; two of four experts for each of two sequences of four tokens; three products of 8 x 8, and the weighted sum of the two rows.
+        let rows = 2 * 2 * 2 * 4;
+        assert_eq!(experts.forward_flops, rows * (3 * 2 * 8 * 8 + 2 * 8), "{words}");
+        assert_eq!(experts.backward_flops, 2 * experts.forward_flops, "{words}");
+    }
 }
