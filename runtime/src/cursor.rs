@@ -2,7 +2,9 @@
 
 use crate::comm::{Phase, Position};
 use crate::executor::calls;
+use crate::shm::Through;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
+use std::collections::VecDeque;
 
 /// Walks through the commands of one stream, or of all of them as one list, phase after phase.
 #[derive(Clone, Debug)]
@@ -10,38 +12,44 @@ pub struct Cursor {
     /// None: all commands, whatever their stream.
     stream: Option<Stream>,
     pub at: Position,
+    /// How far the communication at its place is, if that was left under way.
+    pub through: Through,
+    /// Phases that it goes on to from the end of its own.
+    later: VecDeque<Phase>,
     /// Records of each event that were issued before this place, on whatever stream.
     issued: Vec<u64>,
 }
 
 impl Cursor {
     pub fn new(program: &Program, stream: Option<Stream>) -> Cursor {
-        Cursor { stream, at: Position::default(), issued: vec![0; events(program)] }
+        let nowhere = Position { call: u32::MAX, ..Position::default() };
+        Cursor { stream, at: nowhere, through: Through::default(), later: VecDeque::new(), issued: vec![0; events(program)] }
     }
 
     pub fn stream(&self) -> Option<Stream> {
         self.stream
     }
 
-    /// Goes to the start of a phase, from the end of another.
+    /// Goes on to a phase, once it is through those before.
     pub fn begin(&mut self, phase: Phase) {
-        self.at = Position { phase, call: 0, command: 0 };
+        self.later.push_back(phase);
     }
 
-    /// The next command of the stream in this phase, with its call. The cursor then stands at it.
+    /// The next command of the stream in the phases that were begun, with its call. The cursor then stands at it.
     pub fn next<'a>(&mut self, program: &'a Program, schedule: &'a CallSchedule) -> Option<(&'a Call, &'a Command)> {
-        let list = calls(schedule, self.at.phase);
-        while let Some(call) = list.get(self.at.call as usize) {
-            let commands = &program.bodies[call.body.index()].commands;
-            while let Some(command) = commands.get(self.at.command as usize) {
-                if self.stream.is_none_or(|s| s == command.stream) {
-                    return Some((call, command));
+        loop {
+            while let Some(call) = calls(schedule, self.at.phase).get(self.at.call as usize) {
+                let commands = &program.bodies[call.body.index()].commands;
+                while let Some(command) = commands.get(self.at.command as usize) {
+                    if self.stream.is_none_or(|s| s == command.stream) {
+                        return Some((call, command));
+                    }
+                    self.pass(command);
                 }
-                self.pass(command);
+                (self.at.call, self.at.command) = (self.at.call + 1, 0);
             }
-            (self.at.call, self.at.command) = (self.at.call + 1, 0);
+            self.at = Position { phase: self.later.pop_front()?, call: 0, command: 0 };
         }
-        None
     }
 
     /// Goes on behind the command that [`Cursor::next`] gave.
@@ -50,6 +58,7 @@ impl Cursor {
             self.issued[event as usize] += 1;
         }
         self.at.command += 1;
+        self.through = Through::default();
     }
 
     /// How often an event must have been reached for a wait here to end.

@@ -10,7 +10,7 @@ use crate::cursor::{self, Cursor};
 use crate::device::{Device, DeviceError, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
 use crate::shm::Shm;
-use crate::streams::{self, Communication, Compute, Events};
+use crate::streams::{self, Communication, Compute, Events, Until};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
 use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
@@ -286,7 +286,7 @@ impl<'a, D: Device> Rank<'a, D> {
         self.watch.take().flatten()
     }
 
-    /// Goes to the start of a phase, from the end of another, and forgets the reports of that.
+    /// Goes on to a phase, each stream from the end of the one before, and forgets the reports of that.
     pub fn begin(&mut self, phase: Phase) {
         self.cursors.iter_mut().for_each(|c| c.begin(phase));
         self.reports.fill(None);
@@ -314,12 +314,30 @@ impl<'a, D: Device> Rank<'a, D> {
         }
     }
 
-    /// Runs a phase to its end, communication on a thread of its own where the device's memory can be shared.
+    /// Whether its first stream, which has all but communication, is through what was begun.
+    pub fn is_computed(&mut self) -> bool {
+        self.cursors[0].next(self.frame.program, &self.frame.stage.schedule).is_none()
+    }
+
+    /// Runs a phase until compute is through, communication on a thread of its own where the device's memory can be shared. Some of that may be
+    /// left for the next phase, on which compute of this one does not depend.
     ///
     /// # Errors
     /// What the device or the communicator say.
     pub fn phase(&mut self, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
         self.begin(phase);
+        self.run(Until::Computed, step, shm)
+    }
+
+    /// Brings all communication to its end: then what the rank holds is there, and no other rank waits for it.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn settle(&mut self, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        self.run(Until::Settled, step, shm)
+    }
+
+    fn run(&mut self, until: Until, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
         let Some(beside) = self.device.beside().filter(|_| self.cursors.len() > 1) else {
             while self.advance(step, shm)? != Advance::Finished {}
             return Ok(());
@@ -327,7 +345,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let (frame, events) = (self.frame.clone(), self.events.clone());
         let cursors = self.cursors.split_off(1);
         let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
-        let cursors = streams::run(communication, beside.begin, &events, step, shm, |shm| {
+        let cursors = streams::run(communication, beside.begin, &events, until, step, shm, |shm| {
             Ok(match self.turn(0, step, shm)? {
                 Advance::Moved => Compute::Moved,
                 Advance::Finished => Compute::Finished,

@@ -3,6 +3,7 @@
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress, Terms, ranks};
 use crate::device::{Device, Memory};
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
+use crate::streams::Until;
 use ir::op::Reduce;
 use ir::program::{Channel, Collective, Job};
 use ir::random::mix;
@@ -39,13 +40,30 @@ impl Turns {
     }
 }
 
-/// Lets all ranks of a job take turns until each has finished a phase.
+/// Lets all ranks of a job take turns until each has finished a phase; in random turns, until each is through its compute: then communication may be
+/// left for the next phase ([`settle`]).
 ///
 /// # Errors
 /// What stopped a rank; if none can go on, who waits for whom and where.
 pub fn run_phase<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, phase: Phase, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
     all.iter_mut().for_each(|r| r.begin(phase));
+    let until = if *turns == Turns::Long { Until::Settled } else { Until::Computed };
+    take_turns(job, all, hub, until, step, turns)
+}
+
+/// Lets all ranks take turns until nothing is left to do.
+///
+/// # Errors
+/// As for [`run_phase`].
+pub fn settle<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
+    take_turns(job, all, hub, Until::Settled, step, turns)
+}
+
+fn take_turns<D: Device>(job: &Job, all: &mut [Rank<D>], hub: &mut Hub, until: Until, step: &Step, turns: &mut Turns) -> Result<(), TurnError> {
     loop {
+        if until == Until::Computed && all.iter_mut().all(Rank::is_computed) {
+            return Ok(());
+        }
         let (mut moved, mut stuck) = (false, vec![]);
         for r in turns.order(all.len()) {
             let rank = &mut all[r];

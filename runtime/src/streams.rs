@@ -1,5 +1,6 @@
 //! A rank whose streams run at the same time: compute on the rank's own threads, communication on one more, which takes a piece of
-//! whatever can go on in turn, so that no stream holds up another.
+//! whatever can go on in turn, so that no stream holds up another. A phase is over when compute is through; what communication is left is taken up
+//! again in the next one.
 
 use crate::comm::CommError;
 use crate::cursor::Cursor;
@@ -104,6 +105,14 @@ pub struct Communication<'a> {
     pub shm: Shm<'a>,
 }
 
+/// How long streams run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    Computed,
+    /// Nothing is left of any stream.
+    Settled,
+}
+
 /// Runs a phase: `compute` takes a turn of the compute stream on the calling thread, communication has a thread that calls `begin`
 /// first. Gives the cursors back.
 ///
@@ -113,6 +122,7 @@ pub fn run(
     mut communication: Communication,
     begin: Box<dyn FnOnce() + Send>,
     events: &Events,
+    until: Until,
     step: &Step,
     shm: &mut Shm,
     mut compute: impl FnMut(&mut Shm) -> Result<Compute, ExecError>,
@@ -137,7 +147,12 @@ pub fn run(
         let outcome = loop {
             match compute(shm) {
                 Ok(Compute::Moved) => {}
-                Ok(Compute::Finished) => break Ok(()),
+                Ok(Compute::Finished) => {
+                    if until == Until::Computed {
+                        events.end();
+                    }
+                    break Ok(());
+                }
                 Ok(Compute::Waits(event, due)) => events.wait(event, due, awake, shm),
                 Err(e) => {
                     events.end();
@@ -156,8 +171,9 @@ pub fn run(
 }
 
 impl Communication<'_> {
-    /// Until all streams have come to the end of the phase, or the work has ended.
+    /// Until all streams have come to the end of the phase, or the work has ended. What is under way then can be taken up again.
     fn run(&mut self, events: &Events, step: &Step) -> Result<(), ExecError> {
+        let frame = self.frame;
         let mut pending: Vec<Option<Pending>> = self.cursors.iter().map(|_| None).collect();
         let mut coords = self.frame.job.mesh.coords(self.frame.rank);
         // Few: a core that waits for messages is one that does not compute.
@@ -178,7 +194,7 @@ impl Communication<'_> {
                         }
                         action => {
                             if pending.is_none() {
-                                *pending = self.frame.transfer(&mut coords, call, action).map(Pending::new);
+                                *pending = frame.transfer(&mut coords, call, action).map(|t| Pending::new(t, cursor.through));
                             }
                             let transfer = pending.as_mut().expect("invariant: only communication is on other streams than compute");
                             let outcome = self.shm.poll(self.memory.as_mut(), transfer);
@@ -196,6 +212,9 @@ impl Communication<'_> {
                 }
             }
             if !left || events.ended() {
+                for (cursor, pending) in self.cursors.iter_mut().zip(&pending) {
+                    cursor.through = pending.as_ref().map_or(cursor.through, Pending::through);
+                }
                 return Ok(());
             }
             looks = if moved { 0 } else { looks + 1 };

@@ -134,7 +134,9 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         match orders.on_nonfinite {
             _ if overflow => {}
             OnNonfinite::Stop if !finite => {
+                rank.settle(&step, shm)?;
                 let blame = blame(artifact, &mut rank, &step, shm)?;
+                rank.settle(&step, shm)?;
                 let event = Event::NonFinite { step: number, reports, blame };
                 return protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence);
             }
@@ -150,6 +152,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
     }
+    rank.settle(&Step { number: orders.steps, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] }, shm)?;
     let mark = Mark { step: orders.steps, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {

@@ -200,7 +200,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         return if wrong.is_empty() { Ok(Outcome::Right(Data::Real)) } else { Err(wrong.join("; ")) };
     }
     let got = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
-    let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
+    let settings = Settings { step: STEP, steps: 1, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
     let other = reference::run_step_with(&c.job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("streams: {e}"))?;
     if (&other.reports, &other.params, &other.states) != (&got.reports, &got.params, &got.states) {
         return Err("streams and list order give different results".into());
@@ -279,7 +279,7 @@ fn planned_differently(
 pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> Result<(), String> {
     let given = Given::new(c, case, &Ranges::new());
     let run = |interleaving| {
-        let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving };
+        let settings = Settings { step: STEP, steps: 2, learning_rate: RATE, seed: SEED, interleaving };
         reference::run_step_with(job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("{interleaving:?}: {e}"))
     };
     let ordered = run(Interleaving::List)?;
@@ -378,7 +378,7 @@ impl Runner {
         let Given { params, inputs, states } = &self.0;
         let mut out: Option<Outcomes> = None;
         for interleaving in [Interleaving::List, Interleaving::Random(1), Interleaving::Random(2), Interleaving::Random(3)] {
-            let settings = Settings { step: STEP, learning_rate: RATE, seed: SEED, interleaving };
+            let settings = Settings { step: STEP, steps: 2, learning_rate: RATE, seed: SEED, interleaving };
             let got = reference::run_step_with(job, params, states, inputs, &settings).map_err(|e| e.to_string())?;
             let eval = reference::run_eval(job, params, inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
             let got = (got.reports, got.params, got.states, eval);

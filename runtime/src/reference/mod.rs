@@ -11,7 +11,7 @@ use crate::check;
 use crate::comm::Phase;
 use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
-use crate::loopback::{Hub, TurnError, Turns, run_phase};
+use crate::loopback::{Hub, TurnError, Turns, run_phase, settle};
 use crate::scale::Scaler;
 use ir::program::Job;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// Optimizer states by parameter name and number.
 pub type States = BTreeMap<(String, u32), Tensor>;
 
-/// What a step leaves behind.
+/// What the last of some steps leaves behind.
 #[derive(Clone, Debug)]
 pub struct StepResult {
     /// By name; ranks that report the same name report the same number.
@@ -81,8 +81,10 @@ impl Interleaving {
 /// What a step is run with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// From 1.
+    /// The number of the first step, from 1.
     pub step: u64,
+    /// Steps one after the other, on the same batch.
+    pub steps: u64,
     pub learning_rate: f64,
     pub seed: u64,
     pub interleaving: Interleaving,
@@ -102,7 +104,7 @@ pub fn run_step(
     learning_rate: f64,
     seed: u64,
 ) -> Result<StepResult, Error> {
-    run_step_with(job, params, states, inputs, &Settings { step, learning_rate, seed, interleaving: Interleaving::List })
+    run_step_with(job, params, states, inputs, &Settings { step, steps: 1, learning_rate, seed, interleaving: Interleaving::List })
 }
 
 /// As [`run_step`], with every setting.
@@ -116,21 +118,27 @@ pub fn run_step_with(
     inputs: &BTreeMap<String, Tensor>,
     settings: &Settings,
 ) -> Result<StepResult, Error> {
-    let Settings { step, learning_rate, seed, interleaving } = *settings;
+    let Settings { step: first, steps, learning_rate, seed, interleaving } = *settings;
     check::check(job)?;
     let batch = batch(job, inputs)?;
     let loss_scale = Scaler::new(job.train.loss_scale).scale();
-    let step = Step { number: step, learning_rate, loss_scale, seed, batch: &batch };
     let plans = Plans::new(job);
     let mut ranks = start(job, &plans, params, states, interleaving.order())?;
     let mut turns = interleaving.turns();
     let mut hub = Hub::new(job);
-    run_phase(job, &mut ranks, &mut hub, Phase::Train, &step, &mut turns)?;
-    let mut reports = reports(job, &ranks)?;
-    let updated = ranks.iter().all(Rank::is_finite);
-    if updated {
-        run_phase(job, &mut ranks, &mut hub, Phase::Update, &step, &mut turns)?;
-        reports.extend(self::reports(job, &ranks)?);
+    let (mut reports, mut updated) = (BTreeMap::new(), false);
+    for number in first..first + steps {
+        let step = Step { number, learning_rate, loss_scale, seed, batch: &batch };
+        run_phase(job, &mut ranks, &mut hub, Phase::Train, &step, &mut turns)?;
+        reports = self::reports(job, &ranks)?;
+        updated = ranks.iter().all(Rank::is_finite);
+        if updated {
+            run_phase(job, &mut ranks, &mut hub, Phase::Update, &step, &mut turns)?;
+            reports.extend(self::reports(job, &ranks)?);
+        }
+        if number + 1 == first + steps {
+            settle(job, &mut ranks, &mut hub, &step, &mut turns)?;
+        }
     }
     let (params, states) = assemble(job, &ranks)?;
     let accumulators = ranks.iter().map(|r| r.accumulators().into_iter().collect()).collect();

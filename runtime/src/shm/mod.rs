@@ -17,7 +17,7 @@ mod segment;
 mod wide;
 
 pub use layout::{Layout, bytes_of_rank};
-pub use pending::Pending;
+pub use pending::{Pending, Through};
 pub use segment::Segment;
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
@@ -175,7 +175,7 @@ impl<'a> Shm<'a> {
 
     /// Polls a communication until it is done.
     fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
-        let mut pending = Pending::new(transfer);
+        let mut pending = Pending::new(transfer, Through::default());
         let mut looks = 0;
         loop {
             let bell = self.bell();

@@ -8,18 +8,29 @@ use crate::device::{Location, Memory};
 use crate::executor::Transfer;
 use ir::program::Collective;
 
-/// A communication and how far it is.
-pub struct Pending<'t> {
-    transfer: Transfer<'t>,
+/// How far a communication is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Through {
     /// Elements of each part, or bytes of a message, that are through.
     done: u64,
     /// This member's chunk, or the message's first line, is through.
     begun: bool,
 }
 
+/// A communication and how far it is.
+pub struct Pending<'t> {
+    transfer: Transfer<'t>,
+    through: Through,
+}
+
 impl<'t> Pending<'t> {
-    pub fn new(transfer: Transfer<'t>) -> Pending<'t> {
-        Pending { transfer, done: 0, begun: false }
+    /// Goes on where it was left.
+    pub fn new(transfer: Transfer<'t>, through: Through) -> Pending<'t> {
+        Pending { transfer, through }
+    }
+
+    pub fn through(&self) -> Through {
+        self.through
     }
 }
 
@@ -40,13 +51,13 @@ impl<'a> Shm<'a> {
     /// # Errors
     /// If members or the sender think they exchange something else.
     pub fn poll(&mut self, memory: &mut dyn Memory, pending: &mut Pending) -> Result<Polled, CommError> {
-        let before = (pending.done, pending.begun);
+        let before = (pending.through.done, pending.through.begun);
         let done = match pending.transfer {
             Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
             Transfer::Send(to, message) => self.push(memory, to, &message, pending),
             Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
         };
-        let moved = done || before != (pending.done, pending.begun);
+        let moved = done || before != (pending.through.done, pending.through.begun);
         if moved {
             self.progress();
         }
@@ -60,8 +71,9 @@ impl<'a> Shm<'a> {
             Transfer::Collective(members, _) => {
                 let (area, me) = self.place(members);
                 let posted = self.counter(area.posted(me)).get();
-                let late =
-                    |k: usize| if pending.begun { !self.has_posted(area, k, posted.wrapping_sub(1)) } else { !self.has_taken(area, k, posted) };
+                let late = |k: usize| {
+                    if pending.through.begun { !self.has_posted(area, k, posted.wrapping_sub(1)) } else { !self.has_taken(area, k, posted) }
+                };
                 members.iter().enumerate().filter(|(k, _)| late(*k)).map(|(_, rank)| *rank).collect()
             }
         }
@@ -97,11 +109,11 @@ impl<'a> Shm<'a> {
         let parts = if scattered { n } else { 1 };
         let step = (area.chunk / parts as u64 / width).min(count).max(1);
         let at = |start: Location, index: u64| Location { byte: start.byte + index * exchange.dtype.bytes(), ..start };
-        while pending.done < count {
-            let first = pending.done;
+        while pending.through.done < count {
+            let first = pending.through.done;
             let bytes = (step.min(count - first) * width) as usize;
             let posted = self.counter(area.posted(me));
-            if !pending.begun {
+            if !pending.through.begun {
                 let number = posted.get();
                 if !(0..n).all(|k| self.has_taken(area, k, number)) {
                     return Ok(false);
@@ -112,7 +124,7 @@ impl<'a> Shm<'a> {
                     memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
                 }
                 posted.set(number.wrapping_add(1));
-                pending.begun = true;
+                pending.through.begun = true;
                 self.wake(members);
             }
             let number = posted.get().wrapping_sub(1);
@@ -153,7 +165,7 @@ impl<'a> Shm<'a> {
             self.counter(area.taken(me)).set(number.wrapping_add(1));
             self.wake(members);
             self.progress();
-            (pending.done, pending.begun) = (first + step.min(count - first), false);
+            (pending.through.done, pending.through.begun) = (first + step.min(count - first), false);
         }
         Ok(true)
     }
@@ -169,23 +181,23 @@ impl<'a> Shm<'a> {
         let total = message.count as usize * width;
         loop {
             let at = head.get();
-            let done = pending.done as usize;
-            if pending.begun && done == total {
+            let done = pending.through.done as usize;
+            if pending.through.begun && done == total {
                 return true;
             }
-            let want = if pending.begun { (total - done).min(PIECE) } else { LINE as usize };
+            let want = if pending.through.begun { (total - done).min(PIECE) } else { LINE as usize };
             let lines = self.lines(area, area.lines - at.wrapping_sub(tail.get()), at, want);
             if lines.is_empty() {
                 return false;
             }
-            if pending.begun {
+            if pending.through.begun {
                 let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
                 memory.load(Location { byte: from, ..message.at }, message.dtype, lines);
-                pending.done += lines.len() as u64;
+                pending.through.done += lines.len() as u64;
                 self.progress();
             } else {
                 lines[..16].copy_from_slice(&encode_range(message.dtype, message.count));
-                pending.begun = true;
+                pending.through.begun = true;
             }
             head.set(at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32));
             self.wake(&[to]);
@@ -199,23 +211,23 @@ impl<'a> Shm<'a> {
         let total = message.count as usize * width;
         loop {
             let at = tail.get();
-            let done = pending.done as usize;
-            if pending.begun && done == total {
+            let done = pending.through.done as usize;
+            if pending.through.begun && done == total {
                 return Ok(true);
             }
-            let want = if pending.begun { (total - done).min(PIECE) } else { LINE as usize };
+            let want = if pending.through.begun { (total - done).min(PIECE) } else { LINE as usize };
             let lines = self.lines(area, head.get().wrapping_sub(at), at, want);
             if lines.is_empty() {
                 return Ok(false);
             }
-            if pending.begun {
+            if pending.through.begun {
                 let to = message.at.byte + (done / width) as u64 * message.dtype.bytes();
                 memory.store(Location { byte: to, ..message.at }, message.dtype, lines);
-                pending.done += lines.len() as u64;
+                pending.through.done += lines.len() as u64;
                 self.progress();
             } else {
                 let theirs = <[u8; 16]>::try_from(&lines[..16]).expect("invariant: sixteen bytes");
-                pending.begun = true;
+                pending.through.begun = true;
                 if theirs != encode_range(message.dtype, message.count) {
                     let mine = format!("{} {}", message.count, message.dtype.name());
                     return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
