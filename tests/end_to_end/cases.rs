@@ -8,7 +8,8 @@ use crate::differential::meshes::{meshes, mixed};
 use crate::harness::Case;
 use crate::mcc::{Dir, Ran, metrics};
 use crate::triples::mesh_arguments;
-use judge::{Run, judge};
+use judge::{Bounds, Run, judge, judge_within};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
@@ -49,7 +50,14 @@ fn compiles(dir: &Dir, case: &str, Series { seq, epsilon, .. }: &Series, mesh: &
     dir.line(&format!("compile model/model.mdl {mesh} -D seq={seq} {TRAIN} --adam-eps {epsilon} -o out.mcc"))
 }
 
-fn trains(dir: &Dir, case: &str, Series { seq, .. }: &Series, mesh: &str) {
+/// What training a compiled case came to.
+struct Trained {
+    losses: Vec<f64>,
+    grad_norms: Vec<f64>,
+    param_norms: BTreeMap<String, f64>,
+}
+
+fn trained(dir: &Dir, case: &str, Series { seq, .. }: &Series) -> Trained {
     let from = format!("{CASES}/{case}");
     let further = FURTHER.into_iter().map(|name| (name, format!("{from}/{name}.npy"))).filter(|(_, path)| PathBuf::from(path).exists());
     let further: String = further.map(|(name, path)| format!(" --data {name}={path}")).collect();
@@ -58,11 +66,39 @@ fn trains(dir: &Dir, case: &str, Series { seq, .. }: &Series, mesh: &str) {
     dir.line(&format!("export hf trained.safetensors --model model/model.mdl -D seq={seq} -o exported")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect::<Vec<f64>>();
-    let norms = convert::norms(&dir.path("exported/model.safetensors")).expect("exported weights");
-    let expected = fs::read(PathBuf::from(&from).join("expected.json")).expect("the case");
-    let expected = serde_json::from_slice(&expected).expect("JSON");
-    let wrong = judge(&Run { losses: &of("loss"), grad_norms: &of("grad_norm"), param_norms: Some(&norms) }, &expected);
+    let param_norms = convert::norms(&dir.path("exported/model.safetensors")).expect("exported weights");
+    Trained { losses: of("loss"), grad_norms: of("grad_norm"), param_norms }
+}
+
+fn expected(case: &str, file: &str) -> serde_json::Value {
+    let text = fs::read(PathBuf::from(CASES).join(case).join(file)).expect("the case");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+fn trains(dir: &Dir, case: &str, series: &Series, mesh: &str) {
+    let Trained { losses, grad_norms, param_norms } = trained(dir, case, series);
+    let run = Run { losses: &losses, grad_norms: &grad_norms, param_norms: Some(&param_norms) };
+    let wrong = judge(&run, &expected(case, "expected.json"));
     assert!(wrong.is_empty(), "{case} {mesh}: {wrong:#?}");
+}
+
+/// Of cases with a run in bf16, by PyTorch's autocast, which keeps the stream between layers in f32 where mcc rounds it. A rounding moves a number by
+/// 2^-9 of it at most, up or down. A loss is a mean over tokens, in which roundings cancel: within one of them. An element of a gradient has some 50
+/// behind it (12 operations a layer, there and back), so it is off by sqrt(50) of them; those of the head are in all elements alike, and in the norm.
+const BF16: Bounds = Bounds { losses: 1.0 / 512.0, grad_norms: 7.0 / 512.0, param_norms: f64::INFINITY };
+
+fn agrees_in_bf16(mesh: &str) {
+    for case in ["llama31", "qwen2"] {
+        let dir = Dir::new();
+        compiles(&dir, case, &SHORT, &format!("--bf16 {mesh} --global-batch-size {}", SHORT.batch)).succeeds();
+        let Trained { losses, grad_norms, .. } = trained(&dir, case, &SHORT);
+        let run = Run { losses: &losses, grad_norms: &grad_norms, param_norms: None };
+        let wrong = judge_within(&run, &expected(case, "expected.bf16.json"), &BF16);
+        assert!(wrong.is_empty(), "{case} {mesh}: {wrong:#?}");
+        // It is bf16 that was trained.
+        let plain = judge(&run, &expected(case, "expected.json"));
+        assert!(plain.len() == 2, "{case} {mesh} is exact: {plain:?}");
+    }
 }
 
 fn agrees_on(mesh: &str) {
@@ -241,4 +277,24 @@ fn reference_cases_on_some_meshes_of_eight_ranks() {
         true
     });
     assert!(ran.take(count).count() > 0, "no mesh compiles");
+}
+
+#[test]
+fn bf16_cases_on_one_rank() {
+    agrees_in_bf16("");
+}
+
+#[test]
+fn bf16_cases_on_tp2() {
+    agrees_in_bf16("--tp 2 --sp");
+}
+
+#[test]
+fn bf16_cases_on_pp2() {
+    agrees_in_bf16("--pp 2");
+}
+
+#[test]
+fn bf16_cases_on_dp2_zero1() {
+    agrees_in_bf16("--dp 2 --zero 1");
 }

@@ -100,3 +100,37 @@ fn a_loss_scale_that_is_too_great_comes_down() {
     assert!((1..12).contains(&skipped), "{skipped} steps are skipped");
     assert!(scale(skipped) < scale(0) && got[skipped]["grad_norm"].is_f64(), "{got:?}");
 }
+
+/// A scale that falls, waits and grows goes on where it stood, as weights and optimizer states do.
+#[test]
+fn a_resumed_run_with_a_loss_scale_ends_with_the_same_bits() {
+    let dir = Dir::new();
+    dir.write("corpus.txt", TEXT.repeat(200));
+    let scale = "--fp16 --initial-loss-scale 67108864 --loss-scale-window 3 --hysteresis 2";
+    dir.line(&format!("compile {} {scale} --global-batch-size 4 --lr 2e-3 --lr-warmup-iters 0 --lr-decay-style constant -o out.mcc", model("gpt2")))
+        .succeeds();
+    let run = |flags: &str| {
+        dir.line(&format!("run out.mcc --data corpus.txt --metrics m.jsonl --save w.safetensors {flags}")).succeeds();
+        let scales: Vec<f64> = metrics(&dir.path("m.jsonl")).iter().map(|m| m["loss_scale"].as_f64().expect("a scale")).collect();
+        (scales, fs::read(dir.path("w.safetensors")).expect("weights"))
+    };
+    let (scales, weights) = run("--steps 14");
+    assert!(scales.windows(2).any(|s| s[1] < s[0]) && scales.windows(2).any(|s| s[1] > s[0]), "{scales:?}");
+    for cut in [1, 4, 9] {
+        let (before, _) = run(&format!("--steps {cut} --save-state s.safetensors"));
+        let (after, resumed) = run("--steps 14 --resume s.safetensors");
+        assert_eq!([before, after].concat(), scales, "cut after {cut}");
+        assert!(resumed == weights, "cut after {cut}");
+    }
+}
+
+#[test]
+fn experts_train_in_sixteen_bits_nearly_as_in_thirty_two() {
+    let loss = |m: &[serde_json::Value]| m.last().and_then(|m| m["loss"].as_f64()).expect("a loss");
+    let want = loss(&train("mixtral", "", 12).0);
+    for plan in ["--bf16", "--bf16 --dp 2 --ep 2"] {
+        let got = train("mixtral", plan, 12).0;
+        assert!((loss(&got) - want).abs() < 0.05, "{plan}: {} instead of {want}", loss(&got));
+        assert!(loss(&got) < got[0]["loss"].as_f64().expect("a loss") - 0.5, "{plan} does not learn");
+    }
+}
