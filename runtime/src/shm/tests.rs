@@ -77,6 +77,18 @@ fn sums_of_f32_are_in_rank_order_on_every_rank() {
     }
 }
 
+/// In bf16 256 + 1 is 256 again, and in fp16 2048 + 1 is 2048.
+#[test]
+fn sums_of_16_bit_floats_are_rounded_once() {
+    for (dtype, great, sum) in [(DType::Bf16, 256.0, 258.0), (DType::F16, 2048.0, 2050.0)] {
+        for kind in [Collective::AllReduce(Reduce::Sum), Collective::ReduceScatter(Reduce::Sum)] {
+            for rank in exchanged(3, kind, dtype, MANY, |rank, _| if rank == 0 { great } else { 1.0 }) {
+                assert_eq!(rank, vec![sum; MANY as usize]);
+            }
+        }
+    }
+}
+
 #[test]
 fn all_gather_concatenates_in_rank_order() {
     for rank in exchanged(2, Collective::AllGather, DType::F32, MANY, |rank, i| (rank * MANY + i) as f64) {
