@@ -209,6 +209,9 @@ pub struct CompileArgs {
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
     #[arg(long, value_name = "N")]
     pub bucket_size: Option<u64>,
+    /// Room for the rows of experts: F times a rank's share if all experts get equally many; a step that needs more stops with an error [default: room for all there can be]
+    #[arg(long, value_name = "F", value_parser = factor)]
+    pub moe_buffer_factor: Option<f64>,
     /// Pipeline stages
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub pp: u64,
@@ -468,6 +471,11 @@ fn bytes(text: &str) -> Result<u64, String> {
 /// A loss scale: a finite number above 0.
 fn scale(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or_else(|| "a number above 0, such as 65536".into())
+}
+
+/// Room for rows: a finite number above 0.
+fn factor(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or_else(|| "a number above 0, such as 1.25".into())
 }
 
 fn define(text: &str) -> Result<(String, String), String> {

@@ -13,6 +13,7 @@ use ir::program::Job;
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint, Footprints, Kind};
 use passes::layout::{Counts, Cuts};
+use passes::partition::Buffer;
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -206,6 +207,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         recompute: recompute(args)?,
         rows: Rows::Rules,
         bucket_size: args.bucket_size,
+        moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
     })
 }
 

@@ -93,7 +93,7 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         }
         Op::Binary(Binary::Mul) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0, 1] } else { &[] }),
         Op::Binary(Binary::Div) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0] } else { &[] }),
-        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } => {
+        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } | Op::Limit { .. } => {
             plain(by_name(&map_or_sum), &[])
         }
         // Zero is partial and replicated at once.
@@ -179,6 +179,7 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         | Op::Collective { .. }
         | Op::Recv { .. }
         | Op::Send { .. }
+        | Op::Limit { .. }
         | Op::Dot { .. }
         | Op::Reduce { .. }
         | Op::Attention(_)

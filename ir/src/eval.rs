@@ -229,7 +229,7 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
             DType::I32 => p[0].trunc(),
             DType::Bool => f64::from(p[0] != 0.0),
         }),
-        Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } | Op::Send { .. } => pointwise(body, v, args, |p| p[0]),
+        Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } | Op::Send { .. } | Op::Limit { .. } => pointwise(body, v, args, |p| p[0]),
         Op::View { from, to } => view(body, v, args[0], from, to),
         Op::Slice { from, to, at } => {
             let source = body.dims_of(node.args[0]);

@@ -69,6 +69,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         Op::Reshard { .. }
         | Op::Collective { .. }
         | Op::Send { .. }
+        | Op::Limit { .. }
         | Op::Unary(_)
         | Op::Cast
         | Op::StopGradient
@@ -116,6 +117,8 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
     let ty = match op {
         Op::Input(_) | Op::Param(_) | Op::Table(_) | Op::Const(_) | Op::Recv { .. } => declared.clone(),
         Op::Reshard { .. } | Op::Send { .. } => args[0].clone(),
+        Op::Limit { .. } if *args[0] == Type::scalar(DType::I32) => args[0].clone(),
+        Op::Limit { .. } => return fail("wants an i32 scalar"),
         Op::Collective { kind, part, .. } => {
             return collective(*kind, *part, args[0])
                 .ok_or_else(|| TypeError { op: kind.name().into(), text: "the operand lacks the dim of its parts".into() });

@@ -112,7 +112,8 @@ impl Kernel {
                 | Op::Reshard { .. }
                 | Op::Collective { .. }
                 | Op::Recv { .. }
-                | Op::Send { .. } => {
+                | Op::Send { .. }
+                | Op::Limit { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
                 Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {

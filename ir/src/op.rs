@@ -371,6 +371,10 @@ pub enum Op {
         hops: i64,
         channel: Channel,
     },
+    /// `Local` level: the result is the operand, an i32 scalar. A run in which it is more stops there, with an error.
+    Limit {
+        most: u64,
+    },
 
     // Contraction and reduction.
     // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum`, of a `scatter` and of attention.
@@ -462,6 +466,7 @@ impl Op {
             Op::Collective { kind, .. } => kind.name(),
             Op::Recv { .. } => "recv",
             Op::Send { .. } => "send",
+            Op::Limit { .. } => "limit",
             Op::Dot { .. } => "dot",
             Op::GroupedDot { .. } => "grouped_dot",
             Op::Reduce { kind, .. } => match kind {
@@ -524,7 +529,8 @@ impl Op {
             | Op::Expand
             | Op::Reshard { .. }
             | Op::Recv { .. }
-            | Op::Send { .. } => self.clone(),
+            | Op::Send { .. }
+            | Op::Limit { .. } => self.clone(),
         }
     }
 
@@ -565,6 +571,7 @@ impl Op {
             | Op::Collective { .. }
             | Op::Recv { .. }
             | Op::Send { .. }
+            | Op::Limit { .. }
             | Op::Dot { .. }
             | Op::GroupedDot { .. }
             | Op::Reduce { .. }

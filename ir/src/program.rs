@@ -415,6 +415,11 @@ pub enum Action {
         report: u32,
         src: Place,
     },
+    /// Stops the run with an error if the i32 there is more. The command's reason says what it counts.
+    Limit {
+        src: Place,
+        most: u64,
+    },
     /// Marks this point of the stream. Events are the program's: they live across calls and phases, and each is always
     /// recorded on one stream.
     Record {

@@ -30,7 +30,7 @@ pub fn graph(g: &Graph) -> Result<(), VerifyError> {
     for v in body.values() {
         infer::check(body, v).or_else(|e| fail(v, e.to_string()))?;
         let node = &body[v];
-        if matches!(node.op, Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. }) {
+        if matches!(node.op, Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Limit { .. }) {
             return fail(v, format!("`{}` in a logical graph", node.op.name()));
         }
         if let Some(a) = node.args.iter().find(|a| !body[**a].op.is_source() && body[**a].origin.phase > node.origin.phase) {

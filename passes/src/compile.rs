@@ -7,7 +7,7 @@ use crate::differentiate::{self, DifferentiateError};
 use crate::layout::{Counts, Cuts};
 use crate::lower::{Bodies, Kernels, Lowering, Names};
 use crate::overlap::{self, Overlap};
-use crate::partition::{self, Weights};
+use crate::partition::{self, Buffer, Weights};
 use crate::pipeline::{self, Plan as Pipeline};
 use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
@@ -58,6 +58,8 @@ pub struct Options {
     pub rows: Rows,
     /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
     pub bucket_size: Option<u64>,
+    /// How many rows go from a rank to the experts of another at most.
+    pub moe_buffer: Buffer,
 }
 
 impl Default for Options {
@@ -84,6 +86,7 @@ impl Default for Options {
             recompute: Recompute::None,
             rows: Rows::Rules,
             bucket_size: None,
+            moe_buffer: Buffer::Whole,
         }
     }
 }
@@ -193,12 +196,12 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             return Err(CompileError::User(repeated));
         }
     }
-    let locals = locals(&mut trace, &sharded, &pipe, options.tp_overlap)?;
+    let locals = locals(&mut trace, &sharded, &pipe, options)?;
     let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
     let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
     let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
-    let evaluations = self::locals(&mut trace, &evaluated, &pipe, options.tp_overlap)?;
+    let evaluations = self::locals(&mut trace, &evaluated, &pipe, options)?;
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
@@ -222,15 +225,15 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })
 }
 
-fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, tp: TpOverlap) -> Result<Vec<Local>, CompileError> {
+fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Options) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
     let stages = trace
-        .step("partition", || partition::partition(sharded, &pipe.layout, weights), |l| l.as_ref().map_or(Ok(()), agree))?
+        .step("partition", || partition::partition(sharded, &pipe.layout, weights, options.moe_buffer), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
-    trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, tp)).collect(), |l: &Vec<Local>| valid(l))
+    trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, options.tp_overlap)).collect(), |l: &Vec<Local>| valid(l))
 }
 
 /// Named outputs are for inference; a training step does not compute what only they need.

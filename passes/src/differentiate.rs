@@ -364,7 +364,8 @@ fn adjoint(
         | Op::Shard { .. }
         | Op::Reshard { .. }
         | Op::Collective { .. }
-        | Op::Send { .. } => {
+        | Op::Send { .. }
+        | Op::Limit { .. } => {
             return Err(no_gradient(b, op));
         }
         Op::Input(_)

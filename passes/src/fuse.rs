@@ -33,7 +33,7 @@ pub enum Role {
     Source,
     /// The same memory as its operand, if the layout allows.
     Alias,
-    /// A collective, a send, a receive.
+    /// A collective, a send, a receive, a limit.
     Exchange,
 }
 
@@ -44,7 +44,7 @@ pub fn role(body: &Body, v: Value) -> Role {
         Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut | Op::StopGradient => Role::Alias,
         // A permutation that moves only dims of one element moves nothing.
         Op::Expand if is_renumbering(body, v) => Role::Alias,
-        Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => Role::Exchange,
+        Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Limit { .. } => Role::Exchange,
         Op::Expand
         | Op::Unary(_)
         | Op::Binary(_)

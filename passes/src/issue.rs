@@ -100,6 +100,7 @@ impl Graph {
                 | Action::Fill { .. }
                 | Action::Load { .. }
                 | Action::Report { .. }
+                | Action::Limit { .. }
                 | Action::Record { .. }
                 | Action::Wait { .. } => {}
             }

@@ -210,7 +210,8 @@ impl Building<'_> {
             | Op::Reshard { .. }
             | Op::Collective { .. }
             | Op::Recv { .. }
-            | Op::Send { .. } => unreachable!("invariant: not part of a kernel"),
+            | Op::Send { .. }
+            | Op::Limit { .. } => unreachable!("invariant: not part of a kernel"),
         }
     }
 

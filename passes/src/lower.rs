@@ -486,6 +486,11 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
                 );
                 view
             }
+            Op::Limit { most } => {
+                let view = self.dense_view(node.args[0]);
+                self.push(Action::Limit { src: view.place.clone(), most: *most }, &node.origin, self.local.reasons[v.index()].clone());
+                view
+            }
             Op::Send { hops, channel } => {
                 let view = self.dense_view(node.args[0]);
                 let count = body.elements(v);
@@ -526,7 +531,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn reduces_in_place(&self, v: Value, kind: Collective, src: &View) -> bool {
         let body = &self.local.body;
         let arg = body[v].args[0];
-        let owned = matches!(role(body, arg), Role::Compute | Role::Exchange) && !matches!(body[arg].op, Op::Send { .. });
+        let owned = matches!(role(body, arg), Role::Compute | Role::Exchange) && !matches!(body[arg].op, Op::Send { .. } | Op::Limit { .. });
         let dense = src.dims == body[v].ty.dims;
         matches!(kind, Collective::AllReduce(_)) && owned && dense && self.users[arg.index()].len() == 1 && !self.is_root(arg)
     }
@@ -718,7 +723,7 @@ pub fn buffers_of(action: &Action) -> Vec<BufferId> {
     match action {
         Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),
         Action::Collective { src, dst, .. } => vec![src.buffer, dst.buffer],
-        Action::Send { src, .. } | Action::Report { src, .. } => vec![src.buffer],
+        Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src.buffer],
         Action::Recv { dst, .. } => vec![dst.buffer],
         Action::Fill { buffer, .. } => vec![*buffer],
         Action::Load { dst, .. } => vec![*dst],

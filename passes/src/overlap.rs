@@ -83,9 +83,13 @@ pub fn stream_of(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
         }
         Action::Send { .. } => Stream::Send,
         Action::Recv { .. } => Stream::Receive,
-        Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => {
-            Stream::Compute
-        }
+        Action::Launch { .. }
+        | Action::Fill { .. }
+        | Action::Load { .. }
+        | Action::Report { .. }
+        | Action::Limit { .. }
+        | Action::Record { .. }
+        | Action::Wait { .. } => Stream::Compute,
     }
 }
 
@@ -108,6 +112,7 @@ fn lives(program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) 
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
+            | Action::Limit { .. }
             | Action::Record { .. }
             | Action::Wait { .. } => None,
         };

@@ -148,7 +148,8 @@ fn is_zero(body: &Body, zero: &HashMap<(Value, Dim), bool>, v: Value, d: Dim) ->
         | Op::GroupedDot { .. }
         | Op::Collective { .. }
         | Op::Recv { .. }
-        | Op::Send { .. } => false,
+        | Op::Send { .. }
+        | Op::Limit { .. } => false,
     }
 }
 

@@ -249,6 +249,7 @@ fn is_zero(body: &Body, v: Value, zero: &dyn Fn(Value) -> bool) -> bool {
         | Op::Collective { .. }
         | Op::Recv { .. }
         | Op::Send { .. }
+        | Op::Limit { .. }
         | Op::GroupedDot { .. }
         | Op::ArgMax { .. }
         | Op::Attention(_)

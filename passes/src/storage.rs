@@ -28,7 +28,7 @@ impl View {
         let mut place = self.place.clone();
         let mut pairs: Vec<(Dim, u64)> = self.dims.iter().copied().zip(self.strides.iter().copied()).collect();
         match op {
-            Op::Cut | Op::StopGradient | Op::Expand | Op::Send { .. } => {}
+            Op::Cut | Op::StopGradient | Op::Expand | Op::Send { .. } | Op::Limit { .. } => {}
             Op::Slice { from, to, at } => {
                 let k = pairs.iter().position(|p| p.0 == *from)?;
                 place.offset += at * pairs[k].1;

@@ -43,7 +43,7 @@ impl<'a> Costs<'a> {
                 let apart = self.mesh.world() / self.mesh.size(Axis::Pp) * hops.unsigned_abs();
                 self.sent(program, action) * if apart < RANKS { NEAR } else { FAR }
             }
-            Action::Report { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
+            Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
         }
     }
 
@@ -56,6 +56,7 @@ impl<'a> Costs<'a> {
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
+            | Action::Limit { .. }
             | Action::Record { .. }
             | Action::Wait { .. } => 0,
         }

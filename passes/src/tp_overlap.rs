@@ -385,7 +385,7 @@ impl Splitting<'_> {
     /// Whether a value is there, or follows from what is without communication.
     fn is_at_hand(&self, v: Value) -> bool {
         let apart = |v: Value| self.found.late.contains(&v) || self.found.gather_of.contains_key(&v) || self.found.reductions.contains_key(&v);
-        let exchange = matches!(self.old.body[v].op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
+        let exchange = matches!(self.old.body[v].op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Limit { .. });
         self.map[v.index()].is_some() || !apart(v) && !exchange && self.old.body[v].args.iter().all(|a| self.is_at_hand(*a))
     }
 

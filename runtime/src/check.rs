@@ -205,7 +205,8 @@ fn op_dims(op: &Op) -> Vec<Dim> {
         | Op::Expand
         | Op::Reshard { .. }
         | Op::Recv { .. }
-        | Op::Send { .. } => vec![],
+        | Op::Send { .. }
+        | Op::Limit { .. } => vec![],
     }
 }
 
@@ -382,6 +383,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             ensure((*report as usize) < job.reports.len(), || format!("there is no report {report}"))?;
             place_sound(mesh, program, src, DType::F32, 1)
         }
+        Action::Limit { src, .. } => place_sound(mesh, program, src, DType::I32, 1),
         Action::Record { .. } | Action::Wait { .. } => Ok(()),
     }
 }

@@ -77,7 +77,8 @@ pub fn events(program: &Program) -> usize {
         | Action::Recv { .. }
         | Action::Fill { .. }
         | Action::Load { .. }
-        | Action::Report { .. } => None,
+        | Action::Report { .. }
+        | Action::Limit { .. } => None,
     });
     events.max().unwrap_or(0)
 }

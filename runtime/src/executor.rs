@@ -40,6 +40,9 @@ pub enum Fault {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A number is more than the program has room for.
+    #[error("{found} is more than {most}: {reason}")]
+    Limit { found: i64, most: u64, reason: String },
 }
 
 /// What stopped a rank, and where.
@@ -178,6 +181,7 @@ impl<'a> Frame<'a> {
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
+            | Action::Limit { .. }
             | Action::Record { .. }
             | Action::Wait { .. } => None,
         }
@@ -425,6 +429,14 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.device.read(self.frame.locate(&self.coords, call, src), DType::F32, &mut value);
                 self.reports[*report as usize] = Some(value[0]);
             }
+            Action::Limit { src, most } => {
+                let mut value = [0.0];
+                self.device.read(self.frame.locate(&self.coords, call, src), DType::I32, &mut value);
+                let found = value[0] as i64;
+                if found > *most as i64 {
+                    return Err(Fault::Limit { found, most: *most, reason: command.reason.clone().unwrap_or_default() });
+                }
+            }
             Action::Record { event } => {
                 self.events.reach(*event);
                 comm.recorded();
@@ -655,6 +667,7 @@ fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {
         Action::Fill { buffer, .. } => format!("fill of {}", program.buffers[buffer.index()].name),
         Action::Load { input, .. } => format!("load of input {}", job.inputs[*input as usize].name),
         Action::Report { report, .. } => format!("report of {}", job.reports[*report as usize]),
+        Action::Limit { most, .. } => format!("limit of {most}"),
         Action::Record { event } => format!("record of event {event}"),
         Action::Wait { event } => format!("wait for event {event}"),
     }

@@ -161,7 +161,7 @@ pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
             args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
         }
         Action::Collective { src, dst, .. } => place(src) || place(dst),
-        Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } => place(p),
+        Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } | Action::Limit { src: p, .. } => place(p),
         Action::Load { index, .. } => index.iter().any(|map| matches!(&map.base, Base::Coords(form) if varies(mesh, form))),
         Action::Fill { .. } | Action::Record { .. } | Action::Wait { .. } => false,
     }
@@ -200,6 +200,7 @@ impl Reader<'_> {
                 ensure((*report as usize) < self.job.reports.len(), || format!("there is no report {report}"))?;
                 Ok(vec![self.dense(src, DType::F32, 1, Effect::Read)?])
             }
+            Action::Limit { src, .. } => Ok(vec![self.dense(src, DType::I32, 1, Effect::Read)?]),
             Action::Record { .. } | Action::Wait { .. } => Ok(vec![]),
         }
     }

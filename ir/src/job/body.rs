@@ -93,6 +93,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
             | Action::Send { .. }
             | Action::Recv { .. }
             | Action::Load { .. }
+            | Action::Limit { .. }
             | Action::Record { .. }
             | Action::Wait { .. } => {}
         }

@@ -80,6 +80,7 @@ impl Events {
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
+            | Action::Limit { .. }
             | Action::Record { .. }
             | Action::Wait { .. } => None,
         };

@@ -138,6 +138,7 @@ pub(crate) fn describe_command(command: &Command) -> String {
         Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
         Action::Load { input, .. } => format!("load of input {input}"),
         Action::Report { report, .. } => format!("report {report}"),
+        Action::Limit { most, .. } => format!("limit to {most}"),
         Action::Record { event } => format!("record of event {event}"),
         Action::Wait { event } => format!("wait for event {event}"),
     };

@@ -199,7 +199,7 @@ fn queues(mesh: &Mesh, program: &Program, at: &At) -> Result<(), JobError> {
                 Action::Send { hops, channel, .. } => Queue::Send(*hops, *channel),
                 Action::Recv { hops, channel, .. } => Queue::Receive(*hops, *channel),
                 Action::Wait { .. } => continue,
-                Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } => {
+                Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Limit { .. } => {
                     ensure(command.stream == Stream::Compute, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
                     continue;
                 }
@@ -284,7 +284,8 @@ impl<'a> Order<'a> {
             | Action::Recv { .. }
             | Action::Fill { .. }
             | Action::Load { .. }
-            | Action::Report { .. } => Act::Touch(bytes.iter().map(touch).collect()),
+            | Action::Report { .. }
+            | Action::Limit { .. } => Act::Touch(bytes.iter().map(touch).collect()),
         };
         let bodies: Vec<Vec<(usize, Act)>> = program
             .bodies

@@ -98,7 +98,7 @@ impl Flow {
             Action::Send { src, .. } => Step::Send(source(src)),
             Action::Recv { .. } => Step::Recv(target(&accesses[0], vec![], 0)),
             Action::Report { report, src } => Step::Report(*report, source(src)),
-            Action::Record { .. } | Action::Wait { .. } => return,
+            Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => return,
         };
         let part = |a: &&Access| a.effect == Effect::Read && a.hull() != (0, program.buffers[a.buffer.index()].elements());
         self.parted.extend(accesses.iter().filter(part).map(|a| a.buffer));

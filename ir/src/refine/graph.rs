@@ -7,7 +7,7 @@ use crate::graph::Value;
 use crate::job::JobError;
 use crate::local::Chunk;
 use crate::op::{Channel, Op, Scalar};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What can be seen of a step from outside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Outcome {
     /// By slot of the program, and by slot and number of the state.
     pub params: BTreeMap<u32, Access>,
     pub states: BTreeMap<(u32, u32), Access>,
+    /// What is held to a limit.
+    pub held: HashSet<(u64, Access)>,
     /// What is sent, in order.
     pub sent: BTreeMap<(i64, Channel), Vec<Access>>,
     /// What collectives across stages give, by their stages, in order.
@@ -75,6 +77,9 @@ impl Outcome {
                 },
             };
             match &node.op {
+                Op::Limit { most } => {
+                    out.held.insert((*most, value.flat()));
+                }
                 Op::Send { hops, channel } => out.sent.entry((*hops, *channel)).or_default().push(value.flat()),
                 Op::Collective { stages: Some(stages), .. } if stages.len() > 1 => out.met.entry(stages.clone()).or_default().push(value.flat()),
                 _ => {}

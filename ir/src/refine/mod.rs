@@ -6,7 +6,7 @@
 //!
 //! **Invariants** (each program and schedule, for the calls of the first, the second and the last microbatch, once-per-step calls included):
 //! - Every operand of every command reads one value, whole: nothing overwritten, misplaced, missing or in part.
-//! - Reports, new parameters and states are the local graph's; what is sent on each channel, and what collectives across stages
+//! - Reports, new parameters and states, and what is held to limits, are the local graph's; what is sent on each channel, and what collectives across stages
 //!   exchange, is the local graph's, in its order.
 //!
 //! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both ends of them mean

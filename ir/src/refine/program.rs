@@ -153,6 +153,11 @@ impl<'a> Machine<'a> {
                 self.hold(dst.index(), Op::Input(*input), index);
                 Ok(())
             }
+            Action::Limit { src, most } => {
+                let x = self.dense(src, 1)?;
+                self.got.held.insert((*most, x));
+                Ok(())
+            }
             Action::Report { report, src } => {
                 let x = self.dense(src, 1)?;
                 self.got.reports.insert(*report, x);
@@ -216,6 +221,9 @@ impl<'a> Machine<'a> {
             let name = &self.job.reports[*report as usize];
             let got = got.reports.get(report).ok_or_else(|| format!("`{name}` is not reported"))?;
             self.same(&format!("report `{name}`"), x, got)?;
+        }
+        if got.held != want.held {
+            return Err("it holds other numbers to limits than its graph".into());
         }
         if got.sent.keys().ne(want.sent.keys()) {
             return Err("it sends on other channels than its graph".into());

@@ -200,7 +200,7 @@ impl Terms {
             Access { dims, ..x.clone() }
         };
         match &node.op {
-            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } => Some(arranged(&args[0], &|d| position(0, d))),
+            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(arranged(&args[0], &|d| position(0, d))),
             Op::Slice { from, to, at } => {
                 let k = position(0, *from)?;
                 let n = to.map_or(1, |d| body.dims.size(d));

@@ -96,6 +96,7 @@ ops! { io;
     };
     Op::Recv { hops, channel }, [Op::Recv { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Send { hops, channel }, [Op::Send { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
+    Op::Limit { most }, [Op::Limit { most: 0 }] => io.with(" to ", most, Io::number);
     Op::Dot { over }, [Op::Dot { over: vec![] }] => io.with(" over ", over, dims);
     Op::GroupedDot { rows, experts, over }, [Op::GroupedDot { rows: D, experts: D, over: vec![] }] => {
         io.with(" rows ", rows, dim)?;

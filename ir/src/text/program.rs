@@ -154,7 +154,8 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
         ("recv", Action::Recv { hops: 0, channel: Channel(0), dtype: f32, count: 0, dst }),
         ("fill", Action::Fill { buffer: BufferId(0), value: Real(0.0) }),
         ("load", Action::Load { input: 0, dst: BufferId(0), index: vec![] }),
-        ("report", Action::Report { report: 0, src }),
+        ("report", Action::Report { report: 0, src: src.clone() }),
+        ("limit", Action::Limit { src, most: 0 }),
         ("record", Action::Record { event: 0 }),
         ("wait", Action::Wait { event: 0 }),
     ];
@@ -197,6 +198,10 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
         Action::Report { report, src } => {
             io.with(" ", report, |io, r| io.hinted(r, |h| &h.reports))?;
             io.with(" from ", src, place)
+        }
+        Action::Limit { src, most } => {
+            io.with(" ", src, place)?;
+            io.with(" to ", most, Io::number)
         }
         Action::Record { event } | Action::Wait { event } => io.with(" ", event, Io::number),
     }

@@ -31,13 +31,23 @@ pub enum Weights {
     Apart,
 }
 
+/// How many rows of experts there is room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Buffer {
+    /// All that there can be, whatever is chosen.
+    #[default]
+    Whole,
+    /// So many times a rank's share if all experts get equally many; more stops the run.
+    Factor(f64),
+}
+
 /// The local graphs, one per stage.
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
 /// E0632: a value is used on another stage than at the border of layers.
-pub fn partition(s: &Sharded, layout: &Layout, weights: Weights) -> Result<Vec<Local>, Vec<Diagnostic>> {
-    let job = JobView::new(s, layout, weights)?;
+pub fn partition(s: &Sharded, layout: &Layout, weights: Weights, buffer: Buffer) -> Result<Vec<Local>, Vec<Diagnostic>> {
+    let job = JobView::new(s, layout, weights, buffer)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
 }
 
@@ -80,6 +90,7 @@ struct JobView<'a> {
     s: &'a Sharded,
     layout: &'a Layout,
     weights: Weights,
+    buffer: Buffer,
     /// Virtual stage of values of the forward and backward pass, unless loose.
     virtual_stage: Vec<Option<u32>>,
     /// Chunk of values: of loose ones that of their user.
@@ -100,7 +111,7 @@ struct JobView<'a> {
 }
 
 impl<'a> JobView<'a> {
-    fn new(s: &'a Sharded, layout: &'a Layout, weights: Weights) -> Result<JobView<'a>, Vec<Diagnostic>> {
+    fn new(s: &'a Sharded, layout: &'a Layout, weights: Weights, buffer: Buffer) -> Result<JobView<'a>, Vec<Diagnostic>> {
         let body = &s.graph.body;
         let n = body.nodes.len();
         let mut reports: Vec<(u32, Value)> = vec![];
@@ -117,6 +128,7 @@ impl<'a> JobView<'a> {
             s,
             layout,
             weights,
+            buffer,
             virtual_stage: assign(body, layout),
             chunk: vec![Chunk::Forward(0); n],
             prologue: vec![false; n],

@@ -8,6 +8,7 @@ use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Reshard};
 use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
+use passes::partition::Buffer;
 use runtime::host::Part;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -273,6 +274,41 @@ fn experts_on_both_axes_exchange_rows_and_gather_and_scatter_them() {
 fn whole_experts_on_all_ranks_exchange_rows_alone() {
     assert_eq!(kinds(Axis::Dp, "dp2 tp2 sp ep4 etp1"), "2 A2A / 2 A2A");
     assert_eq!(kinds(Axis::Tp, "dp2 tp2 sp ep4 etp1"), "2 A2A / 2 A2A");
+}
+
+/// In the middle layer of a rank: elements of all-to-alls of rows and of tables, and multiplications in products of rows with experts' matrices.
+fn of_experts(words: &str, buffer: Buffer) -> (Vec<u64>, Vec<u64>, u64) {
+    let compiled = compiled(EXPERTS, &[], &Case { moe_buffer: buffer, ..case(words) });
+    let body = &compiled.locals[0].body;
+    let layer = |v: &Value| body[*v].origin.layer == Some(1);
+    let exchanges = |t: DType| {
+        let of = |v: &Value| matches!(body[*v].op, Op::Collective { kind: Collective::AllToAll, .. }) && body[*v].ty.dtype == t;
+        body.values().filter(layer).filter(of).map(|v| body.elements(v)).collect()
+    };
+    let products = body.values().filter(layer).filter_map(|v| match &body[v].op {
+        Op::GroupedDot { rows, experts, over } => {
+            let mut dims = [&over[..], &[*rows], body.dims_of(v)].concat();
+            dims.sort_unstable();
+            dims.dedup();
+            dims.retain(|d| d != experts);
+            Some(body.dims.elements(&dims))
+        }
+        _ => None,
+    });
+    (exchanges(DType::F32), exchanges(DType::I32), products.sum())
+}
+
+/// A rank has T = 16 tokens with k = 2 choices of h = 32 numbers, and f = 32 of an expert. Two exchanges each way; three products forward, six backward.
+#[test]
+fn rows_cost_what_choices_say_and_not_what_experts_say() {
+    let (t, k, h, f) = (16, 2, 32, 32);
+    let balanced = Buffer::Factor(1.0);
+    assert_eq!(of_experts("dp2 ep2", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
+    assert_eq!(of_experts("dp4 ep4", balanced), (vec![t * k * h; 4], vec![8], 9 * t * k * h * f));
+    // Without experts on other ranks there is no more room than there are rows.
+    assert_eq!(of_experts("", Buffer::Whole), (vec![], vec![], 9 * t * k * h * f));
+    // Room for whatever is chosen: from each rank, all of its rows.
+    assert_eq!(of_experts("dp2 ep2", Buffer::Whole), (vec![2 * t * k * h; 4], vec![8], 2 * 9 * t * k * h * f));
 }
 
 #[test]

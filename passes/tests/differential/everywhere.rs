@@ -37,6 +37,7 @@ fn models_agree_on_every_mesh_of_eight_ranks() {
                     match attempt(model.0, &defines, case, &Ranges::new()) {
                         Ok(Outcome::Right(_)) => {}
                         Ok(Outcome::Refused(errors)) => *refused.lock().expect("no poison").entry(errors[0].code.clone()).or_default() += 1,
+                        Ok(Outcome::Full(why)) => failures.lock().expect("no poison").push(format!("{name} {case:?}: {why}")),
                         Ok(Outcome::NotFinite) => failures.lock().expect("no poison").push(format!("{name} {case:?}: not finite")),
                         Err(e) => failures.lock().expect("no poison").push(format!("{name} {case:?}: {e}")),
                     }

@@ -2,6 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt};
 use crate::models::case;
+use passes::partition::Buffer;
 use passes::propagate::Rows;
 
 /// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
@@ -91,4 +92,28 @@ fn all_tokens_may_choose_one_expert() {
         agrees_on(&text, words, 1);
         agrees_on(&text, words, 2);
     }
+}
+
+/// 16 tokens on each of two ranks have two choices each, all among the two experts of the first rank.
+fn with_room(factor: f64) -> Outcome {
+    let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
+    let ranges: Ranges = [("chosen".to_string(), Range { below: 2, ignored: false })].into();
+    let case = Case { moe_buffer: Buffer::Factor(factor), ..case("dp2 ep2") };
+    attempt(&text, &[("seq", "16")], &case, &ranges).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn more_rows_than_there_is_room_for_stop_the_step() {
+    match with_room(1.0) {
+        Outcome::Full(e) => {
+            let told = e.starts_with("rank ") && e.contains("limit of 16") && e.contains(" is more than 16: rows from a rank to a group of experts");
+            assert!(told, "{e}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn room_for_all_is_room_for_any_choice() {
+    assert!(matches!(with_room(2.0), Outcome::Right(_)));
 }

@@ -12,6 +12,7 @@ use crate::harness::{Case, Data, Range, Ranges};
 use ir::op::DType;
 use ir::random::mix;
 use passes::layout::{Counts, Cuts};
+use passes::partition::Buffer;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -91,6 +92,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
+        moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),
         micro_batch,
         global_batch: dp * micro_batch * microbatches,
         schedule,

@@ -13,6 +13,7 @@ use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
 use passes::layout::{Counts, Cuts};
+use passes::partition::Buffer;
 use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -36,6 +37,7 @@ pub struct Case {
     pub tp_overlap: TpOverlap,
     pub zero: Zero,
     pub bucket_size: Option<u64>,
+    pub moe_buffer: Buffer,
     pub micro_batch: u64,
     pub global_batch: u64,
     pub schedule: Schedule,
@@ -77,6 +79,7 @@ impl Default for Case {
             tp_overlap: TpOverlap::Off,
             zero: Zero::None,
             bucket_size: None,
+            moe_buffer: Buffer::Whole,
             micro_batch: 1,
             global_batch: 1,
             schedule: Schedule::OneFOneB,
@@ -111,6 +114,8 @@ pub enum Outcome {
     Refused(Vec<Diagnostic>),
     /// The logical graph itself leaves the numbers that can be compared.
     NotFinite,
+    /// The step stopped: more rows came to experts than there was room for.
+    Full(String),
 }
 
 pub fn elaborate(text: &str, defines: &[(&str, &str)], case: &Case, training: bool) -> Result<Model, String> {
@@ -147,6 +152,7 @@ pub fn options(case: &Case) -> Options {
         tp_overlap: case.tp_overlap,
         zero: case.zero,
         bucket_size: case.bucket_size,
+        moe_buffer: case.moe_buffer,
         micro_batch: case.micro_batch,
         global_batch: case.global_batch,
         schedule: case.schedule.clone(),
@@ -195,11 +201,14 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
+    let got = match reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED) {
+        Err(e) if case.moe_buffer != Buffer::Whole && e.to_string().contains("--moe-buffer-factor") => return Ok(Outcome::Full(e.to_string())),
+        got => got.map_err(|e| e.to_string())?,
+    };
     let mut wrong = if case.precision.is_half() { without_rounding(&c, &eval_graph, &given)? } else { vec![] };
     if !want.fits {
         return if wrong.is_empty() { Ok(Outcome::Right(Data::Real)) } else { Err(wrong.join("; ")) };
     }
-    let got = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let settings = Settings { step: STEP, steps: 1, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
     let other = reference::run_step_with(&c.job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("streams: {e}"))?;
     if (&other.reports, &other.params, &other.states) != (&got.reports, &got.params, &got.states) {

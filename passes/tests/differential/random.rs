@@ -3,6 +3,7 @@
 use crate::generate::{Triple, triple};
 use crate::harness::{Data, Outcome, attempt};
 use ir::op::DType;
+use passes::partition::Buffer;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
@@ -35,6 +36,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("gpipe", many(case.pp) && case.schedule == Schedule::GPipe),
         ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV)),
         ("given order", many(case.pp) && matches!(case.schedule, Schedule::Given(_))),
+        ("bounded rows", case.moe_buffer != Buffer::Whole && many(case.ep)),
         ("experts", text.contains("dispatch(") || text.contains("experts_mlp(")),
         ("ep", many(case.ep)),
         ("etp", case.etp.is_some_and(|n| n != case.tp)),
@@ -74,7 +76,7 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     let next = AtomicU64::new(first);
     let (failures, refused) = (Mutex::new(vec![]), Mutex::new(vec![]));
     let pairs = Mutex::new(Pairs::new());
-    let (blown, exact) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (blown, exact, full) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
             scope.spawn(|| {
@@ -94,6 +96,7 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
                     match outcome {
                         Ok(Outcome::Right(Data::Exact)) => drop(exact.fetch_add(1, Ordering::Relaxed)),
                         Ok(Outcome::Right(Data::Real)) => {}
+                        Ok(Outcome::Full(_)) => drop(full.fetch_add(1, Ordering::Relaxed)),
                         Ok(Outcome::NotFinite) => drop(blown.fetch_add(1, Ordering::Relaxed)),
                         Ok(Outcome::Refused(errors)) => refused.lock().expect("no poison").push((seed, errors)),
                         Err(e) => failures.lock().expect("no poison").push((seed, e)),
@@ -109,8 +112,8 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     assert!(failures.is_empty(), "{} of {triples} triples are wrong:\n{}\n{}", failures.len(), heads.join("\n"), shortest.map_or("", |s| s));
     let codes: Vec<String> = refused.iter().map(|(seed, e)| format!("{seed}: {} {}", e[0].code, e[0].message)).collect();
     assert!(triples < 600 || refused.len() as u64 <= triples / 10, "{} triples are refused:\n{}", refused.len(), codes.join("\n"));
-    let (blown, exact) = (blown.into_inner(), exact.into_inner());
-    println!("{triples} triples: {exact} exact, {} refused, {blown} not finite", refused.len());
+    let (blown, exact, full) = (blown.into_inner(), exact.into_inner(), full.into_inner());
+    println!("{triples} triples: {exact} exact, {} refused, {blown} not finite, {full} with more rows than room", refused.len());
     let pairs = pairs.into_inner().expect("no poison");
     let names: Vec<&str> = pairs.keys().filter(|p| p.0 == p.1).map(|p| p.0).collect();
     let together = |a: &str, b: &str| pairs.iter().any(|(p, _)| *p == (a, b) || *p == (b, a));
@@ -119,5 +122,6 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     println!("{} features, {} pairs seen together; never: {}", names.len(), pairs.len() - names.len(), apart.join(", "));
     assert!(triples < 600 || names.len() >= 20, "features are missing: only {names:?}");
     assert!(exact >= triples / 5, "only {exact} triples were compared to the last bit");
+    assert!(full <= triples / 20, "{full} models have more rows than room");
     assert!(blown <= triples / 50, "{blown} models leave the finite numbers");
 }

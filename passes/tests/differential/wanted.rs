@@ -173,6 +173,7 @@ pub fn unrounded(job: &Job) -> Job {
                 | Action::Fill { .. }
                 | Action::Load { .. }
                 | Action::Report { .. }
+                | Action::Limit { .. }
                 | Action::Record { .. }
                 | Action::Wait { .. } => {}
             }

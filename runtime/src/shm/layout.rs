@@ -149,6 +149,7 @@ impl Needs {
                 | Action::Load { .. }
                 | Action::Recv { .. }
                 | Action::Report { .. }
+                | Action::Limit { .. }
                 | Action::Record { .. }
                 | Action::Wait { .. } => {}
             }

@@ -9,6 +9,7 @@ mod exchange;
 mod places;
 mod tables;
 
+use super::Buffer;
 use super::emit::Emitter;
 use crate::rows::Leaves;
 use ir::build::Builder;
@@ -209,11 +210,19 @@ impl Emitter<'_> {
         let over = self.summed(v, layout);
         let args: Vec<Value> = node.args.iter().map(|a| self.placed(*a, &at, spot)).collect();
         let (rows, experts) = (self.row_dim(RowDim::Slot(layout)), self.group(layout));
-        let by_group = [self.group_dims(&at), vec![experts]].concat();
+        let groups = self.group_dims(&at);
+        let by_group = [groups.clone(), vec![experts]].concat();
         let ty = Type::new(sum_type(node.ty.dtype), [by_group.clone(), self.rest(v, layout)].concat());
         let table = self.table(if args.len() == 2 { Table::Ends } else { Table::Expert }, &at, spot);
         let homes = self.home_dims(&at);
         let all = !node.ty.has(job.rows.layouts[layout].routing.experts);
+        if let ([x, y], true, false) = (&args[..], groups.is_empty(), all) {
+            // A gradient of a rank's experts is made as it rests.
+            let own = self.dim(job.rows.layouts[layout].routing.experts, &at.split);
+            let ends = self.view(table, &[experts], &[own], spot.chunk, spot.origin, None);
+            let (op, ty) = (Op::GroupedDot { rows, experts: own, over: [vec![rows], homes, over].concat() }, self.local_type(v));
+            return self.push(op, vec![*x, *y, ends], ty, spot.chunk, spot.origin, Some(v));
+        }
         let w = self.build(spot, |b| {
             let sum = match args[..] {
                 [x, y] => {
@@ -333,7 +342,7 @@ impl Emitter<'_> {
             RowDim::Groups(u) => ("group", s.mesh[u].size),
             RowDim::Group(experts) => ("expert", s.graph.body.dims.size(experts) / product(self.digits(experts))),
             RowDim::Slot(l) => ("slot", self.slots(l)),
-            RowDim::Slots(l) => ("slots", product(self.digits(self.job.rows.layouts[l].routing.experts)) * self.slots(l)),
+            RowDim::Slots(l) => ("slots", self.groups(l) * self.slots(l)),
             RowDim::Token(l) => ("token", self.tokens(l)),
             RowDim::Place(l) => {
                 let group = self.group(l);
@@ -357,11 +366,31 @@ impl Emitter<'_> {
         l.tokens.iter().map(|d| s.graph.body.dims.size(*d) / parts(*d)).product()
     }
 
+    /// Groups of the experts of a layout.
+    fn groups(&self, layout: usize) -> u64 {
+        let digits = self.digits(self.job.rows.layouts[layout].routing.experts);
+        digits.iter().map(|u| self.job.s.mesh[*u].size).product()
+    }
+
     /// The most rows that a home can have for a group of experts: a token has one per expert, and no more than choices.
-    fn slots(&mut self, layout: usize) -> u64 {
+    fn most_rows(&mut self, layout: usize) -> u64 {
         let choice = self.job.rows.layouts[layout].routing.choice;
         let group = self.group(layout);
         self.tokens(layout) * self.job.s.graph.body.dims.size(choice).min(self.out.body.dims.size(group))
+    }
+
+    /// The rows that a home has room for, per group: whole cache lines of numbers at least.
+    fn slots(&mut self, layout: usize) -> u64 {
+        let most = self.most_rows(layout);
+        match self.job.buffer {
+            Buffer::Whole => most,
+            Buffer::Factor(factor) => {
+                let choice = self.job.rows.layouts[layout].routing.choice;
+                let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
+                let share = (factor * rows as f64 / self.groups(layout) as f64).ceil() as u64;
+                share.max(1).next_multiple_of(8).min(most)
+            }
+        }
     }
 
     fn home_dims(&mut self, at: &At) -> Vec<Dim> {

@@ -53,6 +53,8 @@ impl Emitter<'_> {
         let group = by_group[groups.len()];
         let by_slot = [groups, vec![slot]].concat();
         let strides = self.out.body.dims.strides(&by_slot);
+        let room = self.out.body.dims.size(slot);
+        let limited = room < self.most_rows(layout);
         let home = self.build(spot, |b| {
             let number = b.op(Op::Iota(experts), &[]);
             let named = b.compare(Compare::Eq, chosen, number);
@@ -63,18 +65,30 @@ impl Emitter<'_> {
             let total = b.op(Op::View { from: vec![experts], to: by_group.clone() }, &[total]);
             let ends = b.op(Op::Cumsum { over: group, reverse: false }, &[total]);
             // Numbers count from one here, so that a choice of no expert looks up none.
-            let mut terms = vec![b.sub(ends, total)];
+            let begin = b.sub(ends, total);
+            let begin = b.op(Op::View { from: by_group.clone(), to: vec![experts] }, &[begin]);
+            let among = b.op(Op::Cumsum { over: token, reverse: false }, &[one]);
+            let mut number = b.add(&[begin, among]);
+            let mut placed = hit;
+            if limited {
+                let room = b.int(room as i64);
+                let fits = b.compare(Compare::Le, number, room);
+                placed = b.binary(Binary::And, hit, fits);
+            }
+            let mut terms = vec![];
             for (d, stride) in by_slot.iter().zip(&strides).filter(|(d, _)| **d != slot) {
                 let (number, stride) = (b.op(Op::Iota(*d), &[]), b.int(*stride as i64));
                 terms.push(b.mul(number, stride));
             }
-            let begin = b.add(&terms);
-            b.body[begin].ty.dims = by_group.clone();
-            let begin = b.op(Op::View { from: by_group, to: vec![experts] }, &[begin]);
-            let among = b.op(Op::Cumsum { over: token, reverse: false }, &[one]);
-            let number = b.add(&[begin, among]);
+            if !terms.is_empty() {
+                // Slots of groups before.
+                let before = b.add(&terms);
+                let before = b.expand(before, &by_group);
+                let before = b.op(Op::View { from: by_group, to: vec![experts] }, &[before]);
+                number = b.add(&[number, before]);
+            }
             let (none, first, back) = (b.int(0), b.int(1), b.int(-1));
-            let number = b.select(hit, number, none);
+            let number = b.select(placed, number, none);
             let number = b.op(Op::Gather { dim: experts }, &[number, chosen]);
             let slot_of = b.add(&[number, back]);
             let of_slots = Type::new(DType::I32, [slots]);
@@ -89,8 +103,23 @@ impl Emitter<'_> {
             let token = b.op(Op::View { from: vec![slots], to: by_slot }, &[number]);
             Home { slot_of, count, token, ends }
         });
+        if limited {
+            self.limit(home.ends, room, &at, spot);
+        }
         self.rows.homes.entry(layout).or_default().push((chunk, home));
         home
+    }
+
+    /// No group may have more rows than there is room for.
+    fn limit(&mut self, ends: Value, room: u64, at: &At, spot: Spot) {
+        let (groups, group) = (self.group_dims(at), self.group(at.layout));
+        let last = self.out.body.dims.size(group) - 1;
+        let w = self.build(spot, |b| {
+            let rows = b.op(Op::Slice { from: group, to: None, at: last }, &[ends]);
+            let most = if groups.is_empty() { rows } else { b.op(Op::Reduce { kind: Reduce::Max, over: groups }, &[rows]) };
+            b.op(Op::Limit { most: room }, &[most])
+        });
+        self.out.reasons[w.index()] = Some("rows from a rank to a group of experts; a greater --moe-buffer-factor makes room for more".into());
     }
 
     /// A table of the slots that are somewhere.
