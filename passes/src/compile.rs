@@ -14,7 +14,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, heads, optimize, order, pad, simplify, tables, widen};
+use crate::{bucket, heads, optimize, order, pad, simplify, tables, terms, widen};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -171,6 +171,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
         warnings.push(nothing_selected(&plan));
     }
+    let graph = trace.step("terms", || terms::sum_by_stage(graph, &pipe.layout), valid)?;
     let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &pipe.layout), valid)?;
 
     let mut other = trace.step("elaborate", || without_updates(without_outputs(evaluation.graph)), valid)?;
@@ -180,6 +181,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let other_lists = plan::lists(&plan, &other, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut other, &mesh, &other_lists, options.pad_vocab_to);
     let other = trace.step("pad", || simplify::simplify(pad::mask_padding(other, &padded)), valid)?;
+    let other = trace.step("terms", || terms::sum_by_stage(other, &pipe.layout), valid)?;
 
     // Both graphs read the same parameters and data, so they store them alike.
     let (orders, found) = order::agreed(order::choose(&graph, &mesh, &lists), &order::choose(&other, &mesh, &other_lists));

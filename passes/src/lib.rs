@@ -2,6 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
 
+pub mod bubbles;
 pub mod bucket;
 pub mod compile;
 pub mod differentiate;
@@ -32,6 +33,7 @@ pub mod simplify;
 pub mod stages;
 pub mod storage;
 pub mod tables;
+pub mod terms;
 pub mod timeline;
 pub mod touch;
 pub mod tp_overlap;

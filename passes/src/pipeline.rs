@@ -4,6 +4,7 @@ use crate::compile::Options;
 use crate::layout::{self, Cuts, Part};
 use crate::schedule::{Kind, MOST_CHUNKS, Order, Pass, Placement, Schedule, Shape};
 use crate::stages::Layout;
+use crate::bubbles::{Life, lives};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::program::{Call, Program};
@@ -142,37 +143,19 @@ fn shape_text(shape: Shape) -> String {
 /// For each stash of a program, the fewest slots, but `least(stash)` if there are so many microbatches, with which microbatch k can have slot
 /// `k % slots` from the first call of a list that touches the stash to the last one.
 pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u32) -> Vec<u32> {
-    let stashes = program.stashes.len();
-    let mut touches = vec![vec![false; stashes]; program.bodies.len()];
-    for (body, touches) in program.bodies.iter().zip(&mut touches) {
-        let buffers = body.commands.iter().flat_map(|c| crate::lower::buffers_of(&c.action));
-        for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == ir::program::Arena::Stash) {
-            let (k, _) = program.stash(buffer).expect("invariant: a buffer of the stash arena is in a stash");
-            touches[k] = true;
-        }
-    }
-    // First call, last call and microbatch, in the order of the calls.
-    let lives = |stash: usize, calls: &[Call]| {
-        let mut lives: std::collections::BTreeMap<u32, (usize, usize)> = std::collections::BTreeMap::new();
-        for (at, call) in calls.iter().enumerate().filter(|(_, call)| touches[call.body.index()][stash]) {
-            lives.entry(call.microbatch).or_insert((at, at)).1 = at;
-        }
-        let mut lives: Vec<(usize, usize, u32)> = lives.into_iter().map(|(microbatch, (first, last))| (first, last, microbatch)).collect();
-        lives.sort_unstable();
-        lives
-    };
+    let [train, eval] = lists.map(|calls| lives(program, calls));
     let of_stash = |stash: usize| {
-        let lists = lists.map(|calls| lives(stash, calls));
-        let most = lists.iter().flatten().map(|m| m.2 + 1).max().unwrap_or(1);
+        let lists = [&train[stash], &eval[stash]];
+        let most = lists.iter().copied().flatten().map(|life| life.microbatch + 1).max().unwrap_or(1);
         let apart = |slots: &u32| {
             lists.iter().all(|lives| {
                 let mut busy: Vec<Option<usize>> = vec![None; *slots as usize];
-                lives.iter().all(|(first, last, k)| busy[(k % slots) as usize].replace(*last).is_none_or(|until| until < *first))
+                lives.iter().all(|life| busy[(life.microbatch % slots) as usize].replace(life.last).is_none_or(|until| until < life.first))
             })
         };
         (least(stash)..most).find(apart).unwrap_or(most)
     };
-    (0..stashes).map(of_stash).collect()
+    (0..program.stashes.len()).map(of_stash).collect()
 }
 
 /// The order of an evaluation: the forward passes of the training.

@@ -1,5 +1,8 @@
 //! What crosses from stage to stage.
 //!
+//! A value that other stages use is relayed: up the virtual stages in the forward pass, down in the backward pass, by each stage on the way to the
+//! next one, until all that use it have it. A stage that has a value keeps it for all its virtual stages and for the backward pass.
+//!
 //! All values of one element type that cross a border in one pass of a microbatch, split over the same axes, are one message. Values that
 //! are split differently do not share a message, since copies of one would no longer be told from parts of the other. Each message of a
 //! border has a channel of its own.
@@ -12,52 +15,95 @@ use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{Channel, DType, Op};
 use ir::sharded::Placement;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Values that are sent together.
 pub(super) struct Message {
     pub channel: Channel,
+    /// Stages from the sender's to the receiver's.
+    hops: i64,
     pub values: Vec<Value>,
 }
 
 const WHY: &str = "crosses from stage to stage; not needed with --pp 1";
 
 impl JobView<'_> {
-    /// What goes from a virtual stage to one of another stage in a phase, in the order in which it is sent.
+    /// Finds what each virtual stage receives. From a virtual stage to another one of the same stage nothing needs to cross.
+    pub(super) fn relays(&mut self) {
+        let body = &self.s.graph.body;
+        // The virtual stages that use a value.
+        let mut uses: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().rev() {
+            // What every stage makes for itself is used where its users are.
+            let places = match self.virtual_stage[v.index()] {
+                Some(own) => BTreeSet::from([own]),
+                None if matches!(body[v].op, Op::Reshard { .. }) => std::mem::take(&mut uses[v.index()]),
+                None => continue,
+            };
+            for a in &body[v].args {
+                uses[a.index()].extend(&places);
+            }
+        }
+        for v in body.values() {
+            if let Some(from) = self.virtual_stage[v.index()] {
+                for to in self.route(body[v].origin.phase, from, &uses[v.index()]) {
+                    self.received.entry((body[v].origin.phase, to)).or_default().push(v);
+                }
+            }
+        }
+    }
+
+    /// The virtual stages that receive a value which is made on one and used on others: of every stage on the way the one that comes first in the
+    /// pass.
+    fn route(&self, phase: Phase, from: u32, uses: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let home = self.layout.stage(from);
+        let mut route = BTreeSet::new();
+        for to in uses.iter().filter(|g| self.layout.stage(**g) != home) {
+            let on_the_way: Vec<u32> = if phase == Phase::Forward { (from + 1..=*to).collect() } else { (*to..from).rev().collect() };
+            let mut stage = self.layout.stage(*to);
+            while stage != home {
+                let first = on_the_way.iter().copied().find(|g| self.layout.stage(*g) == stage);
+                let first = first.expect("invariant: values go up the virtual stages in the forward pass, down in the backward pass");
+                route.insert(first);
+                stage = self.layout.stage(if phase == Phase::Forward { first - 1 } else { first + 1 });
+            }
+        }
+        route
+    }
+
+    /// What goes from a virtual stage to the next one in a phase, in the order in which it is sent.
     pub(super) fn messages(&self, phase: Phase, from: u32, to: u32) -> Vec<Message> {
         let body = &self.s.graph.body;
         let mut out: BTreeMap<(DType, Vec<SubAxis>), Vec<Value>> = BTreeMap::new();
-        for v in body.values() {
-            if self.virtual_stage[v.index()] == Some(from) && body[v].origin.phase == phase && self.transfers[v.index()].contains(&to) {
-                let split = self.s.mesh.ids().filter(|u| self.s.sharding(v)[*u] != Placement::Replicated).collect();
-                out.entry((body[v].ty.dtype, split)).or_default().push(v);
-            }
+        for v in self.received.get(&(phase, to)).into_iter().flatten() {
+            let split = self.s.mesh.ids().filter(|u| self.s.sharding(*v)[*u] != Placement::Replicated).collect();
+            out.entry((body[*v].ty.dtype, split)).or_default().push(*v);
         }
         let mut out: Vec<Vec<Value>> = out.into_values().collect();
-        // The sender sends each when its last value is there.
-        out.sort_by_key(|values| values.last().copied());
+        // The sender sends each when its last value is there; those of values that it only passes on, first.
+        out.sort_by_key(|values| (self.last_of(values, from), values.last().copied()));
         // Each has a channel of its own, so that none waits for another's turn. Stages that are alike number them alike.
         let direction = u32::from(phase == Phase::Backward);
         let border = 2 * self.layout.chunk(from) + direction;
         let channel = |k: usize| Channel(2 * self.layout.chunks * k as u32 + border);
-        out.into_iter().enumerate().map(|(k, values)| Message { channel: channel(k), values }).collect()
+        let hops = i64::from(self.layout.stage(to)) - i64::from(self.layout.stage(from));
+        out.into_iter().enumerate().map(|(k, values)| Message { channel: channel(k), hops, values }).collect()
+    }
+
+    /// The last of the values that a virtual stage computes.
+    pub(super) fn last_of(&self, values: &[Value], virtual_stage: u32) -> Option<Value> {
+        values.iter().copied().filter(|v| self.virtual_stage[v.index()] == Some(virtual_stage)).max()
     }
 }
 
 impl Emitter<'_> {
-    /// From the stage of a value to another one.
-    fn hops(&self, v: Value, to: u32) -> i64 {
-        let from = self.job.stage(v).expect("invariant: what crosses has a stage");
-        i64::from(to) - i64::from(from)
-    }
-
     /// Takes values at the start of a chunk of this stage.
     pub(super) fn receive(&mut self, message: &Message, chunk: Chunk) {
         let job = self.job;
         let values = message.values.as_slice();
         let first = values[0];
         let origin = &job.s.graph.body[first].origin;
-        let op = Op::Recv { hops: -self.hops(first, self.stage), channel: message.channel };
+        let op = Op::Recv { hops: -message.hops, channel: message.channel };
         if let [v] = values {
             let ty = self.local_type(*v);
             let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
@@ -86,18 +132,17 @@ impl Emitter<'_> {
         }
     }
 
-    /// Sends values that are all computed.
-    pub(super) fn send(&mut self, message: &Message) {
+    /// Sends values that are all there.
+    pub(super) fn send(&mut self, message: &Message, chunk: Chunk) {
         let job = self.job;
-        let (first, last) = (message.values[0], message.values[message.values.len() - 1]);
-        let (chunk, origin) = (job.chunk[last.index()], &job.s.graph.body[last].origin);
-        let to = *job.transfers[last.index()].first().expect("invariant: what crosses has a receiver");
-        let op = Op::Send { hops: self.hops(last, job.layout.stage(to)), channel: message.channel };
+        let last = message.values[message.values.len() - 1];
+        let origin = &job.s.graph.body[last].origin;
+        let op = Op::Send { hops: message.hops, channel: message.channel };
         let values: Vec<Value> = message.values.iter().map(|v| self.get(*v, chunk)).collect();
         let whole = match values.as_slice() {
             [one] => *one,
             many => {
-                let parts: Vec<(Dim, Value)> = many.iter().map(|w| self.flat(*w, first)).collect();
+                let parts: Vec<(Dim, Value)> = many.iter().map(|w| self.flat(*w, chunk)).collect();
                 let all = self.piece("message", parts.iter().map(|p| self.out.body.dims.size(p.0)).sum());
                 let ty = Type::new(self.out.body[many[0]].ty.dtype, [all]);
                 let (from, args): (Vec<Dim>, Vec<Value>) = parts.into_iter().unzip();
@@ -110,9 +155,8 @@ impl Emitter<'_> {
     }
 
     /// A value's elements along one dim, in storage order.
-    fn flat(&mut self, w: Value, like: Value) -> (Dim, Value) {
+    fn flat(&mut self, w: Value, chunk: Chunk) -> (Dim, Value) {
         let node = self.out.body[w].clone();
-        let chunk = self.job.chunk[like.index()];
         let flat = self.piece("part", self.out.body.dims.elements(&node.ty.dims));
         let ty = Type::new(node.ty.dtype, [flat]);
         let op = if node.ty.dims.is_empty() { Op::Expand } else { Op::View { from: node.ty.dims, to: vec![flat] } };

@@ -82,12 +82,16 @@ impl<'a> Emitter<'a> {
             self.receive(&message, chunks[0]);
         }
         let messages = after.map_or(vec![], |to| job.messages(phase, virtual_stage, to));
+        let sent_after = |v: Option<Value>| messages.iter().filter(move |m| job.last_of(&m.values, virtual_stage) == v);
+        for message in sent_after(None) {
+            self.send(message, chunks[0]);
+        }
         let here = |v: &Value| body[*v].origin.phase == phase && job.virtual_stage[v.index()] == Some(virtual_stage);
         for chunk in chunks {
             for v in body.values().filter(|v| here(v) && job.chunk[v.index()] == *chunk) {
                 self.emit(v, *chunk);
-                for message in messages.iter().filter(|m| m.values.last() == Some(&v)) {
-                    self.send(message);
+                for message in sent_after(Some(v)) {
+                    self.send(message, *chunk);
                 }
             }
         }
@@ -118,6 +122,8 @@ impl<'a> Emitter<'a> {
         if let Some(w) = self.map.get(&(v, own)) {
             return *w;
         }
+        let here = job.stage(v).is_none_or(|s| s == self.stage);
+        assert!(here, "invariant: what other stages make has been received");
         self.emit(v, own)
     }
 

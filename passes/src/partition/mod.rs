@@ -45,7 +45,6 @@ pub enum Buffer {
 ///
 /// # Errors
 /// E0631: a sum over the whole batch is used in a way that neither precedes nor follows the microbatches.
-/// E0632: a value is used on another stage than at the border of layers.
 pub fn partition(s: &Sharded, layout: &Layout, weights: Weights, buffer: Buffer) -> Result<Vec<Local>, Vec<Diagnostic>> {
     let job = JobView::new(s, layout, weights, buffer)?;
     Ok((0..layout.stages).map(|stage| Emitter::new(&job, stage).run()).collect())
@@ -103,8 +102,8 @@ struct JobView<'a> {
     adds_on: HashMap<(Value, usize), u32>,
     /// Stages that compute a value of the update.
     demand: Vec<BTreeSet<u32>>,
-    /// Virtual stages of other stages that use a value in the pass in which it is made.
-    transfers: Vec<BTreeSet<u32>>,
+    /// The values that a virtual stage receives in a pass, from the one before it in that pass.
+    received: HashMap<(Phase, u32), Vec<Value>>,
     reports: Vec<(u32, Value)>,
     /// Which values are stored in rows of experts.
     rows: Rows,
@@ -135,7 +134,7 @@ impl<'a> JobView<'a> {
             stage_sums: HashMap::new(),
             adds_on: HashMap::new(),
             demand: vec![BTreeSet::new(); n],
-            transfers: vec![BTreeSet::new(); n],
+            received: HashMap::new(),
             reports,
             rows: Rows::default(),
         };
@@ -144,20 +143,19 @@ impl<'a> JobView<'a> {
             return Err(errors);
         }
         job.sums_over_stages();
-        let errors = job.transfers();
-        if !errors.is_empty() {
-            return Err(errors);
-        }
+        job.relays();
         job.rows = job.in_rows();
         Ok(job)
     }
 
-    /// What is not a pass's own, or goes to another stage, is dense.
+    /// What is not a pass's own, goes to another stage, or is made wherever it is used, is dense.
     fn in_rows(&self) -> Rows {
         let body = &self.s.graph.body;
         let own = |v: Value| self.chunk[v.index()].is_pass() && !self.prologue[v.index()] && !self.stage_sums.contains_key(&v);
-        let mut fixed: Vec<bool> = body.values().map(|v| !own(v) || !self.transfers[v.index()].is_empty()).collect();
-        for v in body.values().filter(|v| !own(*v)) {
+        let moves = |v: Value| matches!(body[v].op, Op::Reshard { .. }) && self.virtual_stage[v.index()].is_none();
+        let mut fixed: Vec<bool> = body.values().map(|v| !own(v) || moves(v)).collect();
+        self.received.values().flatten().for_each(|v| fixed[v.index()] = true);
+        for v in body.values().filter(|v| !own(*v) || moves(*v)) {
             body[v].args.iter().for_each(|a| fixed[a.index()] = true);
         }
         self.s.graph.roots().into_iter().for_each(|v| fixed[v.index()] = true);
@@ -254,15 +252,21 @@ impl<'a> JobView<'a> {
         let all: BTreeSet<u32> = (0..self.layout.stages).collect();
         let users = body.users();
         let uses = self.uses();
+        let mut gradients: HashMap<Value, Vec<u32>> = HashMap::new();
+        for (param, v) in &self.s.graph.grads {
+            gradients.entry(*v).or_default().push(*param);
+        }
         // Gradients, and what only becomes gradients by resharding.
         let mut ends = vec![false; body.nodes.len()];
         for v in body.values().rev() {
             let ended = |c: &Value| body[*c].origin.phase == Phase::Update || ends[c.index()] && matches!(body[*c].op, Op::Reshard { .. });
             let used = &users[v.index()];
-            ends[v.index()] = self.s.graph.grads.iter().any(|g| g.1 == v) || !used.is_empty() && used.iter().all(|(c, _)| ended(c));
+            ends[v.index()] = gradients.contains_key(&v) || !used.is_empty() && used.iter().all(|(c, _)| ended(c));
         }
         // Where a value can be had without communication; none: everywhere.
         let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
+        // What goes to every stage that wants it, whoever has it: reports, and gradients of parameters that other stages use too.
+        let mut shared: BTreeSet<Value> = self.reports.iter().map(|r| r.1).collect();
         for v in body.values() {
             let node = &body[v];
             let once = node.origin.phase == Phase::Update;
@@ -272,9 +276,7 @@ impl<'a> JobView<'a> {
                 (Op::Param(p), None) => uses.get(p).cloned(),
                 (_, None) if !once => node.args.iter().fold(None, |set, a| intersect(&set, &origin[a.index()])),
                 _ => {
-                    // A report goes to every stage, whoever has it.
-                    let known = |a: &Value| self.reports.iter().any(|r| r.1 == *a);
-                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !known(a))).collect();
+                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !shared.contains(a))).collect();
                     let common = args.iter().fold(None, |x, y| intersect(&x, y));
                     if common.as_ref().is_some_and(BTreeSet::is_empty) {
                         self.stage_sums.insert(v, BTreeSet::new());
@@ -297,6 +299,11 @@ impl<'a> JobView<'a> {
                     origin[v.index()] = None;
                 }
             }
+            if let (Some(set), Some(params)) = (&origin[v.index()], gradients.get(&v))
+                && params.iter().filter_map(|p| uses.get(p)).flatten().any(|s| !set.contains(s))
+            {
+                shared.insert(v);
+            }
         }
         for u in &self.s.graph.updates {
             let stages = uses.get(&u.param).unwrap_or(&all);
@@ -316,9 +323,8 @@ impl<'a> JobView<'a> {
             if let Some(members) = self.stage_sums.get(&v) {
                 let mut members = members.clone();
                 members.extend(&wanted);
-                // A report is known everywhere: a stage that adds something of its own adds it too.
-                let report = |a: &Value| self.reports.iter().any(|r| r.1 == *a);
-                let own = |a: &Value| origin[a.index()].as_ref().filter(|_| !report(a)).and_then(|set| set.first().copied());
+                // What is known everywhere is added by a stage that adds something of its own.
+                let own = |a: &Value| origin[a.index()].as_ref().filter(|_| !shared.contains(a)).and_then(|set| set.first().copied());
                 let adds = body[v].args.iter().find_map(own).or(wanted.first().copied()).unwrap_or(0);
                 let places: Vec<u32> = body[v].args.iter().map(|a| own(a).unwrap_or(adds)).collect();
                 for (k, (a, on)) in body[v].args.iter().zip(places).enumerate() {
@@ -394,45 +400,6 @@ impl<'a> JobView<'a> {
             params[v.index()] = of;
         }
         uses
-    }
-
-    /// Finds the values that cross from stage to stage within a microbatch. From a virtual stage to another one of the same stage nothing
-    /// needs to.
-    fn transfers(&mut self) -> Vec<Diagnostic> {
-        let body = &self.s.graph.body;
-        let mut errors = vec![];
-        for v in body.values() {
-            let Some(s) = self.virtual_stage[v.index()] else { continue };
-            for a in &body[v].args {
-                let Some(from) = self.virtual_stage[a.index()] else { continue };
-                if self.layout.stage(from) == self.layout.stage(s) {
-                    continue;
-                }
-                let phase = body[v].origin.phase;
-                let forward = phase == Phase::Forward && s == from + 1;
-                let backward = phase == Phase::Backward && from == s + 1;
-                if body[*a].origin.phase != phase || !(forward || backward) {
-                    let mut e = Diagnostic::error(
-                        "E0632",
-                        format!(
-                            "a value of pipeline stage {} is used on stage {}: only what a `repeat` carries can cross from stage to stage",
-                            self.layout.stage(from),
-                            self.layout.stage(s)
-                        ),
-                    );
-                    for span in [body[*a].origin.span, body[v].origin.span].into_iter().flatten() {
-                        e = e.label(span, "here");
-                    }
-                    errors.push(e.help("use fewer pipeline stages, or carry the value through the `repeat`"));
-                    if errors.len() > 20 {
-                        return errors;
-                    }
-                } else {
-                    self.transfers[a.index()].insert(s);
-                }
-            }
-        }
-        errors
     }
 }
 

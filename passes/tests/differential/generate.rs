@@ -6,9 +6,11 @@
 //! from layer to layer, so that every sum is exact.
 
 mod blocks;
+mod captures;
 mod schedules;
 
 use crate::harness::{Case, Data, Range, Ranges};
+use captures::Captures;
 use ir::op::DType;
 use ir::random::mix;
 use passes::layout::{Counts, Cuts};
@@ -155,6 +157,7 @@ struct Writer {
     ignored: bool,
     /// No two positions hold the same values but for rounding, on which the gradient of a maximum would hang.
     distinct: bool,
+    captures: Captures,
 }
 
 /// Sizes of the dims that every model has.
@@ -200,6 +203,7 @@ impl Writer {
         let short = virtual_stages(&case).saturating_sub(layers.iter().sum());
         layers[0] += short;
         let tokens = if dice.chance(80) { Tokens::Sequences } else { Tokens::Rows };
+        let captures = Captures::new(case.seed);
         let (dropout, ignored) = (case.data == Data::Real && dice.chance(15), dice.chance(40));
         Writer {
             dice,
@@ -215,6 +219,7 @@ impl Writer {
             dropout,
             ignored,
             distinct: false,
+            captures,
         }
     }
 
@@ -274,6 +279,7 @@ impl Writer {
         if second {
             self.line("let y = stop_gradient(x) * 2;");
         }
+        self.before_layers();
         for k in 0..self.layers.len() {
             let blocks: Vec<String> = (0..1 + self.dice.below(2)).map(|_| self.block()).collect();
             self.repeat(k, &blocks, shared, second);
@@ -281,6 +287,7 @@ impl Writer {
         if second {
             self.line("x = x + y;");
         }
+        self.after_layers();
         self.head();
         self.line("}");
         self.train();
@@ -355,6 +362,7 @@ impl Writer {
         if shared {
             self.line("z = z * shared;");
         }
+        self.in_layers(k);
         if parallel {
             let calls: Vec<String> = blocks.iter().enumerate().map(|(n, b)| format!("{b}(n) as part{n}")).collect();
             self.line("let n = norm(z) as norm;");
@@ -380,11 +388,13 @@ impl Writer {
             let carry = self.dice.pick2("y = y + x;", "y = x - y;");
             self.line(carry);
         }
+        self.at_layers_end();
         if self.dice.chance(20) {
             let term = if self.exact() { "sum(x)" } else { "mean(x * x)" };
             self.line(format!("loss aux = {term};"));
         }
         self.line("}");
+        self.between_layers(k);
     }
 
     fn head(&mut self) {

@@ -19,4 +19,5 @@ mod parts;
 mod precision;
 mod programs;
 mod random;
+mod timelines;
 mod wanted;

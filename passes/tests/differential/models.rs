@@ -58,6 +58,23 @@ pub const DEEPSEEK: (&str, &[(&str, &str)]) = (
     ],
 );
 
+pub const T5: (&str, &[(&str, &str)]) = (
+    include_str!("../../../models/t5.mdl"),
+    &[
+        ("vocab", "15"),
+        ("hidden", "8"),
+        ("heads", "2"),
+        ("head_dim", "4"),
+        ("ffn", "8"),
+        ("encoder_layers", "1"),
+        ("decoder_layers", "1"),
+        ("source", "6"),
+        ("target", "4"),
+        ("buckets", "8"),
+        ("max_distance", "8"),
+    ],
+);
+
 /// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
 /// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
 /// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
@@ -209,6 +226,19 @@ fn every_schedule_computes_the_same() {
 }
 
 #[test]
+fn what_layers_capture_is_relayed_from_stage_to_stage() {
+    let small: &[(&str, &str)] = &[("encoder_layers", "2"), ("decoder_layers", "2")];
+    on(T5, &[], &["pp2 m2", "pp2 m3 gpipe", "tp2 pp2 sp m2", "pp2 m2 zbh1"]);
+    on(T5, small, &["pp4 m2", "pp2 tp2 m2", "pp2 v2 m2", "pp2 v2 tp2 sp m3 group3", "pp2 m2 zbv", "pp4 m3 zbh1 full1", "dp2 pp4 zero3 m2"]);
+    let large: &[(&str, &str)] = &[("encoder_layers", "3"), ("decoder_layers", "5")];
+    on(T5, large, &["pp4 v2 m4", "pp4 m5 zbv selective", "tp2 sp pp4 m2 full1", "cp2 pp4 v2 m5 group5", "bf16 pp4 m2"]);
+    for layout in ["E|t|tt|tL", "Et|tt|t|L", "Ettt|tL"] {
+        let pp = layout.matches('|').count() + 1;
+        check(T5.0, &[T5.1, small].concat(), &Case { layout: Cuts::Text(layout.into()), ..case(&format!("pp{pp} m2")) });
+    }
+}
+
+#[test]
 fn vocabularies_that_do_not_divide_are_padded() {
     on(GPT2, &[("vocab", "23")], &["tp2 m2", "tp4 sp m2", "tp4 pp2 m2", "tp2 pp4 sp m2"]);
     on(LLAMA, &[("vocab", "21")], &["tp4 sp m2", "tp2 pp4 m2"]);
@@ -306,23 +336,7 @@ fn the_other_models_agree() {
         ][..],
     );
     on(vit, &[], &["m2", "dp2 m2", "tp2 m2", "pp2 m2"]);
-    let t5 = (
-        include_str!("../../../models/t5.mdl"),
-        &[
-            ("vocab", "15"),
-            ("hidden", "8"),
-            ("heads", "2"),
-            ("head_dim", "4"),
-            ("ffn", "8"),
-            ("encoder_layers", "1"),
-            ("decoder_layers", "1"),
-            ("source", "6"),
-            ("target", "4"),
-            ("buckets", "8"),
-            ("max_distance", "8"),
-        ][..],
-    );
-    on(t5, &[], &["m2", "dp2 m2", "tp2 sp m2"]);
+    on(T5, &[], &["m2", "dp2 m2", "tp2 sp m2"]);
     let nemotron = (
         include_str!("../../../models/nemotron.mdl"),
         &[("vocab", "21"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "8"), ("layers", "2"), ("seq", "4")][..],

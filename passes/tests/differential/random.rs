@@ -32,6 +32,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("ring", many(case.cp) && matches!(case.cp_comm, CpComm::Ring | CpComm::AllToAllAndRing) && text.contains("attention(")),
         ("ulysses", many(case.cp) && matches!(case.cp_comm, CpComm::AllToAll | CpComm::AllToAllAndRing) && text.contains("attention(")),
         ("pp", many(case.pp)),
+        ("captures", many(case.pp) && ["kept", "curve", "total = total"].iter().any(|name| text.contains(name))),
         ("vpp", case.vpp.is_some_and(many)),
         ("gpipe", many(case.pp) && case.schedule == Schedule::GPipe),
         ("zero-bubble", many(case.pp) && matches!(case.schedule, Schedule::ZbH1 | Schedule::ZbV)),

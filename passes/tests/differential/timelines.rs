@@ -1,0 +1,71 @@
+//! Bubbles, warm-up and activations in flight, counted from the programs of compiled jobs.
+
+use crate::harness::compiled;
+use crate::models::{GPT2, case};
+use passes::timeline::{Timeline, UNIT, timeline};
+
+/// GPT-2 with so many layers.
+fn of(words: &str, layers: u64) -> Timeline {
+    let layers = layers.to_string();
+    let defines: Vec<(&str, &str)> = GPT2.1.iter().copied().filter(|d| d.0 != "layers").chain([("layers", layers.as_str())]).collect();
+    timeline(&compiled(GPT2.0, &defines, &case(words)).job, UNIT)
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
+}
+
+#[test]
+fn bubbles_of_programs_are_those_of_the_papers() {
+    for (p, m) in [(2, 4), (3, 9), (4, 8)] {
+        let (stages, most) = (p as f64 - 1.0, m as f64);
+        for (words, layers, share) in [
+            (format!("pp{p} m{m}"), p, stages / most),
+            (format!("pp{p} m{m} gpipe"), p, stages / most),
+            (format!("pp{p} m{} v2", m - m % p), 2 * p, stages / (2.0 * (m - m % p) as f64)),
+            (format!("pp{p} m{m} zbh1"), p, stages / most / 3.0),
+            (format!("pp{p} m{m} zbv"), 2 * p, 0.0),
+        ] {
+            let bubble = of(&words, layers).bubble();
+            assert!(close(bubble, share), "{words}: {bubble} instead of {share}");
+        }
+    }
+    let three = of("pp2 m4 v3", 6).bubble();
+    assert!(close(three, 1.0 / 12.0), "{three}");
+}
+
+#[test]
+fn a_pipeline_takes_as_long_as_its_passes_and_its_bubble() {
+    // m + p - 1 forward and backward passes one after the other, of 1 and 2.
+    assert_eq!(of("pp4 m8", 4).length, 3 * (8 + 3));
+    assert_eq!(of("pp4 m8 gpipe", 4).length, 3 * (8 + 3));
+    // The last stage has no gap, and waits for the others alone.
+    let idle = |words: &str| of(words, 4).stages.iter().map(|s| s.idle).collect::<Vec<_>>();
+    assert_eq!(idle("pp4 m8"), [9, 6, 3, 0]);
+}
+
+#[test]
+fn stages_warm_up_with_a_forward_pass_for_each_later_stage() {
+    // One more than Megatron-LM's count, which leaves out the one right before the first backward pass.
+    let warmup = |words: &str, layers| of(words, layers).stages.iter().map(|s| s.warmup).collect::<Vec<_>>();
+    assert_eq!(warmup("pp4 m8", 4), [4, 3, 2, 1]);
+    assert_eq!(warmup("pp4 m2", 4), [2, 2, 2, 1]);
+    assert_eq!(warmup("pp4 m8 gpipe", 4), [8, 8, 8, 8]);
+    // 2 (p - r - 1) + (v - 1) G, and that one.
+    assert_eq!(warmup("pp4 v2 m8", 8), [11, 9, 7, 5]);
+    assert_eq!(warmup("pp2 v2 m5 group3", 4), [6, 4]);
+}
+
+#[test]
+fn stashes_hold_what_is_in_flight() {
+    let kept = |words: &str, layers| of(words, layers).stages.iter().map(|s| s.in_flight).collect::<Vec<_>>();
+    assert_eq!(kept("pp4 m8", 4), [4.0, 3.0, 2.0, 1.0]);
+    assert_eq!(kept("pp4 m3", 4)[0], 3.0);
+    assert_eq!(kept("pp4 m8 gpipe", 4), [8.0; 4]);
+    assert_eq!(kept("pp4 m8 zbh1", 4)[0], 4.0);
+    // 1 + (p - 1) / (p v) times as much.
+    assert_eq!(kept("pp4 v2 m8", 8)[..3], [5.5, 4.5, 3.5]);
+    // What gradients of weights need stays a little longer; on every stage of a V about as much as on the first one of 1F1B.
+    assert_eq!(kept("pp4 m8 zbh1", 4).iter().map(|n| n.floor()).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
+    assert!(kept("pp4 m8 zbv", 8).iter().all(|n| *n < 4.1));
+}
