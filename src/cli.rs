@@ -132,6 +132,8 @@ pub enum Level {
     Sharded,
     /// Per program class: local shapes and collectives
     Local,
+    /// The passes of every pipeline stage in order, as `--pipeline-schedule` reads them
+    Schedule,
     /// Per program class: buffers, commands, schedule
     Program,
     /// Kernels as mcc defines them
@@ -150,6 +152,7 @@ impl Level {
             Level::Graph => "graph",
             Level::Sharded => "sharded",
             Level::Local => "local",
+            Level::Schedule => "schedule",
             Level::Program => "program",
             Level::Kernel => "kernel",
             Level::Mlir => "mlir",
@@ -331,7 +334,7 @@ pub struct CompileArgs {
     #[arg(long, default_value = "cpu", help_heading = "Output")]
     pub target: String,
     /// Dumps to write into the artifact; `mcc dump` shows them, and makes the others when asked
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "LEVEL,..", default_values = ["graph", "sharded", "local"], help_heading = "Output")]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LEVEL,..", default_values = ["graph", "sharded", "local", "schedule"], help_heading = "Output")]
     pub emit: Vec<Level>,
     /// The artifact, a directory [default: the model's name with .mcc]
     #[arg(short, long, value_name = "OUT.mcc", help_heading = "Output")]

@@ -19,6 +19,7 @@ use passes::propagate::Rows;
 use passes::rematerialize::Recompute;
 use passes::remedy;
 use passes::schedule::{Order, Schedule};
+use passes::bubbles::{UNIT, timeline};
 use passes::tp_overlap::TpOverlap;
 use runtime::artifact::{self, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
@@ -322,6 +323,7 @@ fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(Strin
             Level::Graph => out.push(("graph.txt".to_string(), ir::text::print_graph(&c.graph))),
             Level::Sharded => out.push(("sharded.txt".to_string(), ir::text::print_sharded(&c.sharded))),
             Level::Local => out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.txt"), ir::text::print_local(l)))),
+            Level::Schedule => out.push(("schedule.txt".into(), timeline(&c.job, UNIT).text(&c.order))),
             Level::Mlir => {
                 out.push(("graph.mlir".into(), ir::text::mlir::export_graph(&c.graph)));
                 out.push(("sharded.mlir".into(), ir::text::mlir::export_sharded(&c.sharded)));

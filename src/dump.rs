@@ -21,7 +21,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     }
     let mut out = std::io::stdout().lock();
     match args.level {
-        Level::Graph | Level::Sharded => out.write_all(saved(&args.artifact, &format!("{}.txt", args.level.name()))?.as_bytes())?,
+        Level::Graph | Level::Sharded | Level::Schedule => out.write_all(saved(&args.artifact, &format!("{}.txt", args.level.name()))?.as_bytes())?,
         Level::Local => {
             for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt")))
             {
@@ -96,7 +96,9 @@ pub fn kernel_texts(kernels: &[Kernel], level: Level, target: &Target) -> Result
         Level::Mlir => (|c| c.mlir, "mlir"),
         Level::Llvm => (|c| c.llvm, "ll"),
         Level::Asm => (|c| c.asm, "s"),
-        Level::Graph | Level::Sharded | Level::Local | Level::Program | Level::Kernel => unreachable!("invariant: not a level of machine code"),
+        Level::Graph | Level::Sharded | Level::Local | Level::Schedule | Level::Program | Level::Kernel => {
+            unreachable!("invariant: not a level of machine code")
+        }
     };
     Ok(compiled.into_iter().filter_map(|c| Some((format!("{}.{ending}", c.name.clone()), text(c)?))).collect())
 }

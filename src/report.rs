@@ -3,12 +3,13 @@
 use ir::mesh::Axis;
 use ir::op::Op;
 use ir::program::Job;
+use passes::bubbles::{UNIT, timeline};
 use passes::explain::{exchanges, totals};
 use passes::footprint::{Footprint, Footprints, Kind, size};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; communication per axis; memory per rank by kind; seconds per pass.
+/// Ranks, classes, kernels; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind; seconds per pass.
 pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
@@ -38,6 +39,9 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
     );
     for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
+    }
+    if job.stages.len() > 1 {
+        let _ = writeln!(out, "pipeline   {}", timeline(job, UNIT));
     }
     let (most, least) = (memory.most(), memory.least());
     let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));

@@ -5,8 +5,10 @@
 //! of a schedule, not what its author had in mind.
 
 use crate::lower::buffers_of;
-use ir::program::{Action, Arena, BodyKind, Call, Channel, Job, Program};
+use crate::schedule::Order;
+use ir::program::{Action, Arena, Body, BodyKind, Call, Channel, Job, Program};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 /// How long passes take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +25,9 @@ pub const UNIT: Costs = Costs { forward: 1, backward: 1, weight: 1 };
 /// A step as its stages spend it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
+    pub costs: Costs,
+    /// Whether gradients of weights have passes of their own.
+    pub splits: bool,
     pub stages: Vec<StageTime>,
     /// From the first pass to the last.
     pub length: u64,
@@ -46,6 +51,54 @@ impl Timeline {
         let share = |s: &StageTime| if s.busy == 0 { 0.0 } else { s.idle as f64 / s.busy as f64 };
         self.stages.iter().map(share).fold(0.0, f64::max)
     }
+
+    /// The passes as a file of a schedule, with what they cost as comments.
+    pub fn text(&self, order: &Order) -> String {
+        let mut out = format!("# takes {}, with a bubble of {:.1} % of the work, where {}\n", self.length, 100.0 * self.bubble(), self.assumed());
+        for (k, s) in self.stages.iter().enumerate() {
+            out.push_str(&format!("# stage {k}: {s}, idle for {} of {}\n", s.idle, s.idle + s.busy));
+        }
+        out + &order.text()
+    }
+
+    fn assumed(&self) -> String {
+        let Costs { forward, backward, weight } = self.costs;
+        match self.splits {
+            true => format!("a forward pass takes {forward}, a backward pass {backward}, gradients of weights {weight}"),
+            false => format!("a forward pass takes {forward}, a backward pass {}", backward + weight),
+        }
+    }
+}
+
+/// For the compile table.
+impl fmt::Display for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bubble {:.1} % of the work, where {}", 100.0 * self.bubble(), self.assumed())?;
+        let ends = self.stages.iter().enumerate().filter(|(k, _)| *k == 0 || k + 1 == self.stages.len());
+        ends.map(|(k, s)| write!(f, "; stage {k}: {s}")).collect()
+    }
+}
+
+impl fmt::Display for StageTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |n: u64| if n == 1 { "" } else { "es" };
+        write!(f, "{} forward pass{} before the first backward pass, {:.1} microbatches in flight", self.warmup, plural(self.warmup), self.in_flight)
+    }
+}
+
+/// What a body gives and takes: stages on, channel.
+struct Exchanges {
+    received: Vec<(i64, Channel)>,
+    sent: Vec<(i64, Channel)>,
+}
+
+impl Exchanges {
+    fn of(body: &Body) -> Exchanges {
+        let received =
+            body.commands.iter().filter_map(|c| if let Action::Recv { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+        let sent = body.commands.iter().filter_map(|c| if let Action::Send { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+        Exchanges { received: received.collect(), sent: sent.collect() }
+    }
 }
 
 /// The training step of a job. A verified one does not get stuck; of another, what comes before it does.
@@ -58,39 +111,30 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
         BodyKind::Weight(_) => costs.weight,
         BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => 0,
     };
+    let exchanges: Vec<Vec<Exchanges>> = job.programs.iter().map(|p| p.bodies.iter().map(Exchanges::of).collect()).collect();
     let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, first: None, now: 0, busy: 0 }).collect();
-    // When messages under way arrive.
+    // When messages under way arrive. A body takes one message of a channel at most.
     let mut messages: BTreeMap<(i64, i64, Channel), VecDeque<u64>> = BTreeMap::new();
     let mut moved = true;
     while std::mem::take(&mut moved) {
         for (s, stage) in playing.iter_mut().enumerate() {
-            let program = &job.programs[job.stages[s].program as usize];
+            let class = job.stages[s].program as usize;
             let s = s as i64;
             while let Some(call) = stage.calls.get(stage.at) {
-                let body = &program.bodies[call.body.index()];
-                let mut wanted: BTreeMap<(i64, i64, Channel), usize> = BTreeMap::new();
-                for command in &body.commands {
-                    if let Action::Recv { hops, channel, .. } = command.action {
-                        *wanted.entry((s + hops, s, channel)).or_default() += 1;
-                    }
+                let Exchanges { received, sent } = &exchanges[class][call.body.index()];
+                let arrival = |(hops, channel): &(i64, Channel)| messages.get(&(s + hops, s, *channel))?.front().copied();
+                let Some(arrived) = received.iter().map(arrival).collect::<Option<Vec<u64>>>() else { break };
+                for (hops, channel) in received {
+                    messages.get_mut(&(s + hops, s, *channel)).and_then(VecDeque::pop_front);
                 }
-                if wanted.iter().any(|(key, n)| messages.get(key).is_none_or(|queue| queue.len() < *n)) {
-                    break;
-                }
-                let mut begin = stage.now;
-                for (key, n) in wanted {
-                    let arrived = messages.get_mut(&key).into_iter().flat_map(|queue| queue.drain(..n));
-                    begin = arrived.fold(begin, u64::max);
-                }
-                let takes = cost(body.kind);
+                let begin = arrived.into_iter().fold(stage.now, u64::max);
+                let takes = cost(job.programs[class].bodies[call.body.index()].kind);
                 if takes > 0 {
                     stage.first.get_or_insert(begin);
                     (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
                 }
-                for command in &body.commands {
-                    if let Action::Send { hops, channel, .. } = command.action {
-                        messages.entry((s, s + hops, channel)).or_default().push_back(begin + takes);
-                    }
+                for (hops, channel) in sent {
+                    messages.entry((s, s + hops, *channel)).or_default().push_back(begin + takes);
                 }
                 stage.at += 1;
                 moved = true;
@@ -109,7 +153,7 @@ pub fn timeline(job: &Job, costs: Costs) -> Timeline {
             in_flight: in_flight(program, played.calls),
         }
     });
-    Timeline { stages: stages.collect(), length }
+    Timeline { costs, splits, stages: stages.collect(), length }
 }
 
 /// A stage on its way through its calls.

@@ -99,6 +99,8 @@ pub struct Compiled {
     pub sharded: Sharded,
     pub locals: Vec<Local>,
     pub evaluation: Evaluation,
+    /// The passes of all stages.
+    pub order: Order,
     pub job: Job,
     pub warnings: Vec<Diagnostic>,
     /// Seconds of each pass.
@@ -224,7 +226,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         Overlap::On => trace.step("overlap", || overlap::overlap(job), |job| ir::job::verify(job).map_err(|e| e.to_string()))?,
     };
     trace.step("refine", || (), |()| refines(&job, &locals, &evaluation).map_err(|e| e.to_string()))?;
-    Ok(Compiled { graph: logical, sharded, locals, evaluation, job, warnings, times: trace.times })
+    Ok(Compiled { graph: logical, sharded, locals, evaluation, order: pipe.order, job, warnings, times: trace.times })
 }
 
 fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Options) -> Result<Vec<Local>, CompileError> {

@@ -1,10 +1,10 @@
 //! The layout of layers on stages and the order of passes, as the options ask for them.
 
+use crate::bubbles::lives;
 use crate::compile::Options;
 use crate::layout::{self, Cuts, Part};
 use crate::schedule::{Kind, MOST_CHUNKS, Order, Pass, Placement, Schedule, Shape};
 use crate::stages::Layout;
-use crate::bubbles::{Life, lives};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::program::{Call, Program};
@@ -161,4 +161,62 @@ pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u3
 /// The order of an evaluation: the forward passes of the training.
 pub fn forward(passes: &[Pass]) -> Vec<Pass> {
     passes.iter().copied().filter(|p| p.kind == Kind::Forward).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is wrong with options, and the way out, for a model of eight layers.
+    fn refused(microbatches: u32, options: &Options) -> String {
+        let graph = Graph { layers: 8, ..Graph::default() };
+        match plan(&graph, microbatches, options) {
+            Ok(_) => "nothing".into(),
+            Err(d) => format!("{} {}; {}", d.code, d.message, d.help.join("; ")),
+        }
+    }
+
+    #[test]
+    fn interleaving_takes_every_number_of_microbatches_that_the_rule_allows() {
+        for (stages, chunks) in [(2, 2), (2, 3), (3, 2), (4, 2)] {
+            for microbatches in 1..10u64 {
+                for group in 1..=microbatches + 1 {
+                    let fits = (stages..=microbatches).contains(&group) && (microbatches % group == 0 || microbatches % group >= stages);
+                    let options = Options { pp: stages, vpp: Some(chunks), group: Some(group), ..Options::default() };
+                    assert_eq!(refused(microbatches as u32, &options) == "nothing", fits, "p={stages} v={chunks} m={microbatches} G={group}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_a_way_out() {
+        let interleaved = |group, pp| Options { pp, vpp: Some(2), group, ..Options::default() };
+        assert_eq!(
+            refused(5, &interleaved(Some(2), 2)),
+            "E0637 5 microbatches do not go through 2 interleaved stages in groups of 2; `--microbatch-group-size-per-virtual-pipeline-stage 3` does"
+        );
+        assert_eq!(
+            refused(3, &interleaved(None, 4)),
+            "E0637 3 microbatches do not go through 4 interleaved stages in groups of 4; raise --global-batch-size to 4 microbatches or more"
+        );
+        let zero_bubble = |schedule, vpp| Options { pp: 2, vpp, schedule, ..Options::default() };
+        assert_eq!(
+            refused(4, &zero_bubble(Schedule::ZbH1, Some(2))),
+            "E0637 the schedule has 1 virtual stages on each stage; --vpp is 2; leave --vpp out, or `--vpp 1`"
+        );
+        assert_eq!(
+            refused(4, &interleaved(None, 1)),
+            "E0637 virtual stages are for a pipeline of several stages; --pp is 1; `--pp 2` or more, or no --vpp"
+        );
+        assert_eq!(refused(4, &Options { pp: 16, ..Options::default() }), "E0633 8 layers cannot fill 16 pipeline stages; --pp 8 at most");
+        let given = Schedule::Given(Order::parse("0: F0.0 B0.0").expect("a schedule"));
+        assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; --pp is 2; `--pp 1`, or a line for each of 2 stages");
+        // Any number goes through these.
+        for microbatches in 1..10 {
+            for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV] {
+                assert_eq!(refused(microbatches, &Options { pp: 4, schedule, ..Options::default() }), "nothing");
+            }
+        }
+    }
 }

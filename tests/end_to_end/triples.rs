@@ -418,6 +418,15 @@ fn deepseek_on_dp2_pp2_with_experts_over_dp() {
     fixed("deepseek_v3.mdl", defines, Case { dp: 2, pp: 2, ep: 2, global_batch: 4, ..Case::default() }, Recipe::AdamW);
 }
 
+/// Stages hold encoder and decoder layers; what the encoder makes is relayed.
+#[test]
+fn t5_on_tp2_pp2() {
+    let defines = "vocab=40 hidden=16 heads=2 head_dim=8 ffn=16 encoder_layers=1 decoder_layers=3 source=8 target=4 buckets=8 max_distance=8";
+    let on = |case: Case| fixed("t5.mdl", defines, Case { pp: 2, global_batch: 4, micro_batch: 1, ..case }, Recipe::AdamW);
+    on(Case { tp: 2, sp: true, ..Case::default() });
+    on(Case { vpp: Some(2), ..Case::default() });
+}
+
 #[test]
 fn t5_on_dp2_tp4() {
     let defines = "vocab=18 hidden=8 heads=4 head_dim=4 ffn=12 encoder_layers=2 decoder_layers=2 source=6 target=5 buckets=8 max_distance=16";

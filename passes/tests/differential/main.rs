@@ -1,5 +1,6 @@
 //! Compiled programs, all ranks of them, against the reference interpreter on the logical graph; and what partitioning costs.
 
+mod bubbles;
 mod chunks;
 mod counts;
 mod events;
@@ -19,5 +20,4 @@ mod parts;
 mod precision;
 mod programs;
 mod random;
-mod timelines;
 mod wanted;

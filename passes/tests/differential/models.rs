@@ -222,7 +222,11 @@ fn every_schedule_computes_the_same() {
     let cases = ["pp2 v2 m2", "pp2 v2 m5 group3", "pp2 v2 m4 gpipe", "pp2 m3 zbh1", "pp4 m4 zbh1", "zbv m2", "pp2 m1 zbv", "pp2 m4 zbv"];
     on(GPT2, &[], &cases);
     on(LLAMA, &[], &["pp2 v2 tp2 sp m4", "dp2 pp2 v2 m2", "pp2 tp2 sp m3 zbh1", "dp2 pp2 m2 zbv", "tp2 sp zbv m2"]);
-    on(LLAMA, &[("tied", "true"), ("layers", "6")], &["pp3 v2 m3", "pp3 m5 zbv", "pp3 m5 zbh1"]);
+    on(
+        LLAMA,
+        &[("tied", "true"), ("layers", "6")],
+        &["pp3 v2 m3", "pp3 m5 zbv", "pp3 m5 zbh1", "pp3 v2 m7 group4", "pp2 v3 m5 group3", "pp3 m2 zbv", "pp3 m1 zbh1"],
+    );
 }
 
 #[test]

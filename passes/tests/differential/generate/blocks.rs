@@ -1,6 +1,6 @@
 //! The blocks of random models: functions from the stream to the stream.
 
-use super::Writer;
+use super::{Writer, is_steered};
 
 impl Writer {
     /// Writes a function of a random kind; returns its name.
@@ -24,6 +24,7 @@ impl Writer {
         let n = kinds.len() as u64 + if self.sequences() { over_seq.len() as u64 } else { 0 };
         let k = self.dice.below(n) as usize;
         match kinds.get(k) {
+            _ if self.blocks == 1 && is_steered(self.case.seed) => self.attention(),
             Some(write) => write(self),
             None => over_seq[k - kinds.len()](self),
         }

@@ -19,9 +19,14 @@ pub struct Captures {
 
 impl Captures {
     pub fn new(seed: u64) -> Captures {
-        let mut dice = Dice(mix(!seed ^ 2));
+        let mut dice = Dice(mix(!seed ^ 3));
         let mut way = |percent| {
-            let ways = ["z = z + kept;", "z = z * kept;", "z = z + linear(linear(kept, hidden, ffn) as from_kept, ffn, hidden) as to_stream;", "if i % 2 == 0 {\nz = kept - z;\n}"];
+            let ways = [
+                "z = z + kept;",
+                "z = z * kept;",
+                "z = z + linear(linear(kept, hidden, ffn) as from_kept, ffn, hidden) as to_stream;",
+                "if i % 2 == 0 {\nz = kept - z;\n}",
+            ];
             let way = dice.pick(&ways);
             dice.chance(percent).then_some(way)
         };

@@ -2,7 +2,8 @@
 
 use crate::harness::compiled;
 use crate::models::{GPT2, case};
-use passes::timeline::{Timeline, UNIT, timeline};
+use passes::schedule::Order;
+use passes::bubbles::{Timeline, UNIT, timeline};
 
 /// GPT-2 with so many layers.
 fn of(words: &str, layers: u64) -> Timeline {
@@ -32,6 +33,23 @@ fn bubbles_of_programs_are_those_of_the_papers() {
     }
     let three = of("pp2 m4 v3", 6).bubble();
     assert!(close(three, 1.0 / 12.0), "{three}");
+}
+
+#[test]
+fn the_schedule_of_a_job_is_a_schedule_file() {
+    for words in ["pp2 v2 m4", "pp2 m3 zbv", "pp2 m2 zbh1"] {
+        let c = compiled(GPT2.0, GPT2.1, &case(words));
+        assert_eq!(Order::parse(&timeline(&c.job, UNIT).text(&c.order)).as_ref(), Ok(&c.order), "{words}");
+    }
+    let c = compiled(GPT2.0, GPT2.1, &case("pp2 m2"));
+    let text = "\
+# takes 9, with a bubble of 50.0 % of the work, where a forward pass takes 1, a backward pass 2
+# stage 0: 2 forward passes before the first backward pass, 2.0 microbatches in flight, idle for 3 of 9
+# stage 1: 1 forward pass before the first backward pass, 1.0 microbatches in flight, idle for 0 of 6
+0: F0.0 F0.1 B0.0 B0.1
+1: F0.0 B0.0 F0.1 B0.1
+";
+    assert_eq!(timeline(&c.job, UNIT).text(&c.order), text);
 }
 
 #[test]
