@@ -201,8 +201,9 @@ fn in_flight(program: &Program, calls: &[Call]) -> f64 {
     let mut bytes = vec![0i128; calls.len() + 1];
     let mut one = 0;
     for (lives, size) in lives(program, calls).iter().zip(&program.stashes) {
-        let forward = |life: &Life| matches!(program.bodies[calls[life.first].body.index()].kind, BodyKind::Forward(_));
-        if !lives.iter().all(forward) {
+        // Not messages, which wait for their pass alone.
+        let is_forward = |call: usize| matches!(program.bodies[calls[call].body.index()].kind, BodyKind::Forward(_));
+        if !lives.iter().all(|life| is_forward(life.first) && !is_forward(life.last)) {
             continue;
         }
         one += if lives.is_empty() { 0 } else { *size };

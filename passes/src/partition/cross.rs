@@ -51,6 +51,13 @@ impl JobView<'_> {
                 }
             }
         }
+        // What another stage waits for is not put off, and nor is what it is computed from.
+        let mut open: Vec<Value> = self.received.values().flatten().copied().collect();
+        while let Some(v) = open.pop() {
+            let Chunk::Weight(chunk) = self.chunk[v.index()] else { continue };
+            self.chunk[v.index()] = Chunk::Backward(chunk);
+            open.extend(&body[v].args);
+        }
     }
 
     /// The virtual stages that receive a value which is made on one and used on others: of every stage on the way the one that comes first in the
