@@ -6,6 +6,7 @@
 use crate::dim::IndexMap;
 use crate::graph::{Body, Value};
 use crate::mesh::Mesh;
+use crate::program::Bucket;
 use crate::sharded::Sharding;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -104,7 +105,7 @@ impl fmt::Display for Chunk {
 pub struct LocalParam {
     /// Local to global index, per dim in storage order.
     pub index: Vec<IndexMap>,
-    /// Number of optimizer state tensors.
+    /// Number of optimizer state tensors that it has for itself.
     pub states: u32,
 }
 
@@ -119,10 +120,12 @@ pub struct LocalUpdate {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Local {
     pub mesh: Mesh,
-    /// Per pipeline stage of the class, the parameter (of the graph) in each slot.
+    /// Per pipeline stage of the class, the parameter (of the graph) in each slot of `params`.
     pub stages: Vec<(u64, Vec<u32>)>,
     pub body: Body,
     pub params: Vec<LocalParam>,
+    /// Slots after those of `params`, in order.
+    pub buckets: Vec<Bucket>,
     /// Per node: when it runs.
     pub chunks: Vec<Chunk>,
     /// Per node: whether its value is a sum over microbatches still to be taken, so that a use in a chunk that runs once

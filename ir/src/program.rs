@@ -139,7 +139,63 @@ pub struct Program {
     /// Bytes of a slot of each stash. They divide the stash arena, in this order.
     pub stashes: Vec<u64>,
     pub groups: Vec<Group>,
+    /// Slots after those of [`Stage::params`], in order.
+    pub buckets: Vec<Bucket>,
     pub bodies: Vec<Body>,
+}
+
+/// Parameters that lie one after the other and are updated as one. What lies between them, and after the last, means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Elements.
+    pub size: u64,
+    pub holds: Holds,
+    /// In ascending order.
+    pub pieces: Vec<Piece>,
+}
+
+/// What the parameter of a bucket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Holds {
+    Weights,
+    /// A copy in less precision, for the model to compute with. The weights themselves are the bucket's state 0; the optimizer's follow.
+    Copies,
+}
+
+/// A parameter of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Piece {
+    /// Of [`Stage::params`].
+    pub slot: u32,
+    /// The element of the bucket that it begins at.
+    pub at: u64,
+    /// Local to global, per dim in storage order.
+    pub index: Vec<IndexMap>,
+}
+
+impl Piece {
+    pub fn elements(&self) -> u64 {
+        self.index.iter().map(IndexMap::len).product()
+    }
+}
+
+/// What a part of a buffer is to a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Weights,
+    Copy,
+    State(u32),
+}
+
+/// A parameter, copy or state of which a buffer holds a part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part<'a> {
+    /// Of [`Stage::params`].
+    pub slot: u32,
+    pub role: Role,
+    pub index: &'a [IndexMap],
+    /// In a bucket: the element that it begins at, and the bucket's elements that the buffer holds.
+    pub bucket: Option<(u64, &'a IndexMap)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -165,6 +221,31 @@ impl Arena {
 }
 
 impl Program {
+    /// The bucket of a slot, if it is not a parameter's.
+    pub fn bucket(&self, stage: &Stage, slot: u32) -> Option<&Bucket> {
+        self.buckets.get((slot as usize).checked_sub(stage.params.len())?)
+    }
+
+    /// What a buffer holds of parameters and states, on a stage of this program; none of slots that there are not.
+    pub fn parts<'a>(&'a self, stage: &Stage, content: &'a Content) -> Vec<Part<'a>> {
+        let (slot, state, index) = match content {
+            Content::Param { slot, index } => (*slot, None, index),
+            Content::State { slot, state, index } => (*slot, Some(*state), index),
+            Content::Table { .. } | Content::Accumulator | Content::Activation => return vec![],
+        };
+        if (slot as usize) < stage.params.len() {
+            return vec![Part { slot, role: state.map_or(Role::Weights, Role::State), index, bucket: None }];
+        }
+        let (Some(bucket), [window]) = (self.bucket(stage, slot), index.as_slice()) else { return vec![] };
+        let role = match (bucket.holds, state) {
+            (Holds::Weights, None) | (Holds::Copies, Some(0)) => Role::Weights,
+            (Holds::Copies, None) => Role::Copy,
+            (Holds::Weights, Some(k)) => Role::State(k),
+            (Holds::Copies, Some(k)) => Role::State(k - 1),
+        };
+        bucket.pieces.iter().map(|p| Part { slot: p.slot, role, index: &p.index, bucket: Some((p.at, window)) }).collect()
+    }
+
     /// The stash in which a buffer of the stash arena lies, and where that begins; none if it lies in no one stash.
     pub fn stash(&self, buffer: &Buffer) -> Option<(usize, u64)> {
         let mut begin = 0u64;
@@ -182,12 +263,12 @@ impl Program {
 /// What a buffer holds, for the memory table and for loading.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Content {
-    /// Parameter slot (see [`Stage::params`]); `index` maps local to global, per dim in storage order.
+    /// Parameter slot (see [`Stage::params`]) or bucket; `index` maps local to global, per dim in storage order.
     Param {
         slot: u32,
         index: Vec<IndexMap>,
     },
-    /// Optimizer state `state` of a parameter slot.
+    /// Optimizer state `state` of a parameter slot or bucket.
     State {
         slot: u32,
         state: u32,
@@ -249,6 +330,19 @@ impl Place {
 /// The value of a linear form at coordinates.
 pub fn linear(form: &Linear, coords: &Coords) -> u64 {
     form.iter().map(|(u, stride)| coords[u.0 as usize] * stride).sum()
+}
+
+/// Where each member's part begins, of as many parts of `count` elements one after the other as a group over `subs` has members.
+pub fn own_part(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
+    let mut stride = count;
+    let mut form: Linear = vec![];
+    // Members are in rank order: the last sub-axis counts fastest.
+    for u in mesh.ids().filter(|u| subs.contains(u)).collect::<Vec<_>>().into_iter().rev() {
+        form.push((u, stride));
+        stride = stride.saturating_mul(mesh[u].size);
+    }
+    form.reverse();
+    form
 }
 
 /// Ranks that communicate: those which agree with this rank except in `subs`; with `stages`, also those of these pipeline
@@ -373,7 +467,8 @@ pub enum Action {
     /// Works on dense ranges; `count` is in elements. Reductions combine members in rank order, so every member gets the
     /// same bits, and every run too.
     /// All-reduce: `src` and `dst` hold `count`, may be the same. All-gather: `src` holds `count`, `dst` `count` per member in
-    /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. All-to-all: both hold `count` per
+    /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. Of these two, the part may lie at its place in the
+    /// whole ([`own_part`]). All-to-all: both hold `count` per
     /// member; part k of `src` goes to member k. Shift: `src` and `dst` hold `count`; the next member gets it, the first the last one's.
     Collective {
         kind: Collective,

@@ -14,7 +14,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, heads, optimize, order, pad, simplify, tables, terms, widen};
+use crate::{bucket, heads, optimize, order, pad, simplify, tables, terms, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
@@ -201,17 +201,27 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         }
     }
     let locals = locals(&mut trace, &sharded, &pipe, options)?;
-    let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
-    let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
-    let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
     let evaluations = self::locals(&mut trace, &evaluated, &pipe, options)?;
+    let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
+    let shared = |both: &Vec<(Local, Local)>| {
+        let valid = |(l, e): &(Local, Local)| ir::verify::local(l, &sharded).and_then(|()| ir::verify::local(e, &evaluated));
+        both.iter().try_for_each(valid).map_err(|e| e.to_string())
+    };
+    let pairs = |l: Local| {
+        let e = of_stages(&evaluations, &l).clone();
+        (l, e)
+    };
+    let both = trace.step("zero", || zero::share_out(locals.into_iter().map(pairs).collect(), options.zero, size), shared)?;
+    let (locals, evaluations): (Vec<Local>, Vec<Local>) = both.into_iter().unzip();
+    let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
+    let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
     (job.settings, job.train) = (settings, train);
     let tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
-    let mut evaluation = Evaluation { locals: evaluations, tables, of_class: vec![] };
+    let mut evaluation = Evaluation { locals: evaluations, tables, slots: vec![] };
     let job = trace.step(
         "lower",
         || {
@@ -238,6 +248,12 @@ fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Optio
         .map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
     trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, options.tp_overlap)).collect(), |l: &Vec<Local>| valid(l))
+}
+
+/// The graph of the same stages as another one.
+fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
+    let first = other.stages[0].0;
+    all.iter().find(|l| l.stages.iter().any(|s| s.0 == first)).expect("invariant: evaluation covers every stage")
 }
 
 /// Named outputs are for inference; a training step does not compute what only they need.
@@ -389,11 +405,12 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
 /// The graphs of evaluation, and how they are part of the programs.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
+    /// One per program.
     pub locals: Vec<Local>,
     /// Table of the job, per table of the graphs.
     pub tables: Vec<u32>,
-    /// Per program: which graph, and the program's parameter slot of each of the graph's.
-    pub of_class: Vec<(usize, Vec<u32>)>,
+    /// Per program: its parameter slot of each of the graph's.
+    pub slots: Vec<Vec<u32>>,
 }
 
 impl Compiled {
@@ -411,7 +428,8 @@ impl Compiled {
 pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
     let locals: Vec<Local> = partition::classes(stages);
     let mut job = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
-    let mut evaluation = Evaluation { of_class: vec![], ..c.evaluation.clone() };
+    let evaluations = locals.iter().map(|l| of_stages(&c.evaluation.locals, l).clone()).collect();
+    let mut evaluation = Evaluation { locals: evaluations, slots: vec![], ..c.evaluation.clone() };
     lower(&mut job, &locals, &mut evaluation, order);
     job.in_flight = ir::job::least_in_flight(&job);
     job
@@ -420,11 +438,11 @@ pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
 /// Every program, with every schedule it has, computes its graphs.
 fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), ir::job::JobError> {
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    for (class, (local, (graph, eval_slots))) in locals.iter().zip(&evaluation.of_class).enumerate() {
+    for (class, ((local, other), other_slots)) in locals.iter().zip(&evaluation.locals).zip(&evaluation.slots).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
-        let slots: Vec<u32> = (0..local.params.len() as u32).collect();
+        let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
         let training = Meaning { local, slots: &slots, tables: &own_tables };
-        let evaluation = Meaning { local: &evaluation.locals[*graph], slots: eval_slots, tables: &evaluation.tables };
+        let evaluation = Meaning { local: other, slots: other_slots, tables: &evaluation.tables };
         refine::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
     }
     Ok(())
@@ -436,18 +454,18 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
     let m = job.microbatches as u32;
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
     let mut of_stage: Vec<Option<Stage>> = vec![None; order.stages.len()];
-    for local in locals {
+    let mut evaluated = vec![];
+    for (local, e) in locals.iter().zip(&evaluation.locals) {
         let (first, params) = &local.stages[0];
-        let names = params.iter().map(|p| job.params[*p as usize].name.clone()).collect();
-        let mut lowering = Lowering::new(&mut kernels, names);
-        let slots: Vec<u32> = (0..params.len() as u32).collect();
+        let names = params.iter().map(|p| job.params[*p as usize].name.clone());
+        let names = names.chain((0..local.buckets.len()).map(|k| format!("bucket{k}"))).collect();
+        let mut lowering = Lowering::new(&mut kernels, names, local.buckets.clone());
+        let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
+        let slots: Vec<u32> = (0..buckets.end).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
-        let found = evaluation.locals.iter().enumerate().find_map(|(k, e)| e.stages.iter().find(|s| s.0 == *first).map(|s| (k, e, &s.1)));
-        let (graph, e, used) = found.expect("invariant: evaluation covers every stage");
-        let slots: Vec<u32> = used
-            .iter()
-            .map(|p| params.iter().position(|q| q == p).expect("invariant: a stage evaluates with the parameters that it trains") as u32)
-            .collect();
+        let used = e.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);
+        let of_param = |p: &u32| params.iter().position(|q| q == p).expect("invariant: a stage evaluates with the parameters that it trains") as u32;
+        let slots: Vec<u32> = used.iter().map(of_param).chain(buckets).collect();
         let eval = lowering.add(e, &Names { slots: &slots, tables: &evaluation.tables, prefix: "eval_" });
         let program = lowering.finish();
         let class = job.programs.len() as u32;
@@ -463,8 +481,9 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);
-        evaluation.of_class.push((graph, slots));
+        evaluated.push(slots);
     }
+    evaluation.slots = evaluated;
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
 }

@@ -38,3 +38,4 @@ pub mod timeline;
 pub mod touch;
 pub mod tp_overlap;
 pub mod widen;
+pub mod zero;

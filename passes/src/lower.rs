@@ -12,9 +12,11 @@ use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
-use ir::mesh::Axis;
+use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, DType, Op, Real};
-use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Stream};
+use ir::program::{
+    Action, Arena, Body, BodyId, BodyKind, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Stream, own_part,
+};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 /// The kernels of all programs, each once.
@@ -65,8 +67,8 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    pub fn new(kernels: &'a mut Kernels, names: Vec<String>) -> Lowering<'a> {
-        let program = Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], bodies: vec![] };
+    pub fn new(kernels: &'a mut Kernels, names: Vec<String>, buckets: Vec<Bucket>) -> Lowering<'a> {
+        let program = Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], buckets, bodies: vec![] };
         Lowering { program, kernels, held: HashMap::new(), copies: HashMap::new(), names, stashed: BTreeMap::new() }
     }
 
@@ -319,29 +321,40 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.local.reports.iter().any(|r| r.1 == v)
     }
 
-    /// A concatenation of nothing but what the microbatches leave, each value in storage order, needs no copy: they are made in its buffer.
+    /// A concatenation of nothing but what the microbatches leave, each value in storage order, needs no copy: they are made in its buffer. So
+    /// are values of its own chunk that nothing else reads.
     fn find_homes(&mut self) {
         let body = &self.local.body;
+        let results: BTreeSet<Value> = self.local.updates.iter().flat_map(|u| u.states.iter().copied().chain([u.new])).collect();
         for group in &self.groups {
             let [c] = group.nodes[..] else { continue };
             if !matches!(body[c].op, Op::Concat { .. }) || body.dims_of(c).len() != 1 {
                 continue;
             }
+            let chunk = self.local.chunks[c.index()];
             let mut at = 0;
-            let mut found: Vec<(Value, u64)> = vec![];
+            // Values with their places, and the chunk that makes them first.
+            let (mut found, mut makers): (Vec<(Value, u64)>, Vec<Chunk>) = (vec![], vec![]);
             for a in &body[c].args {
                 let whole = matches!(&body[*a].op, Op::View { from, .. } if *from == body.dims_of(body[*a].args[0]));
-                let x = body[*a]
-                    .args
-                    .first()
-                    .copied()
-                    .filter(|x| whole && self.is_left(*x) && role(body, *x) == Role::Compute && found.iter().all(|f| f.0 != *x));
-                found.extend(x.map(|x| (x, at)));
+                let x = if whole { body[*a].args[0] } else { *a };
+                // What changes a sum element by element is made in its place.
+                let alone = |v: Value| self.users[v.index()].len() == 1 && !self.is_root(v) && !results.contains(&v);
+                let sum = body[x].args.iter().copied().find(|y| {
+                    let alike = body[*y].ty == body[x].ty && alone(x) && alone(*y) && body[x].op.is_pointwise();
+                    alike && self.local.chunks[x.index()] == chunk && chunk != self.local.chunks[y.index()] && self.is_left(*y)
+                });
+                let first = sum.unwrap_or(x);
+                let maker = self.local.chunks[first.index()];
+                let fits = role(body, first) == Role::Compute && alone(first) && (self.is_left(first) || maker == chunk);
+                if fits && found.iter().all(|f| f.0 != first) && !self.homes.contains_key(&first) {
+                    found.extend(sum.into_iter().chain([x]).map(|v| (v, at)));
+                    makers.push(maker);
+                }
                 at += body.elements(*a);
             }
-            // One body adds to all of it.
-            let together = found.iter().all(|f| self.local.chunks[f.0.index()] == self.local.chunks[found[0].0.index()]);
-            if together && found.len() == body[c].args.len() && found.iter().all(|f| !self.homes.contains_key(&f.0)) {
+            // One body makes, or adds to, all of it.
+            if makers.len() == body[c].args.len() && makers.iter().all(|m| *m == makers[0]) {
                 self.homes.extend(found.into_iter().map(|(x, at)| (x, (c, at))));
             }
         }
@@ -440,13 +453,92 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     /// The buffer of the parameter or state that a value replaces, if nothing else reads the old one any more.
     fn in_place(&mut self, v: Value, group: &Fused) -> Option<View> {
         let body = &self.local.body;
-        let pointwise = group.nodes.iter().all(|n| body[*n].op.is_pointwise());
-        let update = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v))?;
+        if !group.nodes.iter().all(|n| body[*n].op.is_pointwise()) || group.chunk != Chunk::Update {
+            return None;
+        }
+        let Some(update) = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v)) else {
+            return self.part_in_place(v, group);
+        };
         let old = if update.new == v { Op::Param(update.slot) } else { Op::State(update.slot, update.states.iter().position(|s| *s == v)? as u32) };
         let holders: Vec<Value> = body.values().filter(|w| body[*w].op == old && self.local.chunks[w.index()] == Chunk::Update).collect();
         let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
         let holder = *holders.first()?;
-        (pointwise && alone && group.chunk == Chunk::Update && body[holder].ty == body[v].ty).then(|| self.view(holder))
+        (alone && body[holder].ty == body[v].ty).then(|| self.view(holder))
+    }
+
+    /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered.
+    fn part_in_place(&mut self, v: Value, group: &Fused) -> Option<View> {
+        let body = &self.local.body;
+        let [(gather, _)] = self.users[v.index()][..] else { return None };
+        let (slot, subs) = self.gathers(gather)?;
+        let old = |w: &Value| body[*w].op == Op::Param(slot) && self.local.chunks[w.index()] == Chunk::Update;
+        let mut reads = body.values().filter(old).flat_map(|h| &self.users[h.index()]);
+        // Its readers read parts, for this group.
+        let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.nodes.contains(d)));
+        let whole = self.held(slot).filter(|_| alone)?;
+        if self.l.program.buffers[whole.place.buffer.index()].dtype != body[v].ty.dtype {
+            return None;
+        }
+        let order = body.dims_of(v).to_vec();
+        let coords = own_part(&self.local.mesh, &subs, body.elements(v));
+        Some(View { place: Place { coords, ..whole.place }, strides: body.dims.strides(&order), dims: order })
+    }
+
+    /// The slot whose new parameter an all-gather gives, as it lies, and over which axes it gathers.
+    fn gathers(&self, v: Value) -> Option<(u32, Vec<SubAxis>)> {
+        let body = &self.local.body;
+        let Op::Collective { kind: Collective::AllGather, subs, stages: None, .. } = &body[v].op else { return None };
+        let [(view, _)] = self.users[v.index()][..] else { return None };
+        let whole = matches!(&body[view].op, Op::View { from, .. } if *from == body.dims_of(v)) && body.dims_of(view).len() == 1;
+        let update = self.local.updates.iter().find(|u| u.new == view).filter(|_| whole)?;
+        Some((update.slot, subs.clone()))
+    }
+
+    /// Where a parameter lies that some chunk has read.
+    fn held(&self, slot: u32) -> Option<View> {
+        let holder = self.local.body.values().find(|w| self.local.body[*w].op == Op::Param(slot) && self.views.contains_key(w))?;
+        Some(self.views[&holder].clone())
+    }
+
+    /// Where a collective may write: over its operand, or the operand lies at its part of the result.
+    fn destination(&mut self, v: Value, kind: Collective, subs: &[SubAxis], src: &View) -> View {
+        let body = &self.local.body;
+        let order = body.dims_of(v).to_vec();
+        if self.reduces_in_place(v, kind, src) {
+            return src.clone();
+        }
+        let dense = |place: Place| View { place, strides: body.dims.strides(&order), dims: order.clone() };
+        // Of what is made for it alone, a part stays where it is; other operands make room.
+        let made = |mut x: Value| {
+            while role(body, x) == Role::Alias {
+                x = body[x].args[0];
+            }
+            self.joined.contains_key(&x) || self.is_left(x) && self.local.chunks[x.index()] != self.chunk
+        };
+        let scatters = matches!(kind, Collective::ReduceScatter(_)) && src.place.coords.is_empty();
+        if scatters && self.is_owned(body[v].args[0]) && made(body[v].args[0]) {
+            return dense(Place { coords: own_part(&self.local.mesh, subs, body.elements(v)), ..src.place.clone() });
+        }
+        if let Some(whole) = self.gathers(v).and_then(|(slot, _)| self.held(slot)) {
+            let part = own_part(&self.local.mesh, subs, body.elements(body[v].args[0]));
+            if src.place == (Place { coords: part, ..whole.place.clone() }) {
+                return dense(whole.place);
+            }
+        }
+        self.buffer(v, &order, Content::Activation)
+    }
+
+    /// Whether a value, or what it is a view of, has a buffer of its own that nothing else reads.
+    fn is_owned(&self, v: Value) -> bool {
+        let body = &self.local.body;
+        let alone = self.users[v.index()].len() == 1 && !self.is_root(v);
+        alone
+            && match role(body, v) {
+                Role::Compute => true,
+                Role::Exchange => !matches!(body[v].op, Op::Send { .. } | Op::Limit { .. }),
+                Role::Alias => self.is_owned(body[v].args[0]),
+                Role::Inline | Role::Source => false,
+            }
     }
 
     fn emit_node(&mut self, v: Value) {
@@ -503,7 +595,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             }
             Op::Collective { kind, subs, stages, .. } => {
                 let src = self.dense_view(node.args[0]);
-                let dst = if self.reduces_in_place(v, *kind, &src) { src.clone() } else { self.buffer(v, &order, Content::Activation) };
+                let dst = self.destination(v, *kind, subs, &src);
                 let group = self.l.group(Group { subs: subs.clone(), stages: stages.clone() });
                 let count = match kind {
                     Collective::AllReduce(_) | Collective::Shift => body.elements(v),
@@ -531,9 +623,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn reduces_in_place(&self, v: Value, kind: Collective, src: &View) -> bool {
         let body = &self.local.body;
         let arg = body[v].args[0];
-        let owned = matches!(role(body, arg), Role::Compute | Role::Exchange) && !matches!(body[arg].op, Op::Send { .. } | Op::Limit { .. });
-        let dense = src.dims == body[v].ty.dims;
-        matches!(kind, Collective::AllReduce(_)) && owned && dense && self.users[arg.index()].len() == 1 && !self.is_root(arg)
+        // A part of something else that is reduced has a buffer of its own.
+        let dense = src.dims == body[v].ty.dims && role(body, arg) != Role::Alias && src.place.coords.is_empty();
+        matches!(kind, Collective::AllReduce(_)) && dense && self.is_owned(arg)
     }
 
     fn alias(&mut self, v: Value) -> View {

@@ -100,7 +100,7 @@ pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero:
         if axis == Axis::Tp && sp == SequenceParallel::On {
             list.extend(entry("sp"));
         }
-        if matches!(axis, Axis::Dp | Axis::Cp) && zero >= Zero::States {
+        if matches!(axis, Axis::Dp | Axis::Cp) && zero == Zero::Params {
             shared.push((axis, dims_of_params(graph, &list)));
         }
         tiers.push((axis, list));

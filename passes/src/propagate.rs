@@ -469,7 +469,7 @@ impl Propagation<'_> {
 
     /// Whether ranks share a gradient out: it is summed in every microbatch to where it rests, so that what they accumulate is a part.
     fn is_shared(&self, v: Value) -> bool {
-        self.is_gradient[v.index()] && self.chooser.lists.zero >= Zero::Gradients
+        self.is_gradient[v.index()] && self.chooser.lists.zero == Zero::Params
     }
 
     /// Where a value rests once it is complete.

@@ -226,13 +226,37 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
     ensure(slots.len() == program.stashes.len() && !slots.contains(&0), || format!("slots {slots:?} for {} stashes", program.stashes.len()))?;
     let bytes = slots.iter().zip(&program.stashes).try_fold(0u64, |n, (s, b)| n.checked_add(b.checked_mul(u64::from(*s))?));
     ensure(bytes.is_some_and(|b| b <= MOST), || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
+    for bucket in &program.buckets {
+        let mut end = 0u64;
+        for piece in &bucket.pieces {
+            let slot = piece.slot;
+            let param = stage.params.get(slot as usize).ok_or_else(|| format!("a bucket has slot {slot}, which there is not"))?;
+            let dims = &job.params[*param as usize].dims;
+            let lens = piece.index.iter().map(|m| product(m.parts.iter().map(|p| p.0))).collect::<Result<Vec<_>, _>>()?;
+            let sizes: Vec<(String, u64)> = dims.iter().map(|d| d.name.clone()).zip(lens.iter().copied()).collect();
+            cut(&job.mesh, dims, &piece.index, &sizes).map_err(|e| format!("a bucket's slot {slot}: {e}"))?;
+            ensure(piece.at >= end, || format!("a bucket's slot {slot} overlaps the one before"))?;
+            end = product(lens)?.checked_add(piece.at).ok_or("a bucket is too large")?;
+        }
+        ensure(end <= bucket.size && bucket.size <= MOST, || format!("a bucket of {} elements has {end}", bucket.size))?;
+    }
     for buffer in &program.buffers {
         let (slot, index) = match &buffer.content {
             Content::Param { slot, index } | Content::State { slot, index, .. } => (*slot, index),
             Content::Table { .. } | Content::Accumulator | Content::Activation => continue,
         };
-        let param = stage.params.get(slot as usize).ok_or_else(|| format!("buffer `{}`: there is no slot {slot}", buffer.name))?;
-        cut(&job.mesh, &job.params[*param as usize].dims, index, buffer).map_err(|e| format!("buffer `{}`: {e}", buffer.name))?;
+        let bucket = program.bucket(stage, slot).map(|b| vec![Extent { name: "bucket".into(), size: b.size, padded: b.size, order: Order::Plain }]);
+        let dims = match &bucket {
+            Some(dims) => {
+                ensure(index.iter().all(IndexMap::is_contiguous), || format!("buffer `{}` holds a bucket in pieces", buffer.name))?;
+                dims
+            }
+            None => {
+                let param = stage.params.get(slot as usize).ok_or_else(|| format!("buffer `{}`: there is no slot {slot}", buffer.name))?;
+                &job.params[*param as usize].dims
+            }
+        };
+        cut(&job.mesh, dims, index, &buffer.dims).map_err(|e| format!("buffer `{}`: {e}", buffer.name))?;
     }
     let stages = job.stages.len() as u64;
     for command in program.bodies.iter().flat_map(|b| &b.commands) {
@@ -268,7 +292,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     match &buffer.content {
         Content::Table { table, index } => {
             let table = job.tables.get(*table as usize).ok_or_else(|| format!("there is no table {table}"))?;
-            cut(&job.mesh, &table.dims, index, buffer)?;
+            cut(&job.mesh, &table.dims, index, &buffer.dims)?;
         }
         Content::Param { .. } | Content::State { .. } | Content::Accumulator | Content::Activation => {}
     }
@@ -277,12 +301,12 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     ensure(!held || buffer.arena == Arena::Persistent, || "it lives over steps, but not in the persistent arena".into())
 }
 
-/// The index maps of a buffer fit its dims and stay within the whole tensor.
-fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer) -> Checked {
-    ensure(index.len() == buffer.dims.len() && index.len() == whole.len(), || {
-        format!("{} dims, {} index maps, {} dims as a whole", buffer.dims.len(), index.len(), whole.len())
+/// Index maps fit dims and stay within the whole tensor.
+fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], dims: &[(String, u64)]) -> Checked {
+    ensure(index.len() == dims.len() && index.len() == whole.len(), || {
+        format!("{} dims, {} index maps, {} dims as a whole", dims.len(), index.len(), whole.len())
     })?;
-    for ((map, (name, size)), extent) in index.iter().zip(&buffer.dims).zip(whole) {
+    for ((map, (name, size)), extent) in index.iter().zip(dims).zip(whole) {
         ensure(extent.order.fits(extent.padded), || format!("dim `{name}` has an order of another size"))?;
         let len = product(map.parts.iter().map(|p| p.0))?;
         ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
@@ -377,7 +401,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let input = job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
             let dst = buffer(program, *dst)?;
             ensure(dst.dtype == input.dtype, || format!("buffer `{}` is {}, the input {}", dst.name, dst.dtype.name(), input.dtype.name()))?;
-            cut(mesh, &input.dims, index, dst)
+            cut(mesh, &input.dims, index, &dst.dims)
         }
         Action::Report { report, src } => {
             ensure((*report as usize) < job.reports.len(), || format!("there is no report {report}"))?;

@@ -7,13 +7,13 @@
 use crate::blame::Suspect;
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, ranks};
 use crate::cursor::{self, Cursor};
-use crate::device::{Device, DeviceError, Location, Memory};
+use crate::device::{Device, DeviceError, Element, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
 use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Events, Until};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Stage, linear};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Role, Stage, linear};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -453,12 +453,22 @@ impl<'a, D: Device> Rank<'a, D> {
     pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
         let (job, program) = (self.frame.job, self.frame.program);
         for buffer in &program.buffers {
-            let Some((held, extents, index)) = held(job, self.frame.stage, &buffer.content) else { continue };
-            let part = Part::new(extents, index, &self.coords);
+            let cuts = cuts(job, program, self.frame.stage, &buffer.content);
             let at = Location { arena: buffer.arena, byte: buffer.offset };
-            match whole(held) {
-                Some(source) => scatter(&mut self.device, &part, source, at, buffer.dtype, &mut self.scratch),
-                None => self.device.fill(at, buffer.dtype, buffer.elements(), 0.0),
+            // What lies between the pieces of a bucket is zero too.
+            if cuts.iter().any(|c| c.window.is_some()) {
+                self.device.fill(at, buffer.dtype, buffer.elements(), 0.0);
+            }
+            for cut in cuts {
+                let part = cut.part(&self.coords);
+                // A copy is one of the weights as they are stored here.
+                let rounds = cut.role == Role::Copy && self.device.element(DType::F32) == Element::F32;
+                match whole(cut.held) {
+                    Some(source) if rounds => scatter(&mut self.device, &part, &InF32(source), at, buffer.dtype, &mut self.scratch),
+                    Some(source) => scatter(&mut self.device, &part, source, at, buffer.dtype, &mut self.scratch),
+                    None if cut.window.is_some() => {}
+                    None => self.device.fill(at, buffer.dtype, buffer.elements(), 0.0),
+                }
             }
         }
     }
@@ -468,17 +478,18 @@ impl<'a, D: Device> Rank<'a, D> {
     pub fn collect(&self, mut visit: impl FnMut(Held, u64, &[f64])) {
         let mut values = vec![];
         for buffer in &self.frame.program.buffers {
-            let Some((held, extents, index)) = held(self.frame.job, self.frame.stage, &buffer.content) else { continue };
-            if let Held::Table(_) = held {
-                continue;
+            for cut in cuts(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
+                if matches!(cut.held, Held::Table(_)) || cut.role == Role::Copy {
+                    continue;
+                }
+                let bytes = buffer.dtype.bytes();
+                cut.part(&self.coords).runs(|run| {
+                    let Some(global) = run.global else { return };
+                    values.resize(run.len as usize, 0.0);
+                    self.device.read(Location { arena: buffer.arena, byte: buffer.offset + run.local * bytes }, buffer.dtype, &mut values);
+                    visit(cut.held, global, &values);
+                });
             }
-            let bytes = buffer.dtype.bytes();
-            Part::new(extents, index, &self.coords).runs(|run| {
-                let Some(global) = run.global else { return };
-                values.resize(run.len as usize, 0.0);
-                self.device.read(Location { arena: buffer.arena, byte: buffer.offset + run.local * bytes }, buffer.dtype, &mut values);
-                visit(held, global, &values);
-            });
         }
     }
 
@@ -518,20 +529,49 @@ pub enum Held {
     Table(u32),
 }
 
-type Cut<'a> = (Held, &'a [ir::program::Extent], &'a [ir::dim::IndexMap]);
+/// What a buffer holds a part of.
+struct Cut<'a> {
+    held: Held,
+    role: Role,
+    extents: &'a [ir::program::Extent],
+    index: &'a [ir::dim::IndexMap],
+    /// Of a bucket: where the piece begins, and which elements the buffer holds.
+    window: Option<(u64, &'a ir::dim::IndexMap)>,
+}
 
-fn held<'a>(job: &'a Job, stage: &Stage, content: &'a Content) -> Option<Cut<'a>> {
-    match content {
-        Content::Param { slot, index } => {
-            let param = stage.params[*slot as usize];
-            Some((Held::Param(param), &job.params[param as usize].dims, index))
+impl<'a> Cut<'a> {
+    fn part(&self, coords: &Coords) -> Part<'a> {
+        let part = Part::new(self.extents, self.index, coords);
+        match self.window {
+            Some((at, window)) => part.within(at, window, coords),
+            None => part,
         }
-        Content::State { slot, state, index } => {
-            let param = stage.params[*slot as usize];
-            Some((Held::State(param, *state), &job.params[param as usize].dims, index))
-        }
-        Content::Table { table, index } => Some((Held::Table(*table), &job.tables[*table as usize].dims, index)),
-        Content::Accumulator | Content::Activation => None,
+    }
+}
+
+fn cuts<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<Cut<'a>> {
+    if let Content::Table { table, index } = content {
+        let extents = &job.tables[*table as usize].dims;
+        return vec![Cut { held: Held::Table(*table), role: Role::Weights, extents, index, window: None }];
+    }
+    let cut = |p: ir::program::Part<'a>| {
+        let param = stage.params[p.slot as usize];
+        let held = match p.role {
+            Role::Weights | Role::Copy => Held::Param(param),
+            Role::State(k) => Held::State(param, k),
+        };
+        Cut { held, role: p.role, extents: &job.params[param as usize].dims, index: p.index, window: p.bucket }
+    };
+    program.parts(stage, content).into_iter().map(cut).collect()
+}
+
+/// A tensor rounded to f32.
+struct InF32<'a>(&'a dyn Whole);
+
+impl Whole for InF32<'_> {
+    fn read(&self, at: u64, out: &mut [f64]) {
+        self.0.read(at, out);
+        out.iter_mut().for_each(|x| *x = f64::from(*x as f32));
     }
 }
 

@@ -49,6 +49,16 @@ pub struct Part<'a> {
     extents: &'a [Extent],
     index: &'a [IndexMap],
     bases: Vec<u64>,
+    /// Of a bucket: local elements are counted from its first that is held, and only those held count.
+    window: Option<Window>,
+}
+
+/// The elements of a bucket that a buffer holds, and where in the bucket a part begins.
+#[derive(Clone, Copy)]
+struct Window {
+    at: u64,
+    from: u64,
+    to: u64,
 }
 
 impl<'a> Part<'a> {
@@ -61,7 +71,16 @@ impl<'a> Part<'a> {
                 Base::Coords(form) => linear(form, coords),
             })
             .collect();
-        Part { extents, index, bases }
+        Part { extents, index, bases, window: None }
+    }
+
+    /// What of the part is held, if it begins at element `at` of a bucket of which `window` is held. Windows are consecutive.
+    pub fn within(self, at: u64, window: &IndexMap, coords: &Coords) -> Part<'a> {
+        let from = match &window.base {
+            Base::Zero | Base::Slot(_) => 0,
+            Base::Coords(form) => linear(form, coords),
+        };
+        Part { window: Some(Window { at, from, to: from + window.len() }), ..self }
     }
 
     /// Elements of the part, padding included.
@@ -69,8 +88,19 @@ impl<'a> Part<'a> {
         self.index.iter().map(IndexMap::len).product()
     }
 
-    /// The runs of the part, in local order; together they are all its elements.
+    /// The runs of the part, in local order; together they are all its elements that are held.
     pub fn runs(&self, mut visit: impl FnMut(Run)) {
+        let Some(Window { at, from, to }) = self.window else { return self.all_runs(visit) };
+        self.all_runs(|run| {
+            let (first, end) = ((at + run.local).max(from), (at + run.local + run.len).min(to));
+            if first < end {
+                let skipped = first - (at + run.local);
+                visit(Run { local: first - from, global: run.global.map(|g| g + skipped), len: end - first });
+            }
+        });
+    }
+
+    fn all_runs(&self, mut visit: impl FnMut(Run)) {
         let Some(last) = self.index.len().checked_sub(1) else {
             visit(Run { local: 0, global: Some(0), len: 1 });
             return;
@@ -161,6 +191,18 @@ mod tests {
         let extents = [Extent { order: Order::ZigZag { pairs: 2, chunk: 3 }, ..extent(12, 12) }];
         assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![0])), [(0, Some(0), 3), (3, Some(9), 3)]);
         assert_eq!(runs(&Part::new(&extents, &[block(6)], &vec![1])), [(0, Some(3), 6)]);
+    }
+
+    #[test]
+    fn of_a_bucket_only_what_is_held_counts() {
+        let (extents, index) = ([extent(4, 4), extent(3, 3)], [IndexMap::whole(4), IndexMap::whole(3)]);
+        let part = |rank| Part::new(&extents, &index, &vec![rank]).within(6, &block(8), &vec![rank]);
+        let of = |rank| runs(&part(rank));
+        // Elements 6 to 18 of the bucket: two on the first rank, eight on the second, two on the third.
+        assert_eq!(of(0), [(6, Some(0), 2)]);
+        assert_eq!(of(1), [(0, Some(2), 1), (1, Some(3), 3), (4, Some(6), 3), (7, Some(9), 1)]);
+        assert_eq!(of(2), [(0, Some(10), 2)]);
+        assert_eq!(of(3), []);
     }
 
     #[test]

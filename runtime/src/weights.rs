@@ -7,7 +7,7 @@ use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use crate::scale::Scaling;
 use ir::graph::Init;
-use ir::program::{Content, Job, ParamEntry};
+use ir::program::{Job, ParamEntry, Part, Role};
 use ir::random;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -56,11 +56,12 @@ fn params(job: &Job) -> impl Iterator<Item = Held> {
 /// The optimizer states that some stage of a job keeps.
 fn states(job: &Job) -> BTreeSet<Held> {
     let of_stage = |stage: &ir::program::Stage| {
-        let of_buffer = |content: &Content| match content {
-            Content::State { slot, state, .. } => Some(Held::State(stage.params[*slot as usize], *state)),
-            Content::Param { .. } | Content::Table { .. } | Content::Accumulator | Content::Activation => None,
+        let program = &job.programs[stage.program as usize];
+        let state = |p: Part| match p.role {
+            Role::State(k) => Some(Held::State(stage.params[p.slot as usize], k)),
+            Role::Weights | Role::Copy => None,
         };
-        job.programs[stage.program as usize].buffers.iter().filter_map(|b| of_buffer(&b.content)).collect::<Vec<_>>()
+        program.buffers.iter().flat_map(|b| program.parts(stage, &b.content)).filter_map(state).collect::<Vec<_>>()
     };
     job.stages.iter().flat_map(of_stage).collect()
 }

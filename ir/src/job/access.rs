@@ -7,7 +7,7 @@ use crate::graph::Value;
 use crate::kernel::Kernel;
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Op, Reduce, Scalar};
-use crate::program::{Action, Buffer, BufferId, Job, Place, Program};
+use crate::program::{Action, Buffer, BufferId, Content, Job, Place, Program, own_part};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -193,7 +193,7 @@ impl Reader<'_> {
                 ensure(buffer.dtype == entry.dtype, || {
                     format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name())
                 })?;
-                super::held::covers(&self.job.mesh, &entry.dims, index, buffer, &[Axis::Microbatch])?;
+                super::held::covers(&self.job.mesh, &entry.dims, index, &buffer.dims, &[Axis::Microbatch])?;
                 Ok(vec![self.whole(*dst)?])
             }
             Action::Report { report, src } => {
@@ -229,6 +229,10 @@ impl Reader<'_> {
         }
         for (k, ((dtype, shape, effect), place)) in outputs.iter().zip(&args[inputs.len()..]).enumerate() {
             let mut written = self.access(place, *dtype, shape.clone(), *effect)?;
+            // A part of a parameter may be written where this rank's part of it lies: it is gathered then ([`super::replicas`]).
+            let buffer = &self.program.buffers[place.buffer.index()];
+            let part = matches!(buffer.content, Content::Param { .. }) && *effect == Effect::Write;
+            ensure(written.spread == 0 || part, || format!("where it writes in buffer `{}` depends on coordinates", buffer.name))?;
             for (i, other) in out.iter().enumerate() {
                 let same = i < inputs.len() && facts.in_place[k][i] && args[i] == *place;
                 if same {
@@ -257,12 +261,21 @@ impl Reader<'_> {
             ensure((reduce == Reduce::Any) == (dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
         }
         let read = self.dense(src, dtype, give, Effect::Read)?;
-        let mut written = self.dense(dst, dtype, get, Effect::Write)?;
-        if matches!(kind, Collective::AllReduce(_)) && src == dst {
-            written.effect = Effect::Replace;
-        } else {
-            ensure(apart(&read, &written), || "its source overlaps its destination".into())?;
-        }
+        let part_of = |part: &Place, whole: &Place| {
+            let own = Place { coords: own_part(&self.job.mesh, &group.subs, count), ..whole.clone() };
+            group.stages.is_none() && whole.coords.is_empty() && *part == own
+        };
+        let in_place = match kind {
+            Collective::AllReduce(_) => src == dst,
+            Collective::ReduceScatter(_) => part_of(dst, src),
+            Collective::AllGather => part_of(src, dst),
+            Collective::AllToAll | Collective::Shift => false,
+        };
+        // What is gathered is all written anew.
+        let effect = if in_place && kind != Collective::AllGather { Effect::Replace } else { Effect::Write };
+        let written = self.dense(dst, dtype, get, effect)?;
+        ensure(in_place || apart(&read, &written), || "its source overlaps its destination".into())?;
+        ensure(in_place || written.spread == 0, || "where it writes depends on coordinates".into())?;
         Ok(vec![read, written])
     }
 
@@ -289,7 +302,6 @@ impl Reader<'_> {
             format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
         })?;
         if effect != Effect::Read {
-            ensure(spread == 0, || format!("where it writes in buffer `{name}` depends on coordinates"))?;
             ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;
         }
         Ok(Access { buffer: place.buffer, effect, start: place.offset, spread, shape })

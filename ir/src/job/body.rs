@@ -137,11 +137,16 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
             life.touch.first_read.get_or_insert(k);
             if access.effect == Effect::Replace {
                 life.touch.replace = Some(k);
-                if held {
+                if held && access.spread == 0 {
                     ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes `{name}` again"))?;
                     life.touch.write.get_or_insert(k);
                 }
             }
+        }
+        // A part that coordinates tell: all of it was there before, and is.
+        Effect::Write if access.spread != 0 => {
+            ensure(held && life.written.is_empty(), || format!("it writes a part of buffer `{name}`, which depends on coordinates"))?;
+            life.touch.replace = Some(k);
         }
         Effect::Write => {
             ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes what was already written of buffer `{name}`"))?;

@@ -3,8 +3,8 @@
 use super::body::{Live, is_held};
 use super::{At, Checked, JobError, ensure};
 use crate::dim::{Base, IndexMap, Order};
-use crate::mesh::{Axis, Mesh};
-use crate::program::{Arena, Buffer, BufferId, Content, Extent, Job, Program, Stage};
+use crate::mesh::{Axis, Mesh, SubAxis};
+use crate::program::{Arena, Bucket, BufferId, Content, Extent, Job, ParamEntry, Program, Role, Stage};
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer, in bytes.
@@ -44,28 +44,45 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
     Ok(())
 }
 
-/// What is held on a stage fits the job's parameters and tables; every slot of the stage has its parameter once.
+/// What is held on a stage fits the job's parameters and tables; every slot of the stage has its parameter once, in a buffer of its own or
+/// in a bucket.
 pub fn stage(job: &Job, stage: &Stage, at: &At) -> Result<(), JobError> {
+    let program = &job.programs[stage.program as usize];
+    for (k, bucket) in program.buckets.iter().enumerate() {
+        pieces(job, stage, bucket).map_err(|e| at.error(format!("bucket {k}: {e}")))?;
+    }
     let mut held: BTreeMap<(u8, u32, u32), &str> = BTreeMap::new();
-    for buffer in &job.programs[stage.program as usize].buffers {
+    for buffer in &program.buffers {
         let fail = |what: String| at.error(format!("buffer `{}`: {what}", buffer.name));
-        let of_slot = |slot: u32| {
-            let param = stage.params.get(slot as usize).ok_or_else(|| format!("nothing fills parameter slot {slot}"))?;
-            job.params.get(*param as usize).map(|p| p.dims.as_slice()).ok_or_else(|| format!("there is no parameter {param}"))
-        };
-        let (key, dims, index) = match &buffer.content {
-            Content::Param { slot, index } => ((0, *slot, 0), of_slot(*slot), index),
-            Content::State { slot, state, index } => ((1, *slot, *state), of_slot(*slot), index),
+        let (dims, index) = match &buffer.content {
+            Content::Param { slot, index } | Content::State { slot, index, .. } => match program.bucket(stage, *slot) {
+                Some(b) => (vec![Extent { name: "bucket".into(), size: b.size, padded: b.size, order: Order::Plain }], index),
+                None => (param(job, stage, *slot).map_err(fail)?.dims.clone(), index),
+            },
             Content::Table { table, index } => {
-                let entry = job.tables.get(*table as usize).map(|t| t.dims.as_slice());
-                ((2, *table, 0), entry.ok_or_else(|| format!("there is no table {table}")), index)
+                let entry = job.tables.get(*table as usize).map(|t| t.dims.clone());
+                (entry.ok_or_else(|| format!("there is no table {table}")).map_err(fail)?, index)
             }
             Content::Accumulator | Content::Activation => continue,
         };
-        covers(&job.mesh, dims.map_err(fail)?, index, buffer, &[]).map_err(fail)?;
-        // A table may be there in several parts; parameters and states are saved, so they have one home.
-        if let Some(other) = held.insert(key, &buffer.name).filter(|_| key.0 != 2) {
-            return Err(fail(format!("it holds what buffer `{other}` holds")));
+        covers(&job.mesh, &dims, index, &buffer.dims, &[]).map_err(fail)?;
+        let whole = index.iter().all(|m| m.base == Base::Zero);
+        for part in program.parts(stage, &buffer.content) {
+            let key = match part.role {
+                Role::Weights => (0, part.slot, 0),
+                Role::State(k) => (1, part.slot, k),
+                Role::Copy => (2, part.slot, 0),
+            };
+            // What pieces are split over tells ranks apart that hold different buckets.
+            let apart =
+                part.bucket.is_none() || part.index.iter().all(|m| axes(&m.base).all(|u| index.iter().all(|w| axes(&w.base).all(|v| v != u))));
+            ensure(apart, || format!("the bucket and parameter slot {} are split over the same axis", part.slot)).map_err(fail)?;
+            let of_use = part.bucket.is_none() || whole || !matches!(buffer.content, Content::Param { .. });
+            ensure(of_use, || "it holds only a part of a bucket's parameters".into()).map_err(fail)?;
+            // Parameters and states are saved, so they have one home.
+            if let Some(other) = held.insert(key, &buffer.name) {
+                return Err(fail(format!("it holds what buffer `{other}` holds")));
+            }
         }
     }
     for slot in 0..stage.params.len() as u32 {
@@ -74,14 +91,41 @@ pub fn stage(job: &Job, stage: &Stage, at: &At) -> Result<(), JobError> {
     Ok(())
 }
 
-/// The index maps of a buffer fit its dims, and over the coordinates of ranks (and of the axes `also`) they reach every
+fn axes(base: &Base) -> impl Iterator<Item = SubAxis> + '_ {
+    let form = match base {
+        Base::Coords(form) => form.as_slice(),
+        Base::Zero | Base::Slot(_) => &[],
+    };
+    form.iter().map(|f| f.0)
+}
+
+fn param<'a>(job: &'a Job, stage: &Stage, slot: u32) -> Checked<&'a ParamEntry> {
+    let param = stage.params.get(slot as usize).ok_or_else(|| format!("nothing fills parameter slot {slot}"))?;
+    job.params.get(*param as usize).ok_or_else(|| format!("there is no parameter {param}"))
+}
+
+/// The pieces of a bucket follow each other within it, and their index maps fit their parameters.
+fn pieces(job: &Job, stage: &Stage, bucket: &Bucket) -> Checked {
+    let mut end = 0u64;
+    for piece in &bucket.pieces {
+        let entry = param(job, stage, piece.slot)?;
+        let lens = piece.index.iter().map(|m| m.parts.iter().fold(1u64, |n, p| n.saturating_mul(p.0)));
+        let dims: Vec<(String, u64)> = entry.dims.iter().map(|e| e.name.clone()).zip(lens.clone()).collect();
+        covers(&job.mesh, &entry.dims, &piece.index, &dims, &[]).map_err(|e| format!("parameter slot {}: {e}", piece.slot))?;
+        ensure(piece.at >= end, || format!("parameter slot {} overlaps the one before", piece.slot))?;
+        end = lens.fold(1u64, u64::saturating_mul).saturating_add(piece.at);
+    }
+    ensure(end <= bucket.size, || format!("its parameters need {end} elements, it has {}", bucket.size))
+}
+
+/// Index maps fit dims, and over the coordinates of ranks (and of the axes `also`) they reach every
 /// element of the whole tensor exactly once: extents and strides of parts and coordinates form a mixed-radix number.
-pub fn covers(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], buffer: &Buffer, also: &[Axis]) -> Checked {
-    ensure(index.len() == buffer.dims.len() && index.len() == whole.len(), || {
-        format!("{} dims, {} index maps, {} dims as a whole", buffer.dims.len(), index.len(), whole.len())
+pub fn covers(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], dims: &[(String, u64)], also: &[Axis]) -> Checked {
+    ensure(index.len() == dims.len() && index.len() == whole.len(), || {
+        format!("{} dims, {} index maps, {} dims as a whole", dims.len(), index.len(), whole.len())
     })?;
     let mut used = vec![];
-    for ((map, (name, size)), extent) in index.iter().zip(&buffer.dims).zip(whole) {
+    for ((map, (name, size)), extent) in index.iter().zip(dims).zip(whole) {
         let len = map.parts.iter().fold(1u64, |n, p| n.saturating_mul(p.0));
         ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
         ensure(extent.size <= extent.padded, || format!("dim `{name}` is padded from {} to {}", extent.size, extent.padded))?;

@@ -225,7 +225,7 @@ fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, 
     let buffer = &program.buffers[id.index()];
     let mut replaced = false;
     for part in parts {
-        let Some(k) = part.touch.write else { continue };
+        let Some(k) = part.touch.write.or(part.touch.replace) else { continue };
         let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
         ensure(in_update, || format!("it writes `{}` outside of an update", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
         ensure(part.calls.count == 1 && !replaced, || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;

@@ -11,7 +11,7 @@ use super::{At, JobError, Phase, ensure};
 use crate::dim::{Base, IndexMap, Linear};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, Scalar};
-use crate::program::{Action, Buffer, BufferId, Content, Group, Job, Place, Program};
+use crate::program::{Action, Buffer, BufferId, Content, Group, Job, Place, Program, Stage};
 use std::collections::HashMap;
 
 /// A set of sub-axes, by bit.
@@ -41,6 +41,8 @@ struct Target {
     effect: Effect,
     /// All of the buffer.
     whole: bool,
+    /// The axes whose coordinates tell where it is.
+    along: Axes,
     from: Vec<Source>,
     /// Along which it differs by itself.
     own: Axes,
@@ -69,10 +71,10 @@ impl Flow {
 
     /// Appends a command with its accesses, as they were checked.
     pub fn push(&mut self, program: &Program, kernels: &[Facts], k: usize, action: &Action, accesses: &[Access]) {
-        let target = |access: &Access, from: Vec<Source>, own: Axes| {
+        let target = |access: &Access, place: Axes, from: Vec<Source>, own: Axes| {
             let all = program.buffers[access.buffer.index()].elements();
             let whole = access.shape.is_injective() && access.shape.runs(access.start) == [(0, all)];
-            Target { buffer: access.buffer, effect: access.effect, whole, from, own }
+            Target { buffer: access.buffer, effect: access.effect, whole: whole && place == 0, along: place, from, own }
         };
         let source = |place: &Place| (place.buffer, along(&place.coords));
         let step = match action {
@@ -84,19 +86,20 @@ impl Flow {
                         Scalar::Linear(form) => set | along(form),
                         Scalar::LearningRate | Scalar::LossScale | Scalar::Step | Scalar::Seed | Scalar::BiasCorrection(_) | Scalar::Slot(_) => set,
                     });
-                    target(access, inputs.iter().map(|i| source(&args[*i])).collect(), own)
+                    let place = along(&args[facts.inputs() + o].coords);
+                    target(access, place, inputs.iter().map(|i| source(&args[*i])).collect(), own)
                 });
                 Step::Compute(outputs.collect())
             }
-            Action::Fill { .. } => Step::Compute(vec![target(&accesses[0], vec![], 0)]),
-            Action::Load { index, .. } => Step::Compute(vec![target(&accesses[0], vec![], split(index))]),
-            Action::Collective { kind, group, src, .. } => {
+            Action::Fill { .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], 0)]),
+            Action::Load { index, .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], split(index))]),
+            Action::Collective { kind, group, src, dst, .. } => {
                 let Group { subs, stages } = &program.groups[group.index()];
                 let across = stages.as_ref().is_some_and(|s| s.len() > 1);
-                Step::Exchange { kind: *kind, group: axes(subs), across, target: target(&accesses[1], vec![source(src)], 0) }
+                Step::Exchange { kind: *kind, group: axes(subs), across, target: target(&accesses[1], along(&dst.coords), vec![source(src)], 0) }
             }
             Action::Send { src, .. } => Step::Send(source(src)),
-            Action::Recv { .. } => Step::Recv(target(&accesses[0], vec![], 0)),
+            Action::Recv { .. } => Step::Recv(target(&accesses[0], 0, vec![], 0)),
             Action::Report { report, src } => Step::Report(*report, source(src)),
             Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => return,
         };
@@ -158,7 +161,9 @@ enum Errors {
 impl Analysis<'_> {
     fn stage(&mut self, s: usize, flows: &[Flow], errors: Errors) -> Result<(), JobError> {
         let program = &self.job.programs[self.job.stages[s].program as usize];
-        let mut values: Vec<Value> = program.buffers.iter().map(|b| Value { differs: held(b).unwrap_or(0), joined: 0 }).collect();
+        let stage = &self.job.stages[s];
+        let held: Vec<Option<Axes>> = program.buffers.iter().map(|b| held(program, stage, b)).collect();
+        let mut values: Vec<Value> = held.iter().map(|h| Value { differs: h.unwrap_or(0), joined: 0 }).collect();
         let mut parted = vec![false; program.buffers.len()];
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
         for phase in Phase::ALL {
@@ -170,7 +175,8 @@ impl Analysis<'_> {
             for (_, b) in last {
                 let mut written = vec![false; program.buffers.len()];
                 for (k, step) in &flows[b].steps {
-                    let result = self.step(program, &mut values, &mut written, (s, b, *k), step, &parted);
+                    let mut known = Known { program, held: &held, values: &mut values, written: &mut written };
+                    let result = self.step(&mut known, (s, b, *k), step, &parted);
                     if errors == Errors::Now {
                         let body = &program.bodies[b];
                         result.map_err(|e| At::stage(s as u64).of(&body.name).command(*k, &body.commands[*k]).error(e))?;
@@ -178,21 +184,26 @@ impl Analysis<'_> {
                 }
             }
         }
+        for ((buffer, value), differs) in program.buffers.iter().zip(&values).zip(&held) {
+            let wrong = differs.map_or(0, |d| value.differs & !d);
+            let what = || format!("parts of `{}` are renewed and not gathered along {}", buffer.name, describe(&self.job.mesh, wrong));
+            ensure(wrong == 0 || errors == Errors::Later, what).map_err(|e| At::stage(s as u64).error(e))?;
+        }
         Ok(())
     }
 
-    fn step(&mut self, program: &Program, values: &mut [Value], written: &mut [bool], site: Site, step: &Step, parted: &[bool]) -> super::Checked {
+    fn step(&mut self, known: &mut Known, site: Site, step: &Step, parted: &[bool]) -> super::Checked {
         let mesh = &self.job.mesh;
         let ranks = self.ranks;
         let read = |values: &[Value], from: &[Source]| ranks & from.iter().fold(0, |set, (b, place)| set | values[b.index()].differs | place);
         match step {
             Step::Compute(targets) => {
-                let results: Vec<Axes> = targets.iter().map(|t| t.own & ranks | read(values, &t.from)).collect();
-                targets.iter().zip(results).try_for_each(|(t, differs)| write(program, mesh, values, written, t, Value { differs, joined: 0 }))
+                let results: Vec<Axes> = targets.iter().map(|t| t.own & ranks | read(known.values, &t.from)).collect();
+                targets.iter().zip(results).try_for_each(|(t, differs)| known.write(mesh, t, Value { differs, joined: 0 }))
             }
             Step::Exchange { kind, group, across, target } => {
-                let mut differs = read(values, &target.from);
-                let joined = target.from.iter().fold(0, |set, (b, _)| set | values[b.index()].joined);
+                let mut differs = read(known.values, &target.from);
+                let joined = target.from.iter().fold(0, |set, (b, _)| set | known.values[b.index()].joined);
                 let over = group | if *across { self.pp } else { 0 };
                 let again = joined & over;
                 if *across {
@@ -207,51 +218,66 @@ impl Analysis<'_> {
                     Collective::Shift => Value { differs, joined },
                     Collective::ReduceScatter(_) | Collective::AllToAll => Value { differs: differs | group, joined: 0 },
                 };
-                write(program, mesh, values, written, target, value)?;
+                known.write(mesh, target, value)?;
                 let reduces = matches!(kind, Collective::AllReduce(_));
                 ensure(!reduces || again == 0, || format!("it reduces what is already joined along {}", describe(mesh, again)))
             }
             Step::Send(source) => {
-                *self.given.entry(site).or_default() |= read(values, &[*source]);
+                *self.given.entry(site).or_default() |= read(known.values, &[*source]);
                 Ok(())
             }
             // Several values in one message differ each along axes of its own: of them nothing is said.
-            Step::Recv(target) if parted[target.buffer.index()] => write(program, mesh, values, written, target, Value::default()),
+            Step::Recv(target) if parted[target.buffer.index()] => known.write(mesh, target, Value::default()),
             Step::Recv(target) => {
                 let differs = self.matches.senders(site).iter().fold(0, |set, from| set | self.given.get(from).copied().unwrap_or(0));
-                write(program, mesh, values, written, target, Value { differs, joined: 0 })
+                known.write(mesh, target, Value { differs, joined: 0 })
             }
             Step::Report(report, source) => {
-                let differs = read(values, &[*source]);
+                let differs = read(known.values, &[*source]);
                 ensure(differs == 0, || format!("`{}` may differ along {}", self.job.reports[*report as usize], describe(mesh, differs)))
             }
         }
     }
 }
 
-fn write(program: &Program, mesh: &Mesh, values: &mut [Value], written: &mut [bool], target: &Target, new: Value) -> super::Checked {
-    let b = target.buffer.index();
-    if let Some(differs) = held(&program.buffers[b]) {
-        let wrong = new.differs & !differs;
-        return ensure(wrong == 0, || format!("copies of `{}` may come to differ along {}", program.buffers[b].name, describe(mesh, wrong)));
+/// What is known at a command.
+struct Known<'a> {
+    program: &'a Program,
+    /// Per buffer, along which axes its content may differ if that comes from outside.
+    held: &'a [Option<Axes>],
+    values: &'a mut [Value],
+    written: &'a mut [bool],
+}
+
+impl Known<'_> {
+    fn write(&mut self, mesh: &Mesh, target: &Target, new: Value) -> super::Checked {
+        let b = target.buffer.index();
+        if let Some(differs) = self.held[b] {
+            // Each rank's own part, until that is gathered.
+            let differs = differs | target.along;
+            let wrong = new.differs & !differs;
+            self.values[b].differs = if target.whole { new.differs } else { self.values[b].differs | new.differs };
+            return ensure(wrong == 0, || format!("copies of `{}` may come to differ along {}", self.program.buffers[b].name, describe(mesh, wrong)));
+        }
+        let fresh = match target.effect {
+            Effect::Write => !std::mem::replace(&mut self.written[b], true),
+            Effect::Replace => target.whole,
+            Effect::Add | Effect::Read => false,
+        };
+        let old = self.values[b];
+        self.values[b] = match fresh {
+            true => Value { differs: new.differs, joined: if target.whole { new.joined } else { 0 } },
+            false => Value { differs: old.differs | new.differs, joined: 0 },
+        };
+        Ok(())
     }
-    let fresh = match target.effect {
-        Effect::Write => !std::mem::replace(&mut written[b], true),
-        Effect::Replace => target.whole,
-        Effect::Add | Effect::Read => false,
-    };
-    let old = values[b];
-    values[b] = match fresh {
-        true => Value { differs: new.differs, joined: if target.whole { new.joined } else { 0 } },
-        false => Value { differs: old.differs | new.differs, joined: 0 },
-    };
-    Ok(())
 }
 
 /// Along which axes the content of a buffer differs that comes from outside.
-fn held(buffer: &Buffer) -> Option<Axes> {
+fn held(program: &Program, stage: &Stage, buffer: &Buffer) -> Option<Axes> {
+    let pieces = program.parts(stage, &buffer.content).iter().fold(0, |set, p| set | split(p.index));
     match &buffer.content {
-        Content::Param { index, .. } | Content::State { index, .. } | Content::Table { index, .. } => Some(split(index)),
+        Content::Param { index, .. } | Content::State { index, .. } | Content::Table { index, .. } => Some(split(index) | pieces),
         Content::Accumulator | Content::Activation => None,
     }
 }

@@ -22,6 +22,8 @@ pub struct Spot {
 #[derive(Clone, Debug)]
 struct Region {
     offset: u64,
+    /// Where it lies depends on these coordinates too: only what asks for the same place finds it.
+    coords: Linear,
     layout: Strided,
     holds: Access,
     /// Of a sum over microbatches: what else was added.
@@ -36,9 +38,9 @@ pub struct Memory {
 
 impl Memory {
     /// Puts a value at a place. What it overlaps is gone.
-    pub fn write(&mut self, spot: &Spot, holds: Access) {
-        self.clear(spot);
-        let mut new = Region { offset: spot.offset, layout: spot.dims.clone(), holds, added: None };
+    pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: Access) {
+        self.clear(mesh, spot);
+        let mut new = Region { offset: spot.offset, coords: spot.coords.clone(), layout: spot.dims.clone(), holds, added: None };
         // Pieces of one value, written one by one, are one region.
         while let Some((k, joined)) = self.regions.iter().enumerate().find_map(|(k, r)| Some((k, r.joined(&new)?))) {
             self.regions.swap_remove(k);
@@ -47,37 +49,39 @@ impl Memory {
         self.regions.push(new);
     }
 
-    fn clear(&mut self, spot: &Spot) {
+    fn clear(&mut self, mesh: &Mesh, spot: &Spot) {
         let new = Shape::new(spot.dims.iter().copied());
-        let end = spot.offset + new.reach();
+        let end = spot.offset + spread(mesh, &spot.coords) + new.reach();
         self.regions.retain(|old| {
             let shape = Shape::new(old.layout.iter().copied());
-            if old.offset + shape.reach() <= spot.offset || end <= old.offset {
+            if old.offset + spread(mesh, &old.coords) + shape.reach() <= spot.offset || end <= old.offset {
                 return true;
             }
             let mut cover = Cover::default();
-            shape.is_injective() && new.is_injective() && cover.insert(&shape.runs(old.offset)) && cover.insert(&new.runs(spot.offset))
+            let fixed = spot.coords.is_empty() && old.coords.is_empty() && shape.is_injective() && new.is_injective();
+            fixed && cover.insert(&shape.runs(old.offset)) && cover.insert(&new.runs(spot.offset))
         });
     }
 
     /// Adds a value, of each microbatch, to a sum that begins at the term `zero`. Refused where there is no such sum.
     pub fn add(&mut self, spot: &Spot, value: Access, zero: Term) -> bool {
         let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
-        let at = self.regions.iter_mut().find(|r| r.added.is_some() && r.offset == spot.offset && r.layout == spot.dims);
+        let at = self.regions.iter_mut().find(|r| r.added.is_some() && r.offset == spot.offset && r.layout == spot.dims && spot.coords.is_empty());
         match (at, filled) {
             (Some(region), _) => {
                 region.added.get_or_insert_default().push(value);
                 true
             }
-            (None, Some(k)) => {
+            (None, Some(k)) if spot.coords.is_empty() => {
                 // What of the zero is not added to stays zero.
                 let rest = self.regions.swap_remove(k);
                 let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
-                self.regions.push(Region { offset: spot.offset, layout: spot.dims.clone(), holds: value.clone(), added: Some(vec![value]) });
+                let (offset, layout) = (spot.offset, spot.dims.clone());
+                self.regions.push(Region { offset, coords: vec![], layout, holds: value.clone(), added: Some(vec![value]) });
                 self.regions.extend((!whole).then_some(rest));
                 true
             }
-            (None, None) => false,
+            (None, _) => false,
         }
     }
 
@@ -87,8 +91,8 @@ impl Memory {
         let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
         let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
         let found = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
-        let end = spot.offset + Shape::new(spot.dims.iter().copied()).reach();
-        let bare = over.iter().all(|r| end <= r.offset || r.offset + r.reach() <= spot.offset);
+        let end = spot.offset + spread(mesh, &spot.coords) + Shape::new(spot.dims.iter().copied()).reach();
+        let bare = over.iter().all(|r| end <= r.offset || r.offset + spread(mesh, &r.coords) + r.reach() <= spot.offset);
         found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, spot, dtype)))
     }
 
@@ -96,7 +100,8 @@ impl Memory {
     fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
         let ([(count, 1)], []) = (spot.dims.as_slice(), spot.coords.as_slice()) else { return None };
         let end = spot.offset + count;
-        let mut inside: Vec<&&Region> = regions.iter().filter(|r| r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
+        let mut inside: Vec<&&Region> =
+            regions.iter().filter(|r| r.coords.is_empty() && r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
         inside.sort_unstable_by_key(|r| r.offset);
         let (mut at, mut parts) = (spot.offset, vec![]);
         for r in inside {
@@ -119,12 +124,21 @@ impl Region {
 
     /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
     fn joined(&self, next: &Region) -> Option<Region> {
-        if self.added.is_some() || next.added.is_some() || (self.holds.term, &self.holds.coords) != (next.holds.term, &next.holds.coords) {
+        if self.added.is_some()
+            || next.added.is_some()
+            || self.coords != next.coords
+            || (self.holds.term, &self.holds.coords) != (next.holds.term, &next.holds.coords)
+        {
             return None;
         }
         let further = next.offset.checked_sub(self.offset).filter(|n| *n > 0)?;
         let later = next.holds.offset.checked_sub(self.holds.offset)?;
         let mut out = self.clone();
+        // Constants that lie apart, such as zeros, are no pieces of one.
+        let constant = self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0);
+        if constant && later == 0 && further != self.reach() {
+            return None;
+        }
         if self.layout == next.layout && self.holds.dims == next.holds.dims {
             out.layout.push((2, further));
             out.holds.dims.push(Digits::new([(2, later)]));
@@ -178,7 +192,12 @@ impl Region {
             Reader { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
         let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
         let mut form: Form = vec![];
-        for (u, stride) in &spot.coords {
+        let asked: &[_] = match (self.coords.is_empty(), self.coords == spot.coords) {
+            (_, true) => &[],
+            (true, false) => &spot.coords,
+            (false, false) => return None,
+        };
+        for (u, stride) in asked {
             form = add(&form, &vec![(*u, reader.step(mesh[*u].size, *stride)?)])?;
         }
         let offset = reader.finish(rest)?;
@@ -239,4 +258,9 @@ impl Reader<'_> {
         }
         (rest == 0).then_some(sum)
     }
+}
+
+/// How much further on a place can lie at other coordinates.
+fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
+    coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum()
 }

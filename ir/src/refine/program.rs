@@ -81,7 +81,7 @@ impl<'a> Machine<'a> {
         let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
         let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
         let term = self.terms.plain(What::Held(op, maps), vec![], sizes.clone(), b.dtype);
-        self.memory[buffer].write(&whole(b), Access::whole(term, &sizes));
+        self.memory[buffer].write(&self.job.mesh, &whole(b), Access::whole(term, &sizes));
     }
 
     fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Result<Access, String> {
@@ -97,7 +97,7 @@ impl<'a> Machine<'a> {
 
     fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: Access) {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
-        self.memory[place.buffer.index()].write(&spot, value);
+        self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
     }
 
     fn execute(&mut self, action: &Action) -> Result<(), String> {
@@ -146,7 +146,7 @@ impl<'a> Machine<'a> {
                 }
                 let spot = whole(b);
                 let dims = spot.dims.iter().map(|d| super::digits::Digits::new([(d.0, 0)])).collect();
-                self.memory[buffer.index()].write(&spot, Access { term, offset: 0, coords: vec![], dims });
+                self.memory[buffer.index()].write(&self.job.mesh, &spot, Access { term, offset: 0, coords: vec![], dims });
                 Ok(())
             }
             Action::Load { input, dst, index } => {

@@ -7,6 +7,7 @@ use super::sharded::sharding;
 use crate::dim::{Base, Dim, IndexMap};
 use crate::graph::Value;
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
+use crate::program::{Bucket, Holds, Piece};
 use crate::sharded::Sharding;
 
 /// One of each kind; none begins with another's name that comes before it.
@@ -101,6 +102,7 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.with(" index ", &mut p.index, indices)?;
         io.with(" states ", &mut p.states, Io::number)
     })?;
+    io.rows(&mut l.buckets, blank_bucket(), "bucket ", bucket)?;
     let mut notes = Notes { chunk: None, chunks: &mut l.chunks, accumulate: &mut l.accumulate, source: &mut l.source, reasons: &mut l.reasons };
     body(io, &mut l.body, &mut notes)?;
     io.rows(&mut l.reports, (0, Value(0)), "report ", |io, _, (r, v)| {
@@ -111,6 +113,24 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.number(&mut u.slot)?;
         io.with(" to ", &mut u.new, Io::value)?;
         io.with(" states ", &mut u.states, values)
+    })
+}
+
+pub(super) fn blank_bucket() -> Bucket {
+    Bucket { size: 0, holds: Holds::Weights, pieces: vec![] }
+}
+
+/// `bucket 0 of 4096 weights [3 @0 index [..], ..]`: parameter slots and where they begin.
+pub(super) fn bucket(io: &mut Io, i: usize, b: &mut Bucket) -> Result {
+    row_number(io, i)?;
+    io.with(" of ", &mut b.size, Io::number)?;
+    io.lit(" ")?;
+    io.variant(&mut b.holds, "what a bucket holds", &[("weights", Holds::Weights), ("copies", Holds::Copies)])?;
+    io.lit(" ")?;
+    io.list(&mut b.pieces, Piece { slot: 0, at: 0, index: vec![] }, |io, p| {
+        io.number(&mut p.slot)?;
+        io.with(" @", &mut p.at, Io::number)?;
+        io.with(" index ", &mut p.index, indices)
     })
 }
 

@@ -64,6 +64,7 @@ pub fn parse_local(text: &str) -> Result<Local> {
         stages: vec![],
         body: crate::graph::Body::default(),
         params: vec![],
+        buckets: vec![],
         chunks: vec![],
         accumulate: vec![],
         source: vec![],

@@ -5,7 +5,7 @@ use super::graph::{feed, init, numbered_rows};
 use super::io::{Io, Result};
 use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
-use super::local::{indices, virtual_stage};
+use super::local::{blank_bucket, bucket, indices, virtual_stage};
 use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_zag};
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
@@ -21,7 +21,7 @@ use crate::program::{
 const MOST_CALLS: u32 = 1 << 20;
 
 pub(super) fn blank_program() -> Program {
-    Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], bodies: vec![] }
+    Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], buckets: vec![], bodies: vec![] }
 }
 
 /// A program, given the mesh.
@@ -48,6 +48,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         io.with(" over ", &mut g.subs, Io::subs)?;
         io.option(&mut g.stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))
     })?;
+    io.rows(&mut p.buckets, blank_bucket(), "bucket ", bucket)?;
     io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
     io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![] }, "body ", |io, i, b| {
         declare(io, |io| &mut io.bodies, i, &mut b.name)?;

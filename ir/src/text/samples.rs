@@ -9,8 +9,8 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Stage, Stream, TableEntry,
+    Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry, Job,
+    KernelId, ParamEntry, Piece, Place, Program, Stage, Stream, TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
 
@@ -211,6 +211,7 @@ pub fn local() -> Local {
         stages: vec![(0, vec![0, 2]), (1, vec![1, 3])],
         body,
         params: vec![LocalParam { index: vec![IndexMap::whole(8)], states: 2 }],
+        buckets: buckets(),
         chunks: vec![Chunk::Forward(0), Chunk::Forward(0), Chunk::Forward(1), Chunk::Backward(1), Chunk::Reduce],
         accumulate: vec![false, false, false, true, false],
         source: vec![
@@ -241,6 +242,14 @@ pub fn kernel() -> Kernel {
     }
 }
 
+fn buckets() -> Vec<Bucket> {
+    let index = vec![IndexMap { parts: vec![(2, 1)], base: Base::Coords(vec![(SubAxis(1), 2)]) }, IndexMap::whole(8)];
+    vec![
+        Bucket { size: 128, holds: Holds::Copies, pieces: vec![Piece { slot: 0, at: 64, index }] },
+        Bucket { size: 0, holds: Holds::Weights, pieces: vec![] },
+    ]
+}
+
 pub fn program() -> Program {
     let buffer = |name: &str, arena, offset, content| Buffer {
         name: name.into(),
@@ -267,6 +276,7 @@ pub fn program() -> Program {
         arena_bytes: [192, 128, 64],
         stashes: vec![64, 64],
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
+        buckets: buckets(),
         bodies: vec![
             body(
                 "forward",

@@ -28,6 +28,7 @@ impl<'a> Emitter<'a> {
             stages: vec![(u64::from(stage), vec![])],
             body: Body { dims: Dims::default(), nodes: vec![] },
             params: vec![],
+            buckets: vec![],
             chunks: vec![],
             accumulate: vec![],
             source: vec![],

@@ -67,6 +67,7 @@ fn same_class(a: &Local, b: &Local) -> bool {
     a.body.nodes.len() == b.body.nodes.len()
         && a.body.dims == b.body.dims
         && a.params == b.params
+        && a.buckets == b.buckets
         && a.chunks == b.chunks
         && a.accumulate == b.accumulate
         && a.reports == b.reports

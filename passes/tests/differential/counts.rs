@@ -357,8 +357,7 @@ fn shared_out(words: &str) -> String {
 #[test]
 fn gradients_are_reduced_once_per_step_unless_they_are_shared_out() {
     assert_eq!(shared_out("dp2 m2"), "- / - / 9 AR");
-    assert_eq!(shared_out("dp2 zero1 m2"), "- / - / 9 AG 9 RS");
-    assert_eq!(shared_out("dp2 zero2 m2"), "- / 9 RS / 9 AG");
+    assert_eq!(shared_out("dp2 zero1 m2"), "- / - / 9 AR");
 }
 
 #[test]
@@ -372,16 +371,25 @@ fn bytes_per_parameter(words: &str) -> f64 {
     let elements: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
     let kept = job.programs[0].buffers.iter().filter(|b| b.arena == Arena::Persistent && !b.dims.is_empty());
     let kept = kept.filter(|b| !matches!(b.content, Content::Table { .. }));
+    // Of buckets, what aligns parameters in them counts as theirs.
+    let buckets = &job.programs[0].buckets;
+    let aligned: u64 = buckets.iter().map(|b| b.size).sum();
+    let pieces: u64 = buckets.iter().flat_map(|b| &b.pieces).map(|p| p.elements()).sum();
+    let elements = elements - pieces + aligned;
     kept.map(|b| b.bytes()).sum::<u64>() as f64 / elements as f64
 }
 
-/// In f32: 4 for the parameter, 4 for its gradient, 8 for its states. Where states alone are shared out, the gradient's sum is one more part.
+/// SEMANTICS. In f32: 4 for the parameter, 4 for its gradient, 8 for its states. In 16 bits, shared out: 2 for the copy that the model computes with;
+/// the weights themselves are one more state.
 #[test]
 fn what_ranks_share_out_they_keep_a_part_of() {
     assert_eq!(bytes_per_parameter("dp4 m2"), 16.0);
-    assert_eq!(bytes_per_parameter("dp4 zero1 m2"), 8.0 + 12.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp4 zero1 m2"), 8.0 + 8.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero2 m2"), 4.0 + 12.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp2 cp2 zero1 m2"), 8.0 + 8.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero3 m2"), 16.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp4 zero1 bf16 m2"), 6.0 + 12.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp4 zero2 bf16 m2"), 2.0 + 16.0 / 4.0);
 }
 
 /// The collectives of a step outside of its microbatches, scalars apart: kind and axes.
@@ -410,8 +418,13 @@ fn gradients_are_one_sum_per_step_and_place_of_rest() {
 
 #[test]
 fn shared_out_optimizer_states_cost_a_scatter_and_a_gather_per_step() {
-    assert_eq!(per_step("dp2 zero1 m2", None), ["reduce_scatter over dp", "all_gather over dp"]);
-    assert_eq!(per_step("dp2 zero2 m2", None), ["all_gather over dp"]);
+    // Weights that decay, and norms, which do not: an update is one expression over all of a bucket.
+    let (scatters, gathers) = (["reduce_scatter over dp"; 2], ["all_gather over dp"; 2]);
+    assert_eq!(per_step("dp2 zero1 m2", None), [scatters, gathers].concat());
+    assert_eq!(per_step("dp2 zero2 m2", None), gathers);
+    // With sp the norms' gradients are sums over tp too: these ranks share them out as well.
+    let all = ["reduce_scatter over dp", "reduce_scatter over dp*tp", "all_gather over dp", "all_gather over dp*tp"];
+    assert_eq!(per_step("dp2 tp2 sp zero1 m2", None), all);
     assert_eq!(per_step("dp2 zero3 m2", None), [""; 0]);
 }
 

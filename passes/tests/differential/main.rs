@@ -1,6 +1,7 @@
 //! Compiled programs, all ranks of them, against the reference interpreter on the logical graph; and what partitioning costs.
 
 mod bubbles;
+mod buckets;
 mod chunks;
 mod counts;
 mod events;

@@ -358,6 +358,12 @@ fn parameters_that_data_parallel_ranks_share_out_agree() {
 fn optimizer_states_and_gradients_that_data_parallel_ranks_share_out_agree() {
     on(GPT2, &[], &["dp2 zero1 m2", "dp2 zero2 m2", "dp4 tp2 zero1 sp m2", "dp4 tp2 zero2 sp m2", "dp2 tp2 pp2 zero2 sp m2"]);
     on(LLAMA, &[("tied", "true")], &["dp2 pp2 zero1 m2", "dp2 pp2 zero2 m2", "dp2 cp2 zero1 m2", "dp2 cp2 zero2", "dp2 cp2 zero3"]);
+    on(LLAMA, &[], &["dp2 tp4 zero1 sp m2", "bf16 dp2 zero1 m2", "bf16 dp2 tp2 sp zero2 m2", "f16 dp2 cp2 zero1 m2", "f16 dp2 pp2 v2 zero1 m2"]);
+    on(LLAMA, &[("tied", "true")], &["bf16 dp2 pp2 zero1 m2", "bf16 dp3 zero3 m2"]);
+    let routed = ["dp4 ep2 zero1 m2", "dp4 ep2 zero2 m2", "bf16 dp2 tp2 sp ep2 etp2 zero1 m2", "dp2 tp2 ep4 etp1 zero1 m2"];
+    on(MIXTRAL, &[("aux_per_sequence", "true")], &routed);
+    // Vocabularies are padded: their gradients are masked.
+    on(GPT2, &[("vocab", "23")], &["dp2 tp2 zero1 m2", "dp2 tp2 zero2 m2", "dp2 tp2 zero1", "bf16 dp2 tp2 pp2 sp zero1 m2"]);
 }
 
 /// Gathers and reductions beside products, in chunks of rows; with a batch that lies inside and outside of them.

@@ -197,6 +197,7 @@ fn program(stage: u64) -> Program {
     Program {
         buffers: b.buffers,
         arena_bytes: b.sizes,
+        buckets: vec![],
         stashes: vec![b.sizes[1]],
         groups: vec![
             Group { subs: vec![DP], stages: None },

@@ -1,0 +1,275 @@
+//! Which updates can be shared out, and which of them are alike.
+
+use ir::dim::Dim;
+use ir::graph::{Body, Value};
+use ir::local::{Chunk, Local};
+use ir::mesh::SubAxis;
+use ir::op::{Collective, Compare, DType, Op, Real, Reduce};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// A parameter whose gradient is summed over ranks that each compute the same new value from it, element by element.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub slot: u32,
+    /// Its storage order.
+    pub dims: Vec<Dim>,
+    /// This rank's term of the gradient.
+    pub term: Value,
+    /// Of the gradient, where padding is masked: `select(mask, gradient, 0)`, innermost first.
+    pub masks: Vec<Value>,
+    /// The whole gradient, masked.
+    pub gradient: Value,
+    /// The sum over the stages that have terms of it too.
+    pub stages: Option<Value>,
+    /// The sum of its squares, a scalar; of several pipeline stages that have the parameter, one counts it.
+    pub square: Option<Value>,
+    /// Where that is added to others', and the mask in between, if there is one.
+    pub sum: Option<(Value, Option<Value>)>,
+    pub new: Value,
+    pub states: Vec<Value>,
+    pub class: Class,
+}
+
+/// What parameters of a bucket have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class {
+    /// When its term is known.
+    pub chunk: Chunk,
+    /// Ranks with a term of the gradient and a copy of the parameter.
+    pub subs: Vec<SubAxis>,
+    /// The 16-bit type of the copy which is all that the model reads.
+    pub copies: Option<DType>,
+    /// Whether the term is one of several microbatches.
+    pub accumulates: bool,
+    /// Where squares are added up: the sum and the mask's condition.
+    sum: Option<(Value, Option<String>)>,
+    /// The slot of one that is alone in its bucket, so that stages which have terms of it agree on its place.
+    alone: Option<u32>,
+    /// How new values follow from the gradient and the old values.
+    update: String,
+}
+
+impl Shared {
+    /// What of its squares is added to others'.
+    pub fn added(&self) -> Option<Value> {
+        self.sum.and_then(|s| s.1).or(self.square)
+    }
+}
+
+impl Class {
+    /// What buckets have in common whose squares are one term.
+    pub fn adds(&self) -> impl PartialEq {
+        (self.subs.clone(), self.sum.clone())
+    }
+}
+
+/// What the nodes of the graph are to updates.
+struct Finding<'a> {
+    local: &'a Local,
+    users: Vec<Vec<(Value, usize)>>,
+    /// Scalars that are computed alike have one number.
+    numbers: HashMap<Value, usize>,
+    old: HashMap<u32, Vec<Dim>>,
+}
+
+/// The parameters that can be shared out, in the order in which their gradients' terms are known. `copied` tells the type of copies.
+pub fn find(local: &Local, copied: &dyn Fn(u32) -> Option<DType>) -> Vec<Shared> {
+    let body = &local.body;
+    let mut old = HashMap::new();
+    for v in body.values() {
+        if let Op::Param(slot) = body[v].op {
+            old.entry(slot).or_insert_with(|| body.dims_of(v).to_vec());
+        }
+    }
+    let f = Finding { local, users: body.users(), numbers: numbers(body), old };
+    let mut out: Vec<Shared> = local.updates.iter().enumerate().filter_map(|(k, _)| f.shared(k, copied)).collect();
+    out.sort_by_key(|s| s.term);
+    out
+}
+
+/// One number for all scalars that are the same op of the same scalars.
+fn numbers(body: &Body) -> HashMap<Value, usize> {
+    let mut known: HashMap<(String, Vec<usize>), usize> = HashMap::new();
+    let mut out = HashMap::new();
+    for v in body.values().filter(|v| body.dims_of(*v).is_empty()) {
+        let node = &body[v];
+        let args: Option<Vec<usize>> = node.args.iter().map(|a| out.get(a).copied()).collect();
+        let pure = node.op.is_pointwise() || matches!(node.op, Op::Const(_) | Op::Scalar(_));
+        let fresh = known.len();
+        let key = match args.filter(|_| pure) {
+            Some(args) => (format!("{:?} {}", node.op, node.ty.dtype.name()), args),
+            None => (v.to_string(), vec![]),
+        };
+        out.insert(v, *known.entry(key).or_insert(fresh));
+    }
+    out
+}
+
+impl Finding<'_> {
+    fn shared(&self, update: usize, copied: &dyn Fn(u32) -> Option<DType>) -> Option<Shared> {
+        let body = &self.local.body;
+        let u = &self.local.updates[update];
+        let dims = self.old.get(&u.slot)?.clone();
+        if dims.is_empty() {
+            return None;
+        }
+        let roots: Vec<Value> = u.states.iter().chain([&u.new]).copied().collect();
+        let mut gradient = None;
+        let steps = self.steps(&roots, u.slot, &dims, &mut gradient)?;
+        let gradient = gradient?;
+        // Below the masks: the sum over ranks, and over stages.
+        let (mut masks, mut subs, mut stages) = (vec![], vec![], None);
+        let mut v = gradient;
+        let term = loop {
+            if v != gradient && self.users[v.index()].len() != 1 {
+                break v;
+            }
+            match &body[v].op {
+                Op::Select if subs.is_empty() && self.masks(v) => masks.push(v),
+                Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: over, stages: None, .. } if subs.is_empty() => subs = over.clone(),
+                Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: over, stages: Some(_), .. }
+                    if over.is_empty() && stages.is_none() =>
+                {
+                    stages = Some(v);
+                }
+                _ => break v,
+            }
+            v = body[v].args[usize::from(body[v].op == Op::Select)];
+        };
+        masks.reverse();
+        let same_dims = body.dims_of(term).len() == dims.len() && dims.iter().all(|d| body[term].ty.has(*d));
+        let known = self.local.chunks[term.index()] <= Chunk::Reduce;
+        if subs.is_empty() || !same_dims || !known || body[term].ty.dtype != DType::F32 {
+            return None;
+        }
+        let square = self.square(gradient, &steps, &dims)?;
+        if let Some(square) = square {
+            let mut of = None;
+            self.steps(&body[square].args, u.slot, &dims, &mut of)?;
+            if of != Some(gradient) {
+                return None;
+            }
+        }
+        let sum = square.and_then(|s| self.sum(s));
+        let key = sum.map(|(sum, mask)| (sum, mask.map(|m| self.text(&[body[m].args[0], body[m].args[2]], gradient))));
+        let class = Class {
+            chunk: self.local.chunks[term.index()],
+            subs,
+            copies: copied(u.slot),
+            accumulates: self.local.accumulate[term.index()],
+            alone: (stages.is_some() || sum.is_none()).then_some(u.slot),
+            sum: key,
+            update: self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), gradient),
+        };
+        Some(Shared { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), class })
+    }
+
+    /// The values of an update that are computed element by element, down to the old values, scalars, and the one value that `gradient`
+    /// becomes. None if there are others.
+    fn steps(&self, roots: &[Value], slot: u32, dims: &[Dim], gradient: &mut Option<Value>) -> Option<HashSet<Value>> {
+        let body = &self.local.body;
+        let mut seen: HashSet<Value> = HashSet::new();
+        let mut stack = roots.to_vec();
+        while let Some(v) = stack.pop() {
+            if body.dims_of(v).is_empty() || *gradient == Some(v) || !seen.insert(v) {
+                continue;
+            }
+            let node = &body[v];
+            let full = node.ty.dims.len() == dims.len() && dims.iter().all(|d| node.ty.has(*d));
+            let once = !self.local.chunks[v.index()].per_microbatch();
+            match &node.op {
+                Op::Param(s) | Op::State(s, _) if *s == slot && node.ty.dims == dims => {}
+                op if full && once && op.is_pointwise() && !self.masks(v) => stack.extend(&node.args),
+                Op::Select | Op::Collective { .. } if full && once && gradient.is_none() => {
+                    seen.remove(&v);
+                    *gradient = Some(v);
+                }
+                _ => return None,
+            }
+        }
+        Some(seen)
+    }
+
+    /// Whether a value is another one, zero where indices say so.
+    fn masks(&self, v: Value) -> bool {
+        let body = &self.local.body;
+        let node = &body[v];
+        let of_index = |c: Value| body[c].op == Op::Compare(Compare::Lt) && matches!(body[body[c].args[0]].op, Op::Iota(_));
+        node.op == Op::Select && of_index(node.args[0]) && body[node.args[2]].op == Op::Const(Real(0.0))
+    }
+
+    /// The sum of all elements of what follows from the gradient element by element, if there is one. None if anything but that and the update's
+    /// steps uses the gradient.
+    fn square(&self, gradient: Value, steps: &HashSet<Value>, dims: &[Dim]) -> Option<Option<Value>> {
+        let body = &self.local.body;
+        let mut found: Option<Value> = None;
+        let mut seen: HashSet<Value> = HashSet::new();
+        let mut stack = vec![gradient];
+        while let Some(v) = stack.pop() {
+            for (user, _) in &self.users[v.index()] {
+                if !seen.insert(*user) {
+                    continue;
+                }
+                match &body[*user].op {
+                    Op::Reduce { kind: Reduce::Sum, over } if over.len() == dims.len() && found.is_none() => found = Some(*user),
+                    op if op.is_pointwise() && (steps.contains(user) || self.local.chunks[user.index()] == Chunk::Reduce) => stack.push(*user),
+                    _ => return None,
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// Where a scalar is added to others, and the select in between.
+    fn sum(&self, square: Value) -> Option<(Value, Option<Value>)> {
+        let body = &self.local.body;
+        let only = |v: Value| match self.users[v.index()].as_slice() {
+            [(user, slot)] => Some((*user, *slot)),
+            _ => None,
+        };
+        // A scalar: an update of elements may add it to something too.
+        let adds = |v: Value| body[v].op == Op::Add && body[v].ty.dims.is_empty();
+        let (user, slot) = only(square)?;
+        match &body[user].op {
+            Op::Add => adds(user).then_some((user, None)),
+            Op::Select if slot == 1 => {
+                let (sum, _) = only(user)?;
+                adds(sum).then_some((sum, Some(user)))
+            }
+            _ => None,
+        }
+    }
+
+    /// How values follow from the gradient, the old values and scalars, as a text: equal for parameters of any dims.
+    fn text(&self, roots: &[Value], gradient: Value) -> String {
+        let mut numbers: BTreeMap<Value, usize> = BTreeMap::new();
+        let mut out = String::new();
+        fn visit(f: &Finding, v: Value, gradient: Value, numbers: &mut BTreeMap<Value, usize>, out: &mut String) -> String {
+            let node = &f.local.body[v];
+            if v == gradient {
+                return "g".into();
+            }
+            if let Some(n) = f.numbers.get(&v).filter(|_| !matches!(node.op, Op::Reduce { .. })) {
+                return format!("s{n}");
+            }
+            if let Some(n) = numbers.get(&v) {
+                return format!("%{n}");
+            }
+            let args: Vec<String> = node.args.iter().map(|a| visit(f, *a, gradient, numbers, out)).collect();
+            let op = match &node.op {
+                Op::Param(_) => "param".to_string(),
+                Op::State(_, k) => format!("state {k}"),
+                Op::Reduce { .. } => "sum".to_string(),
+                op => format!("{op:?}"),
+            };
+            numbers.insert(v, numbers.len());
+            out.push_str(&format!("{op} {} {}; ", node.ty.dtype.name(), args.join(" ")));
+            format!("%{}", numbers.len() - 1)
+        }
+        for v in roots {
+            let name = visit(self, *v, gradient, &mut numbers, &mut out);
+            out.push_str(&format!("{name}. "));
+        }
+        out
+    }
+}
