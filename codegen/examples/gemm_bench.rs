@@ -72,8 +72,11 @@ fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
 const ROWS: u64 = 4096;
 const HIDDEN: u64 = 512;
 const FFN: u64 = 768;
+/// A name, experts, and where the rows of each end.
+type Experts = (&'static str, u64, fn(u64) -> u64);
+
 /// Experts, and where their rows end: equal parts; one has half of them and some have none; half of the bound is used; many experts.
-const ENDS: [(&str, u64, fn(u64) -> u64); 4] = [
+const ENDS: [Experts; 4] = [
     ("balanced", 8, |e| 512 * (e + 1)),
     ("skewed", 8, |e| [2100, 2100, 2900, 2950, 3500, 3500, 3999, 4096][e as usize]),
     ("half", 8, |e| 256 * (e + 1)),

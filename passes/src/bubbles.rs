@@ -74,8 +74,8 @@ impl Timeline {
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "bubble {:.1} % of the work, where {}", 100.0 * self.bubble(), self.assumed())?;
-        let ends = self.stages.iter().enumerate().filter(|(k, _)| *k == 0 || k + 1 == self.stages.len());
-        ends.map(|(k, s)| write!(f, "; stage {k}: {s}")).collect()
+        let mut ends = self.stages.iter().enumerate().filter(|(k, _)| *k == 0 || k + 1 == self.stages.len());
+        ends.try_for_each(|(k, s)| write!(f, "; stage {k}: {s}"))
     }
 }
 

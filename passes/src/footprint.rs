@@ -75,8 +75,7 @@ impl Kind {
 /// Which stashes hold nothing but messages.
 fn of_messages(program: &Program) -> Vec<bool> {
     let commands = program.bodies.iter().flat_map(|b| &b.commands).map(|c| &c.action);
-    let messages: BTreeSet<BufferId> =
-        commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(|a| buffers_of(a)).collect();
+    let messages: BTreeSet<BufferId> = commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(buffers_of).collect();
     let mut out = vec![true; program.stashes.len()];
     for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
         if let Some((stash, _)) = program.stash(buffer) {

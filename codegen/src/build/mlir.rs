@@ -3,7 +3,7 @@
 //! Memory is reached through `llvm` pointers and intrinsics, since kernels get plain pointers and mask their tails; everything else is of the
 //! upstream dialects above.
 
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, Lane, LoopBody};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::target::Target;
@@ -232,7 +232,7 @@ impl<'c> Mlir<'c> {
 }
 
 impl<'c> Frame for Mlir<'c> {
-    fn kernel<T>(&self, name: &str, _: [usize; 2], body: &mut dyn FnMut(&Entry<V<'c>, V<'c>>) -> Result<T, CompileError>) -> Result<T, CompileError> {
+    fn kernel<T>(&self, name: &str, _: [usize; 2], body: &mut KernelBody<'_, V<'c>, V<'c>, T>) -> Result<T, CompileError> {
         let (pointer, index) = (self.pointer_type(), self.i64_type());
         let types = [pointer, pointer, index, index, pointer];
         let region = Region::new();

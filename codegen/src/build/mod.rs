@@ -215,6 +215,9 @@ pub trait Builder {
     }
 }
 
+/// What a kernel does with its parameters.
+pub type KernelBody<'a, I, P, T> = dyn FnMut(&Entry<I, P>) -> Result<T, CompileError> + 'a;
+
 /// A builder that can begin a kernel.
 pub trait Frame: Builder {
     /// Writes the kernel `name` with the calling convention of [`crate::abi`], of so many pointers and scalars; `body` writes what it does and
@@ -222,12 +225,7 @@ pub trait Frame: Builder {
     ///
     /// # Errors
     /// Those of `body`.
-    fn kernel<T>(
-        &self,
-        name: &str,
-        arguments: [usize; 2],
-        body: &mut dyn FnMut(&Entry<Self::Index, Self::Pointer>) -> Result<T, CompileError>,
-    ) -> Result<T, CompileError>;
+    fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, Self::Index, Self::Pointer, T>) -> Result<T, CompileError>;
 
     /// The pointer stored at `from`, among the arguments.
     fn load_pointer(&self, from: Self::Pointer) -> Self::Pointer;

@@ -4,7 +4,7 @@
 //! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
 //! adjacent over the lanes, which is what memory wants.
 
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, Lane, LoopBody};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
 use crate::CompileError;
 use crate::abi::Entry;
 use crate::build::llvm::set_target_attributes;
@@ -270,7 +270,7 @@ impl<'c> Frame for Simt<'c> {
         &self,
         name: &str,
         [pointers, scalars]: [usize; 2],
-        body: &mut dyn FnMut(&Entry<IntValue<'c>, PointerValue<'c>>) -> Result<T, CompileError>,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
     ) -> Result<T, CompileError> {
         let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
         let parameters: BasicMetadataTypeEnum = self.context.ptr_type(AddressSpace::default()).into();

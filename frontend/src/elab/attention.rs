@@ -7,6 +7,9 @@ use ir::dim::Dim;
 use ir::graph::{Type, Value};
 use ir::op::{self, Binary, Compare, Op, Real};
 
+/// Dims and indices of queries and keys, and the window, if there is one.
+type Mask = ([(Dim, Value); 2], Option<u32>);
+
 impl Elab<'_> {
     /// The operation that an `@op` function of the library is, if its arguments fit; none runs its body.
     pub fn as_op(&mut self, entered: &Entered) -> Option<Val> {
@@ -80,7 +83,7 @@ impl Elab<'_> {
     }
 
     /// Dims and indices of queries and keys, and the window, of a mask that is causal, within a window or not.
-    fn mask(&self, mask: Value) -> Option<([(Dim, Value); 2], Option<u32>)> {
+    fn mask(&self, mask: Value) -> Option<Mask> {
         let Op::Binary(Binary::And) = self.body[mask].op else { return Some((self.causal(mask)?, None)) };
         let [a, b] = [self.unexpanded(self.body[mask].args[0]), self.unexpanded(self.body[mask].args[1])];
         let (sides, (dims, window)) = match (self.causal(a), self.causal(b)) {

@@ -37,6 +37,9 @@ pub enum Local {
     Joined(Vec<(u64, Rc<Held>)>),
 }
 
+/// What a rank has of a dim: extents and strides of the digits of its index, and what coordinates add.
+pub type Part = (Vec<(u64, u64)>, Vec<(SubAxis, u64)>);
+
 /// Where values of a sharded graph are.
 pub struct Places<'a> {
     pub s: &'a Sharded,
@@ -62,7 +65,7 @@ impl<'a> Places<'a> {
 
     /// What a rank has of a dim that these sub-axes split: digits of its index, and what coordinates add. Every sub-axis that ever splits the
     /// dim takes its own digit.
-    pub fn part_of(&self, d: Dim, is_split: &dyn Fn(SubAxis) -> bool) -> (Vec<(u64, u64)>, Vec<(SubAxis, u64)>) {
+    pub fn part_of(&self, d: Dim, is_split: &dyn Fn(SubAxis) -> bool) -> Part {
         let dims = &self.s.graph.body.dims;
         let (mut kept, mut coords) = (vec![], vec![]);
         let mut rest = dims.size(d);

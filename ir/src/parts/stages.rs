@@ -15,9 +15,12 @@ enum Adds {
     Terms(Vec<usize>),
 }
 
+/// What each stage adds.
+type Terms = Vec<(u64, Adds)>;
+
 /// Sums over stages: by value and stages, what each stage adds.
 #[derive(Default)]
-pub struct Sums(BTreeMap<(Value, Vec<u64>), Vec<(u64, Adds)>>);
+pub struct Sums(BTreeMap<(Value, Vec<u64>), Terms>);
 
 impl Sums {
     /// Every stage of a sum takes part, and every term is added once.

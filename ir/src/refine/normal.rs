@@ -52,7 +52,7 @@ fn cropped(x: &Access, original: &Access) -> Option<(Access, Access)> {
     let mut above = original.dims[0].extent();
     let mut sizes = vec![];
     for s in &strides {
-        if *s == 0 || above % s != 0 {
+        if *s == 0 || !above.is_multiple_of(*s) {
             return None;
         }
         sizes.push(above / s);

@@ -290,6 +290,8 @@ fn a_local_graph_in_text() {
         stage 0 params [0, 2]
         stage 1 params [1, 3]
         slot 0 index [[8]] states 2
+        bucket 0 of 128 copies [0 @64 index [[2] + 2*dp, [8]]]
+        bucket 1 of 0 weights []
         dims:
           dim batch/mb*dp = 1 logical 4 global 4 index [1] + 2*mb + 1*dp
           dim hidden = 8
@@ -344,6 +346,8 @@ fn a_program_in_text() {
         buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
         group 0 over tp
         group 1 over none stages [0, 1]
+        bucket 0 of 128 copies [0 @64 index [[2] + 2*dp, [8]]]
+        bucket 1 of 0 weights []
         body forward kind forward
           compute load input 0 to x index [[2] + 2*dp, [8]]  // forward layers.3.proj layer 3 @0:23:11+6
           compute launch kernel 0 [layers.3.w, x @16 + 64*tp.0 + 32*tp.1] scalars [seed, linear 8*dp]  // forward layers.3.proj layer 3 @0:23:11+6
@@ -355,6 +359,7 @@ fn a_program_in_text() {
           compute send hops 1 channel 0 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
           compute fill "rope table" with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
           compute report 1 from x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
+          compute limit x @16 + 64*tp.0 + 32*tp.1 to 96  // forward layers.3.proj layer 3 @0:23:11+6
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue

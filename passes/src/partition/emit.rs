@@ -136,7 +136,7 @@ impl<'a> Emitter<'a> {
         }
         let w = match (&node.op, job.rows.from(&job.s.graph.body, v)) {
             _ if job.rows.layout(v).is_some() => self.in_rows(v, chunk),
-            (_, Some((layout, how))) => self.from_rows(v, layout, how, chunk),
+            (_, Some((layout, how))) => self.out_of_rows(v, layout, how, chunk),
             _ if self.is_ring(v) => self.ring(v, chunk),
             (Op::Reshard { kind, subs }, None) => self.reshard(v, *kind, subs, chunk),
             (op, None) => {

@@ -2,8 +2,8 @@
 
 use crate::harness::compiled;
 use crate::models::{GPT2, case};
-use passes::schedule::Order;
 use passes::bubbles::{Timeline, UNIT, timeline};
+use passes::schedule::Order;
 
 /// GPT-2 with so many layers.
 fn of(words: &str, layers: u64) -> Timeline {

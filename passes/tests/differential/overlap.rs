@@ -74,7 +74,7 @@ fn overlap_costs_little_memory() {
 }
 
 /// What the compute stream launches between the time when a communication of a body can begin and its first wait for that.
-fn meanwhile<'a>(program: &'a Program, body: usize, at: usize) -> Vec<&'a str> {
+fn meanwhile(program: &Program, body: usize, at: usize) -> Vec<&str> {
     let commands = &program.bodies[body].commands;
     let event = commands[at + 1..].iter().find(|c| c.stream == commands[at].stream).and_then(|c| match c.action {
         Action::Record { event } => Some(event),

@@ -92,7 +92,7 @@ impl Emitter<'_> {
     }
 
     /// Emits a dense value that follows from rows.
-    pub(super) fn from_rows(&mut self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Value {
+    pub(super) fn out_of_rows(&mut self, v: Value, layout: usize, how: Leaves, chunk: Chunk) -> Value {
         let job = self.job;
         let spot = Spot { chunk, origin: &job.s.graph.body[v].origin };
         match how {
@@ -198,7 +198,7 @@ impl Emitter<'_> {
         let (slots, from) = (self.row_dim(RowDim::Slots(layout)), self.slot_dims(&at));
         let y = self.view(y, &from, &[slots], spot.chunk, spot.origin, None);
         let w = self.build(spot, |b| b.op(Op::Gather { dim: slots }, &[y, home.slot_of]));
-        let w = self.from_home(w, &at, spot);
+        let w = self.of_home(w, &at, spot);
         self.finish(w, v, spot)
     }
 
@@ -238,7 +238,7 @@ impl Emitter<'_> {
             let sum = if all { b.sum(sum, &by_group) } else { sum };
             b.cast(sum, node.ty.dtype)
         });
-        let w = if all { w } else { self.from_groups(w, &at, spot) };
+        let w = if all { w } else { self.of_groups(w, &at, spot) };
         self.finish(w, v, spot)
     }
 
@@ -265,7 +265,7 @@ impl Emitter<'_> {
             b.body[sum].ty = ty;
             b.cast(sum, node.ty.dtype)
         });
-        let w = self.from_home(w, &at, spot);
+        let w = self.of_home(w, &at, spot);
         self.finish(w, v, spot)
     }
 

@@ -55,8 +55,8 @@ impl Emitter<'_> {
             let w = b.cast(w, dtype);
             b.op(Op::View { from: vec![place], to: vec![token, group] }, &[w])
         });
-        let w = self.from_home(w, at, spot);
-        let w = self.from_groups(w, at, spot);
+        let w = self.of_home(w, at, spot);
+        let w = self.of_groups(w, at, spot);
         self.finish(w, v, spot)
     }
 
@@ -120,7 +120,7 @@ impl Emitter<'_> {
     }
 
     /// The inverse of [`Emitter::by_home`].
-    pub(super) fn from_home(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn of_home(&mut self, x: Value, at: &At, spot: Spot) -> Value {
         let token = self.row_dim(RowDim::Token(at.layout));
         let pieces = self.pieces_of_tokens(at);
         let own: Vec<Dim> = pieces.iter().flat_map(|p| p.2.iter().copied()).collect();
@@ -142,7 +142,7 @@ impl Emitter<'_> {
     }
 
     /// The inverse of [`Emitter::by_group`].
-    pub(super) fn from_groups(&mut self, x: Value, at: &At, spot: Spot) -> Value {
+    pub(super) fn of_groups(&mut self, x: Value, at: &At, spot: Spot) -> Value {
         let experts = self.dim(self.job.rows.layouts[at.layout].routing.experts, &at.split);
         let from = [self.group_dims(at), vec![self.group(at.layout)]].concat();
         self.view(x, &from, &[experts], spot.chunk, spot.origin, None)
