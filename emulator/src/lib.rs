@@ -40,7 +40,7 @@
 //! Matrix products sum in f32 along k in order, hardware in an order of its own; approximate functions (`ex2.approx`, `tanh.approx`, ..) are
 //! computed more exactly than hardware does.
 //!
-//! **What is not.** Time, caches, clusters of more than one block, calls of functions, races on global memory.
+//! **What is not.** Time, caches, clusters of more than one block, calls of functions, races on global memory, lanes of a warp out of step.
 
 mod access;
 mod alu;
