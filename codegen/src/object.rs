@@ -114,7 +114,8 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
     let shape = match &kernel.family {
         Family::Loops { grid } => loops::emit(&b, kernel, grid, target, name)?,
         Family::Scatter => loops::emit_scatter(&b, kernel, name)?,
-        Family::Gemm | Family::Attention | Family::AttentionGrad => return Err(unsupported()),
+        Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
+        Family::Gemm => return Err(unsupported()),
     };
     Ok(Written { shape, mlir: None, module: b.module })
 }

@@ -338,7 +338,7 @@ fn on_gpu(kernel: &Kernel) -> bool {
     match kernel.family {
         Family::Loops { .. } | Family::Scatter => true,
         Family::Gemm => crate::gemm::spelled_out(kernel).is_some_and(|k| k.body.values().all(|v| k.body.elements(v) < 1 << 19)),
-        Family::Attention | Family::AttentionGrad => false,
+        Family::Attention | Family::AttentionGrad => true,
     }
 }
 

@@ -119,7 +119,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let backward = Backward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
     let functions = backward.functions(target);
     let entry = b.kernel(name);
-    let arguments = Arguments::new(b, kernel, &entry);
+    let arguments = Arguments::new(kernel, &entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
         let head = arguments.at(b, &plan, &plan.shared, tile);
         b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
@@ -247,7 +247,7 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// All blocks of one head of queries.
-    fn member(&self, functions: &Functions<'c>, at: &Arguments<'c>) {
+    fn member(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
@@ -282,11 +282,11 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// Where the bounds of a block of queries lie.
-    fn query_bounds(&self, at: &Arguments<'c>, block: Index<'c>) -> Pointer<'c> {
+    fn query_bounds(&self, at: &Arguments<Pointer<'c>>, block: Index<'c>) -> Pointer<'c> {
         self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(8)))
     }
 
-    fn block(&self, functions: &Functions<'c>, at: &Arguments<'c>, blocks: &Blocks<'c>) {
+    fn block(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, blocks: &Blocks<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
@@ -319,7 +319,7 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    fn clear(&self, at: &Arguments<'c>, offset: i64, rows: i64) {
+    fn clear(&self, at: &Arguments<Pointer<'c>>, offset: i64, rows: i64) {
         let b = self.b;
         let start = b.at_const(at.scratch, offset);
         b.for_each(b.index(0), b.index(rows * self.plan.width), b.lanes() as i64, &mut |i| {
@@ -328,7 +328,7 @@ impl<'c> Backward<'_, 'c> {
     }
 
     /// Stores the sums of one gradient, if the kernel has it.
-    fn finish(&self, at: &Arguments<'c>, which: AttentionGrad) {
+    fn finish(&self, at: &Arguments<Pointer<'c>>, which: AttentionGrad) {
         let (b, plan) = (self.b, self.plan);
         let (sums, rows, dim) = match which {
             AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at),

@@ -97,7 +97,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
     let forward = Forward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
     let functions = forward.functions(target);
     let entry = b.kernel(name);
-    let arguments = Arguments::new(b, kernel, &entry);
+    let arguments = Arguments::new(kernel, &entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
     let heads: Vec<_> = plan.shared.iter().chain(&plan.group).copied().collect();
     let runs = div_ceil(plan.query_blocks(), TILE_BLOCKS);
     b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| {
@@ -193,7 +193,7 @@ impl<'c> Forward<'_, 'c> {
         function
     }
 
-    fn tile(&self, functions: &Functions<'c>, at: &Arguments<'c>, run: Index<'c>) {
+    fn tile(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, run: Index<'c>) {
         let (b, plan) = (self.b, self.plan);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let first_block = b.index_mul(run, b.index(TILE_BLOCKS));
@@ -253,7 +253,7 @@ impl<'c> Forward<'_, 'c> {
     }
 
     /// No keys seen yet.
-    fn clear(&self, at: &Arguments<'c>) {
+    fn clear(&self, at: &Arguments<Pointer<'c>>) {
         let (b, plan) = (self.b, self.plan);
         let lanes = b.lanes() as i64;
         let rows = TILE_BLOCKS * plan.query_block;
@@ -269,7 +269,7 @@ impl<'c> Forward<'_, 'c> {
     }
 
     /// One block of queries with one block of keys.
-    fn block(&self, functions: &Functions<'c>, at: &Arguments<'c>, blocks: &Blocks<'c>) {
+    fn block(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, blocks: &Blocks<'c>) {
         let (b, plan) = (self.b, self.plan);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let own = |offset: i64, row_bytes: i64| b.at(part(offset), b.index_mul(blocks.number, b.index(plan.query_block * row_bytes)));
@@ -292,7 +292,7 @@ impl<'c> Forward<'_, 'c> {
     }
 
     /// Stores the outputs of one query: row `row` of the tile, `query` of all.
-    fn finish(&self, at: &Arguments<'c>, row: Index<'c>, query: Index<'c>) {
+    fn finish(&self, at: &Arguments<Pointer<'c>>, row: Index<'c>, query: Index<'c>) {
         let (b, plan) = (self.b, self.plan);
         let part = |offset: i64, row_bytes: i64| b.at(b.at_const(at.scratch, offset), b.index_mul(row, b.index(row_bytes)));
         let weight = b.load_splat(part(self.scratch.weight, 4), Lane::F32);

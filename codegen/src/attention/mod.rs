@@ -8,12 +8,14 @@
 
 mod backward;
 mod forward;
+mod lanes;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
 pub use backward::emit as emit_backward;
 pub use forward::emit as emit_forward;
+pub use lanes::emit as emit_for_gpu;
 
 use crate::CompileError;
 use crate::abi::Entry;
@@ -166,20 +168,20 @@ impl<'a> Plan<'a> {
 }
 
 /// Arguments of a kernel under construction.
-pub struct Arguments<'c> {
-    pub tensors: Vec<Pointer<'c>>,
-    pub scratch: Pointer<'c>,
+pub struct Arguments<P> {
+    pub tensors: Vec<P>,
+    pub scratch: P,
 }
 
-impl<'c> Arguments<'c> {
-    pub fn new(b: &Llvm<'c>, kernel: &Kernel, entry: &Entry<Index<'c>, Pointer<'c>>) -> Self {
+impl<P: Copy> Arguments<P> {
+    /// `load` reads the pointer at so many bytes from the first argument.
+    pub fn new<I>(kernel: &Kernel, entry: &Entry<I, P>, load: impl Fn(P, i64) -> P) -> Self {
         let count = kernel.inputs.len() + kernel.outputs.len();
-        let tensors = (0..count).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
-        Arguments { tensors, scratch: entry.scratch }
+        Arguments { tensors: (0..count).map(|i| load(entry.arguments, 8 * i as i64)).collect(), scratch: entry.scratch }
     }
 
     /// The arguments at the point that `number` counts in `dims`, the last fastest.
-    pub fn at(&self, b: &Llvm<'c>, plan: &Plan, dims: &[Dim], number: Index<'c>) -> Arguments<'c> {
+    pub fn at<B: Builder<Pointer = P>>(&self, b: &B, plan: &Plan, dims: &[Dim], number: B::Index) -> Arguments<P> {
         let (mut tensors, mut rest) = (self.tensors.clone(), number);
         for &dim in dims.iter().rev() {
             let size = b.index(plan.kernel.body.dims.size(dim) as i64);
@@ -272,7 +274,7 @@ impl Plan<'_> {
     }
 
     /// The tensors of positions, of queries and of keys; without a causal mask, two pointers that nothing reads.
-    pub fn position_tensors<'c>(&self, at: &Arguments<'c>) -> [Pointer<'c>; 2] {
+    pub fn position_tensors<'c>(&self, at: &Arguments<Pointer<'c>>) -> [Pointer<'c>; 2] {
         self.positions.map_or([at.scratch; 2], |tensors| tensors.map(|t| at.tensors[t]))
     }
 
@@ -288,7 +290,7 @@ impl Plan<'_> {
         &self,
         b: &Llvm<'c>,
         functions: Option<[FunctionValue<'c>; 2]>,
-        at: &Arguments<'c>,
+        at: &Arguments<Pointer<'c>>,
         which: usize,
         span: Span<'c>,
         place: Pointer<'c>,

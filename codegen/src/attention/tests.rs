@@ -140,3 +140,21 @@ fn a_query_that_sees_no_key_has_no_result() {
     assert!(results[0][..case.d as usize].iter().all(|x| *x == 0.0) && results[1][0] == f64::NEG_INFINITY);
     check_case(&case);
 }
+
+#[test]
+fn heads_wider_than_the_registers_of_a_warp_agree() {
+    for d in [96, 260] {
+        check_case(&Case { queries: 9, keys: 35, batch: 1, kv: 1, group: 2, d, ..BASE });
+    }
+}
+
+#[test]
+fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
+    let case = Case { group: 2, queries: 40, keys: 37, batch: 1, ..BASE };
+    for (kernel, tolerance) in [(forward(&case), 1e-5), (backward(&case), 3e-5)] {
+        for output in kernel.outputs.clone() {
+            let alone = Kernel { outputs: vec![ir::kernel::Output { accumulate: true, ..output }], ..kernel.clone() };
+            check_with(&alone, &inputs(&case, &kernel), &[], tolerance);
+        }
+    }
+}

@@ -121,14 +121,14 @@ pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows) -> FunctionV
 }
 
 /// A vector of a row of `d` elements.
-pub struct Column<'c> {
+pub struct Column<V> {
     pub first: i64,
     /// The lanes that are elements, unless all are.
-    pub mask: Option<Vector<'c>>,
+    pub mask: Option<V>,
 }
 
 /// The vectors that cover a row of `d` elements.
-pub fn vector_columns<'c>(b: &Llvm<'c>, plan: &Plan) -> Vec<Column<'c>> {
+pub fn vector_columns<B: Builder>(b: &B, plan: &Plan) -> Vec<Column<B::Vector>> {
     let lanes = b.lanes() as i64;
     (0..plan.width)
         .step_by(b.lanes())
@@ -136,12 +136,12 @@ pub fn vector_columns<'c>(b: &Llvm<'c>, plan: &Plan) -> Vec<Column<'c>> {
         .collect()
 }
 
-fn offsets<'c>(b: &Llvm<'c>, stride: i64, lane: Lane) -> Vector<'c> {
+fn offsets<B: Builder>(b: &B, stride: i64, lane: Lane) -> B::Vector {
     b.int2(crate::build::IntBinary::Mul, b.lane_numbers(), b.i64(lane.bytes() * stride))
 }
 
 /// A vector of elements, `stride` elements apart.
-pub fn load_strided<'c>(b: &Llvm<'c>, from: Pointer<'c>, stride: i64, lane: Lane, mask: Option<Vector<'c>>) -> Vector<'c> {
+pub fn load_strided<B: Builder>(b: &B, from: B::Pointer, stride: i64, lane: Lane, mask: Option<B::Vector>) -> B::Vector {
     match stride {
         1 => b.load(from, lane, mask),
         stride => b.gather(from, offsets(b, stride, lane), lane, mask),
@@ -178,7 +178,7 @@ pub struct Stored {
 }
 
 /// Rounds one vector of a row of an output to its dtype and stores it, or adds it to what is there.
-pub fn store_column<'c>(b: &Llvm<'c>, row: Pointer<'c>, column: &Column<'c>, to: Stored, value: Vector<'c>) {
+pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vector>, to: Stored, value: B::Vector) {
     let lane = pointwise::stored(to.dtype);
     let place = b.at_const(row, lane.bytes() * column.first * to.stride);
     let value = pointwise::rounded(b, to.dtype, value);
@@ -215,7 +215,7 @@ pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, row_length: i64) -> 
 }
 
 /// The sum or the greatest over all lanes, in every lane.
-pub fn across<'c>(b: &Llvm<'c>, mut x: Vector<'c>, join: impl Fn(Vector<'c>, Vector<'c>) -> Vector<'c>) -> Vector<'c> {
+pub fn across<B: Builder>(b: &B, mut x: B::Vector, join: impl Fn(B::Vector, B::Vector) -> B::Vector) -> B::Vector {
     let mut distance = b.lanes() / 2;
     while distance > 0 {
         x = join(x, b.swap_lanes(x, distance));

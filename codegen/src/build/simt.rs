@@ -132,10 +132,10 @@ impl<'c> Simt<'c> {
         self.call("llvm.nvvm.bar.warp.sync", &[], &[self.number(ALL)]);
     }
 
-    /// Exchanges 32-bit words among lanes: `kind` is `bfly` or `idx`.
-    fn shuffle(&self, kind: &str, a: Value<'c>, by: u64) -> Value<'c> {
+    /// Exchanges 32-bit words among lanes: `kind` is `bfly` or `idx`, `by` 32 bits.
+    fn shuffle(&self, kind: &str, a: Value<'c>, by: Value<'c>) -> Value<'c> {
         let name = format!("llvm.nvvm.shfl.sync.{kind}.i32");
-        let word = |x: Value<'c>| self.value(&name, &[], &[self.number(ALL), x, self.number(by), self.number(31)]);
+        let word = |x: Value<'c>| self.value(&name, &[], &[self.number(ALL), x, by, self.number(31)]);
         let (int, long) = (self.context.i32_type(), self.context.i64_type());
         match a {
             Value::FloatValue(f) if f.get_type() == self.context.f32_type() => {
@@ -261,6 +261,33 @@ impl<'c> Simt<'c> {
         // What a loop leaves in scratch is read by other lanes.
         self.meet();
         joined
+    }
+}
+
+impl<'c> Simt<'c> {
+    /// The lane `number` of `a`, in every lane.
+    pub fn broadcast(&self, a: Value<'c>, number: IntValue<'c>) -> Value<'c> {
+        let number = built(self.writer.build_int_truncate(number, self.context.i32_type(), ""));
+        self.shuffle("idx", a, number.into())
+    }
+
+    /// `carried`, or what `body` makes of it where the condition holds, which is the same in all lanes.
+    pub fn when(&self, condition: Value<'c>, carried: &[Value<'c>], body: impl FnOnce() -> Vec<Value<'c>>) -> Vec<Value<'c>> {
+        let before = self.writer.get_insert_block().expect("invariant: a block is open");
+        let [inside, join] = ["then", "join"].map(|n| self.context.append_basic_block(self.function(), n));
+        built(self.writer.build_conditional_branch(condition.into_int_value(), inside, join));
+        self.writer.position_at_end(inside);
+        let changed = body();
+        let last = self.writer.get_insert_block().expect("invariant: a block is open");
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(join);
+        let pairs = carried.iter().zip(&changed);
+        let joined = pairs.map(|(start, end)| {
+            let phi = built(self.writer.build_phi(start.get_type(), ""));
+            phi.add_incoming(&[(start, before), (end, last)]);
+            phi.as_basic_value()
+        });
+        joined.collect()
     }
 }
 
@@ -403,7 +430,7 @@ impl<'c> Builder for Simt<'c> {
         value.into()
     }
     fn first_as_index(&self, value: Value<'c>) -> IntValue<'c> {
-        self.shuffle("idx", value, 0).into_int_value()
+        self.shuffle("idx", value, self.number(0)).into_int_value()
     }
 
     fn float1(&self, op: FloatUnary, a: Value<'c>) -> Value<'c> {
@@ -487,7 +514,7 @@ impl<'c> Builder for Simt<'c> {
         self.loaded(Lane::F16, self.storable(Lane::F16, a))
     }
     fn swap_lanes(&self, a: Value<'c>, distance: usize) -> Value<'c> {
-        self.shuffle("bfly", a, distance as u64)
+        self.shuffle("bfly", a, self.number(distance as u64))
     }
 
     fn repeat(

@@ -1,0 +1,117 @@
+//! The gradients of attention. Tiles of one kind keep queries and sum the gradient of q; those of the other keep keys, meet the queries of all heads that
+//! share them, and sum the gradients of k and v. Every sum is one warp's, in a fixed order; for that, scores are computed twice.
+
+use super::*;
+use ir::op::AttentionGrad;
+
+/// Operands as rows, and the two numbers per query.
+#[derive(Clone, Copy)]
+struct Operands {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    dout: Rows,
+    lse: usize,
+    delta: usize,
+}
+
+impl<'c> Lanes<'_, 'c> {
+    pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
+        let plan = self.plan;
+        let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
+        let operand = |slot: usize| plan.operand(args[slot]);
+        let operands = Operands {
+            q: plan.query_rows(operand(0)?),
+            k: plan.key_rows(operand(1)?),
+            v: plan.key_rows(operand(2)?),
+            lse: operand(3)?,
+            delta: operand(4)?,
+            dout: plan.query_rows(operand(5)?),
+        };
+        let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
+            .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
+        let mut parts = Vec::new();
+        if !dq.is_empty() {
+            parts.push(self.queries(operands, dq));
+        }
+        if !(dk.is_empty() && dv.is_empty()) {
+            parts.push(self.keys(operands, [dk, dv]));
+        }
+        Ok(parts)
+    }
+
+    /// Probabilities and the gradients of scores, from products: `q` with `k`, `dout` with `v`, and the query's two numbers.
+    fn slopes(&self, mask: Option<Value<'c>>, [score, dp]: [Value<'c>; 2], [lse, delta]: [Value<'c>; 2]) -> [Value<'c>; 2] {
+        let b = self.b;
+        let scale = b.f32(self.plan.attention.scale.0);
+        let p = math::exp(b, b.sub(b.mul(score, scale), lse));
+        let ds = b.mul(b.mul(p, scale), b.sub(dp, delta));
+        [p, ds].map(|x| mask.map_or(x, |m| b.select(m, x, b.f32(0.0))))
+    }
+
+    /// Bytes between the numbers of neighbouring queries.
+    fn step(&self, tensor: usize) -> i64 {
+        Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
+    }
+
+    fn queries<'s>(&'s self, operands: Operands, outputs: Vec<(usize, &'s Output)>) -> Part<'s, 'c> {
+        let plan = self.plan;
+        let rows = self.rows_of_tile(1);
+        let write = move |at: &At<'c>, first| {
+            let (b, Operands { q, k, v, dout, lse, delta }) = (self.b, operands);
+            let own = self.own(at, Side::Queries, first, rows);
+            let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, &own));
+            let numbers: Vec<[Value; 2]> = own
+                .numbers
+                .iter()
+                .map(|n| [lse, delta].map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(*n, b.index(self.step(t)))), Lane::F32)))
+                .collect();
+            let start = vec![b.f32(0.0); own.numbers.len() * self.columns()];
+            let sums = self.meet(at, &own, &start, &mut |others, sums| {
+                let scores = self.products(at, (&q, &queries), &k, others);
+                let dp = self.products(at, (&dout, &gradients), &v, others);
+                let rows = scores.into_iter().zip(dp).enumerate();
+                let ds: Vec<_> = rows.map(|(row, (s, dp))| self.slopes(self.mask(&own, row, others), [s, dp], numbers[row])[1]).collect();
+                self.weigh(at, &ds, &k, others, sums)
+            });
+            for output in &outputs {
+                self.store_sums(at, &own, *output, &sums);
+            }
+        };
+        let heads = plan.shared.iter().chain(&plan.group).copied().collect();
+        Part { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) }
+    }
+
+    fn keys<'s>(&'s self, operands: Operands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
+        let plan = self.plan;
+        let rows = self.rows_of_tile(2);
+        let write = move |at: &At<'c>, first| {
+            let (b, Operands { q, k, v, dout, lse, delta }) = (self.b, operands);
+            let own = self.own(at, Side::Keys, first, rows);
+            let [keys, values] = [k, v].map(|rows| self.starts(at, &rows, &own));
+            let half = own.numbers.len() * self.columns();
+            let start = vec![b.f32(0.0); 2 * half];
+            let sums = b.repeat(b.index(0), b.index(plan.sizes(&plan.group)), 1, &start, &mut |member, sums| {
+                let at = at.at(b, plan, &plan.group, member);
+                self.meet(&at, &own, sums, &mut |others, sums| {
+                    let numbers = [lse, delta].map(|t| self.each(at.tensors[t], others.numbers, self.step(t), Lane::F32));
+                    let scores = self.products(&at, (&k, &keys), &q, others);
+                    let dp = self.products(&at, (&v, &values), &dout, others);
+                    let rows = scores.into_iter().zip(dp).enumerate();
+                    let (p, ds): (Vec<_>, Vec<_>) =
+                        rows.map(|(row, (s, dp))| self.slopes(self.mask(&own, row, others), [s, dp], numbers).into()).unzip();
+                    let (dk, dv) = sums.split_at(half);
+                    let dk = if outputs[0].is_empty() { dk.to_vec() } else { self.weigh(&at, &ds, &q, others, dk) };
+                    let dv = if outputs[1].is_empty() { dv.to_vec() } else { self.weigh(&at, &p, &dout, others, dv) };
+                    [dk, dv].concat()
+                })
+            });
+            for (outputs, sums) in outputs.iter().zip(sums.chunks(half)) {
+                for output in outputs {
+                    self.store_sums(at, &own, *output, sums);
+                }
+            }
+        };
+        Part { heads: plan.shared.clone(), rows, runs: div_ceil(plan.keys, rows), write: Box::new(write) }
+    }
+}

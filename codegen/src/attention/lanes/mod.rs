@@ -1,0 +1,304 @@
+//! Attention on GPUs without tensor cores: of any type, any size of a head, any strides.
+//!
+//! A warp keeps a few rows of one side, the queries or the keys, and meets the other side's rows 32 at a time, one to a lane. A product with them gives
+//! each lane its scores; sums over them are taken by one lane's weight at a time, broadcast, while the lanes hold the elements of a head. Nothing
+//! goes through memory between the two, so no warp waits for another. Blocks that the mask hides from all rows of the warp are skipped.
+
+mod backward;
+mod forward;
+
+use super::tiles::{Stored, across, load_strided, store_column, vector_columns};
+use super::{Arguments, Plan, Rows};
+use crate::build::simt::{LANES, Simt};
+use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
+use crate::layout::{div_ceil, tensors};
+use crate::target::Target;
+use crate::{CompileError, Shape, math, pointwise};
+use inkwell::values::{BasicValueEnum, IntValue, PointerValue};
+use ir::dim::Dim;
+use ir::kernel::{Kernel, Output};
+use ir::op::Op;
+
+type Value<'c> = BasicValueEnum<'c>;
+type At<'c> = Arguments<PointerValue<'c>>;
+
+/// Registers of sums that a warp keeps.
+const SUMS: i64 = 64;
+/// Rows that a warp keeps at most.
+const ROWS: i64 = 8;
+
+/// Writes the kernel `name`, of attention or of its gradients, and reports what it needs.
+///
+/// # Errors
+/// The kernel is not attention of inputs.
+pub fn emit(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
+    let plan = Plan::new(kernel, target)?;
+    let lanes = Lanes { b, plan: &plan };
+    let parts = match kernel.family {
+        ir::kernel::Family::AttentionGrad => lanes.backward()?,
+        _ => vec![lanes.forward()?],
+    };
+    let arguments = [kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len()];
+    b.kernel(name, arguments, &mut |entry| {
+        let arguments = Arguments::new(kernel, entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
+        let mut before = 0;
+        for part in &parts {
+            let (tile, runs) = (b.index_sub(entry.first_tile, b.index(before)), b.index(part.runs));
+            let [number, end] = [entry.first_tile, b.index(before + part.tiles(&plan))].map(|i| b.splat(i));
+            let here = b.int2(IntBinary::And, b.compare_int(Compare::Ge, number, b.i64(before)), b.compare_int(Compare::Lt, number, end));
+            b.when(here, &[], || {
+                // The last runs of a causal head are the longest; they come first.
+                let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
+                let at = arguments.at(b, &plan, &part.heads, b.index_div(tile, runs));
+                (part.write)(&at, b.index_mul(run, b.index(part.rows)));
+                vec![]
+            });
+            before += part.tiles(&plan);
+        }
+        Ok(())
+    })?;
+    Ok(Shape { tiles: parts.iter().map(|part| part.tiles(&plan) as u64).sum(), scratch_bytes: 0 })
+}
+
+/// Tiles of one kind: runs of rows of each head.
+struct Part<'s, 'c> {
+    heads: Vec<Dim>,
+    rows: i64,
+    runs: i64,
+    /// Writes a tile: the arguments at its head, and its first row.
+    write: Box<dyn Fn(&At<'c>, IntValue<'c>) + 's>,
+}
+
+impl Part<'_, '_> {
+    fn tiles(&self, plan: &Plan) -> i64 {
+        self.runs * plan.sizes(&self.heads)
+    }
+}
+
+/// Which side of the scores a row is of.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Queries,
+    Keys,
+}
+
+impl Side {
+    fn other(self) -> Side {
+        match self {
+            Side::Queries => Side::Keys,
+            Side::Keys => Side::Queries,
+        }
+    }
+}
+
+/// The rows of a tile. Those past the end are the last one again, and are not stored.
+struct Own<'c> {
+    side: Side,
+    first: IntValue<'c>,
+    numbers: Vec<IntValue<'c>>,
+    positions: Option<Vec<Value<'c>>>,
+}
+
+/// 32 rows of the other side, one to a lane. Lanes past the end have the last row.
+struct Others<'c> {
+    first: IntValue<'c>,
+    count: IntValue<'c>,
+    /// The lanes' rows, as `I64`.
+    numbers: Value<'c>,
+    /// The lanes that have a row of their own, unless all do.
+    present: Option<Value<'c>>,
+    positions: Option<Value<'c>>,
+}
+
+/// The kernel under construction.
+struct Lanes<'a, 'c> {
+    b: &'a Simt<'c>,
+    plan: &'a Plan<'a>,
+}
+
+impl<'c> Lanes<'_, 'c> {
+    /// Rows that a warp keeps with so many sums over each.
+    fn rows_of_tile(&self, sums: i64) -> i64 {
+        let fit = SUMS / (sums * self.columns() as i64).max(1);
+        if fit >= ROWS { ROWS } else { fit.max(1) }
+    }
+
+    /// Vectors of a row.
+    fn columns(&self) -> usize {
+        self.plan.width as usize / LANES
+    }
+
+    fn dim(&self, side: Side) -> Dim {
+        match side {
+            Side::Queries => self.plan.attention.at,
+            Side::Keys => self.plan.attention.keys,
+        }
+    }
+
+    fn count(&self, side: Side) -> i64 {
+        match side {
+            Side::Queries => self.plan.queries,
+            Side::Keys => self.plan.keys,
+        }
+    }
+
+    /// The tensor of positions of one side, if a mask compares them, and the bytes between them.
+    fn positions(&self, side: Side) -> Option<(usize, i64)> {
+        let tensor = self.plan.positions?[usize::from(side == Side::Keys)];
+        Some((tensor, Lane::I32.bytes() * self.plan.stride(tensor, self.dim(side))))
+    }
+
+    fn own(&self, at: &At<'c>, side: Side, first: IntValue<'c>, rows: i64) -> Own<'c> {
+        let b = self.b;
+        let last = b.index(self.count(side) - 1);
+        let numbers: Vec<_> = (0..rows).map(|r| b.index_min(b.index_add(first, b.index(r)), last)).collect();
+        let positions = self.positions(side).map(|(tensor, step)| {
+            let place = |n: &IntValue<'c>| b.at(at.tensors[tensor], b.index_mul(*n, b.index(step)));
+            numbers.iter().map(|n| b.load_splat(place(n), Lane::I32)).collect()
+        });
+        Own { side, first, numbers, positions }
+    }
+
+    fn others(&self, at: &At<'c>, side: Side, first: IntValue<'c>) -> Others<'c> {
+        let (b, rows) = (self.b, self.count(side));
+        let count = b.index_min(b.index_sub(b.index(rows), first), b.index(LANES as i64));
+        let present = (rows % LANES as i64 != 0).then(|| b.compare_int(Compare::Lt, b.lane_numbers(), b.splat(count)));
+        let number = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
+        let numbers = present.map_or(number, |present| b.select(present, number, b.i64(rows - 1)));
+        let positions = self.positions(side).map(|(tensor, step)| self.each(at.tensors[tensor], numbers, step, Lane::I32));
+        Others { first, count, numbers, present, positions }
+    }
+
+    /// The elements of the lanes' rows, `step` bytes apart.
+    fn each(&self, from: PointerValue<'c>, numbers: Value<'c>, step: i64, lane: Lane) -> Value<'c> {
+        self.b.gather(from, self.b.int2(IntBinary::Mul, numbers, self.b.i64(step)), lane, None)
+    }
+
+    /// Whether the mask leaves any score of these rows.
+    fn any_visible(&self, own: &Own<'c>, others: &Others<'c>) -> Option<Value<'c>> {
+        let b = self.b;
+        let lesser = |x, y| b.select(b.compare_int(Compare::Lt, x, y), x, y);
+        let greater = |x, y| b.select(b.compare_int(Compare::Gt, x, y), x, y);
+        let (own_positions, positions) = (own.positions.as_ref()?, others.positions?);
+        let mine = [&lesser as &dyn Fn(_, _) -> _, &greater].map(|join| own_positions[1..].iter().fold(own_positions[0], |x, y| join(x, *y)));
+        let theirs = [across(b, positions, lesser), across(b, positions, greater)];
+        let ([least_query, greatest_query], [least_key, greatest_key]) = if own.side == Side::Queries { (mine, theirs) } else { (theirs, mine) };
+        let before = b.compare_int(Compare::Le, least_key, greatest_query);
+        Some(match self.window() {
+            None => before,
+            Some(window) => b.int2(IntBinary::And, before, self.near(least_query, greatest_key, window)),
+        })
+    }
+
+    fn window(&self) -> Option<i32> {
+        self.plan.attention.window.map(|w| i32::try_from(w).unwrap_or(i32::MAX))
+    }
+
+    /// Positions are not negative, so that their differences are numbers too.
+    fn near(&self, query: Value<'c>, key: Value<'c>, window: i32) -> Value<'c> {
+        self.b.compare_int(Compare::Lt, self.b.int2(IntBinary::Sub, query, key), self.b.i32(window))
+    }
+
+    /// The lanes whose score with row `row` is seen, unless all are.
+    fn mask(&self, own: &Own<'c>, row: usize, others: &Others<'c>) -> Option<Value<'c>> {
+        let b = self.b;
+        let (Some(mine), Some(theirs)) = (own.positions.as_ref(), others.positions) else { return others.present };
+        let (query, key) = if own.side == Side::Queries { (mine[row], theirs) } else { (theirs, mine[row]) };
+        let also = |mask: Value<'c>, more: Option<Value<'c>>| more.map_or(mask, |more| b.int2(IntBinary::And, mask, more));
+        let seen = also(b.compare_int(Compare::Le, key, query), self.window().map(|w| self.near(query, key, w)));
+        Some(also(seen, others.present))
+    }
+
+    /// Calls `body` with all rows of the other side that some row of the tile may see, and the carried values.
+    fn meet(
+        &self,
+        at: &At<'c>,
+        own: &Own<'c>,
+        carried: &[Value<'c>],
+        body: &mut dyn FnMut(&Others<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        let (b, side) = (self.b, own.side.other());
+        b.repeat(b.index(0), b.index(self.count(side)), LANES as i64, carried, &mut |first, carried| {
+            let others = self.others(at, side, first);
+            match self.any_visible(own, &others) {
+                None => body(&others, carried),
+                Some(any) => b.when(any, carried, || body(&others, carried)),
+            }
+        })
+    }
+
+    /// Where the rows of a tile begin.
+    fn starts(&self, at: &At<'c>, rows: &Rows, own: &Own<'c>) -> Vec<PointerValue<'c>> {
+        let b = self.b;
+        let place = |n: &IntValue<'c>| b.at(at.tensors[rows.tensor], b.index_mul(*n, b.index(rows.bytes(rows.row_stride))));
+        own.numbers.iter().map(place).collect()
+    }
+
+    /// The products of each row of the tile with the lanes' rows.
+    fn products(&self, at: &At<'c>, mine: (&Rows, &[PointerValue<'c>]), theirs: &Rows, others: &Others<'c>) -> Vec<Value<'c>> {
+        let (b, plan, (rows, starts)) = (self.b, self.plan, mine);
+        let unroll = if plan.d % 4 == 0 { 4 } else { 1 };
+        let column = |rows: &Rows, from, e| b.at(from, b.index_mul(e, b.index(rows.bytes(rows.column_stride))));
+        let zeros = vec![b.f32(0.0); starts.len()];
+        b.repeat(b.index(0), b.index(plan.d), unroll, &zeros, &mut |e, sums| {
+            let mut sums = sums.to_vec();
+            for u in 0..unroll {
+                let e = b.index_add(e, b.index(u));
+                let y = self.each(column(theirs, at.tensors[theirs.tensor], e), others.numbers, theirs.bytes(theirs.row_stride), theirs.lane);
+                for (sum, start) in sums.iter_mut().zip(starts) {
+                    *sum = b.fma(b.load_splat(column(rows, *start, e), rows.lane), y, *sum);
+                }
+            }
+            sums
+        })
+    }
+
+    /// Adds the other side's rows to the sums of each row of the tile, times the lanes' weights.
+    fn weigh(&self, at: &At<'c>, weights: &[Value<'c>], theirs: &Rows, others: &Others<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
+        let b = self.b;
+        let row_bytes = b.index(theirs.bytes(theirs.row_stride));
+        b.repeat(b.index(0), others.count, 1, sums, &mut |lane, sums| {
+            let row = b.at(at.tensors[theirs.tensor], b.index_mul(b.index_add(others.first, lane), row_bytes));
+            let weights: Vec<_> = weights.iter().map(|w| b.broadcast(*w, lane)).collect();
+            let elements: Vec<_> = vector_columns(b, self.plan)
+                .iter()
+                .map(|c| load_strided(b, b.at_const(row, theirs.bytes(c.first * theirs.column_stride)), theirs.column_stride, theirs.lane, c.mask))
+                .collect();
+            sums.chunks(elements.len()).zip(weights).flat_map(|(sums, w)| sums.iter().zip(&elements).map(move |(s, e)| b.fma(w, *e, *s))).collect()
+        })
+    }
+
+    /// The outputs whose op `wanted` picks, by tensor.
+    fn outputs(&self, wanted: impl Fn(&Op) -> bool) -> Vec<(usize, &Output)> {
+        let kernel = self.plan.kernel;
+        let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (kernel.inputs.len() + i, o));
+        outputs.filter(|(_, o)| wanted(&kernel.body[o.value].op)).collect()
+    }
+
+    /// Stores what `write` stores for each row of the tile: its number within the tile, and where its row of an output begins.
+    fn store_rows(&self, at: &At<'c>, own: &Own<'c>, tensor: usize, write: &dyn Fn(usize, PointerValue<'c>)) {
+        let b = self.b;
+        let lane = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype);
+        let step = b.index(lane.bytes() * self.plan.stride(tensor, self.dim(own.side)));
+        for (row, number) in own.numbers.iter().enumerate() {
+            let place = b.at(at.tensors[tensor], b.index_mul(*number, step));
+            let distinct = b.compare_int(Compare::Eq, b.splat(*number), b.splat(b.index_add(own.first, b.index(row as i64))));
+            b.when(distinct, &[], || {
+                write(row, place);
+                vec![]
+            });
+        }
+    }
+
+    /// Stores sums over the elements of a head, as one output's rows.
+    fn store_sums(&self, at: &At<'c>, own: &Own<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>]) {
+        let b = self.b;
+        let dtype = self.plan.kernel.body[output.value].ty.dtype;
+        let stored = Stored { dtype, stride: self.plan.stride(tensor, self.plan.attention.d), accumulate: output.accumulate };
+        self.store_rows(at, own, tensor, &|row, place| {
+            for (column, sum) in vector_columns(b, self.plan).iter().zip(&sums[row * self.columns()..]) {
+                store_column(b, place, column, stored, *sum);
+            }
+        });
+    }
+}
