@@ -1,41 +1,54 @@
 //! The pointwise ops that follow a product, at one vector of the result.
 
-use super::Gemm;
-use super::micro::{COLUMN, OUTER, ROW, SCALARS, TENSORS, first_index};
+use super::product::Product;
 use crate::CompileError;
-use crate::build::llvm::{Index, Pointer, Vector};
 use crate::build::{Builder, IntBinary, Lane};
 use crate::loops::accumulated;
 use crate::pointwise::{self, Sources};
-use inkwell::values::FunctionValue;
 use ir::dim::Dim;
 use ir::graph::Value;
+use ir::kernel::Kernel;
 use ir::op::Op;
 use std::collections::BTreeMap;
 
-/// A vector of the result inside a micro-kernel's block.
-#[derive(Clone, Copy)]
-pub struct Spot<'c> {
-    pub row: Index<'c>,
+/// A vector of the result inside a block of it.
+pub struct Spot<B: Builder> {
+    pub row: B::Index,
     pub column: i64,
     /// The lanes that are columns, unless all are.
-    pub mask: Option<Vector<'c>>,
+    pub mask: Option<B::Vector>,
 }
 
-/// What follows the product in a micro-kernel.
-pub struct Epilogue<'a, 'c> {
-    pub g: &'a Gemm<'a, 'c>,
-    pub function: FunctionValue<'c>,
+impl<B: Builder> Clone for Spot<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
 }
 
-impl<'c> Epilogue<'_, 'c> {
+impl<B: Builder> Copy for Spot<B> {}
+
+/// What follows the product in a block of its rows and columns.
+pub struct Epilogue<'a, B: Builder> {
+    pub b: &'a B,
+    pub kernel: &'a Kernel,
+    pub product: &'a Product,
+    pub scalars: B::Pointer,
+    /// The block's first element of every tensor of the kernel.
+    pub tensors: Vec<B::Pointer>,
+    /// The block's first row and column in the product, and which repetition of the product it is.
+    pub row: B::Index,
+    pub column: B::Index,
+    pub outer: B::Index,
+}
+
+impl<B: Builder> Epilogue<'_, B> {
     /// Computes the ops after the product and stores the outputs.
     ///
     /// # Errors
     /// An op is not supported.
-    pub fn write(&self, spot: Spot<'c>, sum: Vector<'c>) -> Result<(), CompileError> {
-        let (b, kernel) = (self.g.b, self.g.kernel);
-        let dot = self.g.plan.dot;
+    pub fn write(&self, spot: Spot<B>, sum: B::Vector) -> Result<(), CompileError> {
+        let (b, kernel) = (self.b, self.kernel);
+        let dot = self.product.dot;
         let mut known = BTreeMap::from([(dot, pointwise::rounded(b, kernel.body[dot].ty.dtype, sum))]);
         // All values before any store: an output may lie over an input.
         let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, &mut known)).collect::<Result<Vec<_>, _>>()?;
@@ -48,7 +61,7 @@ impl<'c> Epilogue<'_, 'c> {
                 value = accumulated(b, dtype, old, value);
             }
             let place = self.place(spot, tensor, lane);
-            match self.g.plan.n.strides[tensor] {
+            match self.product.n.strides[tensor] {
                 1 => b.store(place, value, lane, spot.mask),
                 stride => b.scatter(place, self.offsets(stride, lane), value, lane, spot.mask),
             }
@@ -56,17 +69,16 @@ impl<'c> Epilogue<'_, 'c> {
         Ok(())
     }
 
-    fn value(&self, v: Value, spot: Spot<'c>, known: &mut BTreeMap<Value, Vector<'c>>) -> Result<Vector<'c>, CompileError> {
+    fn value(&self, v: Value, spot: Spot<B>, known: &mut BTreeMap<Value, B::Vector>) -> Result<B::Vector, CompileError> {
         if let Some(value) = known.get(&v) {
             return Ok(*value);
         }
-        let (b, kernel) = (self.g.b, self.g.kernel);
+        let (b, kernel) = (self.b, self.kernel);
         let node = &kernel.body[v];
         let value = match &node.op {
             Op::Input(i) => self.read(spot, *i as usize, pointwise::stored(node.ty.dtype)),
             op if op.is_source() => {
-                let scalars = b.pointer_parameter(self.function, SCALARS);
-                let sources = Sources { b, body: &kernel.body, scalars, scalar_count: kernel.scalars.len() };
+                let sources = Sources { b, body: &kernel.body, scalars: self.scalars, scalar_count: kernel.scalars.len() };
                 sources.value(v, &mut |dim| self.local_index(spot, dim))?
             }
             _ => {
@@ -79,23 +91,22 @@ impl<'c> Epilogue<'_, 'c> {
     }
 
     /// The local index along a dim of the result in each lane.
-    fn local_index(&self, spot: Spot<'c>, dim: Dim) -> Vector<'c> {
-        let (b, plan, dims) = (self.g.b, self.g.plan, &self.g.kernel.body.dims);
-        let parameter = |position: u32| b.index_parameter(self.function, first_index(self.g) + position);
-        if let Some((inner, size)) = plan.m.digit(dims, dim) {
-            let row = b.index_add(parameter(ROW), spot.row);
+    fn local_index(&self, spot: Spot<B>, dim: Dim) -> B::Vector {
+        let (b, product, dims) = (self.b, self.product, &self.kernel.body.dims);
+        if let Some((inner, size)) = product.m.digit(dims, dim) {
+            let row = b.index_add(self.row, spot.row);
             return b.splat(b.index_rem(b.index_div(row, b.index(inner)), b.index(size)));
         }
-        if let Some((inner, size)) = plan.n.digit(dims, dim) {
-            let first = b.index_add(parameter(COLUMN), b.index(spot.column));
+        if let Some((inner, size)) = product.n.digit(dims, dim) {
+            let first = b.index_add(self.column, b.index(spot.column));
             let column = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
             return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
         }
         // The repetitions are numbered with the last direction fastest.
         let mut inner_axes = 1;
-        for axis in plan.outer.iter().rev() {
+        for axis in product.outer.iter().rev() {
             if let Some((inner, size)) = axis.digit(dims, dim) {
-                let outer = b.index_div(parameter(OUTER), b.index(inner * inner_axes));
+                let outer = b.index_div(self.outer, b.index(inner * inner_axes));
                 return b.splat(b.index_rem(outer, b.index(size)));
             }
             inner_axes *= axis.size;
@@ -103,22 +114,22 @@ impl<'c> Epilogue<'_, 'c> {
         b.i64(0)
     }
 
-    fn place(&self, spot: Spot<'c>, tensor: usize, lane: Lane) -> Pointer<'c> {
-        let (b, plan) = (self.g.b, self.g.plan);
-        let row = b.index_mul(spot.row, b.index(plan.m.strides[tensor] * lane.bytes()));
-        let start = b.at(b.pointer_parameter(self.function, TENSORS + tensor as u32), row);
-        b.at_const(start, spot.column * plan.n.strides[tensor] * lane.bytes())
+    fn place(&self, spot: Spot<B>, tensor: usize, lane: Lane) -> B::Pointer {
+        let (b, product) = (self.b, self.product);
+        let row = b.index_mul(spot.row, b.index(product.m.strides[tensor] * lane.bytes()));
+        let start = b.at(self.tensors[tensor], row);
+        b.at_const(start, spot.column * product.n.strides[tensor] * lane.bytes())
     }
 
-    fn offsets(&self, stride: i64, lane: Lane) -> Vector<'c> {
-        let b = self.g.b;
+    fn offsets(&self, stride: i64, lane: Lane) -> B::Vector {
+        let b = self.b;
         b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(stride * lane.bytes()))
     }
 
-    fn read(&self, spot: Spot<'c>, tensor: usize, lane: Lane) -> Vector<'c> {
-        let b = self.g.b;
+    fn read(&self, spot: Spot<B>, tensor: usize, lane: Lane) -> B::Vector {
+        let b = self.b;
         let place = self.place(spot, tensor, lane);
-        match self.g.plan.n.strides[tensor] {
+        match self.product.n.strides[tensor] {
             0 => b.load_splat(place, lane),
             1 => b.load(place, lane, spot.mask),
             stride => b.gather(place, self.offsets(stride, lane), lane, spot.mask),

@@ -3,7 +3,7 @@
 //! The tiles are those of all rows, whoever owns them. A tile of rows goes through the experts that own some of them and cuts these into panels of
 //! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
 
-use super::plan::Experts;
+use super::product::Experts;
 use super::tile::{Part, Pass, Range, Rows, Tile};
 use crate::build::llvm::{Index, Pointer};
 use crate::build::{Builder, Lane};

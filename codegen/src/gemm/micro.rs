@@ -2,7 +2,7 @@
 
 use super::Gemm;
 use super::epilogue::{Epilogue, Spot};
-use super::plan::Own;
+use super::product::Own;
 use crate::CompileError;
 use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
@@ -36,22 +36,22 @@ const AHEAD_IN_PLACE: i64 = 8;
 const A: u32 = 0;
 const B: u32 = 1;
 const PARTIAL: u32 = 2;
-pub const SCALARS: u32 = 3;
+const SCALARS: u32 = 3;
 /// Room for the sums of one micro-kernel.
 const SPILL: u32 = 4;
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
-pub const TENSORS: u32 = 5;
+const TENSORS: u32 = 5;
 
 /// Positions of the index parameters, which follow the pointers.
-pub const ROW: u32 = 0;
-pub const COLUMN: u32 = 1;
-pub const OUTER: u32 = 2;
+const ROW: u32 = 0;
+const COLUMN: u32 = 1;
+const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
 /// Of [`finish`] in its place.
 const ROWS: u32 = 3;
 
 /// The position of the first index parameter.
-pub fn first_index(g: &Gemm) -> u32 {
+fn first_index(g: &Gemm) -> u32 {
     TENSORS + (g.kernel.inputs.len() + g.kernel.outputs.len()) as u32
 }
 
@@ -76,7 +76,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
     let partial = b.pointer_parameter(function, PARTIAL);
     let vectors = (variant.columns + lanes - 1) / lanes;
     let mask_of = |j: i64| mask(b, variant.columns, j);
-    let epilogue = Epilogue { g, function };
+    let epilogue = epilogue(g, function);
     for j in 0..vectors {
         for i in 0..variant.rows {
             let mut sum = sums[(i * vectors + j) as usize];
@@ -102,6 +102,22 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
     Ok(function)
 }
 
+/// What follows the product, in a function with the parameters of a micro-kernel.
+fn epilogue<'a, 'c>(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>) -> Epilogue<'a, Llvm<'c>> {
+    let b = g.b;
+    let index = |p: u32| b.index_parameter(function, first_index(g) + p);
+    Epilogue {
+        b,
+        kernel: g.kernel,
+        product: g.plan,
+        scalars: b.pointer_parameter(function, SCALARS),
+        tensors: (TENSORS..first_index(g)).map(|p| b.pointer_parameter(function, p)).collect(),
+        row: index(ROW),
+        column: index(COLUMN),
+        outer: index(OUTER),
+    }
+}
+
 /// The lanes of vector `j` that are among these columns, unless all are.
 fn mask<'c>(b: &Llvm<'c>, columns: i64, j: i64) -> Option<Vector<'c>> {
     let lanes = b.lanes() as i64;
@@ -117,7 +133,7 @@ fn mask<'c>(b: &Llvm<'c>, columns: i64, j: i64) -> Option<Vector<'c>> {
 pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, CompileError> {
     let b = g.b;
     let function = b.function(&format!("finish_{columns}"), first_index(g) as usize, 4, Visibility::Local);
-    let epilogue = Epilogue { g, function };
+    let epilogue = epilogue(g, function);
     let lanes = b.lanes() as i64;
     let mut result = Ok(());
     b.for_each(b.index(0), b.index_parameter(function, first_index(g) + ROWS), 1, &mut |row| {

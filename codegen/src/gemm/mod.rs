@@ -10,6 +10,7 @@ mod experts;
 mod micro;
 mod pack;
 pub mod plan;
+pub mod product;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -26,7 +27,8 @@ use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
 use micro::{Stage, Variant};
-use plan::{Own, Plan};
+use plan::Plan;
+use product::Own;
 use std::collections::BTreeMap;
 use tile::Tile;
 
@@ -92,7 +94,6 @@ fn is_long(op: &Op) -> bool {
 /// # Errors
 /// An op or dtype of the kernel is not supported.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &str) -> Result<crate::Shape, CompileError> {
-    plan::check_epilogue(kernel)?;
     let plan = Plan::new(kernel, target)?;
     let blocks = &plan.blocks;
     let passes = plan.passes();

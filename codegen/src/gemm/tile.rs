@@ -1,7 +1,7 @@
 //! One tile: what is copied when, and which micro-kernel runs where.
 
 use super::micro::{Stage, Variant};
-use super::plan::Own;
+use super::product::Own;
 use super::{Functions, Gemm, Partials, Scratch};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};
