@@ -7,6 +7,8 @@ STEPS ?= 60
 OUT := out
 
 PACKAGES := llvm-22-dev libmlir-22-dev mlir-22-tools libpolly-22-dev clang-22 libclang-22-dev lld-22 libzstd-dev zlib1g-dev libxml2-dev libz3-dev
+# pip fetches the assembler that checks GPU kernels.
+PACKAGES += $(if $(shell python3 -m pip --version 2>/dev/null),,python3-pip)
 
 # Installs what is missing, as root or with sudo.
 deps:

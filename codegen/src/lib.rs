@@ -15,6 +15,7 @@ mod loops;
 pub mod math;
 pub mod object;
 mod pointwise;
+pub mod ptxas;
 #[cfg(test)]
 mod sixteen_bits;
 pub mod target;

@@ -305,7 +305,10 @@ impl<'c> Frame for Simt<'c> {
         function.set_call_conventions(PTX_KERNEL);
         set_target_attributes(self.context, function, &self.cpu, &self.features);
         let threads = (WARPS * LANES as u32).to_string();
-        function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute("nvvm.maxntid", &threads));
+        // Without the second, ptxas spills registers to have as many blocks as a multiprocessor can hold.
+        for (name, value) in [("nvvm.maxntid", threads.as_str()), ("nvvm.minctasm", "1")] {
+            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, value));
+        }
         let block = self.context.i8_type().array_type(bytes as u32);
         let kind = Attribute::get_named_enum_kind_id;
         function.add_attribute(AttributeLoc::Param(0), self.context.create_type_attribute(kind("byval"), block.into()));

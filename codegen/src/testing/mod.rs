@@ -1,5 +1,7 @@
 //! Kernels for tests: built by a few words, compiled, run, and compared with the reference evaluator.
 
+pub mod assembling;
+
 use crate::abi::KernelFn;
 use crate::object::{self, Emit};
 use crate::target::{Arch, Target};
@@ -347,6 +349,9 @@ fn on_gpu(kernel: &Kernel) -> bool {
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
     kernel.verify().expect("a well-formed test");
     let want = kernel.run(inputs, scalars);
+    if on_gpu(kernel) {
+        assembling::check_assembles(kernel);
+    }
     let gpu = on_gpu(kernel).then(|| Target::gpu("sm_80"));
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()].into_iter().chain(gpu) {
         let got = match target.arch {
