@@ -144,6 +144,8 @@ pub enum Level {
     Llvm,
     /// Kernels as assembly
     Asm,
+    /// Kernels for GPUs, as the artifact has them, with the lines of the model text
+    Ptx,
 }
 
 impl Level {
@@ -158,6 +160,7 @@ impl Level {
             Level::Mlir => "mlir",
             Level::Llvm => "llvm",
             Level::Asm => "asm",
+            Level::Ptx => "ptx",
         }
     }
 }
@@ -330,7 +333,7 @@ pub struct CompileArgs {
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub clip_grad: Option<f64>,
 
-    /// `cpu` is this machine's, `x86-64-v3` any with AVX2
+    /// `cpu` is this machine's, `x86-64-v3` any with AVX2; `sm_80` and `sm_90a` are GPUs
     #[arg(long, default_value = "cpu", help_heading = "Output")]
     pub target: String,
     /// Dumps to write into the artifact; `mcc dump` shows them, and makes the others when asked
@@ -350,6 +353,14 @@ pub enum OnNonfinite {
     Stop,
     /// Leave the step's update out, and count it
     Skip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// This machine's CPU
+    Cpu,
+    /// The emulator: kernels for GPUs, run and checked on this machine's CPU. Slow
+    Emulated,
 }
 
 #[derive(Args)]
@@ -394,6 +405,9 @@ pub struct RunArgs {
     /// When loss or gradient norm is not finite
     #[arg(long, value_enum, default_value = "stop")]
     pub on_nonfinite: OnNonfinite,
+    /// What runs the kernels [default: what the artifact was compiled for]
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceKind>,
     /// Run commands one after the other, communication too; for comparison
     #[arg(long)]
     pub in_order: bool,

@@ -4,6 +4,7 @@ use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overla
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
+use codegen::target::Arch;
 use codegen::{Emit, Target, WorkerCommand, Workers};
 use frontend::Options as TextOptions;
 use ir::kernel::Kernel;
@@ -21,7 +22,7 @@ use passes::rematerialize::Recompute;
 use passes::remedy;
 use passes::schedule::{Order, Schedule};
 use passes::tp_overlap::TpOverlap;
-use runtime::artifact::{self, KernelEntry, Parts};
+use runtime::artifact::{self, Code, KernelEntry, Parts};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -75,15 +76,28 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     Ok(levels)
 }
 
-/// What a rank of a stage takes: its arenas, its share of the memory through which ranks exchange, and scratch for one thread.
+/// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
 fn footprint(job: &Job, stage: usize, target: &Target, scratch: u64) -> Footprint {
     let rank = (0..job.mesh.world()).find(|r| job.mesh.stage(*r) == stage as u64).unwrap_or(0);
-    let exchanges = runtime::shm::bytes_of_rank(job, &on_cpu(target), rank);
-    Footprint::of(job, stage).and(Kind::Exchanges, exchanges).and(Kind::Scratch, scratch)
+    let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
+    match target.arch {
+        Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &of_artifact(target), rank)),
+        // It is the GPU's memory that is planned; exchanges go through the host's.
+        Arch::Nvptx => own,
+    }
 }
 
-fn on_cpu(target: &Target) -> runtime::target::Target {
-    runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() }
+/// What the artifact says of a target.
+fn of_artifact(target: &Target) -> runtime::target::Target {
+    match target.arch {
+        Arch::X86_64 => runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() },
+        Arch::Nvptx => runtime::target::Target::Gpu { arch: target.cpu.clone() },
+    }
+}
+
+/// Scratch of a rank: for one thread, or for the blocks of a launch.
+fn scratch(kernel: &KernelEntry) -> u64 {
+    kernel.launch.as_ref().map_or(kernel.scratch_bytes, |l| l.scratch_bytes)
 }
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
@@ -93,20 +107,26 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
     let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
-    let entries: Vec<KernelEntry> =
-        kernels.iter().map(|k| KernelEntry { name: k.name.clone(), tiles: k.shape.tiles, scratch_bytes: k.shape.scratch_bytes }).collect();
-    let scratch = entries.iter().map(|e| e.scratch_bytes).max().unwrap_or(0);
+    let entry = |k: &codegen::Compiled| KernelEntry {
+        name: k.name.clone(),
+        tiles: k.shape.tiles,
+        scratch_bytes: k.shape.scratch_bytes,
+        launch: k.launch.clone(),
+    };
+    let entries: Vec<KernelEntry> = kernels.iter().map(entry).collect();
+    let scratch = entries.iter().map(scratch).max().unwrap_or(0);
     within(&levels, &target, scratch)?;
     let out = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
-    let library = link(&kernels, &out)?;
+    let modules: Vec<&[u8]> = kernels.iter().map(|k| k.object.as_slice()).collect();
+    let library = match target.arch {
+        Arch::X86_64 => Some(link(&kernels, &out)?),
+        Arch::Nvptx => None,
+    };
+    let code = library.as_deref().map_or(Code::Ptx(&modules), Code::Library);
     let generated = generating.elapsed();
     let dumps = dumps(compiled, args, &target)?;
-    let parts = Parts {
-        job: &compiled.job,
-        target: &on_cpu(&target),
-        kernels: Some(artifact::Kernels { library: &library, entries: &entries }),
-        dumps: &dumps,
-    };
+    let kernels = Some(artifact::Kernels { code, entries: &entries });
+    let parts = Parts { job: &compiled.job, target: &of_artifact(&target), kernels, dumps: &dumps };
     artifact::write(&out, &parts)?;
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());
@@ -315,6 +335,7 @@ fn link(kernels: &[codegen::Compiled], out: &Path) -> Result<Vec<u8>, Failure> {
 /// The texts of the levels asked for, by file name.
 fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(String, String)>, Failure> {
     let mut out = vec![];
+    let all: Vec<usize> = (0..c.job.kernels.len()).collect();
     let mut levels = args.emit.clone();
     levels.sort_unstable();
     levels.dedup();
@@ -328,13 +349,13 @@ fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(Strin
                 out.push(("graph.mlir".into(), ir::text::mlir::export_graph(&c.graph)));
                 out.push(("sharded.mlir".into(), ir::text::mlir::export_sharded(&c.sharded)));
                 out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.mlir"), ir::text::mlir::export_local(l))));
-                out.extend(dump::kernel_texts(&c.job.kernels, level, target)?);
+                out.extend(dump::kernel_texts(&c.job, &all, level, target)?);
             }
             Level::Program => {
                 let print = |k, p| dump::program_text(&c.job, k as u32, p);
                 out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(k, p))));
             }
-            Level::Kernel | Level::Llvm | Level::Asm => out.extend(dump::kernel_texts(&c.job.kernels, level, target)?),
+            Level::Kernel | Level::Llvm | Level::Asm | Level::Ptx => out.extend(dump::kernel_texts(&c.job, &all, level, target)?),
         }
     }
     Ok(out)

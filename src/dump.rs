@@ -4,10 +4,14 @@ use crate::Failure;
 use crate::cli::{DumpArgs, Level};
 use crate::compile::generate;
 use anyhow::{Context, anyhow};
+use codegen::target::Arch;
 use codegen::{Emit, Target};
 use ir::kernel::Kernel;
+use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
+use runtime::artifact::Artifact;
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
 
@@ -34,7 +38,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 out.write_all(program_text(job, k as u32, p).as_bytes())?;
             }
         }
-        Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm => {
+        Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm | Level::Ptx => {
             if args.level == Level::Mlir {
                 for name in of_level(&args.artifact, "", ".mlir")?.into_iter().filter(|n| !n.starts_with("k_")) {
                     out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
@@ -48,18 +52,24 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                         Target::host()?
                     }
                 }
+                runtime::target::Target::Gpu { arch } => Target::gpu(arch),
                 runtime::target::Target::Reference => Target::host()?,
             };
-            let used: BTreeSet<usize> = job
+            let used: Vec<usize> = job
                 .programs
                 .iter()
                 .enumerate()
                 .filter(|(k, _)| args.class.is_none_or(|c| c == *k))
                 .flat_map(|(_, p)| p.bodies.iter().flat_map(|b| &b.commands))
                 .filter_map(|c| if let Action::Launch { kernel, .. } = &c.action { Some(kernel.index()) } else { None })
+                .collect::<BTreeSet<usize>>()
+                .into_iter()
                 .collect();
-            let kernels: Vec<Kernel> = used.into_iter().map(|k| job.kernels[k].clone()).collect();
-            for (name, text) in kernel_texts(&kernels, args.level, &target)? {
+            let texts = match args.level {
+                Level::Ptx => shipped(&artifact, &used)?,
+                _ => kernel_texts(job, &used, args.level, &target)?,
+            };
+            for (name, text) in texts {
                 writeln!(
                     out,
                     "{} {name}",
@@ -85,18 +95,60 @@ pub fn program_text(job: &Job, class: u32, program: &Program) -> String {
     ir::text::print_program(&(job.mesh.clone(), program.clone(), stages))
 }
 
-/// The text of every kernel at a level, by file name.
-pub fn kernel_texts(kernels: &[Kernel], level: Level, target: &Target) -> Result<Vec<(String, String)>, Failure> {
+/// The PTX of these kernels as it will run.
+fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>, Failure> {
+    if !matches!(artifact.manifest.target, runtime::target::Target::Gpu { .. }) {
+        return Err(anyhow!("`{}` has no PTX: compile with --target sm_80 or sm_90a", artifact.dir.display()).into());
+    }
+    let text = |k: &usize| {
+        let entry = &artifact.kernels[*k];
+        Ok((format!("{}.ptx", entry.name), annotated(&artifact.job, *k, entry.launch.as_ref(), &artifact.ptx(entry)?)))
+    };
+    used.iter().map(text).collect()
+}
+
+/// PTX below what it computes: how it is launched, and each op with its place in the model text. Layers share kernels, so places are those of
+/// the first layer that has it.
+fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> String {
+    let body = &job.kernels[kernel].body;
+    let mut out = String::new();
+    if let Some(l) = launch {
+        let _ =
+            writeln!(out, "// {} blocks of {} threads, {} bytes of shared memory, {} of scratch", l.grid, l.block, l.shared_bytes, l.scratch_bytes);
+    }
+    for v in body.values().filter(|v| !body[*v].op.is_source()) {
+        let node = &body[v];
+        let place = node.origin.span.map(|s| format!("{}: ", job.place(s))).unwrap_or_default();
+        let scope = if node.origin.scope.is_empty() { String::new() } else { format!(" of {}", node.origin.scope) };
+        let _ = writeln!(out, "// {place}{}{scope}", node.op.name());
+    }
+    out + ptx
+}
+
+/// The text of these kernels of a job at a level, by file name.
+pub fn kernel_texts(job: &Job, used: &[usize], level: Level, target: &Target) -> Result<Vec<(String, String)>, Failure> {
+    let kernels: Vec<Kernel> = used.iter().map(|k| job.kernels[*k].clone()).collect();
     if level == Level::Kernel {
         return Ok(kernels.iter().map(|k| (format!("{}.txt", k.name()), ir::text::print_kernel(k))).collect());
     }
+    if level == Level::Ptx {
+        if target.arch != Arch::Nvptx {
+            return Err(anyhow!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
+        }
+        let compiled = generate(&kernels, target, Emit::default(), true)?;
+        let text = |(k, c): (&usize, codegen::Compiled)| {
+            let ptx = String::from_utf8_lossy(&c.object).into_owned();
+            (format!("{}.ptx", c.name), annotated(job, *k, c.launch.as_ref(), &ptx))
+        };
+        return Ok(used.iter().zip(compiled).map(text).collect());
+    }
     let emit = Emit { mlir: level == Level::Mlir, llvm: level == Level::Llvm, asm: level == Level::Asm };
-    let compiled = generate(kernels, target, emit, true)?;
+    let compiled = generate(&kernels, target, emit, true)?;
     let (text, ending): (fn(codegen::Compiled) -> Option<String>, &str) = match level {
         Level::Mlir => (|c| c.mlir, "mlir"),
         Level::Llvm => (|c| c.llvm, "ll"),
         Level::Asm => (|c| c.asm, "s"),
-        Level::Graph | Level::Sharded | Level::Local | Level::Schedule | Level::Program | Level::Kernel => {
+        Level::Graph | Level::Sharded | Level::Local | Level::Schedule | Level::Program | Level::Kernel | Level::Ptx => {
             unreachable!("invariant: not a level of machine code")
         }
     };

@@ -1,7 +1,7 @@
 //! `mcc run`.
 
 use crate::Failure;
-use crate::cli::{OnNonfinite, RunArgs};
+use crate::cli::{DeviceKind, OnNonfinite, RunArgs};
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
@@ -33,6 +33,10 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             OnNonfinite::Stop => runtime::protocol::OnNonfinite::Stop,
             OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip,
         },
+        device: args.device.map(|d| match d {
+            DeviceKind::Cpu => runtime::target::DeviceKind::Cpu,
+            DeviceKind::Emulated => runtime::target::DeviceKind::Emulated,
+        }),
         order: if args.in_order { Order::List } else { Order::Streams },
         ..defaults
     };

@@ -7,10 +7,14 @@
 //! patterns of `f64` and `i64` values in the order of the kernel's scalar arguments. The call computes the tiles `first_tile..end_tile`.
 //! A tile's result depends on its number only, so any division of the tiles over threads gives the same bits. `scratch` is
 //! 64-byte aligned memory of the size that compilation reported, for this thread alone; nothing in it is kept between calls.
-
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
-//! warp ([`gpu_parameters`]). Every warp of the launch computes tiles, however many there are of either.
+//! warp ([`launch_of_warps`]). Every warp of the launch computes tiles, however many there are of either.
+
+use crate::Shape;
+use crate::build::simt::WARPS;
+use ir::kernel::Kernel;
+use ir::launch::{Launch, Parameter, WARP};
 
 /// The parameters of a kernel, as a builder sees them.
 #[derive(Clone, Copy)]
@@ -28,8 +32,24 @@ pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *co
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
-/// The parameters of a GPU kernel: addresses in device memory, bit patterns of scalars, tiles, and scratch of `stride` bytes for each warp.
-pub fn gpu_parameters(pointers: &[u64], scalars: &[u64], tiles: u64, scratch: u64, stride: u64) -> Vec<u8> {
-    let words = pointers.iter().chain(scalars).copied().chain([tiles, scratch, stride]);
-    words.flat_map(u64::to_le_bytes).collect()
+/// Blocks that fill the largest GPU of today: 16 of [`WARPS`] warps on each of 132 multiprocessors. A warp takes several tiles where there are more.
+const FILL: u64 = 16 * 132;
+/// Most bytes of scratch of a launch, if a block needs no more.
+const SCRATCH: u64 = 64 << 20;
+
+/// The launch of a kernel of which every warp computes tiles.
+pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
+    let of_block = shape.scratch_bytes * u64::from(WARPS);
+    let room = SCRATCH.checked_div(of_block).unwrap_or(FILL).max(1);
+    let grid = shape.tiles.div_ceil(WARPS.into()).clamp(1, FILL.min(room));
+    let arguments = (0..(kernel.inputs.len() + kernel.outputs.len()) as u32).map(Parameter::Argument);
+    let scalars = (0..kernel.scalars.len() as u32).map(Parameter::Scalar);
+    let extra = [Parameter::Number(shape.tiles), Parameter::Scratch, Parameter::Number(shape.scratch_bytes)];
+    Launch {
+        grid: grid as u32,
+        block: WARPS * WARP,
+        shared_bytes: 0,
+        scratch_bytes: grid * of_block,
+        parameters: arguments.chain(scalars).chain(extra).collect(),
+    }
 }

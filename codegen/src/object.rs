@@ -4,11 +4,12 @@ use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::mlir::{self, Mlir};
 use crate::build::simt::Simt;
 use crate::target::{Arch, Target};
-use crate::{CompileError, Shape, attention, gemm, loops};
+use crate::{CompileError, Shape, abi, attention, gemm, loops};
 use inkwell::context::Context;
 use inkwell::module::Module;
 use inkwell::targets::{FileType, TargetMachine};
 use ir::kernel::{Family, Kernel};
+use ir::launch::Launch;
 use serde::{Deserialize, Serialize};
 
 /// What compilation keeps beside the object.
@@ -25,6 +26,8 @@ pub struct Compiled {
     /// The kernel's name, and its symbol in the object.
     pub name: String,
     pub shape: Shape,
+    /// How a GPU launches it.
+    pub launch: Option<Launch>,
     /// A relocatable ELF object; the PTX text for a GPU.
     #[serde(skip)]
     pub object: Vec<u8>,
@@ -71,13 +74,14 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
         Arch::X86_64 => for_cpu(&context, kernel, target, &name)?,
         Arch::Nvptx => for_gpu(&context, kernel, target, &name)?,
     };
-    let Written { shape, mlir, module } = written;
+    let Written { shape, launch, mlir, module } = written;
     module.set_triple(&machine.get_triple());
     module.set_data_layout(&machine.get_target_data().get_data_layout());
     module.verify().map_err(|e| CompileError::Invalid { text: e.to_string() })?;
     let write = |kind| write(&machine, &module, kind);
     Ok(Compiled {
         shape,
+        launch,
         mlir: mlir.filter(|_| emit.mlir),
         llvm: emit.llvm.then(|| module.print_to_string().to_string()),
         asm: if emit.asm { Some(String::from_utf8_lossy(&write(FileType::Assembly)?).into_owned()) } else { None },
@@ -92,6 +96,7 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
 /// A kernel as LLVM IR.
 struct Written<'c> {
     shape: Shape,
+    launch: Option<Launch>,
     mlir: Option<String>,
     module: Module<'c>,
 }
@@ -117,7 +122,9 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
         Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
         Family::Gemm => return Err(unsupported()),
     };
-    Ok(Written { shape, mlir: None, module: b.module })
+    let launch = abi::launch_of_warps(kernel, &shape);
+    launch.check(kernel).map_err(CompileError::unsupported)?;
+    Ok(Written { shape, launch: Some(launch), mlir: None, module: b.module })
 }
 
 fn directly<'c>(
@@ -128,7 +135,7 @@ fn directly<'c>(
 ) -> Result<Written<'c>, CompileError> {
     let b = Llvm::new(context, name, target);
     let shape = emit(&b)?;
-    Ok(Written { shape, mlir: None, module: b.module })
+    Ok(Written { shape, launch: None, mlir: None, module: b.module })
 }
 
 fn through_mlir<'c>(
@@ -143,7 +150,7 @@ fn through_mlir<'c>(
     let (text, module) = b.lower(context)?;
     let function = module.get_function(name).ok_or_else(|| CompileError::Invalid { text: "the kernel was lost in lowering".into() })?;
     set_target_attributes(context, function, &target.cpu, &target.features);
-    Ok(Written { shape, mlir: Some(text), module })
+    Ok(Written { shape, launch: None, mlir: Some(text), module })
 }
 
 fn write(machine: &TargetMachine, module: &Module, kind: FileType) -> Result<Vec<u8>, CompileError> {

@@ -41,7 +41,7 @@ pub struct Target {
 /// Why a target cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    #[error("unknown target `{0}`: known are `cpu` (this machine) and `x86-64-v3`")]
+    #[error("unknown target `{0}`: known are `cpu` (this machine), `x86-64-v3`, `sm_80` and `sm_90a`")]
     Unknown(String),
     #[error("this CPU ({0}) lacks AVX2 and FMA, which compiled kernels need")]
     TooOld(String),
@@ -60,7 +60,8 @@ fn l2_bytes() -> u32 {
 }
 
 impl Target {
-    /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA.
+    /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA, `sm_80` and
+    /// `sm_90a` are GPUs.
     ///
     /// # Errors
     /// The name is unknown, or this machine lacks AVX2 or FMA.
@@ -68,6 +69,7 @@ impl Target {
         match name {
             "cpu" => Target::host(),
             "x86-64-v3" => Ok(Target::x86_64_v3()),
+            "sm_80" | "sm_90a" => Ok(Target::gpu(name)),
             other => Err(TargetError::Unknown(other.into())),
         }
     }

@@ -12,6 +12,7 @@ pub mod graph;
 pub mod infer;
 pub mod job;
 pub mod kernel;
+pub mod launch;
 pub mod local;
 pub mod mesh;
 pub mod model;

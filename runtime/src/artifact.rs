@@ -4,8 +4,9 @@
 //! OUT.mcc/
 //!   manifest.json   format, mcc's version, model, mesh, target; sizes and hashes (BLAKE3) of all other files
 //!   job.bin         the job: postcard, zstd
-//!   kernels.so      the kernels' code, not in artifacts of the reference target
-//!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread
+//!   kernels.so      the kernels' code, in artifacts for CPUs
+//!   ptx/NAME.ptx    a module for each kernel, in artifacts for GPUs
+//!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread, on a GPU how it is launched
 //!   dumps/          texts, as the compiler gave them
 //! ```
 //! Reading checks everything before any code is loaded: sizes, hashes, that every place lies within its arena
@@ -13,6 +14,7 @@
 
 use crate::check::{self, CheckError};
 use crate::target::{Target, TargetError};
+use ir::launch::Launch;
 use ir::program::Job;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,12 +42,29 @@ pub struct KernelEntry {
     pub tiles: u64,
     /// Bytes of scratch for each thread that runs tiles.
     pub scratch_bytes: u64,
+    /// How a GPU launches it, and what with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch: Option<Launch>,
 }
 
-/// The code of all kernels, in the order of [`Job::kernels`].
+/// The code of all kernels.
+#[derive(Clone, Copy)]
+pub enum Code<'a> {
+    /// A shared library.
+    Library(&'a [u8]),
+    /// A module for each kernel.
+    Ptx(&'a [&'a [u8]]),
+}
+
+/// All kernels, in the order of [`Job::kernels`].
 pub struct Kernels<'a> {
-    pub library: &'a [u8],
+    pub code: Code<'a>,
     pub entries: &'a [KernelEntry],
+}
+
+/// The file of a kernel's module.
+fn module(name: &str) -> String {
+    format!("ptx/{name}.ptx")
 }
 
 /// What an artifact is made of.
@@ -97,6 +116,15 @@ impl Artifact {
     /// The shared library with the kernels.
     pub fn library(&self) -> PathBuf {
         self.dir.join(LIBRARY)
+    }
+
+    /// The PTX text of a kernel.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn ptx(&self, kernel: &KernelEntry) -> Result<String, ArtifactError> {
+        let path = self.dir.join(module(&kernel.name));
+        fs::read_to_string(&path).map_err(io(&path))
     }
 }
 
@@ -174,9 +202,18 @@ fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
     put(JOB, &zstd::encode_all(packed.as_slice(), 3).map_err(io(&dir.join(JOB)))?)?;
     match (&parts.kernels, parts.target) {
         (None, Target::Reference) => {}
-        (Some(kernels), Target::Cpu { .. }) if kernels.entries.len() == parts.job.kernels.len() => {
-            put(LIBRARY, kernels.library)?;
-            put(KERNELS, &pretty(&kernels.entries))?;
+        (Some(Kernels { code: Code::Library(library), entries }), Target::Cpu { .. }) if entries.len() == parts.job.kernels.len() => {
+            put(LIBRARY, library)?;
+            put(KERNELS, &pretty(entries))?;
+        }
+        (Some(Kernels { code: Code::Ptx(modules), entries }), Target::Gpu { .. })
+            if entries.len() == parts.job.kernels.len() && modules.len() == entries.len() =>
+        {
+            fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
+            for (entry, text) in entries.iter().zip(*modules) {
+                put(&module(&entry.name), text)?;
+            }
+            put(KERNELS, &pretty(entries))?;
         }
         (given, _) => {
             return Err(ArtifactError::Kernels { job: parts.job.kernels.len(), given: given.as_ref().map_or(0, |k| k.entries.len()) });
@@ -240,6 +277,7 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
     let required: &[&str] = match manifest.target {
         Target::Reference => &[JOB],
         Target::Cpu { .. } => &[JOB, LIBRARY, KERNELS],
+        Target::Gpu { .. } => &[JOB, KERNELS],
     };
     if let Some(name) = required.iter().find(|n| !manifest.files.contains_key(**n)) {
         return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {name}") });
@@ -257,8 +295,14 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
     }
     let kernels = match manifest.target {
         Target::Reference => vec![],
-        Target::Cpu { .. } => entries(&dir.join(KERNELS), &job)?,
+        Target::Cpu { .. } | Target::Gpu { .. } => entries(&dir.join(KERNELS), &job)?,
     };
+    if let Target::Gpu { .. } = manifest.target {
+        launchable(&dir.join(KERNELS), &job, &kernels)?;
+        if let Some(entry) = kernels.iter().find(|e| !manifest.files.contains_key(&module(&e.name))) {
+            return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {}", module(&entry.name)) });
+        }
+    }
     Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels })
 }
 
@@ -307,6 +351,15 @@ fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
     }
 }
 
+/// Every kernel says how it is launched, and a GPU can do that.
+fn launchable(path: &Path, job: &Job, entries: &[KernelEntry]) -> Result<(), ArtifactError> {
+    for (entry, kernel) in entries.iter().zip(&job.kernels) {
+        let sound = entry.launch.as_ref().map_or_else(|| Err("nothing about its launch".into()), |l| l.check(kernel));
+        sound.map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: format!("kernel `{}` has {e}", entry.name) })?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -351,6 +404,32 @@ mod tests {
         let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap_err();
         assert!(error.to_string().contains("is not an artifact; it was left alone"), "{error}");
         assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
+    }
+
+    /// An artifact for GPUs, of kernels that all have this launch.
+    fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
+        let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
+        let entry = |k: usize| KernelEntry { name: format!("k_{k}"), tiles: 1, scratch_bytes: 0, launch: launch.clone() };
+        let entries: Vec<KernelEntry> = (0..job.kernels.len()).map(entry).collect();
+        let modules = vec![b"// PTX".as_slice(); entries.len()];
+        let kernels = Some(Kernels { code: Code::Ptx(&modules), entries: &entries });
+        let out = dir.join("gpu.mcc");
+        write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into() }, kernels, dumps: &[] }).unwrap();
+        out
+    }
+
+    #[test]
+    fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters: vec![ir::launch::Parameter::Argument(0)] };
+        let out = for_gpus(dir.path(), Some(launch.clone()));
+        let artifact = read(&out).unwrap();
+        assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
+        assert_eq!(artifact.ptx(&artifact.kernels[1]).unwrap(), "// PTX");
+        for_gpus(dir.path(), Some(Launch { grid: 0, ..launch }));
+        assert!(refused(&out).contains("kernel `k_0` has 0 blocks, not 1 to"), "{}", refused(&out));
+        for_gpus(dir.path(), None);
+        assert!(refused(&out).contains("kernel `k_0` has nothing about its launch"), "{}", refused(&out));
     }
 
     #[test]

@@ -22,6 +22,17 @@ pub enum Element {
 }
 
 impl Element {
+    /// Of memory that holds elements in their dtype.
+    pub fn native(dtype: DType) -> Element {
+        match dtype {
+            DType::F32 => Element::F32,
+            DType::Bf16 => Element::Bf16,
+            DType::F16 => Element::F16,
+            DType::I32 => Element::I32,
+            DType::Bool => Element::Bool,
+        }
+    }
+
     /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
@@ -65,7 +76,7 @@ pub struct Beside {
     pub begin: Box<dyn FnOnce() + Send>,
 }
 
-/// A device executes what it is told in order.
+/// A device executes what it is told in order; some of it maybe later, but before memory shows anything else.
 pub trait Device: Memory {
     /// Sets `count` elements.
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64);
@@ -74,10 +85,46 @@ pub trait Device: Memory {
     /// # Errors
     /// If the kernel cannot run.
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError>;
+    /// Waits until everything that it was told is done: other threads may then see it.
+    ///
+    /// # Errors
+    /// What went wrong since.
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Lets another thread use its memory at the same time, if that can be.
     fn beside(&self) -> Option<Beside> {
         None
     }
     /// Told before each call of a body: what temporary memory holds is of no more use.
     fn begin_call(&mut self) {}
+}
+
+/// A number from memory that holds elements in their dtype.
+pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+    let four = || bytes.try_into().expect("invariant: four bytes");
+    let two = || bytes.try_into().expect("invariant: two bytes");
+    match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes(four())),
+        DType::I32 => f64::from(i32::from_le_bytes(four())),
+        DType::Bf16 => half::bf16::from_le_bytes(two()).to_f64(),
+        DType::F16 => half::f16::from_le_bytes(two()).to_f64(),
+        DType::Bool => f64::from(bytes[0]),
+    }
+}
+
+/// A number as an element, rounded to the nearest.
+pub(crate) fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
+    match dtype {
+        DType::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::I32 => bytes.copy_from_slice(&(x as i32).to_le_bytes()),
+        DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
+        DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
+        DType::Bool => bytes[0] = u8::from(x != 0.0),
+    }
+}
+
+/// A scalar argument of a kernel: the bits of an f64 or an i64.
+pub(crate) fn bits(dtype: DType, x: f64) -> u64 {
+    if dtype.is_float() { x.to_bits() } else { x as i64 as u64 }
 }

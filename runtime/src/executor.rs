@@ -344,7 +344,7 @@ impl<'a, D: Device> Rank<'a, D> {
     fn run(&mut self, until: Until, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
         let Some(beside) = self.device.beside().filter(|_| self.cursors.len() > 1) else {
             while self.advance(step, shm)? != Advance::Finished {}
-            return Ok(());
+            return self.done(step);
         };
         let (frame, events) = (self.frame.clone(), self.events.clone());
         let cursors = self.cursors.split_off(1);
@@ -357,7 +357,12 @@ impl<'a, D: Device> Rank<'a, D> {
             })
         })?;
         self.cursors.extend(cursors);
-        Ok(())
+        self.done(step)
+    }
+
+    /// Waits until the device is through with what it was told.
+    fn done(&mut self, step: &Step) -> Result<(), ExecError> {
+        self.device.synchronize().map_err(|e| self.frame.error(step, self.at, e.into()))
     }
 
     /// The event for which the first stream waits.
@@ -438,6 +443,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 }
             }
             Action::Record { event } => {
+                self.device.synchronize()?;
                 self.events.reach(*event);
                 comm.recorded();
             }

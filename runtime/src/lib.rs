@@ -14,6 +14,7 @@ mod cursor;
 pub mod data;
 pub mod device;
 pub mod executor;
+pub mod gpu;
 pub mod host;
 pub mod launch;
 pub mod loopback;

@@ -4,6 +4,7 @@ use crate::comm::Position;
 use crate::data::Spec;
 use crate::executor::Order;
 use crate::shm::Segment;
+use crate::target::DeviceKind;
 use crate::weights::Mark;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -41,6 +42,7 @@ pub struct Orders {
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
     pub order: Order,
+    pub device: DeviceKind,
 }
 
 /// What a rank says, in order.

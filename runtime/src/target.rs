@@ -1,6 +1,7 @@
 //! What an artifact's code was made for, and whether it runs here.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Which device runs the kernels of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -8,8 +9,31 @@ use serde::{Deserialize, Serialize};
 pub enum Target {
     /// Native code, by LLVM's names: `znver5` or `x86-64-v3`, and `+avx2,+fma,-avx512f`.
     Cpu { cpu: String, features: String },
+    /// PTX for an NVIDIA GPU: `sm_80`, `sm_90a`.
+    Gpu { arch: String },
     /// No code: kernels are interpreted in f64. Slow and exact.
     Reference,
+}
+
+/// What runs kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceKind {
+    /// Native code, on threads of this machine.
+    Cpu,
+    /// PTX, in the emulator.
+    Emulated,
+    /// Definitions, interpreted.
+    Reference,
+}
+
+impl DeviceKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Emulated => "emulated",
+            DeviceKind::Reference => "reference",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,14 +42,34 @@ pub struct TargetError {
     pub missing: Vec<String>,
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Cpu { cpu, .. } => write!(f, "the CPU {cpu}"),
+            Target::Gpu { arch } => write!(f, "GPUs ({arch})"),
+            Target::Reference => f.write_str("the reference device"),
+        }
+    }
+}
+
 impl Target {
+    /// The devices that run it, the usual one first.
+    pub fn devices(&self) -> &'static [DeviceKind] {
+        match self {
+            Target::Cpu { .. } => &[DeviceKind::Cpu],
+            Target::Gpu { .. } => &[DeviceKind::Emulated],
+            Target::Reference => &[DeviceKind::Reference],
+        }
+    }
+
     /// Whether this CPU has what the code uses.
     ///
     /// # Errors
     /// The features that are missing.
     pub fn check(&self) -> Result<(), TargetError> {
         match self {
-            Target::Reference => Ok(()),
+            // What runs PTX is a device's to say: the emulator does anywhere.
+            Target::Gpu { .. } | Target::Reference => Ok(()),
             Target::Cpu { cpu, features } => {
                 let named = features.split(',').filter_map(|f| f.strip_prefix('+'));
                 let missing: Vec<String> = named.chain(implied(cpu).iter().copied()).filter(|f| here(f) == Some(false)).map(str::to_owned).collect();

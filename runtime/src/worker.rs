@@ -6,13 +6,14 @@ use crate::cpu::{Cpu, Library, Threads};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
+use crate::gpu::{Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
 use crate::shm::{Board, Layout, Segment, Shm};
-use crate::target::Target;
+use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use std::fs;
 use std::io::{self, Write};
@@ -86,12 +87,16 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
     let failed = |cause| WorkerError::Device { rank, cause };
     let mut shm = Shm::new(board, rank, spins);
-    let outcome = match artifact.manifest.target {
-        Target::Cpu { .. } => Library::load(&artifact)
+    let outcome = match orders.device {
+        DeviceKind::Cpu => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
-        Target::Reference => {
+        DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
+            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank)))
+            .map_err(failed)
+            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
+        DeviceKind::Reference => {
             let plans = Plans::new(job);
             let device = Reference::new(job, &plans, program, arena_bytes(job, rank));
             train(&artifact, &orders, Rank::new(job, rank, device, Order::List), &mut shm, events)

@@ -3,7 +3,7 @@
 mod fixture;
 
 use fixture::Split;
-use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
+use runtime::artifact::{self, Artifact, Code, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
 use runtime::executor::{Held, Order};
 use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
@@ -57,7 +57,7 @@ impl Bench {
         let arguments = ["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"];
         let compiler = std::env::var_os("RUSTC").unwrap_or("rustc".into());
         assert!(Command::new(compiler).args(arguments).arg(&library).arg(&source).status().unwrap().success());
-        let entry = |name: &str, tiles| KernelEntry { name: name.into(), tiles, scratch_bytes: 64 };
+        let entry = |name: &str, tiles| KernelEntry { name: name.into(), tiles, scratch_bytes: 64, launch: None };
         let entries = [
             entry("k_product", rows),
             entry("k_loss", 1),
@@ -66,7 +66,7 @@ impl Bench {
             entry("k_root", 1),
             entry("k_update", columns),
         ];
-        let kernels = Some(Kernels { library: &fs::read(&library).unwrap(), entries: &entries });
+        let kernels = Some(Kernels { code: Code::Library(&fs::read(&library).unwrap()), entries: &entries });
         let target = Target::Cpu { cpu: "x86-64".into(), features: String::new() };
         Bench::of(&Parts { job, target: &target, kernels, dumps: &[] })
     }

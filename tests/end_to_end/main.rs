@@ -5,6 +5,7 @@ mod cli;
 mod docs;
 mod dumps;
 mod faults;
+mod gpu;
 mod mcc;
 mod plans;
 mod reference;

@@ -314,13 +314,12 @@ pub fn emulate(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &
         pointers.push(upload(encoded(kernel, ty, &output.strides, &vec![initial; kernel.body.dims.elements(&ty.dims) as usize])));
     }
     let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
+    let mut launch = compiled.launch.expect("a kernel for GPUs is launched somehow");
+    let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
     // Fewer warps than tiles, so that some compute several.
-    let warps = u64::from(crate::build::simt::WARPS);
-    let blocks = (compiled.shape.tiles / warps).clamp(1, 8);
-    let stride = compiled.shape.scratch_bytes;
-    let scratch = upload(vec![0xff; (blocks * warps * stride) as usize]);
-    let parameters = crate::abi::gpu_parameters(&pointers, &bits, compiled.shape.tiles, scratch, stride);
-    let launch = emulator::Launch { grid: [blocks as u32, 1, 1], threads: [32 * warps as u32, 1, 1], shared: 0 };
+    launch.grid = (launch.grid / 2).clamp(1, 8);
+    let parameters = launch.pack(&pointers, &bits, scratch);
+    let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
     let found = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters);
     found.unwrap_or_else(|e| panic!("{e}\n{ptx}"));
     let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);

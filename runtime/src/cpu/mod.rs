@@ -3,7 +3,7 @@
 mod pool;
 
 use crate::artifact::Artifact;
-use crate::device::{Beside, Device, DeviceError, Element, Location, Memory};
+use crate::device::{Beside, Device, DeviceError, Element, Location, Memory, bits, decode, encode};
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
@@ -208,13 +208,7 @@ impl Arenas {
 
 impl Memory for Arenas {
     fn element(&self, dtype: DType) -> Element {
-        match dtype {
-            DType::F32 => Element::F32,
-            DType::Bf16 => Element::Bf16,
-            DType::F16 => Element::F16,
-            DType::I32 => Element::I32,
-            DType::Bool => Element::Bool,
-        }
+        Element::native(dtype)
     }
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
@@ -289,31 +283,9 @@ impl Device for Cpu<'_> {
             self.arguments.push(self.arenas.bytes(*at, 0));
         }
         self.scalars.clear();
-        self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }));
+        self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| bits(*t, *x)));
         self.pool.run(&loaded, &self.arguments, &self.scalars);
         Ok(())
-    }
-}
-
-fn decode(dtype: DType, bytes: &[u8]) -> f64 {
-    let four = || bytes.try_into().expect("invariant: four bytes");
-    let two = || bytes.try_into().expect("invariant: two bytes");
-    match dtype {
-        DType::F32 => f64::from(f32::from_le_bytes(four())),
-        DType::I32 => f64::from(i32::from_le_bytes(four())),
-        DType::Bf16 => half::bf16::from_le_bytes(two()).to_f64(),
-        DType::F16 => half::f16::from_le_bytes(two()).to_f64(),
-        DType::Bool => f64::from(bytes[0]),
-    }
-}
-
-fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
-    match dtype {
-        DType::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
-        DType::I32 => bytes.copy_from_slice(&(x as i32).to_le_bytes()),
-        DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
-        DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
-        DType::Bool => bytes[0] = u8::from(x != 0.0),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
+use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::op::DType;
 use ir::program::Job;
@@ -59,6 +60,8 @@ pub struct RunOptions {
     pub on_nonfinite: OnNonfinite,
     /// Whether communication runs beside compute; the same numbers either way.
     pub order: Order,
+    /// Default: the usual one for the artifact's target.
+    pub device: Option<DeviceKind>,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
 }
@@ -82,6 +85,7 @@ impl RunOptions {
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
             order: Order::Streams,
+            device: None,
             patience: PATIENCE,
         }
     }
@@ -128,6 +132,8 @@ pub enum RunError {
     Joining(u64, &'static str),
     #[error("`{}` was saved after step {done} and {steps} steps are asked for, counted from the first: nothing is left to do", .file.display())]
     Done { file: PathBuf, done: u64, steps: u64 },
+    #[error("`{}` is compiled for {target}, which the device `{device}` does not run: {can} does", .dir.display())]
+    Device { dir: PathBuf, target: String, device: &'static str, can: String },
     #[error("seed {0} is not below 2^53")]
     Seed(u64),
     #[error(transparent)]
@@ -237,9 +243,24 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     Ok(summary)
 }
 
+/// The device that was asked for, if it runs what was compiled, or the usual one.
+fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, RunError> {
+    let target = &artifact.manifest.target;
+    let can = target.devices();
+    match asked {
+        None => Ok(can[0]),
+        Some(device) if can.contains(&device) => Ok(device),
+        Some(device) => {
+            let can = can.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
+            Err(RunError::Device { dir: artifact.dir.clone(), target: target.to_string(), device: device.name(), can })
+        }
+    }
+}
+
 /// Checks the options and settles what they leave open.
 fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
     let job = &artifact.job;
+    let device = device(artifact, options.device)?;
     if options.seed >= 1 << 53 {
         return Err(RunError::Seed(options.seed));
     }
@@ -296,6 +317,7 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         resume,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
+        device,
     })
 }
 

@@ -1,0 +1,69 @@
+//! Artifacts for GPUs, run in the emulator: the PTX, parameters and launches that a GPU would get, several ranks.
+
+use crate::mcc::{Dir, load_weights, metrics, save_array};
+
+const MLP: &str = "compile {models}/mlp.mdl --micro-batch-size 4 -D features=12 -D hidden=16 -D classes=4";
+
+/// Vectors and labels for four steps of two microbatches.
+fn data(dir: &Dir) {
+    let mut x = 7u32;
+    let mut next = || {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        x >> 8
+    };
+    save_array(&dir.path("x.npy"), &[4, 8, 12], (0..4 * 8 * 12).map(|_| next() as f32 / (1 << 23) as f32 - 1.0));
+    save_array(&dir.path("label.npy"), &[4, 8], (0..4 * 8).map(|_| (next() % 4) as i32));
+}
+
+/// Losses and gradient norms of all steps, and the trained weights, of a model compiled with `flags`.
+fn train(dir: &Dir, compile: &str, run: &str, target: &str) -> Vec<f64> {
+    dir.line(&format!("{compile} --target {target} -o {target}.mcc")).succeeds();
+    dir.line(&format!("run {target}.mcc {run} --metrics m.jsonl --save w.safetensors")).succeeds();
+    let steps = metrics(&dir.path("m.jsonl"));
+    let reports = steps.iter().flat_map(|s| ["loss", "grad_norm"].map(|n| s[n].as_f64().expect("a number")));
+    let weights = load_weights(&dir.path("w.safetensors"));
+    reports.chain(weights.values().flat_map(|w| w.1.iter().map(|x| f64::from(*x)))).collect()
+}
+
+/// Trains on the CPU and in the emulator, and holds all numbers to each other within 1e-4 of their size, or of 1.
+fn agree(dir: &Dir, compile: &str, run: &str, targets: &[&str]) {
+    let want = train(dir, compile, run, "cpu");
+    for target in targets {
+        let got = train(dir, compile, run, target);
+        assert_eq!(got.len(), want.len());
+        for (k, (g, w)) in got.iter().zip(&want).enumerate() {
+            assert!((g - w).abs() <= 1e-4 * w.abs().max(1.0), "{target}, number {k}: {g}, not {w}");
+        }
+    }
+}
+
+#[test]
+fn emulated_ranks_train_as_cpus_do() {
+    let dir = Dir::new();
+    data(&dir);
+    agree(&dir, &format!("{MLP} --tp 2 --pp 2"), "--data x=x.npy --data label=label.npy", &["sm_80", "sm_90a"]);
+}
+
+#[test]
+fn an_artifact_runs_only_where_it_can() {
+    let dir = Dir::new();
+    data(&dir);
+    dir.line(&format!("{MLP} -o cpu.mcc")).succeeds();
+    dir.line(&format!("{MLP} --target sm_80 -o gpu.mcc")).succeeds();
+    let run = |what: &str| dir.line(&format!("run {what} --data x=x.npy --data label=label.npy"));
+    run("gpu.mcc --device cpu").fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "emulated"]);
+    run("cpu.mcc --device emulated").fails_with(&["`cpu.mcc` is compiled for the CPU", "which the device `emulated` does not run: cpu does"]);
+    dir.line("dump cpu.mcc --level ptx").fails_with(&["has no PTX: compile with --target sm_80 or sm_90a"]);
+    dir.line(&format!("{MLP} --target sm_1")).fails_with(&["unknown target `sm_1`", "sm_90a"]);
+}
+
+#[test]
+fn ptx_is_shown_below_the_lines_of_the_model() {
+    let dir = Dir::new();
+    let compiled = dir.line(&format!("{MLP} --target sm_90a --emit ptx -o gpu.mcc")).succeeds().stdout;
+    assert!(compiled.contains("scratch") || compiled.contains("temporary"), "{compiled}");
+    let text = dir.line("dump gpu.mcc --level ptx").succeeds().stdout;
+    for part in ["blocks of 128 threads", "models/mlp.mdl:7:3: dot of first\n", ".target sm_90a", ".visible .entry k_"] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+}
