@@ -359,6 +359,8 @@ pub enum OnNonfinite {
 pub enum DeviceKind {
     /// This machine's CPU
     Cpu,
+    /// NVIDIA GPUs of this machine; ranks share them if they are more
+    Cuda,
     /// The emulator: kernels for GPUs, run and checked on this machine's CPU. Slow
     Emulated,
 }

@@ -35,6 +35,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         },
         device: args.device.map(|d| match d {
             DeviceKind::Cpu => runtime::target::DeviceKind::Cpu,
+            DeviceKind::Cuda => runtime::target::DeviceKind::Cuda,
             DeviceKind::Emulated => runtime::target::DeviceKind::Emulated,
         }),
         order: if args.in_order { Order::List } else { Order::Streams },

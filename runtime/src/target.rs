@@ -20,6 +20,8 @@ pub enum Target {
 pub enum DeviceKind {
     /// Native code, on threads of this machine.
     Cpu,
+    /// PTX, on NVIDIA GPUs.
+    Cuda,
     /// PTX, in the emulator.
     Emulated,
     /// Definitions, interpreted.
@@ -30,6 +32,7 @@ impl DeviceKind {
     pub fn name(self) -> &'static str {
         match self {
             DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
             DeviceKind::Emulated => "emulated",
             DeviceKind::Reference => "reference",
         }
@@ -53,11 +56,20 @@ impl fmt::Display for Target {
 }
 
 impl Target {
+    /// What its code is made for, by LLVM's name.
+    pub fn arch(&self) -> String {
+        match self {
+            Target::Cpu { cpu, .. } => cpu.clone(),
+            Target::Gpu { arch } => arch.clone(),
+            Target::Reference => "reference".into(),
+        }
+    }
+
     /// The devices that run it, the usual one first.
     pub fn devices(&self) -> &'static [DeviceKind] {
         match self {
             Target::Cpu { .. } => &[DeviceKind::Cpu],
-            Target::Gpu { .. } => &[DeviceKind::Emulated],
+            Target::Gpu { .. } => &[DeviceKind::Cuda, DeviceKind::Emulated],
             Target::Reference => &[DeviceKind::Reference],
         }
     }

@@ -6,7 +6,7 @@ use crate::cpu::{Cpu, Library, Threads};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
-use crate::gpu::{Emulated, Gpu};
+use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
@@ -90,6 +90,10 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
     let outcome = match orders.device {
         DeviceKind::Cpu => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
+            .map_err(failed)
+            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
+        DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), rank)
+            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank)))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)

@@ -17,8 +17,9 @@ fn data(dir: &Dir) {
 
 /// Losses and gradient norms of all steps, and the trained weights, of a model compiled with `flags`.
 fn train(dir: &Dir, compile: &str, run: &str, target: &str) -> Vec<f64> {
+    let device = if target == "cpu" { "cpu" } else { "emulated" };
     dir.line(&format!("{compile} --target {target} -o {target}.mcc")).succeeds();
-    dir.line(&format!("run {target}.mcc {run} --metrics m.jsonl --save w.safetensors")).succeeds();
+    dir.line(&format!("run {target}.mcc --device {device} {run} --metrics m.jsonl --save w.safetensors")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let reports = steps.iter().flat_map(|s| ["loss", "grad_norm"].map(|n| s[n].as_f64().expect("a number")));
     let weights = load_weights(&dir.path("w.safetensors"));
@@ -45,13 +46,35 @@ fn emulated_ranks_train_as_cpus_do() {
 }
 
 #[test]
+fn emulated_ranks_train_transformers_as_cpus_do() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    let tiny = "--tp 2 --pp 2 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3";
+    let run = "--data text.txt --steps 2";
+    agree(&dir, &format!("compile {{models}}/gpt2.mdl {tiny}"), run, &["sm_80"]);
+    agree(&dir, &format!("compile {{models}}/llama.mdl {tiny} -D kv_heads=2 -D ffn=32"), run, &["sm_90a"]);
+}
+
+#[test]
+fn a_machine_without_a_gpu_says_so() {
+    let dir = Dir::new();
+    data(&dir);
+    dir.line(&format!("{MLP} --target sm_80 -o gpu.mcc")).succeeds();
+    let ran = dir.line("run gpu.mcc --data x=x.npy --data label=label.npy --steps 1");
+    match runtime::gpu::cuda::probe() {
+        Ok(_) => drop(ran.succeeds()),
+        Err(e) => drop(ran.fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), but", &e.to_string(), "--device emulated"])),
+    }
+}
+
+#[test]
 fn an_artifact_runs_only_where_it_can() {
     let dir = Dir::new();
     data(&dir);
     dir.line(&format!("{MLP} -o cpu.mcc")).succeeds();
     dir.line(&format!("{MLP} --target sm_80 -o gpu.mcc")).succeeds();
     let run = |what: &str| dir.line(&format!("run {what} --data x=x.npy --data label=label.npy"));
-    run("gpu.mcc --device cpu").fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "emulated"]);
+    run("gpu.mcc --device cpu").fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "cuda or emulated does"]);
     run("cpu.mcc --device emulated").fails_with(&["`cpu.mcc` is compiled for the CPU", "which the device `emulated` does not run: cpu does"]);
     dir.line("dump cpu.mcc --level ptx").fails_with(&["has no PTX: compile with --target sm_80 or sm_90a"]);
     dir.line(&format!("{MLP} --target sm_1")).fails_with(&["unknown target `sm_1`", "sm_90a"]);

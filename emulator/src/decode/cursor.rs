@@ -150,6 +150,14 @@ impl<'a> Cursor<'a> {
         if ty.bytes() == 8 { self.sd_of(o).map(Src::D) } else { self.sw_of(o).map(Src::W) }
     }
 
+    /// What a store takes: a register may be wider than the type, whose bits are then its lower ones (PTX ISA, section 9.4.1).
+    pub fn stored(&self, o: &Operand, ty: Ty) -> Result<Src> {
+        match o {
+            Operand::Symbol(s) if matches!(self.scope.find(s), Some(Register::D(_))) => self.sd_of(o).map(Src::D),
+            o => self.src_of(o, ty),
+        }
+    }
+
     pub fn sp(&self, k: usize) -> Result<Sp> {
         match self.operand(k)? {
             Operand::Symbol(s) => Ok(Sp::Reg(self.predicate_named(s)?, false)),

@@ -65,7 +65,7 @@ impl Cursor<'_> {
             let d = list.iter().map(|o| self.reg_of(o)).collect::<Result<_>>()?;
             return Ok(Op::Load { space, ty, d, a: self.address(1)? });
         }
-        let s = list.iter().map(|o| self.src_of(o, ty)).collect::<Result<_>>()?;
+        let s = list.iter().map(|o| self.stored(o, ty)).collect::<Result<_>>()?;
         Ok(Op::Store { space, ty, s, a: self.address(0)? })
     }
 

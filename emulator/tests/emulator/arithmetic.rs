@@ -50,6 +50,7 @@ fn integers() {
     check("setp.ne.and.s32 %p1|%p2, %r1, %r2, !%p3; selp.b32 %r3, 1, 2, %p1;", &[(1, 0, 2)]);
     check("mov.b32 {%h1, %h2}, %r1; mov.b32 %r3, {%h2, %h1};", &[(0x1234_5678, 0, 0x5678_1234)]);
     check("cvt.s32.s8 %r3, %r1;", &[(0x80, 0, 0xFFFF_FF80)]);
+    check("mul.wide.u32 %d3, %r1, %r2; st.global.b32 [%d1], %d3; ld.global.b32 %r3, [%d1];", &[(1 << 31, 6, 0), (1 << 20, (1 << 12) + 3, 3 << 20)]);
     check("cvt.u16.u32 %h1, %r1; cvt.u32.u16 %r3, %h1;", &[(0x1_2345, 0, 0x2345)]);
 }
 

@@ -1,17 +1,15 @@
 //! A card that is the emulator: the PTX, parameters and launches of a GPU, on this machine's CPU. Memory that nobody wrote is NaN.
 
-use super::{Card, Queue};
+use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
-use emulator::{Device, Module, Options};
-use ir::launch::Launch;
-use ir::program::KernelId;
+use emulator::{Device, Launch, Module, Options};
 
 /// The kernels of an artifact in the emulator.
 pub struct Emulated {
     device: Device,
-    /// A module and a kernel's name, per kernel.
-    kernels: Vec<(Module, String)>,
+    /// Per kernel its module, its name there, and its launch.
+    kernels: Vec<(Module, String, Launch)>,
 }
 
 impl Emulated {
@@ -25,7 +23,10 @@ impl Emulated {
         for entry in &artifact.kernels {
             let failed = |e: &dyn std::fmt::Display| DeviceError::Failed(format!("kernel {}: {e}", entry.name));
             let text = artifact.ptx(entry).map_err(|e| failed(&e))?;
-            kernels.push((device.load(&text).map_err(|e| failed(&e))?, entry.name.clone()));
+            let module = device.load(&text).map_err(|e| failed(&e))?;
+            let launch = entry.launch.as_ref().ok_or_else(|| failed(&"nothing about its launch"))?;
+            let launch = Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
+            kernels.push((module, entry.name.clone(), launch));
         }
         Ok(Emulated { device, kernels })
     }
@@ -44,15 +45,20 @@ impl Card for Emulated {
         self.device.read(address, out).map_err(|e| e.to_string())
     }
 
-    fn fill(&self, address: u64, element: &[u8], count: u64) -> Result<(), String> {
-        self.device.write(address, &element.repeat(count as usize)).map_err(|e| e.to_string())
-    }
-
-    fn launch(&self, kernel: KernelId, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
-        let (module, name) = &self.kernels[kernel.index()];
-        let code = module.kernel(name).ok_or_else(|| format!("its PTX has no kernel {name}"))?;
-        let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-        self.device.launch(code, launch, parameters).map(drop).map_err(|e| e.to_string())
+    fn run(&self, work: &[Work]) -> Result<(), String> {
+        for work in work {
+            let done = match work {
+                Work::Launch { kernel, parameters } => {
+                    let (module, name, launch) = &self.kernels[kernel.index()];
+                    let code = module.kernel(name).ok_or_else(|| format!("its PTX has no kernel {name}"))?;
+                    self.device.launch(code, *launch, parameters).map(drop)
+                }
+                Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
+                Work::Write { address, bytes } => self.device.write(*address, bytes),
+            };
+            done.map_err(|e| e.to_string())?;
+        }
+        Ok(())
     }
 
     fn synchronize(&self) -> Result<(), String> {

@@ -1,16 +1,19 @@
 //! Kernels of PTX: what is the same on a GPU and in the emulator. One allocation per arena and one for scratch; parameters are packed as
-//! the artifact says.
+//! the artifact says. What is to be done is put together until somebody waits for it, so that a card can do all of it at once.
 
+pub mod cuda;
 mod emulated;
+mod graph;
 
+pub use cuda::Cuda;
 pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry};
 use crate::device::{Beside, Device, DeviceError, Element, Location, Memory, bits, decode, encode};
 use ir::kernel::Kernel;
-use ir::launch::Launch;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 /// Which of a card's streams does something: that of kernels, or one beside it for copies.
@@ -19,6 +22,40 @@ pub enum Queue {
     Compute,
     Beside,
 }
+
+/// Something for the stream of kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The parameters are packed ([`ir::launch::Launch::pack`]).
+    Launch {
+        kernel: KernelId,
+        parameters: Vec<u8>,
+    },
+    /// Repeats the first `width` bytes, 1, 2 or 4.
+    Fill {
+        address: u64,
+        element: [u8; 4],
+        width: u8,
+        count: u64,
+    },
+    Write {
+        address: u64,
+        bytes: Vec<u8>,
+    },
+}
+
+impl Work {
+    /// Bytes that come from the host.
+    fn bytes(&self) -> usize {
+        match self {
+            Work::Write { bytes, .. } => bytes.len(),
+            Work::Launch { .. } | Work::Fill { .. } => 0,
+        }
+    }
+}
+
+/// Most bytes from the host that are put together.
+const MOST_BYTES: usize = 16 << 20;
 
 /// A GPU, or what stands for one. It has been given the kernels of an artifact, which it numbers as the job does.
 pub trait Card: Send + Sync {
@@ -37,16 +74,11 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// As for [`Card::write`].
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String>;
-    /// Repeats an element of 1, 2 or 4 bytes. It may be done later, as what follows on the stream of kernels.
+    /// Does something on the stream of kernels, one after the other; maybe later.
     ///
     /// # Errors
     /// As for [`Card::write`].
-    fn fill(&self, address: u64, element: &[u8], count: u64) -> Result<(), String>;
-    /// Launches a kernel, on the stream of kernels.
-    ///
-    /// # Errors
-    /// As for [`Card::write`].
-    fn launch(&self, kernel: KernelId, launch: &Launch, parameters: &[u8]) -> Result<(), String>;
+    fn run(&self, work: &[Work]) -> Result<(), String>;
     /// Waits until all is done.
     ///
     /// # Errors
@@ -79,18 +111,17 @@ impl<C: Card> Held<C> {
     }
 }
 
-/// The arenas, as one of the streams sees them.
-struct Arenas<C> {
-    held: Arc<Held<C>>,
-    queue: Queue,
-}
+/// The arenas, as communication beside kernels sees them.
+struct Arenas<C>(Arc<Held<C>>);
 
 /// A rank's card.
 pub struct Gpu<'a, C> {
     signatures: &'a [Kernel],
     entries: &'a [KernelEntry],
-    arenas: Arenas<C>,
+    held: Arc<Held<C>>,
     scratch: u64,
+    /// What the card has not been told yet.
+    work: RefCell<Vec<Work>>,
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
@@ -108,7 +139,22 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
         let most = artifact.kernels.iter().filter_map(|k| k.launch.as_ref()).map(|l| l.scratch_bytes).max().unwrap_or(0);
         let scratch = allocate("scratch", most)?;
         let held = Arc::new(Held { card, arenas, failed: Mutex::new(None) });
-        Ok(Gpu { signatures: &artifact.job.kernels, entries: &artifact.kernels, arenas: Arenas { held, queue: Queue::Compute }, scratch })
+        Ok(Gpu { signatures: &artifact.job.kernels, entries: &artifact.kernels, held, scratch, work: RefCell::default() })
+    }
+
+    fn later(&self, work: Work) {
+        if self.work.borrow().iter().map(Work::bytes).sum::<usize>() + work.bytes() > MOST_BYTES {
+            self.held.note(self.begin());
+        }
+        self.work.borrow_mut().push(work);
+    }
+
+    /// Gives the card what it has not been told yet.
+    fn begin(&self) -> Result<(), String> {
+        match self.work.take() {
+            work if work.is_empty() => Ok(()),
+            work => self.held.card.run(&work),
+        }
     }
 }
 
@@ -118,75 +164,81 @@ impl<C: Card> Memory for Arenas<C> {
     }
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
-        self.held.note(self.held.card.read(self.queue, self.held.address(at), out));
+        self.0.note(self.0.card.read(Queue::Beside, self.0.address(at), out));
     }
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
-        self.held.note(self.held.card.write(self.queue, self.held.address(at), bytes));
+        self.0.note(self.0.card.write(Queue::Beside, self.0.address(at), bytes));
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
-        let size = dtype.bytes() as usize;
-        let mut bytes = vec![0; out.len() * size];
-        self.load(at, dtype, &mut bytes);
-        bytes.chunks_exact(size).zip(out).for_each(|(b, x)| *x = decode(dtype, b));
+        numbers(dtype, out, |bytes| self.load(at, dtype, bytes));
     }
 
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
-        let size = dtype.bytes() as usize;
-        let mut bytes = vec![0; values.len() * size];
-        bytes.chunks_exact_mut(size).zip(values).for_each(|(b, x)| encode(dtype, *x, b));
-        self.store(at, dtype, &bytes);
+        self.store(at, dtype, &elements(dtype, values));
     }
 }
 
-impl<C: Card> Memory for Gpu<'_, C> {
+impl<C: Card + 'static> Memory for Gpu<'_, C> {
     fn element(&self, dtype: DType) -> Element {
-        self.arenas.element(dtype)
+        Element::native(dtype)
     }
 
-    fn load(&self, at: Location, dtype: DType, out: &mut [u8]) {
-        self.arenas.load(at, dtype, out);
+    fn load(&self, at: Location, _: DType, out: &mut [u8]) {
+        self.held.note(self.begin().and_then(|()| self.held.card.read(Queue::Compute, self.held.address(at), out)));
     }
 
-    fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]) {
-        self.arenas.store(at, dtype, bytes);
+    fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
+        self.later(Work::Write { address: self.held.address(at), bytes: bytes.to_vec() });
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
-        self.arenas.read(at, dtype, out);
+        numbers(dtype, out, |bytes| self.load(at, dtype, bytes));
     }
 
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
-        self.arenas.write(at, dtype, values);
+        self.later(Work::Write { address: self.held.address(at), bytes: elements(dtype, values) });
     }
+}
+
+/// Numbers from elements that `load` gives.
+fn numbers(dtype: DType, out: &mut [f64], load: impl FnOnce(&mut [u8])) {
+    let size = dtype.bytes() as usize;
+    let mut bytes = vec![0; out.len() * size];
+    load(&mut bytes);
+    bytes.chunks_exact(size).zip(out).for_each(|(b, x)| *x = decode(dtype, b));
+}
+
+/// Numbers as elements.
+fn elements(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let size = dtype.bytes() as usize;
+    let mut bytes = vec![0; values.len() * size];
+    bytes.chunks_exact_mut(size).zip(values).for_each(|(b, x)| encode(dtype, *x, b));
+    bytes
 }
 
 impl<C: Card + 'static> Device for Gpu<'_, C> {
     fn beside(&self) -> Option<Beside> {
-        let memory = Arenas { held: self.arenas.held.clone(), queue: Queue::Beside };
-        Some(Beside { memory: Box::new(memory), begin: Box::new(|| {}) })
+        Some(Beside { memory: Box::new(Arenas(self.held.clone())), begin: Box::new(|| {}) })
     }
 
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
-        let mut element = [0; 4];
-        let element = &mut element[..dtype.bytes() as usize];
-        encode(dtype, value, element);
-        let held = &self.arenas.held;
-        held.note(held.card.fill(held.address(at), element, count));
+        let (mut element, width) = ([0; 4], dtype.bytes());
+        encode(dtype, value, &mut element[..width as usize]);
+        self.later(Work::Fill { address: self.held.address(at), element, width: width as u8, count });
     }
 
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         let not_loaded = || DeviceError::NotLoaded(kernel.0);
         let launch = self.entries.get(kernel.index()).and_then(|e| e.launch.as_ref()).ok_or_else(not_loaded)?;
-        let held = &self.arenas.held;
-        let operands: Vec<u64> = args.iter().map(|at| held.address(*at)).collect();
+        let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
         let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
-        held.outcome(held.card.launch(kernel, launch, &launch.pack(&operands, &scalars, self.scratch)))
+        self.later(Work::Launch { kernel, parameters: launch.pack(&operands, &scalars, self.scratch) });
+        Ok(())
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
-        let held = &self.arenas.held;
-        held.outcome(held.card.synchronize())
+        self.held.outcome(self.begin().and_then(|()| self.held.card.synchronize()))
     }
 }

@@ -11,6 +11,7 @@ use crate::artifact::Artifact;
 use crate::cpu;
 use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
+use crate::gpu::cuda::{self, Unavailable};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
 use crate::target::DeviceKind;
@@ -134,6 +135,8 @@ pub enum RunError {
     Done { file: PathBuf, done: u64, steps: u64 },
     #[error("`{}` is compiled for {target}, which the device `{device}` does not run: {can} does", .dir.display())]
     Device { dir: PathBuf, target: String, device: &'static str, can: String },
+    #[error("`{}` is compiled for {target}, but {cause}; --device emulated runs it slowly without one", .dir.display())]
+    NoGpu { dir: PathBuf, target: String, cause: Unavailable },
     #[error("seed {0} is not below 2^53")]
     Seed(u64),
     #[error(transparent)]
@@ -247,10 +250,13 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
 fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, RunError> {
     let target = &artifact.manifest.target;
     let can = target.devices();
-    match asked {
-        None => Ok(can[0]),
-        Some(device) if can.contains(&device) => Ok(device),
-        Some(device) => {
+    match asked.unwrap_or(can[0]) {
+        DeviceKind::Cuda if can.contains(&DeviceKind::Cuda) => match cuda::probe() {
+            Ok(_) => Ok(DeviceKind::Cuda),
+            Err(cause) => Err(RunError::NoGpu { dir: artifact.dir.clone(), target: target.to_string(), cause }),
+        },
+        device if can.contains(&device) => Ok(device),
+        device => {
             let can = can.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
             Err(RunError::Device { dir: artifact.dir.clone(), target: target.to_string(), device: device.name(), can })
         }

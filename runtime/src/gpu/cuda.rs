@@ -1,0 +1,300 @@
+//! NVIDIA GPUs, through the driver's own interface, which is loaded when a run asks for it. Several ranks may share a GPU.
+//!
+//! Host memory that the GPU copies from or to is pinned. Kernels run on one stream, copies for communication on another.
+
+use super::graph::{Graphs, Stream};
+use super::{Card, Queue, Work};
+use crate::artifact::Artifact;
+use crate::device::DeviceError;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use ir::launch::Launch;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, MutexGuard};
+
+/// The least version of the driver's interface: 12.0.
+const LEAST_DRIVER: i32 = 12_000;
+/// Bytes of pinned memory through which a stream's copies go.
+const STAGING: usize = 4 << 20;
+
+/// Why there is no GPU to run on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    #[error("this machine has no NVIDIA driver (libcuda.so cannot be loaded)")]
+    NoDriver,
+    #[error("the NVIDIA driver supports CUDA {}.{}, mcc needs 12.0 or newer", .0 / 1000, .0 % 1000 / 10)]
+    Old(i32),
+    #[error("the NVIDIA driver finds no GPU")]
+    NoGpu,
+    #[error("the NVIDIA driver does not start: {0}")]
+    Failed(String),
+}
+
+/// The number of GPUs. Nothing of the driver may be called before this has said that there is one: the bindings panic without it.
+///
+/// # Errors
+/// Why there is none.
+pub fn probe() -> Result<u64, Unavailable> {
+    let failed = |e: DriverError| Unavailable::Failed(text(e));
+    // SAFETY: loading the driver runs its constructors, which is what it is installed for.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Unavailable::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the library is there, `version` is writable.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
+    if version < LEAST_DRIVER {
+        return Err(Unavailable::Old(version));
+    }
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(Unavailable::NoGpu),
+        other => other.map_err(failed)?,
+    }
+    match result::device::get_count().map_err(failed)? {
+        0 => Err(Unavailable::NoGpu),
+        count => Ok(count as u64),
+    }
+}
+
+/// Whether a GPU of a compute capability runs PTX for an architecture: `sm_80` runs on all later ones, `sm_90a` on 9.0 alone.
+fn fits(arch: &str, [major, minor]: [i32; 2]) -> Result<(), String> {
+    let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
+    let needed: i32 = digits.parse().map_err(|_| format!("`{arch}` is no architecture"))?;
+    let own = 10 * major + minor;
+    let can = if arch.ends_with('a') { own == needed } else { own >= needed };
+    if can { Ok(()) } else { Err(format!("the GPU has compute capability {major}.{minor}, kernels for {arch} do not run on it")) }
+}
+
+/// What the driver says of an error.
+pub(super) fn text(e: DriverError) -> String {
+    let of = |s: Result<&std::ffi::CStr, DriverError>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    format!("{}: {}", of(e.error_name()), of(e.error_string()))
+}
+
+/// Memory of the host that the GPU reaches, owned.
+pub(super) struct Pinned {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that is owned.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// The context is current.
+    pub(super) fn new(bytes: usize) -> Result<Pinned, String> {
+        // SAFETY: a new allocation.
+        let start = unsafe { result::malloc_host(bytes, 0) }.map_err(text)?;
+        Ok(Pinned { start: start.cast(), bytes })
+    }
+
+    pub(super) fn slice(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is owned; it was zero or written at first use, and the GPU's copies have been waited for.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated so, and nothing refers to it any more.
+        let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
+    }
+}
+
+/// A kernel that can be launched.
+#[derive(Clone)]
+pub(super) struct Loaded {
+    pub(super) function: sys::CUfunction,
+    pub(super) launch: Launch,
+}
+
+// SAFETY: handles of a context that lives as long as its `Cuda`; the driver may be called from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+/// The GPU's context; given back at the end.
+struct Context {
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+}
+
+// SAFETY: a handle that may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes it the calling thread's.
+    fn enter(&self) -> Result<(), String> {
+        // SAFETY: it has been retained.
+        unsafe { result::ctx::set_current(self.handle) }.map_err(text)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it has been retained; whatever lived in it is gone, as it is the last field of `Cuda`.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A stream with the pinned memory that its copies go through.
+struct Lane {
+    stream: Stream,
+    staging: Mutex<Pinned>,
+}
+
+/// The kernels of an artifact on a GPU.
+pub struct Cuda {
+    kernels: Vec<Loaded>,
+    graphs: Mutex<Graphs>,
+    compute: Lane,
+    beside: Lane,
+    allocations: Vec<u64>,
+    // Last, as all else lives in it.
+    context: Context,
+}
+
+impl Cuda {
+    /// Loads the kernels onto a GPU; `rank` is counted on this machine, ranks take its GPUs in turn.
+    ///
+    /// # Errors
+    /// No driver or GPU, one of another architecture, PTX that it refuses.
+    pub fn load(artifact: &Artifact, arch: &str, rank: u64) -> Result<Cuda, DeviceError> {
+        let count = probe().map_err(|e| DeviceError::Failed(e.to_string()))?;
+        Cuda::on(artifact, arch, (rank % count) as i32).map_err(DeviceError::Failed)
+    }
+
+    fn on(artifact: &Artifact, arch: &str, number: i32) -> Result<Cuda, String> {
+        use sys::CUdevice_attribute_enum as Attribute;
+        let device = result::device::get(number).map_err(text)?;
+        // SAFETY: the device exists.
+        let attribute = |a| unsafe { result::device::get_attribute(device, a) }.map_err(text);
+        let [major, minor] = [Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR];
+        fits(arch, [attribute(major)?, attribute(minor)?])?;
+        // SAFETY: the device exists.
+        let context = Context { device, handle: unsafe { result::primary_ctx::retain(device) }.map_err(text)? };
+        context.enter()?;
+        let lane = || Ok::<Lane, String>(Lane { stream: Stream::new()?, staging: Mutex::new(Pinned::new(STAGING)?) });
+        let (compute, beside) = (lane()?, lane()?);
+        let mut kernels = vec![];
+        for entry in &artifact.kernels {
+            let failed = |e: String| format!("kernel {}: {e}", entry.name);
+            let ptx = artifact.ptx(entry).map_err(|e| failed(e.to_string()))?;
+            let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
+            let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
+            kernels.push(Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
+        }
+        Ok(Cuda { kernels, graphs: Mutex::new(Graphs::default()), compute, beside, allocations: vec![], context })
+    }
+
+    fn lane(&self, queue: Queue) -> (&Stream, MutexGuard<'_, Pinned>) {
+        let lane = match queue {
+            Queue::Compute => &self.compute,
+            Queue::Beside => &self.beside,
+        };
+        (&lane.stream, lane.staging.lock().expect("invariant: no holder panics"))
+    }
+}
+
+/// Loads a module for its one kernel. It stays loaded as long as the context.
+fn function(ptx: &CString, name: &CString, launch: &Launch) -> Result<sys::CUfunction, String> {
+    // SAFETY: the text ends with a zero byte; the driver copies it.
+    let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }.map_err(text)?;
+    // SAFETY: the module is loaded.
+    let function = unsafe { result::module::get_function(module, name.clone()) }.map_err(text)?;
+    if launch.shared_bytes > 0 {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        unsafe { result::function::set_function_attribute(function, attribute, launch.shared_bytes as i32) }.map_err(text)?;
+    }
+    Ok(function)
+}
+
+impl Card for Cuda {
+    fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
+        self.context.enter()?;
+        // SAFETY: a new allocation; the driver aligns it to 256 bytes.
+        let address = unsafe { result::malloc_sync(bytes as usize) }.map_err(text)?;
+        self.allocations.push(address);
+        Ok(address)
+    }
+
+    fn write(&self, queue: Queue, address: u64, bytes: &[u8]) -> Result<(), String> {
+        self.context.enter()?;
+        let (stream, mut staging) = self.lane(queue);
+        for (k, piece) in bytes.chunks(STAGING).enumerate() {
+            let pinned = &mut staging.slice()[..piece.len()];
+            pinned.copy_from_slice(piece);
+            // SAFETY: places lie within their arenas; the pinned memory is left alone until the copy has been waited for.
+            unsafe { result::memcpy_htod_async(address + (k * STAGING) as u64, pinned, stream.0) }.map_err(text)?;
+            stream.wait()?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String> {
+        self.context.enter()?;
+        let (stream, mut staging) = self.lane(queue);
+        for (k, piece) in out.chunks_mut(STAGING).enumerate() {
+            let pinned = &mut staging.slice()[..piece.len()];
+            // SAFETY: as in `write`.
+            unsafe { result::memcpy_dtoh_async(pinned, address + (k * STAGING) as u64, stream.0) }.map_err(text)?;
+            stream.wait()?;
+            piece.copy_from_slice(pinned);
+        }
+        Ok(())
+    }
+
+    fn run(&self, work: &[Work]) -> Result<(), String> {
+        self.context.enter()?;
+        let mut graphs = self.graphs.lock().expect("invariant: no holder panics");
+        if Graphs::takes(work) {
+            return graphs.run(work, &self.kernels, &self.compute.stream);
+        }
+        for work in work {
+            match work {
+                Work::Write { address, bytes } => self.write(Queue::Compute, *address, bytes)?,
+                Work::Launch { .. } | Work::Fill { .. } => self.compute.stream.issue(work, &self.kernels)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), String> {
+        self.context.enter()?;
+        self.compute.stream.wait()
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let _ = self.synchronize();
+        for address in &self.allocations {
+            // SAFETY: all that used it is done.
+            let _ = unsafe { result::free_sync(*address) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_run_on_later_gpus_unless_they_are_for_one_alone() {
+        assert_eq!(fits("sm_80", [8, 0]), Ok(()));
+        assert_eq!(fits("sm_80", [9, 0]), Ok(()));
+        assert_eq!(fits("sm_90a", [9, 0]), Ok(()));
+        assert_eq!(fits("sm_80", [7, 5]), Err("the GPU has compute capability 7.5, kernels for sm_80 do not run on it".into()));
+        assert_eq!(fits("sm_90a", [10, 0]), Err("the GPU has compute capability 10.0, kernels for sm_90a do not run on it".into()));
+    }
+
+    #[test]
+    fn what_is_missing_is_said_in_one_line() {
+        assert_eq!(Unavailable::Old(11_080).to_string(), "the NVIDIA driver supports CUDA 11.8, mcc needs 12.0 or newer");
+        // Whatever this machine has, asking is no panic.
+        assert!(probe().map_or_else(|e| !e.to_string().contains('\n'), |count| count > 0));
+    }
+}

@@ -1,0 +1,289 @@
+//! CUDA graphs: what is given to a GPU at once is captured when it comes for the first time. When the same comes again, parameters that differ (step,
+//! learning rate) are replaced, data is put where the graph copies it from, and one launch does it all.
+
+use super::Work;
+use super::cuda::{Loaded, Pinned, text};
+use cudarc::driver::result::{self, stream};
+use cudarc::driver::sys;
+use ir::program::KernelId;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// Fewer launches are issued one by one.
+const LEAST: usize = 4;
+
+/// A stream of the current context, owned.
+pub(super) struct Stream(pub(super) sys::CUstream);
+
+// SAFETY: a handle that may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it is owned.
+        let _ = unsafe { stream::destroy(self.0) };
+    }
+}
+
+/// What `cuLaunchKernel` takes in place of a list of parameters: the packed ones, as they are.
+struct Packed {
+    bytes: usize,
+    extra: [*mut c_void; 5],
+}
+
+impl Packed {
+    /// The result refers to `parameters` and to itself: it stays where it is while it is used.
+    fn new(parameters: &[u8]) -> Box<Packed> {
+        let mut packed = Box::new(Packed { bytes: parameters.len(), extra: [null_mut(); 5] });
+        let tag = |n: u32| n as usize as *mut c_void;
+        let size = (&raw mut packed.bytes).cast::<c_void>();
+        let start = parameters.as_ptr().cast_mut().cast::<c_void>();
+        packed.extra = [
+            tag(sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT),
+            start,
+            tag(sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT),
+            size,
+            tag(sys::CU_LAUNCH_PARAM_END_AS_INT),
+        ];
+        packed
+    }
+}
+
+impl Stream {
+    pub(super) fn new() -> Result<Stream, String> {
+        stream::create(stream::StreamKind::NonBlocking).map(Stream).map_err(text)
+    }
+
+    /// Waits until all is done.
+    pub(super) fn wait(&self) -> Result<(), String> {
+        // SAFETY: the stream is alive.
+        unsafe { stream::synchronize(self.0) }.map_err(text)
+    }
+
+    /// Issues a launch or a fill; what is written comes from pinned memory, which is the caller's.
+    pub(super) fn issue(&self, work: &Work, kernels: &[Loaded]) -> Result<(), String> {
+        match work {
+            Work::Launch { kernel, parameters } => self.launch(&kernels[kernel.index()], parameters),
+            // SAFETY: places lie within their arenas, at multiples of their width.
+            Work::Fill { address, element, width, count } => unsafe {
+                let [a, b, c, d] = *element;
+                match width {
+                    1 => sys::cuMemsetD8Async(*address, a, *count as usize, self.0),
+                    2 => sys::cuMemsetD16Async(*address, u16::from_le_bytes([a, b]), *count as usize, self.0),
+                    _ => sys::cuMemsetD32Async(*address, u32::from_le_bytes([a, b, c, d]), *count as usize, self.0),
+                }
+                .result()
+                .map_err(text)
+            },
+            Work::Write { .. } => unreachable!("invariant: writes go through pinned memory"),
+        }
+    }
+
+    fn launch(&self, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
+        let (l, mut packed) = (&kernel.launch, Packed::new(parameters));
+        // SAFETY: the parameters are those of the kernel, packed as it declares them; the driver copies them.
+        unsafe { sys::cuLaunchKernel(kernel.function, l.grid, 1, 1, l.block, 1, 1, l.shared_bytes, self.0, null_mut(), packed.extra.as_mut_ptr()) }
+            .result()
+            .map_err(text)
+    }
+
+    /// The node that was captured last.
+    fn last_node(&self) -> Result<sys::CUgraphNode, String> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut nodes, mut count) = (std::ptr::null(), 0);
+        // SAFETY: all results are writable; the list of nodes is the driver's, and read at once.
+        unsafe {
+            sys::cuStreamGetCaptureInfo_v2(self.0, &mut status, null_mut(), null_mut(), &mut nodes, &mut count).result().map_err(text)?;
+            if count == 1 { Ok(*nodes) } else { Err(format!("a captured launch left {count} nodes")) }
+        }
+    }
+}
+
+/// What makes two lists the same graph.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Launch(KernelId),
+    Fill(u64, [u8; 4], u8, u64),
+    Write(u64, usize),
+}
+
+fn keys(work: &[Work]) -> Vec<Key> {
+    let key = |w: &Work| match w {
+        Work::Launch { kernel, .. } => Key::Launch(*kernel),
+        Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
+        Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
+    };
+    work.iter().map(key).collect()
+}
+
+/// A captured list.
+struct Graph {
+    exec: sys::CUgraphExec,
+    /// Of each launch in order: its node, and the parameters that the graph has.
+    launches: Vec<(sys::CUgraphNode, Vec<u8>)>,
+    /// What is written comes from here, one after the other.
+    data: Option<Pinned>,
+    /// Owns the nodes.
+    graph: sys::CUgraph,
+}
+
+// SAFETY: handles that may be used from any thread.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: both are owned, and what was launched has been waited for.
+        unsafe {
+            let _ = result::graph::exec_destroy(self.exec);
+            let _ = result::graph::destroy(self.graph);
+        }
+    }
+}
+
+/// The graphs of a rank.
+#[derive(Default)]
+pub(super) struct Graphs {
+    known: HashMap<Vec<Key>, Graph>,
+}
+
+impl Graphs {
+    /// Whether a list is worth a graph.
+    pub(super) fn takes(work: &[Work]) -> bool {
+        work.iter().filter(|w| matches!(w, Work::Launch { .. })).count() >= LEAST
+    }
+
+    /// Does a list on a stream, after what is there.
+    pub(super) fn run(&mut self, work: &[Work], kernels: &[Loaded], stream: &Stream) -> Result<(), String> {
+        let keys = keys(work);
+        // Data may not change under a graph that still runs.
+        stream.wait()?;
+        if !self.known.contains_key(&keys) {
+            let graph = capture(work, kernels, stream)?;
+            self.known.insert(keys.clone(), graph);
+        }
+        let graph = self.known.get_mut(&keys).expect("invariant: it was just captured");
+        graph.update(work, kernels)?;
+        // SAFETY: the graph is instantiated, the stream alive.
+        unsafe { result::graph::launch(graph.exec, stream.0) }.map_err(text)
+    }
+}
+
+fn capture(work: &[Work], kernels: &[Loaded], stream: &Stream) -> Result<Graph, String> {
+    let bytes: usize = work.iter().map(Work::bytes).sum();
+    let mut data = if bytes > 0 { Some(Pinned::new(bytes)?) } else { None };
+    let mut launches = vec![];
+    // SAFETY: the stream is alive and captures nothing else.
+    unsafe { stream::begin_capture(stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) }.map_err(text)?;
+    let mut issue = || -> Result<(), String> {
+        let mut at = 0;
+        for work in work {
+            match (work, &mut data) {
+                (Work::Write { address, bytes }, Some(data)) => {
+                    let piece = &data.slice()[at..at + bytes.len()];
+                    // SAFETY: places lie within their arenas; the memory lives as long as the graph.
+                    unsafe { result::memcpy_htod_async(*address, piece, stream.0) }.map_err(text)?;
+                    at += bytes.len();
+                }
+                (Work::Launch { parameters, .. }, _) => {
+                    stream.issue(work, kernels)?;
+                    launches.push((stream.last_node()?, parameters.clone()));
+                }
+                (Work::Write { .. } | Work::Fill { .. }, _) => stream.issue(work, kernels)?,
+            }
+        }
+        Ok(())
+    };
+    let issued = issue();
+    // SAFETY: the capture was begun above; it is ended whatever came of it.
+    let graph = unsafe { stream::end_capture(stream.0) }.map_err(text);
+    issued?;
+    let graph = graph?;
+    // SAFETY: the graph is complete.
+    let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) }.map_err(text)?;
+    Ok(Graph { exec, launches, data, graph })
+}
+
+impl Graph {
+    /// Gives it the parameters and the data of a list of its kind.
+    fn update(&mut self, work: &[Work], kernels: &[Loaded]) -> Result<(), String> {
+        let mut at = 0;
+        let mut launches = self.launches.iter_mut();
+        for work in work {
+            match work {
+                Work::Write { bytes, .. } => {
+                    if let Some(data) = &mut self.data {
+                        data.slice()[at..at + bytes.len()].copy_from_slice(bytes);
+                    }
+                    at += bytes.len();
+                }
+                Work::Launch { kernel, parameters } => {
+                    let (node, old) = launches.next().expect("invariant: a list of the same kind has as many launches");
+                    if old != parameters {
+                        replace(self.exec, *node, &kernels[kernel.index()], parameters)?;
+                        old.clone_from(parameters);
+                    }
+                }
+                Work::Fill { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn replace(exec: sys::CUgraphExec, node: sys::CUgraphNode, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
+    let (l, mut packed) = (&kernel.launch, Packed::new(parameters));
+    let changed = sys::CUDA_KERNEL_NODE_PARAMS_v2_st {
+        func: kernel.function,
+        gridDimX: l.grid,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: l.block,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: l.shared_bytes,
+        kernelParams: null_mut(),
+        extra: packed.extra.as_mut_ptr(),
+        kern: null_mut(),
+        ctx: null_mut(),
+    };
+    // SAFETY: the node is one of this kernel, in the graph that was instantiated; the driver copies the parameters.
+    unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, &changed) }.result().map_err(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(rate: u8, label: u8) -> Vec<Work> {
+        let launch = |k| Work::Launch { kernel: KernelId(k), parameters: vec![rate; 8] };
+        vec![
+            Work::Write { address: 256, bytes: vec![label; 4] },
+            launch(0),
+            Work::Fill { address: 512, element: [0; 4], width: 4, count: 2 },
+            launch(1),
+        ]
+    }
+
+    #[test]
+    fn steps_that_differ_in_numbers_alone_are_one_graph() {
+        assert_eq!(keys(&step(1, 2)), keys(&step(3, 4)));
+        let mut other = step(1, 2);
+        other.swap(1, 3);
+        assert_ne!(keys(&step(1, 2)), keys(&other));
+        assert!(!Graphs::takes(&step(1, 2)));
+        assert!(Graphs::takes(&[step(1, 2), step(1, 2)].concat()));
+    }
+
+    #[test]
+    fn packed_parameters_are_passed_by_address_and_length() {
+        let parameters = [1u8, 2, 3, 4, 5, 6, 7, 8];
+        let packed = Packed::new(&parameters);
+        // SAFETY: both addresses are those of values that live.
+        let (start, size) = unsafe { (packed.extra[1].cast::<u8>(), *packed.extra[3].cast::<usize>()) };
+        assert_eq!((start.cast_const(), size), (parameters.as_ptr(), 8));
+        assert_eq!([0, 2, 4].map(|k| packed.extra[k] as usize), [1, 2, 0]);
+    }
+}
