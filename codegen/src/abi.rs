@@ -9,10 +9,10 @@
 //! 64-byte aligned memory of the size that compilation reported, for this thread alone; nothing in it is kept between calls.
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
-//! warp ([`launch_of_warps`]). Every warp of the launch computes tiles, however many there are of either.
+//! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.
 
 use crate::Shape;
-use crate::build::simt::WARPS;
+use crate::build::simt::{Bounds, WARPS};
 use ir::kernel::Kernel;
 use ir::launch::{Launch, Parameter, WARP};
 
@@ -32,8 +32,10 @@ pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *co
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
-/// Blocks that fill the largest GPU of today: 16 of [`WARPS`] warps on each of 132 multiprocessors. A warp takes several tiles where there are more.
-const FILL: u64 = 16 * 132;
+/// Multiprocessors of the largest GPU of today.
+const MULTIPROCESSORS: u32 = 132;
+/// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.
+const FILL: u64 = 16 * MULTIPROCESSORS as u64;
 /// Most bytes of scratch of a launch, if a block needs no more.
 const SCRATCH: u64 = 64 << 20;
 
@@ -42,14 +44,18 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     let of_block = shape.scratch_bytes * u64::from(WARPS);
     let room = SCRATCH.checked_div(of_block).unwrap_or(FILL).max(1);
     let grid = shape.tiles.div_ceil(WARPS.into()).clamp(1, FILL.min(room));
+    Launch { grid: grid as u32, block: WARPS * WARP, shared_bytes: 0, scratch_bytes: grid * of_block, parameters: parameters(kernel, shape) }
+}
+
+/// The launch of a kernel whose blocks compute tiles: as many as run at a time on the largest GPU of today, if there is work for them.
+pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
+    let grid = shape.tiles.clamp(1, (MULTIPROCESSORS * bounds.blocks).into());
+    Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, parameters: parameters(kernel, shape) }
+}
+
+fn parameters(kernel: &Kernel, shape: &Shape) -> Vec<Parameter> {
     let arguments = (0..(kernel.inputs.len() + kernel.outputs.len()) as u32).map(Parameter::Argument);
     let scalars = (0..kernel.scalars.len() as u32).map(Parameter::Scalar);
     let extra = [Parameter::Number(shape.tiles), Parameter::Scratch, Parameter::Number(shape.scratch_bytes)];
-    Launch {
-        grid: grid as u32,
-        block: WARPS * WARP,
-        shared_bytes: 0,
-        scratch_bytes: grid * of_block,
-        parameters: arguments.chain(scalars).chain(extra).collect(),
-    }
+    arguments.chain(scalars).chain(extra).collect()
 }

@@ -36,6 +36,6 @@ pub use worker::WorkerCommand;
 pub struct Shape {
     /// Tiles of the whole kernel; a call computes a range of them.
     pub tiles: u64,
-    /// Bytes of scratch that each thread needs.
+    /// Bytes of scratch that each thread, or warp, needs.
     pub scratch_bytes: u64,
 }

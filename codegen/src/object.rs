@@ -112,17 +112,14 @@ fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
 }
 
 fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
-    let unsupported = || CompileError::unsupported(format!("kernels of family {:?} on GPUs", kernel.family));
     let b = Simt::new(context, name, target)?;
-    let spelled_out = if kernel.family == Family::Gemm { Some(gemm::spelled_out(kernel).ok_or_else(unsupported)?) } else { None };
-    let kernel = spelled_out.as_ref().unwrap_or(kernel);
-    let shape = match &kernel.family {
-        Family::Loops { grid } => loops::emit(&b, kernel, grid, target, name)?,
-        Family::Scatter => loops::emit_scatter(&b, kernel, name)?,
-        Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
-        Family::Gemm => return Err(unsupported()),
+    let of_warps = |shape| (shape, abi::launch_of_warps(kernel, &shape));
+    let (shape, launch) = match &kernel.family {
+        Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
+        Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, name)?),
+        Family::Attention | Family::AttentionGrad => of_warps(attention::emit_for_gpu(&b, kernel, target, name)?),
+        Family::Gemm => gemm::gpu::emit(&b, kernel, name)?,
     };
-    let launch = abi::launch_of_warps(kernel, &shape);
     launch.check(kernel).map_err(CompileError::unsupported)?;
     Ok(Written { shape, launch: Some(launch), mlir: None, module: b.module })
 }

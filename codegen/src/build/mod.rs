@@ -5,6 +5,8 @@
 //! [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where the lanes of a vector are those of a warp. The vector
 //! math library (`crate::math`) and the generic loops are written once, against the trait.
 
+pub mod asm;
+pub mod block;
 pub mod llvm;
 pub mod mlir;
 pub mod simt;

@@ -24,22 +24,23 @@ pub const LANES: usize = 32;
 pub const WARPS: u32 = 4;
 /// LLVM's number of the calling convention `ptx_kernel`.
 const PTX_KERNEL: u32 = 71;
-const GLOBAL: u16 = 1;
+pub(super) const GLOBAL: u16 = 1;
 const ALL: u64 = 0xFFFF_FFFF;
 
-type Value<'c> = BasicValueEnum<'c>;
+pub type Value<'c> = BasicValueEnum<'c>;
+pub type Pointer<'c> = PointerValue<'c>;
 
 /// Writes one LLVM module with one kernel.
 pub struct Simt<'c> {
-    context: &'c Context,
+    pub(super) context: &'c Context,
     pub module: Module<'c>,
-    writer: Writer<'c>,
+    pub(super) writer: Writer<'c>,
     cpu: String,
     features: String,
 }
 
 /// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
-fn built<T>(result: Result<T, BuilderError>) -> T {
+pub(super) fn built<T>(result: Result<T, BuilderError>) -> T {
     result.expect("invariant: operand types agree and a block is open")
 }
 
@@ -101,7 +102,7 @@ impl<'c> Simt<'c> {
         }
     }
 
-    fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
+    pub(super) fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
         let function = Intrinsic::find(name)
             .and_then(|found| found.get_declaration(&self.module, types))
             .expect("invariant: the intrinsic exists for these types");
@@ -109,17 +110,17 @@ impl<'c> Simt<'c> {
         built(self.writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
     }
 
-    fn value(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Value<'c> {
+    pub(super) fn value(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Value<'c> {
         self.call(name, types, arguments).expect("invariant: the intrinsic has a result")
     }
 
-    fn register(&self, name: &str) -> IntValue<'c> {
+    pub(super) fn register(&self, name: &str) -> IntValue<'c> {
         let narrow = self.value(&format!("llvm.nvvm.read.ptx.sreg.{name}"), &[], &[]).into_int_value();
         built(self.writer.build_int_z_extend(narrow, self.context.i64_type(), ""))
     }
 
     /// The number of this lane, as 64 bits.
-    fn lane(&self) -> IntValue<'c> {
+    pub fn lane(&self) -> IntValue<'c> {
         self.register("laneid")
     }
 
@@ -163,7 +164,7 @@ impl<'c> Simt<'c> {
         }
     }
 
-    fn function(&self) -> FunctionValue<'c> {
+    pub(super) fn function(&self) -> FunctionValue<'c> {
         self.writer.get_insert_block().and_then(|b| b.get_parent()).expect("invariant: a block is open")
     }
 
@@ -213,11 +214,10 @@ impl<'c> Simt<'c> {
         self.at(base, offset.into_int_value())
     }
 
-    fn counted(
+    /// A loop from, to and by numbers of any width.
+    pub(super) fn counted(
         &self,
-        from: IntValue<'c>,
-        to: IntValue<'c>,
-        step: IntValue<'c>,
+        [from, to, step]: [IntValue<'c>; 3],
         carried: &[Value<'c>],
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
@@ -227,7 +227,7 @@ impl<'c> Simt<'c> {
         built(self.writer.build_conditional_branch(less(from, to), inside, after));
 
         self.writer.position_at_end(inside);
-        let counter = built(self.writer.build_phi(self.context.i64_type(), "i"));
+        let counter = built(self.writer.build_phi(from.get_type(), "i"));
         counter.add_incoming(&[(&from, before)]);
         let entering: Vec<_> = carried
             .iter()
@@ -249,18 +249,12 @@ impl<'c> Simt<'c> {
         built(self.writer.build_conditional_branch(less(next, to), inside, after));
 
         self.writer.position_at_end(after);
-        let joined = carried
-            .iter()
-            .zip(&leaving)
-            .map(|(start, end)| {
-                let phi = built(self.writer.build_phi(start.get_type(), ""));
-                phi.add_incoming(&[(start, before), (end, last)]);
-                phi.as_basic_value()
-            })
-            .collect();
-        // What a loop leaves in scratch is read by other lanes.
-        self.meet();
-        joined
+        let joined = carried.iter().zip(&leaving).map(|(start, end)| {
+            let phi = built(self.writer.build_phi(start.get_type(), ""));
+            phi.add_incoming(&[(start, before), (end, last)]);
+            phi.as_basic_value()
+        });
+        joined.collect()
     }
 }
 
@@ -291,12 +285,30 @@ impl<'c> Simt<'c> {
     }
 }
 
-impl<'c> Frame for Simt<'c> {
-    /// A kernel of the module [`crate::abi`]: each warp computes every n-th tile, n being the number of warps.
-    fn kernel<T>(
+/// What a kernel's registers must leave room for on a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of a block.
+    pub threads: u32,
+    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
+    pub blocks: u32,
+}
+
+/// Who computes a tile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Warp,
+    Block,
+}
+
+impl<'c> Simt<'c> {
+    /// A kernel of the module [`crate::abi`]: each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
+    fn frame<T>(
         &self,
         name: &str,
         [pointers, scalars]: [usize; 2],
+        unit: Unit,
+        bounds: Bounds,
         body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
     ) -> Result<T, CompileError> {
         let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
@@ -304,10 +316,8 @@ impl<'c> Frame for Simt<'c> {
         let function = self.module.add_function(name, self.context.void_type().fn_type(&[parameters], false), None);
         function.set_call_conventions(PTX_KERNEL);
         set_target_attributes(self.context, function, &self.cpu, &self.features);
-        let threads = (WARPS * LANES as u32).to_string();
-        // Without the second, ptxas spills registers to have as many blocks as a multiprocessor can hold.
-        for (name, value) in [("nvvm.maxntid", threads.as_str()), ("nvvm.minctasm", "1")] {
-            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, value));
+        for (name, value) in [("nvvm.maxntid", bounds.threads), ("nvvm.minctasm", bounds.blocks)] {
+            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, &value.to_string()));
         }
         let block = self.context.i8_type().array_type(bytes as u32);
         let kind = Attribute::get_named_enum_kind_id;
@@ -321,13 +331,18 @@ impl<'c> Frame for Simt<'c> {
             built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
         };
         let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
-        let threads = self.register("ntid.x");
-        let thread = self.index_add(self.index_mul(self.register("ctaid.x"), threads), self.register("tid.x"));
-        let warp = self.index_div(thread, self.index(LANES as i64));
-        let warps = self.index_div(self.index_mul(self.register("nctaid.x"), threads), self.index(LANES as i64));
-        let scratch = self.global(self.index_add(scratch, self.index_mul(warp, stride)));
+        let (unit, units) = match unit {
+            Unit::Warp => {
+                let threads = self.register("ntid.x");
+                let thread = self.index_add(self.index_mul(self.register("ctaid.x"), threads), self.register("tid.x"));
+                let warps = self.index_div(self.index_mul(self.register("nctaid.x"), threads), self.index(LANES as i64));
+                (self.index_div(thread, self.index(LANES as i64)), warps)
+            }
+            Unit::Block => (self.register("ctaid.x"), self.register("nctaid.x")),
+        };
+        let scratch = self.global(self.index_add(scratch, self.index_mul(unit, stride)));
         let mut result = None;
-        self.counted(warp, tiles, warps, &[], &mut |tile, _| {
+        self.counted([unit, tiles, units], &[], &mut |tile, _| {
             let entry = Entry {
                 arguments,
                 scalars: self.at_const(arguments, 8 * pointers as i64),
@@ -342,6 +357,26 @@ impl<'c> Frame for Simt<'c> {
         result.expect("invariant: a loop's body is written once")
     }
 
+    /// A kernel whose tiles are computed by blocks, one tile after the other.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn kernel_of_blocks<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        bounds: Bounds,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
+    ) -> Result<T, CompileError> {
+        self.frame(name, arguments, Unit::Block, bounds, body)
+    }
+}
+
+impl<'c> Frame for Simt<'c> {
+    fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>) -> Result<T, CompileError> {
+        self.frame(name, arguments, Unit::Warp, Bounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
+    }
+
     fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
         self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
     }
@@ -349,7 +384,7 @@ impl<'c> Frame for Simt<'c> {
 
 impl<'c> Simt<'c> {
     /// An address of global memory.
-    fn global(&self, address: IntValue<'c>) -> PointerValue<'c> {
+    pub fn global(&self, address: IntValue<'c>) -> PointerValue<'c> {
         let pointer = built(self.writer.build_int_to_ptr(address, self.context.ptr_type(AddressSpace::from(GLOBAL)), ""));
         built(self.writer.build_address_space_cast(pointer, self.context.ptr_type(AddressSpace::default()), ""))
     }
@@ -528,6 +563,9 @@ impl<'c> Builder for Simt<'c> {
         carried: &[Value<'c>],
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
-        self.counted(from, to, self.index(step), carried, body)
+        let left = self.counted([from, to, self.index(step)], carried, body);
+        // What a loop leaves in scratch is read by other lanes.
+        self.meet();
+        left
     }
 }

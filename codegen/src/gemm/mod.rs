@@ -7,6 +7,7 @@
 
 mod epilogue;
 mod experts;
+pub mod gpu;
 mod micro;
 mod pack;
 pub mod plan;
@@ -16,7 +17,7 @@ mod tests;
 mod tile;
 mod vector;
 
-pub use vector::{as_loops, spelled_out};
+pub use vector::as_loops;
 
 use crate::CompileError;
 use crate::build::Builder;

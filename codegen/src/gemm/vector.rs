@@ -25,7 +25,7 @@ pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
 }
 
 /// The kernel as loops that multiply and sum, unless an output lacks a dim of the product.
-pub fn spelled_out(kernel: &Kernel) -> Option<Kernel> {
+fn spelled_out(kernel: &Kernel) -> Option<Kernel> {
     let body = &kernel.body;
     let (dot, over) = product(kernel)?;
     // Every output of the family has the dims of the product.

@@ -300,30 +300,76 @@ fn decoded(kernel: &Kernel, ty: &Type, strides: &[u64], bytes: &[u8]) -> Vec<f64
 /// Compiles to PTX and runs it in the emulator. Outputs begin as `initial`.
 pub fn emulate(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
     let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
-    let ptx = String::from_utf8(compiled.object).expect("PTX is text");
-    let mut device = emulator::Device::new(emulator::Options { threads: 1, ..Default::default() });
-    let module = device.load(&ptx).unwrap_or_else(|e| panic!("{e}\n{ptx}"));
+    let ptx = String::from_utf8(compiled.object.clone()).expect("PTX is text");
+    let options = emulator::Options { threads: 1, ..Default::default() };
+    run_ptx(kernel, &compiled, &ptx, options, inputs, scalars, initial).unwrap_or_else(|e| panic!("{e}\n{ptx}"))
+}
+
+/// Holds a text to the one in `codegen/golden`. `UPDATE_EXPECT=1` renews that.
+pub fn golden(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(&path, text).expect("the file can be written");
+    }
+    let want = std::fs::read_to_string(&path).expect("the file is there");
+    assert!(want == text, "{name} is another one; UPDATE_EXPECT=1 renews it:\n{text}");
+}
+
+/// Runs the text of a compiled kernel in the emulator.
+///
+/// # Errors
+/// What the emulator finds wrong.
+pub fn run_ptx(
+    kernel: &Kernel,
+    compiled: &object::Compiled,
+    ptx: &str,
+    options: emulator::Options,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+) -> Result<Vec<Vec<f64>>, String> {
+    run_ptx_shifted(kernel, compiled, ptx, options, inputs, scalars, initial, 0)
+}
+
+/// The same, with inputs so many bytes after where allocations begin.
+///
+/// # Errors
+/// What the emulator finds wrong.
+#[expect(clippy::too_many_arguments, reason = "of tests only")]
+pub fn run_ptx_shifted(
+    kernel: &Kernel,
+    compiled: &object::Compiled,
+    ptx: &str,
+    options: emulator::Options,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+    shift: u64,
+) -> Result<Vec<Vec<f64>>, String> {
+    let mut device = emulator::Device::new(options);
+    let module = device.load(ptx).map_err(|e| e.to_string())?;
     let mut upload = |bytes: Vec<u8>| {
         let p = device.allocate(bytes.len() as u64);
         device.write(p, &bytes).expect("it was allocated");
         p
     };
-    let mut pointers: Vec<u64> = kernel.inputs.iter().zip(inputs).map(|(i, data)| upload(encoded(kernel, &i.ty, &i.strides, data))).collect();
+    let before = vec![0xff; shift as usize];
+    let shifted = |i: &Operand, data| [before.clone(), encoded(kernel, &i.ty, &i.strides, data)].concat();
+    let mut pointers: Vec<u64> = kernel.inputs.iter().zip(inputs).map(|(i, data)| upload(shifted(i, data)) + shift).collect();
     for output in &kernel.outputs {
         let ty = &kernel.body[output.value].ty;
         pointers.push(upload(encoded(kernel, ty, &output.strides, &vec![initial; kernel.body.dims.elements(&ty.dims) as usize])));
     }
     let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
-    let mut launch = compiled.launch.expect("a kernel for GPUs is launched somehow");
+    let mut launch = compiled.launch.clone().expect("a kernel for GPUs is launched somehow");
     let scratch = upload(vec![0xff; launch.scratch_bytes as usize]);
-    // Fewer warps than tiles, so that some compute several.
+    // Fewer warps, or blocks, than tiles, so that some compute several.
     launch.grid = (launch.grid / 2).clamp(1, 8);
     let parameters = launch.pack(&pointers, &bits, scratch);
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-    let found = device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters);
-    found.unwrap_or_else(|e| panic!("{e}\n{ptx}"));
+    device.launch(module.kernel(&compiled.name).expect("the kernel is there"), launch, &parameters).map_err(|e| e.to_string())?;
     let outputs = kernel.outputs.iter().zip(&pointers[kernel.inputs.len()..]);
-    outputs
+    Ok(outputs
         .map(|(output, p)| {
             let ty = &kernel.body[output.value].ty;
             let last = offsets(kernel, ty, &output.strides).into_iter().max().map_or(0, |m| m + 1);
@@ -331,28 +377,16 @@ pub fn emulate(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &
             device.read(*p, &mut bytes).expect("it was allocated");
             decoded(kernel, ty, &output.strides, &bytes)
         })
-        .collect()
+        .collect())
 }
 
-/// Whether GPUs can do it, and the emulator in the time of a test.
-fn on_gpu(kernel: &Kernel) -> bool {
-    match kernel.family {
-        Family::Loops { .. } | Family::Scatter => true,
-        Family::Gemm => crate::gemm::spelled_out(kernel).is_some_and(|k| k.body.values().all(|v| k.body.elements(v) < 1 << 19)),
-        Family::Attention | Family::AttentionGrad => true,
-    }
-}
-
-/// Compiles for this machine, for AVX2 and, what GPUs can do, for them; runs on random inputs and compares with the evaluator within `tolerance` (absolute
+/// Compiles for this machine, for AVX2 and for GPUs; runs on random inputs and compares with the evaluator within `tolerance` (absolute
 /// plus relative).
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
     kernel.verify().expect("a well-formed test");
     let want = kernel.run(inputs, scalars);
-    if on_gpu(kernel) {
-        assembling::check_assembles(kernel);
-    }
-    let gpu = on_gpu(kernel).then(|| Target::gpu("sm_80"));
-    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3()].into_iter().chain(gpu) {
+    assembling::check_assembles(kernel);
+    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3(), Target::gpu("sm_80")] {
         let got = match target.arch {
             Arch::X86_64 => run(kernel, &target, inputs, scalars, 2.0),
             Arch::Nvptx => emulate(kernel, &target, inputs, scalars, 2.0),

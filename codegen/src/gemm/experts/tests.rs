@@ -133,7 +133,8 @@ fn experts_of_sixteen_bits_sum_in_f32_and_round_once() {
                 forward([67, 4, 33, 50], transposed, dtype, to).check(&ENDS[0], tolerance);
             }
             gradient([67, 4, 33, 50], dtype, to).check(&ENDS[4], tolerance);
-            gradient([1400, 3, 20, 40], dtype, to).check(&[1300, 1300, 1310], tolerance);
+            // Sums of so many products err by more in whatever order.
+            gradient([1400, 3, 20, 40], dtype, to).check(&[1300, 1300, 1310], tolerance.max(1e-4));
         }
     }
 }

@@ -1,0 +1,129 @@
+//! The table of inline assembly: every instruction that kernels use and LLVM has no operation for, with its operands.
+//!
+//! Names and operands are those of the PTX ISA 8.0, sections 9.7.8.22 (`cp.async`), 9.7.13.4 (`mma`, `ldmatrix`).
+
+use std::fmt::Write;
+
+/// A 16-bit float that tensor cores multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    Bf16,
+    F16,
+}
+
+impl Half {
+    fn name(self) -> &'static str {
+        match self {
+            Half::Bf16 => "bf16",
+            Half::F16 => "f16",
+        }
+    }
+}
+
+/// An instruction. Addresses of shared memory are 32-bit numbers, those of global memory 64-bit numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    /// `(to in shared, from in global)`: copies so many bytes in the background; both are aligned to them.
+    CopyAsync { bytes: u32 },
+    /// `(to, from, bytes)`: the same, but only the first bytes are read; what follows them becomes zero.
+    CopyAsyncFilled { bytes: u32 },
+    /// Closes a group of the copies since the last one.
+    CommitCopies,
+    /// Waits until all but the last so many groups are there, as far as this thread began them.
+    WaitCopies { left: u32 },
+    /// `(row in shared)`: four 8 x 8 matrices of 16-bit numbers, the rows' addresses from lanes 0-7, 8-15, .., or, of their transposes, the columns'.
+    LoadMatrices { transposed: bool },
+    /// `(4 words of A, 2 words of B, 4 sums)`: 16 x 8 sums of 16 products each, to four sums.
+    Multiply(Half),
+}
+
+/// What an instruction gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Results {
+    Nothing,
+    /// 32-bit numbers, several.
+    Words(usize),
+    /// f32, several.
+    Floats(usize),
+}
+
+/// How an instruction is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    pub template: String,
+    pub constraints: String,
+    pub results: Results,
+}
+
+/// `$from, $from+1, ..`, in braces.
+fn list(from: usize, count: usize) -> String {
+    let names: Vec<String> = (from..from + count).map(|k| format!("${k}")).collect();
+    format!("{{{}}}", names.join(", "))
+}
+
+/// Constraints: of each kind so many, in order.
+fn constraints(parts: &[(&str, usize)], memory: bool) -> String {
+    let mut out = String::new();
+    for (kind, count) in parts {
+        for _ in 0..*count {
+            write!(out, "{}{kind}", if out.is_empty() { "" } else { "," }).expect("invariant: strings can be written to");
+        }
+    }
+    if memory {
+        write!(out, "{}~{{memory}}", if out.is_empty() { "" } else { "," }).expect("invariant: strings can be written to");
+    }
+    out
+}
+
+impl Instruction {
+    pub fn text(self) -> Text {
+        let nothing = |template: String, parts: &[(&str, usize)]| Text { template, constraints: constraints(parts, true), results: Results::Nothing };
+        // Only copies of 16 bytes pass by the first-level cache.
+        let cache = |bytes| if bytes == 16 { "cg" } else { "ca" };
+        match self {
+            Instruction::CopyAsync { bytes } => {
+                nothing(format!("cp.async.{}.shared.global [$0], [$1], {bytes};", cache(bytes)), &[("r", 1), ("l", 1)])
+            }
+            Instruction::CopyAsyncFilled { bytes } => {
+                nothing(format!("cp.async.{}.shared.global [$0], [$1], {bytes}, $2;", cache(bytes)), &[("r", 1), ("l", 1), ("r", 1)])
+            }
+            Instruction::CommitCopies => nothing("cp.async.commit_group;".into(), &[]),
+            Instruction::WaitCopies { left } => nothing(format!("cp.async.wait_group {left};"), &[]),
+            Instruction::LoadMatrices { transposed } => Text {
+                template: format!("ldmatrix.sync.aligned.m8n8.x4{}.shared.b16 {}, [$4];", if transposed { ".trans" } else { "" }, list(0, 4)),
+                constraints: constraints(&[("=r", 4), ("r", 1)], true),
+                results: Results::Words(4),
+            },
+            Instruction::Multiply(half) => {
+                let half = half.name();
+                Text {
+                    template: format!(
+                        "mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 {}, {}, {}, {};",
+                        list(0, 4),
+                        list(4, 4),
+                        list(8, 2),
+                        list(10, 4)
+                    ),
+                    constraints: constraints(&[("=f", 4), ("r", 6), ("f", 4)], false),
+                    results: Results::Floats(4),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_numbered_results_first() {
+        let text = Instruction::Multiply(Half::Bf16).text();
+        assert_eq!(
+            text.template,
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        );
+        assert_eq!(text.constraints, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f");
+        assert_eq!(Instruction::WaitCopies { left: 2 }.text().constraints, "~{memory}");
+    }
+}

@@ -1,0 +1,180 @@
+//! What kernels whose tile is a block's need beside [`Builder`]: shared memory, barriers, threads that differ, inline assembly.
+//!
+//! The threads of a block compute a tile together. Numbers of threads and addresses in shared memory are 32-bit [`Index`]es that may differ among lanes.
+
+use super::asm::{Instruction, Results};
+use super::simt::{Simt, Value, built};
+use super::{Builder, IntBinary, LoopBody};
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
+use inkwell::values::{BasicMetadataValueEnum, IntValue, PointerValue};
+use inkwell::{AddressSpace, IntPredicate};
+
+/// A number of 32 or 64 bits.
+pub type Index<'c> = IntValue<'c>;
+
+const SHARED: u16 = 3;
+/// Name and alignment of a block's dynamic shared memory.
+const SHARED_NAME: &str = "block_memory";
+const SHARED_ALIGN: u32 = 1024;
+
+impl<'c> Simt<'c> {
+    /// A constant of 32 bits.
+    pub fn word(&self, n: i64) -> Index<'c> {
+        self.context.i32_type().const_int(n as u64, true)
+    }
+
+    /// The lower 32 bits.
+    pub fn narrow(&self, a: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_truncate(a, self.context.i32_type(), ""))
+    }
+
+    /// The same number in 64 bits.
+    pub fn widen(&self, a: Index<'c>) -> Index<'c> {
+        built(self.writer.build_int_z_extend(a, self.context.i64_type(), ""))
+    }
+
+    pub fn bits(&self, op: IntBinary, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        self.int2(op, a.into(), b.into()).into_int_value()
+    }
+
+    /// The number of this thread in its block, 32 bits.
+    pub fn thread(&self) -> Index<'c> {
+        self.value("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[]).into_int_value()
+    }
+
+    /// Whether `a < b`, both signed.
+    pub fn less(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::SLT, a, b, ""))
+    }
+
+    pub fn equal(&self, a: Index<'c>, b: Index<'c>) -> IntValue<'c> {
+        built(self.writer.build_int_compare(IntPredicate::EQ, a, b, ""))
+    }
+
+    pub fn choose(&self, condition: IntValue<'c>, yes: Index<'c>, no: Index<'c>) -> Index<'c> {
+        built(self.writer.build_select(condition, yes, no, "")).into_int_value()
+    }
+
+    /// The lesser, both signed.
+    pub fn least(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        self.choose(self.less(a, b), a, b)
+    }
+
+    /// The greater, both signed.
+    pub fn most(&self, a: Index<'c>, b: Index<'c>) -> Index<'c> {
+        self.choose(self.less(a, b), b, a)
+    }
+
+    /// Does something where the condition holds.
+    pub fn if_so(&self, condition: IntValue<'c>, f: impl FnOnce()) {
+        self.when(condition.into(), &[], || {
+            f();
+            vec![]
+        });
+    }
+
+    /// Does one of two things.
+    pub fn either(&self, condition: IntValue<'c>, yes: impl FnOnce(), no: impl FnOnce()) {
+        let [then, other, join] = ["then", "else", "join"].map(|n| self.context.append_basic_block(self.function(), n));
+        built(self.writer.build_conditional_branch(condition, then, other));
+        self.writer.position_at_end(then);
+        yes();
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(other);
+        no();
+        built(self.writer.build_unconditional_branch(join));
+        self.writer.position_at_end(join);
+    }
+
+    /// `for i in (range[0]..range[1]).step_by(range[2])`, of numbers of either width, with values carried along.
+    pub fn loop_over(&self, range: [Index<'c>; 3], carried: &[Value<'c>], body: &mut LoopBody<'_, Index<'c>, Value<'c>>) -> Vec<Value<'c>> {
+        self.counted(range, carried, body)
+    }
+
+    /// An element of global memory at an address, as a number.
+    pub fn address(&self, pointer: PointerValue<'c>) -> Index<'c> {
+        let global = built(self.writer.build_address_space_cast(pointer, self.context.ptr_type(AddressSpace::from(super::simt::GLOBAL)), ""));
+        built(self.writer.build_ptr_to_int(global, self.context.i64_type(), ""))
+    }
+
+    /// The start of the block's dynamic shared memory.
+    pub fn shared(&self) -> Index<'c> {
+        let memory = self.module.get_global(SHARED_NAME).unwrap_or_else(|| {
+            let memory = self.module.add_global(self.context.i8_type().array_type(0), Some(AddressSpace::from(SHARED)), SHARED_NAME);
+            memory.set_alignment(SHARED_ALIGN);
+            memory
+        });
+        built(self.writer.build_ptr_to_int(memory.as_pointer_value(), self.context.i32_type(), ""))
+    }
+
+    fn shared_at(&self, address: Index<'c>) -> PointerValue<'c> {
+        built(self.writer.build_int_to_ptr(address, self.context.ptr_type(AddressSpace::from(SHARED)), ""))
+    }
+
+    /// Neighbouring f32 of shared memory, one or several, aligned to all of them.
+    pub fn load_shared(&self, address: Index<'c>, count: usize) -> Vec<Value<'c>> {
+        let float = self.context.f32_type();
+        if count == 1 {
+            return vec![built(self.writer.build_load(float, self.shared_at(address), ""))];
+        }
+        let vector = built(self.writer.build_load(float.vec_type(count as u32), self.shared_at(address), "")).into_vector_value();
+        let at = |k| built(self.writer.build_extract_element(vector, self.word(k as i64), ""));
+        (0..count).map(at).collect()
+    }
+
+    /// Stores neighbouring f32, or 32-bit numbers, to shared memory, aligned to all of them.
+    pub fn store_shared(&self, address: Index<'c>, values: &[Value<'c>]) {
+        if let [value] = values {
+            built(self.writer.build_store(self.shared_at(address), *value));
+            return;
+        }
+        let count = values.len() as u32;
+        let mut vector = match values[0].get_type() {
+            BasicTypeEnum::FloatType(ty) => ty.vec_type(count),
+            other => other.into_int_type().vec_type(count),
+        }
+        .get_undef();
+        for (k, value) in values.iter().enumerate() {
+            vector = built(self.writer.build_insert_element(vector, *value, self.word(k as i64), ""));
+        }
+        built(self.writer.build_store(self.shared_at(address), vector));
+    }
+
+    /// A 16-bit number of global memory, as 32 bits.
+    pub fn load_half(&self, address: Index<'c>) -> Index<'c> {
+        let pointer = self.global(address);
+        let narrow = built(self.writer.build_load(self.context.i16_type(), pointer, "")).into_int_value();
+        built(self.writer.build_int_z_extend(narrow, self.context.i32_type(), ""))
+    }
+
+    /// All threads of the block have done what is before this, and see it.
+    pub fn barrier(&self) {
+        self.call("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.word(0).into()]);
+    }
+
+    /// An instruction of the table; its results.
+    pub fn asm(&self, instruction: Instruction, arguments: &[Value<'c>]) -> Vec<Value<'c>> {
+        let text = instruction.text();
+        let types: Vec<BasicMetadataTypeEnum> = arguments.iter().map(|a| a.get_type().into()).collect();
+        let several = |ty: BasicTypeEnum<'c>, count| self.context.struct_type(&vec![ty; count], false);
+        let (ty, count) = match text.results {
+            Results::Nothing => (self.context.void_type().fn_type(&types, false), 0),
+            Results::Words(n) => (several(self.context.i32_type().into(), n).fn_type(&types, false), n),
+            Results::Floats(n) => (several(self.context.f32_type().into(), n).fn_type(&types, false), n),
+        };
+        let pointer = self.context.create_inline_asm(ty, text.template, text.constraints, true, false, None, false);
+        let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
+        let call = built(self.writer.build_indirect_call(ty, pointer, &arguments, ""));
+        // All lanes execute it together: it may not be moved to where only some do.
+        let convergent = Attribute::get_named_enum_kind_id("convergent");
+        call.add_attribute(AttributeLoc::Function, self.context.create_enum_attribute(convergent, 0));
+        match call.try_as_basic_value().basic() {
+            Some(results) => {
+                let results = results.into_struct_value();
+                (0..count).map(|k| built(self.writer.build_extract_value(results, k as u32, ""))).collect()
+            }
+            None => vec![],
+        }
+    }
+}

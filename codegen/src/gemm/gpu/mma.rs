@@ -1,0 +1,127 @@
+//! Products of 16-bit floats on the tensor cores of sm_80: `ldmatrix` and `mma.sync` of 16 x 8 sums.
+
+use super::Gpu;
+use super::copy::{Copy, Lines};
+use crate::build::asm::{Half, Instruction};
+use crate::build::block::Index;
+use crate::build::simt::{Simt, Value};
+use crate::build::{Builder, IntBinary};
+
+/// Rows of an instruction, columns of one, contracted elements of one.
+const ROWS: i64 = 16;
+const COLUMNS: i64 = 8;
+const DEPTH: i64 = 16;
+
+/// The warp's part of a tile.
+pub struct Mma<'c> {
+    half: Half,
+    rows: i64,
+    columns: i64,
+    depth: i64,
+    first_row: Index<'c>,
+    first_column: Index<'c>,
+    a: Fragments<'c>,
+    b: Fragments<'c>,
+}
+
+/// Where a warp reads a factor, in a stage.
+struct Fragments<'c> {
+    /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else for each 16 of those.
+    addresses: Vec<Index<'c>>,
+    lines: Lines,
+    /// Bytes between 16 lines.
+    step: i64,
+}
+
+impl<'c> Fragments<'c> {
+    /// Of a factor from row (column) `own` on, `count` of them. `first`: of the first factor, whose fragments are 16 rows; those of the second
+    /// are two times 8 columns, in another order.
+    fn new(b: &Simt<'c>, copy: &Copy, first: bool, own: Index<'c>, count: i64, depth: i64) -> Self {
+        let lane = b.narrow(b.lane());
+        let bit = |from: i64| b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, lane, b.word(from)), b.word(1));
+        let below = |n: i64| b.bits(IntBinary::And, lane, b.word(n - 1));
+        // Lines and units of the four matrices: they go along lines first, or along units first.
+        let (line, unit) = match (copy.lines, first) {
+            (Lines::Own, true) | (Lines::Contracted, false) => (below(16), bit(4)),
+            (Lines::Own, false) | (Lines::Contracted, true) => (b.index_add(below(8), b.index_mul(bit(4), b.word(8))), bit(3)),
+        };
+        let swizzle = copy.swizzle(b, line);
+        let at = |line: Index<'c>, unit: Index<'c>| {
+            let unit = b.index_mul(b.bits(IntBinary::Xor, unit, swizzle), b.word(16));
+            b.index_add(b.index_mul(line, b.word(copy.line_bytes())), unit)
+        };
+        let addresses = match copy.lines {
+            Lines::Own => (0..depth / DEPTH).map(|q| at(b.index_add(own, line), b.index_add(unit, b.word(2 * q)))).collect(),
+            Lines::Contracted => {
+                let first = b.index_add(b.index_div(own, b.word(8)), unit);
+                (0..count / 16).map(|i| at(line, b.index_add(first, b.word(2 * i)))).collect()
+            }
+        };
+        Fragments { addresses, lines: copy.lines, step: 16 * copy.line_bytes() }
+    }
+
+    /// Fragment `i` of 16 rows or columns, at part `q` of the contracted elements.
+    fn load(&self, b: &Simt<'c>, stage: Index<'c>, i: i64, q: i64) -> Vec<Value<'c>> {
+        let (address, lines, transposed) = match self.lines {
+            Lines::Own => (self.addresses[q as usize], i, false),
+            Lines::Contracted => (self.addresses[i as usize], q, true),
+        };
+        let address = b.index_add(b.index_add(stage, address), b.word(lines * self.step));
+        b.asm(Instruction::LoadMatrices { transposed }, &[address.into()])
+    }
+}
+
+impl<'c> Mma<'c> {
+    pub fn new(g: &Gpu<'_, 'c>, half: Half) -> Self {
+        let (b, tile) = (g.b, &g.plan.tile);
+        let [down, across] = tile.warps;
+        let (rows, columns) = (tile.rows / down, tile.columns / across);
+        let warp = b.index_div(b.thread(), b.word(32));
+        let first_row = b.index_mul(b.index_div(warp, b.word(across)), b.word(rows));
+        let first_column = b.index_mul(b.index_rem(warp, b.word(across)), b.word(columns));
+        let fragments = |copy: &Copy, first, own, count| Fragments::new(b, copy, first, own, count, tile.depth);
+        Mma {
+            half,
+            rows,
+            columns,
+            depth: tile.depth,
+            first_row,
+            first_column,
+            a: fragments(&g.plan.a, true, first_row, rows),
+            b: fragments(&g.plan.b, false, first_column, columns),
+        }
+    }
+
+    /// A thread's sums: for each 16 rows and each 8 columns four.
+    pub fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
+        vec![b.f32(0.0); (self.rows * self.columns / 32) as usize]
+    }
+
+    /// Adds the products of a stage.
+    pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
+        for q in 0..self.depth / DEPTH {
+            let rows: Vec<_> = (0..self.rows / ROWS).map(|i| self.a.load(b, a, i, q)).collect();
+            let columns: Vec<_> = (0..self.columns / 16).flat_map(|j| self.b.load(b, second, j, q)).collect();
+            for (sums, (row, column)) in sums.chunks_exact_mut(4).zip(rows.iter().flat_map(|r| columns.chunks_exact(2).map(move |c| (r, c)))) {
+                let operands = [row, column, &*sums].concat();
+                sums.copy_from_slice(&b.asm(Instruction::Multiply(self.half), &operands));
+            }
+        }
+    }
+
+    /// Puts the sums into shared memory, in rows of `row_bytes`.
+    pub fn store(&self, b: &Simt<'c>, to: Index<'c>, row_bytes: i64, sums: &[Value<'c>]) {
+        let lane = b.narrow(b.lane());
+        let row = b.index_add(self.first_row, b.index_div(lane, b.word(4)));
+        let column = b.index_add(self.first_column, b.index_mul(b.index_rem(lane, b.word(4)), b.word(2)));
+        let first = b.index_add(to, b.index_add(b.index_mul(row, b.word(row_bytes)), b.index_mul(column, b.word(4))));
+        let across = self.columns / COLUMNS;
+        for (number, sums) in (0..).zip(sums.chunks_exact(4)) {
+            let (i, j) = (number / across, number % across);
+            for (half, pair) in (0..).zip(sums.chunks_exact(2)) {
+                let offset = (ROWS * i + 8 * half) * row_bytes + 4 * COLUMNS * j;
+                b.store_shared(b.index_add(first, b.word(offset)), pair);
+            }
+        }
+    }
+}

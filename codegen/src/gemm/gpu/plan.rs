@@ -1,0 +1,127 @@
+//! In which tiles a GPU computes a product, and with which instructions.
+
+use super::copy::{Copy, Element};
+use crate::build::asm::Half;
+use crate::gemm::product::{Own, Product};
+use crate::layout::div_ceil;
+use ir::kernel::Kernel;
+use ir::op::DType;
+
+/// What a block computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    pub rows: i64,
+    pub columns: i64,
+    /// Contracted elements of a stage.
+    pub depth: i64,
+    /// Stages in shared memory: one is computed with while the others are filled.
+    pub stages: i64,
+    /// Warps along rows and along columns. All of a block's threads copy.
+    pub warps: [i64; 2],
+    /// Blocks that a multiprocessor must have room for at a time.
+    pub blocks: u32,
+    /// Arithmetic rate of a multiprocessor that runs such tiles, relative to the best ones. Guessed from the operands that each
+    /// instruction of arithmetic needs from shared memory, not measured.
+    pub rate: i64,
+}
+
+/// The tiles for tensor cores, in the shapes that CUTLASS's default kernels for sm_80 have.
+const TENSOR: [Tile; 3] = [
+    Tile { rows: 128, columns: 128, depth: 32, stages: 4, warps: [2, 4], blocks: 2, rate: 100 },
+    Tile { rows: 128, columns: 64, depth: 32, stages: 4, warps: [2, 2], blocks: 3, rate: 85 },
+    Tile { rows: 64, columns: 64, depth: 32, stages: 4, warps: [2, 2], blocks: 3, rate: 70 },
+];
+
+/// The tiles for multiplications in f32: 8 x 8 sums a thread.
+const PLAIN: [Tile; 3] = [
+    Tile { rows: 128, columns: 128, depth: 16, stages: 3, warps: [4, 2], blocks: 2, rate: 100 },
+    Tile { rows: 128, columns: 64, depth: 16, stages: 3, warps: [4, 1], blocks: 3, rate: 95 },
+    Tile { rows: 64, columns: 64, depth: 16, stages: 3, warps: [2, 1], blocks: 3, rate: 80 },
+];
+
+/// Multiprocessors to share tiles among: those of an A100.
+const MULTIPROCESSORS: i64 = 108;
+
+/// f32 beside a row of sums in shared memory, so that neighbouring rows begin in other banks.
+const SUMS_PAD: i64 = 8;
+
+/// The instructions that multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Core {
+    /// `mma.sync` on 16-bit floats of one type.
+    Tensor(Half),
+    /// f32 multiply-adds.
+    Plain,
+}
+
+/// A product in tiles.
+pub struct Plan {
+    pub core: Core,
+    pub tile: Tile,
+    pub a: Copy,
+    pub b: Copy,
+}
+
+impl Plan {
+    pub fn new(kernel: &Kernel, product: &Product) -> Plan {
+        // Both factors of a product have one type.
+        let core = match kernel.inputs[product.a].ty.dtype {
+            DType::Bf16 => Core::Tensor(Half::Bf16),
+            DType::F16 => Core::Tensor(Half::F16),
+            DType::F32 | DType::I32 | DType::Bool => Core::Plain,
+        };
+        let tile = match core {
+            Core::Tensor(_) => choose(&TENSOR, product),
+            Core::Plain => choose(&PLAIN, product),
+        };
+        let copy = |tensor: usize| {
+            let element = match core {
+                Core::Tensor(_) => Element::Half,
+                Core::Plain => Element::Word,
+            };
+            Copy::new(product, tensor, element, &tile)
+        };
+        Plan { core, tile, a: copy(product.a), b: copy(product.b) }
+    }
+
+    pub fn threads(&self) -> i64 {
+        self.tile.threads()
+    }
+
+    /// Tiles of one repetition of the product, along rows and along columns.
+    pub fn grid(&self, product: &Product) -> [i64; 2] {
+        [div_ceil(product.m.size, self.tile.rows), div_ceil(product.n.size, self.tile.columns)]
+    }
+
+    pub fn stage_bytes(&self) -> i64 {
+        self.a.bytes() + self.b.bytes()
+    }
+
+    /// Bytes from one row of a tile's sums to the next, in shared memory.
+    pub fn sums_row(&self) -> i64 {
+        4 * (self.tile.columns + SUMS_PAD)
+    }
+
+    /// Dynamic shared memory of a block: stages, and in the same place the sums that the epilogue reads.
+    pub fn shared_bytes(&self) -> i64 {
+        (self.tile.stages * self.stage_bytes()).max(self.tile.rows * self.sums_row())
+    }
+}
+
+impl Tile {
+    pub fn threads(&self) -> i64 {
+        32 * self.warps[0] * self.warps[1]
+    }
+}
+
+/// The tile with which the product takes the least time: full rounds of all multiprocessors, each as long as its tile.
+fn choose(tiles: &[Tile], product: &Product) -> Tile {
+    let time = |tile: &&Tile| {
+        // Experts' tiles of rows are cut where the next expert's begin: one more for each.
+        let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
+        let rows = div_ceil(product.m.size, tile.rows) + more;
+        let rounds = div_ceil(product.repeats() * rows * div_ceil(product.n.size, tile.columns), MULTIPROCESSORS);
+        rounds * tile.rows * tile.columns * 100 / tile.rate
+    };
+    *tiles.iter().min_by_key(time).expect("invariant: the table has tiles")
+}

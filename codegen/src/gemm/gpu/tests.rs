@@ -1,0 +1,109 @@
+use crate::object::{self, Compiled, Emit};
+use crate::target::Target;
+use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx};
+use emulator::{Options, Timing};
+use ir::kernel::{Family, Kernel};
+use ir::op::{DType, Op, Unary};
+
+/// `[m, k]` times `[k, n]`, both perhaps stored the other way round, in f32.
+fn product([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType) -> Kernel {
+    let mut make = Make::default();
+    let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
+    let a = make.input(dtype, &if a_turned { [k, m] } else { [m, k] });
+    let b = make.input(dtype, &if b_turned { [n, k] } else { [k, n] });
+    let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+    make.kernel(Family::Gemm, &[c])
+}
+
+/// Small integers: all sums are exact, in whatever order.
+fn integers(kernel: &Kernel) -> Vec<Vec<f64>> {
+    let round = |data: Vec<f64>| data.into_iter().map(|x| (x * 4.0).round()).collect();
+    random_inputs(kernel, 3, 7).into_iter().map(round).collect()
+}
+
+fn all_options() -> Vec<Options> {
+    let timings = [Timing::Late, Timing::Random, Timing::Early];
+    let options = |timing, seed| Options { timing, seed, threads: 1, limit: 1 << 20, ..Options::default() };
+    (0..3).flat_map(|seed| timings.map(|timing| options(timing, seed))).collect()
+}
+
+fn compiled(kernel: &Kernel, cpu: &str) -> (Compiled, String) {
+    let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
+    let text = String::from_utf8(compiled.object.clone()).expect("PTX is text");
+    (compiled, text)
+}
+
+/// Right in every timing; and without any line that begins with one of `ordering`, a fault or a wrong result in some.
+fn every_line_that_orders_is_needed(kernel: &Kernel, cpu: &str, ordering: &[&str], at_least: usize) {
+    let inputs = integers(kernel);
+    let want = kernel.run(&inputs, &[]);
+    let (compiled, text) = compiled(kernel, cpu);
+    let run = |text: &str, options| run_ptx(kernel, &compiled, text, options, &inputs, &[], f64::NAN);
+    for options in all_options() {
+        assert_eq!(run(&text, options).unwrap_or_else(|e| panic!("{options:?}: {e}\n{text}")), want, "{options:?}");
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let orders = |line: &&str| ordering.iter().any(|o| line.trim_start().starts_with(o));
+    let mut tried = 0;
+    for (number, line) in lines.iter().enumerate().filter(|(_, line)| orders(line)) {
+        tried += 1;
+        let without: String = lines.iter().enumerate().filter(|(k, _)| *k != number).map(|(_, l)| format!("{l}\n")).collect();
+        let found = all_options().into_iter().any(|options| run(&without, options).map_or(true, |out| out != want));
+        assert!(found, "nothing is found without line {}, `{}`\n{text}", number + 1, line.trim());
+    }
+    assert!(tried >= at_least, "only {tried} lines order something");
+}
+
+#[test]
+fn asynchronous_copies_need_every_wait_and_barrier() {
+    // Two tiles for a block, more steps than stages, edges everywhere.
+    let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync"];
+    every_line_that_orders_is_needed(&product([false, false], [100, 72, 200], DType::Bf16), "sm_80", &ordering, 8);
+    every_line_that_orders_is_needed(&product([false, true], [100, 70, 75], DType::F32), "sm_80", &ordering, 7);
+}
+
+#[test]
+fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
+    for turned in [[false, false], [false, true], [true, false], [true, true]] {
+        // Tiles of 64 x 64, and of 128 x 128 with and without edges; units aligned, in part, not at all.
+        for sizes in [[72, 80, 40], [136, 128, 64], [256, 128, 96], [65, 66, 35]] {
+            let kernel = product(turned, sizes, DType::F16);
+            check_with(&kernel, &integers(&kernel), &[], 0.0);
+        }
+    }
+}
+
+/// Rows that begin anywhere, as those of a shard may.
+#[test]
+fn factors_that_are_not_aligned_are_collected_by_element() {
+    let kernel = product([false, false], [40, 48, 40], DType::Bf16);
+    let (compiled, text) = compiled(&kernel, "sm_80");
+    let inputs = integers(&kernel);
+    let want = kernel.run(&inputs, &[]);
+    for shift in [2, 8, 14] {
+        let got =
+            crate::testing::run_ptx_shifted(&kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
+        assert_eq!(got.unwrap_or_else(|e| panic!("{e}\n{text}")), want, "{shift} bytes");
+    }
+}
+
+#[test]
+fn the_instructions_of_tensor_cores_are_there() {
+    let (_, text) = compiled(&product([false, true], [128, 128, 64], DType::Bf16), "sm_80");
+    let Some(assembled) = assembling::assemble(&text, &Target::gpu("sm_80")) else { return };
+    let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
+    for name in ["HMMA", "LDGSTS", "LDSM"] {
+        assert!(counts.get(name).is_some_and(|n| *n > 0), "{name} in {counts:?}");
+    }
+}
+
+#[test]
+fn texts_are_as_they_were() {
+    let mut make = Make::default();
+    let [m, n, k] = [("m", 64), ("n", 64), ("k", 64)].map(|(name, size)| make.dim(name, size));
+    let (a, b, bias) = (make.input(DType::Bf16, &[m, k]), make.input(DType::Bf16, &[n, k]), make.input(DType::F32, &[n]));
+    let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+    let sum = make.op(Op::Add, &[c, bias]);
+    let out = make.op(Op::Unary(Unary::Abs), &[sum]);
+    golden("gemm_bf16_sm_80.ptx", &compiled(&make.kernel(Family::Gemm, &[out]), "sm_80").1);
+}
