@@ -43,10 +43,30 @@ test: deps
 	cargo test --workspace --quiet
 
 # Ten thousand random models on random meshes, as many mutants of programs, the models of models/ on every mesh of up to 8 ranks, and the
-# reference cases on many of these, natively. Hours on two cores.
-test-long: deps
-	DIFFERENTIAL_COUNT=10000 MUTANTS=10000 MESHES=1000000 cargo test --package passes --test differential --quiet -- --nocapture random:: programs:: everywhere::
-	NATIVE_MESHES=500 cargo test --package mcc --test end_to_end --quiet -- --nocapture meshes_of_eight_ranks
+# reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
+# (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
+PART ?= 1/1
+LONG := test-long-random test-long-mutants test-long-meshes test-long-native
+part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
+share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
+long := cargo test --release --quiet --package
+
+.PHONY: $(LONG)
+test-long: $(LONG)
+	@echo "test-long: all of $(LONG) passed (part $(PART))"
+
+test-long-random: deps
+	DIFFERENTIAL_FIRST=$(call part,10000) DIFFERENTIAL_COUNT=$(call share,10000) $(long) passes --test differential -- --nocapture random::
+
+test-long-mutants: deps
+	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs::
+
+test-long-meshes: deps
+	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::
+
+test-long-native: deps
+	cargo build --release --workspace --quiet
+	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 
 bench: build
 	cargo run --release --quiet -p codegen --example gemm_bench

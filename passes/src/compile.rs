@@ -7,7 +7,7 @@ use crate::differentiate::{self, DifferentiateError};
 use crate::layout::{Counts, Cuts};
 use crate::lower::{Bodies, Kernels, Lowering, Names};
 use crate::overlap::{self, Overlap};
-use crate::partition::{self, Buffer, Weights};
+use crate::partition::{self, Buffer};
 use crate::pipeline::{self, Plan as Pipeline};
 use crate::plan::{self, CpComm, SequenceParallel, Zero};
 use crate::propagate::{self, Rows};
@@ -173,7 +173,8 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
         warnings.push(nothing_selected(&plan));
     }
-    let graph = trace.step("terms", || terms::sum_by_stage(graph, &pipe.layout), valid)?;
+    let weights = pipe.weights();
+    let graph = trace.step("terms", || terms::sum_by_stage(graph, &pipe.layout, weights), valid)?;
     let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &pipe.layout), valid)?;
 
     let mut other = trace.step("elaborate", || without_updates(without_outputs(evaluation.graph)), valid)?;
@@ -183,7 +184,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let other_lists = plan::lists(&plan, &other, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut other, &mesh, &other_lists, options.pad_vocab_to);
     let other = trace.step("pad", || simplify::simplify(pad::mask_padding(other, &padded)), valid)?;
-    let other = trace.step("terms", || terms::sum_by_stage(other, &pipe.layout), valid)?;
+    let other = trace.step("terms", || terms::sum_by_stage(other, &pipe.layout, weights), valid)?;
 
     // Both graphs read the same parameters and data, so they store them alike.
     let (orders, found) = order::agreed(order::choose(&graph, &mesh, &lists), &order::choose(&other, &mesh, &other_lists));
@@ -241,10 +242,9 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
 fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Options) -> Result<Vec<Local>, CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
-    let weights = if pipe.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
     let stages = trace
-        .step("partition", || partition::partition(sharded, &pipe.layout, weights, options.moe_buffer), |l| l.as_ref().map_or(Ok(()), agree))?
+        .step("partition", || partition::partition(sharded, &pipe.layout, pipe.weights(), options.moe_buffer), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
     trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, options.tp_overlap)).collect(), |l: &Vec<Local>| valid(l))

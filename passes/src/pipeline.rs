@@ -3,6 +3,7 @@
 use crate::bubbles::lives;
 use crate::compile::Options;
 use crate::layout::{self, Cuts, Part};
+use crate::partition::Weights;
 use crate::schedule::{Kind, MOST_CHUNKS, Order, Pass, Placement, Schedule, Shape};
 use crate::stages::Layout;
 use ir::diag::Diagnostic;
@@ -14,6 +15,13 @@ use ir::program::{Call, Program};
 pub struct Plan {
     pub layout: Layout,
     pub order: Order,
+}
+
+impl Plan {
+    /// When gradients of parameters are computed.
+    pub fn weights(&self) -> Weights {
+        if self.order.splits_backward() { Weights::Apart } else { Weights::InBackward }
+    }
 }
 
 /// The plan for a model.

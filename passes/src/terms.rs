@@ -3,8 +3,9 @@
 //! So what layers capture (an encoder's output in a decoder) has one gradient on its way back, whatever the number of layers, and what layers
 //! leave for the end of the model is one sum on its way up. What leads to gradients of parameters alone (through a function of parameters, say a
 //! bias by distance that layers share) does not go on at all, since it is linear: each stage takes its own terms to the gradient, whose
-//! sum over stages is taken once per step.
+//! sum over stages is taken once per step. Where weight gradients have passes of their own, each virtual stage does: these passes are in no order.
 
+use crate::partition::Weights;
 use crate::simplify;
 use crate::stages::{self, Layout};
 use ir::algebra::algebra;
@@ -13,15 +14,15 @@ use ir::op::Op;
 use std::collections::{BTreeMap, HashMap};
 
 /// Splits the sums of the forward and backward pass by stage. The values are the same but for the order of sums.
-pub fn sum_by_stage(mut graph: Graph, layout: &Layout) -> Graph {
-    if layout.stages == 1 {
+pub fn sum_by_stage(mut graph: Graph, layout: &Layout, weights: Weights) -> Graph {
+    if layout.virtual_stages() == 1 {
         return graph;
     }
     let old = std::mem::take(&mut graph.body);
     let stage = stages::assign(&old, layout);
     let ends = leads_to_gradients(&old, &stage);
     let out = Body { dims: old.dims.clone(), nodes: vec![] };
-    let mut splitting = Splitting { old: &old, layout, stage, ends, out, map: vec![], parts: HashMap::new() };
+    let mut splitting = Splitting { old: &old, layout, weights, stage, ends, out, map: vec![], parts: HashMap::new() };
     for v in old.values() {
         let w = splitting.split(v);
         splitting.map.push(w);
@@ -50,13 +51,14 @@ fn leads_to_gradients(body: &Body, stage: &[Option<u32>]) -> Vec<bool> {
 struct Splitting<'a> {
     old: &'a Body,
     layout: &'a Layout,
+    weights: Weights,
     stage: Vec<Option<u32>>,
     /// Values that lead to gradients of parameters alone.
     ends: Vec<bool>,
     out: Body,
     /// For each old value, the new one.
     map: Vec<Value>,
-    /// Old values that are sums of one term for each of these stages.
+    /// Old values that are sums of one term for each of these stages, or virtual stages.
     parts: HashMap<Value, BTreeMap<u32, Value>>,
 }
 
@@ -81,12 +83,16 @@ impl Splitting<'_> {
 
     /// The terms of a sum, if several stages have some.
     fn terms(&mut self, v: Value) -> Option<BTreeMap<u32, Value>> {
+        let place = |g: u32| match self.weights {
+            Weights::InBackward => self.layout.stage(g),
+            Weights::Apart => g,
+        };
         let mut terms: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
         let mut loose = vec![];
         for a in &self.old[v].args {
             match (self.parts.get(a), self.stage[a.index()]) {
                 (Some(parts), _) => parts.iter().for_each(|(s, w)| terms.entry(*s).or_default().push(*w)),
-                (None, Some(g)) => terms.entry(self.layout.stage(g)).or_default().push(self.map[a.index()]),
+                (None, Some(g)) => terms.entry(place(g)).or_default().push(self.map[a.index()]),
                 (None, None) => loose.push(self.map[a.index()]),
             }
         }

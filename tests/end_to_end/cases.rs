@@ -251,14 +251,15 @@ fn windows_on_cp2_by_gathers_and_by_heads() {
     agrees("mixtral", &EXPERTS, "--cp 4 --cp-comm-type a2a+p2p --micro-batch-size 4");
 }
 
-/// Four of them, or `NATIVE_MESHES`: any case on any mesh, as it falls. Sizes, batches and layers that do not go round are refused, nothing else is.
+/// Four of them, or `NATIVE_MESHES`, from place `NATIVE_FIRST` of the list on: any case on any mesh, as it falls. Sizes, batches and layers that do not go round are refused, nothing else is.
 #[test]
 fn reference_cases_on_some_meshes_of_eight_ranks() {
-    let count = std::env::var("NATIVE_MESHES").ok().and_then(|s| s.parse().ok()).unwrap_or(4);
+    let number = |variable: &str, default: usize| std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
+    let (count, first) = (number("NATIVE_MESHES", 4), number("NATIVE_FIRST", 0));
     let all = [&LONG, &SHORT, &EXPERTS].into_iter().flat_map(|series| series.names.iter().map(move |name| (series, *name)));
     let all: Vec<(&Series, &str, Case)> =
         all.flat_map(|(series, name)| meshes(name == "mixtral").into_iter().map(move |m| (series, name, m))).collect();
-    let ran = mixed(all).into_iter().filter(|(series, name, mesh)| {
+    let ran = mixed(all).into_iter().skip(first).filter(|(series, name, mesh)| {
         // A balance of the whole batch goes with one microbatch; elsewhere there are as many as fit.
         let rows = series.batch / mesh.dp;
         let mesh = Case { micro_batch: if *name == "mixtral" { rows } else { 1 }, global_batch: series.batch, ..mesh.clone() };

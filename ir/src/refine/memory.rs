@@ -134,9 +134,9 @@ impl Region {
         let further = next.offset.checked_sub(self.offset).filter(|n| *n > 0)?;
         let later = next.holds.offset.checked_sub(self.holds.offset)?;
         let mut out = self.clone();
-        // Constants that lie apart, such as zeros, are no pieces of one.
+        // Constants that lie apart, such as zeros, are no pieces of one; those that interleave are.
         let constant = self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0);
-        if constant && later == 0 && further != self.reach() {
+        if constant && later == 0 && further > self.reach() {
             return None;
         }
         if self.layout == next.layout && self.holds.dims == next.holds.dims {
@@ -263,4 +263,31 @@ impl Reader<'_> {
 /// How much further on a place can lie at other coordinates.
 fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
     coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Access, Digits, Memory, Spot, Terms, What};
+    use crate::mesh::{Mesh, Sizes};
+    use crate::op::{DType, Op};
+
+    /// The pieces of a constant that lie at every second element, in two copies, and what a reader of all elements finds.
+    #[test]
+    fn pieces_of_a_constant_that_interleave_are_one() {
+        let one = Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None };
+        let mesh = Mesh::of_sizes(&one).expect("a mesh");
+        let mut terms = Terms::default();
+        let scalar = terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
+        let constant = |n: u64| Access { term: scalar, offset: 0, coords: vec![], dims: vec![Digits::new([(n, 0)])] };
+        let spot = |offset: u64, dims: Vec<(u64, u64)>| Spot { offset, coords: vec![], dims };
+        let mut memory = Memory::default();
+        memory.write(&mesh, &spot(0, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), None);
+        memory.write(&mesh, &spot(1, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+        // Those that lie apart stay apart, so that what is written to one leaves the other.
+        memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
+        memory.write(&mesh, &spot(12, vec![(2, 1)]), Access::whole(scalar, &[2]));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+    }
 }

@@ -39,20 +39,20 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
         return stages;
     }
     let mut found: Vec<Vec<Shared>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
-    // Stages that sum a gradient together agree on whether they share it out.
+    // Stages that sum a gradient together agree on whether they share it out. One that adds to it may not have the parameter.
     loop {
-        let mut whole: HashSet<u32> = HashSet::new();
-        for ((training, _), shared) in stages.iter().zip(&found) {
-            for params in training.stages.iter().map(|s| &s.1) {
-                let others = (0..params.len()).filter(|slot| !shared.iter().any(|s| s.slot as usize == *slot));
-                whole.extend(others.map(|slot| params[slot]));
-            }
-        }
+        let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<(u64, u32)> {
+            let stages = training.stages.iter().map(|(stage, params)| (u64::from(*stage), params));
+            stages.flat_map(|(stage, params)| shared.iter().map(move |s| (stage, params[s.slot as usize]))).collect()
+        };
+        let share: HashSet<(u64, u32)> = stages.iter().zip(&found).flat_map(own).collect();
         let count = |found: &[Vec<Shared>]| found.iter().map(Vec::len).sum::<usize>();
         let before = count(&found);
         for ((training, _), shared) in stages.iter().zip(&mut found) {
-            let agreed = |slot: u32| training.stages.iter().all(|s| !whole.contains(&s.1[slot as usize]));
-            shared.retain(|s| s.stages.is_none() || agreed(s.slot));
+            shared.retain(|s| {
+                let Some(Op::Collective { stages: Some(members), .. }) = s.stages.map(|v| &training.body[v].op) else { return true };
+                training.stages.iter().all(|(_, params)| members.iter().all(|m| share.contains(&(*m, params[s.slot as usize]))))
+            });
         }
         if count(&found) == before {
             break;

@@ -201,8 +201,9 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
+    let full = |e: &str| case.moe_buffer != Buffer::Whole && e.contains("--moe-buffer-factor");
     let got = match reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED) {
-        Err(e) if case.moe_buffer != Buffer::Whole && e.to_string().contains("--moe-buffer-factor") => return Ok(Outcome::Full(e.to_string())),
+        Err(e) if full(&e.to_string()) => return Ok(Outcome::Full(e.to_string())),
         got => got.map_err(|e| e.to_string())?,
     };
     let mut wrong = if case.precision.is_half() { without_rounding(&c, &eval_graph, &given)? } else { vec![] };
@@ -219,10 +220,16 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     let want = if exact { want.exactly() } else { want };
     wrong.extend(compare_step(graph, &want, &got));
     wrong.extend(planned_differently(text, defines, case, &given, &got)?);
-    let evaluated = |job: &Job| reference::run_eval(job, &given.params, &given.inputs, SEED).map_err(|e| format!("evaluation: {e}"));
+    if !wrong.is_empty() {
+        return Err(wrong.join("; "));
+    }
+    let evaluated = match reference::run_eval(&c.job, &given.params, &given.inputs, SEED) {
+        Err(e) if full(&e.to_string()) => return Ok(Outcome::Full(e.to_string())),
+        evaluated => evaluated.map_err(|e| format!("evaluation: {e}"))?,
+    };
     let want = Wanted::new(&eval_graph, &given, case.precision);
     let want = if exact && want.is_exact(&eval_graph, usize::MAX) { want.exactly() } else { want };
-    wrong.extend(compare_reports(&eval_graph, &want, &evaluated(&c.job)?).into_iter().map(|e| format!("evaluation's {e}")));
+    let wrong: Vec<String> = compare_reports(&eval_graph, &want, &evaluated).into_iter().map(|e| format!("evaluation's {e}")).collect();
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }

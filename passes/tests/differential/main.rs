@@ -21,4 +21,6 @@ mod parts;
 mod precision;
 mod programs;
 mod random;
+mod shared;
+mod shrink;
 mod wanted;

@@ -2,6 +2,7 @@
 
 use crate::generate::{Triple, triple};
 use crate::harness::{Data, Outcome, attempt};
+use crate::shrink::shrunk;
 use ir::op::DType;
 use passes::partition::Buffer;
 use passes::plan::{CpComm, Zero};
@@ -14,9 +15,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many triples: 600, or `DIFFERENTIAL_COUNT`, from seed 0 or `DIFFERENTIAL_FIRST` on. `DIFFERENTIAL_SEED=n` runs the one of seed n alone and
-/// prints it.
-fn number(variable: &str, default: u64) -> u64 {
+/// A number that the environment sets: how much of a test to run.
+pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default)
 }
 
@@ -70,11 +70,17 @@ fn run(seed: u64) -> Result<Outcome, String> {
     ran.map_err(|e| format!("DIFFERENTIAL_SEED={seed}: {e}\n{case:?}\n{text}"))
 }
 
+/// 600 triples, or `DIFFERENTIAL_COUNT`, from seed 0 or `DIFFERENTIAL_FIRST` on. `DIFFERENTIAL_SEED=n` runs the one of seed n alone and
+/// prints it; with `SHRINK=1`, if it is wrong, something smaller that is wrong likewise.
 #[test]
 fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     if let Some(seed) = std::env::var("DIFFERENTIAL_SEED").ok().and_then(|s| s.parse().ok()) {
         let Triple { text, case, .. } = triple(seed);
         println!("{case:?}\n{text}");
+        if number("SHRINK", 0) > 0 {
+            let small = shrunk(triple(seed));
+            println!("shrunk to\n{:?}\n{}", small.case, small.text);
+        }
         println!("{:?}", run(seed).unwrap_or_else(|e| panic!("{e}")));
         return;
     }
@@ -135,7 +141,8 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     println!("never seen together: {}", never.join(", "));
     assert!(triples < 600 || names.len() >= 20, "features are missing: only {names:?}");
     assert!(triples < 600 || never.is_empty(), "pairs of features are never seen together: {never:?}");
-    assert!(exact >= triples / 5, "only {exact} triples were compared to the last bit");
-    assert!(full <= triples / 20, "{full} models have more rows than room");
-    assert!(blown <= triples / 50, "{blown} models leave the finite numbers");
+    // A short run may happen to have few.
+    assert!(triples < 600 || exact >= triples / 5, "only {exact} triples were compared to the last bit");
+    assert!(triples < 600 || full <= triples / 20, "{full} models have more rows than room");
+    assert!(triples < 600 || blown <= triples / 50, "{blown} models leave the finite numbers");
 }

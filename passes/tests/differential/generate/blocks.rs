@@ -193,8 +193,8 @@ impl Writer {
         self.line("dim one = 1, places = seq;");
         self.line("let y = view(x, seq -> [one, places]);");
         self.line("let total = sum(y, over: one);");
-        // Twice, so that some of each place is left: a norm of zeros magnifies rounding.
-        let first = if self.exact() { "x[seq: 0]" } else { "2 * x[seq: 0]" };
+        // Three times, so that some of each place is left, also of `x` and this: a norm of zeros magnifies rounding.
+        let first = if self.exact() { "x[seq: 0]" } else { "3 * x[seq: 0]" };
         self.line(format!("return view(total, places -> seq) - {first};"));
     }
 

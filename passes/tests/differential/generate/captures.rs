@@ -24,7 +24,7 @@ impl Captures {
             let ways = [
                 "z = z + kept;",
                 "z = z * kept;",
-                "z = z + linear(linear(kept, hidden, ffn) as from_kept, ffn, hidden) as to_stream;",
+                "z = z + linear(linear(kept, hidden, ffn) as from_kept, ffn, hidden) as kept_stream;",
                 "if i % 2 == 0 {\nz = kept - z;\n}",
             ];
             let way = dice.pick(&ways);
