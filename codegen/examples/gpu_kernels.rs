@@ -7,7 +7,7 @@ use codegen::{Emit, Target, object};
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
-use ir::op::{DType, Op, Unary};
+use ir::op::{Attention, AttentionGrad, DType, Op, Real, Unary};
 use std::error::Error;
 use std::fmt::Write;
 use std::path::Path;
@@ -81,6 +81,38 @@ fn experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
     make.kernel(y, false)
 }
 
+/// Causal attention of 4,096 positions, 16 heads of which two share keys: forward, or the gradients.
+fn attention(backward: bool, d: u64) -> Kernel {
+    let mut make = Maker::default();
+    let [at, keys, kv, group, d] = make.dims([("at", 4096), ("keys", 4096), ("kv", 8), ("group", 2), ("d", d)]);
+    let attention = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
+    let (rows, of_keys) = (vec![at, kv, group, d], [keys, kv, d]);
+    let q = make.input(DType::Bf16, &rows);
+    let [k, v] = [0, 1].map(|_| make.input(DType::Bf16, &of_keys));
+    let numbers = Type::new(DType::F32, &rows[..3]);
+    let mut args = vec![q, k, v];
+    if backward {
+        args.extend([make.input(DType::F32, &rows[..3]), make.input(DType::F32, &rows[..3]), make.input(DType::Bf16, &rows)]);
+    }
+    let positions = [at, keys].map(|d| make.input(DType::I32, &[d]));
+    args.extend(positions);
+    let results = if backward {
+        [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
+            .map(|w| {
+                let ty = make.body[if w == AttentionGrad::Q { q } else { k }].ty.clone();
+                make.op(Op::AttentionGrad(attention.clone(), w), &args, ty)
+            })
+            .to_vec()
+    } else {
+        let out = make.op(Op::Attention(attention.clone()), &args, Type::new(DType::Bf16, &rows[..]));
+        let lse = make.op(Op::AttentionLse(attention), &[&[q, k], &positions[..]].concat(), numbers);
+        vec![out, lse]
+    };
+    let outputs = results.iter().map(|v| Output { value: *v, strides: dense(&make.body.dims, &make.body[*v].ty), accumulate: false }).collect();
+    let family = if backward { Family::AttentionGrad } else { Family::Attention };
+    Kernel { family, body: make.body, inputs: make.inputs, scalars: vec![], outputs }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [tools, rest @ ..] = arguments.as_slice() else { return Err("the directory of ptxas is missing".into()) };
@@ -97,6 +129,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("f32 4096 x 3072 x 768 NN".into(), plain("NN", gpt, DType::F32)),
         ("f32 4096 x 3072 x 768 NT".into(), plain("NT", gpt, DType::F32)),
     ]);
+    for d in [64, 128] {
+        kernels.push((format!("bf16 causal attention, heads of {d}"), attention(false, d)));
+        kernels.push((format!("bf16 gradients of causal attention, heads of {d}"), attention(true, d)));
+    }
     let mut table = String::from(
         "| kernel (m x n x k) | GPU | threads | registers | shared bytes | stack, spills | HMMA | HGMMA | FFMA | LDGSTS | UTMALDG | LDSM |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );

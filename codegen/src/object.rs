@@ -117,7 +117,7 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
     let (shape, launch) = match &kernel.family {
         Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
         Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, name)?),
-        Family::Attention | Family::AttentionGrad => of_warps(attention::emit_for_gpu(&b, kernel, target, name)?),
+        Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
         Family::Gemm => gemm::gpu::emit(&b, kernel, name)?,
     };
     launch.check(kernel).map_err(CompileError::unsupported)?;

@@ -7,6 +7,7 @@
 //! All inner sums are f32; results are rounded once.
 
 mod backward;
+mod cores;
 mod forward;
 mod lanes;
 #[cfg(test)]
@@ -15,20 +16,33 @@ mod tiles;
 
 pub use backward::emit as emit_backward;
 pub use forward::emit as emit_forward;
-pub use lanes::emit as emit_for_gpu;
 
-use crate::CompileError;
-use crate::abi::Entry;
+use crate::abi::{Entry, launch_of_warps};
 use crate::build::llvm::{Index, Llvm, Pointer, Vector};
+use crate::build::simt::Simt;
 use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::layout::{self, div_ceil, tensors};
 use crate::pointwise;
 use crate::target::Target;
+use crate::{CompileError, Shape};
 use inkwell::values::FunctionValue;
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Kernel;
+use ir::launch::Launch;
 use ir::op::{Attention, Op};
+
+/// Writes the kernel `name` for a GPU, on tensor cores where they can do it, and reports what it needs.
+///
+/// # Errors
+/// The kernel is not attention of inputs, or its gradients.
+pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let plan = Plan::new(kernel, target)?;
+    match cores::half(&plan) {
+        Some(half) => cores::emit(b, &plan, half, name),
+        None => lanes::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
+    }
+}
 
 /// Queries and keys of a block, where there are as many.
 const BLOCK: i64 = 64;

@@ -1,3 +1,4 @@
+use crate::testing::ordering::every_line_is_needed;
 use crate::testing::{Make, check_with, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -14,13 +15,16 @@ struct Case {
     keys: u64,
     d: u64,
     causal: bool,
+    /// Of q, k, v and their gradients.
+    dtype: DType,
     window: Option<u32>,
     /// Position of a query and of a key, by its number and how many there are.
     positions: [fn(u64, u64) -> u64; 2],
 }
 
 const IN_ORDER: fn(u64, u64) -> u64 = |i, _| i;
-const BASE: Case = Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, window: None, positions: [IN_ORDER; 2] };
+const BASE: Case =
+    Case { batch: 2, kv: 2, group: 1, queries: 20, keys: 20, d: 16, causal: true, dtype: DType::F32, window: None, positions: [IN_ORDER; 2] };
 
 struct Parts {
     make: Make,
@@ -45,8 +49,8 @@ fn position_inputs(make: &mut Make, a: &Attention) -> Vec<Value> {
 
 fn forward(case: &Case) -> Kernel {
     let Parts { mut make, attention, q_dims, k_dims } = parts(case);
-    let q = make.input(DType::F32, &q_dims);
-    let (k, v) = (make.input(DType::F32, &k_dims), make.input(DType::F32, &k_dims));
+    let q = make.input(case.dtype, &q_dims);
+    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &k_dims));
     let positions = position_inputs(&mut make, &attention);
     let out = make.op(Op::Attention(attention.clone()), &[&[q, k, v], &positions[..]].concat());
     let lse = make.op(Op::AttentionLse(attention), &[&[q, k], &positions[..]].concat());
@@ -55,11 +59,11 @@ fn forward(case: &Case) -> Kernel {
 
 fn backward(case: &Case) -> Kernel {
     let Parts { mut make, attention, q_dims, k_dims } = parts(case);
-    let q = make.input(DType::F32, &q_dims);
-    let (k, v) = (make.input(DType::F32, &k_dims), make.input(DType::F32, &k_dims));
+    let q = make.input(case.dtype, &q_dims);
+    let (k, v) = (make.input(case.dtype, &k_dims), make.input(case.dtype, &k_dims));
     let row_dims = &q_dims[..4];
     let (lse, delta) = (make.input(DType::F32, row_dims), make.input(DType::F32, row_dims));
-    let dout = make.input(DType::F32, &q_dims);
+    let dout = make.input(case.dtype, &q_dims);
     let positions = position_inputs(&mut make, &attention);
     let grads = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V];
     let outputs = grads.map(|which| {
@@ -81,15 +85,30 @@ fn inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
     inputs
 }
 
+/// Scores are sums of as many products, so they differ by more where factors have few bits.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => 1e-2,
+        DType::F16 => 2e-3,
+        DType::F32 | DType::I32 | DType::Bool => 1e-5,
+    }
+}
+
+/// The inputs of the gradients, with the logarithms that belong to them.
+fn backward_inputs(case: &Case, kernel: &Kernel) -> Vec<Vec<f64>> {
+    let mut operands = inputs(case, kernel);
+    let first = forward(case);
+    let positions = operands.len() - first.inputs.len() + 3;
+    let of_forward = [&operands[..3], &operands[positions..]].concat();
+    operands[3] = first.run(&of_forward, &[]).swap_remove(1);
+    operands
+}
+
 fn check_case(case: &Case) {
     let kernel = forward(case);
-    let operands = inputs(case, &kernel);
-    check_with(&kernel, &operands, &[], 1e-5);
-    let lse = kernel.run(&operands, &[]).swap_remove(1);
+    check_with(&kernel, &inputs(case, &kernel), &[], tolerance(case.dtype));
     let kernel = backward(case);
-    let mut operands = inputs(case, &kernel);
-    operands[3] = lse;
-    check_with(&kernel, &operands, &[], 3e-5);
+    check_with(&kernel, &backward_inputs(case, &kernel), &[], 3.0 * tolerance(case.dtype));
 }
 
 #[test]
@@ -156,5 +175,44 @@ fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
             let alone = Kernel { outputs: vec![ir::kernel::Output { accumulate: true, ..output }], ..kernel.clone() };
             check_with(&alone, &inputs(&case, &kernel), &[], tolerance);
         }
+    }
+}
+
+/// What tensor cores do: 16-bit operands, heads of 64 or 128.
+const CORES: Case = Case { d: 64, dtype: DType::Bf16, batch: 1, kv: 1, ..BASE };
+
+#[test]
+fn tensor_cores_agree_with_and_without_a_mask() {
+    for (dtype, d) in [(DType::Bf16, 64), (DType::F16, 128)] {
+        for (causal, queries, keys) in [(false, 128, 128), (true, 256, 256), (false, 75, 200), (true, 33, 33), (true, 1, 1)] {
+            check_case(&Case { queries, keys, d, dtype, causal, ..CORES });
+        }
+    }
+}
+
+#[test]
+fn tensor_cores_share_keys_among_queries_and_skip_what_is_hidden() {
+    let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
+    check_case(&Case { batch: 2, kv: 2, group: 3, queries: 70, keys: 70, ..CORES });
+    check_case(&Case { group: 2, queries: 150, keys: 130, causal: false, d: 128, ..CORES });
+    for (d, window) in [(64, 5), (128, 100)] {
+        check_case(&Case { d, window: Some(window), queries: 300, keys: 300, ..CORES });
+        check_case(&Case { d, window: Some(window), positions: [zig_zag, IN_ORDER], queries: 140, keys: 280, group: 2, ..CORES });
+    }
+    check_case(&Case { positions: [|i, _| i / 7, |i, n| (n - 1 - i) / 5], queries: 140, keys: 150, ..CORES });
+    // The first queries see nothing.
+    check_case(&Case { positions: [IN_ORDER, |i, _| i + 150], queries: 300, keys: 80, ..CORES });
+}
+
+#[test]
+fn tensor_cores_need_every_wait_and_barrier() {
+    // Two tiles for a block, several visits of each, some hidden and some not whole.
+    let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync"];
+    let masked = Case { queries: 150, keys: 150, group: 2, ..CORES };
+    let plain = Case { causal: false, ..masked };
+    for (case, at_least) in [(masked, 7), (plain, 5)] {
+        let (first, second) = (forward(&case), backward(&case));
+        every_line_is_needed(&first, "sm_80", &inputs(&case, &first), &ordering, at_least);
+        every_line_is_needed(&second, "sm_80", &backward_inputs(&case, &second), &ordering, 2 * at_least - 1);
     }
 }

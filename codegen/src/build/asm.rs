@@ -35,6 +35,8 @@ pub enum Instruction {
     LoadMatrices { transposed: bool },
     /// `(4 words of A, 2 words of B, 4 sums)`: 16 x 8 sums of 16 products each, to four sums.
     Multiply(Half),
+    /// Not an instruction: at the start of a loop, asks the assembler to leave it rolled.
+    LeaveRolled,
 }
 
 /// What an instruction gives.
@@ -87,6 +89,7 @@ impl Instruction {
             Instruction::CopyAsyncFilled { bytes } => {
                 nothing(format!("cp.async.{}.shared.global [$0], [$1], {bytes}, $2;", cache(bytes)), &[("r", 1), ("l", 1), ("r", 1)])
             }
+            Instruction::LeaveRolled => nothing(".pragma \"nounroll\";".into(), &[]),
             Instruction::CommitCopies => nothing("cp.async.commit_group;".into(), &[]),
             Instruction::WaitCopies { left } => nothing(format!("cp.async.wait_group {left};"), &[]),
             Instruction::LoadMatrices { transposed } => Text {

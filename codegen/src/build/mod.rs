@@ -7,6 +7,7 @@
 
 pub mod asm;
 pub mod block;
+pub mod fragments;
 pub mod llvm;
 pub mod mlir;
 pub mod simt;

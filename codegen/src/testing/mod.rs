@@ -1,6 +1,7 @@
 //! Kernels for tests: built by a few words, compiled, run, and compared with the reference evaluator.
 
 pub mod assembling;
+pub mod ordering;
 
 use crate::abi::KernelFn;
 use crate::object::{self, Emit};

@@ -12,11 +12,10 @@ use super::{Arguments, Plan, Rows};
 use crate::build::simt::{LANES, Simt};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
-use crate::target::Target;
 use crate::{CompileError, Shape, math, pointwise};
 use inkwell::values::{BasicValueEnum, IntValue, PointerValue};
 use ir::dim::Dim;
-use ir::kernel::{Kernel, Output};
+use ir::kernel::Output;
 use ir::op::Op;
 
 type Value<'c> = BasicValueEnum<'c>;
@@ -30,10 +29,10 @@ const ROWS: i64 = 8;
 /// Writes the kernel `name`, of attention or of its gradients, and reports what it needs.
 ///
 /// # Errors
-/// The kernel is not attention of inputs.
-pub fn emit(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
-    let plan = Plan::new(kernel, target)?;
-    let lanes = Lanes { b, plan: &plan };
+/// An operand is not an input.
+pub fn emit(b: &Simt, plan: &Plan, name: &str) -> Result<Shape, CompileError> {
+    let kernel = plan.kernel;
+    let lanes = Lanes { b, plan };
     let parts = match kernel.family {
         ir::kernel::Family::AttentionGrad => lanes.backward()?,
         _ => vec![lanes.forward()?],
@@ -44,20 +43,20 @@ pub fn emit(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<Sh
         let mut before = 0;
         for part in &parts {
             let (tile, runs) = (b.index_sub(entry.first_tile, b.index(before)), b.index(part.runs));
-            let [number, end] = [entry.first_tile, b.index(before + part.tiles(&plan))].map(|i| b.splat(i));
+            let [number, end] = [entry.first_tile, b.index(before + part.tiles(plan))].map(|i| b.splat(i));
             let here = b.int2(IntBinary::And, b.compare_int(Compare::Ge, number, b.i64(before)), b.compare_int(Compare::Lt, number, end));
             b.when(here, &[], || {
                 // The last runs of a causal head are the longest; they come first.
                 let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
-                let at = arguments.at(b, &plan, &part.heads, b.index_div(tile, runs));
+                let at = arguments.at(b, plan, &part.heads, b.index_div(tile, runs));
                 (part.write)(&at, b.index_mul(run, b.index(part.rows)));
                 vec![]
             });
-            before += part.tiles(&plan);
+            before += part.tiles(plan);
         }
         Ok(())
     })?;
-    Ok(Shape { tiles: parts.iter().map(|part| part.tiles(&plan) as u64).sum(), scratch_bytes: 0 })
+    Ok(Shape { tiles: parts.iter().map(|part| part.tiles(plan) as u64).sum(), scratch_bytes: 0 })
 }
 
 /// Tiles of one kind: runs of rows of each head.

@@ -1,7 +1,8 @@
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
-use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx};
-use emulator::{Options, Timing};
+use crate::testing::ordering::every_line_is_needed;
+use crate::testing::{Make, assembling, check_with, golden, random_inputs};
+use emulator::Options;
 use ir::kernel::{Family, Kernel};
 use ir::op::{DType, Op, Unary};
 
@@ -21,45 +22,20 @@ fn integers(kernel: &Kernel) -> Vec<Vec<f64>> {
     random_inputs(kernel, 3, 7).into_iter().map(round).collect()
 }
 
-fn all_options() -> Vec<Options> {
-    let timings = [Timing::Late, Timing::Random, Timing::Early];
-    let options = |timing, seed| Options { timing, seed, threads: 1, limit: 1 << 20, ..Options::default() };
-    (0..3).flat_map(|seed| timings.map(|timing| options(timing, seed))).collect()
-}
-
 fn compiled(kernel: &Kernel, cpu: &str) -> (Compiled, String) {
     let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
     let text = String::from_utf8(compiled.object.clone()).expect("PTX is text");
     (compiled, text)
 }
 
-/// Right in every timing; and without any line that begins with one of `ordering`, a fault or a wrong result in some.
-fn every_line_that_orders_is_needed(kernel: &Kernel, cpu: &str, ordering: &[&str], at_least: usize) {
-    let inputs = integers(kernel);
-    let want = kernel.run(&inputs, &[]);
-    let (compiled, text) = compiled(kernel, cpu);
-    let run = |text: &str, options| run_ptx(kernel, &compiled, text, options, &inputs, &[], f64::NAN);
-    for options in all_options() {
-        assert_eq!(run(&text, options).unwrap_or_else(|e| panic!("{options:?}: {e}\n{text}")), want, "{options:?}");
-    }
-    let lines: Vec<&str> = text.lines().collect();
-    let orders = |line: &&str| ordering.iter().any(|o| line.trim_start().starts_with(o));
-    let mut tried = 0;
-    for (number, line) in lines.iter().enumerate().filter(|(_, line)| orders(line)) {
-        tried += 1;
-        let without: String = lines.iter().enumerate().filter(|(k, _)| *k != number).map(|(_, l)| format!("{l}\n")).collect();
-        let found = all_options().into_iter().any(|options| run(&without, options).map_or(true, |out| out != want));
-        assert!(found, "nothing is found without line {}, `{}`\n{text}", number + 1, line.trim());
-    }
-    assert!(tried >= at_least, "only {tried} lines order something");
-}
-
 #[test]
 fn asynchronous_copies_need_every_wait_and_barrier() {
     // Two tiles for a block, more steps than stages, edges everywhere.
-    let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync"];
-    every_line_that_orders_is_needed(&product([false, false], [100, 72, 200], DType::Bf16), "sm_80", &ordering, 8);
-    every_line_that_orders_is_needed(&product([false, true], [100, 70, 75], DType::F32), "sm_80", &ordering, 7);
+    for (kernel, at_least) in [(product([false, false], [100, 72, 200], DType::Bf16), 8), (product([false, true], [100, 70, 75], DType::F32), 7)] {
+        let inputs = integers(&kernel);
+        check_with(&kernel, &inputs, &[], 0.0);
+        every_line_is_needed(&kernel, "sm_80", &inputs, &["cp.async.commit", "cp.async.wait", "bar.sync"], at_least);
+    }
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! The gradients of attention, in two kinds of tiles: of queries, for the gradient of q, and of keys, for those of k and v, which meet the queries of all heads that
+//! share them. Both compute the scores and the gradients of probabilities again; every sum is one warp's, in a fixed order.
+
+use super::*;
+use ir::op::AttentionGrad;
+use std::f64::consts::LOG2_E;
+
+/// Operands as rows, and the two numbers per query.
+#[derive(Clone, Copy)]
+struct Operands {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    dout: Rows,
+    lse: usize,
+    delta: usize,
+}
+
+/// What an output is a sum of.
+#[derive(Clone, Copy)]
+enum Of {
+    /// The other side's first factor, weighted by the gradients of scores.
+    Scores,
+    /// Its second one, weighted by probabilities.
+    Probabilities,
+}
+
+impl<'c> Cores<'_, 'c> {
+    pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
+        let plan = self.plan;
+        let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
+        let operand = |slot: usize| plan.operand(args[slot]);
+        let operands = Operands {
+            q: plan.query_rows(operand(0)?),
+            k: plan.key_rows(operand(1)?),
+            v: plan.key_rows(operand(2)?),
+            lse: operand(3)?,
+            delta: operand(4)?,
+            dout: plan.query_rows(operand(5)?),
+        };
+        let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
+            .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
+        let mut parts = Vec::new();
+        if !(dk.is_empty() && dv.is_empty()) {
+            let wanted = [(Of::Scores, dk), (Of::Probabilities, dv)].into_iter().filter(|(_, outputs)| !outputs.is_empty());
+            parts.push(self.part(operands, Side::Keys, wanted.collect()));
+        }
+        if !dq.is_empty() {
+            parts.push(self.part(operands, Side::Queries, vec![(Of::Scores, dq)]));
+        }
+        Ok(parts)
+    }
+
+    /// Tiles of one side, and the outputs that they sum.
+    fn part<'s>(&'s self, operands: Operands, side: Side, wanted: Vec<(Of, Vec<(usize, &'s Output)>)>) -> Part<'s, 'c> {
+        let plan = self.plan;
+        let Operands { q, k, v, dout, lse, delta } = operands;
+        let (mine, theirs) = match side {
+            Side::Queries => ([q, dout], [k, v]),
+            Side::Keys => ([k, v], [q, dout]),
+        };
+        let sizes = Sizes { tall: 1, others: if plan.d == 64 { 64 } else { 32 } };
+        let (tile_bytes, block_bytes) = (sizes.own() * self.row_bytes(), sizes.others * self.row_bytes());
+        // Two numbers of each query that comes by.
+        let numbers = 2 * block_bytes;
+        let stage_bytes = numbers + if side == Side::Keys { 8 * sizes.others } else { 0 };
+        let stages = 2 * tile_bytes;
+        let list = stages + 2 * stage_bytes;
+        let heads = if side == Side::Keys { plan.sizes(&plan.group) } else { 1 };
+        let write = move |at: &At<'c>, first: Index<'c>| {
+            let b = self.b;
+            let own = Own { side, sizes, first };
+            let part = |offset: i64| self.plus(b.shared(), offset);
+            let visits = self.visits(at, &own, heads, part(list));
+            // The head that a visit is of: queries have heads of their own, and share those of keys.
+            let of = |visit: &Visit<'c>| if heads == 1 { at.at(b, plan, &[], b.index(0)) } else { at.at(b, plan, &plan.group, b.widen(visit.head)) };
+            let begin = || {
+                for (rows, place) in mine.iter().zip([0, tile_bytes]) {
+                    self.copy_rows(at, rows, first, sizes.own(), part(place));
+                }
+            };
+            let load = |visit: &Visit<'c>, stage: Index<'c>| {
+                let at = of(visit);
+                let first = b.widen(self.scaled(visit.block, sizes.others));
+                for (rows, place) in theirs.iter().zip([0, block_bytes]) {
+                    self.copy_rows(&at, rows, first, sizes.others, self.plus(stage, place));
+                }
+                if side == Side::Keys {
+                    self.copy_numbers(&at, [lse, delta], first, sizes.others, self.plus(stage, numbers));
+                }
+            };
+            let kept = (side == Side::Queries).then(|| self.numbers_of_rows(at, &own, [lse, delta]));
+            let half = (sizes.tall * plan.d / 2) as usize;
+            let start = vec![b.f32(0.0); half * wanted.len()];
+            let sums = self.stream(&visits, [part(stages), b.word(stage_bytes)], begin, &load, &start, &mut |visit, stage, sums| {
+                let scores = self.products(sizes, part(0), stage);
+                let dp = self.products(sizes, part(tile_bytes), self.plus(stage, block_bytes));
+                let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
+                let slopes = self.slopes(&scores, &dp, &numbers);
+                let slopes = self.hide(at, &own, visit, &slopes, b.f32(0.0));
+                let (p, ds) = slopes.split_at(slopes.len() / 2);
+                let mut sums = sums.to_vec();
+                for (sums, (of, _)) in sums.chunks_mut(half).zip(&wanted) {
+                    match of {
+                        Of::Scores => self.weigh(sizes, ds, stage, sums),
+                        Of::Probabilities => self.weigh(sizes, p, self.plus(stage, block_bytes), sums),
+                    }
+                }
+                sums
+            });
+            for (sums, (of, outputs)) in sums.chunks(half).zip(&wanted) {
+                let factor = match of {
+                    Of::Scores => plan.attention.scale.0,
+                    Of::Probabilities => 1.0,
+                };
+                for output in outputs {
+                    self.store_sums(at, &own, *output, sums, &vec![b.f32(factor); 2 * sizes.tall as usize]);
+                }
+            }
+        };
+        let mut dims = plan.shared.clone();
+        if side == Side::Queries {
+            dims.extend(&plan.group);
+        }
+        let shared_bytes = list + self.list_bytes(side, sizes);
+        Part { heads: dims, sizes, runs: div_ceil(self.count(side), sizes.own()), shared_bytes, write: Box::new(write) }
+    }
+
+    /// Probabilities, then the gradients of scores, but for the scale. `numbers` are of each element's query: minus the logarithm to base 2, and delta.
+    fn slopes(&self, scores: &[Value<'c>], dp: &[Value<'c>], numbers: &[[Value<'c>; 2]]) -> Vec<Value<'c>> {
+        let b = self.b;
+        let scale = b.f32(self.plan.attention.scale.0 * LOG2_E);
+        let p: Vec<_> = scores.iter().zip(numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, scale, *log))).collect();
+        let ds: Vec<_> = p.iter().zip(dp).zip(numbers).map(|((p, dp), [_, delta])| b.mul(*p, b.sub(*dp, *delta))).collect();
+        [p, ds].concat()
+    }
+
+    fn minus_log2(&self, lse: Value<'c>) -> Value<'c> {
+        self.b.mul(lse, self.b.f32(-LOG2_E))
+    }
+
+    /// Bytes between the numbers of neighbouring queries.
+    fn step(&self, tensor: usize) -> i64 {
+        Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
+    }
+
+    /// The numbers of each element's row, a query of the tile.
+    fn numbers_of_rows(&self, at: &At<'c>, own: &Own<'c>, tensors: [usize; 2]) -> Vec<[Value<'c>; 2]> {
+        let b = self.b;
+        let of_row: Vec<_> = (0..2 * own.sizes.tall)
+            .map(|k| {
+                let row = b.least(self.row(own, k / 2, k % 2), b.index(self.count(own.side) - 1));
+                let [lse, delta] = tensors.map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(row, b.index(self.step(t)))), Lane::F32));
+                [self.minus_log2(lse), delta]
+            })
+            .collect();
+        let across = own.sizes.others as usize / 2;
+        (0..across * own.sizes.tall as usize).map(|i| of_row[i / across * 2 + i / 2 % 2]).collect()
+    }
+
+    /// Starts the copy of two numbers of each of `count` queries: those of one tensor, then those of the other. Past the end they are the last query's.
+    fn copy_numbers(&self, at: &At<'c>, tensors: [usize; 2], first: Index<'c>, count: i64, to: Index<'c>) {
+        let b = self.b;
+        let thread = b.thread();
+        let copy = || {
+            let row = b.least(b.index_add(first, b.widen(b.index_rem(thread, b.word(count)))), b.index(self.plan.queries - 1));
+            let [lse, delta] = tensors.map(|t| b.address(b.at(at.tensors[t], b.index_mul(row, b.index(self.step(t))))));
+            let from = b.choose(b.less(thread, b.word(count)), lse, delta);
+            b.asm(Instruction::CopyAsync { bytes: 4 }, &[b.index_add(to, self.scaled(thread, 4)).into(), from.into()]);
+        };
+        match 2 * count < THREADS {
+            true => b.if_so(b.less(thread, b.word(2 * count)), copy),
+            false => copy(),
+        }
+    }
+
+    /// The numbers of each element's column, a query that came by.
+    fn numbers_of_columns(&self, sizes: Sizes, from: Index<'c>) -> Vec<[Value<'c>; 2]> {
+        let b = self.b;
+        let blocks = 0..sizes.others / COLUMNS;
+        let pairs: Vec<_> = blocks
+            .map(|n| {
+                let place = b.index_add(from, self.scaled(self.column(n), 4));
+                [b.load_shared(place, 2), b.load_shared(self.plus(place, 4 * sizes.others), 2)]
+            })
+            .collect();
+        let of_columns: Vec<_> = pairs.iter().map(|[lse, delta]| [0, 1].map(|e| [self.minus_log2(lse[e]), delta[e]])).collect();
+        (0..(sizes.tall * sizes.others / 2) as usize).map(|i| of_columns[i / 4 % of_columns.len()][i % 2]).collect()
+    }
+}

@@ -1,0 +1,388 @@
+//! Attention on the tensor cores of sm_80, after FlashAttention-2 (Dao 2023): 16-bit operands, heads of 64 or 128 elements.
+//!
+//! A block keeps a tile of rows of one side in shared memory, its own, and the other side's rows come by in blocks: while one is computed with, the next is on its
+//! way (`cp.async`). A warp has some rows of the tile. Scores, their exponentials and all sums stay in its registers: the layout of a product's
+//! sums is that of a product's first factor (`mma.m16n8k16`), so exponentials are rounded to 16 bits and multiplied where they are.
+//!
+//! Rows lie 16 bytes further apart in shared memory than they are long, so that neither the copies nor `ldmatrix`, eight rows at a
+//! time, meet in a bank, and all addresses of a tile are one and a constant. A list of the blocks that the mask leaves something of is made first, from the bounds of
+//! positions; it says which need the mask.
+
+mod backward;
+mod forward;
+mod visits;
+
+use super::{Arguments, Plan, Rows};
+use crate::abi::launch_of_blocks;
+use crate::build::asm::{Half, Instruction};
+use crate::build::block::Index;
+use crate::build::simt::{Bounds, LANES, Pointer, Simt, Value};
+use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
+use crate::layout::{div_ceil, tensors};
+use crate::loops::accumulated;
+use crate::{CompileError, Shape, pointwise};
+use ir::dim::Dim;
+use ir::kernel::{Kernel, Output};
+use ir::launch::Launch;
+use ir::op::{DType, Op};
+use visits::{Side, Visit, Visits};
+
+type At<'c> = Arguments<Pointer<'c>>;
+
+/// Warps of a block.
+const WARPS: i64 = 4;
+/// Threads of a block.
+const THREADS: i64 = WARPS * LANES as i64;
+/// Rows, columns and contracted elements of one instruction.
+const ROWS: i64 = 16;
+const COLUMNS: i64 = 8;
+const DEPTH: i64 = 16;
+/// Bytes of an element, of a copy, and elements of a copy.
+const ELEMENT: i64 = 2;
+const UNIT: i64 = 16;
+
+/// What is multiplied, if tensor cores can do this attention: elements of 16 bits, one after the other, whose rows begin at multiples of 16 bytes.
+pub fn half(plan: &Plan) -> Option<Half> {
+    let kernel = plan.kernel;
+    let node = &kernel.body[kernel.outputs.iter().find(|o| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)))?.value];
+    let factors = match node.op {
+        Op::AttentionGrad(..) => vec![node.args[0], node.args[1], node.args[2], node.args[5]],
+        _ => node.args[..3].to_vec(),
+    };
+    let dtype = kernel.body[factors[0]].ty.dtype;
+    let half = match dtype {
+        DType::Bf16 => Half::Bf16,
+        DType::F16 => Half::F16,
+        DType::F32 | DType::I32 | DType::Bool => return None,
+    };
+    let tensors = tensors(kernel);
+    // Strides of everything but the elements of a head are multiples of so many elements.
+    let dense = |tensor: usize, unit: u64| {
+        let (ty, strides) = tensors[tensor];
+        ty.dims.iter().zip(strides).all(|(d, s)| if *d == plan.attention.d { *s == 1 } else { s % unit == 0 })
+    };
+    let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
+    let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)));
+    let fits = (plan.d == 64 || plan.d == 128) && plan.attention.scale.0 > 0.0 && inputs;
+    (fits && outputs.all(|(i, _)| dense(kernel.inputs.len() + i, 2))).then_some(half)
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An operand is not an input.
+pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let kernel = plan.kernel;
+    let cores = Cores { b, plan, half };
+    let parts = match kernel.family {
+        ir::kernel::Family::AttentionGrad => cores.backward()?,
+        _ => vec![cores.forward()?],
+    };
+    let arguments = [kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len()];
+    let bounds = Bounds { threads: THREADS as u32, blocks: 2 };
+    b.kernel_of_blocks(name, arguments, bounds, &mut |entry| {
+        let arguments = Arguments::new(kernel, entry, |from, bytes| b.load_pointer(b.at_const(from, bytes)));
+        // The tile before this one is read no more.
+        b.barrier();
+        let mut before = 0;
+        for part in &parts {
+            let (tile, runs) = (b.index_sub(entry.first_tile, b.index(before)), b.index(part.runs));
+            let end = b.index(before + part.tiles(plan));
+            let here = b.int2(
+                IntBinary::And,
+                b.compare_int(Compare::Ge, entry.first_tile.into(), b.i64(before)),
+                b.compare_int(Compare::Lt, entry.first_tile.into(), end.into()),
+            );
+            b.if_so(here.into_int_value(), || {
+                // The last runs of a causal head are the longest; they come first.
+                let run = b.index_sub(b.index(part.runs - 1), b.index_rem(tile, runs));
+                let at = arguments.at(b, plan, &part.heads, b.index_div(tile, runs));
+                (part.write)(&at, b.index_mul(run, b.index(part.sizes.own())));
+            });
+            before += part.tiles(plan);
+        }
+        Ok(())
+    })?;
+    let shared = parts.iter().map(|p| p.shared_bytes).max().expect("invariant: a kernel has results");
+    let shape = Shape { tiles: parts.iter().map(|p| p.tiles(plan) as u64).sum(), scratch_bytes: 0 };
+    Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
+}
+
+/// Tiles of one kind: runs of rows of each head.
+struct Part<'s, 'c> {
+    heads: Vec<Dim>,
+    sizes: Sizes,
+    runs: i64,
+    shared_bytes: i64,
+    /// Writes a tile: the arguments at its head, and its first row.
+    write: Box<dyn Fn(&At<'c>, Index<'c>) + 's>,
+}
+
+impl Part<'_, '_> {
+    fn tiles(&self, plan: &Plan) -> i64 {
+        self.runs * plan.sizes(&self.heads)
+    }
+}
+
+/// Rows of a block.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Times 16 rows of the tile that a warp has.
+    tall: i64,
+    /// Rows of the other side that are met at once.
+    others: i64,
+}
+
+impl Sizes {
+    fn of_warp(self) -> i64 {
+        self.tall * ROWS
+    }
+
+    fn own(self) -> i64 {
+        WARPS * self.of_warp()
+    }
+}
+
+/// The kernel under construction.
+struct Cores<'a, 'c> {
+    b: &'a Simt<'c>,
+    plan: &'a Plan<'a>,
+    half: Half,
+}
+
+/// A tile of rows in the making: where its first one is, and where its list of visits lies.
+#[derive(Clone, Copy)]
+struct Own<'c> {
+    side: Side,
+    sizes: Sizes,
+    /// The number of the tile's first row, 64 bits.
+    first: Index<'c>,
+}
+
+impl<'c> Cores<'_, 'c> {
+    /// Bytes from row to row in shared memory.
+    fn row_bytes(&self) -> i64 {
+        ELEMENT * self.plan.d + UNIT
+    }
+
+    fn lane(&self) -> Index<'c> {
+        self.b.narrow(self.b.lane())
+    }
+
+    fn warp(&self) -> Index<'c> {
+        self.b.index_div(self.b.thread(), self.b.word(LANES as i64))
+    }
+
+    fn scaled(&self, n: Index<'c>, by: i64) -> Index<'c> {
+        self.b.index_mul(n, self.b.word(by))
+    }
+
+    fn plus(&self, n: Index<'c>, constant: i64) -> Index<'c> {
+        self.b.index_add(n, self.b.word(constant))
+    }
+
+    /// Bits `from ..` of the lane's number, so many.
+    fn lane_bits(&self, from: i64, count: i64) -> Index<'c> {
+        let b = self.b;
+        b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, self.lane(), b.word(from)), b.word((1 << count) - 1))
+    }
+
+    /// Starts the copy of `count` rows, from `first` on (64 bits), into shared memory. Rows past the end become zero.
+    fn copy_rows(&self, at: &At<'c>, rows: &Rows, first: Index<'c>, count: i64, to: Index<'c>) {
+        let b = self.b;
+        let units = ELEMENT * self.plan.d / UNIT;
+        let (row, unit) = (b.index_div(b.thread(), b.word(units)), b.index_rem(b.thread(), b.word(units)));
+        let to = b.index_add(b.index_add(to, self.scaled(row, self.row_bytes())), self.scaled(unit, UNIT));
+        let row = b.index_add(first, b.widen(row));
+        let from = b.at(at.tensors[rows.tensor], b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
+        let from = b.index_add(b.address(from), b.widen(self.scaled(unit, UNIT)));
+        let together = THREADS / units;
+        for pass in 0..count / together {
+            let to = self.plus(to, pass * together * self.row_bytes());
+            let from = b.index_add(from, b.index(pass * together * rows.bytes(rows.row_stride)));
+            if rows.rows % count == 0 {
+                b.asm(Instruction::CopyAsync { bytes: UNIT as u32 }, &[to.into(), from.into()]);
+            } else {
+                let present = b.less(b.index_add(row, b.index(pass * together)), b.index(rows.rows));
+                let bytes = b.choose(present, b.word(UNIT), b.word(0));
+                b.asm(Instruction::CopyAsyncFilled { bytes: UNIT as u32 }, &[to.into(), from.into(), bytes.into()]);
+            }
+        }
+    }
+
+    /// The address of a unit of a row, for `ldmatrix`.
+    fn matrix(&self, tile: Index<'c>, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
+        self.b.index_add(self.b.index_add(tile, self.scaled(row, self.row_bytes())), self.scaled(unit, UNIT))
+    }
+
+    /// The products of the warp's rows of a tile with the rows of a block: for each 16 of the former and each 8 of the latter four sums.
+    fn products(&self, sizes: Sizes, own: Index<'c>, others: Index<'c>) -> Vec<Value<'c>> {
+        let b = self.b;
+        let own = b.index_add(own, self.scaled(self.warp(), sizes.of_warp() * self.row_bytes()));
+        let mut sums = vec![b.f32(0.0); (sizes.of_warp() * sizes.others / LANES as i64) as usize];
+        // Rows first, then units, as the first factor's words go; units first, then rows, for the second's.
+        let first = self.matrix(own, self.lane_bits(0, 4), self.lane_bits(4, 1));
+        let second_row = b.index_add(self.lane_bits(0, 3), self.scaled(self.lane_bits(4, 1), 8));
+        let second = self.matrix(others, second_row, self.lane_bits(3, 1));
+        for step in 0..self.plan.d / DEPTH {
+            let load = |from, rows: i64| {
+                let plain = Instruction::LoadMatrices { transposed: false };
+                let at = |i: i64| self.plus(from, 16 * i * self.row_bytes() + 2 * UNIT * step);
+                (0..rows / 16).map(|i| b.asm(plain, &[at(i).into()])).collect::<Vec<_>>()
+            };
+            let (rows, columns) = (load(first, sizes.of_warp()), load(second, sizes.others).concat());
+            self.multiply(&mut sums, &rows, &columns);
+        }
+        sums
+    }
+
+    /// Adds to the sums of each 16 rows and 8 columns the product of those rows and columns.
+    fn multiply(&self, sums: &mut [Value<'c>], rows: &[Vec<Value<'c>>], columns: &[Value<'c>]) {
+        let pairs = rows.iter().flat_map(|row| columns.chunks_exact(2).map(move |column| (row, column)));
+        for (sums, (row, column)) in sums.chunks_exact_mut(4).zip(pairs) {
+            sums.copy_from_slice(&self.b.asm(Instruction::Multiply(self.half), &[row, column, &*sums].concat()));
+        }
+    }
+
+    /// Adds the rows of a block to the sums of each of the warp's rows, times its weights for them, which are rounded to 16 bits: those are laid
+    /// out as `products` gives them.
+    fn weigh(&self, sizes: Sizes, weights: &[Value<'c>], others: Index<'c>, sums: &mut [Value<'c>]) {
+        let b = self.b;
+        let across = (sizes.others / COLUMNS * 4) as usize;
+        let first = self.matrix(others, self.lane_bits(0, 4), self.lane_bits(4, 1));
+        for step in 0..sizes.others / DEPTH {
+            let row = |weights: &[Value<'c>]| {
+                let two_tiles = &weights[(8 * step) as usize..][..8];
+                two_tiles.chunks_exact(2).map(|pair| b.half_pair(self.half, [pair[0], pair[1]])).collect::<Vec<_>>()
+            };
+            let rows: Vec<_> = weights.chunks_exact(across).map(row).collect();
+            for pair in 0..self.plan.d / 16 {
+                let from = self.plus(first, DEPTH * step * self.row_bytes() + 2 * UNIT * pair);
+                let columns = b.asm(Instruction::LoadMatrices { transposed: true }, &[from.into()]);
+                for (sums, row) in sums.chunks_exact_mut((self.plan.d / 2) as usize).zip(&rows) {
+                    self.multiply(&mut sums[(8 * pair) as usize..][..8], std::slice::from_ref(row), &columns);
+                }
+            }
+        }
+    }
+
+    /// The number of the warp's row that this lane's sums `2 half ..` of the `tall`-th 16 rows are of, within the tile.
+    fn row_of_tile(&self, sizes: Sizes, tall: i64, half: i64) -> Index<'c> {
+        let of_warp = self.scaled(self.warp(), sizes.of_warp());
+        self.plus(self.b.index_add(of_warp, self.lane_bits(2, 3)), tall * ROWS + 8 * half)
+    }
+
+    /// The number of that row among all, 64 bits.
+    fn row(&self, own: &Own<'c>, tall: i64, half: i64) -> Index<'c> {
+        self.b.index_add(own.first, self.b.widen(self.row_of_tile(own.sizes, tall, half)))
+    }
+
+    /// Of this lane's columns of a block of products, the first of the `n`-th 8.
+    fn column(&self, n: i64) -> Index<'c> {
+        self.plus(self.scaled(self.lane_bits(0, 2), 2), COLUMNS * n)
+    }
+
+    fn count(&self, side: Side) -> i64 {
+        match side {
+            Side::Queries => self.plan.queries,
+            Side::Keys => self.plan.keys,
+        }
+    }
+
+    fn dim(&self, side: Side) -> Dim {
+        match side {
+            Side::Queries => self.plan.attention.at,
+            Side::Keys => self.plan.attention.keys,
+        }
+    }
+
+    /// The outputs whose op `wanted` picks, by tensor.
+    fn outputs(&self, wanted: impl Fn(&Op) -> bool) -> Vec<(usize, &Output)> {
+        let kernel: &Kernel = self.plan.kernel;
+        let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (kernel.inputs.len() + i, o));
+        outputs.filter(|(_, o)| wanted(&kernel.body[o.value].op)).collect()
+    }
+
+    /// Does something with where each of this lane's rows of an output begins, for the rows that there are.
+    fn each_row(&self, at: &At<'c>, own: &Own<'c>, tensor: usize, write: &dyn Fn(usize, Pointer<'c>)) {
+        let b = self.b;
+        let bytes = pointwise::stored(tensors(self.plan.kernel)[tensor].0.dtype).bytes();
+        let step = b.index(bytes * self.plan.stride(tensor, self.dim(own.side)));
+        for k in 0..2 * own.sizes.tall {
+            let row = self.row(own, k / 2, k % 2);
+            let store = || write(k as usize, b.at(at.tensors[tensor], b.index_mul(row, step)));
+            if self.count(own.side) % own.sizes.own() == 0 {
+                store();
+            } else {
+                b.if_so(b.less(row, b.index(self.count(own.side))), store);
+            }
+        }
+    }
+
+    /// Stores sums over the elements of a head, those of row k times `factors[k]`.
+    fn store_sums(&self, at: &At<'c>, own: &Own<'c>, (tensor, output): (usize, &Output), sums: &[Value<'c>], factors: &[Value<'c>]) {
+        let b = self.b;
+        let dtype = self.plan.kernel.body[output.value].ty.dtype;
+        let lane = pointwise::stored(dtype);
+        self.each_row(at, own, tensor, &|k, start| {
+            let start = b.at(start, b.widen(self.scaled(self.column(0), lane.bytes())));
+            let of_tall = &sums[k / 2 * (self.plan.d / COLUMNS * 4) as usize..];
+            for (n, sums) in (0..self.plan.d / COLUMNS).zip(of_tall.chunks_exact(4)) {
+                let place = b.at_const(start, n * COLUMNS * lane.bytes());
+                let pair = [0, 1].map(|e| b.mul(sums[2 * (k % 2) + e], factors[k]));
+                if output.accumulate {
+                    for (e, value) in (0..).zip(pair) {
+                        let place = b.at_const(place, e * lane.bytes());
+                        let sum = accumulated(b, dtype, b.load_splat(place, lane), pointwise::rounded(b, dtype, value));
+                        b.store_each(place, sum, lane);
+                    }
+                    continue;
+                }
+                match dtype {
+                    DType::Bf16 => b.store_each(place, b.half_pair(Half::Bf16, pair), Lane::I32),
+                    DType::F16 => b.store_each(place, b.half_pair(Half::F16, pair), Lane::I32),
+                    DType::F32 | DType::I32 | DType::Bool => b.store_two(place, pair),
+                }
+            }
+        });
+    }
+
+    /// The sum or the greatest over the four lanes that share a row.
+    fn across_row(&self, x: Value<'c>, join: impl Fn(Value<'c>, Value<'c>) -> Value<'c>) -> Value<'c> {
+        let x = join(x, self.b.swap_lanes(x, 1));
+        join(x, self.b.swap_lanes(x, 2))
+    }
+
+    /// Meets all visits: `load` starts the copies of one into a stage of shared memory, `body` computes with what is there. `begin` starts what else
+    /// has to be there by the first.
+    fn stream(
+        &self,
+        visits: &Visits<'c>,
+        [stages, stage_bytes]: [Index<'c>; 2],
+        begin: impl FnOnce(),
+        load: &dyn Fn(&Visit<'c>, Index<'c>),
+        carried: &[Value<'c>],
+        body: &mut dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        let b = self.b;
+        let stage = |i: Index<'c>| b.index_add(stages, b.index_mul(b.bits(IntBinary::And, i, b.word(1)), stage_bytes));
+        let start = |i: Index<'c>| {
+            load(&visits.visit(self, i), stage(i));
+            b.asm(Instruction::CommitCopies, &[]);
+        };
+        b.if_so(b.less(b.word(0), visits.count), || {
+            begin();
+            start(b.word(0));
+        });
+        b.loop_over([b.word(0), visits.count, b.word(1)], carried, &mut |i, carried| {
+            // One iteration needs nearly all registers.
+            b.asm(Instruction::LeaveRolled, &[]);
+            b.asm(Instruction::WaitCopies { left: 0 }, &[]);
+            // What this thread copied is there, and so, behind this, is all; and the stage that is filled next is read no more.
+            b.barrier();
+            let next = b.index_add(i, b.word(1));
+            b.if_so(b.less(next, visits.count), || start(next));
+            body(&visits.visit(self, i), stage(i), carried)
+        })
+    }
+}

@@ -1,0 +1,34 @@
+//! Whether a kernel orders what it does, and not more than it must.
+
+use super::run_ptx;
+use crate::object::{self, Emit};
+use crate::target::Target;
+use emulator::{Options, Timing};
+use ir::kernel::Kernel;
+
+/// Copies and products in the background as late and as early as they may be, and at random; warps in several orders.
+fn all_options() -> Vec<Options> {
+    let timings = [Timing::Late, Timing::Random, Timing::Early];
+    let options = |timing, seed| Options { timing, seed, threads: 1, limit: 1 << 22, ..Options::default() };
+    (0..3).flat_map(|seed| timings.map(|timing| options(timing, seed))).collect()
+}
+
+/// The same bits in every schedule; and without any one line that begins with one of `ordering`, a fault or another result in some.
+pub fn every_line_is_needed(kernel: &Kernel, cpu: &str, inputs: &[Vec<f64>], ordering: &[&str], at_least: usize) {
+    let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
+    let text = String::from_utf8(compiled.object.clone()).expect("PTX is text");
+    let run = |text: &str, options| run_ptx(kernel, &compiled, text, options, inputs, &[], f64::NAN);
+    let mut results = all_options().into_iter().map(|options| run(&text, options).unwrap_or_else(|e| panic!("{options:?}: {e}\n{text}")));
+    let want = results.next().expect("there are schedules");
+    assert!(results.all(|got| got == want), "results depend on the schedule\n{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let orders = |line: &&str| ordering.iter().any(|o| line.trim_start().starts_with(o));
+    let mut tried = 0;
+    for (number, line) in lines.iter().enumerate().filter(|(_, line)| orders(line)) {
+        tried += 1;
+        let without: String = lines.iter().enumerate().filter(|(k, _)| *k != number).map(|(_, l)| format!("{l}\n")).collect();
+        let found = all_options().into_iter().any(|options| run(&without, options).map_or(true, |out| out != want));
+        assert!(found, "nothing is found without line {}, `{}`\n{text}", number + 1, line.trim());
+    }
+    assert!(tried >= at_least, "only {tried} lines order something");
+}
