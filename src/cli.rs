@@ -365,6 +365,14 @@ pub enum DeviceKind {
     Emulated,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Exchanges {
+    /// Through memory that ranks share
+    Host,
+    /// GPUs by themselves, by NCCL: each rank has one of its own
+    Nccl,
+}
+
 #[derive(Args)]
 pub struct RunArgs {
     /// What `mcc compile` wrote
@@ -410,6 +418,9 @@ pub struct RunArgs {
     /// What runs the kernels [default: what the artifact was compiled for]
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,
+    /// How ranks exchange
+    #[arg(long, value_enum, default_value = "host")]
+    pub exchanges: Exchanges,
     /// Run commands one after the other, communication too; for comparison
     #[arg(long)]
     pub in_order: bool,

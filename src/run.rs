@@ -1,7 +1,7 @@
 //! `mcc run`.
 
 use crate::Failure;
-use crate::cli::{DeviceKind, OnNonfinite, RunArgs};
+use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
@@ -32,6 +32,10 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         on_nonfinite: match args.on_nonfinite {
             OnNonfinite::Stop => runtime::protocol::OnNonfinite::Stop,
             OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip,
+        },
+        exchanges: match args.exchanges {
+            Exchanges::Host => runtime::target::Exchanges::Host,
+            Exchanges::Nccl => runtime::target::Exchanges::Nccl,
         },
         device: args.device.map(|d| match d {
             DeviceKind::Cpu => runtime::target::DeviceKind::Cpu,

@@ -33,7 +33,7 @@ impl Exchange {
 }
 
 /// What all members of a collective must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
     pub kind: Collective,
     pub dtype: DType,

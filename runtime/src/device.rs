@@ -1,7 +1,8 @@
 //! What holds a rank's arenas and runs its kernels.
 
+use crate::executor::Transfer;
 use ir::op::DType;
-use ir::program::{Arena, KernelId};
+use ir::program::{Arena, KernelId, Stream};
 
 /// A byte of an arena; for the stash, of the whole stash with all its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,14 @@ pub struct Beside {
     pub begin: Box<dyn FnOnce() + Send>,
 }
 
+/// What exchanges with the devices of other ranks, on streams of the device. It is told in the order of issue.
+pub trait Fabric {
+    fn transfer(&mut self, stream: Stream, transfer: &Transfer);
+    fn record(&mut self, stream: Stream, event: u32);
+    /// The stream goes on when what was before the event's last record is done.
+    fn wait(&mut self, stream: Stream, event: u32);
+}
+
 /// A device executes what it is told in order; some of it maybe later, but before memory shows anything else.
 pub trait Device: Memory {
     /// Sets `count` elements.
@@ -94,6 +103,10 @@ pub trait Device: Memory {
     }
     /// Lets another thread use its memory at the same time, if that can be.
     fn beside(&self) -> Option<Beside> {
+        None
+    }
+    /// If the device communicates by itself: then no communicator is asked.
+    fn fabric(&mut self) -> Option<&mut dyn Fabric> {
         None
     }
     /// Told before each call of a body: what temporary memory holds is of no more use.

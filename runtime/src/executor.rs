@@ -403,6 +403,10 @@ impl<'a, D: Device> Rank<'a, D> {
 
     fn execute(&mut self, call: &Call, command: &Command, step: &Step, comm: &mut dyn Communicator) -> Result<Progress, Fault> {
         if let Some(transfer) = self.frame.transfer(&mut self.coords, call, &command.action) {
+            if let Some(fabric) = self.device.fabric() {
+                fabric.transfer(command.stream, &transfer);
+                return Ok(Progress::Done);
+            }
             return Ok(transfer.go(&mut self.device, comm)?);
         }
         let job = self.frame.job;
@@ -443,12 +447,20 @@ impl<'a, D: Device> Rank<'a, D> {
                 }
             }
             Action::Record { event } => {
+                if let Some(fabric) = self.device.fabric() {
+                    fabric.record(command.stream, *event);
+                    return Ok(Progress::Done);
+                }
                 self.device.synchronize()?;
                 self.events.reach(*event);
                 comm.recorded();
             }
-            // Checked before.
-            Action::Wait { .. } => {}
+            // Checked before, where streams are not the device's.
+            Action::Wait { event } => {
+                if let Some(fabric) = self.device.fabric() {
+                    fabric.wait(command.stream, *event);
+                }
+            }
             Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => unreachable!("invariant: a transfer"),
         }
         Ok(Progress::Done)

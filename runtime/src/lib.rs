@@ -20,6 +20,7 @@ pub mod launch;
 pub mod loopback;
 pub mod protocol;
 pub mod reference;
+pub mod rendezvous;
 pub mod scale;
 pub mod schedule;
 pub mod shm;

@@ -8,6 +8,7 @@ use crate::target::DeviceKind;
 use crate::weights::Mark;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// What happens when loss or gradient norm is not finite, and a dynamic loss scale that may still fall does not explain it.
@@ -43,6 +44,8 @@ pub struct Orders {
     pub on_nonfinite: OnNonfinite,
     pub order: Order,
     pub device: DeviceKind,
+    /// Where GPUs that exchange by themselves meet.
+    pub meeting: Option<SocketAddr>,
 }
 
 /// What a rank says, in order.

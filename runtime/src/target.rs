@@ -28,6 +28,16 @@ pub enum DeviceKind {
     Reference,
 }
 
+/// How ranks' devices exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exchanges {
+    /// Through memory of this machine that all ranks share.
+    #[default]
+    Host,
+    /// GPUs by themselves, each rank having one of its own.
+    Nccl,
+}
+
 impl DeviceKind {
     pub fn name(self) -> &'static str {
         match self {

@@ -19,7 +19,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other before their GPUs can exchange.
+const MEETING: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
@@ -93,9 +96,16 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), rank)
-            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank)))
+            .and_then(|card| {
+                orders.meeting.map_or(Ok(()), |address| card.connect(&artifact, rank, address, MEETING))?;
+                Gpu::new(&artifact, card, arena_bytes(job, rank))
+            })
             .map_err(failed)
-            .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
+            .and_then(|device| {
+                // Streams are the GPU's where it exchanges by itself: it is told everything as it is issued.
+                let order = if orders.meeting.is_some() { Order::List } else { orders.order };
+                train(&artifact, &orders, Rank::new(job, rank, device, order), &mut shm, events)
+            }),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
             .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank)))
             .map_err(failed)

@@ -76,6 +76,7 @@ fn an_artifact_runs_only_where_it_can() {
     let run = |what: &str| dir.line(&format!("run {what} --data x=x.npy --data label=label.npy"));
     run("gpu.mcc --device cpu").fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "cuda or emulated does"]);
     run("cpu.mcc --device emulated").fails_with(&["`cpu.mcc` is compiled for the CPU", "which the device `emulated` does not run: cpu does"]);
+    run("gpu.mcc --device emulated --exchanges nccl").fails_with(&["cannot exchange through NCCL: GPUs do, the device `emulated` does not"]);
     dir.line("dump cpu.mcc --level ptx").fails_with(&["has no PTX: compile with --target sm_80 or sm_90a"]);
     dir.line(&format!("{MLP} --target sm_1")).fails_with(&["unknown target `sm_1`", "sm_90a"]);
 }

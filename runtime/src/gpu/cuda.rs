@@ -2,20 +2,30 @@
 //!
 //! Host memory that the GPU copies from or to is pinned. Kernels run on one stream, copies for communication on another.
 
-use super::graph::{Graphs, Stream};
+use super::graph::{Graphs, On, Stream, Streams};
+use super::nccl::{self, Nccl};
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
+use crate::rendezvous::{self, Member};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use ir::launch::Launch;
 use std::ffi::{CString, c_void};
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// The least version of the driver's interface: 12.0.
 const LEAST_DRIVER: i32 = 12_000;
 /// Bytes of pinned memory through which a stream's copies go.
 const STAGING: usize = 4 << 20;
+
+/// How long until another look at what is under way.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// How long exchanges may take until they count as stuck.
+const STUCK: Duration = Duration::from_secs(600);
 
 /// Why there is no GPU to run on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,18 +149,26 @@ impl Drop for Context {
     }
 }
 
-/// A stream with the pinned memory that its copies go through.
-struct Lane {
+/// What runs lists of work.
+struct Issue {
+    graphs: Graphs,
+    // Before the streams: ended or aborted first.
+    nccl: Option<Nccl>,
+    streams: Streams,
+}
+
+/// A stream for copies, with the pinned memory that they go through.
+struct Copies {
     stream: Stream,
-    staging: Mutex<Pinned>,
+    staging: Pinned,
 }
 
 /// The kernels of an artifact on a GPU.
 pub struct Cuda {
     kernels: Vec<Loaded>,
-    graphs: Mutex<Graphs>,
-    compute: Lane,
-    beside: Lane,
+    issue: Mutex<Issue>,
+    /// Of the stream of kernels, and beside it.
+    copies: [Mutex<Copies>; 2],
     allocations: Vec<u64>,
     // Last, as all else lives in it.
     context: Context,
@@ -176,8 +194,8 @@ impl Cuda {
         // SAFETY: the device exists.
         let context = Context { device, handle: unsafe { result::primary_ctx::retain(device) }.map_err(text)? };
         context.enter()?;
-        let lane = || Ok::<Lane, String>(Lane { stream: Stream::new()?, staging: Mutex::new(Pinned::new(STAGING)?) });
-        let (compute, beside) = (lane()?, lane()?);
+        let copies = || Ok::<_, String>(Mutex::new(Copies { stream: Stream::new()?, staging: Pinned::new(STAGING)? }));
+        let (copies, streams) = ([copies()?, copies()?], Streams::new()?);
         let mut kernels = vec![];
         for entry in &artifact.kernels {
             let failed = |e: String| format!("kernel {}: {e}", entry.name);
@@ -186,15 +204,53 @@ impl Cuda {
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             kernels.push(Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
         }
-        Ok(Cuda { kernels, graphs: Mutex::new(Graphs::default()), compute, beside, allocations: vec![], context })
+        let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
+        Ok(Cuda { kernels, issue, copies, allocations: vec![], context })
     }
 
-    fn lane(&self, queue: Queue) -> (&Stream, MutexGuard<'_, Pinned>) {
-        let lane = match queue {
-            Queue::Compute => &self.compute,
-            Queue::Beside => &self.beside,
+    /// Connects it to the GPUs of the other ranks, which all meet at an address; then it exchanges with them by itself.
+    ///
+    /// # Errors
+    /// No NCCL; what it says; ranks that do not come within the time.
+    pub fn connect(&self, artifact: &Artifact, rank: u64, address: SocketAddr, limit: Duration) -> Result<(), DeviceError> {
+        let connect = || {
+            nccl::probe()?;
+            let member = Member { rank, world: artifact.manifest.ranks, id: artifact.id.clone() };
+            let gift = if rank == 0 { Some(nccl::unique_id()?) } else { None };
+            let id = rendezvous::meet(address, &member, gift, limit).map_err(|e| e.to_string())?;
+            self.context.enter()?;
+            self.issue().nccl = Some(Nccl::new(&artifact.job, rank, &id, limit)?);
+            Ok(())
         };
-        (&lane.stream, lane.staging.lock().expect("invariant: no holder panics"))
+        connect().map_err(DeviceError::Failed)
+    }
+
+    fn issue(&self) -> MutexGuard<'_, Issue> {
+        self.issue.lock().expect("invariant: no holder panics")
+    }
+
+    /// Copies of a queue, where what was before on it is through.
+    fn copies(&self, queue: Queue) -> Result<MutexGuard<'_, Copies>, String> {
+        self.context.enter()?;
+        if queue == Queue::Compute {
+            self.settle()?;
+        }
+        Ok(self.copies[queue as usize].lock().expect("invariant: no holder panics"))
+    }
+
+    /// Waits for all streams of work, and meanwhile looks for what NCCL finds wrong.
+    fn settle(&self) -> Result<(), String> {
+        let issue = self.issue();
+        let Some(nccl) = &issue.nccl else { return issue.streams.compute().wait() };
+        let deadline = Instant::now() + STUCK;
+        while !issue.streams.compute().is_idle()? {
+            nccl.look()?;
+            if Instant::now() > deadline {
+                return Err(format!("the GPU is not through after {} s: another rank is gone, or streams wait for each other", STUCK.as_secs()));
+            }
+            std::thread::sleep(LOOK);
+        }
+        nccl.look()
     }
 }
 
@@ -222,8 +278,8 @@ impl Card for Cuda {
     }
 
     fn write(&self, queue: Queue, address: u64, bytes: &[u8]) -> Result<(), String> {
-        self.context.enter()?;
-        let (stream, mut staging) = self.lane(queue);
+        let mut copies = self.copies(queue)?;
+        let Copies { stream, staging } = &mut *copies;
         for (k, piece) in bytes.chunks(STAGING).enumerate() {
             let pinned = &mut staging.slice()[..piece.len()];
             pinned.copy_from_slice(piece);
@@ -235,8 +291,8 @@ impl Card for Cuda {
     }
 
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String> {
-        self.context.enter()?;
-        let (stream, mut staging) = self.lane(queue);
+        let mut copies = self.copies(queue)?;
+        let Copies { stream, staging } = &mut *copies;
         for (k, piece) in out.chunks_mut(STAGING).enumerate() {
             let pinned = &mut staging.slice()[..piece.len()];
             // SAFETY: as in `write`.
@@ -249,28 +305,28 @@ impl Card for Cuda {
 
     fn run(&self, work: &[Work]) -> Result<(), String> {
         self.context.enter()?;
-        let mut graphs = self.graphs.lock().expect("invariant: no holder panics");
-        if Graphs::takes(work) {
-            return graphs.run(work, &self.kernels, &self.compute.stream);
-        }
-        for work in work {
-            match work {
-                Work::Write { address, bytes } => self.write(Queue::Compute, *address, bytes)?,
-                Work::Launch { .. } | Work::Fill { .. } => self.compute.stream.issue(work, &self.kernels)?,
-            }
-        }
-        Ok(())
+        self.settle()?;
+        let Issue { graphs, nccl, streams } = &mut *self.issue();
+        graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref() }, streams)
+    }
+
+    fn is_connected(&self) -> bool {
+        self.issue().nccl.is_some()
     }
 
     fn synchronize(&self) -> Result<(), String> {
         self.context.enter()?;
-        self.compute.stream.wait()
+        self.settle()
     }
 }
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        let _ = self.synchronize();
+        let through = self.synchronize();
+        // Communicators that are not ended in order are aborted, and with them what is under way.
+        if let (Some(nccl), Ok(())) = (self.issue().nccl.take(), &through) {
+            let _ = nccl.finish();
+        }
         for address in &self.allocations {
             // SAFETY: all that used it is done.
             let _ = unsafe { result::free_sync(*address) };

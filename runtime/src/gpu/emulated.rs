@@ -55,6 +55,9 @@ impl Card for Emulated {
                 }
                 Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
                 Work::Write { address, bytes } => self.device.write(*address, bytes),
+                Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+                    unreachable!("invariant: only a card that is connected is told of exchanges")
+                }
             };
             done.map_err(|e| e.to_string())?;
         }

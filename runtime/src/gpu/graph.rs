@@ -1,12 +1,14 @@
 //! CUDA graphs: what is given to a GPU at once is captured when it comes for the first time. When the same comes again, parameters that differ (step,
 //! learning rate) are replaced, data is put where the graph copies it from, and one launch does it all.
 
-use super::Work;
 use super::cuda::{Loaded, Pinned, text};
-use cudarc::driver::result::{self, stream};
+use super::nccl::Nccl;
+use super::{Between, Work};
+use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys;
-use ir::program::KernelId;
-use std::collections::HashMap;
+use ir::program::{KernelId, Stream as Lane};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -63,8 +65,8 @@ impl Stream {
         unsafe { stream::synchronize(self.0) }.map_err(text)
     }
 
-    /// Issues a launch or a fill; what is written comes from pinned memory, which is the caller's.
-    pub(super) fn issue(&self, work: &Work, kernels: &[Loaded]) -> Result<(), String> {
+    /// Issues a launch or a fill.
+    fn issue(&self, work: &Work, kernels: &[Loaded]) -> Result<(), String> {
         match work {
             Work::Launch { kernel, parameters } => self.launch(&kernels[kernel.index()], parameters),
             // SAFETY: places lie within their arenas, at multiples of their width.
@@ -78,7 +80,7 @@ impl Stream {
                 .result()
                 .map_err(text)
             },
-            Work::Write { .. } => unreachable!("invariant: writes go through pinned memory"),
+            Work::Write { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => unreachable!("invariant: not a launch or a fill"),
         }
     }
 
@@ -88,6 +90,15 @@ impl Stream {
         unsafe { sys::cuLaunchKernel(kernel.function, l.grid, 1, 1, l.block, 1, 1, l.shared_bytes, self.0, null_mut(), packed.extra.as_mut_ptr()) }
             .result()
             .map_err(text)
+    }
+
+    /// Whether all is done.
+    pub(super) fn is_idle(&self) -> Result<bool, String> {
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().map(|()| true).map_err(text),
+        }
     }
 
     /// The node that was captured last.
@@ -102,12 +113,121 @@ impl Stream {
     }
 }
 
+/// An event, owned.
+struct Event(sys::CUevent);
+
+// SAFETY: a handle that may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    fn new() -> Result<Event, String> {
+        event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event).map_err(text)
+    }
+
+    fn record(&self, on: &Stream) -> Result<(), String> {
+        // SAFETY: both are alive.
+        unsafe { event::record(self.0, on.0) }.map_err(text)
+    }
+
+    fn hold(&self, on: &Stream) -> Result<(), String> {
+        // SAFETY: as above.
+        unsafe { stream::wait_event(on.0, self.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }.map_err(text)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it is owned.
+        let _ = unsafe { event::destroy(self.0) };
+    }
+}
+
+/// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on all streams after what was
+/// before on that of kernels, which goes on when all are through.
+pub(super) struct Streams {
+    all: Vec<Stream>,
+    fork: Event,
+    joins: Vec<Event>,
+    events: HashMap<u32, Event>,
+}
+
+impl Streams {
+    pub(super) fn new() -> Result<Streams, String> {
+        let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
+        let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
+        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new() })
+    }
+
+    /// Of kernels.
+    pub(super) fn compute(&self) -> &Stream {
+        &self.all[Lane::Compute as usize]
+    }
+
+    /// Issues a list; `launched` is called after each launch, `write` issues what comes from the host.
+    fn issue(
+        &mut self,
+        work: &[Work],
+        on: &On,
+        mut launched: impl FnMut(&Stream, &[u8]) -> Result<(), String>,
+        mut write: impl FnMut(&Stream, u64, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let beside: BTreeSet<usize> = work.iter().map(|w| w.stream() as usize).filter(|s| *s != Lane::Compute as usize).collect();
+        self.fork.record(self.compute())?;
+        for s in &beside {
+            self.fork.hold(&self.all[*s])?;
+        }
+        let mut recorded = BTreeSet::new();
+        for work in work {
+            match work {
+                Work::Launch { parameters, .. } => {
+                    self.compute().issue(work, on.kernels)?;
+                    launched(self.compute(), parameters)?;
+                }
+                Work::Fill { .. } => self.compute().issue(work, on.kernels)?,
+                Work::Write { address, bytes } => write(self.compute(), *address, bytes)?,
+                Work::Exchange { stream, between } => {
+                    let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
+                    nccl.issue(between, &self.all[*stream as usize])?;
+                }
+                Work::Record { stream, event } => {
+                    let known = match self.events.entry(*event) {
+                        Entry::Occupied(e) => e.into_mut(),
+                        Entry::Vacant(e) => e.insert(Event::new()?),
+                    };
+                    known.record(&self.all[*stream as usize])?;
+                    recorded.insert(*event);
+                }
+                // What was recorded in a list before is through.
+                Work::Wait { stream, event } => {
+                    if let Some(known) = self.events.get(event).filter(|_| recorded.contains(event)) {
+                        known.hold(&self.all[*stream as usize])?;
+                    }
+                }
+            }
+        }
+        for s in &beside {
+            self.joins[*s].record(&self.all[*s])?;
+            self.joins[*s].hold(self.compute())?;
+        }
+        Ok(())
+    }
+}
+
+/// What a list is issued with.
+pub(super) struct On<'a> {
+    pub(super) kernels: &'a [Loaded],
+    pub(super) nccl: Option<&'a Nccl>,
+}
+
 /// What makes two lists the same graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Launch(KernelId),
     Fill(u64, [u8; 4], u8, u64),
     Write(u64, usize),
+    Exchange(Lane, Between),
+    Record(Lane, u32),
+    Wait(Lane, u32),
 }
 
 fn keys(work: &[Work]) -> Vec<Key> {
@@ -115,6 +235,9 @@ fn keys(work: &[Work]) -> Vec<Key> {
         Work::Launch { kernel, .. } => Key::Launch(*kernel),
         Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
         Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
+        Work::Exchange { stream, between } => Key::Exchange(*stream, between.clone()),
+        Work::Record { stream, event } => Key::Record(*stream, *event),
+        Work::Wait { stream, event } => Key::Wait(*stream, *event),
     };
     work.iter().map(key).collect()
 }
@@ -151,54 +274,62 @@ pub(super) struct Graphs {
 
 impl Graphs {
     /// Whether a list is worth a graph.
-    pub(super) fn takes(work: &[Work]) -> bool {
+    fn takes(work: &[Work]) -> bool {
         work.iter().filter(|w| matches!(w, Work::Launch { .. })).count() >= LEAST
     }
 
-    /// Does a list on a stream, after what is there.
-    pub(super) fn run(&mut self, work: &[Work], kernels: &[Loaded], stream: &Stream) -> Result<(), String> {
+    /// Does a list. All before is through: so data may change, and events of other lists are of no matter.
+    pub(super) fn run(&mut self, work: &[Work], on: &On, streams: &mut Streams) -> Result<(), String> {
+        if !Graphs::takes(work) {
+            let mut data = pinned(work)?;
+            streams.issue(work, on, |_, _| Ok(()), copies(&mut data))?;
+            // The data goes with this call.
+            return if data.is_some() { streams.compute().wait() } else { Ok(()) };
+        }
         let keys = keys(work);
-        // Data may not change under a graph that still runs.
-        stream.wait()?;
         if !self.known.contains_key(&keys) {
-            let graph = capture(work, kernels, stream)?;
+            let graph = capture(work, on, streams)?;
             self.known.insert(keys.clone(), graph);
         }
         let graph = self.known.get_mut(&keys).expect("invariant: it was just captured");
-        graph.update(work, kernels)?;
+        graph.update(work, on.kernels)?;
         // SAFETY: the graph is instantiated, the stream alive.
-        unsafe { result::graph::launch(graph.exec, stream.0) }.map_err(text)
+        unsafe { result::graph::launch(graph.exec, streams.compute().0) }.map_err(text)
     }
 }
 
-fn capture(work: &[Work], kernels: &[Loaded], stream: &Stream) -> Result<Graph, String> {
+/// Room for what a list writes.
+fn pinned(work: &[Work]) -> Result<Option<Pinned>, String> {
     let bytes: usize = work.iter().map(Work::bytes).sum();
-    let mut data = if bytes > 0 { Some(Pinned::new(bytes)?) } else { None };
+    if bytes > 0 { Pinned::new(bytes).map(Some) } else { Ok(None) }
+}
+
+/// Issues copies from pinned memory, one after the other, after having put there what they copy.
+fn copies(data: &mut Option<Pinned>) -> impl FnMut(&Stream, u64, &[u8]) -> Result<(), String> {
+    let mut at = 0;
+    move |stream, address, bytes| {
+        let Some(data) = data else { return Ok(()) };
+        let piece = &mut data.slice()[at..at + bytes.len()];
+        piece.copy_from_slice(bytes);
+        at += bytes.len();
+        // SAFETY: places lie within their arenas; the memory lives until the copy is done, or as long as the graph.
+        unsafe { result::memcpy_htod_async(address, piece, stream.0) }.map_err(text)
+    }
+}
+
+fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, String> {
+    let mut data = pinned(work)?;
     let mut launches = vec![];
+    let compute = streams.compute().0;
     // SAFETY: the stream is alive and captures nothing else.
-    unsafe { stream::begin_capture(stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) }.map_err(text)?;
-    let mut issue = || -> Result<(), String> {
-        let mut at = 0;
-        for work in work {
-            match (work, &mut data) {
-                (Work::Write { address, bytes }, Some(data)) => {
-                    let piece = &data.slice()[at..at + bytes.len()];
-                    // SAFETY: places lie within their arenas; the memory lives as long as the graph.
-                    unsafe { result::memcpy_htod_async(*address, piece, stream.0) }.map_err(text)?;
-                    at += bytes.len();
-                }
-                (Work::Launch { parameters, .. }, _) => {
-                    stream.issue(work, kernels)?;
-                    launches.push((stream.last_node()?, parameters.clone()));
-                }
-                (Work::Write { .. } | Work::Fill { .. }, _) => stream.issue(work, kernels)?,
-            }
-        }
+    unsafe { stream::begin_capture(compute, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) }.map_err(text)?;
+    let launched = |stream: &Stream, parameters: &[u8]| {
+        launches.push((stream.last_node()?, parameters.to_vec()));
         Ok(())
     };
-    let issued = issue();
+    let issued = streams.issue(work, on, launched, copies(&mut data));
     // SAFETY: the capture was begun above; it is ended whatever came of it.
-    let graph = unsafe { stream::end_capture(stream.0) }.map_err(text);
+    let graph = unsafe { stream::end_capture(compute) }.map_err(text);
     issued?;
     let graph = graph?;
     // SAFETY: the graph is complete.
@@ -226,7 +357,7 @@ impl Graph {
                         old.clone_from(parameters);
                     }
                 }
-                Work::Fill { .. } => {}
+                Work::Fill { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {}
             }
         }
         Ok(())

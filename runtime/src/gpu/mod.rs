@@ -4,15 +4,18 @@
 pub mod cuda;
 mod emulated;
 mod graph;
+pub mod nccl;
 
 pub use cuda::Cuda;
 pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry};
-use crate::device::{Beside, Device, DeviceError, Element, Location, Memory, bits, decode, encode};
+use crate::comm::Terms;
+use crate::device::{Beside, Device, DeviceError, Element, Fabric, Location, Memory, bits, decode, encode};
+use crate::executor::Transfer;
 use ir::kernel::Kernel;
 use ir::op::DType;
-use ir::program::{Arena, KernelId};
+use ir::program::{Arena, Channel, KernelId, Stream};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +26,7 @@ pub enum Queue {
     Beside,
 }
 
-/// Something for the stream of kernels.
+/// Something for a card, on its stream of kernels if no other is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     /// The parameters are packed ([`ir::launch::Launch::pack`]).
@@ -42,14 +45,50 @@ pub enum Work {
         address: u64,
         bytes: Vec<u8>,
     },
+    /// The card exchanges with those of other ranks.
+    Exchange {
+        stream: Stream,
+        between: Between,
+    },
+    Record {
+        stream: Stream,
+        event: u32,
+    },
+    /// For the last record of the event before this in the order of issue.
+    Wait {
+        stream: Stream,
+        event: u32,
+    },
+}
+
+/// What cards exchange, at addresses of this one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Between {
+    Collective { members: Vec<u64>, terms: Terms, from: u64, to: u64 },
+    Message { end: End, channel: Channel, dtype: DType, count: u64, address: u64 },
+}
+
+/// An end of a message, with the rank at the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    SendTo(u64),
+    ReceiveFrom(u64),
 }
 
 impl Work {
+    /// Where it goes.
+    fn stream(&self) -> Stream {
+        match self {
+            Work::Exchange { stream, .. } | Work::Record { stream, .. } | Work::Wait { stream, .. } => *stream,
+            Work::Launch { .. } | Work::Fill { .. } | Work::Write { .. } => Stream::Compute,
+        }
+    }
+
     /// Bytes that come from the host.
     fn bytes(&self) -> usize {
         match self {
             Work::Write { bytes, .. } => bytes.len(),
-            Work::Launch { .. } | Work::Fill { .. } => 0,
+            Work::Launch { .. } | Work::Fill { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => 0,
         }
     }
 }
@@ -74,11 +113,15 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// As for [`Card::write`].
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String>;
-    /// Does something on the stream of kernels, one after the other; maybe later.
+    /// Does something, on each stream one after the other; maybe later.
     ///
     /// # Errors
     /// As for [`Card::write`].
     fn run(&self, work: &[Work]) -> Result<(), String>;
+    /// Whether it exchanges with the cards of other ranks by itself ([`Work::Exchange`]).
+    fn is_connected(&self) -> bool {
+        false
+    }
     /// Waits until all is done.
     ///
     /// # Errors
@@ -223,6 +266,10 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
         Some(Beside { memory: Box::new(Arenas(self.held.clone())), begin: Box::new(|| {}) })
     }
 
+    fn fabric(&mut self) -> Option<&mut dyn Fabric> {
+        if self.held.card.is_connected() { Some(self) } else { None }
+    }
+
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let (mut element, width) = ([0; 4], dtype.bytes());
         encode(dtype, value, &mut element[..width as usize]);
@@ -240,5 +287,156 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.held.outcome(self.begin().and_then(|()| self.held.card.synchronize()))
+    }
+}
+
+impl<C: Card + 'static> Fabric for Gpu<'_, C> {
+    fn transfer(&mut self, stream: Stream, transfer: &Transfer) {
+        let between = match transfer {
+            Transfer::Collective(members, e) => {
+                let [from, to] = [e.src, e.dst].map(|at| self.held.address(at));
+                Between::Collective { members: members.to_vec(), terms: e.terms(), from, to }
+            }
+            Transfer::Send(other, m) | Transfer::Recv(other, m) => {
+                let end = if matches!(transfer, Transfer::Send(..)) { End::SendTo(*other) } else { End::ReceiveFrom(*other) };
+                Between::Message { end, channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) }
+            }
+        };
+        self.later(Work::Exchange { stream, between });
+    }
+
+    fn record(&mut self, stream: Stream, event: u32) {
+        self.later(Work::Record { stream, event });
+    }
+
+    fn wait(&mut self, stream: Stream, event: u32) {
+        self.later(Work::Wait { stream, event });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::artifact::{self, Code, Kernels, Parts};
+    use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress};
+    use crate::executor::{Order, Rank, Step, arena_bytes};
+    use crate::fixture::{self, Split};
+    use crate::target::Target;
+    use ir::launch::{Launch, Parameter};
+    use ir::program::Action;
+    use std::collections::BTreeSet;
+
+    /// A card that is connected, and keeps what it is told.
+    struct Told(Arc<Mutex<Vec<Work>>>, u64);
+
+    impl Card for Told {
+        fn allocate(&mut self, _: u64) -> Result<u64, String> {
+            self.1 += 1 << 20;
+            Ok(self.1)
+        }
+        fn write(&self, _: Queue, _: u64, _: &[u8]) -> Result<(), String> {
+            Err("nothing communicates beside it".into())
+        }
+        fn read(&self, queue: Queue, _: u64, out: &mut [u8]) -> Result<(), String> {
+            assert_eq!(queue, Queue::Compute);
+            out.fill(0);
+            Ok(())
+        }
+        fn run(&self, work: &[Work]) -> Result<(), String> {
+            self.0.lock().unwrap().extend_from_slice(work);
+            Ok(())
+        }
+        fn is_connected(&self) -> bool {
+            true
+        }
+        fn synchronize(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    /// Nobody asks it.
+    struct Nobody;
+
+    impl Communicator for Nobody {
+        fn collective(&mut self, _: &mut dyn Memory, _: &[u64], _: &Exchange) -> Result<Progress, CommError> {
+            unreachable!("the card exchanges by itself")
+        }
+        fn send(&mut self, _: &mut dyn Memory, _: u64, _: &Message) -> Result<Progress, CommError> {
+            unreachable!("the card exchanges by itself")
+        }
+        fn recv(&mut self, _: &mut dyn Memory, _: u64, _: &Message) -> Result<Progress, CommError> {
+            unreachable!("the card exchanges by itself")
+        }
+    }
+
+    #[test]
+    fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue() {
+        let job = fixture::streamed(fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 }));
+        let dir = tempfile::tempdir().unwrap();
+        let entry = |k: &Kernel| {
+            let arguments = (0..(k.inputs.len() + k.outputs.len()) as u32).map(Parameter::Argument);
+            let parameters = arguments.chain([Parameter::Scratch]).collect();
+            let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters };
+            KernelEntry { name: k.name(), tiles: 1, scratch_bytes: 0, launch: Some(launch) }
+        };
+        let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();
+        let modules = vec![b"".as_slice(); entries.len()];
+        let kernels = Some(Kernels { code: Code::Ptx(&modules), entries: &entries });
+        let out = dir.path().join("gpu.mcc");
+        artifact::write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into() }, kernels, dumps: &[] }).unwrap();
+        let artifact = artifact::read(&out).unwrap();
+
+        let told = Arc::new(Mutex::new(vec![]));
+        let gpu = Gpu::new(&artifact, Told(told.clone(), 0), arena_bytes(&job, 0)).unwrap();
+        let mut rank = Rank::new(&job, 0, gpu, Order::List);
+        let inputs = fixture::inputs();
+        let batch: Vec<_> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
+        let step = Step { number: 1, learning_rate: 0.5, loss_scale: 1.0, seed: 0, batch: &batch };
+        rank.begin(Phase::Train);
+        rank.advance(&step, &mut Nobody).unwrap();
+        rank.device.synchronize().unwrap();
+
+        let program = &job.programs[0];
+        let calls = &job.stages[0].schedule.train;
+        let commands = || calls.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
+        let issued: Vec<_> = commands()
+            .filter_map(|c| match &c.action {
+                Action::Launch { .. } => Some((c.stream, "launch")),
+                Action::Collective { .. } => Some((c.stream, "exchange")),
+                Action::Record { .. } => Some((c.stream, "record")),
+                Action::Wait { .. } => Some((c.stream, "wait")),
+                _ => None,
+            })
+            .collect();
+        let told = told.lock().unwrap();
+        let got: Vec<_> = told
+            .iter()
+            .filter_map(|w| match w {
+                Work::Launch { .. } => Some((w.stream(), "launch")),
+                Work::Exchange { .. } => Some((w.stream(), "exchange")),
+                Work::Record { .. } => Some((w.stream(), "record")),
+                Work::Wait { .. } => Some((w.stream(), "wait")),
+                Work::Fill { .. } | Work::Write { .. } => None,
+            })
+            .collect();
+        assert_eq!(got, issued);
+        assert!(got.iter().any(|(stream, what)| *what == "exchange" && *stream != Stream::Compute), "{got:?}");
+
+        let mut recorded = BTreeSet::new();
+        for work in told.iter() {
+            match work {
+                Work::Record { event, .. } => {
+                    recorded.insert(*event);
+                }
+                Work::Wait { event, .. } => assert!(recorded.contains(event), "event {event} was never recorded"),
+                Work::Exchange { between: Between::Collective { members, from, to, .. }, .. } => {
+                    assert!(*members == [0] || *members == [0, 1], "{members:?}");
+                    assert!([from, to].iter().all(|a| (1 << 20..4 << 20).contains(*a)), "{from:#x}, {to:#x}");
+                }
+                // The last parameter is the scratch, which was allocated last.
+                Work::Launch { parameters, .. } => assert_eq!(parameters[parameters.len() - 8..], (4u64 << 20).to_le_bytes()),
+                Work::Exchange { .. } | Work::Fill { .. } | Work::Write { .. } => {}
+            }
+        }
     }
 }

@@ -12,9 +12,10 @@ use crate::cpu;
 use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
 use crate::gpu::cuda::{self, Unavailable};
+use crate::gpu::nccl;
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
-use crate::target::DeviceKind;
+use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::op::DType;
 use ir::program::Job;
@@ -24,6 +25,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -63,6 +65,7 @@ pub struct RunOptions {
     pub order: Order,
     /// Default: the usual one for the artifact's target.
     pub device: Option<DeviceKind>,
+    pub exchanges: Exchanges,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
 }
@@ -87,6 +90,7 @@ impl RunOptions {
             on_nonfinite: OnNonfinite::Stop,
             order: Order::Streams,
             device: None,
+            exchanges: Exchanges::Host,
             patience: PATIENCE,
         }
     }
@@ -137,6 +141,8 @@ pub enum RunError {
     Device { dir: PathBuf, target: String, device: &'static str, can: String },
     #[error("`{}` is compiled for {target}, but {cause}; --device emulated runs it slowly without one", .dir.display())]
     NoGpu { dir: PathBuf, target: String, cause: Unavailable },
+    #[error("ranks cannot exchange through NCCL: {0}")]
+    Exchanges(String),
     #[error("seed {0} is not below 2^53")]
     Seed(u64),
     #[error(transparent)]
@@ -263,10 +269,29 @@ fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, 
     }
 }
 
+/// Where GPUs that exchange by themselves meet, if they can.
+fn meeting(artifact: &Artifact, device: DeviceKind, exchanges: Exchanges) -> Result<Option<SocketAddr>, RunError> {
+    if exchanges == Exchanges::Host {
+        return Ok(None);
+    }
+    let ranks = artifact.manifest.ranks;
+    if device != DeviceKind::Cuda {
+        return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
+    }
+    match cuda::probe() {
+        Ok(count) if count < ranks => Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}"))),
+        Ok(_) => nccl::probe().map_err(RunError::Exchanges),
+        Err(e) => Err(RunError::Exchanges(e.to_string())),
+    }?;
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
+    free.map(Some).map_err(|e| RunError::Exchanges(e.to_string()))
+}
+
 /// Checks the options and settles what they leave open.
 fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
     let job = &artifact.job;
     let device = device(artifact, options.device)?;
+    let meeting = meeting(artifact, device, options.exchanges)?;
     if options.seed >= 1 << 53 {
         return Err(RunError::Seed(options.seed));
     }
@@ -324,6 +349,7 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         on_nonfinite: options.on_nonfinite,
         order: options.order,
         device,
+        meeting,
     })
 }
 
