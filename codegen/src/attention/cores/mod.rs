@@ -41,6 +41,9 @@ const DEPTH: i64 = 16;
 const ELEMENT: i64 = 2;
 const UNIT: i64 = 16;
 
+/// Rows of a side whose list of visits leaves room for the tiles in the shared memory of sm_80, 163 KiB.
+const MOST_ROWS: i64 = 1 << 19;
+
 /// What is multiplied, if tensor cores can do this attention: elements of 16 bits, one after the other, whose rows begin at multiples of 16 bytes.
 pub fn half(plan: &Plan) -> Option<Half> {
     let kernel = plan.kernel;
@@ -63,7 +66,7 @@ pub fn half(plan: &Plan) -> Option<Half> {
     };
     let inputs = factors.iter().all(|f| kernel.body[*f].ty.dtype == dtype && plan.operand(*f).is_ok_and(|t| dense(t, (UNIT / ELEMENT) as u64)));
     let mut outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| !matches!(kernel.body[o.value].op, Op::AttentionLse(_)));
-    let fits = (plan.d == 64 || plan.d == 128) && plan.attention.scale.0 > 0.0 && inputs;
+    let fits = (plan.d == 64 || plan.d == 128) && plan.queries.max(plan.keys) <= MOST_ROWS && plan.attention.scale.0 > 0.0 && inputs;
     (fits && outputs.all(|(i, _)| dense(kernel.inputs.len() + i, 2))).then_some(half)
 }
 
