@@ -230,3 +230,27 @@ fn a_step_that_is_not_finite_can_be_skipped() {
     assert!(bits(&load_weights(&dir.path("after.safetensors"))) == bits(&bad), "a skipped step changed weights");
     assert!(crate::mcc::metrics(&dir.path("m.jsonl")).iter().all(|m| m["skipped"] == true && m["loss"].is_null()));
 }
+
+/// Rows for 2 groups of experts, with room for less than half of them in either: some group gets more.
+#[test]
+fn more_rows_of_experts_than_there_is_room_for_stop_the_run_by_name() {
+    const SMALL: &str = "-D hidden=16 -D heads=4 -D kv_heads=2 -D head_dim=4 -D experts=4 -D expert_ffn=8 -D layers=2 -D seq=16";
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    for zero in [0, 1] {
+        let mesh = format!("--dp 2 --ep 2 --zero {zero} --moe-buffer-factor 0.4");
+        dir.line(&format!("compile {{models}}/mixtral.mdl -D vocab=256 {SMALL} {mesh} -o out.mcc")).succeeds();
+        let ran = dir.line("run out.mcc --data text.txt --steps 3 --save w.safetensors");
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        let told = [
+            "error: rank ",
+            ", step 1, forward microbatch 0 command ",
+            "(limit of 8 for layers.0.moe at ",
+            "mixtral.mdl:",
+            " is more than 8: rows from a rank to",
+        ];
+        assert!(told.iter().all(|part| ran.stderr.contains(part)), "{}", ran.stderr);
+        assert!(ran.stderr.contains("a greater --moe-buffer-factor makes room for more"), "{}", ran.stderr);
+        assert!(!dir.path("w.safetensors").exists(), "nothing is saved of a step that stopped");
+    }
+}

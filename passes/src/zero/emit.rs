@@ -228,10 +228,10 @@ impl<'a> Sharing<'a> {
                 false => steps.extend(&body[v].args),
             }
         }
-        // Both ends of what stages exchange are there, whoever uses it.
+        // Both ends of what stages exchange are there, whoever uses it, and so is what stops a step.
         let met: HashSet<Value> = members().filter_map(|m| m.stages).collect();
         stack.extend(body.values().filter(|v| match &body[*v].op {
-            Op::Send { .. } | Op::Recv { .. } => true,
+            Op::Send { .. } | Op::Recv { .. } | Op::Limit { .. } => true,
             Op::Collective { stages, .. } => stages.is_some() && !met.contains(v),
             _ => false,
         }));

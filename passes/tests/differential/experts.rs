@@ -3,6 +3,7 @@
 use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt};
 use crate::models::case;
 use passes::partition::Buffer;
+use passes::plan::Zero;
 use passes::propagate::Rows;
 
 /// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
@@ -95,25 +96,28 @@ fn all_tokens_may_choose_one_expert() {
 }
 
 /// 16 tokens on each of two ranks have two choices each, all among the two experts of the first rank.
-fn with_room(factor: f64) -> Outcome {
+fn with_room(factor: f64, zero: Zero) -> Outcome {
     let text = model(&format!("let z = dot(maximum(dot(h, up, over: hidden), 0), down, over: ffn); {BACK}"));
     let ranges: Ranges = [("chosen".to_string(), Range { below: 2, ignored: false })].into();
-    let case = Case { moe_buffer: Buffer::Factor(factor), ..case("dp2 ep2") };
+    let case = Case { moe_buffer: Buffer::Factor(factor), zero, ..case("dp2 ep2") };
     attempt(&text, &[("seq", "16")], &case, &ranges).unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
 fn more_rows_than_there_is_room_for_stop_the_step() {
-    match with_room(1.0) {
-        Outcome::Full(e) => {
-            let told = e.starts_with("rank ") && e.contains("limit of 16") && e.contains(" is more than 16: rows from a rank to a group of experts");
-            assert!(told, "{e}");
+    for zero in Zero::ALL {
+        match with_room(1.0, zero) {
+            Outcome::Full(e) => {
+                let told =
+                    e.starts_with("rank ") && e.contains("limit of 16") && e.contains(" is more than 16: rows from a rank to a group of experts");
+                assert!(told, "{e}");
+            }
+            other => panic!("{zero:?}: {other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn room_for_all_is_room_for_any_choice() {
-    assert!(matches!(with_room(2.0), Outcome::Right(_)));
+    assert!(matches!(with_room(2.0, Zero::States), Outcome::Right(_)));
 }

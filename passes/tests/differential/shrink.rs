@@ -47,8 +47,16 @@ fn wrong(t: &Triple) -> Option<String> {
         Ok(Err(e)) => e,
         Err(_) => "panic".into(),
     };
-    let what = if text.contains(" instead of ") { "differs" } else { text.split(':').nth(1).unwrap_or(&text) };
-    Some(what.chars().filter(|c| !c.is_ascii_digit()).collect())
+    if text.contains(" instead of ") {
+        return Some("differs".into());
+    }
+    // Of a complaint, what is said without the numbers and what is in brackets.
+    let mut open = 0;
+    let mut plain = |c: char| {
+        open += i32::from(c == '(') - i32::from(c == ')');
+        open == 0 && !c.is_ascii_digit()
+    };
+    Some(text.chars().filter(|c| plain(*c)).collect())
 }
 
 /// The smallest triple that simpler cases and texts with fewer lines lead to.
