@@ -49,6 +49,8 @@ fn wide(f: Int2, ty: Ty, a: u64, b: u64) -> u64 {
         Int2::Rem => x % y,
         Int2::Min => x.min(y),
         Int2::Max => x.max(y),
+        Int2::MinRelu => x.min(y).max(0),
+        Int2::MaxRelu => x.max(y).max(0),
         Int2::And => x & y,
         Int2::Or => x | y,
         Int2::Xor => x ^ y,
@@ -91,7 +93,9 @@ pub fn execute(w: &mut Warp, op: &Op, mask: u32) -> bool {
                 Int2::Or => longs(|l| a[l] | b[l]),
                 Int2::Xor => longs(|l| a[l] ^ b[l]),
                 Int2::MulLo => longs(|l| a[l].wrapping_mul(b[l])),
-                Int2::MulHi | Int2::Div | Int2::Rem | Int2::Min | Int2::Max | Int2::Shl | Int2::Shr => longs(|l| wide(*f, *ty, a[l], b[l])),
+                Int2::MulHi | Int2::Div | Int2::Rem | Int2::Min | Int2::Max | Int2::MinRelu | Int2::MaxRelu | Int2::Shl | Int2::Shr => {
+                    longs(|l| wide(*f, *ty, a[l], b[l]))
+                }
             };
             w.set_long(*d, &out, mask);
         }

@@ -143,6 +143,9 @@ pub enum Int2 {
     Rem,
     Min,
     Max,
+    /// At least 0.
+    MinRelu,
+    MaxRelu,
     And,
     Or,
     Xor,

@@ -151,11 +151,17 @@ impl Cursor<'_> {
                 Int2::Max if self.has("NaN") => Float2::MaxNan,
                 Int2::Min => Float2::Min,
                 Int2::Max => Float2::Max,
-                Int2::MulLo | Int2::MulHi | Int2::Rem | Int2::And | Int2::Or | Int2::Xor | Int2::Shl | Int2::Shr => return self.unsupported(),
+                Int2::MulLo | Int2::MulHi | Int2::Rem | Int2::MinRelu | Int2::MaxRelu | Int2::And | Int2::Or | Int2::Xor | Int2::Shl | Int2::Shr => {
+                    return self.unsupported();
+                }
             })
         };
         Ok(match kind {
             Kind::Int(_) if mode.saturate => return self.unsupported(),
+            Kind::Int(Ty::S32) if matches!(int, Int2::Min | Int2::Max) && self.has("relu") => {
+                let relu = if int == Int2::Min { Int2::MinRelu } else { Int2::MaxRelu };
+                Op::IntW(relu, Ty::S32, self.w(0)?, self.sw(1)?, self.sw(2)?)
+            }
             Kind::Int(t) if t.bytes() == 8 && matches!(int, Int2::Shl | Int2::Shr) => Op::ShiftD(int, t, self.d(0)?, self.sd(1)?, self.sw(2)?),
             Kind::Int(t) if t.bytes() == 8 => Op::IntD(int, t, self.d(0)?, self.sd(1)?, self.sd(2)?),
             Kind::Int(t) => Op::IntW(int, t, self.w(0)?, self.sw(1)?, self.sw(2)?),

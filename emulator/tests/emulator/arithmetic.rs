@@ -30,6 +30,8 @@ fn integers() {
     check("rem.s32 %r3, %r1, %r2;", &[(MINUS(7), 2, MINUS(1)), (7, 4, 3)]);
     check("div.u32 %r3, %r1, %r2;", &[(u32::MAX, 16, u32::MAX / 16)]);
     check("min.s32 %r3, %r1, %r2;", &[(MINUS(1), 1, MINUS(1))]);
+    check("min.relu.s32 %r3, %r1, %r2;", &[(MINUS(5), 8, 0), (3, 8, 3)]);
+    check("max.relu.s32 %r3, %r1, %r2;", &[(MINUS(5), MINUS(8), 0), (MINUS(3), 8, 8)]);
     check("min.u32 %r3, %r1, %r2;", &[(MINUS(1), 1, 1)]);
     check("shl.b32 %r3, %r1, %r2;", &[(1, 31, 1 << 31), (1, 32, 0)]);
     check("shr.u32 %r3, %r1, %r2;", &[(1 << 31, 31, 1), (1, 99, 0)]);
