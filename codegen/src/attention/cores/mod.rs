@@ -111,14 +111,18 @@ pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Lau
     Ok((shape, launch_of_blocks(kernel, &shape, bounds, shared as u32)))
 }
 
+/// Writes a tile: the arguments at its head, and its first row.
+type WriteTile<'s, 'c> = dyn Fn(&At<'c>, Index<'c>) + 's;
+/// Computes with a visit, in a stage of shared memory, from carried values the next ones.
+type Meet<'s, 'c> = dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>> + 's;
+
 /// Tiles of one kind: runs of rows of each head.
 struct Part<'s, 'c> {
     heads: Vec<Dim>,
     sizes: Sizes,
     runs: i64,
     shared_bytes: i64,
-    /// Writes a tile: the arguments at its head, and its first row.
-    write: Box<dyn Fn(&At<'c>, Index<'c>) + 's>,
+    write: Box<WriteTile<'s, 'c>>,
 }
 
 impl Part<'_, '_> {
@@ -365,7 +369,7 @@ impl<'c> Cores<'_, 'c> {
         begin: impl FnOnce(),
         load: &dyn Fn(&Visit<'c>, Index<'c>),
         carried: &[Value<'c>],
-        body: &mut dyn FnMut(&Visit<'c>, Index<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+        body: &mut Meet<'_, 'c>,
     ) -> Vec<Value<'c>> {
         let b = self.b;
         let stage = |i: Index<'c>| b.index_add(stages, b.index_mul(b.bits(IntBinary::And, i, b.word(1)), stage_bytes));

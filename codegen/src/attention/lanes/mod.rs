@@ -59,13 +59,15 @@ pub fn emit(b: &Simt, plan: &Plan, name: &str) -> Result<Shape, CompileError> {
     Ok(Shape { tiles: parts.iter().map(|part| part.tiles(plan) as u64).sum(), scratch_bytes: 0 })
 }
 
+/// Writes a tile: the arguments at its head, and its first row.
+type WriteTile<'s, 'c> = dyn Fn(&At<'c>, IntValue<'c>) + 's;
+
 /// Tiles of one kind: runs of rows of each head.
 struct Part<'s, 'c> {
     heads: Vec<Dim>,
     rows: i64,
     runs: i64,
-    /// Writes a tile: the arguments at its head, and its first row.
-    write: Box<dyn Fn(&At<'c>, IntValue<'c>) + 's>,
+    write: Box<WriteTile<'s, 'c>>,
 }
 
 impl Part<'_, '_> {
