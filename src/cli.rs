@@ -212,6 +212,9 @@ pub struct CompileArgs {
     /// The same as `--zero 1`.
     #[arg(long)]
     pub use_distributed_optimizer: bool,
+    /// Optimizer states, the weights that the optimizer works on, and the optimizer itself are on the host; devices keep what passes read; the same numbers either way
+    #[arg(long, visible_alias = "optimizer-cpu-offload")]
+    pub optimizer_offload: bool,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
     #[arg(long, value_name = "N")]
     pub bucket_size: Option<u64>,
@@ -261,7 +264,7 @@ pub struct CompileArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
     pub pad_vocab_to: u64,
 
-    /// Most bytes of a rank, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
+    /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Memory")]
     pub memory: Option<u64>,
     /// What the backward pass computes again instead of keeping it

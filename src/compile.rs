@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use codegen::target::Arch;
 use codegen::{Emit, Target, WorkerCommand, Workers};
 use frontend::Options as TextOptions;
+use ir::diag::{Diagnostic, Sources};
 use ir::kernel::Kernel;
 use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
@@ -15,6 +16,7 @@ use passes::bubbles::{UNIT, timeline};
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint, Footprints, Kind};
 use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
 use passes::partition::Buffer;
 use passes::plan::{SequenceParallel, Zero};
 use passes::propagate::Rows;
@@ -103,6 +105,11 @@ fn scratch(kernel: &KernelEntry) -> u64 {
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let target = Target::named(&args.target)?;
+    if args.optimizer_offload && target.arch == Arch::Nvptx {
+        let d = Diagnostic::error("E0643", "the optimizer cannot run on the host beside a GPU: kernels are compiled for one target");
+        show(&[d.help("leave out --optimizer-offload, or use --zero to share optimizer states out")], &Sources::default());
+        return Err(Failure::Reported);
+    }
     let levels = levels(args)?;
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
@@ -210,6 +217,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         },
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
+        offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
         schedule: schedule(&args.pipeline_schedule)?,

@@ -9,7 +9,7 @@ use passes::footprint::{Footprint, Footprints, Kind, size};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind; seconds per pass.
+/// Ranks, classes, kernels; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass.
 pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
@@ -47,6 +47,12 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
     let _ = writeln!(out, "memory     {}", footprint(job, most, "most"));
     if least.1 != most.1 {
         let _ = writeln!(out, "           {}", footprint(job, least, "least"));
+    }
+    let (stage, host) = memory.most_on_host();
+    if host.on_host() > 0 {
+        let whose = if job.stages.len() > 1 { format!("a rank of stage {stage} (most)") } else { "a rank".into() };
+        let parts: Vec<String> = host.host.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
+        let _ = writeln!(out, "host       {whose}: {} = {}", size(host.on_host()), parts.join(" + "));
     }
     let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
     let _ = writeln!(out, "seconds    {}", times.join(", "));

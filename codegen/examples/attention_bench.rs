@@ -30,7 +30,7 @@ impl Maker {
             let strides = dense(&self.body.dims, &ty);
             outputs.push(Output { value: self.body.push(op, args, ty, Origin::new(Phase::Forward)), strides, accumulate: false });
         }
-        Kernel { family, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
+        Kernel { on: ir::program::Space::Device, family, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
     }
 }
 

@@ -65,7 +65,7 @@ fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
     let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
     let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
     let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
-    Kernel { family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+    Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
 
 /// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of its weights.
@@ -99,7 +99,7 @@ fn of_experts(layout: Layout, experts: u64) -> Kernel {
     let args: Vec<_> = (0..3).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
     let value = body.push(Op::GroupedDot { rows, experts, over }, args, Type::new(DType::F32, out), origin());
     let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
-    Kernel { family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+    Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
 
 /// Seconds that this thread has run.

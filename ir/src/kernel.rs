@@ -10,6 +10,7 @@
 use crate::dim::{Base, Dim, Dims};
 use crate::graph::{Body, Type, Value};
 use crate::op::{DType, Op, Scalar};
+use crate::program::Space;
 use crate::{eval, infer};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,8 @@ pub struct Output {
 /// An output may be the same memory as an input of the same type and strides (in place); otherwise they do not overlap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
+    /// Whose processor runs it, on whose memory.
+    pub on: Space,
     pub family: Family,
     pub body: Body,
     pub inputs: Vec<Operand>,
@@ -245,6 +248,7 @@ mod tests {
         let origin = Origin { scope: scope.into(), ..Origin::new(Phase::Forward) };
         let value = body.push(Op::Const(Real(x)), [], Type::scalar(DType::F32), origin);
         Kernel {
+            on: Space::Device,
             family: Family::Loops { grid: vec![] },
             body,
             inputs: vec![],

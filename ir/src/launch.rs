@@ -103,7 +103,14 @@ mod tests {
     }
 
     fn kernel() -> Kernel {
-        Kernel { family: Family::Gemm, body: Body::default(), inputs: vec![], scalars: vec![DType::F32], outputs: vec![] }
+        Kernel {
+            on: crate::program::Space::Device,
+            family: Family::Gemm,
+            body: Body::default(),
+            inputs: vec![],
+            scalars: vec![DType::F32],
+            outputs: vec![],
+        }
     }
 
     #[test]

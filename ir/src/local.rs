@@ -6,10 +6,11 @@
 use crate::dim::IndexMap;
 use crate::graph::{Body, Value};
 use crate::mesh::Mesh;
-use crate::program::Bucket;
+use crate::program::{Bucket, Space};
 use crate::sharded::Sharding;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// When a node runs. Numbers are those of a stage's virtual stages, in the order of the forward pass.
@@ -126,6 +127,10 @@ pub struct Local {
     pub params: Vec<LocalParam>,
     /// Slots after those of `params`, in order.
     pub buckets: Vec<Bucket>,
+    /// Slots of `params` of which `Op::Param` is a copy of the weights, for the model to compute with; the weights are state 0.
+    pub copied: BTreeSet<u32>,
+    /// Nodes that rest, or are computed, in the host's memory. Lowering copies what is used in the other one.
+    pub host: BTreeSet<Value>,
     /// Per node: when it runs.
     pub chunks: Vec<Chunk>,
     /// Per node: whether its value is a sum over microbatches still to be taken, so that a use in a chunk that runs once
@@ -137,4 +142,11 @@ pub struct Local {
     /// `(report, value)`.
     pub reports: Vec<(u32, Value)>,
     pub updates: Vec<LocalUpdate>,
+}
+
+impl Local {
+    /// Where a node rests or is computed.
+    pub fn space(&self, v: Value) -> Space {
+        if self.host.contains(&v) { Space::Host } else { Space::Device }
+    }
 }

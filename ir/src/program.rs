@@ -13,6 +13,7 @@ use crate::model::Train;
 pub use crate::op::{Channel, Collective};
 use crate::op::{DType, Real, Scalar};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -135,10 +136,12 @@ pub struct TableEntry {
 pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot of each stash.
-    pub arena_bytes: [u64; 3],
+    pub arena_bytes: [u64; Arena::ALL.len()],
     /// Bytes of a slot of each stash. They divide the stash arena, in this order.
     pub stashes: Vec<u64>,
     pub groups: Vec<Group>,
+    /// Slots of [`Stage::params`] whose parameter [`Holds::Copies`].
+    pub copied: BTreeSet<u32>,
     /// Slots after those of [`Stage::params`], in order.
     pub buckets: Vec<Bucket>,
     pub bodies: Vec<Body>,
@@ -154,12 +157,24 @@ pub struct Bucket {
     pub pieces: Vec<Piece>,
 }
 
-/// What the parameter of a bucket is.
+/// What the parameter of a slot or a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Holds {
     Weights,
-    /// A copy in less precision, for the model to compute with. The weights themselves are the bucket's state 0; the optimizer's follow.
+    /// A copy for the model to compute with, in less precision or in another memory. The weights themselves are state 0; the optimizer's follow.
     Copies,
+}
+
+impl Holds {
+    /// What its parameter is, or its state of this number.
+    pub fn role(self, state: Option<u32>) -> Role {
+        match (self, state) {
+            (Holds::Weights, None) | (Holds::Copies, Some(0)) => Role::Weights,
+            (Holds::Copies, None) => Role::Copy,
+            (Holds::Weights, Some(k)) => Role::State(k),
+            (Holds::Copies, Some(k)) => Role::State(k - 1),
+        }
+    }
 }
 
 /// A parameter of a bucket.
@@ -206,16 +221,74 @@ pub enum Arena {
     Stash,
     /// Within one call of a body.
     Temporary,
+    /// Lives over steps, in the host's memory.
+    Host,
+    /// Within one call of a body, in the host's memory.
+    Staging,
+}
+
+/// A memory, and the processor that works on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Space {
+    #[default]
+    Device,
+    Host,
+}
+
+impl Space {
+    pub const ALL: [Space; 2] = [Space::Device, Space::Host];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Space::Device => "device",
+            Space::Host => "host",
+        }
+    }
+
+    /// The arena of what lives over steps.
+    pub fn lasting(self) -> Arena {
+        match self {
+            Space::Device => Arena::Persistent,
+            Space::Host => Arena::Host,
+        }
+    }
+
+    /// The arena of what lives within one call.
+    pub fn temporary(self) -> Arena {
+        match self {
+            Space::Device => Arena::Temporary,
+            Space::Host => Arena::Staging,
+        }
+    }
 }
 
 impl Arena {
-    pub const ALL: [Arena; 3] = [Arena::Persistent, Arena::Stash, Arena::Temporary];
+    pub const ALL: [Arena; 5] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::Staging];
+
+    pub fn space(self) -> Space {
+        match self {
+            Arena::Persistent | Arena::Stash | Arena::Temporary => Space::Device,
+            Arena::Host | Arena::Staging => Space::Host,
+        }
+    }
+
+    /// Whether what it holds lives over steps.
+    pub fn lasts(self) -> bool {
+        self == self.space().lasting()
+    }
+
+    /// Whether what it holds lives within one call of a body.
+    pub fn is_temporary(self) -> bool {
+        self == self.space().temporary()
+    }
 
     pub fn name(self) -> &'static str {
         match self {
             Arena::Persistent => "persistent",
             Arena::Stash => "stash",
             Arena::Temporary => "temporary",
+            Arena::Host => "host",
+            Arena::Staging => "staging",
         }
     }
 }
@@ -234,15 +307,11 @@ impl Program {
             Content::Table { .. } | Content::Accumulator | Content::Activation => return vec![],
         };
         if (slot as usize) < stage.params.len() {
-            return vec![Part { slot, role: state.map_or(Role::Weights, Role::State), index, bucket: None }];
+            let holds = if self.copied.contains(&slot) { Holds::Copies } else { Holds::Weights };
+            return vec![Part { slot, role: holds.role(state), index, bucket: None }];
         }
         let (Some(bucket), [window]) = (self.bucket(stage, slot), index.as_slice()) else { return vec![] };
-        let role = match (bucket.holds, state) {
-            (Holds::Weights, None) | (Holds::Copies, Some(0)) => Role::Weights,
-            (Holds::Copies, None) => Role::Copy,
-            (Holds::Weights, Some(k)) => Role::State(k),
-            (Holds::Copies, Some(k)) => Role::State(k - 1),
-        };
+        let role = bucket.holds.role(state);
         bucket.pieces.iter().map(|p| Part { slot: p.slot, role, index: &p.index, bucket: Some((p.at, window)) }).collect()
     }
 
@@ -422,7 +491,7 @@ pub struct Call {
 /// streams where a call or phase ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stream {
-    /// Everything but communication, and any of that.
+    /// Everything but communication, and any of that and of what follows.
     Compute,
     /// Collectives within a pass over a microbatch.
     Tensor,
@@ -430,10 +499,17 @@ pub enum Stream {
     Data,
     Send,
     Receive,
+    /// Kernels of the host.
+    Host,
+    /// Copies to the host's memory.
+    ToHost,
+    /// Copies to the device's memory.
+    ToDevice,
 }
 
 impl Stream {
-    pub const ALL: [Stream; 5] = [Stream::Compute, Stream::Tensor, Stream::Data, Stream::Send, Stream::Receive];
+    pub const ALL: [Stream; 8] =
+        [Stream::Compute, Stream::Tensor, Stream::Data, Stream::Send, Stream::Receive, Stream::Host, Stream::ToHost, Stream::ToDevice];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -442,6 +518,9 @@ impl Stream {
             Stream::Data => "data",
             Stream::Send => "send",
             Stream::Receive => "receive",
+            Stream::Host => "host",
+            Stream::ToHost => "to_host",
+            Stream::ToDevice => "to_device",
         }
     }
 }
@@ -458,7 +537,7 @@ pub struct Command {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Action {
-    /// Runs a kernel: places of inputs, then of outputs; scalars in the kernel's order.
+    /// Runs a kernel where it is at home ([`Kernel::on`]): places of inputs, then of outputs, all in that memory; scalars in the kernel's order.
     Launch {
         kernel: KernelId,
         args: Vec<Place>,
@@ -491,6 +570,13 @@ pub enum Action {
         channel: Channel,
         dtype: DType,
         count: u64,
+        dst: Place,
+    },
+    /// Dense ranges of `count` elements, from one memory to another.
+    Copy {
+        dtype: DType,
+        count: u64,
+        src: Place,
         dst: Place,
     },
     /// Every element of the buffer.

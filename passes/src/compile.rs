@@ -6,6 +6,7 @@
 use crate::differentiate::{self, DifferentiateError};
 use crate::layout::{Counts, Cuts};
 use crate::lower::{Bodies, Kernels, Lowering, Names};
+use crate::offload::{self, Offload};
 use crate::overlap::{self, Overlap};
 use crate::partition::{self, Buffer};
 use crate::pipeline::{self, Plan as Pipeline};
@@ -53,6 +54,8 @@ pub struct Options {
     /// Vocabularies are padded to a multiple of this times the axes that split them.
     pub pad_vocab_to: u64,
     pub overlap: Overlap,
+    /// Whether optimizers run on the host, in its memory.
+    pub offload: Offload,
     pub tp_overlap: TpOverlap,
     pub recompute: Recompute,
     pub rows: Rows,
@@ -82,6 +85,7 @@ impl Default for Options {
             layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
             pad_vocab_to: 1,
             overlap: Overlap::On,
+            offload: Offload::Off,
             tp_overlap: TpOverlap::Off,
             recompute: Recompute::None,
             rows: Rows::Rules,
@@ -216,7 +220,14 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let both = trace.step("zero", || zero::share_out(locals.into_iter().map(pairs).collect(), options.zero, size), shared)?;
     let (locals, evaluations): (Vec<Local>, Vec<Local>) = both.into_iter().unzip();
     let joined = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, &sharded).map_err(|e| e.to_string()));
-    let locals = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
+    let locals: Vec<Local> = trace.step("bucket", || locals.into_iter().map(|l| bucket::join(l, size)).collect(), joined)?;
+    let (locals, evaluations): (Vec<Local>, Vec<Local>) = match options.offload {
+        Offload::Off => (locals, evaluations),
+        Offload::Optimizer => {
+            let both = locals.into_iter().zip(evaluations);
+            trace.step("offload", || both.map(|(l, e)| offload::offload(l, e)).collect::<Vec<_>>(), shared)?.into_iter().unzip()
+        }
+    };
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
@@ -459,7 +470,7 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
         let (first, params) = &local.stages[0];
         let names = params.iter().map(|p| job.params[*p as usize].name.clone());
         let names = names.chain((0..local.buckets.len()).map(|k| format!("bucket{k}"))).collect();
-        let mut lowering = Lowering::new(&mut kernels, names, local.buckets.clone());
+        let mut lowering = Lowering::new(&mut kernels, names, local.copied.clone(), local.buckets.clone());
         let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
         let slots: Vec<u32> = (0..buckets.end).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });

@@ -9,12 +9,12 @@ use ir::dim::Dim;
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
 use ir::op::Op;
-use ir::program::{Action, Command, Group, Job, Program};
+use ir::program::{Action, Command, Group, Job, Program, Space};
 use ir::sharded::{Placement, Sharded};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Equal collectives (or sends) of one line of text, as the ranks of some stages issue them.
+/// Equal collectives (or sends, or copies between memories) of one line of text, as the ranks of some stages issue them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Exchange {
     pub span: Option<Span>,
@@ -23,7 +23,7 @@ pub struct Exchange {
     /// Of the first one.
     pub scope: String,
     pub kind: &'static str,
-    /// `tp`, `dp*cp`; `pp` for what goes from stage to stage.
+    /// `tp`, `dp*cp`; `pp` for what goes from stage to stage, `bus` from memory to memory.
     pub axis: String,
     /// The group of the first rank of the first stage; of a send, sender and receiver.
     pub members: Vec<u64>,
@@ -89,6 +89,13 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
             let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);
             let to = first.checked_add_signed(hops * per_stage as i64).unwrap_or(first);
             ("send", "pp".into(), vec![first, to], count * dtype.bytes(), count * dtype.bytes())
+        }
+        Action::Copy { dtype, count, dst, .. } => {
+            let kind = match program.buffers[dst.buffer.index()].arena.space() {
+                Space::Device => "copy to device",
+                Space::Host => "copy to host",
+            };
+            (kind, "bus".into(), vec![first], count * dtype.bytes(), count * dtype.bytes())
         }
         _ => return None,
     };

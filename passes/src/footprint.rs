@@ -7,15 +7,16 @@
 use crate::lower::buffers_of;
 use crate::memory::ALIGN;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Job, Program};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Job, Program, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// With their 16-bit copies.
+    /// With their copies in 16 bits or in the device's memory.
     Parameters,
     Gradients,
+    /// With the weights, where parameters are copies.
     Optimizer,
     Tables,
     /// Kept from the forward to the backward pass, for every microbatch in flight.
@@ -61,13 +62,13 @@ impl Kind {
         match (buffer.arena, &buffer.content) {
             (Arena::Stash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
             (Arena::Stash, _) => Kind::Activations,
-            (Arena::Temporary, _) => Kind::Temporary,
-            (Arena::Persistent, Content::Param { .. }) => Kind::Parameters,
+            (Arena::Temporary | Arena::Staging, _) => Kind::Temporary,
+            (Arena::Persistent | Arena::Host, Content::Param { .. }) => Kind::Parameters,
             // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
-            (Arena::Persistent, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
-            (Arena::Persistent, Content::State { .. }) => Kind::Optimizer,
-            (Arena::Persistent, Content::Table { .. }) => Kind::Tables,
-            (Arena::Persistent, Content::Accumulator | Content::Activation) => Kind::Gradients,
+            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
+            (Arena::Persistent | Arena::Host, Content::State { .. }) => Kind::Optimizer,
+            (Arena::Persistent | Arena::Host, Content::Table { .. }) => Kind::Tables,
+            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) => Kind::Gradients,
         }
     }
 }
@@ -85,10 +86,12 @@ fn of_messages(program: &Program) -> Vec<bool> {
     out
 }
 
-/// The bytes of a rank of one stage, by kind.
+/// The bytes of a rank of one stage, by kind: of its device's memory, unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     pub bytes: BTreeMap<Kind, u64>,
+    /// Of the host's memory, by kind.
+    pub host: BTreeMap<Kind, u64>,
     /// Slots of the stashes of activations, if all have as many; else 1.
     pub slots: u64,
 }
@@ -101,15 +104,19 @@ impl Footprint {
         let messages = of_messages(program);
         let of_activations: Vec<u32> = of_stashes.iter().zip(&messages).filter(|(_, message)| !**message).map(|(n, _)| *n).collect();
         let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
-        let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
-        for b in program.buffers.iter().filter(|b| b.arena == Arena::Persistent) {
-            *bytes.entry(Kind::of(program, &messages, b)).or_default() += b.bytes().next_multiple_of(ALIGN);
-        }
+        let [mut bytes, mut host] = Space::ALL.map(|space| {
+            let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
+            for b in program.buffers.iter().filter(|b| b.arena == space.lasting()) {
+                *bytes.entry(Kind::of(program, &messages, b)).or_default() += b.bytes().next_multiple_of(ALIGN);
+            }
+            bytes
+        });
         for ((each, slots), message) in program.stashes.iter().zip(of_stashes).zip(&messages) {
             *bytes.entry(if *message { Kind::Messages } else { Kind::Activations }).or_default() += each * u64::from(*slots);
         }
         bytes.insert(Kind::Temporary, program.arena_bytes[Arena::Temporary as usize]);
-        Footprint { bytes, slots }
+        host.insert(Kind::Temporary, program.arena_bytes[Arena::Staging as usize]);
+        Footprint { bytes, host, slots }
     }
 
     /// With what a rank takes beside its arenas.
@@ -120,6 +127,11 @@ impl Footprint {
 
     pub fn total(&self) -> u64 {
         self.bytes.values().sum()
+    }
+
+    /// Of the host's memory.
+    pub fn on_host(&self) -> u64 {
+        self.host.values().sum()
     }
 }
 
@@ -136,6 +148,12 @@ impl Footprints {
     pub fn most(&self) -> (usize, &Footprint) {
         let all = self.0.iter().enumerate();
         all.max_by_key(|(k, f)| (f.total(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold most in the host's memory.
+    pub fn most_on_host(&self) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.on_host(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
     }
 
     /// The first stage whose ranks hold least.
@@ -156,7 +174,7 @@ pub struct Owner {
     pub buffers: u64,
 }
 
-/// Who holds the peak of a stage's ranks: persistent buffers, the stash in all its slots, and the temporary buffers that live at the
+/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, the stash in all its slots, and the temporary buffers that live at the
 /// moment when most bytes do; by kind and line, largest first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let program = &job.programs[job.stages[stage].program as usize];
@@ -164,7 +182,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
     let messages = of_messages(program);
     let at_peak = program.bodies.iter().map(|b| fullest(program, b)).max_by_key(|p| p.0).map(|p| p.1).unwrap_or_default();
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
-    for (k, b) in program.buffers.iter().enumerate() {
+    for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Space::Device) {
         let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
         if kind == Kind::Temporary && !at_peak.contains(&BufferId(k as u32)) {
             continue;

@@ -10,6 +10,7 @@ use ir::graph::{Body, Value};
 use ir::kernel::Family;
 use ir::local::{Chunk, Local};
 use ir::op::Op;
+use ir::program::Space;
 use std::collections::{BTreeSet, HashMap};
 
 /// Nodes of one kernel, in graph order.
@@ -18,6 +19,7 @@ pub struct Group {
     pub nodes: Vec<Value>,
     pub family: Family,
     pub chunk: Chunk,
+    pub space: Space,
     /// Of `nodes`, those that are stored.
     pub outputs: Vec<Value>,
 }
@@ -90,7 +92,7 @@ pub fn fuse(local: &Local) -> Vec<Group> {
     };
     for v in body.values() {
         match role(body, v) {
-            Role::Compute => f.add(v, local.chunks[v.index()]),
+            Role::Compute => f.add(v, (local.chunks[v.index()], local.space(v))),
             Role::Exchange => f.exchange(v, local.chunks[v.index()]),
             Role::Inline | Role::Source | Role::Alias => {}
         }
@@ -164,7 +166,8 @@ impl Bits {
 
 struct Draft {
     nodes: BTreeSet<Value>,
-    chunk: Chunk,
+    /// When and where it runs.
+    at: (Chunk, Space),
     anchor: Option<Value>,
     /// A kernel of its own: not merged into another one, and not an exchange.
     live: bool,
@@ -195,18 +198,18 @@ impl Fusion<'_> {
             reads.extend(&before);
         }
         self.of.insert(v, own);
-        self.groups.push(Draft { nodes: [v].into(), chunk, anchor: None, live: false });
+        self.groups.push(Draft { nodes: [v].into(), at: (chunk, Space::Device), anchor: None, live: false });
         self.after.push(reads);
         self.aliased.push(Bits::default());
     }
 
-    fn add(&mut self, v: Value, chunk: Chunk) {
+    fn add(&mut self, v: Value, at: (Chunk, Space)) {
         let anchor = is_anchor(&self.body[v].op);
         // The groups whose values it reads without a detour, latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of.get(a).copied()).collect();
         near.sort_unstable_by(|a, b| b.cmp(a));
         near.dedup();
-        near.retain(|g| self.groups[*g].live && self.groups[*g].chunk == chunk);
+        near.retain(|g| self.groups[*g].live && self.groups[*g].at == at);
         let mut candidates: Vec<Vec<usize>> = vec![];
         if anchor {
             candidates.extend(self.siblings(v).map(|g| vec![g]));
@@ -258,7 +261,7 @@ impl Fusion<'_> {
             }
         }
         self.of.insert(v, self.groups.len());
-        self.groups.push(Draft { nodes: [v].into(), chunk, anchor: anchor.then_some(v), live: true });
+        self.groups.push(Draft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true });
         self.after.push(reads);
         self.aliased.push(aliased);
     }
@@ -306,8 +309,8 @@ impl Fusion<'_> {
         if between(reads) || merged.iter().any(|g| between(&self.after[*g])) {
             return false;
         }
-        let chunk = self.groups[merged[0]].chunk;
-        if merged.iter().any(|g| self.groups[*g].chunk != chunk) {
+        let at = self.groups[merged[0]].at;
+        if merged.iter().any(|g| self.groups[*g].at != at) {
             return false;
         }
         let mut nodes: BTreeSet<Value> = merged.iter().flat_map(|g| self.groups[*g].nodes.iter().copied()).collect();
@@ -413,7 +416,7 @@ impl Fusion<'_> {
                     Some(_) => Family::Gemm,
                 };
                 let outputs = draft.nodes.iter().copied().filter(|v| self.leaves(&draft.nodes, *v)).collect();
-                Group { nodes: draft.nodes.iter().copied().collect(), family, chunk: draft.chunk, outputs }
+                Group { nodes: draft.nodes.iter().copied().collect(), family, chunk: draft.at.0, space: draft.at.1, outputs }
             })
             .collect()
     }

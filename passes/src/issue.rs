@@ -1,7 +1,7 @@
 //! The order in which a body issues its commands: what communication needs comes first, what needs its result comes late.
 //!
-//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine ([`crate::timeline`]) whose streams run side by side. Communication is issued as
-//! soon as its operands are. Of the other commands that could follow, those that wait for nothing under way come first; of these, those on
+//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine ([`crate::timeline`]) whose streams run side by side. Communication, and copies between
+//! memories, are issued as soon as their operands are. Of the other commands that could follow, those that wait for nothing under way come first; of these, those on
 //! the way to the next communication; else the order is that of the graph.
 //!
 //! The order is the program's, hence the same on all ranks of a stage. Exchanges with other stages keep their order among themselves, so
@@ -19,7 +19,7 @@ use ir::program::{Action, BufferId, Command, Program, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Windows that are tried; the last one keeps every command in its place.
-const WINDOWS: [usize; 5] = [usize::MAX, 256, 64, 16, 0];
+const WINDOWS: [usize; 6] = [usize::MAX, 256, 64, 16, 4, 0];
 
 /// The commands of a body in their new order, the first that `fits`. `written` says in which order earlier bodies last wrote buffers: messages go in
 /// that order, so that none waits for one that is ready later.
@@ -32,13 +32,21 @@ pub fn order(
     written: &BTreeMap<BufferId, usize>,
     fits: impl Fn(&[Command]) -> bool,
 ) -> Vec<Command> {
-    let streams: Vec<Stream> = commands.iter().map(|c| stream_of(mesh, &program.groups, &c.action)).collect();
+    let streams: Vec<Stream> = commands.iter().map(|c| stream_of(mesh, kernels, &program.buffers, &program.groups, &c.action)).collect();
     if streams.iter().all(|s| *s == Stream::Compute) {
         return commands.to_vec();
     }
     let graph = Graph::new(mesh, kernels, costs, program, commands, streams, written);
     let ordered = |window: &usize| graph.list(*window).into_iter().map(|k| commands[k].clone()).collect::<Vec<Command>>();
     WINDOWS.iter().map(ordered).find(|c| fits(c)).unwrap_or_else(|| commands.to_vec())
+}
+
+/// Whether a stream has kernels, of the device or of the host.
+fn computes(stream: Stream) -> bool {
+    match stream {
+        Stream::Compute | Stream::Host => true,
+        Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::ToHost | Stream::ToDevice => false,
+    }
 }
 
 /// Commands and what they need of each other.
@@ -70,7 +78,10 @@ impl Graph {
         let [mut sum, mut send, mut receive] = [None; 3];
         for (k, command) in commands.iter().enumerate() {
             for touch in touches(mesh, kernels, program, &command.action) {
-                since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
+                // Copies are of what is complete: the order is that of the graph.
+                if !matches!(command.action, Action::Copy { .. }) {
+                    since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
+                }
                 let before = before.entry(touch.buffer).or_default();
                 let meets = |t: &Touch| t.from < touch.to && touch.from < t.to && (t.writes || touch.writes);
                 before.iter().filter(|(j, t)| *j != k && meets(t)).for_each(|(j, _)| {
@@ -96,6 +107,7 @@ impl Graph {
                     after(send);
                 }
                 Action::Collective { .. }
+                | Action::Copy { .. }
                 | Action::Launch { .. }
                 | Action::Fill { .. }
                 | Action::Load { .. }
@@ -109,7 +121,7 @@ impl Graph {
         users.iter().flatten().for_each(|k| needs[*k] += 1);
         let mut leads = vec![usize::MAX; commands.len()];
         for k in (0..commands.len()).rev() {
-            let first = |j: &usize| if streams[*j] == Stream::Compute { leads[*j] } else { *j };
+            let first = |j: &usize| if computes(streams[*j]) { leads[*j] } else { *j };
             leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
         }
         Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }
@@ -126,10 +138,9 @@ impl Graph {
         let mut left: BTreeSet<usize> = (0..n).collect();
         while let Some(front) = left.first() {
             let reach = front.saturating_add(window);
-            let now = clocks[Stream::Compute as usize];
             let open = || ready.range(..=reach).copied();
-            let message = open().filter(|k| self.streams[*k] != Stream::Compute).min_by_key(|k| (self.since[*k], *k));
-            let key = |k: &usize| (ready_at[*k].saturating_sub(now), self.leads[*k], *k);
+            let message = open().filter(|k| !computes(self.streams[*k])).min_by_key(|k| (self.since[*k], *k));
+            let key = |k: &usize| (ready_at[*k].saturating_sub(clocks[self.streams[*k] as usize]), self.leads[*k], *k);
             let k = message.or_else(|| open().min_by_key(key)).expect("invariant: what is left first needs nothing");
             ready.remove(&k);
             left.remove(&k);

@@ -6,7 +6,7 @@ use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Node, Value};
 use ir::kernel::{Family, Kernel, Operand, Output};
 use ir::op::{Attention, DType, Op, Scalar};
-use ir::program::Place;
+use ir::program::{Place, Space};
 use std::collections::HashMap;
 
 /// A kernel with the places and scalars that a launch passes to it.
@@ -23,7 +23,7 @@ pub struct Target {
     pub accumulate: bool,
 }
 
-/// Builds the kernel that computes `nodes` of `body`. `view` tells where operands from outside lie.
+/// Builds the device's kernel that computes `nodes` of `body`. `view` tells where operands from outside lie.
 pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>, view: &dyn Fn(Value) -> View) -> Launch {
     let mut k = Building {
         body,
@@ -64,7 +64,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
         other => other.clone(),
     };
     let Building { out, inputs, args, scalars, dtypes, .. } = k;
-    Launch { kernel: Kernel { family, body: out, inputs, scalars: dtypes, outputs }, args, scalars }
+    Launch { kernel: Kernel { on: Space::Device, family, body: out, inputs, scalars: dtypes, outputs }, args, scalars }
 }
 
 /// A kernel that copies a value to another layout of the same dims.

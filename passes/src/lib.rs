@@ -16,6 +16,7 @@ pub mod layout;
 pub mod lower;
 pub mod memory;
 pub mod messages;
+pub mod offload;
 pub mod optimize;
 pub mod order;
 pub mod overlap;

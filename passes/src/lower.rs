@@ -4,6 +4,8 @@
 //! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
 //! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent.
 
+mod spaces;
+
 use crate::fuse::{Group as Fused, Role, fuse, role};
 use crate::kernels::{self, Launch, Target};
 use crate::memory::{self, ALIGN, Need};
@@ -15,7 +17,8 @@ use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, DType, Op, Real};
 use ir::program::{
-    Action, Arena, Body, BodyId, BodyKind, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Stream, own_part,
+    Action, Arena, Body, BodyId, BodyKind, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space, Stream,
+    own_part,
 };
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -67,8 +70,9 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    pub fn new(kernels: &'a mut Kernels, names: Vec<String>, buckets: Vec<Bucket>) -> Lowering<'a> {
-        let program = Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], buckets, bodies: vec![] };
+    pub fn new(kernels: &'a mut Kernels, names: Vec<String>, copied: BTreeSet<u32>, buckets: Vec<Bucket>) -> Lowering<'a> {
+        let arena_bytes = [0; Arena::ALL.len()];
+        let program = Program { buffers: vec![], arena_bytes, stashes: vec![], groups: vec![], copied, buckets, bodies: vec![] };
         Lowering { program, kernels, held: HashMap::new(), copies: HashMap::new(), names, stashed: BTreeMap::new() }
     }
 
@@ -80,12 +84,14 @@ impl<'a> Lowering<'a> {
     /// Assigns the offsets of what lives beyond one body; call once, after all graphs.
     pub fn finish(mut self) -> Program {
         let Program { buffers, arena_bytes, stashes, .. } = &mut self.program;
-        let [persistent, stash, _] = arena_bytes;
         let put = |buffer: &mut Buffer, end: &mut u64| {
             buffer.offset = *end;
             *end += buffer.bytes().next_multiple_of(ALIGN);
         };
-        buffers.iter_mut().filter(|b| b.arena == Arena::Persistent).for_each(|b| put(b, persistent));
+        for arena in Space::ALL.map(Space::lasting) {
+            buffers.iter_mut().filter(|b| b.arena == arena).for_each(|b| put(b, &mut arena_bytes[arena as usize]));
+        }
+        let stash = &mut arena_bytes[Arena::Stash as usize];
         for ids in self.stashed.values() {
             let begin = *stash;
             ids.iter().for_each(|id| put(&mut buffers[id.index()], stash));
@@ -122,8 +128,8 @@ struct LocalLowering<'l, 'a, 'k> {
     users: Vec<Vec<(Value, usize)>>,
     /// Where a value lies, once computed.
     views: HashMap<Value, View>,
-    /// Indices in memory, by chunk and what they count.
-    indices: HashMap<(Chunk, IndexMap, Order), Place>,
+    /// Indices in memory, by chunk, memory and what they count.
+    indices: HashMap<(Chunk, Space, IndexMap, Order), Place>,
     /// Sums over microbatches that later chunks read.
     sums: HashMap<Value, View>,
     /// Sums that are made at their place in a concatenation, and how many elements lie before it.
@@ -134,6 +140,12 @@ struct LocalLowering<'l, 'a, 'k> {
     touched: BTreeMap<BufferId, (Chunk, BTreeSet<Chunk>)>,
     commands: BTreeMap<Chunk, Vec<Command>>,
     chunk: Chunk,
+    /// Where what is being made is.
+    space: Space,
+    /// Where a value lies in the memory that it was not made in, by the chunk that uses it there.
+    moved: HashMap<(Value, Chunk), View>,
+    /// Slots whose new parameters are written.
+    renewed: BTreeSet<u32>,
 }
 
 impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
@@ -156,6 +168,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             touched: BTreeMap::new(),
             commands: BTreeMap::new(),
             chunk: Chunk::Prologue,
+            space: Space::Device,
+            moved: HashMap::new(),
+            renewed: BTreeSet::new(),
         }
     }
 
@@ -166,12 +181,19 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             self.chunk = chunk;
             for item in self.order(chunk) {
                 match item {
-                    Item::Group(g) => self.emit_group(g),
-                    Item::Node(v) => self.emit_node(v),
+                    Item::Group(g) => {
+                        self.space = self.groups[g].space;
+                        self.emit_group(g);
+                    }
+                    Item::Node(v) => {
+                        self.space = self.space_of(v);
+                        self.emit_node(v);
+                    }
                 }
             }
         }
         self.write_updates();
+        self.space = Space::Device;
         self.report();
         self.zero_sums();
         self.finish()
@@ -238,7 +260,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             name: format!("{}{v}", self.names.prefix),
             dtype: node.ty.dtype,
             dims: order.iter().map(|d| (body.dims.name(*d).to_string(), body.dims.size(*d))).collect(),
-            arena: Arena::Temporary,
+            arena: self.space.temporary(),
             offset: 0,
             content,
             origin: Some(node.origin.clone()),
@@ -247,8 +269,14 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         View { place: Place::start(id), dims: order.to_vec(), strides: body.dims.strides(order) }
     }
 
-    /// Where the running chunk finds a value.
+    /// Where the running chunk finds a value, in the memory in which it works.
     fn view(&mut self, v: Value) -> View {
+        let view = self.own_view(v);
+        if self.memory(&view) == self.space { view } else { self.moved(v, view) }
+    }
+
+    /// Where the running chunk finds a value, in whatever memory.
+    fn own_view(&mut self, v: Value) -> View {
         let from = self.local.chunks[v.index()];
         let view = match self.sums.get(&v) {
             Some(sum) if self.crosses(from, self.chunk) => sum.clone(),
@@ -284,7 +312,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn stored(&mut self, v: Value) -> View {
         let body = &self.local.body;
         let Op::Iota(d) = body[v].op else { return self.dense_view(v) };
-        let key = (self.chunk, body.dims[d].index.clone(), body.dims[d].order);
+        let key = (self.chunk, self.space, body.dims[d].index.clone(), body.dims[d].order);
         if let Some(place) = self.indices.get(&key) {
             return View { place: place.clone(), dims: vec![d], strides: vec![1] };
         }
@@ -301,7 +329,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn launch(&mut self, launch: Launch, at: Value) {
-        let kernel = self.l.kernels.add(launch.kernel);
+        let kernel = self.l.kernels.add(Kernel { on: self.space, ..launch.kernel });
         let origin = self.local.body[at].origin.clone();
         self.push(Action::Launch { kernel, args: launch.args, scalars: launch.scalars }, &origin, None);
     }
@@ -428,6 +456,9 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let launch = kernels::build(body, &group.nodes, &group.family, targets, &|v| views[&v].clone());
         let named = *group.outputs.last().unwrap_or(&group.nodes[0]);
         self.launch(launch, named);
+        if group.space == Space::Host {
+            self.renew_params(&group.outputs);
+        }
     }
 
     /// The buffer of a parameter's copy in another precision, if a value is one that is made once a step.
@@ -457,25 +488,26 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             return None;
         }
         let Some(update) = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v)) else {
-            return self.part_in_place(v, group);
+            return self.part_in_place(v, &group.nodes);
         };
         let old = if update.new == v { Op::Param(update.slot) } else { Op::State(update.slot, update.states.iter().position(|s| *s == v)? as u32) };
         let holders: Vec<Value> = body.values().filter(|w| body[*w].op == old && self.local.chunks[w.index()] == Chunk::Update).collect();
         let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
         let holder = *holders.first()?;
-        (alone && body[holder].ty == body[v].ty).then(|| self.view(holder))
+        let old = self.own_view(holder);
+        (alone && body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
     }
 
-    /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered.
-    fn part_in_place(&mut self, v: Value, group: &Fused) -> Option<View> {
+    /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered; `group` are the nodes that may still read it.
+    fn part_in_place(&mut self, v: Value, group: &[Value]) -> Option<View> {
         let body = &self.local.body;
         let [(gather, _)] = self.users[v.index()][..] else { return None };
         let (slot, subs) = self.gathers(gather)?;
         let old = |w: &Value| body[*w].op == Op::Param(slot) && self.local.chunks[w.index()] == Chunk::Update;
         let mut reads = body.values().filter(old).flat_map(|h| &self.users[h.index()]);
         // Its readers read parts, for this group.
-        let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.nodes.contains(d)));
-        let whole = self.held(slot).filter(|_| alone)?;
+        let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.contains(d)));
+        let whole = self.held(slot).filter(|whole| alone && self.memory(whole) == self.space)?;
         if self.l.program.buffers[whole.place.buffer.index()].dtype != body[v].ty.dtype {
             return None;
         }
@@ -691,33 +723,10 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let id = view.place.buffer;
         self.touched.remove(&id);
         let buffer = &mut self.l.program.buffers[id.index()];
-        buffer.arena = Arena::Persistent;
+        buffer.arena = self.space.lasting();
         buffer.name = name;
         self.l.held.insert(content, id);
         view
-    }
-
-    /// New values that could not be written in place.
-    fn write_updates(&mut self) {
-        self.chunk = Chunk::Update;
-        let body = &self.local.body;
-        for u in &self.local.updates {
-            let slots =
-                std::iter::once((Op::Param(u.slot), u.new)).chain(u.states.iter().enumerate().map(|(k, v)| (Op::State(u.slot, k as u32), *v)));
-            for (op, v) in slots {
-                let holder = body.values().find(|w| body[*w].op == op && self.views.contains_key(w)).expect("invariant: what is updated is read");
-                let (new, old) = (self.view(v), self.views[&holder].clone());
-                if new.place != old.place {
-                    let target = View {
-                        dims: body.dims_of(v).to_vec(),
-                        strides: body.dims_of(v).iter().map(|d| old.stride(*d).unwrap_or(0)).collect(),
-                        place: old.place,
-                    };
-                    let launch = kernels::copy(body, v, &new, target, false);
-                    self.launch(launch, v);
-                }
-            }
-        }
     }
 
     fn report(&mut self) {
@@ -758,18 +767,19 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     /// Settles arenas, plans the temporary one of each chunk, and adds the bodies.
     fn finish(mut self) -> Bodies {
         for (id, (chunk, all)) in &self.touched {
+            let space = self.l.program.buffers[id.index()].arena.space();
             let arena = if all.len() == 1 {
-                Arena::Temporary
+                space.temporary()
             } else if all.iter().all(|c| c.is_pass()) {
                 let lifetime = (self.names.prefix.to_string(), *chunk, all.clone());
                 self.l.stashed.entry(lifetime).or_default().push(*id);
                 Arena::Stash
             } else {
-                Arena::Persistent
+                space.lasting()
             };
             let buffer = &mut self.l.program.buffers[id.index()];
             buffer.arena = arena;
-            if arena == Arena::Persistent {
+            if arena.lasts() {
                 buffer.content = Content::Accumulator;
             }
         }
@@ -791,22 +801,25 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     }
 
     fn plan_temporary(&mut self, commands: &[Command]) {
-        let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
-        for (k, c) in commands.iter().enumerate() {
-            for id in buffers_of(&c.action) {
-                if self.l.program.buffers[id.index()].arena == Arena::Temporary {
-                    lives.entry(id).or_insert((k, k)).1 = k;
+        for arena in Space::ALL.map(Space::temporary) {
+            let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+            for (k, c) in commands.iter().enumerate() {
+                for id in buffers_of(&c.action) {
+                    if self.l.program.buffers[id.index()].arena == arena {
+                        lives.entry(id).or_insert((k, k)).1 = k;
+                    }
                 }
             }
+            let ids: Vec<BufferId> = lives.keys().copied().collect();
+            let needs: Vec<Need> =
+                ids.iter().map(|id| Need { bytes: self.l.program.buffers[id.index()].bytes(), first: lives[id].0, last: lives[id].1 }).collect();
+            let (offsets, total) = memory::assign(&needs);
+            for (id, offset) in ids.iter().zip(offsets) {
+                self.l.program.buffers[id.index()].offset = offset;
+            }
+            let bytes = &mut self.l.program.arena_bytes[arena as usize];
+            *bytes = total.max(*bytes);
         }
-        let ids: Vec<BufferId> = lives.keys().copied().collect();
-        let needs: Vec<Need> =
-            ids.iter().map(|id| Need { bytes: self.l.program.buffers[id.index()].bytes(), first: lives[id].0, last: lives[id].1 }).collect();
-        let (offsets, total) = memory::assign(&needs);
-        for (id, offset) in ids.iter().zip(offsets) {
-            self.l.program.buffers[id.index()].offset = offset;
-        }
-        self.l.program.arena_bytes[2] = self.l.program.arena_bytes[2].max(total);
     }
 }
 
@@ -814,7 +827,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
 pub fn buffers_of(action: &Action) -> Vec<BufferId> {
     match action {
         Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),
-        Action::Collective { src, dst, .. } => vec![src.buffer, dst.buffer],
+        Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src.buffer, dst.buffer],
         Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src.buffer],
         Action::Recv { dst, .. } => vec![dst.buffer],
         Action::Fill { buffer, .. } => vec![*buffer],

@@ -40,7 +40,7 @@ fn stashes(program: &mut Program) -> Vec<bool> {
     for (k, buffer) in program.buffers.iter().enumerate() {
         let id = BufferId(k as u32);
         let home = match (buffer.arena, messages.contains(&id)) {
-            (Arena::Persistent, _) | (Arena::Temporary, false) => continue,
+            (Arena::Persistent | Arena::Host | Arena::Staging, _) | (Arena::Temporary, false) => continue,
             (Arena::Temporary, true) => (None, true, bodies[&id].clone()),
             (Arena::Stash, message) => (program.stash(buffer).map(|s| s.0), message, BTreeSet::new()),
         };

@@ -13,7 +13,7 @@ use crate::timeline::Costs;
 use crate::touch::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Arena, Body, BodyId, BufferId, Call, CallSchedule, Command, Group, Job, Program, Stream};
+use ir::program::{Action, Arena, Body, BodyId, Buffer, BufferId, Call, CallSchedule, Command, Group, Job, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub fn overlap(mut job: Job) -> Job {
     for (p, program) in programs.iter_mut().enumerate() {
         for body in &mut program.bodies {
             for command in &mut body.commands {
-                command.stream = stream_of(mesh, &program.groups, &command.action);
+                command.stream = stream_of(mesh, kernels, &program.buffers, &program.groups, &command.action);
             }
         }
         let mut schedules: Vec<&CallSchedule> = vec![];
@@ -50,21 +50,30 @@ pub fn overlap(mut job: Job) -> Job {
     job
 }
 
-/// Of the memory of a rank with a slot of each stash, how much more a new order of issue may cost: a 32nd.
+/// Of the memory of a rank's device with a slot of each stash, and of the host, how much more a new order of issue may cost: a 32nd.
 const PRICE: u64 = 32;
 
 /// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
 fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
-    let alive = |program: &Program, commands: &[Command]| memory::most_alive(&lives(program, commands).1);
-    let most = program.bodies.iter().map(|b| alive(program, &b.commands)).max().unwrap_or(0);
-    let bound = most + program.arena_bytes.iter().sum::<u64>() / PRICE;
+    let alive = |space: Space, program: &Program, commands: &[Command]| memory::most_alive(&lives(space.temporary(), program, commands).1);
+    let bounds = Space::ALL.map(|space| {
+        let most = program.bodies.iter().map(|b| alive(space, program, &b.commands)).max().unwrap_or(0);
+        let all: u64 = Arena::ALL.into_iter().filter(|a| a.space() == space).map(|a| program.arena_bytes[a as usize]).sum();
+        match space {
+            Space::Device => most + all / PRICE,
+            // While one piece is worked on, the next one comes and the last one goes.
+            Space::Host => 3 * most + all / PRICE,
+        }
+    });
     let calls = || schedule.train.iter().chain(&schedule.update).chain(&schedule.eval);
     let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
     bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
     let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
     for b in bodies {
         let commands = &program.bodies[b].commands;
-        let commands = issue::order(mesh, kernels, costs, program, commands, &written, |c| alive(program, c) <= bound);
+        let commands = issue::order(mesh, kernels, costs, program, commands, &written, |c| {
+            Space::ALL.into_iter().all(|space| alive(space, program, c) <= bounds[space as usize])
+        });
         for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
             count += 1;
             written.insert(touch.buffer, count);
@@ -74,8 +83,16 @@ fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, 
 }
 
 /// The stream of a command, if it is to overlap.
-pub fn stream_of(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
+pub fn stream_of(mesh: &Mesh, kernels: &[Kernel], buffers: &[Buffer], groups: &[Group], action: &Action) -> Stream {
     match action {
+        Action::Launch { kernel, .. } => match kernels[kernel.index()].on {
+            Space::Device => Stream::Compute,
+            Space::Host => Stream::Host,
+        },
+        Action::Copy { dst, .. } => match buffers[dst.buffer.index()].arena.space() {
+            Space::Device => Stream::ToDevice,
+            Space::Host => Stream::ToHost,
+        },
         Action::Collective { group, .. } => {
             let Group { subs, stages } = &groups[group.index()];
             let data = subs.iter().any(|u| mesh[*u].axis == Axis::Dp && mesh[*u].role == Axis::Edp);
@@ -83,23 +100,33 @@ pub fn stream_of(mesh: &Mesh, groups: &[Group], action: &Action) -> Stream {
         }
         Action::Send { .. } => Stream::Send,
         Action::Recv { .. } => Stream::Receive,
-        Action::Launch { .. }
-        | Action::Fill { .. }
-        | Action::Load { .. }
-        | Action::Report { .. }
-        | Action::Limit { .. }
-        | Action::Record { .. }
-        | Action::Wait { .. } => Stream::Compute,
+        Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => {
+            Stream::Compute
+        }
     }
 }
 
-/// Temporary buffers of a body and how long they live: what communication reads, until the compute stream waits for that, at the first use of
+/// Temporary buffers of a body in this arena and how long they live: what communication reads, until the compute stream waits for that, at the first use of
 /// the result at the latest, or else to the end of the call. So nobody waits for memory alone.
-fn lives(program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
-    let temporary = |id: &BufferId| program.buffers[id.index()].arena == Arena::Temporary;
+fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
+    let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
     let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
     // The first use of each collective's result that comes after it.
     let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
+    // Kernels of the host, and bytes that come and go through them.
+    let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
+    let staged = |c: &Command| buffers_of(&c.action).into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
+    let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
+    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
+    let meanwhile = |k: usize, bytes: u64| {
+        let mut left = bytes;
+        let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];
+        let until = later.iter().find(|(_, bytes)| {
+            left = left.saturating_sub(*bytes);
+            left == 0
+        });
+        until.or(later.last()).map_or(k, |h| h.0)
+    };
     for (k, c) in commands.iter().enumerate().rev() {
         for id in buffers_of(&c.action).into_iter().filter(temporary) {
             lives.entry(id).or_insert((k, k)).0 = k;
@@ -107,6 +134,7 @@ fn lives(program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) 
         let read = match &c.action {
             Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
             Action::Send { src, .. } => Some((src.buffer, None)),
+            Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),
             Action::Launch { .. }
             | Action::Recv { .. }
             | Action::Fill { .. }
@@ -131,16 +159,18 @@ fn lives(program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) 
 
 /// Plans temporary memory anew.
 fn place_temporaries(program: &mut Program) {
-    let mut most = 0;
-    for b in 0..program.bodies.len() {
-        let (ids, needs) = lives(program, &program.bodies[b].commands);
-        let (offsets, total) = memory::assign(&needs);
-        for (id, offset) in ids.into_iter().zip(offsets) {
-            program.buffers[id.index()].offset = offset;
+    for arena in Space::ALL.map(Space::temporary) {
+        let mut most = 0;
+        for b in 0..program.bodies.len() {
+            let (ids, needs) = lives(arena, program, &program.bodies[b].commands);
+            let (offsets, total) = memory::assign(&needs);
+            for (id, offset) in ids.into_iter().zip(offsets) {
+                program.buffers[id.index()].offset = offset;
+            }
+            most = most.max(total);
         }
-        most = most.max(total);
+        program.arena_bytes[arena as usize] = most;
     }
-    program.arena_bytes[Arena::Temporary as usize] = most;
 }
 
 const STREAMS: usize = Stream::ALL.len();
@@ -191,10 +221,10 @@ fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules
 /// Where cells are.
 #[derive(Clone, Copy)]
 enum Home {
-    Persistent,
+    /// In an arena that has one slot.
+    Arena(Arena),
     /// In a slot of this stash.
     Stash(usize),
-    Temporary,
 }
 
 /// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
@@ -210,10 +240,10 @@ struct Cells {
     /// Per body, the number of its first command.
     first: Vec<Site>,
     commands: Vec<(usize, Vec<Range>)>,
-    persistent: usize,
+    /// Cells of each arena; the stash's are those of one slot of each stash.
+    arenas: [usize; Arena::ALL.len()],
     /// Of a slot of each stash.
     stashes: Vec<usize>,
-    temporary: usize,
 }
 
 impl Cells {
@@ -222,7 +252,7 @@ impl Cells {
             let b = &program.buffers[touch.buffer.index()];
             [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes())
         };
-        let mut cuts: [Vec<u64>; 3] = Default::default();
+        let mut cuts: [Vec<u64>; Arena::ALL.len()] = Default::default();
         let (mut first, mut touched) = (vec![], vec![]);
         for body in &program.bodies {
             first.push(touched.len());
@@ -240,12 +270,11 @@ impl Cells {
             let b = &program.buffers[touch.buffer.index()];
             let cell = |byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
             let (place, begin) = match (b.arena, program.stash(b)) {
-                (Arena::Persistent, _) => (Home::Persistent, 0),
                 (Arena::Stash, stash) => {
                     let (k, begin) = stash.expect("invariant: a buffer of the stash arena is in a stash");
                     (Home::Stash(k), cell(begin))
                 }
-                (Arena::Temporary, _) => (Home::Temporary, 0),
+                (arena, _) => (Home::Arena(arena), 0),
             };
             let [from, to] = bytes(touch);
             Range { place, from: cell(from) - begin, to: cell(to) - begin, writes: touch.writes }
@@ -259,8 +288,7 @@ impl Cells {
         };
         let stashes = program.stashes.iter().map(of_stash).collect();
         let commands = touched.iter().map(|(stream, touches)| (*stream, touches.iter().map(range).collect())).collect();
-        let [persistent, _, temporary] = cuts.each_ref().map(Vec::len);
-        Cells { first, commands, persistent, stashes, temporary }
+        Cells { first, commands, arenas: cuts.each_ref().map(Vec::len), stashes }
     }
 }
 
@@ -269,8 +297,8 @@ struct Player<'a> {
     program: &'a Cells,
     /// Slots of each stash, and the first cell of its first slot.
     slots: Vec<(usize, usize)>,
-    /// The first cell of the temporary arena.
-    temporary: usize,
+    /// The first cell of each arena; the stash's are with its slots.
+    arenas: [usize; Arena::ALL.len()],
     /// Per command, those whose events it waits for.
     needed: &'a mut Vec<BTreeSet<Site>>,
     clocks: [Clock; STREAMS],
@@ -296,21 +324,22 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
 
 impl<'a> Player<'a> {
     fn new(program: &'a Cells, slots: &[u32], needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
-        let mut temporary = program.persistent;
-        let of_stash = |(cells, slots): (&usize, &u32)| {
-            let first = temporary;
-            temporary += cells * *slots as usize;
-            (*slots as usize, first)
+        let mut end = 0;
+        let mut take = |cells: usize| {
+            let first = end;
+            end += cells;
+            first
         };
-        let slots = program.stashes.iter().zip(slots).map(of_stash).collect();
+        let slots = program.stashes.iter().zip(slots).map(|(cells, slots)| (*slots as usize, take(cells * *slots as usize))).collect();
+        let arenas = Arena::ALL.map(|arena| take(if arena == Arena::Stash { 0 } else { program.arenas[arena as usize] }));
         Player {
             program,
             slots,
-            temporary,
+            arenas,
             needed,
             clocks: [[0; STREAMS]; STREAMS],
             done: vec![[0; STREAMS]; program.commands.len()],
-            cells: vec![Cell::default(); temporary + program.temporary],
+            cells: vec![Cell::default(); end],
         }
     }
 
@@ -383,9 +412,8 @@ impl<'a> Player<'a> {
     /// The cells of a touch by a call for a microbatch.
     fn range(&self, touch: &Range, microbatch: usize) -> std::ops::Range<usize> {
         let first = match touch.place {
-            Home::Persistent => 0,
+            Home::Arena(arena) => self.arenas[arena as usize],
             Home::Stash(k) => self.slots[k].1 + microbatch % self.slots[k].0 * self.program.stashes[k],
-            Home::Temporary => self.temporary,
         };
         first + touch.from..first + touch.to
     }

@@ -203,7 +203,9 @@ impl<'a> Chooser<'a> {
             };
             let shared = lists.shared.iter().find(|t| t.0 == *axis).map(|t| &t.1).filter(|_| match tiers {
                 Tiers::States => true,
-                Tiers::All | Tiers::Attention => *axis == Axis::Dp && lists.zero == Zero::Params,
+                Tiers::All => lists.zero == Zero::Params,
+                // What the plan says of attention on cp, it says of heads and keys alone.
+                Tiers::Attention => *axis == Axis::Dp && lists.zero == Zero::Params,
                 Tiers::First => false,
             });
             let open: Vec<SubAxis> = mesh.of(*axis).filter(|u| out[u.0 as usize].is_none()).collect();

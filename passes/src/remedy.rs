@@ -3,6 +3,7 @@
 use crate::compile::{Options, compile};
 use crate::footprint::{Footprints, Measure};
 use crate::layout::Cuts;
+use crate::offload::Offload;
 use crate::plan::{SequenceParallel, Zero};
 use crate::rematerialize::Recompute;
 use ir::model::Model;
@@ -40,7 +41,7 @@ pub fn find(training: &Model, evaluation: &Model, options: &Options, budget: u64
 }
 
 /// In the order of what they cost: splitting along the sequence and recomputing attention next to nothing; full recomputation a third more compute;
-/// sharing out optimizer states (ZeRO-1) nothing, gradients (2) a sum and parameters (3) gathers in every pass; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
+/// sharing out optimizer states (ZeRO-1) nothing, gradients (2) a sum and parameters (3) gathers in every pass; an optimizer on the host copies of all gradients and parameters in every step; smaller microbatches slower kernels; ranks moved from data to tensor and pipeline parallelism more communication. Each later kind on top of the ones before it.
 fn candidates(options: &Options) -> Vec<Candidate> {
     let base = Candidate { options: options.clone(), flags: vec![] };
     let mut out = vec![];
@@ -74,6 +75,12 @@ fn candidates(options: &Options) -> Vec<Candidate> {
     }
     if shares(Zero::Params) {
         least = share(&least, Zero::Params, 3);
+    }
+    if options.offload == Offload::Off {
+        let offload = |c: &Candidate| c.and("--optimizer-offload".into(), |o| o.offload = Offload::Optimizer);
+        out.push(offload(&base));
+        least = offload(&least);
+        out.push(least.clone());
     }
     // The default of the global batch follows from what changes here.
     let batch = format!("--global-batch-size {}", options.global_batch);

@@ -8,7 +8,7 @@ use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
 use ir::op::{AttentionGrad, Collective, Op};
-use ir::program::{Action, Group, Job, Program, Stream};
+use ir::program::{Action, Group, Job, Program, Space, Stream};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 const FLOP: u64 = 3;
 /// Per byte of device memory (2.04 TB/s).
 const MEMORY: u64 = 490;
+/// Per byte of host memory, a GPU's share of 8 (25 GB/s), and between the two memories (25 GB/s).
+const HOST: u64 = 40_000;
+const BUS: u64 = 40_000;
 /// Per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
 const NEAR: u64 = 3_333;
 const FAR: u64 = 40_000;
@@ -43,15 +46,16 @@ impl<'a> Costs<'a> {
                 let apart = self.mesh.world() / self.mesh.size(Axis::Pp) * hops.unsigned_abs();
                 self.sent(program, action) * if apart < RANKS { NEAR } else { FAR }
             }
+            Action::Copy { .. } => self.sent(program, action) * BUS,
             Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
         }
     }
 
-    /// Bytes that a rank sends (or receives) by a communication: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
+    /// Bytes that a rank sends (or receives) by a communication, or copies: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
     pub fn sent(&self, program: &Program, action: &Action) -> u64 {
         match action {
             Action::Collective { kind, group, dtype, count, .. } => sent(*kind, count * dtype.bytes(), program.groups[group.index()].size(self.mesh)),
-            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } => count * dtype.bytes(),
+            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } | Action::Copy { dtype, count, .. } => count * dtype.bytes(),
             Action::Launch { .. }
             | Action::Fill { .. }
             | Action::Load { .. }
@@ -86,7 +90,11 @@ fn launch(kernel: &Kernel) -> u64 {
     let read: u64 = kernel.inputs.iter().map(|i| bytes(&i.ty)).sum();
     let written: u64 = kernel.outputs.iter().map(|o| bytes(&body[o.value].ty)).sum();
     let flops: u64 = body.values().map(|v| flops(kernel, v)).sum();
-    (FLOP * flops).max(MEMORY * (read + written))
+    let byte = match kernel.on {
+        Space::Device => MEMORY,
+        Space::Host => HOST,
+    };
+    (FLOP * flops).max(byte * (read + written))
 }
 
 /// Two per multiply-add of matrix products and attention.
@@ -108,6 +116,12 @@ fn flops(kernel: &Kernel, v: Value) -> u64 {
     }
 }
 
+/// How much of a time kernels that follow each other are at work.
+fn within(busy: &[(u64, u64)], from: u64, to: u64) -> u64 {
+    let first = busy.partition_point(|b| b.1 <= from);
+    busy[first..].iter().take_while(|b| b.0 < to).map(|b| b.1.min(to) - b.0.max(from)).sum()
+}
+
 /// What goes over one stream in a step, by one rank of each stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
@@ -124,7 +138,8 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
     for stage in &job.stages {
         let program = &job.programs[stage.program as usize];
         let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
-        let (mut busy, mut sent) = (vec![], vec![]);
+        // Kernels of the device, and of the host.
+        let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
         for step in 0..2 {
             for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
                 for command in &program.bodies[call.body.index()].commands {
@@ -135,11 +150,11 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
                         action => {
                             let from = *clock;
                             *clock += costs.time(program, action);
-                            let kind = stream_of(&job.mesh, &program.groups, action);
-                            if kind == Stream::Compute {
-                                busy.push((from, *clock));
-                            } else if step == 1 {
-                                sent.push((kind, from, *clock, costs.sent(program, action)));
+                            match stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action) {
+                                Stream::Compute => busy[0].push((from, *clock)),
+                                Stream::Host => busy[1].push((from, *clock)),
+                                kind if step == 1 => sent.push((kind, from, *clock, costs.sent(program, action))),
+                                _ => {}
                             }
                         }
                     }
@@ -147,9 +162,11 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
             }
         }
         for (kind, from, to, bytes) in sent {
-            // Kernels follow each other, so those at work in between are side by side.
-            let first = busy.partition_point(|b| b.1 <= from);
-            let within = busy[first..].iter().take_while(|b| b.0 < to).map(|b| b.1.min(to) - b.0.max(from)).sum::<u64>();
+            // Copies hide behind the kernels of both.
+            let within = match kind {
+                Stream::ToHost | Stream::ToDevice => busy.iter().map(|b| within(b, from, to)).max().unwrap_or(0),
+                Stream::Compute | Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::Host => within(&busy[0], from, to),
+            };
             let traffic = out.entry(kind).or_default();
             traffic.bytes += bytes;
             traffic.hidden += (u128::from(bytes) * u128::from(within) / u128::from((to - from).max(1))) as u64;

@@ -40,6 +40,7 @@ pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Acti
             };
             vec![part(src, give, false), part(dst, get, true)]
         }
+        Action::Copy { count, src, dst, .. } => vec![part(src, *count, false), part(dst, *count, true)],
         Action::Send { count, src, .. } => vec![part(src, *count, false)],
         Action::Report { src, .. } | Action::Limit { src, .. } => vec![part(src, 1, false)],
         Action::Recv { count, dst, .. } => vec![part(dst, *count, true)],

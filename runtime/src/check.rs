@@ -298,7 +298,7 @@ fn buffer_sound(job: &Job, program: &Program, buffer: &Buffer) -> Checked {
     }
     ensure(buffer.arena != Arena::Stash || program.stash(buffer).is_some(), || "it lies in no one stash".into())?;
     let held = !matches!(buffer.content, Content::Accumulator | Content::Activation);
-    ensure(!held || buffer.arena == Arena::Persistent, || "it lives over steps, but not in the persistent arena".into())
+    ensure(!held || buffer.arena.lasts(), || "it lives over steps, but not in an arena that does".into())
 }
 
 /// Index maps fit dims and stay within the whole tensor.
@@ -395,6 +395,10 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let room = count.checked_mul(u64::from(job.in_flight) + 1).filter(|n| *n <= MOST_IN_RING);
             ensure(room.is_some(), || format!("{} messages of {count} elements are in flight", job.in_flight))?;
             place_sound(mesh, program, place, *dtype, *count)
+        }
+        Action::Copy { dtype, count, src, dst } => {
+            place_sound(mesh, program, src, *dtype, *count)?;
+            place_sound(mesh, program, dst, *dtype, *count)
         }
         Action::Fill { buffer: id, .. } => buffer(program, *id).map(drop),
         Action::Load { input, dst, index } => {

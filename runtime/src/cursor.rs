@@ -72,6 +72,7 @@ pub fn events(program: &Program) -> usize {
     let events = program.bodies.iter().flat_map(|b| &b.commands).filter_map(|c| match c.action {
         Action::Record { event } | Action::Wait { event } => Some(event as usize + 1),
         Action::Launch { .. }
+        | Action::Copy { .. }
         | Action::Collective { .. }
         | Action::Send { .. }
         | Action::Recv { .. }

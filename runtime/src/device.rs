@@ -74,7 +74,7 @@ pub trait Memory {
 pub struct Beside {
     pub memory: Box<dyn Memory + Send>,
     /// To be called on that thread before anything else.
-    pub begin: Box<dyn FnOnce() + Send>,
+    pub begin: Box<dyn Fn() + Send + Sync>,
 }
 
 /// What exchanges with the devices of other ranks, on streams of the device. It is told in the order of issue.
@@ -107,6 +107,13 @@ pub trait Device: Memory {
     }
     /// If the device communicates by itself: then no communicator is asked.
     fn fabric(&mut self) -> Option<&mut dyn Fabric> {
+        None
+    }
+    /// What runs the host's kernels, on a thread of its own while this device computes; of a device whose memory can be shared.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    fn host(&self) -> Option<Result<Box<dyn Device + Send>, DeviceError>> {
         None
     }
     /// Told before each call of a body: what temporary memory holds is of no more use.

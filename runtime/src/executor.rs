@@ -9,11 +9,14 @@ use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, P
 use crate::cursor::{self, Cursor};
 use crate::device::{Device, DeviceError, Element, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
+use crate::hosted::Hosted;
 use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Events, Until};
 use ir::mesh::{Axis, Coords};
 use ir::op::{DType, Scalar};
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, Place, Program, Role, Stage, linear};
+use ir::program::{
+    Action, Arena, Buffer, BufferId, Call, CallSchedule, Command, Content, Job, KernelId, Place, Program, Role, Stage, Stream, linear,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -149,7 +152,7 @@ impl<'a> Frame<'a> {
         let held = &self.program.buffers[buffer.index()];
         let slot = match held.arena {
             Arena::Stash => self.stashes[buffer.index()].slot(call.microbatch),
-            Arena::Persistent | Arena::Temporary => 0,
+            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging => 0,
         };
         Location { arena: held.arena, byte: slot + held.offset }
     }
@@ -160,7 +163,7 @@ impl<'a> Frame<'a> {
         Location { byte: start.byte + place.resolve(coords) * bytes, ..start }
     }
 
-    /// The communication that a command is, if it is one.
+    /// The communication or copy that a command is, if it is one.
     pub fn transfer(&self, coords: &mut Coords, call: &Call, action: &Action) -> Option<Transfer<'_>> {
         self.enter(coords, call);
         let at = |place: &Place| self.locate(coords, call, place);
@@ -177,6 +180,7 @@ impl<'a> Frame<'a> {
                 let message = Message { channel: *channel, dtype: *dtype, count: *count, at: at(dst) };
                 Some(Transfer::Recv(peer(self.job, self.rank, *hops), message))
             }
+            Action::Copy { dtype, count, src, dst } => Some(Transfer::Copy(Copied { dtype: *dtype, count: *count, src: at(src), dst: at(dst) })),
             Action::Launch { .. }
             | Action::Fill { .. }
             | Action::Load { .. }
@@ -187,13 +191,21 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// The kernel that a command runs, if it does, with its operands and scalars.
+    pub fn launch(&self, coords: &mut Coords, call: &Call, action: &Action, step: &Step) -> Option<(KernelId, Vec<Location>, Vec<f64>)> {
+        self.enter(coords, call);
+        let Action::Launch { kernel, args, scalars } = action else { return None };
+        let places = args.iter().map(|place| self.locate(coords, call, place)).collect();
+        Some((*kernel, places, scalars.iter().map(|s| scalar(s, coords, step)).collect()))
+    }
+
     /// An error at a command.
     pub fn error(&self, step: &Step, at: Position, fault: Fault) -> ExecError {
         ExecError { rank: self.rank, step: step.number, command: describe(self.job, self.rank, at), fault }
     }
 }
 
-/// A communication whose operands are found.
+/// A communication or copy whose operands are found.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer<'a> {
     Collective(&'a [u64], Exchange),
@@ -201,6 +213,30 @@ pub enum Transfer<'a> {
     Send(u64, Message),
     /// From this rank.
     Recv(u64, Message),
+    /// Within this rank.
+    Copy(Copied),
+}
+
+/// A copy from one memory of a rank to another, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    pub dtype: DType,
+    pub count: u64,
+    pub src: Location,
+    pub dst: Location,
+}
+
+impl Copied {
+    /// Copies up to `most` bytes from element `done` on, and says how many elements are through.
+    pub fn go(&self, memory: &mut dyn Memory, done: u64, most: usize) -> u64 {
+        let width = memory.element(self.dtype).bytes();
+        let elements = (self.count - done).min((most / width) as u64);
+        let at = |start: Location| Location { byte: start.byte + done * self.dtype.bytes(), ..start };
+        let mut bytes = vec![0; elements as usize * width];
+        memory.load(at(self.src), self.dtype, &mut bytes);
+        memory.store(at(self.dst), self.dtype, &bytes);
+        done + elements
+    }
 }
 
 impl Transfer<'_> {
@@ -209,6 +245,10 @@ impl Transfer<'_> {
             Transfer::Collective(members, exchange) => comm.collective(memory, members, exchange),
             Transfer::Send(to, message) => comm.send(memory, *to, message),
             Transfer::Recv(from, message) => comm.recv(memory, *from, message),
+            Transfer::Copy(copied) => {
+                copied.go(memory, 0, usize::MAX);
+                Ok(Progress::Done)
+            }
         }
     }
 }
@@ -347,9 +387,17 @@ impl<'a, D: Device> Rank<'a, D> {
             return self.done(step);
         };
         let (frame, events) = (self.frame.clone(), self.events.clone());
-        let cursors = self.cursors.split_off(1);
+        let mut cursors = self.cursors.split_off(1);
+        let of_host = cursors.iter().position(|c| c.stream() == Some(Stream::Host));
+        let host = match (of_host, self.device.host()) {
+            (Some(k), Some(device)) => {
+                let device = device.map_err(|e| frame.error(step, self.at, Fault::Device(e)))?;
+                Some(Hosted { frame: &frame, cursor: cursors.remove(k), device, shm: shm.twin() })
+            }
+            (Some(_), None) | (None, _) => None,
+        };
         let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
-        let cursors = streams::run(communication, beside.begin, &events, until, step, shm, |shm| {
+        let cursors = streams::run(communication, host, beside.begin, &events, until, step, shm, |shm| {
             Ok(match self.turn(0, step, shm)? {
                 Advance::Moved => Compute::Moved,
                 Advance::Finished => Compute::Finished,
@@ -411,9 +459,9 @@ impl<'a, D: Device> Rank<'a, D> {
         }
         let job = self.frame.job;
         match &command.action {
-            Action::Launch { kernel, args, scalars } => {
-                let places: Vec<Location> = args.iter().map(|place| self.frame.locate(&self.coords, call, place)).collect();
-                let values: Vec<f64> = scalars.iter().map(|s| scalar(s, &self.coords, step)).collect();
+            launch @ Action::Launch { kernel, .. } => {
+                let found = self.frame.launch(&mut self.coords, call, launch, step);
+                let (_, places, values) = found.expect("invariant: it is a launch");
                 let suspect = match self.watch {
                     Some(None) => Suspect::before(&self.device, &job.kernels[kernel.index()], &places, &values),
                     Some(Some(_)) | None => None,
@@ -453,6 +501,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 }
                 self.device.synchronize()?;
                 self.events.reach(*event);
+                self.events.ring();
                 comm.recorded();
             }
             // Checked before, where streams are not the device's.
@@ -461,7 +510,7 @@ impl<'a, D: Device> Rank<'a, D> {
                     fabric.wait(command.stream, *event);
                 }
             }
-            Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } => unreachable!("invariant: a transfer"),
+            Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. } | Action::Copy { .. } => unreachable!("invariant: a transfer"),
         }
         Ok(Progress::Done)
     }
@@ -513,7 +562,7 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// The persistent accumulators by name: gradients, losses.
     pub fn accumulators(&self) -> Vec<(String, Tensor)> {
-        let buffers = self.frame.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena == Arena::Persistent);
+        let buffers = self.frame.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena.lasts());
         buffers
             .map(|b| {
                 let mut tensor = Tensor::zeros(b.dims.iter().map(|d| d.1).collect());
@@ -615,11 +664,12 @@ pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
 }
 
 /// Bytes of the arenas of a rank, the stashes with all their slots; in the order of [`Arena::ALL`].
-pub fn arena_bytes(job: &Job, rank: u64) -> [u64; 3] {
+pub fn arena_bytes(job: &Job, rank: u64) -> [u64; Arena::ALL.len()] {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let program = &job.programs[stage.program as usize];
-    let [persistent, _, temporary] = program.arena_bytes;
-    [persistent, program.stashes.iter().zip(&stage.schedule.slots).map(|(bytes, slots)| bytes * u64::from(*slots)).sum(), temporary]
+    let mut bytes = program.arena_bytes;
+    bytes[Arena::Stash as usize] = program.stashes.iter().zip(&stage.schedule.slots).map(|(bytes, slots)| bytes * u64::from(*slots)).sum();
+    bytes
 }
 
 /// The rank `hops` stages on from a rank.
@@ -721,6 +771,10 @@ fn action(job: &Job, program: &Program, rank: u64, action: &Action) -> String {
         }
         Action::Recv { hops, channel, dtype, count, .. } => {
             format!("recv of {count} {} from rank {}, {channel}", dtype.name(), peer(job, rank, *hops))
+        }
+        Action::Copy { dtype, count, src, dst } => {
+            let [from, to] = [src, dst].map(|p| program.buffers[p.buffer.index()].arena.space().name());
+            format!("copy of {count} {} from {from} to {to}", dtype.name())
         }
         Action::Fill { buffer, .. } => format!("fill of {}", program.buffers[buffer.index()].name),
         Action::Load { input, .. } => format!("load of input {}", job.inputs[*input as usize].name),

@@ -16,6 +16,7 @@ pub mod device;
 pub mod executor;
 pub mod gpu;
 pub mod host;
+mod hosted;
 pub mod launch;
 pub mod loopback;
 pub mod protocol;

@@ -1,11 +1,12 @@
-//! A rank whose streams run at the same time: compute on the rank's own threads, communication on one more, which takes a piece of
-//! whatever can go on in turn, so that no stream holds up another. A phase is over when compute is through; what communication is left is taken up
+//! A rank whose streams run at the same time: compute on the rank's own threads, the host's kernels on one of their own, communication and copies on one more, which
+//! takes a piece of whatever can go on in turn, so that no stream holds up another. A phase is over when compute is through; what is left of the others is taken up
 //! again in the next one.
 
 use crate::comm::CommError;
 use crate::cursor::Cursor;
 use crate::device::Memory;
 use crate::executor::{ExecError, Fault, Frame, Step};
+use crate::hosted::Hosted;
 use crate::shm::{Pending, Shm};
 use ir::program::Action;
 use rustix::thread::futex;
@@ -15,11 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Events {
     reached: Vec<AtomicU64>,
-    /// Counts whatever the compute stream may wait for; it sleeps on it.
+    /// Counts whatever those who compute may wait for; they sleep on it.
     bell: AtomicU32,
-    sleeps: AtomicBool,
-    /// The compute stream waits, or is done.
-    idle: AtomicBool,
+    sleepers: AtomicU32,
+    /// Threads that compute, and neither wait nor are done.
+    working: AtomicU32,
     stop: AtomicBool,
 }
 
@@ -28,8 +29,8 @@ impl Events {
         Events {
             reached: (0..count).map(|_| AtomicU64::new(0)).collect(),
             bell: AtomicU32::new(0),
-            sleeps: AtomicBool::new(false),
-            idle: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
+            working: AtomicU32::new(0),
             stop: AtomicBool::new(false),
         }
     }
@@ -43,25 +44,25 @@ impl Events {
         self.reached[event as usize].fetch_add(1, Ordering::Release);
     }
 
-    fn ring(&self) {
+    pub fn ring(&self) {
         self.bell.fetch_add(1, Ordering::SeqCst);
-        if self.sleeps.load(Ordering::SeqCst) {
-            let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, i32::MAX as u32);
         }
     }
 
     /// Ends the work of all threads.
-    fn end(&self) {
+    pub fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    fn ended(&self) -> bool {
+    pub fn ended(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Lets the compute stream wait until an event is reached so often, or the work has ended. `awake` looks before it sleeps.
-    fn wait(&self, event: u32, due: u64, awake: u32, shm: &Shm) {
+    /// Lets a thread that computes wait until an event is reached so often, or the work has ended. `awake` looks before it sleeps.
+    pub fn wait(&self, event: u32, due: u64, awake: u32, shm: &Shm) {
         let ready = || self.reached(event) >= due || self.ended();
         if (0..awake).any(|_| {
             std::hint::spin_loop();
@@ -69,8 +70,8 @@ impl Events {
         }) {
             return;
         }
-        self.idle(true, shm);
-        self.sleeps.store(true, Ordering::SeqCst);
+        self.rests(shm);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
         loop {
             let seen = self.bell.load(Ordering::SeqCst);
             if ready() {
@@ -78,13 +79,13 @@ impl Events {
             }
             let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, seen, None);
         }
-        self.sleeps.store(false, Ordering::SeqCst);
-        self.idle(false, shm);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.working.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the rank waits as a whole is for the communication's thread to say.
-    fn idle(&self, idle: bool, shm: &Shm) {
-        self.idle.store(idle, Ordering::SeqCst);
+    /// A thread no longer computes. Whether the rank waits as a whole is for the communication's thread to say.
+    pub fn rests(&self, shm: &Shm) {
+        self.working.fetch_sub(1, Ordering::SeqCst);
         shm.wake_own();
     }
 }
@@ -97,7 +98,7 @@ pub enum Compute {
     Finished,
 }
 
-/// The streams of communication in a phase.
+/// The streams of communication and copies in a phase.
 pub struct Communication<'a> {
     pub frame: &'a Frame<'a>,
     pub cursors: Vec<Cursor>,
@@ -113,14 +114,15 @@ pub enum Until {
     Settled,
 }
 
-/// Runs a phase: `compute` takes a turn of the compute stream on the calling thread, communication has a thread that calls `begin`
-/// first. Gives the cursors back.
+/// Runs a phase: `compute` takes a turn of the compute stream on the calling thread; communication has a thread that calls `begin`
+/// first, and so has the host. Gives the cursors back, the host's first.
 ///
 /// # Errors
-/// What stopped one of the two threads first; the other one has ended too.
+/// What stopped one of the threads first; the others have ended too.
 pub fn run(
     mut communication: Communication,
-    begin: Box<dyn FnOnce() + Send>,
+    mut host: Option<Hosted>,
+    begin: Box<dyn Fn() + Send + Sync>,
     events: &Events,
     until: Until,
     step: &Step,
@@ -129,21 +131,32 @@ pub fn run(
 ) -> Result<Vec<Cursor>, ExecError> {
     let awake = shm.spins();
     events.stop.store(false, Ordering::SeqCst);
+    events.working.store(1 + u32::from(host.is_some()), Ordering::SeqCst);
     std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new().name("communication".into());
         let rank = communication.frame.rank;
-        let thread = builder.spawn_scoped(scope, move || {
-            begin();
-            let outcome = communication.run(events, step);
-            if outcome.is_err() {
-                events.end();
-            }
-            outcome.map(|()| communication.cursors)
-        });
-        let thread = thread.map_err(|e| {
+        let failed = |e: std::io::Error| {
+            events.end();
             let fault = Fault::Comm(CommError::Failed(format!("a thread could not start: {e}")));
             ExecError { rank, step: step.number, command: "the start of a phase".into(), fault }
-        })?;
+        };
+        let begin = &begin;
+        let ends = |outcome: Result<(), ExecError>| outcome.inspect_err(|_| events.end());
+        let builder = std::thread::Builder::new().name("communication".into());
+        let thread = builder.spawn_scoped(scope, move || {
+            begin();
+            ends(communication.run(events, step)).map(|()| communication.cursors)
+        });
+        let thread = thread.map_err(failed)?;
+        let hosted = host.take().map(|mut host| {
+            let builder = std::thread::Builder::new().name("host".into());
+            builder.spawn_scoped(scope, move || {
+                begin();
+                let outcome = ends(host.run(events, step));
+                events.rests(&host.shm);
+                outcome.map(|()| host.cursor)
+            })
+        });
+        let hosted = hosted.transpose().map_err(failed)?;
         let outcome = loop {
             match compute(shm) {
                 Ok(Compute::Moved) => {}
@@ -163,10 +176,11 @@ pub fn run(
                 break Ok(());
             }
         };
-        events.idle(true, shm);
+        events.rests(shm);
+        let hosted = hosted.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
         let communicated = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        events.idle(false, shm);
-        outcome.and(communicated)
+        outcome?;
+        Ok(hosted?.into_iter().chain(communicated?).collect())
     })
 }
 
@@ -196,7 +210,8 @@ impl Communication<'_> {
                             if pending.is_none() {
                                 *pending = frame.transfer(&mut coords, call, action).map(|t| Pending::new(t, cursor.through));
                             }
-                            let transfer = pending.as_mut().expect("invariant: only communication is on other streams than compute");
+                            let transfer =
+                                pending.as_mut().expect("invariant: other streams than compute and the host's have communication and copies alone");
                             let outcome = self.shm.poll(self.memory.as_mut(), transfer);
                             let progress = outcome.map_err(|e| self.frame.error(step, cursor.at, Fault::Comm(e)))?;
                             moved |= progress.moved;
@@ -230,7 +245,7 @@ impl Communication<'_> {
     fn sleep(&mut self, events: &Events, step: &Step, pending: &[Option<Pending>], bell: u32) -> Result<(), ExecError> {
         let first = pending.iter().zip(&self.cursors).find_map(|(p, cursor)| p.as_ref().map(|_| cursor.at));
         let on: Vec<u64> = pending.iter().flatten().flat_map(|p| self.shm.waits_for(p)).collect();
-        let told = events.idle.load(Ordering::SeqCst) && !on.is_empty();
+        let told = events.working.load(Ordering::SeqCst) == 0 && !on.is_empty();
         if told {
             self.shm.waiting(first.map(|at| (step.number, at)), &on);
         }

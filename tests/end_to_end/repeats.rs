@@ -45,3 +45,24 @@ fn weights_saved_on_one_mesh_go_on_on_another() {
     dir.line("run one.mcc --data text.txt --steps 0 --init w.safetensors --save again.safetensors").succeeds();
     assert!(saved == fs::read(dir.path("again.safetensors")).expect("weights"), "loading and saving changes weights");
 }
+
+/// Weights, losses (held-out ones too) and states; and after a stop, with the optimizer elsewhere.
+#[test]
+fn an_optimizer_on_the_host_gives_the_same_bits() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let compile = "compile {models}/gpt2.mdl --dp 2 --global-batch-size 4 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 --lr 1e-2 --lr-warmup-iters 0 --lr-decay-style constant --clip-grad 0.1";
+    let valid = "--valid-data text.txt --eval-interval 2 --eval-iters 1 --save-state s.safetensors";
+    for flags in ["", "--bf16 --zero 1", "--fp16 --initial-loss-scale 1024 --zero 2 --pp 2", "--bf16 --zero 3"] {
+        let run = |artifact: &str, more: &str| {
+            dir.line(&format!("{compile} {flags} {artifact} -o out.mcc")).succeeds();
+            let (weights, losses) = trained(&dir, &format!("{valid} {more}"));
+            (weights, losses, fs::read(dir.path("s.safetensors")).expect("states"))
+        };
+        let device = run("", "");
+        assert!(device == run("--optimizer-offload", ""), "{flags}");
+        dir.line("run out.mcc --data text.txt --steps 2 --save-state half.safetensors").succeeds();
+        let (weights, _, states) = run("", "--resume half.safetensors");
+        assert!((&device.0, &device.2) == (&weights, &states), "{flags}, resumed");
+    }
+}

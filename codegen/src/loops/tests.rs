@@ -203,6 +203,7 @@ fn make_clone(body: &ir::graph::Body, inputs: &[(DType, Vec<Dim>)], grid: Vec<Di
     };
     let strides = ir::kernel::dense(&body.dims, &body[output].ty);
     Kernel {
+        on: ir::program::Space::Device,
         family: Family::Loops { grid },
         body: body.clone(),
         inputs: inputs.iter().map(operand).collect(),

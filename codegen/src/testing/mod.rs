@@ -10,6 +10,7 @@ use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{self, Family, Kernel, Operand, Output};
 use ir::op::{DType, Op, Real, Scalar};
+use ir::program::Space;
 
 /// A kernel under construction.
 #[derive(Default)]
@@ -79,7 +80,7 @@ impl Make {
     pub fn kernel(self, family: Family, outputs: &[Value]) -> Kernel {
         let outputs =
             outputs.iter().map(|v| Output { value: *v, strides: kernel::dense(&self.body.dims, &self.body[*v].ty), accumulate: false }).collect();
-        Kernel { family, body: self.body, inputs: self.inputs, scalars: self.scalars, outputs }
+        Kernel { on: Space::Device, family, body: self.body, inputs: self.inputs, scalars: self.scalars, outputs }
     }
 }
 

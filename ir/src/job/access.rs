@@ -7,7 +7,7 @@ use crate::graph::Value;
 use crate::kernel::Kernel;
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Collective, DType, Op, Reduce, Scalar};
-use crate::program::{Action, Buffer, BufferId, Content, Job, Place, Program, own_part};
+use crate::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space, own_part};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -45,6 +45,7 @@ impl Access {
 
 /// What launches need to know of a kernel.
 pub struct Facts {
+    on: Space,
     inputs: Vec<(DType, Rc<Shape>)>,
     outputs: Vec<(DType, Rc<Shape>, Effect)>,
     /// Per output and input: whether they may be the same memory.
@@ -63,6 +64,7 @@ impl Facts {
             |dims: &[crate::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
         let replaceable: Vec<bool> = (0..kernel.inputs.len()).map(|i| at_own_point(kernel, i)).collect();
         Facts {
+            on: kernel.on,
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
             outputs: kernel
                 .outputs
@@ -160,7 +162,7 @@ pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
         Action::Launch { args, scalars, .. } => {
             args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
         }
-        Action::Collective { src, dst, .. } => place(src) || place(dst),
+        Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => place(src) || place(dst),
         Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } | Action::Limit { src: p, .. } => place(p),
         Action::Load { index, .. } => index.iter().any(|map| matches!(&map.base, Base::Coords(form) if varies(mesh, form))),
         Action::Fill { .. } | Action::Record { .. } | Action::Wait { .. } => false,
@@ -178,6 +180,26 @@ impl Reader<'_> {
     /// What a command touches, reads first. Every operand exists, has the right dtype and lies in its buffer at all
     /// coordinates; nothing that it writes overlaps anything else that it touches, but in place.
     pub fn accesses(&self, action: &Action) -> Checked<Vec<Access>> {
+        let accesses = self.touched(action)?;
+        let of = |a: &Access| self.program.buffers[a.buffer.index()].arena.space();
+        let fits = match action {
+            Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == self.kernels[kernel.index()].on),
+            Action::Copy { .. } => of(&accesses[0]) != of(&accesses[1]),
+            Action::Report { .. }
+            | Action::Collective { .. }
+            | Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Space::Device),
+        };
+        ensure(fits, || "it does not work on the memory that its operands are in".into())?;
+        Ok(accesses)
+    }
+
+    fn touched(&self, action: &Action) -> Checked<Vec<Access>> {
         match action {
             Action::Launch { kernel, args, scalars } => {
                 let facts = self.kernels.get(kernel.index()).ok_or_else(|| format!("there is no kernel {}", kernel.0))?;
@@ -186,6 +208,12 @@ impl Reader<'_> {
             Action::Collective { kind, group, dtype, count, src, dst } => self.collective(*kind, group.index(), *dtype, *count, [src, dst]),
             Action::Send { dtype, count, src, .. } => Ok(vec![self.dense(src, *dtype, *count, Effect::Read)?]),
             Action::Recv { dtype, count, dst, .. } => Ok(vec![self.dense(dst, *dtype, *count, Effect::Write)?]),
+            Action::Copy { dtype, count, src, dst } => {
+                let (read, written) = (self.dense(src, *dtype, *count, Effect::Read)?, self.dense(dst, *dtype, *count, Effect::Write)?);
+                let part = matches!(self.buffer(dst.buffer)?.content, Content::Param { .. });
+                ensure(written.spread == 0 || part, || "where it writes depends on coordinates".into())?;
+                Ok(vec![read, written])
+            }
             Action::Fill { buffer, .. } => Ok(vec![self.whole(*buffer)?]),
             Action::Load { input, dst, index } => {
                 let entry = self.job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;

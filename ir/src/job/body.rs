@@ -6,7 +6,7 @@ use super::region::Cover;
 use super::replicas::Flow;
 use super::{At, Checked, JobError, ensure};
 use crate::op::Real;
-use crate::program::{Action, Arena, Body, Buffer, BufferId, Content};
+use crate::program::{Action, Arena, Body, Buffer, BufferId, Content, Space};
 use std::collections::BTreeMap;
 
 /// What a body does to a buffer that outlives its calls: numbers of commands.
@@ -74,7 +74,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
             let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
             life.last = k;
             touch(&buffers[access.buffer.index()], life, access, k).map_err(here)?;
-            if access.effect == Effect::Add && buffers[access.buffer.index()].arena != Arena::Temporary {
+            if access.effect == Effect::Add && !buffers[access.buffer.index()].arena.is_temporary() {
                 summary.per_microbatch.get_or_insert(k);
             }
         }
@@ -92,6 +92,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
             | Action::Collective { .. }
             | Action::Send { .. }
             | Action::Recv { .. }
+            | Action::Copy { .. }
             | Action::Load { .. }
             | Action::Limit { .. }
             | Action::Record { .. }
@@ -100,7 +101,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
     }
     for (id, life) in &lives {
         let buffer = &buffers[id.index()];
-        if buffer.arena == Arena::Temporary {
+        if buffer.arena.is_temporary() {
             continue;
         }
         let (name, all) = (&buffer.name, (0, buffer.elements()));
@@ -120,7 +121,7 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
 
 fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {
     let (name, start) = (&buffer.name, access.start);
-    let (temporary, held) = (buffer.arena == Arena::Temporary, is_held(buffer));
+    let (temporary, held) = (buffer.arena.is_temporary(), is_held(buffer));
     let defined = |life: &Life| {
         life.written.contains(access.hull())
             || access.spread == 0 && access.shape.is_injective() && access.shape.runs(start).into_iter().all(|r| life.written.contains(r))
@@ -164,9 +165,13 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
     Ok(())
 }
 
-/// Temporary buffers that are in use at the same command lie apart.
+/// Temporary buffers of an arena that are in use at the same command lie apart.
 fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
-    let temporary = |id: &BufferId| buffers[id.index()].arena == Arena::Temporary && buffers[id.index()].bytes() > 0;
+    Space::ALL.into_iter().try_for_each(|space| apart_in(space.temporary(), buffers, lives, at))
+}
+
+fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
+    let temporary = |id: &BufferId| buffers[id.index()].arena == arena && buffers[id.index()].bytes() > 0;
     // Beginnings of a command come before its ends.
     let mut turns: Vec<(usize, bool, BufferId)> =
         lives.iter().filter(|(id, _)| temporary(id)).flat_map(|(id, life)| [(life.first, false, *id), (life.last, true, *id)]).collect();

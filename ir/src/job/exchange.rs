@@ -77,6 +77,7 @@ impl Events {
                 across.then(|| Event::Meet { group: group.index(), terms: Terms { kind: *kind, dtype: *dtype, count: *count } })
             }
             Action::Launch { .. }
+            | Action::Copy { .. }
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }

@@ -15,7 +15,7 @@ const MOST: u64 = 1 << 48;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
-    let [mut persistent, mut stash] = [Live::default(), Live::default()];
+    let mut taken: [Live; Arena::ALL.len()] = Default::default();
     let whole = program.stashes.iter().try_fold(0u64, |n, bytes| n.checked_add(*bytes));
     let divided = whole == Some(program.arena_bytes[Arena::Stash as usize]) && program.stashes.iter().all(|b| b.is_multiple_of(ALIGN));
     ensure(divided, || format!("its stashes do not divide the stash arena, at multiples of {ALIGN}")).map_err(|e| at.error(e))?;
@@ -32,14 +32,11 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
         ensure(apart, || "it lies in no one stash".into()).map_err(fail)?;
         let id = BufferId(k as u32);
         let taken = match buffer.arena {
-            _ if buffer.bytes() == 0 => Ok(()),
-            Arena::Persistent => persistent.insert(buffer, id),
-            Arena::Stash => stash.insert(buffer, id),
-            Arena::Temporary => Ok(()),
+            arena if arena.is_temporary() || buffer.bytes() == 0 => Ok(()),
+            arena => taken[arena as usize].insert(buffer, id),
         };
         taken.map_err(|other| fail(format!("it overlaps buffer `{}`", program.buffers[other.index()].name)))?;
-        ensure(!is_held(buffer) || buffer.arena == Arena::Persistent, || "it lives over steps outside of the persistent arena".into())
-            .map_err(fail)?;
+        ensure(!is_held(buffer) || buffer.arena.lasts(), || "it lives over steps outside of an arena that does".into()).map_err(fail)?;
     }
     Ok(())
 }

@@ -9,11 +9,12 @@
 //!   scalars as the kernel has, of its dtypes; what operands reach, and the ranges of other commands, lie within their buffers.
 //! - Where a command writes does not depend on coordinates. What it writes overlaps nothing else that it touches, unless the
 //!   result takes the place of an operand: of equal type and strides, on which it depends point by point alone.
+//! - A kernel's operands lie in the memory that it works on; a copy is from one memory to another; all else touches the device's.
 //! - Buffers are aligned and lie in their arenas. Parameters, states, tables and inputs are split so that the ranks (and
 //!   microbatches) together have every element once; every parameter slot of a stage is filled, and has one buffer.
 //!
 //! **Invariants of memory** (each rank):
-//! - Buffers of the persistent arena never overlap, nor do those of a stash, which lie in one, nor temporary buffers between the
+//! - Buffers of an arena that lives over steps never overlap, nor do those of a stash, which lie in one, nor temporary buffers between the
 //!   first and last commands of a call that touch them.
 //! - Nothing is read before it is written: temporary buffers in the same call, stashes by calls for the same microbatch to
 //!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
@@ -135,6 +136,7 @@ pub(crate) fn describe_command(command: &Command) -> String {
         Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
         Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
         Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
+        Action::Copy { dtype, count, .. } => format!("copy of {count} {}", dtype.name()),
         Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
         Action::Load { input, .. } => format!("load of input {input}"),
         Action::Report { report, .. } => format!("report {report}"),
@@ -215,7 +217,7 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
         if !checked.contains(&(stage.program, &stage.schedule)) {
             let reports = order::check(job, program, &stage.schedule, &class.bodies, &at)?;
             let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
-            races::check(&job.mesh, program, &stage.schedule, &class.traces, &at)?;
+            races::check(&job.mesh, &job.kernels, program, &stage.schedule, &class.traces, &at)?;
             ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
             checked.push((stage.program, &stage.schedule));
         }

@@ -189,7 +189,7 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = uses[body] else { continue };
         for (id, touch) in &summary.touches {
-            if program.buffers[id.index()].arena == Arena::Persistent {
+            if program.buffers[id.index()].arena.lasts() {
                 parts.entry(*id).or_default().push(Part { body, touch, calls });
             }
         }

@@ -7,7 +7,7 @@
 //!
 //! **Invariants** (each rank, over any number of training passes, updates and evaluations):
 //! - Of two commands that touch the same byte of an arena, one of them writing, the one issued first is before the other.
-//! - Only communication runs on another stream than compute. An event is recorded on one stream; collectives over the same ranks are
+//! - Only communication, copies and what the host runs are on other streams than compute. An event is recorded on one stream; collectives over the same ranks are
 //!   issued on one, as are a channel's messages to one stage, and those from it. So what meets is what meets in order of issue.
 //!
 //! Shown by vector clocks (Fidge 1988, Mattern 1989). A *moment* of a stream is the number of commands issued on it so far; `clocks[s][t]` is
@@ -22,14 +22,15 @@
 use super::access::Facts;
 use super::access::{Access, Effect};
 use super::{At, JobError, Phase, ensure};
+use crate::kernel::Kernel;
 use crate::mesh::Mesh;
-use crate::program::{Action, Arena, Call, CallSchedule, Channel, Command, GroupId, Program, Stream};
+use crate::program::{Action, Arena, Call, CallSchedule, Channel, Command, GroupId, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 const STREAMS: usize = Stream::ALL.len();
 
-/// A set of streams, by bit.
+/// A set of streams, by bit. As many as there are.
 type Streams = u8;
 
 /// Per stream, a moment; 0 is before its first command.
@@ -82,10 +83,10 @@ struct Touch {
 /// Where cells are.
 #[derive(Clone, Copy)]
 enum Home {
-    Persistent,
+    /// In an arena that has one slot.
+    Arena,
     /// In the microbatch's slot of this stash.
     Stash(usize),
-    Temporary,
 }
 
 /// The cells of a stash: where slot 0 begins, how many a slot has, how many slots there are.
@@ -116,14 +117,15 @@ impl State {
     /// compared with clocks only, as are clocks with clocks; so each becomes the number of different clock values below it. One that
     /// is before whatever other streams may still do there becomes 0, as does an event's if all who wait for that know it. `users` are the
     /// streams of each cell, `waiters` those that wait for each event.
-    fn normalise(&mut self, users: &[Streams], waiters: &[Streams]) {
-        for t in 0..STREAMS {
+    /// Of streams that are not among `used`, there are no moments.
+    fn normalise(&mut self, users: &[Streams], waiters: &[Streams], used: Streams) {
+        for t in (0..STREAMS).filter(|t| used >> t & 1 == 1) {
             for (event, waiters) in self.events.iter_mut().zip(waiters) {
                 let news = (0..STREAMS).any(|s| waiters >> s & 1 == 1 && self.clocks[s][t] < event[t]);
                 event[t] = if news { event[t] } else { 0 };
             }
             let known = |users: Streams| (0..STREAMS).filter(|s| *s != t && users >> s & 1 == 1).map(|s| self.clocks[s][t]).min().unwrap_or(0);
-            let known: Vec<u32> = (0..1 << STREAMS).map(known).collect();
+            let known: Vec<u32> = (0..=Streams::MAX).map(known).collect();
             let mut values: Vec<u32> = self.clocks.iter().chain(&self.events).map(|c| c[t]).collect();
             values.push(0);
             values.sort_unstable();
@@ -152,12 +154,12 @@ struct Order<'a> {
     stashes: Vec<Slots>,
     /// Per body, the stashes that it touches.
     touched: Vec<BTreeSet<usize>>,
-    /// The first cell of the temporary arena, after the persistent one's and the stashes'.
-    temporary: usize,
     /// Per cell, slots told apart, the streams that touch it.
     users: Vec<Streams>,
     /// Per event, the streams that wait for it.
     waiters: Vec<Streams>,
+    /// The streams that have commands.
+    used: Streams,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
     /// Per state, body and slots of the stashes that it touches: the state after the call.
@@ -168,13 +170,36 @@ struct Order<'a> {
 ///
 /// # Errors
 /// The first command that does not keep to them.
-pub fn check(mesh: &Mesh, program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &At) -> Result<(), JobError> {
-    queues(mesh, program, at)?;
+pub fn check(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &At) -> Result<(), JobError> {
+    queues(mesh, kernels, program, at)?;
     Order::new(program, &schedule.slots, traces).steps(schedule, at)
 }
 
+/// Where a command that is no communication may be, besides on the compute stream.
+fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream {
+    match action {
+        Action::Launch { kernel, .. } => match kernels[kernel.index()].on {
+            Space::Device => Stream::Compute,
+            Space::Host => Stream::Host,
+        },
+        Action::Copy { dst, .. } => match program.buffers[dst.buffer.index()].arena.space() {
+            Space::Device => Stream::ToDevice,
+            Space::Host => Stream::ToHost,
+        },
+        Action::Fill { .. }
+        | Action::Load { .. }
+        | Action::Report { .. }
+        | Action::Limit { .. }
+        | Action::Collective { .. }
+        | Action::Send { .. }
+        | Action::Recv { .. }
+        | Action::Record { .. }
+        | Action::Wait { .. } => Stream::Compute,
+    }
+}
+
 /// Who may be on which stream.
-fn queues(mesh: &Mesh, program: &Program, at: &At) -> Result<(), JobError> {
+fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &At) -> Result<(), JobError> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Queue {
         Event(u32),
@@ -199,8 +224,15 @@ fn queues(mesh: &Mesh, program: &Program, at: &At) -> Result<(), JobError> {
                 Action::Send { hops, channel, .. } => Queue::Send(*hops, *channel),
                 Action::Recv { hops, channel, .. } => Queue::Receive(*hops, *channel),
                 Action::Wait { .. } => continue,
-                Action::Launch { .. } | Action::Fill { .. } | Action::Load { .. } | Action::Report { .. } | Action::Limit { .. } => {
-                    ensure(command.stream == Stream::Compute, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
+                Action::Launch { .. }
+                | Action::Copy { .. }
+                | Action::Fill { .. }
+                | Action::Load { .. }
+                | Action::Report { .. }
+                | Action::Limit { .. } => {
+                    let own = own_stream(kernels, program, &command.action);
+                    let fits = [Stream::Compute, own].contains(&command.stream);
+                    ensure(fits, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
                     continue;
                 }
             };
@@ -214,7 +246,7 @@ fn queues(mesh: &Mesh, program: &Program, at: &At) -> Result<(), JobError> {
 
 impl<'a> Order<'a> {
     fn new(program: &'a Program, slots: &[u32], traces: &[Trace]) -> Order<'a> {
-        let mut cuts: [Vec<u64>; 3] = Default::default();
+        let mut cuts: [Vec<u64>; Arena::ALL.len()] = Default::default();
         for bytes in traces.iter().flat_map(|t| &t.0).flatten() {
             cuts[bytes.arena as usize].extend([bytes.from, bytes.to]);
         }
@@ -224,7 +256,7 @@ impl<'a> Order<'a> {
         }
         let at = |b: &Bytes, byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
         // Bytes that one stream alone touches, or that nobody writes, cannot be raced for: they have no cell.
-        let mut users: [Vec<(Streams, bool)>; 3] = cuts.each_ref().map(|c| vec![(0, false); c.len()]);
+        let mut users: [Vec<(Streams, bool)>; Arena::ALL.len()] = cuts.each_ref().map(|c| vec![(0, false); c.len()]);
         for (command, bytes) in program.bodies.iter().zip(traces).flat_map(|(body, trace)| body.commands.iter().zip(&trace.0)) {
             for b in bytes {
                 for (streams, written) in &mut users[b.arena as usize][at(b, b.from)..at(b, b.to)] {
@@ -243,32 +275,36 @@ impl<'a> Order<'a> {
             }));
             before
         });
-        let users: [Vec<Streams>; 3] = users.each_ref().map(|list| list.iter().filter(|u| shared(u)).map(|u| u.0).collect());
+        let users: [Vec<Streams>; Arena::ALL.len()] = users.each_ref().map(|list| list.iter().filter(|u| shared(u)).map(|u| u.0).collect());
         let cell = |arena: Arena, byte: u64| before[arena as usize][cuts[arena as usize].partition_point(|c| *c < byte)];
         // Of each stash: its end among the arena's bytes, its first cell among the arena's.
         let (mut ends, mut begins, mut stashes) = (vec![], vec![], vec![]);
-        let mut of_cells = users[0].clone();
+        let mut of_cells: Vec<Streams> = vec![];
         for (bytes, slots) in program.stashes.iter().zip(slots) {
             let begin = ends.last().copied().unwrap_or(0);
             let (end, slots) = (begin + bytes, *slots as usize);
             let (from, to) = (cell(Arena::Stash, begin), cell(Arena::Stash, end));
             stashes.push(Slots { first: of_cells.len(), cells: to - from, slots });
-            of_cells.extend(users[1][from..to].repeat(slots));
+            of_cells.extend(users[Arena::Stash as usize][from..to].repeat(slots));
             begins.push(from);
             ends.push(end);
         }
-        let temporary = of_cells.len();
-        of_cells.extend(&users[2]);
+        // Of each other arena: its first cell.
+        let firsts = Arena::ALL.map(|arena| {
+            let first = of_cells.len();
+            if arena != Arena::Stash {
+                of_cells.extend(&users[arena as usize]);
+            }
+            first
+        });
         let touch = |b: &Bytes| {
-            let (place, begin) = match b.arena {
-                Arena::Persistent => (Home::Persistent, 0),
-                Arena::Stash => {
-                    let k = ends.partition_point(|end| *end <= b.from);
-                    (Home::Stash(k), begins[k])
-                }
-                Arena::Temporary => (Home::Temporary, 0),
-            };
-            Touch { place, from: cell(b.arena, b.from) - begin, to: cell(b.arena, b.to) - begin, writes: b.writes }
+            let (from, to) = (cell(b.arena, b.from), cell(b.arena, b.to));
+            if b.arena == Arena::Stash {
+                let k = ends.partition_point(|end| *end <= b.from);
+                return Touch { place: Home::Stash(k), from: from - begins[k], to: to - begins[k], writes: b.writes };
+            }
+            let first = firsts[b.arena as usize];
+            Touch { place: Home::Arena, from: first + from, to: first + to, writes: b.writes }
         };
         let mut events: BTreeMap<u32, usize> = BTreeMap::new();
         let mut event = |event: u32| {
@@ -282,6 +318,7 @@ impl<'a> Order<'a> {
             | Action::Collective { .. }
             | Action::Send { .. }
             | Action::Recv { .. }
+            | Action::Copy { .. }
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
@@ -304,9 +341,9 @@ impl<'a> Order<'a> {
             touched: bodies.iter().map(|acts| stashes_of(acts)).collect(),
             bodies,
             stashes,
-            temporary,
             users: of_cells,
             waiters,
+            used: program.bodies.iter().flat_map(|b| &b.commands).fold(0, |set, c| set | 1 << c.stream as usize),
             states: vec![],
             numbers: HashMap::new(),
             after: HashMap::new(),
@@ -359,7 +396,7 @@ impl<'a> Order<'a> {
                     here.error(self.explain(&race, phase.calls(schedule), c, k))
                 })?;
             }
-            state.normalise(&self.users, &self.waiters);
+            state.normalise(&self.users, &self.waiters, self.used);
             let next = self.number(state);
             self.after.insert(key, next);
             now = next;
@@ -370,12 +407,11 @@ impl<'a> Order<'a> {
     /// The cells of a touch by a call for a microbatch.
     fn range(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
         let first = match touch.place {
-            Home::Persistent => 0,
+            Home::Arena => 0,
             Home::Stash(k) => {
                 let Slots { first, cells, slots } = self.stashes[k];
                 first + microbatch % slots * cells
             }
-            Home::Temporary => self.temporary,
         };
         first + touch.from..first + touch.to
     }

@@ -92,6 +92,7 @@ impl Flow {
                 Step::Compute(outputs.collect())
             }
             Action::Fill { .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], 0)]),
+            Action::Copy { src, dst, .. } => Step::Compute(vec![target(&accesses[1], along(&dst.coords), vec![source(src)], 0)]),
             Action::Load { index, .. } => Step::Compute(vec![target(&accesses[0], 0, vec![], split(index))]),
             Action::Collective { kind, group, src, dst, .. } => {
                 let Group { subs, stages } = &program.groups[group.index()];

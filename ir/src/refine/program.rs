@@ -138,6 +138,11 @@ impl<'a> Machine<'a> {
                 self.write(dst, vec![(*count, 1)], Access::whole(term, &[*count]));
                 Ok(())
             }
+            Action::Copy { count, src, dst, .. } => {
+                let x = self.dense(src, *count)?;
+                self.write(dst, vec![(*count, 1)], x);
+                Ok(())
+            }
             Action::Fill { buffer, value } => {
                 let b = &self.program.buffers[buffer.index()];
                 let term = self.terms.plain(What::Fill(*value), vec![], vec![], b.dtype);

@@ -6,9 +6,10 @@ use super::op::dims;
 use crate::graph::{Body, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::op::DType;
+use crate::program::Space;
 
 pub(super) fn blank_kernel() -> Kernel {
-    Kernel { family: Family::Gemm, body: Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] }
+    Kernel { on: Space::Device, family: Family::Gemm, body: Body::default(), inputs: vec![], scalars: vec![], outputs: vec![] }
 }
 
 /// A kernel from its family on.
@@ -21,6 +22,7 @@ pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
         ("scatter", Family::Scatter),
     ];
     io.variant(&mut k.family, "a family of kernels", &all)?;
+    io.or(&mut k.on, Space::Device, " on ", |io, s| io.variant(s, "a space", &Space::ALL.map(|s| (s.name(), s))))?;
     io.with(" scalars ", &mut k.scalars, |io, s| io.list(s, DType::I32, dtype))?;
     body(io, &mut k.body, &mut Plain)?;
     match &mut k.family {

@@ -9,6 +9,7 @@ use crate::graph::Value;
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::program::{Bucket, Holds, Piece};
 use crate::sharded::Sharding;
+use std::collections::BTreeSet;
 
 /// One of each kind; none begins with another's name that comes before it.
 const CHUNKS: [Chunk; 7] =
@@ -102,9 +103,11 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.with(" index ", &mut p.index, indices)?;
         io.with(" states ", &mut p.states, Io::number)
     })?;
+    copied(io, &mut l.copied)?;
     io.rows(&mut l.buckets, blank_bucket(), "bucket ", bucket)?;
     let mut notes = Notes { chunk: None, chunks: &mut l.chunks, accumulate: &mut l.accumulate, source: &mut l.source, reasons: &mut l.reasons };
     body(io, &mut l.body, &mut notes)?;
+    set(io, &mut l.host, "in host ", Value(0), |io, v| io.value(v))?;
     io.rows(&mut l.reports, (0, Value(0)), "report ", |io, _, (r, v)| {
         io.number(r)?;
         io.with(" = ", v, Io::value)
@@ -114,6 +117,21 @@ pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {
         io.with(" to ", &mut u.new, Io::value)?;
         io.with(" states ", &mut u.states, values)
     })
+}
+
+/// The slots whose parameters are copies, if there are some.
+pub(super) fn copied(io: &mut Io, slots: &mut BTreeSet<u32>) -> Result {
+    set(io, slots, "copied ", 0, |io, s| io.number(s))
+}
+
+/// A line for a set, unless that is empty.
+fn set<T: Copy + Ord>(io: &mut Io, items: &mut BTreeSet<T>, words: &str, blank: T, form: impl FnMut(&mut Io, &mut T) -> Result) -> Result {
+    let mut list: Vec<T> = items.iter().copied().collect();
+    if io.line_if(!list.is_empty(), words) {
+        io.list(&mut list, blank, form)?;
+        *items = list.into_iter().collect();
+    }
+    Ok(())
 }
 
 pub(super) fn blank_bucket() -> Bucket {

@@ -28,6 +28,7 @@ use crate::model::Train;
 use crate::program::{CallSchedule, Job, Program};
 use crate::sharded::Sharded;
 pub use io::ParseError;
+use std::collections::BTreeSet;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
@@ -65,6 +66,8 @@ pub fn parse_local(text: &str) -> Result<Local> {
         body: crate::graph::Body::default(),
         params: vec![],
         buckets: vec![],
+        copied: BTreeSet::new(),
+        host: BTreeSet::new(),
         chunks: vec![],
         accumulate: vec![],
         source: vec![],

@@ -5,7 +5,7 @@ use super::graph::{feed, init, numbered_rows};
 use super::io::{Io, Result};
 use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
-use super::local::{blank_bucket, bucket, indices, virtual_stage};
+use super::local::{blank_bucket, bucket, copied, indices, virtual_stage};
 use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_zag};
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
@@ -14,22 +14,39 @@ use crate::model::{Decay, LossScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Job,
-    KernelId, ParamEntry, Place, Program, Stage, Stream, TableEntry,
+    KernelId, ParamEntry, Place, Program, Space, Stage, Stream, TableEntry,
 };
+use std::collections::BTreeSet;
 
 /// Calls that one line may stand for.
 const MOST_CALLS: u32 = 1 << 20;
 
 pub(super) fn blank_program() -> Program {
-    Program { buffers: vec![], arena_bytes: [0; 3], stashes: vec![], groups: vec![], buckets: vec![], bodies: vec![] }
+    Program {
+        buffers: vec![],
+        arena_bytes: [0; Arena::ALL.len()],
+        stashes: vec![],
+        groups: vec![],
+        copied: BTreeSet::new(),
+        buckets: vec![],
+        bodies: vec![],
+    }
 }
 
 /// A program, given the mesh.
 pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
     io.line("program")?;
     for (arena, bytes) in Arena::ALL.iter().zip(&mut p.arena_bytes) {
-        io.line(&format!("arena {} bytes ", arena.name()))?;
-        io.number(bytes)?;
+        let line = format!("arena {} bytes ", arena.name());
+        match arena.space() {
+            Space::Device => {
+                io.line(&line)?;
+                io.number(bytes)?;
+            }
+            // Programs that use no memory of the host do not mention it.
+            Space::Host if io.line_if(*bytes != 0, &line) => io.number(bytes)?,
+            Space::Host => {}
+        }
     }
     io.rows(&mut p.stashes, 0, "stash bytes ", |io, _, bytes| io.number(bytes))?;
     io.buffers = Labels::of(p.buffers.iter().map(|b| b.name.as_str()));
@@ -48,6 +65,7 @@ pub(super) fn program(io: &mut Io, p: &mut Program) -> Result {
         io.with(" over ", &mut g.subs, Io::subs)?;
         io.option(&mut g.stages, vec![], " stages ", |io, s| io.list(s, 0, Io::number))
     })?;
+    copied(io, &mut p.copied)?;
     io.rows(&mut p.buckets, blank_bucket(), "bucket ", bucket)?;
     io.bodies = Labels::of(p.bodies.iter().map(|b| b.name.as_str()));
     io.rows(&mut p.bodies, Body { name: String::new(), kind: BodyKind::Forward(0), commands: vec![] }, "body ", |io, i, b| {
@@ -152,7 +170,8 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
         ("launch", Action::Launch { kernel: KernelId(0), args: vec![], scalars: vec![] }),
         ("collective", Action::Collective { kind: blank_collective(), group: GroupId(0), dtype: f32, count: 0, src: src.clone(), dst: dst.clone() }),
         ("send", Action::Send { hops: 0, channel: Channel(0), dtype: f32, count: 0, src: src.clone() }),
-        ("recv", Action::Recv { hops: 0, channel: Channel(0), dtype: f32, count: 0, dst }),
+        ("recv", Action::Recv { hops: 0, channel: Channel(0), dtype: f32, count: 0, dst: dst.clone() }),
+        ("copy", Action::Copy { dtype: f32, count: 0, src: src.clone(), dst }),
         ("fill", Action::Fill { buffer: BufferId(0), value: Real(0.0) }),
         ("load", Action::Load { input: 0, dst: BufferId(0), index: vec![] }),
         ("report", Action::Report { report: 0, src: src.clone() }),
@@ -185,6 +204,11 @@ fn action(io: &mut Io, a: &mut Action) -> Result {
         Action::Recv { hops, channel, dtype: t, count, dst } => {
             route(io, hops, channel)?;
             transfer(io, count, t)?;
+            io.with(" to ", dst, place)
+        }
+        Action::Copy { dtype: t, count, src, dst } => {
+            transfer(io, count, t)?;
+            io.with(" from ", src, place)?;
             io.with(" to ", dst, place)
         }
         Action::Fill { buffer, value } => {

@@ -10,7 +10,7 @@ use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry, Job,
-    KernelId, ParamEntry, Piece, Place, Program, Stage, Stream, TableEntry,
+    KernelId, ParamEntry, Piece, Place, Program, Space, Stage, Stream, TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
 
@@ -212,6 +212,8 @@ pub fn local() -> Local {
         body,
         params: vec![LocalParam { index: vec![IndexMap::whole(8)], states: 2 }],
         buckets: buckets(),
+        copied: [0].into(),
+        host: [p, total].into(),
         chunks: vec![Chunk::Forward(0), Chunk::Forward(0), Chunk::Forward(1), Chunk::Backward(1), Chunk::Reduce],
         accumulate: vec![false, false, false, true, false],
         source: vec![
@@ -234,6 +236,7 @@ pub fn kernel() -> Kernel {
     let x = body.push(Op::Input(0), [], ty.clone(), origin(Phase::Forward, "layers.0.norm"));
     let y = body.push(Op::Unary(Unary::Exp), [x], ty.clone(), origin(Phase::Forward, "layers.0.norm"));
     Kernel {
+        on: Space::Host,
         family: Family::Loops { grid: vec![i] },
         body,
         inputs: vec![Operand { ty, strides: vec![16, 1] }],
@@ -271,11 +274,14 @@ pub fn program() -> Program {
             Buffer { origin: Some(origin(Phase::Forward, "x")), ..buffer("x", Arena::Stash, 64, Content::Activation) },
             buffer("x", Arena::Temporary, 0, Content::Accumulator),
             buffer("train.%7-m", Arena::Persistent, 64, Content::State { slot: 0, state: 1, index: index.clone() }),
+            buffer("layers.3.w.state0", Arena::Host, 0, Content::State { slot: 0, state: 0, index: index.clone() }),
+            buffer("staged", Arena::Staging, 64, Content::Activation),
             buffer("rope table", Arena::Persistent, 128, Content::Table { table: 2, index: vec![] }),
         ],
-        arena_bytes: [192, 128, 64],
+        arena_bytes: [192, 128, 64, 0, 128],
         stashes: vec![64, 64],
         groups: vec![Group { subs: vec![SubAxis(2), SubAxis(3)], stages: None }, Group { subs: vec![], stages: Some(vec![0, 1]) }],
+        copied: [1, 3].into(),
         buckets: buckets(),
         bodies: vec![
             body(
@@ -312,7 +318,11 @@ pub fn program() -> Program {
                     command(Action::Send { hops: 1, channel: Channel(0), dtype: DType::F32, count: 8, src: Place::start(BufferId(2)) }),
                     command(Action::Fill { buffer: BufferId(4), value: Real(-0.5) }),
                     command(Action::Report { report: 1, src: shifted.clone() }),
-                    command(Action::Limit { src: shifted, most: 96 }),
+                    command(Action::Limit { src: shifted.clone(), most: 96 }),
+                    Command {
+                        stream: Stream::ToHost,
+                        ..command(Action::Copy { dtype: DType::F32, count: 16, src: shifted, dst: Place::start(BufferId(5)) })
+                    },
                 ],
             ),
             body("reduce", BodyKind::Reduce, vec![]),

@@ -290,6 +290,7 @@ fn a_local_graph_in_text() {
         stage 0 params [0, 2]
         stage 1 params [1, 3]
         slot 0 index [[8]] states 2
+        copied [0]
         bucket 0 of 128 copies [0 @64 index [[2] + 2*dp, [8]]]
         bucket 1 of 0 weights []
         dims:
@@ -306,6 +307,7 @@ fn a_local_graph_in_text() {
           %3 = reduce_sum %0 over [batch/mb*dp] : f32[hidden] accumulate holds %3 {sum(mb), d0:dp}  // backward layers.3 layer 3 @0:23:11+6
         reduce:
           %4 = all_reduce.sum %3 over dp : f32[hidden]  // backward layers.3 layer 3 @0:23:11+6 because "the gradient of w is a sum over dp"
+        in host [%1, %4]
         report 1 = %4
         update 0 to %4 states [%1, %4]
     "#]]
@@ -315,7 +317,7 @@ fn a_local_graph_in_text() {
 #[test]
 fn a_kernel_in_text() {
     expect_test::expect![[r#"
-        kernel loops scalars [i32, f32]
+        kernel loops on host scalars [i32, f32]
         dims:
           dim i = 4
           dim j = 8
@@ -337,15 +339,19 @@ fn a_program_in_text() {
         arena persistent bytes 192
         arena stash bytes 128
         arena temporary bytes 64
+        arena staging bytes 128
         stash bytes 64
         stash bytes 64
         buffer layers.3.w : f32[batch/dp=2, hidden=8] in persistent @0 bytes 64 holds param 0 index [[2] + 2*dp, [8]]
         buffer x : f32[batch/dp=2, hidden=8] in stash @64 bytes 64 holds activation  // forward x layer 3 @0:23:11+6
         buffer x#1 : f32[batch/dp=2, hidden=8] in temporary @0 bytes 64 holds accumulator
         buffer train.%7-m : f32[batch/dp=2, hidden=8] in persistent @64 bytes 64 holds state 1 of 0 index [[2] + 2*dp, [8]]
+        buffer layers.3.w.state0 : f32[batch/dp=2, hidden=8] in host @0 bytes 64 holds state 0 of 0 index [[2] + 2*dp, [8]]
+        buffer staged : f32[batch/dp=2, hidden=8] in staging @64 bytes 64 holds activation
         buffer "rope table" : f32[batch/dp=2, hidden=8] in persistent @128 bytes 64 holds table 2 index []
         group 0 over tp
         group 1 over none stages [0, 1]
+        copied [1, 3]
         bucket 0 of 128 copies [0 @64 index [[2] + 2*dp, [8]]]
         bucket 1 of 0 weights []
         body forward kind forward
@@ -357,9 +363,10 @@ fn a_program_in_text() {
         body backward kind backward stage 1
           compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
           compute send hops 1 channel 0 8 x f32 from x#1  // forward layers.3.proj layer 3 @0:23:11+6
-          compute fill "rope table" with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
+          compute fill layers.3.w.state0 with -0.5  // forward layers.3.proj layer 3 @0:23:11+6
           compute report 1 from x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6
           compute limit x @16 + 64*tp.0 + 32*tp.1 to 96  // forward layers.3.proj layer 3 @0:23:11+6
+          to_host copy 16 x f32 from x @16 + 64*tp.0 + 32*tp.1 to staged  // forward layers.3.proj layer 3 @0:23:11+6
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue

@@ -7,7 +7,7 @@ use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, Op, Real, Reduce};
 use ir::sharded::Placement;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Builds the local graph of one stage.
 pub(super) struct Emitter<'a> {
@@ -29,6 +29,8 @@ impl<'a> Emitter<'a> {
             body: Body { dims: Dims::default(), nodes: vec![] },
             params: vec![],
             buckets: vec![],
+            copied: BTreeSet::new(),
+            host: BTreeSet::new(),
             chunks: vec![],
             accumulate: vec![],
             source: vec![],

@@ -195,7 +195,7 @@ impl<'a> Sharing<'a> {
             let (new, states) = (self.w.new_value(u.new), u.states.iter().map(|s| self.w.new_value(*s)).collect());
             self.w.out.updates.push(LocalUpdate { new, states, slot: u.slot });
         }
-        for k in 0..self.planned.len() {
+        for k in self.order_of_use() {
             self.update(k);
         }
         let mut out = self.w.out;
@@ -417,6 +417,32 @@ impl<'a> Sharing<'a> {
         let w = self.w.push(node.op.clone(), args, node.ty.clone(), Chunk::Reduce, &node.origin);
         self.w.out.source[w.index()] = self.w.old.source[v.index()].clone();
         self.w.map[v.index()] = Some(w);
+    }
+
+    /// Buckets by when the forward pass first reads one of their parameters: in this order they are renewed and gathered, and the next step begins when the
+    /// first ones are there.
+    fn order_of_use(&self) -> Vec<usize> {
+        let old = self.w.old;
+        let users = old.body.users();
+        // Copies in 16 bits are made before the forward pass.
+        fn first(old: &Local, users: &[Vec<(Value, usize)>], v: Value) -> Option<Value> {
+            let of = |u: Value| match old.chunks[u.index()] {
+                Chunk::Prologue | Chunk::PrologueReduce => first(old, users, u),
+                Chunk::Forward(_) | Chunk::Backward(_) | Chunk::Weight(_) => Some(u),
+                Chunk::Reduce | Chunk::Update => None,
+            };
+            users[v.index()].iter().filter_map(|(u, _)| of(*u)).min()
+        }
+        let mut used: HashMap<u32, Value> = HashMap::new();
+        for v in old.body.values() {
+            if let (Op::Param(slot), Some(first)) = (&old.body[v].op, first(old, &users, v)) {
+                let known = used.entry(*slot).or_insert(first);
+                *known = first.min(*known);
+            }
+        }
+        let mut order: Vec<usize> = (0..self.planned.len()).collect();
+        order.sort_by_key(|k| self.planned[*k].members.iter().filter_map(|m| used.get(&m.slot)).min());
+        order
     }
 
     /// The new values of a rank's part, and of all parameters from all ranks.

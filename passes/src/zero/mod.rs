@@ -62,7 +62,7 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
 }
 
 /// For each parameter of an evaluation graph, its slot in the training graph of the same stages.
-fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
+pub fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
     let (stage, params) = &training.stages[0];
     let used: &[u32] = evaluation.stages.iter().find(|s| s.0 == *stage).map_or(&[], |s| &s.1);
     used.iter().map(|p| params.iter().position(|q| q == p)).collect()
@@ -70,17 +70,19 @@ fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
 
 /// The updates of a training graph that can be shared out.
 fn updates(training: &Local, evaluation: &Local) -> Vec<Shared> {
+    let copies = copies(training, evaluation);
+    find(training, &|slot| copies.get(&slot).copied())
+}
+
+/// The 16-bit types of copies that are all that training and evaluation read of a parameter, by slot of the training graph.
+pub fn copies(training: &Local, evaluation: &Local) -> HashMap<u32, DType> {
     let slot_of = slots(training, evaluation);
     let (own, other) = (read_as(training), read_as(evaluation));
-    let copied = |slot: u32| {
+    let agreed = |(slot, own): (u32, Option<DType>)| {
         let of_evaluation = slot_of.iter().position(|s| *s == Some(slot as usize)).and_then(|k| other.get(&(k as u32)));
-        match (own.get(&slot), of_evaluation) {
-            (Some(Some(t)), Some(Some(u))) if t == u => Some(*t),
-            (Some(Some(t)), None) => Some(*t),
-            _ => None,
-        }
+        own.filter(|_| of_evaluation.is_none_or(|other| *other == own)).map(|dtype| (slot, dtype))
     };
-    find(training, &copied)
+    own.into_iter().filter_map(agreed).collect()
 }
 
 fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, size: u64) -> (Local, Local) {

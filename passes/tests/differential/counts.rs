@@ -14,7 +14,7 @@ use runtime::host::Part;
 pub const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "32"), ("hidden", "32"), ("heads", "4"), ("ffn", "64"), ("layers", "3"), ("seq", "16")]);
 
-const WIDE_LLAMA: &[(&str, &str)] =
+pub const WIDE_LLAMA: &[(&str, &str)] =
     &[("vocab", "32"), ("hidden", "32"), ("heads", "8"), ("kv_heads", "4"), ("head_dim", "4"), ("ffn", "48"), ("layers", "3"), ("seq", "16")];
 
 /// Attention and MLP side by side, on one norm.
@@ -388,6 +388,7 @@ fn what_ranks_share_out_they_keep_a_part_of() {
     assert_eq!(bytes_per_parameter("dp4 zero2 m2"), 4.0 + 12.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp2 cp2 zero1 m2"), 8.0 + 8.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero3 m2"), 16.0 / 4.0);
+    assert_eq!(bytes_per_parameter("dp2 cp2 zero3 m2"), 16.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero1 bf16 m2"), 6.0 + 12.0 / 4.0);
     assert_eq!(bytes_per_parameter("dp4 zero2 bf16 m2"), 2.0 + 16.0 / 4.0);
 }

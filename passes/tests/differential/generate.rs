@@ -14,6 +14,7 @@ use captures::Captures;
 use ir::op::DType;
 use ir::random::mix;
 use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
 use passes::partition::Buffer;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
@@ -97,6 +98,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
         tp_overlap: Dice(mix(!seed ^ 2)).pick(&[TpOverlap::Off, TpOverlap::Pipeline { chunks: 2 }, TpOverlap::Pipeline { chunks: 3 }]),
         // By dice of its own, so that models stay as they are.
         zero: Dice(mix(!seed)).pick(&Zero::ALL),
+        offload: Dice(mix(!seed ^ 4)).pick(&[Offload::Off, Offload::Off, Offload::Optimizer]),
         bucket_size: Dice(mix(!seed ^ 1)).pick(&[None, Some(1), Some(50), Some(300)]),
         moe_buffer: Dice(mix(!seed ^ 3)).pick(&[Buffer::Whole, Buffer::Factor(1.0), Buffer::Factor(1.5)]),
         micro_batch,

@@ -13,6 +13,7 @@ use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
 use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
 use passes::partition::Buffer;
 use passes::plan::{CpComm, SequenceParallel, Zero};
 use passes::propagate::Rows;
@@ -36,6 +37,7 @@ pub struct Case {
     pub sp: bool,
     pub tp_overlap: TpOverlap,
     pub zero: Zero,
+    pub offload: Offload,
     pub bucket_size: Option<u64>,
     pub moe_buffer: Buffer,
     pub micro_batch: u64,
@@ -78,6 +80,7 @@ impl Default for Case {
             sp: false,
             tp_overlap: TpOverlap::Off,
             zero: Zero::None,
+            offload: Offload::Off,
             bucket_size: None,
             moe_buffer: Buffer::Whole,
             micro_batch: 1,
@@ -151,6 +154,7 @@ pub fn options(case: &Case) -> Options {
         sp: if case.sp { SequenceParallel::On } else { SequenceParallel::Off },
         tp_overlap: case.tp_overlap,
         zero: case.zero,
+        offload: case.offload,
         bucket_size: case.bucket_size,
         moe_buffer: case.moe_buffer,
         micro_batch: case.micro_batch,
@@ -277,15 +281,15 @@ fn planned_differently(
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
-    let plain = Case { recompute, tp_overlap: TpOverlap::Off, ..case.clone() };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, ..case.clone() };
     if plain == *case {
         return Ok(None);
     }
     let model = |training| elaborate(text, defines, &plain, training);
-    let c = compile(model(true)?, model(false)?, &options(&plain)).map_err(|e| format!("without recomputation and chunks: {e}"))?;
+    let c = compile(model(true)?, model(false)?, &options(&plain)).map_err(|e| format!("without recomputation, chunks and offload: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
-    Ok((!same).then(|| format!("{:?} and {:?} change a result", case.recompute, case.tp_overlap)))
+    Ok((!same).then(|| format!("{:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload)))
 }
 
 /// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams.

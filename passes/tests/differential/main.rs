@@ -16,6 +16,7 @@ mod memory;
 mod meshes;
 mod models;
 mod mutations;
+mod offload;
 mod overlap;
 mod parts;
 mod precision;

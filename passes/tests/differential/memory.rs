@@ -63,10 +63,11 @@ const MESHES: &[&str] = &["b2 m2", "tp2 m2", "tp4 sp m2 full1", "pp4 m8", "pp2 m
 
 #[test]
 fn the_plan_is_what_a_rank_allocates() {
-    for words in MESHES {
+    for words in MESHES.iter().chain(&["offload pp2 dp2 m2", "bf16 offload dp2 zero1 m2"]) {
         let job = job(words);
         for rank in 0..job.mesh.world() {
-            let planned = Footprint::of(&job, job.mesh.stage(rank) as usize).total();
+            let planned = Footprint::of(&job, job.mesh.stage(rank) as usize);
+            let planned = planned.total() + planned.on_host();
             assert_eq!(planned, arena_bytes(&job, rank).iter().sum::<u64>(), "rank {rank} of {words}");
         }
     }

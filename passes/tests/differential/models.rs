@@ -3,6 +3,7 @@
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
 use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
 use passes::plan::{CpComm, Zero};
 use passes::rematerialize::Recompute;
 use passes::schedule::Schedule;
@@ -101,6 +102,7 @@ pub fn case(words: &str) -> Case {
             "sp" => case.sp = true,
             "chunks" => case.tp_overlap = TpOverlap::Pipeline { chunks: number() },
             "zero" => case.zero = Zero::ALL[number() as usize],
+            "offload" => case.offload = Offload::Optimizer,
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
             "selective" => case.recompute = Recompute::Selective,
@@ -118,7 +120,7 @@ pub fn case(words: &str) -> Case {
     case
 }
 
-fn on(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], cases: &[&str]) {
+pub fn on(model: (&str, &[(&str, &str)]), more: &[(&str, &str)], cases: &[&str]) {
     let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
     for words in cases {
         check(model.0, &defines, &case(words));

@@ -86,7 +86,7 @@ fn in_parts(action: &Action) -> bool {
 fn places(action: &mut Action) -> Vec<&mut Place> {
     match action {
         Action::Launch { args, .. } => args.iter_mut().collect(),
-        Action::Collective { src, dst, .. } => vec![src, dst],
+        Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src, dst],
         Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src],
         Action::Recv { dst, .. } => vec![dst],
         Action::Fill { .. } | Action::Load { .. } | Action::Record { .. } | Action::Wait { .. } => vec![],

@@ -4,6 +4,7 @@ use crate::generate::{Triple, triple};
 use crate::harness::{Data, Outcome, attempt};
 use crate::shrink::shrunk;
 use ir::op::DType;
+use passes::offload::Offload;
 use passes::partition::Buffer;
 use passes::plan::{CpComm, Zero};
 use passes::propagate::Rows;
@@ -44,6 +45,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("zero 1", case.zero == Zero::States),
         ("zero 2", case.zero == Zero::Gradients),
         ("zero 3", case.zero == Zero::Params),
+        ("offload", case.offload != Offload::Off),
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),
         ("f16", case.precision == DType::F16),

@@ -4,6 +4,7 @@ use crate::generate::Triple;
 use crate::harness::{Case, Data, attempt};
 use ir::op::DType;
 use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
 use passes::partition::Buffer;
 use passes::plan::Zero;
 use passes::propagate::Rows;
@@ -20,6 +21,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.tp_overlap = TpOverlap::Off,
     |c| c.rows = Rows::Rules,
     |c| c.zero = Zero::None,
+    |c| c.offload = Offload::Off,
     |c| c.moe_buffer = Buffer::Whole,
     |c| c.layout = Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
     |c| (c.schedule, c.vpp, c.group) = (Schedule::OneFOneB, None, None),

@@ -168,7 +168,9 @@ pub fn unrounded(job: &Job) -> Job {
         program.arena_bytes.iter_mut().chain(&mut program.stashes).for_each(|n| *n *= 2);
         for command in program.bodies.iter_mut().flat_map(|b| &mut b.commands) {
             match &mut command.action {
-                Action::Collective { dtype, .. } | Action::Send { dtype, .. } | Action::Recv { dtype, .. } => *dtype = wide(*dtype),
+                Action::Collective { dtype, .. } | Action::Send { dtype, .. } | Action::Recv { dtype, .. } | Action::Copy { dtype, .. } => {
+                    *dtype = wide(*dtype);
+                }
                 Action::Launch { .. }
                 | Action::Fill { .. }
                 | Action::Load { .. }

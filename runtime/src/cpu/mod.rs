@@ -69,14 +69,14 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// The arenas of a rank. Its compute stream and its communication's thread both have them.
+/// The arenas of a rank. Its compute stream, its communication's thread and its host's all have them.
 ///
 /// **Why this is sound**: a command touches only what its places say, and the job has been proved free of races
 /// (`ir::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
 /// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
 /// uses the bytes that a command writes while it does.
 #[derive(Clone)]
-pub struct Arenas(Arc<[Mapping; 3]>);
+pub struct Arenas(Arc<[Mapping; Arena::ALL.len()]>);
 
 impl Mapping {
     fn new(bytes: u64) -> rustix::io::Result<Mapping> {
@@ -155,35 +155,43 @@ impl Library {
     }
 }
 
-/// A rank's share of the CPU.
-pub struct Cpu<'a> {
-    signatures: &'a [Kernel],
+/// A rank's share of the CPU. What its programs say of the host happens in other arenas of the same memory.
+pub struct Cpu {
+    /// Per kernel, the types of its scalar arguments.
+    dtypes: Arc<[Vec<DType>]>,
     arenas: Arenas,
     /// On which the rank may run, whatever its threads are bound to.
     cores: Vec<usize>,
     // Before the library: threads end before its code goes.
     pool: Pool,
-    library: Library,
+    library: Arc<Library>,
     arguments: Vec<*mut u8>,
     scalars: Vec<u64>,
 }
 
-impl<'a> Cpu<'a> {
+// SAFETY: the addresses in `arguments` are those of the last launch, and no longer used.
+unsafe impl Send for Cpu {}
+
+impl Cpu {
     /// Arenas of so many bytes, zero at first. The calling thread is the rank's own from now on: it flushes denormals, and stays
     /// on its core if it has one.
     ///
     /// # Errors
     /// If there is not enough memory or a thread cannot start.
-    pub fn new(signatures: &'a [Kernel], library: Library, bytes: [u64; 3], threads: &Threads) -> Result<Cpu<'a>, DeviceError> {
+    pub fn new(kernels: &[Kernel], library: Library, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Cpu, DeviceError> {
         let map = |arena: Arena| {
             let bytes = bytes[arena as usize];
             Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
         };
-        let arenas = Arenas(Arc::new([map(Arena::Persistent)?, map(Arena::Stash)?, map(Arena::Temporary)?]));
+        let [a, b, c, d, e] = Arena::ALL.map(map);
+        let arenas = Arenas(Arc::new([a?, b?, c?, d?, e?]));
+        Cpu::over(arenas, kernels.iter().map(|k| k.scalars.clone()).collect(), Arc::new(library), allowed_cores(), threads)
+    }
+
+    fn over(arenas: Arenas, dtypes: Arc<[Vec<DType>]>, library: Arc<Library>, cores: Vec<usize>, threads: &Threads) -> Result<Cpu, DeviceError> {
         let scratch = library.kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0);
-        let cores = allowed_cores();
         let pool = Pool::new(threads, scratch)?;
-        Ok(Cpu { signatures, arenas, cores, pool, library, arguments: vec![], scalars: vec![] })
+        Ok(Cpu { dtypes, arenas, cores, pool, library, arguments: vec![], scalars: vec![] })
     }
 }
 
@@ -234,7 +242,7 @@ impl Memory for Arenas {
     }
 }
 
-impl Memory for Cpu<'_> {
+impl Memory for Cpu {
     fn element(&self, dtype: DType) -> Element {
         self.arenas.element(dtype)
     }
@@ -256,10 +264,16 @@ impl Memory for Cpu<'_> {
     }
 }
 
-impl Device for Cpu<'_> {
+impl Device for Cpu {
     fn beside(&self) -> Option<Beside> {
         let cores = self.cores.clone();
         Some(Beside { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
+    }
+
+    fn host(&self) -> Option<Result<Box<dyn Device + Send>, DeviceError>> {
+        let (arenas, dtypes, library, cores) = (self.arenas.clone(), self.dtypes.clone(), self.library.clone(), self.cores.clone());
+        let cpu = Cpu::over(arenas, dtypes, library, cores, &Threads::one());
+        Some(cpu.map(|cpu| Box::new(cpu) as Box<dyn Device + Send>))
     }
 
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
@@ -276,7 +290,7 @@ impl Device for Cpu<'_> {
 
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         let loaded = *self.library.kernels.get(kernel.index()).ok_or(DeviceError::NotLoaded(kernel.0))?;
-        let dtypes = &self.signatures[kernel.index()].scalars;
+        let dtypes = &self.dtypes[kernel.index()];
         self.arguments.clear();
         for at in args {
             // An operand without elements may begin at the very end.

@@ -15,7 +15,7 @@ use crate::device::{Beside, Device, DeviceError, Element, Fabric, Location, Memo
 use crate::executor::Transfer;
 use ir::kernel::Kernel;
 use ir::op::DType;
-use ir::program::{Arena, Channel, KernelId, Stream};
+use ir::program::{Arena, Channel, KernelId, Space, Stream};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -132,7 +132,8 @@ pub trait Card: Send + Sync {
 /// What kernels and communication share.
 struct Held<C> {
     card: C,
-    arenas: [u64; 3],
+    /// Addresses of those in its memory.
+    arenas: [u64; Arena::ALL.len()],
     /// What failed first where nobody could be told: a copy.
     failed: Mutex<Option<String>>,
 }
@@ -172,11 +173,11 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub fn new(artifact: &'a Artifact, mut card: C, bytes: [u64; 3]) -> Result<Gpu<'a, C>, DeviceError> {
+    pub fn new(artifact: &'a Artifact, mut card: C, bytes: [u64; Arena::ALL.len()]) -> Result<Gpu<'a, C>, DeviceError> {
         let mut allocate =
             |arena: &'static str, bytes: u64| card.allocate(bytes.max(1)).map_err(|cause| DeviceError::OutOfMemory { arena, bytes, cause });
-        let mut arenas = [0; 3];
-        for arena in [Arena::Persistent, Arena::Stash, Arena::Temporary] {
+        let mut arenas = [0; Arena::ALL.len()];
+        for arena in Arena::ALL.into_iter().filter(|a| a.space() == Space::Device) {
             arenas[arena as usize] = allocate(arena.name(), bytes[arena as usize])?;
         }
         let most = artifact.kernels.iter().filter_map(|k| k.launch.as_ref()).map(|l| l.scratch_bytes).max().unwrap_or(0);
@@ -301,6 +302,7 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
                 let end = if matches!(transfer, Transfer::Send(..)) { End::SendTo(*other) } else { End::ReceiveFrom(*other) };
                 Between::Message { end, channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) }
             }
+            Transfer::Copy(_) => return self.held.note(Err("a copy to or from the host's memory, of which a GPU has none".into())),
         };
         self.later(Work::Exchange { stream, between });
     }

@@ -96,6 +96,7 @@ pub fn rounds(job: &Job) -> Vec<Vec<Link>> {
                     links.insert(Link { members, channel: Some(*channel) });
                 }
                 Action::Launch { .. }
+                | Action::Copy { .. }
                 | Action::Recv { .. }
                 | Action::Fill { .. }
                 | Action::Load { .. }

@@ -56,11 +56,11 @@ pub struct Reference<'a> {
     job: &'a Job,
     plans: &'a Plans,
     unit: u64,
-    arenas: [Vec<f64>; 3],
+    arenas: [Vec<f64>; Arena::ALL.len()],
 }
 
 impl<'a> Reference<'a> {
-    pub fn new(job: &'a Job, plans: &'a Plans, program: &Program, bytes: [u64; 3]) -> Reference<'a> {
+    pub fn new(job: &'a Job, plans: &'a Plans, program: &Program, bytes: [u64; Arena::ALL.len()]) -> Reference<'a> {
         let unit = program.buffers.iter().map(|b| b.dtype.bytes()).min().unwrap_or(4);
         Reference { job, plans, unit, arenas: bytes.map(|b| vec![f64::NAN; b.div_ceil(unit) as usize]) }
     }
@@ -142,6 +142,6 @@ impl Device for Reference<'_> {
 
     /// Makes what an earlier call left in temporary memory visible as a mistake.
     fn begin_call(&mut self) {
-        self.arenas[Arena::Temporary as usize].fill(f64::NAN);
+        Arena::ALL.into_iter().filter(|a| a.is_temporary()).for_each(|a| self.arenas[a as usize].fill(f64::NAN));
     }
 }

@@ -145,6 +145,7 @@ impl Needs {
                     *most = (count * width(*dtype)).div_ceil(LINE).max(*most);
                 }
                 Action::Launch { .. }
+                | Action::Copy { .. }
                 | Action::Fill { .. }
                 | Action::Load { .. }
                 | Action::Recv { .. }

@@ -1,4 +1,4 @@
-//! Communications that can be left and taken up again: a poll does as much as can be done now.
+//! Communications, and copies between memories, that can be left and taken up again: a poll does as much as can be done now.
 
 use super::layout::{GroupArea, LINE, MailArea};
 use super::wide::{narrow, wide, widen};
@@ -11,7 +11,7 @@ use ir::program::Collective;
 /// How far a communication is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Through {
-    /// Elements of each part, or bytes of a message, that are through.
+    /// Elements of each part or of a copy, or bytes of a message, that are through.
     done: u64,
     /// This member's chunk, or the message's first line, is through.
     begun: bool,
@@ -42,7 +42,7 @@ pub struct Polled {
     pub moved: bool,
 }
 
-/// Bytes of a message that are moved before the other side is told.
+/// Bytes of a message that are moved before the other side is told, and of a copy at a time.
 const PIECE: usize = 64 << 10;
 
 impl<'a> Shm<'a> {
@@ -56,6 +56,10 @@ impl<'a> Shm<'a> {
             Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
             Transfer::Send(to, message) => self.push(memory, to, &message, pending),
             Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
+            Transfer::Copy(copied) => {
+                pending.through.done = copied.go(memory, pending.through.done, PIECE);
+                pending.through.done == copied.count
+            }
         };
         let moved = done || before != (pending.through.done, pending.through.begun);
         if moved {
@@ -68,6 +72,7 @@ impl<'a> Shm<'a> {
     pub fn waits_for(&self, pending: &Pending) -> Vec<u64> {
         match pending.transfer {
             Transfer::Send(other, _) | Transfer::Recv(other, _) => vec![other],
+            Transfer::Copy(_) => vec![],
             Transfer::Collective(members, _) => {
                 let (area, me) = self.place(members);
                 let posted = self.counter(area.posted(me)).get();

@@ -41,7 +41,7 @@ fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync)
                 scope.spawn(move || {
                     // SAFETY: there are no kernels.
                     let library = unsafe { Library::linked(vec![]) };
-                    let mut device = Cpu::new(&[], library, [4 << 20; 3], &Threads::one()).unwrap();
+                    let mut device = Cpu::new(&[], library, [4 << 20; Arena::ALL.len()], &Threads::one()).unwrap();
                     f(&mut Shm::new(board, rank, 100), &mut device, rank)
                 })
             })

@@ -210,7 +210,7 @@ fn what_lives_over_steps_is_persistent() {
         job.programs[0].arena_bytes[1] += 64;
         job.programs[0].stashes[0] += 64;
     };
-    refused(stashed, "buffer `w`: it lives over steps outside of the persistent arena");
+    refused(stashed, "buffer `w`: it lives over steps outside of an arena that does");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::model::Train;
 use crate::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Stage, Stream,
+    ParamEntry, Place, Program, Space, Stage, Stream,
 };
 
 /// Elements of a rank's part.
@@ -47,6 +47,7 @@ fn kernel(inputs: usize, scalars: usize, grid: Grid, store: Store, build: impl F
     values.extend((0..scalars).map(|i| b.typed(Op::Scalar(Scalar::Slot(i as u32)), &[], Type::scalar(DType::F32))));
     let results = build(&mut b, n, &values);
     Kernel {
+        on: Space::Device,
         family: Family::Loops {
             grid: match grid {
                 Grid::N => vec![n],
@@ -92,7 +93,7 @@ pub fn product_with_sum() -> Kernel {
 #[derive(Default)]
 struct Building {
     buffers: Vec<Buffer>,
-    sizes: [u64; 3],
+    sizes: [u64; Arena::ALL.len()],
     bodies: Vec<Body>,
 }
 
@@ -197,6 +198,7 @@ fn program(stage: u64) -> Program {
     Program {
         buffers: b.buffers,
         arena_bytes: b.sizes,
+        copied: Default::default(),
         buckets: vec![],
         stashes: vec![b.sizes[1]],
         groups: vec![
