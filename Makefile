@@ -59,7 +59,7 @@ test-long-random: deps
 	DIFFERENTIAL_FIRST=$(call part,10000) DIFFERENTIAL_COUNT=$(call share,10000) $(long) passes --test differential -- --nocapture random::
 
 test-long-mutants: deps
-	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs::
+	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows::
 
 test-long-meshes: deps
 	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::

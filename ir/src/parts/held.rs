@@ -1,5 +1,6 @@
 //! What a rank holds of a value of the sharded graph: which of its elements, and of which sum they are a term.
 
+use super::rows::{self, Routed};
 use crate::dim::{Base, Dim, DimInfo, IndexMap};
 use crate::graph::{Body, Type, Value};
 use crate::mesh::{Axis, Mesh, SubAxis};
@@ -14,7 +15,7 @@ use std::rc::Rc;
 /// it as the sum (or the maximum) over the coordinates of `partial`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Its term is the number of the value before all reshards.
+    /// Its term is the number of the value before all reshards, or a tensor of rows ([`crate::parts::rows`]).
     pub x: Access,
     /// In order of sub-axes.
     pub partial: Vec<(SubAxis, Partial)>,
@@ -43,24 +44,21 @@ pub type Part = (Vec<(u64, u64)>, Vec<(SubAxis, u64)>);
 /// Where values of a sharded graph are.
 pub struct Places<'a> {
     pub s: &'a Sharded,
-    /// Of each value: the one of which it is a reshard, directly or not; or itself.
-    root: Vec<Value>,
+    /// Of each value: the one of which it is a reshard, directly or not, or that is computed alike; or itself.
+    pub root: Vec<Value>,
     known: Vec<Option<Rc<Held>>>,
     /// Where each parameter is read.
     pub params: HashMap<u32, Value>,
-    /// Values of tokens and experts, from a dispatch on, and what follows from them at once: they may be stored as rows.
-    pub routed: Vec<bool>,
+    pub routed: Routed,
 }
 
 impl<'a> Places<'a> {
     pub fn new(s: &'a Sharded) -> Places<'a> {
         let body = &s.graph.body;
-        let mut root: Vec<Value> = Vec::with_capacity(body.nodes.len());
-        for v in body.values() {
-            root.push(if let Op::Reshard { .. } = body[v].op { root[body[v].args[0].index()] } else { v });
-        }
         let params = body.values().filter_map(|v| if let Op::Param(p) = body[v].op { Some((p, v)) } else { None }).collect();
-        Places { s, root, known: vec![None; body.nodes.len()], params, routed: routed(body) }
+        let mut places = Places { s, root: rows::same(s), known: vec![None; body.nodes.len()], params, routed: Routed::default() };
+        places.route();
+        places
     }
 
     /// What a rank has of a dim that these sub-axes split: digits of its index, and what coordinates add. Every sub-axis that ever splits the
@@ -136,30 +134,6 @@ impl<'a> Places<'a> {
     }
 }
 
-fn routed(body: &Body) -> Vec<bool> {
-    // Of a value of tokens and experts: the dispatch that it follows from.
-    let mut from: Vec<Option<Value>> = Vec::with_capacity(body.nodes.len());
-    let mut routed = vec![];
-    for v in body.values() {
-        let node = &body[v];
-        let before = node.args.iter().find_map(|a| from[a.index()]);
-        routed.push(before.is_some() || matches!(node.op, Op::Dispatch(_)));
-        from.push(match (&node.op, before) {
-            (Op::Dispatch(_), _) => Some(v),
-            (_, Some(dispatch)) => match &body[dispatch].op {
-                Op::Dispatch(r) => {
-                    let chosen = body.dims_of(body[dispatch].args[1]);
-                    let token = |d: &Dim| *d != r.choice && chosen.contains(d);
-                    (node.ty.has(r.experts) && node.ty.dims.iter().any(token)).then_some(dispatch)
-                }
-                _ => None,
-            },
-            (_, None) => None,
-        });
-    }
-    routed
-}
-
 /// A value that was summed over microbatches where it is a partial sum over them.
 pub fn behind(mesh: &Mesh, held: &Rc<Held>) -> Result<Rc<Held>, String> {
     let batches = |u: &SubAxis| mesh[*u].axis == Axis::Microbatch;
@@ -219,6 +193,9 @@ pub fn moved(mesh: &Mesh, body: &Body, w: Value, from: &Local) -> Option<Local> 
 
 fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &Held, how: (Collective, &[SubAxis], Option<Dim>)) -> Option<Held> {
     let (kind, subs, part) = how;
+    if !is_stored_by_parts(body, body.dims_of(arg), &ty.dims, part) {
+        return None;
+    }
     if let (Collective::Shift, None) = (kind, part) {
         return turned(mesh, from, subs);
     }
@@ -270,6 +247,15 @@ fn exchanged(mesh: &Mesh, body: &Body, arg: Value, ty: &Type, from: &Held, how: 
         Collective::Shift => return None,
     }
     Some(out)
+}
+
+/// Whether what members exchange lies together, part by part, and in the same order at both ends.
+fn is_stored_by_parts(body: &Body, from: &[Dim], to: &[Dim], part: Option<Dim>) -> bool {
+    let large = |dims: &[Dim]| dims.iter().copied().filter(|d| body.dims.size(*d) > 1).collect::<Vec<_>>();
+    let first = |dims: &[Dim]| part.is_none_or(|p| !dims.contains(&p) || dims[0] == p);
+    let (from, to) = (large(from), large(to));
+    let rest = |dims: &[Dim]| dims.iter().copied().filter(|d| Some(*d) != part).collect::<Vec<_>>();
+    first(&from) && first(&to) && rest(&from) == rest(&to)
 }
 
 fn turned(mesh: &Mesh, from: &Held, subs: &[SubAxis]) -> Option<Held> {

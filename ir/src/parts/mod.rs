@@ -13,17 +13,18 @@
 //! A sum over microbatches is taken where a value that is accumulated is used by a chunk that runs once; nothing else of one microbatch may be used
 //! there. Parameters are updated with, and reports are, what the graph says.
 //!
-//! Taken on trust is what is stored as rows of experts, from a dispatch to the first dense values: its tables hold what run-time choices are.
+//! What is stored as rows of experts, from a dispatch to the first dense values, claims to hold no value. What it holds is found out from the choices on ([`rows`]).
 
 mod held;
 mod ring;
+mod rows;
 mod stages;
 
 use crate::dim::{Dim, IndexMap};
 use crate::graph::Value;
 use crate::local::{Chunk, Local as Graph};
 use crate::mesh::{Axis, SubAxis};
-use crate::op::{Compare, Op, Scalar};
+use crate::op::{Compare, DType, Op, Scalar};
 use crate::sharded::{Partial, Placement, Sharded};
 use crate::verify::VerifyError;
 use held::{Held, Local, Places, behind, is_mask, moved};
@@ -39,7 +40,15 @@ pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
     let (mut places, mut sums) = (Places::new(s), Sums::default());
     for local in stages {
         let users = local.body.users();
-        let mut stage = Stage { places: &mut places, local, users: &users, held: vec![None; local.body.nodes.len()], parts: HashSet::new() };
+        let mut stage = Stage {
+            places: &mut places,
+            local,
+            users: &users,
+            held: vec![None; local.body.nodes.len()],
+            parts: HashSet::new(),
+            bounds: HashSet::new(),
+            limits: HashSet::new(),
+        };
         for w in local.body.values() {
             stage.held[w.index()] = stage.node(w, &mut sums).map_err(|text| VerifyError { value: w, text })?;
         }
@@ -56,6 +65,9 @@ struct Stage<'a, 'p> {
     held: Vec<Option<Local>>,
     /// Local dims that were found to be parts of dims, by the sub-axes that split these.
     parts: HashSet<(Dim, Dim, u64)>,
+    /// Homes and groups of experts, by how many rows a group may have at most there, and which limits hold.
+    bounds: HashSet<(usize, u64, u64)>,
+    limits: HashSet<(usize, u64, u64)>,
 }
 
 type Checked<T> = Result<T, String>;
@@ -89,13 +101,30 @@ impl Stage<'_, '_> {
         if matches!((&node.op, &g.op), (Op::Add, Op::Add)) && self.is_term(w, v) {
             return Ok(None);
         }
-        let in_rows = self.places.routed[v.index()] && node.args.iter().any(|a| self.held[a.index()].is_none());
-        match self.shown(w, v, &want, sums) {
-            Ok(got) if got == want => Ok(Some(Local::One(want))),
-            _ if in_rows => Ok(Some(Local::One(want))),
-            Ok(got) => Err(format!("it holds {got:?} and not {v}, which is {want:?}")),
-            Err(e) => Err(e),
+        let got = match self.shown(w, v, &want, sums) {
+            Ok(got) => got,
+            // It may come of rows.
+            Err(e) => match self.derived(w)? {
+                Some(Local::One(one)) => one,
+                _ => return Err(self.because(w, e)),
+            },
+        };
+        if got == want { Ok(Some(Local::One(want))) } else { Err(self.because(w, format!("it holds {got:?} and not {v}, which is {want:?}"))) }
+    }
+
+    /// A reason, with the node of rows from which on nothing is known, if there is one.
+    fn because(&self, w: Value, e: String) -> String {
+        let body = &self.local.body;
+        let unknown = |a: &&Value| self.local.source[a.index()].is_none() && self.held[a.index()].is_none();
+        let mut at = w;
+        while let Some(a) = body[at].args.iter().find(unknown) {
+            at = *a;
         }
+        if at == w || self.places.routed.is_empty() {
+            return e;
+        }
+        let line = body[at].origin.span.map_or(String::new(), |span| format!(", line {}", span.line));
+        format!("{e}; nothing shows what {at} ({}{line}) holds", body[at].op.name())
     }
 
     /// What a node is shown to hold that claims to hold `v`, which is `want`.
@@ -141,24 +170,53 @@ impl Stage<'_, '_> {
     /// Whether a node sees in `a` the value `v` as it is to be.
     fn sees(&mut self, a: Value, v: Value, to: Chunk) -> Checked<bool> {
         let want = self.want(v, to)?;
-        Ok(self.seen(a, to)? == Some(Local::One(want)))
+        let same = self.local.body[a].ty.dtype == self.places.s.graph.body[v].ty.dtype;
+        Ok(same && self.seen(a, to)? == Some(Local::One(want)))
     }
 
-    /// What moving elements makes of an operand.
-    fn derived(&self, w: Value) -> Checked<Option<Local>> {
-        let node = &self.local.body[w];
-        let [a] = node.args[..] else { return Ok(None) };
-        let moves = matches!(node.op, Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Collective { .. });
-        if !moves || self.held[a.index()].is_none() {
-            return Ok(None);
-        }
-        let out = self.seen(a, self.local.chunks[w.index()])?.and_then(|from| moved(&self.places.s.mesh, &self.local.body, w, &from));
+    /// What a node holds that claims to hold nothing, or not for what it is: what moving elements makes of an operand, or what rows make of theirs.
+    fn derived(&mut self, w: Value) -> Checked<Option<Local>> {
+        let out = match self.moves(w)? {
+            None => self.routed(w),
+            moved => moved,
+        };
         if let (Some(Local::One(one)), false) = (&out, self.local.chunks[w.index()].per_microbatch())
             && self.places.s.mesh.of(Axis::Microbatch).any(|u| one.is_split_over(u))
         {
             return Err("what runs once asks for the microbatch".into());
         }
         Ok(out)
+    }
+
+    /// What moving elements makes of an operand.
+    fn moves(&mut self, w: Value) -> Checked<Option<Local>> {
+        let node = &self.local.body[w];
+        let chunk = self.local.chunks[w.index()];
+        match node.op {
+            Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Collective { .. } => {
+                // Of rows, an op of the graph before a way between ranks.
+                if let Some(rows) = self.place_by_place(w) {
+                    return Ok(Some(rows));
+                }
+                let from = self.seen(node.args[0], chunk)?;
+                Ok(from.and_then(|from| moved(&self.places.s.mesh, &self.local.body, w, &from)))
+            }
+            // A sum that was not rounded yet, in its own type.
+            Op::Cast => Ok(self.seen(node.args[0], chunk)?.filter(|from| self.is_rounded(w, from))),
+            Op::Select if !self.places.routed.is_empty() && self.local.body.dims_of(node.args[1]) == node.ty.dims => {
+                Ok(self.masked(w).ok().map(Local::One))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a conversion is to the type of the value that its operand holds in the type in which that was summed.
+    fn is_rounded(&self, w: Value, from: &Local) -> bool {
+        let (body, Local::One(one)) = (&self.local.body, from) else { return false };
+        let of = self.places.s.graph.body.nodes.get(one.x.term.0 as usize).map(|g| g.ty.dtype);
+        let wide = body[body[w].args[0]].ty.dtype;
+        let sums = |of: DType| of.is_half() && wide == DType::F32 || of == DType::Bool && wide == DType::I32;
+        of == Some(body[w].ty.dtype) && of.is_some_and(sums)
     }
 
     /// Local dims are the parts of a value's dims.
@@ -276,6 +334,7 @@ impl Stage<'_, '_> {
         let graph = &s.graph;
         let fail = |value: Value, text: String| Err(VerifyError { value, text });
         let (stage, params) = &local.stages[0];
+        self.room().or_else(|text| fail(Value(0), text))?;
         for (slot, p) in params.iter().enumerate() {
             let Some(source) = self.places.params.get(p).copied() else {
                 return fail(Value(0), format!("stage {stage} holds parameter {p}, which is not used"));

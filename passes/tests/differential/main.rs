@@ -19,6 +19,7 @@ mod mutations;
 mod offload;
 mod overlap;
 mod parts;
+mod parts_rows;
 mod precision;
 mod programs;
 mod random;
