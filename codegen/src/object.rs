@@ -118,7 +118,7 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
         Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
         Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, name)?),
         Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
-        Family::Gemm => gemm::gpu::emit(&b, kernel, name)?,
+        Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,
     };
     launch.check(kernel).map_err(CompileError::unsupported)?;
     Ok(Written { shape, launch: Some(launch), mlir: None, module: b.module })

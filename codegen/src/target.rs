@@ -100,6 +100,11 @@ impl Target {
         Target { arch: Arch::Nvptx, cpu: name.into(), features: "+ptx80".into(), vector_bytes: 128, registers: 255, l2_bytes: 0 }
     }
 
+    /// Whether warpgroups multiply out of shared memory.
+    pub fn has_wgmma(&self) -> bool {
+        self.cpu == "sm_90a"
+    }
+
     /// f32 lanes of a vector register.
     pub fn lanes(&self) -> usize {
         self.vector_bytes as usize / 4

@@ -1,6 +1,6 @@
 //! The table of inline assembly: every instruction that kernels use and LLVM has no operation for, with its operands.
 //!
-//! Names and operands are those of the PTX ISA 8.0, sections 9.7.8.22 (`cp.async`), 9.7.13.4 (`mma`, `ldmatrix`).
+//! Names and operands are those of the PTX ISA 8.0: `cp.async`, `ldmatrix`, `mma.sync`, `wgmma` and its synchronisation, `fence.proxy`.
 
 use std::fmt::Write;
 
@@ -37,6 +37,17 @@ pub enum Instruction {
     Multiply(Half),
     /// Not an instruction: at the start of a loop, asks the assembler to leave it rolled.
     LeaveRolled,
+    /// What this thread wrote to shared memory, by copies that it waited for too, may be read by the matrix engine.
+    FenceProxy,
+    /// Sums in registers are the matrix engine's from here on.
+    GroupFence,
+    /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, to the sums, in
+    /// the background. Transposed: of the factor whose contracted elements are apart.
+    GroupMultiply { half: Half, columns: u32, transposed: [bool; 2] },
+    /// Closes a group of the products since the last one.
+    CommitProducts,
+    /// Waits until all but the last so many groups of products are done.
+    WaitProducts { left: u32 },
 }
 
 /// What an instruction gives.
@@ -97,6 +108,26 @@ impl Instruction {
                 constraints: constraints(&[("=r", 4), ("r", 1)], true),
                 results: Results::Words(4),
             },
+            Instruction::FenceProxy => nothing("fence.proxy.async.shared::cta;".into(), &[]),
+            Instruction::GroupFence => nothing("wgmma.fence.sync.aligned;".into(), &[]),
+            Instruction::CommitProducts => nothing("wgmma.commit_group.sync.aligned;".into(), &[]),
+            Instruction::WaitProducts { left } => nothing(format!("wgmma.wait_group.sync.aligned {left};"), &[]),
+            Instruction::GroupMultiply { half, columns, transposed: [a, b] } => {
+                let (half, count) = (half.name(), columns as usize / 2);
+                // The sums are the same registers before and after.
+                let tied: String = (0..count).map(|k| format!(",{k}")).collect();
+                Text {
+                    template: format!(
+                        "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, ${count}, ${}, p, 1, 1, {}, {}; }}",
+                        list(0, count),
+                        count + 1,
+                        u8::from(a),
+                        u8::from(b)
+                    ),
+                    constraints: constraints(&[("=f", count), ("l", 2)], false) + &tied + ",~{memory}",
+                    results: Results::Floats(count),
+                }
+            }
             Instruction::Multiply(half) => {
                 let half = half.name();
                 Text {

@@ -17,8 +17,10 @@ use crate::layout::Axis;
 /// What an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// 16 bits.
+    /// 16 bits, in lines as long as the stage.
     Half,
+    /// 16 bits, in lines of 128 bytes: where lines are contracted elements, 64 rows (columns) after the other. As `wgmma` wants them.
+    Narrow,
     /// f32.
     Word,
 }
@@ -26,7 +28,7 @@ pub enum Element {
 impl Element {
     fn bytes(self) -> i64 {
         match self {
-            Element::Half => 2,
+            Element::Half | Element::Narrow => 2,
             Element::Word => 4,
         }
     }
@@ -64,6 +66,8 @@ pub struct Copy {
 
 /// Elements of a unit, by its bytes.
 const UNIT_BYTES: i64 = 16;
+/// Bytes of a narrow line, after eight of which the order of units repeats.
+pub const NARROW_LINE: i64 = 128;
 /// f32 beside a line of words.
 const WORDS_PAD: i64 = 4;
 
@@ -127,7 +131,7 @@ impl Copy {
 
     fn unit(&self) -> i64 {
         match self.element {
-            Element::Half => UNIT_BYTES / 2,
+            Element::Half | Element::Narrow => UNIT_BYTES / 2,
             Element::Word => 1,
         }
     }
@@ -150,7 +154,10 @@ impl Copy {
 
     /// Bytes of a line of units in shared memory.
     pub fn line_bytes(&self) -> i64 {
-        self.units_per_line() * UNIT_BYTES
+        match self.element {
+            Element::Narrow => NARROW_LINE,
+            Element::Half | Element::Word => self.units_per_line() * UNIT_BYTES,
+        }
     }
 
     /// Bytes of a line of words, which has one contracted element.
@@ -161,7 +168,7 @@ impl Copy {
     /// Bytes of a stage.
     pub fn bytes(&self) -> i64 {
         match self.element {
-            Element::Half => 2 * self.own * self.depth,
+            Element::Half | Element::Narrow => 2 * self.own * self.depth,
             Element::Word => self.depth * self.words_line(),
         }
     }
@@ -185,7 +192,7 @@ impl Copy {
     /// Bytes from one line to the next, and from one unit to the next, in shared memory, but for the swizzle.
     fn shared_steps(&self) -> [i64; 2] {
         match (self.element, self.lines) {
-            (Element::Half, _) => [self.line_bytes(), UNIT_BYTES],
+            (Element::Half | Element::Narrow, _) => [self.line_bytes(), UNIT_BYTES],
             (Element::Word, Lines::Own) => [4, self.words_line()],
             (Element::Word, Lines::Contracted) => [self.words_line(), 4],
         }
@@ -199,6 +206,11 @@ impl Copy {
         let [line_step, unit_step] = self.shared_steps();
         let shifted = match self.element {
             Element::Half => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
+            Element::Narrow => {
+                let in_line = b.word(NARROW_LINE / UNIT_BYTES);
+                let lines = b.index_mul(b.index_div(unit, in_line), b.word(self.depth * NARROW_LINE / UNIT_BYTES));
+                b.index_add(b.bits(IntBinary::Xor, b.index_rem(unit, in_line), self.swizzle(b, line)), lines)
+            }
             Element::Word => unit,
         };
         let to = b.index_add(b.index_mul(line, b.word(line_step)), b.index_mul(shifted, b.word(unit_step)));
@@ -208,7 +220,7 @@ impl Copy {
         for (number, step) in [(line, line_step), (unit, unit_step)] {
             offset = b.index_add(offset, b.index_mul(b.widen(number), b.index(step)));
         }
-        let aligned = (self.element == Element::Half && self.in_units).then(|| {
+        let aligned = (self.element != Element::Word && self.in_units).then(|| {
             let rest = b.bits(IntBinary::And, start, b.index(UNIT_BYTES - 1));
             b.equal(rest, b.index(0))
         });
@@ -229,10 +241,10 @@ impl Copy {
         }
         let to = b.index_add(stage.to, place.to);
         match (self.element, place.aligned) {
-            (Element::Half, Some(aligned)) => {
+            (Element::Half | Element::Narrow, Some(aligned)) => {
                 b.either(aligned, || self.units(g, place, stage, from, to), || self.collected(g, place, stage, from, to));
             }
-            (Element::Half, None) => self.collected(g, place, stage, from, to),
+            (Element::Half | Element::Narrow, None) => self.collected(g, place, stage, from, to),
             (Element::Word, _) => self.units(g, place, stage, from, to),
         }
     }
@@ -261,7 +273,7 @@ impl Copy {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
         let bytes = match self.element {
-            Element::Half => UNIT_BYTES,
+            Element::Half | Element::Narrow => UNIT_BYTES,
             Element::Word => 4,
         };
         for number in 0..self.count() {

@@ -7,6 +7,7 @@
 
 mod copy;
 mod fma;
+mod groups;
 mod mma;
 pub mod plan;
 #[cfg(test)]
@@ -20,9 +21,11 @@ use crate::build::block::Index;
 use crate::build::simt::{Bounds, LANES, Pointer, Simt, Value};
 use crate::build::{Builder, Frame};
 use crate::layout::{Axis, div_ceil, tensors};
+use crate::target::Target;
 use crate::{CompileError, Shape, pointwise};
 use copy::Stage;
 use fma::Fma;
+use groups::Groups;
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 use mma::Mma;
@@ -57,9 +60,9 @@ struct Part<'c> {
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Simt, kernel: &Kernel, name: &str) -> Result<(Shape, Launch), CompileError> {
+pub fn emit(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
     let product = Product::new(kernel)?;
-    let plan = Plan::new(kernel, &product);
+    let plan = Plan::new(kernel, &product, target);
     let g = Gpu { b, kernel, product: &product, plan: &plan };
     let tensors = kernel.inputs.len() + kernel.outputs.len();
     let bounds = Bounds { threads: plan.threads() as u32, blocks: plan.tile.blocks };
@@ -75,6 +78,7 @@ pub fn emit(b: &Simt, kernel: &Kernel, name: &str) -> Result<(Shape, Launch), Co
 /// A thread's part of the arithmetic.
 enum Multiplier<'c> {
     Tensor(Mma<'c>),
+    Groups(Groups<'c>),
     Plain(Fma<'c>),
 }
 
@@ -82,6 +86,7 @@ impl<'c> Multiplier<'c> {
     fn new(g: &Gpu<'_, 'c>) -> Self {
         match g.plan.core {
             Core::Tensor(half) => Multiplier::Tensor(Mma::new(g, half)),
+            Core::Groups(half) => Multiplier::Groups(Groups::new(g, half)),
             Core::Plain => Multiplier::Plain(Fma::new(g)),
         }
     }
@@ -89,6 +94,7 @@ impl<'c> Multiplier<'c> {
     fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
         match self {
             Multiplier::Tensor(x) => x.zero(b),
+            Multiplier::Groups(x) => x.zero(b),
             Multiplier::Plain(x) => x.zero(b),
         }
     }
@@ -96,13 +102,39 @@ impl<'c> Multiplier<'c> {
     fn multiply(&self, b: &Simt<'c>, factors: [Index<'c>; 2], sums: &mut [Value<'c>]) {
         match self {
             Multiplier::Tensor(x) => x.multiply(b, factors, sums),
+            Multiplier::Groups(x) => x.multiply(b, factors, sums),
             Multiplier::Plain(x) => x.multiply(b, factors, sums),
+        }
+    }
+
+    /// Before what this thread copied is multiplied by others.
+    fn show(&self, b: &Simt<'c>) {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
+            Multiplier::Groups(x) => x.show(b),
+        }
+    }
+
+    /// Whether other warps may still read the stages after the last products. Those of a warpgroup wait for each other's.
+    fn leaves_readers(&self, plan: &Plan) -> bool {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => true,
+            Multiplier::Groups(_) => plan.threads() > groups::THREADS,
+        }
+    }
+
+    /// After the last products.
+    fn finish(&self, b: &Simt<'c>) {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
+            Multiplier::Groups(x) => x.finish(b),
         }
     }
 
     fn store(&self, b: &Simt<'c>, to: Index<'c>, row_bytes: i64, sums: &[Value<'c>]) {
         match self {
             Multiplier::Tensor(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Groups(x) => x.store(b, to, row_bytes, sums),
             Multiplier::Plain(x) => x.store(b, to, row_bytes, sums),
         }
     }
@@ -186,8 +218,10 @@ impl<'c> Gpu<'_, 'c> {
         let b = self.b;
         let multiplier = Multiplier::new(self);
         let sums = self.sums(&multiplier, part);
-        // Nobody reads the stages any more: the sums take their place.
-        b.barrier();
+        // Where nobody reads the stages any more the sums take their place.
+        if multiplier.leaves_readers(self.plan) {
+            b.barrier();
+        }
         multiplier.store(b, b.shared(), self.plan.sums_row(), &sums);
         b.barrier();
         self.epilogue(part, scalars)?;
@@ -221,7 +255,7 @@ impl<'c> Gpu<'_, 'c> {
     /// The sums of all stages, in one repetition of the contracted elements or in all, added to others.
     fn stages(&self, multiplier: &Multiplier<'c>, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>) -> Vec<Value<'c>> {
         let (b, plan, product) = (self.b, self.plan, self.product);
-        let (depth, stages) = (b.word(plan.tile.depth), plan.tile.stages);
+        let (depth, stages, ahead) = (b.word(plan.tile.depth), plan.tile.stages, plan.ahead());
         let [first, second] =
             [(&plan.a, part.row), (&plan.b, part.column)].map(|(copy, own)| copy.place(b, b.address(part.starts[copy.tensor]), own));
         let length = b.index_sub(part.k_to, part.k_from);
@@ -241,7 +275,7 @@ impl<'c> Gpu<'_, 'c> {
             plan.b.fill(self, &second, Stage { to: b.index_add(to, b.word(plan.a.bytes())), k, k_end: part.k_to, repeat });
         };
         let commit = || b.asm(Instruction::CommitCopies, &[]);
-        for step in 0..stages - 1 {
+        for step in 0..ahead {
             let number = b.word(step);
             b.if_so(b.less(number, steps), || fill(number, b.word(step * plan.stage_bytes())));
             commit();
@@ -252,14 +286,15 @@ impl<'c> Gpu<'_, 'c> {
             b.choose(end, b.word(0), b.index_add(offset, bytes))
         };
         let (count, mut carried) = (sums.len(), sums);
-        carried.extend([b.word(0), b.word((stages - 1) * plan.stage_bytes())].map(Value::from));
+        carried.extend([b.word(0), b.word(ahead * plan.stage_bytes())].map(Value::from));
         let out = b.loop_over([b.word(0), steps, b.word(1)], &carried, &mut |step, carried| {
             let [read, write] = [0, 1].map(|k| carried[count + k].into_int_value());
-            b.asm(Instruction::WaitCopies { left: stages as u32 - 2 }, &[]);
+            b.asm(Instruction::WaitCopies { left: ahead as u32 - 1 }, &[]);
+            multiplier.show(b);
             // This stage is there, and that which is filled next has been read, by all.
             b.barrier();
-            let ahead = b.index_add(step, b.word(stages - 1));
-            b.if_so(b.less(ahead, steps), || fill(ahead, write));
+            let later = b.index_add(step, b.word(ahead));
+            b.if_so(b.less(later, steps), || fill(later, write));
             commit();
             let mut sums = carried[..count].to_vec();
             let at = b.index_add(base, read);
@@ -267,6 +302,7 @@ impl<'c> Gpu<'_, 'c> {
             sums.extend([next(read), next(write)].map(Value::from));
             sums
         });
+        multiplier.finish(b);
         out[..count].to_vec()
     }
 

@@ -4,6 +4,7 @@ use super::copy::{Copy, Element};
 use crate::build::asm::Half;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
+use crate::target::Target;
 use ir::kernel::Kernel;
 use ir::op::DType;
 
@@ -32,6 +33,13 @@ const TENSOR: [Tile; 3] = [
     Tile { rows: 64, columns: 64, depth: 32, stages: 4, warps: [2, 2], blocks: 3, rate: 70 },
 ];
 
+/// The tiles for warpgroups: 64 rows each. Two blocks share a multiprocessor, so that one multiplies while the other stores.
+const GROUPS: [Tile; 3] = [
+    Tile { rows: 128, columns: 128, depth: 64, stages: 3, warps: [8, 1], blocks: 2, rate: 100 },
+    Tile { rows: 128, columns: 64, depth: 64, stages: 4, warps: [8, 1], blocks: 2, rate: 80 },
+    Tile { rows: 64, columns: 64, depth: 64, stages: 4, warps: [4, 1], blocks: 2, rate: 65 },
+];
+
 /// The tiles for multiplications in f32: 8 x 8 sums a thread.
 const PLAIN: [Tile; 3] = [
     Tile { rows: 128, columns: 128, depth: 16, stages: 3, warps: [4, 2], blocks: 2, rate: 100 },
@@ -50,6 +58,8 @@ const SUMS_PAD: i64 = 8;
 pub enum Core {
     /// `mma.sync` on 16-bit floats of one type.
     Tensor(Half),
+    /// `wgmma` on 16-bit floats of one type.
+    Groups(Half),
     /// f32 multiply-adds.
     Plain,
 }
@@ -63,20 +73,24 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(kernel: &Kernel, product: &Product) -> Plan {
+    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Plan {
         // Both factors of a product have one type.
         let core = match kernel.inputs[product.a].ty.dtype {
+            DType::Bf16 if target.has_wgmma() => Core::Groups(Half::Bf16),
+            DType::F16 if target.has_wgmma() => Core::Groups(Half::F16),
             DType::Bf16 => Core::Tensor(Half::Bf16),
             DType::F16 => Core::Tensor(Half::F16),
             DType::F32 | DType::I32 | DType::Bool => Core::Plain,
         };
         let tile = match core {
             Core::Tensor(_) => choose(&TENSOR, product),
+            Core::Groups(_) => choose(&GROUPS, product),
             Core::Plain => choose(&PLAIN, product),
         };
         let copy = |tensor: usize| {
             let element = match core {
                 Core::Tensor(_) => Element::Half,
+                Core::Groups(_) => Element::Narrow,
                 Core::Plain => Element::Word,
             };
             Copy::new(product, tensor, element, &tile)
@@ -86,6 +100,14 @@ impl Plan {
 
     pub fn threads(&self) -> i64 {
         self.tile.threads()
+    }
+
+    /// Stages that are being filled while one is multiplied. Where products go on in the background that before it is still being read.
+    pub fn ahead(&self) -> i64 {
+        match self.core {
+            Core::Tensor(_) | Core::Plain => self.tile.stages - 1,
+            Core::Groups(_) => self.tile.stages - 2,
+        }
     }
 
     /// Tiles of one repetition of the product, along rows and along columns.

@@ -39,6 +39,16 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
 }
 
 #[test]
+fn warpgroups_need_every_wait_fence_and_barrier() {
+    let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync", "fence.proxy", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
+    let kernel = product([false, false], [100, 72, 400], DType::Bf16);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 12);
+    // So many tiles that one has two warpgroups; five steps, so that the last stage lies where sums are put.
+    let kernel = product([false, true], [704, 704, 300], DType::Bf16);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["bar.sync"], 4);
+}
+
+#[test]
 fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
     for turned in [[false, false], [false, true], [true, false], [true, true]] {
         // Tiles of 64 x 64, and of 128 x 128 with and without edges; units aligned, in part, not at all.
@@ -53,10 +63,10 @@ fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
 #[test]
 fn factors_that_are_not_aligned_are_collected_by_element() {
     let kernel = product([false, false], [40, 48, 40], DType::Bf16);
-    let (compiled, text) = compiled(&kernel, "sm_80");
-    let inputs = integers(&kernel);
-    let want = kernel.run(&inputs, &[]);
-    for shift in [2, 8, 14] {
+    for (cpu, shift) in [("sm_80", 2), ("sm_80", 8), ("sm_90a", 14)] {
+        let (compiled, text) = compiled(&kernel, cpu);
+        let inputs = integers(&kernel);
+        let want = kernel.run(&inputs, &[]);
         let got =
             crate::testing::run_ptx_shifted(&kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}\n{text}")), want, "{shift} bytes");
@@ -65,11 +75,13 @@ fn factors_that_are_not_aligned_are_collected_by_element() {
 
 #[test]
 fn the_instructions_of_tensor_cores_are_there() {
-    let (_, text) = compiled(&product([false, true], [128, 128, 64], DType::Bf16), "sm_80");
-    let Some(assembled) = assembling::assemble(&text, &Target::gpu("sm_80")) else { return };
-    let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
-    for name in ["HMMA", "LDGSTS", "LDSM"] {
-        assert!(counts.get(name).is_some_and(|n| *n > 0), "{name} in {counts:?}");
+    for (cpu, names) in [("sm_80", ["HMMA", "LDGSTS", "LDSM"].as_slice()), ("sm_90a", &["HGMMA", "LDGSTS"])] {
+        let (_, text) = compiled(&product([false, true], [128, 128, 64], DType::Bf16), cpu);
+        let Some(assembled) = assembling::assemble(&text, &Target::gpu(cpu)) else { return };
+        let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
+        for name in names {
+            assert!(counts.get(*name).is_some_and(|n| *n > 0), "{name} in {counts:?}");
+        }
     }
 }
 
@@ -81,5 +93,8 @@ fn texts_are_as_they_were() {
     let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
     let sum = make.op(Op::Add, &[c, bias]);
     let out = make.op(Op::Unary(Unary::Abs), &[sum]);
-    golden("gemm_bf16_sm_80.ptx", &compiled(&make.kernel(Family::Gemm, &[out]), "sm_80").1);
+    let kernel = make.kernel(Family::Gemm, &[out]);
+    for cpu in ["sm_80", "sm_90a"] {
+        golden(&format!("gemm_bf16_{cpu}.ptx"), &compiled(&kernel, cpu).1);
+    }
 }

@@ -1,0 +1,98 @@
+//! Products of 16-bit floats on the tensor cores of sm_90a: a warpgroup multiplies 64 rows out of shared memory, in the background (`wgmma`).
+//!
+//! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
+
+use super::Gpu;
+use super::copy::{Lines, NARROW_LINE};
+use crate::build::asm::{Half, Instruction};
+use crate::build::block::Index;
+use crate::build::simt::{Simt, Value};
+use crate::build::{Builder, IntBinary};
+
+/// Threads and rows of a warpgroup, rows of its warps, contracted elements of an instruction.
+pub const THREADS: i64 = 128;
+const ROWS: i64 = 64;
+const WARP_ROWS: i64 = 16;
+const DEPTH: i64 = 16;
+
+/// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 64 contracted elements.
+const SQUARE: i64 = 64 * NARROW_LINE;
+/// The code of a swizzle of 128 bytes in a matrix descriptor.
+const SWIZZLE_128: i64 = 1 << 62;
+
+/// The warpgroup's part of a tile.
+pub struct Groups<'c> {
+    instruction: Instruction,
+    columns: i64,
+    depth: i64,
+    /// 16-byte units from 16 contracted elements to the next, of both factors.
+    advance: [i64; 2],
+    /// The warpgroup's first row in the factor, in bytes of a stage, and the warp's in the tile.
+    rows: Index<'c>,
+    first_row: Index<'c>,
+}
+
+impl<'c> Groups<'c> {
+    pub fn new(g: &Gpu<'_, 'c>, half: Half) -> Self {
+        let (b, plan) = (g.b, g.plan);
+        let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == Lines::Contracted);
+        let thread = b.thread();
+        let (group, warp) = (b.index_div(thread, b.word(THREADS)), b.index_div(b.index_rem(thread, b.word(THREADS)), b.word(32)));
+        Groups {
+            instruction: Instruction::GroupMultiply { half, columns: plan.tile.columns as u32, transposed },
+            columns: plan.tile.columns,
+            depth: plan.tile.depth,
+            advance: transposed.map(|t| if t { DEPTH * NARROW_LINE / 16 } else { 2 * DEPTH / 16 }),
+            rows: b.index_mul(group, b.word(SQUARE)),
+            first_row: b.index_add(b.index_mul(group, b.word(ROWS)), b.index_mul(warp, b.word(WARP_ROWS))),
+        }
+    }
+
+    /// A thread's sums: of each eight columns four.
+    pub fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
+        vec![b.f32(0.0); (self.columns / 2) as usize]
+    }
+
+    /// Copies write as threads do, the matrix engine reads in a way of its own.
+    pub fn show(&self, b: &Simt<'c>) {
+        b.asm(Instruction::FenceProxy, &[]);
+    }
+
+    /// What the matrix engine is told of a matrix in shared memory: where it begins; how far it is to the next 64 rows (columns) where lines are
+    /// contracted elements, and to the next eight lines; its swizzle.
+    fn descriptor(&self, b: &Simt<'c>, start: Index<'c>) -> Index<'c> {
+        let constant = (SQUARE / 16) << 16 | (8 * NARROW_LINE / 16) << 32 | SWIZZLE_128;
+        b.bits(IntBinary::Or, b.widen(b.bits(IntBinary::ShrLogical, start, b.word(4))), b.index(constant))
+    }
+
+    /// Adds the products of a stage; those of the stage before are done when it returns.
+    pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
+        let (a, second) = (self.descriptor(b, b.index_add(a, self.rows)), self.descriptor(b, second));
+        b.asm(Instruction::GroupFence, &[]);
+        for q in 0..self.depth / DEPTH {
+            let at = |descriptor, advance: i64| b.index_add(descriptor, b.index(q * advance)).into();
+            let operands = [&[at(a, self.advance[0]), at(second, self.advance[1])], &*sums].concat();
+            sums.copy_from_slice(&b.asm(self.instruction, &operands));
+        }
+        b.asm(Instruction::CommitProducts, &[]);
+        b.asm(Instruction::WaitProducts { left: 1 }, &[]);
+    }
+
+    /// All products are done when it returns.
+    pub fn finish(&self, b: &Simt<'c>) {
+        b.asm(Instruction::WaitProducts { left: 0 }, &[]);
+    }
+
+    /// Puts the sums into shared memory, in rows of `row_bytes`: two neighbours, and the same eight rows below.
+    pub fn store(&self, b: &Simt<'c>, to: Index<'c>, row_bytes: i64, sums: &[Value<'c>]) {
+        let lane = b.narrow(b.lane());
+        let row = b.index_add(self.first_row, b.index_div(lane, b.word(4)));
+        let column = b.index_mul(b.index_rem(lane, b.word(4)), b.word(2));
+        let first = b.index_add(to, b.index_add(b.index_mul(row, b.word(row_bytes)), b.index_mul(column, b.word(4))));
+        for (eight, sums) in (0..).zip(sums.chunks_exact(4)) {
+            for (half, pair) in (0..).zip(sums.chunks_exact(2)) {
+                b.store_shared(b.index_add(first, b.word(8 * half * row_bytes + 32 * eight)), pair);
+            }
+        }
+    }
+}
