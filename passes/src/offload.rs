@@ -6,7 +6,8 @@
 //! go there, and new copies come back, parameter by parameter, or bucket by bucket where ranks share updates out. No value is computed otherwise, so results are
 //! the same to the bit. How values get from one memory to the other is for lowering to say, and what goes on at the same time for `overlap`.
 //!
-//! An update stays on the device if it would free no memory there: one without states, of a parameter that passes read in f32.
+//! An update stays on the device if it would free no memory there: one without states, of a parameter that passes read in f32. So does one of a parameter
+//! outside of buckets whose new value is gathered: its states would be in parts.
 
 use crate::fuse::{Role, role};
 use crate::zero;
@@ -34,6 +35,7 @@ pub fn offload(training: Local, evaluation: Local) -> (Local, Local) {
         .updates
         .iter()
         .filter(|u| !u.states.is_empty() || types.contains_key(&u.slot))
+        .filter(|u| u.slot as usize >= training.params.len() || own_part(&training.body, u.new) == u.new)
         .map(|u| (u.slot, types.get(&u.slot).copied().unwrap_or(DType::F32)))
         .collect();
     if moved.is_empty() {

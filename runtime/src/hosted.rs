@@ -16,7 +16,7 @@ pub struct Hosted<'a> {
 }
 
 impl Hosted<'_> {
-    /// Until its stream has come to the end of the phase, or the work has ended; then it can be taken up again.
+    /// Until its stream has come to the end of the phase, or the work has ended.
     ///
     /// # Errors
     /// What the device says.

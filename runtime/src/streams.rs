@@ -1,6 +1,6 @@
 //! A rank whose streams run at the same time: compute on the rank's own threads, the host's kernels on one of their own, communication and copies on one more, which
-//! takes a piece of whatever can go on in turn, so that no stream holds up another. A phase is over when compute is through; what is left of the others is taken up
-//! again in the next one.
+//! takes a piece of whatever can go on in turn, so that no stream holds up another. A phase is over when kernels are through, whose scalars are those of its step; what
+//! is left of communication is taken up again in the next one.
 
 use crate::comm::CommError;
 use crate::cursor::Cursor;
@@ -160,12 +160,7 @@ pub fn run(
         let outcome = loop {
             match compute(shm) {
                 Ok(Compute::Moved) => {}
-                Ok(Compute::Finished) => {
-                    if until == Until::Computed {
-                        events.end();
-                    }
-                    break Ok(());
-                }
+                Ok(Compute::Finished) => break Ok(()),
                 Ok(Compute::Waits(event, due)) => events.wait(event, due, awake, shm),
                 Err(e) => {
                     events.end();
@@ -178,6 +173,9 @@ pub fn run(
         };
         events.rests(shm);
         let hosted = hosted.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
+        if until == Until::Computed {
+            events.end();
+        }
         let communicated = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         outcome?;
         Ok(hosted?.into_iter().chain(communicated?).collect())
