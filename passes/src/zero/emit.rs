@@ -334,7 +334,8 @@ impl<'a> Sharing<'a> {
         if v == first.gradient {
             return self.gradient(k);
         }
-        if node.ty.dims.is_empty() && Some(v) != first.square {
+        // Scalars are what all ranks have, an update's own sum of squares too, which is made of a rank's part just once.
+        if node.ty.dims.is_empty() && (Some(v) != first.square || chunk == Chunk::Update) {
             return self.w.new_value(v);
         }
         if let Some(w) = known.get(&v) {
