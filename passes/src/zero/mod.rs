@@ -22,9 +22,10 @@ use emit::Sharing;
 use find::{Shared, find};
 use ir::dim::{Base, IndexMap};
 use ir::local::{Chunk, Local};
+use ir::mesh::SubAxis;
 use ir::op::{DType, Op};
 use ir::program::{Bucket, Holds, Piece, own_part};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Alignment of parameters in a bucket, in elements.
 const ALIGN: u64 = 64;
@@ -39,19 +40,19 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
         return stages;
     }
     let mut found: Vec<Vec<Shared>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
-    // Stages that sum a gradient together agree on whether they share it out. One that adds to it may not have the parameter.
+    // Stages that sum a gradient together agree on whether, and among whom, they share it out. One that adds to it may not have the parameter.
     loop {
-        let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<(u64, u32)> {
+        let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<((u64, u32), Vec<SubAxis>)> {
             let stages = training.stages.iter().map(|(stage, params)| (u64::from(*stage), params));
-            stages.flat_map(|(stage, params)| shared.iter().map(move |s| (stage, params[s.slot as usize]))).collect()
+            stages.flat_map(|(stage, params)| shared.iter().map(move |s| ((stage, params[s.slot as usize]), s.class.subs.clone()))).collect()
         };
-        let share: HashSet<(u64, u32)> = stages.iter().zip(&found).flat_map(own).collect();
+        let share: HashMap<(u64, u32), Vec<SubAxis>> = stages.iter().zip(&found).flat_map(own).collect();
         let count = |found: &[Vec<Shared>]| found.iter().map(Vec::len).sum::<usize>();
         let before = count(&found);
         for ((training, _), shared) in stages.iter().zip(&mut found) {
             shared.retain(|s| {
                 let Some(Op::Collective { stages: Some(members), .. }) = s.stages.map(|v| &training.body[v].op) else { return true };
-                training.stages.iter().all(|(_, params)| members.iter().all(|m| share.contains(&(*m, params[s.slot as usize]))))
+                training.stages.iter().all(|(_, params)| members.iter().all(|m| share.get(&(*m, params[s.slot as usize])) == Some(&s.class.subs)))
             });
         }
         if count(&found) == before {
