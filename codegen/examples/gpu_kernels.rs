@@ -8,6 +8,7 @@ use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
 use ir::op::{Attention, AttentionGrad, DType, Op, Real, Unary};
+use ir::program::Space;
 use std::error::Error;
 use std::fmt::Write;
 use std::path::Path;
@@ -36,7 +37,7 @@ impl Maker {
     fn kernel(self, result: Value, accumulate: bool) -> Kernel {
         let strides = dense(&self.body.dims, &self.body[result].ty);
         let outputs = vec![Output { value: result, strides, accumulate }];
-        Kernel { family: Family::Gemm, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
+        Kernel { on: Space::Device, family: Family::Gemm, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
     }
 }
 
@@ -110,7 +111,7 @@ fn attention(backward: bool, d: u64) -> Kernel {
     };
     let outputs = results.iter().map(|v| Output { value: *v, strides: dense(&make.body.dims, &make.body[*v].ty), accumulate: false }).collect();
     let family = if backward { Family::AttentionGrad } else { Family::Attention };
-    Kernel { family, body: make.body, inputs: make.inputs, scalars: vec![], outputs }
+    Kernel { on: Space::Device, family, body: make.body, inputs: make.inputs, scalars: vec![], outputs }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -397,7 +397,7 @@ impl<'a, D: Device> Rank<'a, D> {
             (Some(_), None) | (None, _) => None,
         };
         let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
-        let cursors = streams::run(communication, host, beside.begin, &events, until, step, shm, |shm| {
+        let cursors = streams::run((communication, host), beside.begin, &events, until, step, shm, |shm| {
             Ok(match self.turn(0, step, shm)? {
                 Advance::Moved => Compute::Moved,
                 Advance::Finished => Compute::Finished,

@@ -120,8 +120,7 @@ pub enum Until {
 /// # Errors
 /// What stopped one of the threads first; the others have ended too.
 pub fn run(
-    mut communication: Communication,
-    mut host: Option<Hosted>,
+    (mut communication, mut host): (Communication, Option<Hosted>),
     begin: Box<dyn Fn() + Send + Sync>,
     events: &Events,
     until: Until,

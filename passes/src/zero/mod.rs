@@ -43,7 +43,7 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
     // Stages that sum a gradient together agree on whether, and among whom, they share it out. One that adds to it may not have the parameter.
     loop {
         let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<((u64, u32), Vec<SubAxis>)> {
-            let stages = training.stages.iter().map(|(stage, params)| (u64::from(*stage), params));
+            let stages = training.stages.iter().map(|(stage, params)| (*stage, params));
             stages.flat_map(|(stage, params)| shared.iter().map(move |s| ((stage, params[s.slot as usize]), s.class.subs.clone()))).collect()
         };
         let share: HashMap<(u64, u32), Vec<SubAxis>> = stages.iter().zip(&found).flat_map(own).collect();

@@ -78,11 +78,11 @@ pub fn decompose(extents: &[u64], mut n: u64, mut s: u64) -> Option<Vec<(usize, 
         if n > 1 && s > 0 && s < whole {
             let step = s / below;
             let room = extent / step;
-            if s % below != 0 || extent % step != 0 {
+            if !s.is_multiple_of(below) || !extent.is_multiple_of(step) {
                 return None;
             }
             let m = n.min(room);
-            if n % m != 0 {
+            if !n.is_multiple_of(m) {
                 return None;
             }
             out.push((k, m, step));
