@@ -18,7 +18,7 @@ use crate::tp_overlap::{self, TpOverlap};
 use crate::{bucket, heads, optimize, order, pad, simplify, tables, terms, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
-use ir::graph::{Graph, Table};
+use ir::graph::{Graph, Param, Table};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::{Model, Plan};
@@ -26,6 +26,7 @@ use ir::op::Op;
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::refine::{self, Meaning};
 use ir::sharded::Sharded;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// How a model is split and run.
@@ -158,6 +159,10 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         trace.step("differentiate", || differentiate::differentiate(graph, &train), |g| g.as_ref().map_or(Ok(()), valid))?.map_err(no_gradient)?;
     let graph = trace.step("optimize", || optimize::optimize(graph, &train), valid)?;
     let graph = trace.step("simplify", || simplify::simplify(graph), valid)?;
+    let unused = unused(&graph);
+    if !unused.is_empty() {
+        return Err(CompileError::User(unused));
+    }
     let graph = trace.step("widen", || simplify::simplify(widen::widen(graph)), valid)?;
     let graph = trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)?;
     let logical = graph.clone();
@@ -271,6 +276,18 @@ fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
 fn without_outputs(mut graph: Graph) -> Graph {
     graph.outputs.clear();
     graph
+}
+
+/// Parameters that no stage would have.
+fn unused(graph: &Graph) -> Vec<Diagnostic> {
+    let used: BTreeSet<u32> = graph.body.nodes.iter().filter_map(|n| if let Op::Param(p) = n.op { Some(p) } else { None }).collect();
+    let params = graph.params.iter().zip(0..).filter(|(_, k)| !used.contains(k));
+    let diagnostic = |(param, _): (&Param, u32)| {
+        let d = Diagnostic::error("E0507", format!("training does not use parameter `{}`", param.name));
+        let d = param.span.into_iter().fold(d, |d, span| d.label(span, "declared here"));
+        d.help("remove it, or let the loss depend on it")
+    };
+    params.map(diagnostic).collect()
 }
 
 /// Evaluation leaves states as they are.

@@ -254,3 +254,19 @@ fn more_rows_of_experts_than_there_is_room_for_stop_the_run_by_name() {
         assert!(!dir.path("w.safetensors").exists(), "nothing is saved of a step that stopped");
     }
 }
+
+#[test]
+fn a_parameter_that_training_does_not_use_is_refused_by_line() {
+    let dir = Dir::new();
+    dir.write(
+        "spare.mdl",
+        "model m(batch, features = 4, classes = 3) {\n  input x: f32[batch, features];\n  input label: i32[batch];\n  param spare: [features] ~ normal(0.02);\n  \
+         let logits = linear(x, features, classes, bias: true) as last;\n  loss token_loss(logits, label, over: classes);\n}\nplan { dp: batch; }\n",
+    );
+    dir.line("compile spare.mdl -o out.mcc").fails_with(&[
+        "E0507",
+        "training does not use parameter `spare`",
+        "spare.mdl:4:9",
+        "let the loss depend on it",
+    ]);
+}
