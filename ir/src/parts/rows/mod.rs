@@ -211,7 +211,10 @@ impl Places<'_> {
         };
         let mut out = vec![];
         if let Tensor::Rows(v, _) = tensor {
-            out.push((Count::Rest, self.s.graph.body.elements(v), 1));
+            // No more than its strides need: all elements of the dense value, times all slots, can be more than 2^64.
+            let (dims, rest) = (self.s.graph.body.dims_of(v), self.rest_of(v, home));
+            let inner = dims.iter().skip_while(|d| !rest.contains(d));
+            out.push((Count::Rest, inner.map(|d| self.s.graph.body.dims.size(*d)).product(), 1));
         }
         out.extend(home.homes.iter().enumerate().map(|(k, h)| (Count::Home(k), h.2, 1)));
         out.extend(inner);

@@ -7,7 +7,7 @@ use crate::refine::digits::Digits;
 /// What an index counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Count {
-    /// Elements of the dense value, row-major, at tokens and experts zero: what is in a row.
+    /// Elements of the dense value, row-major, at tokens and experts zero, from its first other dim on: what is in a row.
     Rest,
     /// Homes along the sub-axis of this number.
     Home(usize),
@@ -74,7 +74,7 @@ impl Space {
 pub fn decompose(extents: &[u64], mut n: u64, mut s: u64) -> Option<Vec<(usize, u64, u64)>> {
     let (mut below, mut out) = (1, vec![]);
     for (k, extent) in extents.iter().enumerate().rev() {
-        let whole = below * extent;
+        let whole = u64::saturating_mul(below, *extent);
         if n > 1 && s > 0 && s < whole {
             let step = s / below;
             let room = extent / step;

@@ -14,6 +14,9 @@ use crate::refine::digits::{Digits, add};
 use crate::refine::term::Access;
 use std::rc::Rc;
 
+/// Whole numbers below it are f64 one by one.
+const EXACT: f64 = (1u64 << 53) as f64;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Table {
     /// `[expert, token, choice]`: whether the choice is the expert.
@@ -112,12 +115,12 @@ impl Stage<'_, '_> {
         };
         let access = |offset: u64, dims: Vec<Digits>| Access { term: super::Term(0), offset, coords: vec![], dims };
         match (&node.op, node.args.as_slice()) {
-            (Op::Const(c), []) if c.0 >= 0.0 && c.0.fract() == 0.0 && c.0 < 1e9 => return number(self, access(c.0 as u64, vec![])),
+            (Op::Const(c), []) if c.0 >= 0.0 && c.0.fract() == 0.0 && c.0 < EXACT => return number(self, access(c.0 as u64, vec![])),
             (Op::Iota(d), []) if self.is_plain(*d) => return number(self, access(0, vec![Digits::new([(self.local.body.dims.size(*d), 1)])])),
             (Op::Binary(Binary::Mul), [a, b]) => {
                 for (a, b) in [(a, b), (b, a)] {
                     if let (Some(x), Some(c)) = (self.numbers(*a, chunk), self.constant(*b))
-                        && (0.0..1e9).contains(&c)
+                        && (0.0..EXACT).contains(&c)
                         && self.local.body.dims_of(*a) == node.ty.dims
                     {
                         let times = |digits: &Digits| Digits::new(digits.iter().map(|(n, s)| (n, s * c as u64)));
