@@ -1,7 +1,7 @@
 //! Rows of experts: whatever a model does with dispatched values is what the dense values are.
 
-use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt};
-use crate::models::case;
+use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt, compiled};
+use crate::models::{DEEPSEEK, case};
 use passes::partition::Buffer;
 use passes::plan::Zero;
 use passes::propagate::Rows;
@@ -120,4 +120,14 @@ fn more_rows_than_there_is_room_for_stop_the_step() {
 #[test]
 fn room_for_all_is_room_for_any_choice() {
     assert!(matches!(with_room(2.0, Zero::States), Outcome::Right(_)));
+}
+
+/// Where tokens times experts, and elements times slots, are large numbers.
+#[test]
+fn rows_of_published_sizes_are_proved() {
+    let sizes = [("layers", "2"), ("first_dense", "1")];
+    for words in ["dp128 ep64", "dp1024 ep4 zero1"] {
+        let job = compiled(DEEPSEEK.0, &sizes, &case(words)).job;
+        assert!(job.params.iter().any(|p| p.dims.iter().map(|d| d.size).product::<u64>() == 256 * 7168 * 2048), "{words}");
+    }
 }
