@@ -4,6 +4,7 @@
 //! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
 //! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent.
 
+mod in_place;
 mod spaces;
 
 use crate::fuse::{Group as Fused, Role, fuse, role};
@@ -14,11 +15,10 @@ use ir::dim::{Dim, IndexMap, Order};
 use ir::graph::{Origin, Phase, Value};
 use ir::kernel::{Family, Kernel};
 use ir::local::{Chunk, Local};
-use ir::mesh::{Axis, SubAxis};
+use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Real};
 use ir::program::{
     Action, Arena, Body, BodyId, BodyKind, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space, Stream,
-    own_part,
 };
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -481,98 +481,6 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         Some(view)
     }
 
-    /// The buffer of the parameter or state that a value replaces, if nothing else reads the old one any more.
-    fn in_place(&mut self, v: Value, group: &Fused) -> Option<View> {
-        let body = &self.local.body;
-        if !group.nodes.iter().all(|n| body[*n].op.is_pointwise()) || group.chunk != Chunk::Update {
-            return None;
-        }
-        let Some(update) = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v)) else {
-            return self.part_in_place(v, &group.nodes);
-        };
-        let old = if update.new == v { Op::Param(update.slot) } else { Op::State(update.slot, update.states.iter().position(|s| *s == v)? as u32) };
-        let holders: Vec<Value> = body.values().filter(|w| body[*w].op == old && self.local.chunks[w.index()] == Chunk::Update).collect();
-        let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
-        let holder = *holders.first()?;
-        let old = self.own_view(holder);
-        (alone && body[holder].ty == body[v].ty && self.memory(&old) == self.space).then_some(old)
-    }
-
-    /// As [`Self::in_place`], of this rank's part of a parameter of which all parts are then gathered; `group` are the nodes that may still read it.
-    fn part_in_place(&mut self, v: Value, group: &[Value]) -> Option<View> {
-        let body = &self.local.body;
-        let [(gather, _)] = self.users[v.index()][..] else { return None };
-        let (slot, subs) = self.gathers(gather)?;
-        let old = |w: &Value| body[*w].op == Op::Param(slot) && self.local.chunks[w.index()] == Chunk::Update;
-        let mut reads = body.values().filter(old).flat_map(|h| &self.users[h.index()]);
-        // Its readers read parts, for this group.
-        let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.contains(d)));
-        let whole = self.held(slot).filter(|whole| alone && self.memory(whole) == self.space)?;
-        if self.l.program.buffers[whole.place.buffer.index()].dtype != body[v].ty.dtype {
-            return None;
-        }
-        let order = body.dims_of(v).to_vec();
-        let coords = own_part(&self.local.mesh, &subs, body.elements(v));
-        Some(View { place: Place { coords, ..whole.place }, strides: body.dims.strides(&order), dims: order })
-    }
-
-    /// The slot whose new parameter an all-gather gives, as it lies, and over which axes it gathers.
-    fn gathers(&self, v: Value) -> Option<(u32, Vec<SubAxis>)> {
-        let body = &self.local.body;
-        let Op::Collective { kind: Collective::AllGather, subs, stages: None, .. } = &body[v].op else { return None };
-        let [(view, _)] = self.users[v.index()][..] else { return None };
-        let whole = matches!(&body[view].op, Op::View { from, .. } if *from == body.dims_of(v)) && body.dims_of(view).len() == 1;
-        let update = self.local.updates.iter().find(|u| u.new == view).filter(|_| whole)?;
-        Some((update.slot, subs.clone()))
-    }
-
-    /// Where a parameter lies that some chunk has read.
-    fn held(&self, slot: u32) -> Option<View> {
-        let holder = self.local.body.values().find(|w| self.local.body[*w].op == Op::Param(slot) && self.views.contains_key(w))?;
-        Some(self.views[&holder].clone())
-    }
-
-    /// Where a collective may write: over its operand, or the operand lies at its part of the result.
-    fn destination(&mut self, v: Value, kind: Collective, subs: &[SubAxis], src: &View) -> View {
-        let body = &self.local.body;
-        let order = body.dims_of(v).to_vec();
-        if self.reduces_in_place(v, kind, src) {
-            return src.clone();
-        }
-        let dense = |place: Place| View { place, strides: body.dims.strides(&order), dims: order.clone() };
-        // Of what is made for it alone, a part stays where it is; other operands make room.
-        let made = |mut x: Value| {
-            while role(body, x) == Role::Alias {
-                x = body[x].args[0];
-            }
-            self.joined.contains_key(&x) || self.is_left(x) && self.local.chunks[x.index()] != self.chunk
-        };
-        let scatters = matches!(kind, Collective::ReduceScatter(_)) && src.place.coords.is_empty();
-        if scatters && self.is_owned(body[v].args[0]) && made(body[v].args[0]) {
-            return dense(Place { coords: own_part(&self.local.mesh, subs, body.elements(v)), ..src.place.clone() });
-        }
-        if let Some(whole) = self.gathers(v).and_then(|(slot, _)| self.held(slot)) {
-            let part = own_part(&self.local.mesh, subs, body.elements(body[v].args[0]));
-            if src.place == (Place { coords: part, ..whole.place.clone() }) {
-                return dense(whole.place);
-            }
-        }
-        self.buffer(v, &order, Content::Activation)
-    }
-
-    /// Whether a value, or what it is a view of, has a buffer of its own that nothing else reads.
-    fn is_owned(&self, v: Value) -> bool {
-        let body = &self.local.body;
-        let alone = self.users[v.index()].len() == 1 && !self.is_root(v);
-        alone
-            && match role(body, v) {
-                Role::Compute => true,
-                Role::Exchange => !matches!(body[v].op, Op::Send { .. } | Op::Limit { .. }),
-                Role::Alias => self.is_owned(body[v].args[0]),
-                Role::Inline | Role::Source => false,
-            }
-    }
-
     fn emit_node(&mut self, v: Value) {
         let body = &self.local.body;
         let node = &body[v];
@@ -649,15 +557,6 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             self.launch(launch, v);
             self.sums.insert(v, sum);
         }
-    }
-
-    /// Whether an all-reduce may write over its operand: a value with a buffer of its own that nothing else reads.
-    fn reduces_in_place(&self, v: Value, kind: Collective, src: &View) -> bool {
-        let body = &self.local.body;
-        let arg = body[v].args[0];
-        // A part of something else that is reduced has a buffer of its own.
-        let dense = src.dims == body[v].ty.dims && role(body, arg) != Role::Alias && src.place.coords.is_empty();
-        matches!(kind, Collective::AllReduce(_)) && dense && self.is_owned(arg)
     }
 
     fn alias(&mut self, v: Value) -> View {
