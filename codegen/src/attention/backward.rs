@@ -4,7 +4,7 @@
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
 use super::tiles::{Column, End, Product, Stored, copy, product, store_column, transpose, vector_columns};
-use super::{Arguments, Plan, Rows, Run, Span, Visible, span};
+use super::{Arguments, GradientOperands, Plan, Rows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
@@ -63,16 +63,6 @@ impl Scratch {
     }
 }
 
-/// Operands as rows, and the two numbers per query.
-struct Operands {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    dout: Rows,
-    lse: usize,
-    delta: usize,
-}
-
 /// The functions of one kernel. Those of gradients that it does not store are absent.
 struct Functions<'c> {
     copy_q: Option<FunctionValue<'c>>,
@@ -96,7 +86,7 @@ struct Functions<'c> {
 struct Backward<'a, 'c> {
     b: &'a Llvm<'c>,
     plan: &'a Plan<'a>,
-    operands: Operands,
+    operands: GradientOperands,
     scratch: Scratch,
 }
 
@@ -106,16 +96,7 @@ struct Backward<'a, 'c> {
 /// The kernel is not attention gradients of inputs.
 pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
     let plan = Plan::new(kernel, target)?;
-    let args = &kernel.body[kernel.outputs[0].value].args;
-    let operand = |slot: usize| plan.operand(args[slot]);
-    let operands = Operands {
-        q: plan.query_rows(operand(0)?),
-        k: plan.key_rows(operand(1)?),
-        v: plan.key_rows(operand(2)?),
-        lse: operand(3)?,
-        delta: operand(4)?,
-        dout: plan.query_rows(operand(5)?),
-    };
+    let operands = plan.gradient_operands()?;
     let backward = Backward { b, plan: &plan, operands, scratch: Scratch::new(&plan) };
     let functions = backward.functions(target);
     let entry = b.kernel(name);

@@ -83,6 +83,17 @@ impl Rows {
     }
 }
 
+/// Operands of attention's gradients as rows, and the two numbers per query.
+#[derive(Clone, Copy)]
+pub struct GradientOperands {
+    pub q: Rows,
+    pub k: Rows,
+    pub v: Rows,
+    pub dout: Rows,
+    pub lse: usize,
+    pub delta: usize,
+}
+
 impl<'a> Plan<'a> {
     /// The attention that the kernel's outputs are results of.
     ///
@@ -125,6 +136,21 @@ impl<'a> Plan<'a> {
             plan.positions = Some([plan.operand(queries)?, plan.operand(keys)?]);
         }
         Ok(plan)
+    }
+
+    /// # Errors
+    /// One is no input of the kernel.
+    pub fn gradient_operands(&self) -> Result<GradientOperands, CompileError> {
+        let args = &self.kernel.body[self.kernel.outputs[0].value].args;
+        let operand = |slot: usize| self.operand(args[slot]);
+        Ok(GradientOperands {
+            q: self.query_rows(operand(0)?),
+            k: self.key_rows(operand(1)?),
+            v: self.key_rows(operand(2)?),
+            lse: operand(3)?,
+            delta: operand(4)?,
+            dout: self.query_rows(operand(5)?),
+        })
     }
 
     pub fn query_blocks(&self) -> i64 {

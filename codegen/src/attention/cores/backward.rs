@@ -5,17 +5,6 @@ use super::*;
 use ir::op::AttentionGrad;
 use std::f64::consts::LOG2_E;
 
-/// Operands as rows, and the two numbers per query.
-#[derive(Clone, Copy)]
-struct Operands {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    dout: Rows,
-    lse: usize,
-    delta: usize,
-}
-
 /// What an output is a sum of.
 #[derive(Clone, Copy)]
 enum Of {
@@ -28,16 +17,7 @@ enum Of {
 impl<'c> Cores<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
         let plan = self.plan;
-        let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
-        let operand = |slot: usize| plan.operand(args[slot]);
-        let operands = Operands {
-            q: plan.query_rows(operand(0)?),
-            k: plan.key_rows(operand(1)?),
-            v: plan.key_rows(operand(2)?),
-            lse: operand(3)?,
-            delta: operand(4)?,
-            dout: plan.query_rows(operand(5)?),
-        };
+        let operands = plan.gradient_operands()?;
         let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
             .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
         let mut parts = Vec::new();
@@ -52,9 +32,9 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Tiles of one side, and the outputs that they sum.
-    fn part<'s>(&'s self, operands: Operands, side: Side, wanted: Vec<(Of, Vec<(usize, &'s Output)>)>) -> Part<'s, 'c> {
+    fn part<'s>(&'s self, operands: GradientOperands, side: Side, wanted: Vec<(Of, Vec<(usize, &'s Output)>)>) -> Part<'s, 'c> {
         let plan = self.plan;
-        let Operands { q, k, v, dout, lse, delta } = operands;
+        let GradientOperands { q, k, v, dout, lse, delta } = operands;
         let (mine, theirs) = match side {
             Side::Queries => ([q, dout], [k, v]),
             Side::Keys => ([k, v], [q, dout]),

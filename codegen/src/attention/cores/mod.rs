@@ -12,7 +12,7 @@ mod backward;
 mod forward;
 mod visits;
 
-use super::{Arguments, Plan, Rows};
+use super::{Arguments, GradientOperands, Plan, Rows};
 use crate::abi::launch_of_blocks;
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;

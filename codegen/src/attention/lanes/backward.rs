@@ -4,30 +4,10 @@
 use super::*;
 use ir::op::AttentionGrad;
 
-/// Operands as rows, and the two numbers per query.
-#[derive(Clone, Copy)]
-struct Operands {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    dout: Rows,
-    lse: usize,
-    delta: usize,
-}
-
 impl<'c> Lanes<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
         let plan = self.plan;
-        let args = &plan.kernel.body[plan.kernel.outputs[0].value].args;
-        let operand = |slot: usize| plan.operand(args[slot]);
-        let operands = Operands {
-            q: plan.query_rows(operand(0)?),
-            k: plan.key_rows(operand(1)?),
-            v: plan.key_rows(operand(2)?),
-            lse: operand(3)?,
-            delta: operand(4)?,
-            dout: plan.query_rows(operand(5)?),
-        };
+        let operands = plan.gradient_operands()?;
         let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
             .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
         let mut parts = Vec::new();
@@ -54,11 +34,11 @@ impl<'c> Lanes<'_, 'c> {
         Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
     }
 
-    fn queries<'s>(&'s self, operands: Operands, outputs: Vec<(usize, &'s Output)>) -> Part<'s, 'c> {
+    fn queries<'s>(&'s self, operands: GradientOperands, outputs: Vec<(usize, &'s Output)>) -> Part<'s, 'c> {
         let plan = self.plan;
         let rows = self.rows_of_tile(1);
         let write = move |at: &At<'c>, first| {
-            let (b, Operands { q, k, v, dout, lse, delta }) = (self.b, operands);
+            let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
             let own = self.own(at, Side::Queries, first, rows);
             let [queries, gradients] = [q, dout].map(|rows| self.starts(at, &rows, &own));
             let numbers: Vec<[Value; 2]> = own
@@ -82,11 +62,11 @@ impl<'c> Lanes<'_, 'c> {
         Part { heads, rows, runs: div_ceil(plan.queries, rows), write: Box::new(write) }
     }
 
-    fn keys<'s>(&'s self, operands: Operands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
+    fn keys<'s>(&'s self, operands: GradientOperands, outputs: [Vec<(usize, &'s Output)>; 2]) -> Part<'s, 'c> {
         let plan = self.plan;
         let rows = self.rows_of_tile(2);
         let write = move |at: &At<'c>, first| {
-            let (b, Operands { q, k, v, dout, lse, delta }) = (self.b, operands);
+            let (b, GradientOperands { q, k, v, dout, lse, delta }) = (self.b, operands);
             let own = self.own(at, Side::Keys, first, rows);
             let [keys, values] = [k, v].map(|rows| self.starts(at, &rows, &own));
             let half = own.numbers.len() * self.columns();

@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 
 use super::tiles::{Stored, across, load_strided, store_column, vector_columns};
-use super::{Arguments, Plan, Rows};
+use super::{Arguments, GradientOperands, Plan, Rows};
 use crate::build::simt::{LANES, Simt};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
