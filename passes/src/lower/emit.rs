@@ -1,0 +1,215 @@
+//! Commands for groups of fused nodes, for nodes that have a command of their own, and for views that strides cannot say.
+
+use super::LocalLowering;
+use crate::fuse::{Role, role};
+use crate::kernels::{self, Launch, Target};
+use crate::storage::View;
+use ir::dim::Dim;
+use ir::graph::{Origin, Value};
+use ir::kernel::Kernel;
+use ir::local::Chunk;
+use ir::op::{Collective, Op};
+use ir::program::{Action, Command, Content, Group, Space, Stream};
+use std::collections::{BTreeSet, HashMap};
+
+impl LocalLowering<'_, '_, '_> {
+    pub(super) fn push(&mut self, action: Action, origin: &Origin, reason: Option<String>) {
+        self.commands.entry(self.chunk).or_default().push(Command { stream: Stream::Compute, action, origin: origin.clone(), reason });
+    }
+
+    pub(super) fn launch(&mut self, launch: Launch, at: Value) {
+        let kernel = self.l.kernels.add(Kernel { on: self.space, ..launch.kernel });
+        let origin = self.local.body[at].origin.clone();
+        self.push(Action::Launch { kernel, args: launch.args, scalars: launch.scalars }, &origin, None);
+    }
+
+    pub(super) fn emit_group(&mut self, g: usize) {
+        let body = &self.local.body;
+        let group = self.groups[g].clone();
+        if let [c] = group.nodes[..]
+            && let Some(view) = self.joined.get(&c)
+        {
+            self.views.insert(c, view.clone());
+            return;
+        }
+        let inside: BTreeSet<Value> = group.nodes.iter().copied().collect();
+        let mut views: HashMap<Value, View> = HashMap::new();
+        for a in group.nodes.iter().flat_map(|v| &body[*v].args) {
+            if inside.contains(a) || views.contains_key(a) {
+                continue;
+            }
+            if role(body, *a) != Role::Inline {
+                let view = self.view(*a);
+                views.insert(*a, view);
+            } else if !kernels::makes_sources(&group.family) {
+                let view = self.stored(*a);
+                views.insert(*a, view);
+            }
+        }
+        let mut targets = vec![];
+        for v in &group.outputs {
+            let order = body[*v].ty.dims.clone();
+            let summed = self.is_summed(*v);
+            if summed {
+                let sum = self.sum_buffer(*v);
+                self.sums.insert(*v, sum.clone());
+                targets.push(Target { value: *v, view: sum, accumulate: true });
+            }
+            let here = self.users[v.index()].iter().any(|(c, _)| !self.crosses(group.chunk, self.local.chunks[c.index()]));
+            if !summed || here {
+                let view = match self.in_place(*v, &group) {
+                    Some(view) => view,
+                    None if !summed && self.homes.contains_key(v) => self.sum_buffer(*v),
+                    None => self.copy_of_param(*v).unwrap_or_else(|| self.buffer(*v, &order, Content::Activation)),
+                };
+                self.views.insert(*v, view.clone());
+                targets.push(Target { value: *v, view, accumulate: false });
+            }
+        }
+        let launch = kernels::build(body, &group.nodes, &group.family, targets, &|v| views[&v].clone());
+        let named = *group.outputs.last().unwrap_or(&group.nodes[0]);
+        self.launch(launch, named);
+        if group.space == Space::Host {
+            self.renew_params(&group.outputs);
+        }
+    }
+
+    pub(super) fn emit_node(&mut self, v: Value) {
+        let body = &self.local.body;
+        let node = &body[v];
+        let order = node.ty.dims.clone();
+        let view = match &node.op {
+            Op::Param(slot) => {
+                let slot = self.names.slots[*slot as usize];
+                let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
+                self.hold(v, self.l.names[slot as usize].clone(), Content::Param { slot, index })
+            }
+            Op::State(slot, state) => {
+                let slot = self.names.slots[*slot as usize];
+                let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
+                let name = format!("{}.state{state}", self.l.names[slot as usize]);
+                self.hold(v, name, Content::State { slot, state: *state, index })
+            }
+            Op::Table(table) => {
+                let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
+                let table = self.names.tables[*table as usize];
+                self.hold(v, format!("table{table}"), Content::Table { table, index })
+            }
+            Op::Input(input) => {
+                let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
+                let view = self.buffer(v, &order, Content::Activation);
+                self.push(Action::Load { input: *input, dst: view.place.buffer, index }, &node.origin, None);
+                view
+            }
+            Op::Recv { hops, channel } => {
+                let view = self.buffer(v, &order, Content::Activation);
+                let count = body.elements(v);
+                self.push(
+                    Action::Recv { hops: *hops, channel: *channel, dtype: node.ty.dtype, count, dst: view.place.clone() },
+                    &node.origin,
+                    self.local.reasons[v.index()].clone(),
+                );
+                view
+            }
+            Op::Limit { most } => {
+                let view = self.dense_view(node.args[0]);
+                self.push(Action::Limit { src: view.place.clone(), most: *most }, &node.origin, self.local.reasons[v.index()].clone());
+                view
+            }
+            Op::Send { hops, channel } => {
+                let view = self.dense_view(node.args[0]);
+                let count = body.elements(v);
+                self.push(
+                    Action::Send { hops: *hops, channel: *channel, dtype: node.ty.dtype, count, src: view.place.clone() },
+                    &node.origin,
+                    self.local.reasons[v.index()].clone(),
+                );
+                view
+            }
+            Op::Collective { kind, subs, stages, .. } => {
+                let src = self.dense_view(node.args[0]);
+                let dst = self.destination(v, *kind, subs, &src);
+                let group = self.l.group(Group { subs: subs.clone(), stages: stages.clone() });
+                let count = match kind {
+                    Collective::AllReduce(_) | Collective::Shift => body.elements(v),
+                    Collective::AllGather => body.elements(node.args[0]),
+                    Collective::ReduceScatter(_) => body.elements(v),
+                    Collective::AllToAll => body.elements(v) / subs.iter().map(|u| self.local.mesh[*u].size).product::<u64>(),
+                };
+                let action = Action::Collective { kind: *kind, group, dtype: node.ty.dtype, count, src: src.place, dst: dst.place.clone() };
+                self.push(action, &node.origin, self.local.reasons[v.index()].clone());
+                dst
+            }
+            _ => self.alias(v),
+        };
+        self.views.insert(v, view);
+        if self.is_summed(v) {
+            let from = self.views[&v].clone();
+            let sum = self.sum_buffer(v);
+            let launch = kernels::copy(body, v, &from, sum.clone(), true);
+            self.launch(launch, v);
+            self.sums.insert(v, sum);
+        }
+    }
+
+    fn alias(&mut self, v: Value) -> View {
+        let body = &self.local.body;
+        let node = &body[v];
+        let order = &node.ty.dims;
+        let arg = node.args[0];
+        let from = if role(body, arg) == Role::Inline { self.dense_view(arg) } else { self.view(arg) };
+        if let Some(view) = from.through(&body.dims, &node.op, order) {
+            return view;
+        }
+        match &node.op {
+            // The dims to merge are brought together first.
+            Op::View { from: old, to } => {
+                let at = order.iter().position(|d| to.contains(d)).unwrap_or(order.len());
+                let mut dims: Vec<Dim> = order.iter().copied().filter(|d| !to.contains(d)).collect();
+                dims.splice(at.min(dims.len())..at.min(dims.len()), old.iter().copied());
+                let near = self.copied(arg, &from, &dims);
+                near.through(&body.dims, &node.op, order).expect("invariant: dense dims side by side merge")
+            }
+            // A part that is not consecutive: gathered piece by piece.
+            Op::Shard { from: whole, to, index } => {
+                let to_buffer = self.buffer(v, order, Content::Activation);
+                let at = order.iter().position(|d| d == to).expect("invariant: the result has the dim");
+                let stride = from.stride(*whole).expect("invariant: the operand has the dim");
+                let mut base = from.place.clone();
+                if let ir::dim::Base::Coords(form) = &index.base {
+                    base.coords.extend(form.iter().map(|(u, s)| (*u, s * stride)));
+                }
+                // One copy per outer piece; the innermost piece is consecutive.
+                let (inner, _) = *index.parts.last().expect("invariant: an index map has parts");
+                let mut scratch = body.clone();
+                let piece = scratch.dims.add(ir::dim::DimInfo::new("piece", inner));
+                let dims: Vec<Dim> = order.iter().map(|d| if d == to { piece } else { *d }).collect();
+                scratch.nodes[v.index()].ty.dims = dims.clone();
+                let strides = |view: &View, own: Dim| {
+                    dims.iter().map(|d| if *d == piece { view.stride(own) } else { view.stride(*d) }.unwrap_or(0)).collect::<Vec<_>>()
+                };
+                for k in 0..index.len() / inner {
+                    let mut src = base.clone();
+                    src.offset += index.offset(k * inner) * stride;
+                    let mut dst = to_buffer.place.clone();
+                    dst.offset += k * inner * to_buffer.strides[at];
+                    let src = View { place: src, dims: dims.clone(), strides: strides(&from, *whole) };
+                    let dst = View { place: dst, dims: dims.clone(), strides: strides(&to_buffer, *to) };
+                    let launch = kernels::copy(&scratch, v, &src, dst, false);
+                    self.launch(launch, v);
+                }
+                to_buffer
+            }
+            _ => self.copied(arg, &from, order),
+        }
+    }
+
+    pub(super) fn report(&mut self) {
+        self.chunk = Chunk::Reduce;
+        for (report, v) in &self.local.reports {
+            let view = self.dense_view(*v);
+            let origin = self.local.body[*v].origin.clone();
+            self.push(Action::Report { report: *report, src: view.place }, &origin, None);
+        }
+    }
+}

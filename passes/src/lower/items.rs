@@ -1,0 +1,64 @@
+//! The order in which a chunk's nodes and groups become commands.
+
+use super::LocalLowering;
+use crate::fuse::{Role, role};
+use ir::graph::Value;
+use ir::local::Chunk;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// A unit of work that becomes commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Item {
+    Group(usize),
+    Node(Value),
+}
+
+impl LocalLowering<'_, '_, '_> {
+    /// The items of a chunk, each after those it needs, otherwise in graph order; exchanges keep their order.
+    pub(super) fn order(&self, chunk: Chunk) -> Vec<Item> {
+        let body = &self.local.body;
+        let item = |v: Value| match (self.group_of.get(&v), role(body, v)) {
+            (Some(g), _) => Some(Item::Group(*g)),
+            (None, Role::Alias | Role::Exchange | Role::Source) => Some(Item::Node(v)),
+            (None, Role::Compute | Role::Inline) => None,
+        };
+        let mut needs: BTreeMap<Item, BTreeSet<Item>> = BTreeMap::new();
+        let mut last_exchange = None;
+        for v in body.values().filter(|v| self.local.chunks[v.index()] == chunk) {
+            let Some(own) = item(v) else { continue };
+            let set = needs.entry(own).or_default();
+            set.extend(body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).filter_map(|a| item(*a)).filter(|i| *i != own));
+            if role(body, v) == Role::Exchange {
+                set.extend(last_exchange);
+                last_exchange = Some(own);
+            }
+        }
+        let key = |i: &Item| match i {
+            Item::Group(g) => self.groups[*g].nodes[0].0,
+            Item::Node(v) => v.0,
+        };
+        let mut blocks: BTreeMap<Item, Vec<Item>> = BTreeMap::new();
+        let mut open: BTreeMap<Item, usize> = BTreeMap::new();
+        let mut ready = BinaryHeap::new();
+        for (i, set) in &needs {
+            open.insert(*i, set.len());
+            set.iter().for_each(|d| blocks.entry(*d).or_default().push(*i));
+            if set.is_empty() {
+                ready.push(std::cmp::Reverse((key(i), *i)));
+            }
+        }
+        let mut out = vec![];
+        while let Some(std::cmp::Reverse((_, i))) = ready.pop() {
+            out.push(i);
+            for next in blocks.remove(&i).unwrap_or_default() {
+                let left = open.get_mut(&next).expect("invariant: every item is open");
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(std::cmp::Reverse((key(&next), next)));
+                }
+            }
+        }
+        assert_eq!(out.len(), needs.len(), "invariant: fusion keeps the graph acyclic");
+        out
+    }
+}

@@ -1,0 +1,115 @@
+//! Sums over microbatches: which values are, where they are made, and that they begin at zero.
+
+use super::LocalLowering;
+use crate::fuse::{Role, role};
+use crate::storage::View;
+use ir::graph::{Origin, Phase, Value};
+use ir::local::Chunk;
+use ir::mesh::Axis;
+use ir::op::{Op, Real};
+use ir::program::{Action, Arena, Body, BodyKind, BufferId, Command, Content, Place, Stream};
+use std::collections::BTreeSet;
+
+impl LocalLowering<'_, '_, '_> {
+    /// Whether a chunk that runs at another rhythm reads the value, and sums it over microbatches.
+    pub(super) fn is_summed(&self, v: Value) -> bool {
+        let chunk = self.local.chunks[v.index()];
+        self.local.accumulate[v.index()]
+            && (self.users[v.index()].iter().any(|(c, _)| self.crosses(chunk, self.local.chunks[c.index()])) || self.is_root(v))
+    }
+
+    pub(super) fn crosses(&self, from: Chunk, to: Chunk) -> bool {
+        from != to && !(from.is_pass() && to.is_pass())
+    }
+
+    pub(super) fn is_root(&self, v: Value) -> bool {
+        self.local.reports.iter().any(|r| r.1 == v)
+    }
+
+    /// A concatenation of nothing but what the microbatches leave, each value in storage order, needs no copy: they are made in its buffer. So
+    /// are values of its own chunk that nothing else reads.
+    pub(super) fn find_homes(&mut self) {
+        let body = &self.local.body;
+        let results: BTreeSet<Value> = self.local.updates.iter().flat_map(|u| u.states.iter().copied().chain([u.new])).collect();
+        for group in &self.groups {
+            let [c] = group.nodes[..] else { continue };
+            if !matches!(body[c].op, Op::Concat { .. }) || body.dims_of(c).len() != 1 {
+                continue;
+            }
+            let chunk = self.local.chunks[c.index()];
+            let mut at = 0;
+            // Values with their places, and the chunk that makes them first.
+            let (mut found, mut makers): (Vec<(Value, u64)>, Vec<Chunk>) = (vec![], vec![]);
+            for a in &body[c].args {
+                let whole = matches!(&body[*a].op, Op::View { from, .. } if *from == body.dims_of(body[*a].args[0]));
+                let x = if whole { body[*a].args[0] } else { *a };
+                // What changes a sum element by element is made in its place.
+                let alone = |v: Value| self.users[v.index()].len() == 1 && !self.is_root(v) && !results.contains(&v);
+                let sum = body[x].args.iter().copied().find(|y| {
+                    let alike = body[*y].ty == body[x].ty && alone(x) && alone(*y) && body[x].op.is_pointwise();
+                    alike && self.local.chunks[x.index()] == chunk && chunk != self.local.chunks[y.index()] && self.is_left(*y)
+                });
+                let first = sum.unwrap_or(x);
+                let maker = self.local.chunks[first.index()];
+                let fits = role(body, first) == Role::Compute && alone(first) && (self.is_left(first) || maker == chunk);
+                if fits && found.iter().all(|f| f.0 != first) && !self.homes.contains_key(&first) {
+                    found.extend(sum.into_iter().chain([x]).map(|v| (v, at)));
+                    makers.push(maker);
+                }
+                at += body.elements(*a);
+            }
+            // One body makes, or adds to, all of it.
+            if makers.len() == body[c].args.len() && makers.iter().all(|m| *m == makers[0]) {
+                self.homes.extend(found.into_iter().map(|(x, at)| (x, (c, at))));
+            }
+        }
+    }
+
+    /// Whether a value is there once the microbatches are behind: as their sum, or of the only one.
+    pub(super) fn is_left(&self, v: Value) -> bool {
+        self.is_summed(v) || self.local.chunks[v.index()].per_microbatch() && self.local.mesh.size(Axis::Microbatch) == 1
+    }
+
+    /// A buffer for a value that is left.
+    pub(super) fn sum_buffer(&mut self, v: Value) -> View {
+        let order = self.local.body[v].ty.dims.clone();
+        let Some((c, at)) = self.homes.get(&v).copied() else { return self.buffer(v, &order, Content::Accumulator) };
+        let whole = match self.joined.get(&c) {
+            Some(view) => view.clone(),
+            None => {
+                let dims = self.local.body[c].ty.dims.clone();
+                let view = self.buffer(c, &dims, Content::Accumulator);
+                self.joined.insert(c, view.clone());
+                view
+            }
+        };
+        let place = Place { offset: whole.place.offset + at, ..whole.place };
+        View { place, strides: self.local.body.dims.strides(&order), dims: order }
+    }
+
+    /// Every sum starts at zero.
+    pub(super) fn zero_sums(&mut self) {
+        let mut ids: Vec<(BufferId, Chunk)> = self.sums.iter().map(|(v, s)| (s.place.buffer, self.local.chunks[v.index()])).collect();
+        ids.sort_unstable();
+        // Of one buffer there may be several.
+        ids.dedup_by_key(|i| i.0);
+        let fills: Vec<Command> = ids
+            .into_iter()
+            .map(|(buffer, _)| Command {
+                stream: Stream::Compute,
+                action: Action::Fill { buffer, value: Real(0.0) },
+                origin: Origin::new(Phase::Forward),
+                reason: None,
+            })
+            .collect();
+        for f in &fills {
+            if let Action::Fill { buffer, .. } = &f.action {
+                self.touched.remove(buffer);
+                self.l.program.buffers[buffer.index()].arena = Arena::Persistent;
+            }
+        }
+        if !fills.is_empty() {
+            self.l.program.bodies.push(Body { name: format!("{}zero", self.names.prefix), kind: BodyKind::Prologue, commands: fills });
+        }
+    }
+}
