@@ -32,6 +32,11 @@ pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *co
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
+/// Bytes of a GPU kernel's parameters.
+pub fn parameter_bytes(kernel: &Kernel) -> usize {
+    8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA)
+}
+
 /// Multiprocessors of the largest GPU of today.
 const MULTIPROCESSORS: u32 = 132;
 /// Blocks that fill it: 16 of [`WARPS`] warps on each. A warp takes several tiles where there are more.

@@ -66,6 +66,10 @@ impl Compiled {
 pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled, CompileError> {
     let name = kernel.name();
     kernel.verify().map_err(|error| CompileError::Malformed { name: name.clone(), error })?;
+    let target = &match target.arch {
+        Arch::X86_64 => target.clone(),
+        Arch::Nvptx => target.taking(abi::parameter_bytes(kernel)),
+    };
     let rewritten = if kernel.family == Family::Gemm { gemm::as_loops(kernel) } else { None };
     let kernel = rewritten.as_ref().unwrap_or(kernel);
     let machine = target.machine()?;

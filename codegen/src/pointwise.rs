@@ -163,6 +163,15 @@ impl<B: Builder> Sources<'_, B> {
     }
 }
 
+/// The sum of two numbers.
+pub fn plus<B: Builder>(b: &B, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vector {
+    match lane {
+        Lane::F32 => b.add(x, y),
+        Lane::I32 => b.int2(IntBinary::Add, x, y),
+        Lane::Mask | Lane::F64 | Lane::I64 | Lane::Bf16 | Lane::F16 => unreachable!("invariant: `add` is of numbers in registers"),
+    }
+}
+
 /// The result of a pointwise op from its operands' values.
 ///
 /// # Errors
@@ -177,11 +186,7 @@ pub fn apply<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Re
         Op::Select => b.select(args[0], args[1], args[2]),
         Op::Add => {
             let (first, rest) = args.split_first().expect("invariant: `add` has operands");
-            match from(0) {
-                Lane::F32 => rest.iter().fold(*first, |sum, &x| b.add(sum, x)),
-                Lane::I32 => rest.iter().fold(*first, |sum, &x| b.int2(IntBinary::Add, sum, x)),
-                Lane::Mask | Lane::F64 | Lane::I64 | Lane::Bf16 | Lane::F16 => unreachable!("invariant: `add` is of numbers in registers"),
-            }
+            rest.iter().fold(*first, |sum, &x| plus(b, from(0), sum, x))
         }
         Op::Cast => cast(b, from(0), lane(node.ty.dtype), args[0]),
         Op::StopGradient | Op::Expand => args[0],

@@ -2,6 +2,7 @@
 
 use inkwell::OptimizationLevel;
 use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple};
+use ir::launch::FEW_PARAMETERS;
 use serde::{Deserialize, Serialize};
 use std::sync::Once;
 
@@ -98,6 +99,12 @@ impl Target {
     /// An NVIDIA GPU: `sm_80`, `sm_90a`. The oldest PTX version that has all that mcc uses, so that old drivers accept it.
     pub fn gpu(name: &str) -> Target {
         Target { arch: Arch::Nvptx, cpu: name.into(), features: "+ptx80".into(), vector_bytes: 128, registers: 255, l2_bytes: 0 }
+    }
+
+    /// The same GPU, with the oldest PTX version whose kernels take so many bytes of parameters.
+    pub fn taking(&self, parameter_bytes: usize) -> Target {
+        let few = parameter_bytes <= FEW_PARAMETERS;
+        Target { features: if few { self.features.clone() } else { "+ptx81".into() }, ..self.clone() }
     }
 
     /// Whether warpgroups multiply out of shared memory.

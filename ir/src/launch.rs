@@ -9,8 +9,10 @@ pub const WARP: u32 = 32;
 pub const MOST_THREADS: u32 = 1024;
 /// Most bytes of shared memory of a block: that of sm_90.
 pub const MOST_SHARED: u32 = 227 << 10;
-/// Most bytes of parameters that every driver takes.
-pub const MOST_PARAMETERS: usize = 4096;
+/// Bytes of parameters that every driver takes.
+pub const FEW_PARAMETERS: usize = 4096;
+/// Most bytes of parameters, which drivers take from CUDA 12.1 on, of kernels of PTX 8.1.
+pub const MOST_PARAMETERS: usize = 32_764;
 /// Most blocks that mcc launches.
 const MOST_BLOCKS: u32 = 1 << 24;
 /// Most bytes of scratch of a launch.
@@ -133,6 +135,6 @@ mod tests {
         assert_eq!(refused(|l| l.shared_bytes = 1 << 20), "1048576 bytes of shared memory, not 0 to 232448");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Argument(0)]), "operand 0 of 0");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Scalar(1)]), "scalar 1 of 1");
-        assert_eq!(refused(|l| l.parameters = vec![Parameter::Scratch; 513]), "4104 bytes of parameters, not 0 to 4096");
+        assert_eq!(refused(|l| l.parameters = vec![Parameter::Scratch; 4096]), "32768 bytes of parameters, not 0 to 32764");
     }
 }

@@ -496,6 +496,16 @@ impl<'a, B: Builder> Loops<'a, B> {
                 result.expect("invariant: `concat` has operands")
             }
             Op::Gather { dim } => self.gather(v, *dim, place, known)?,
+            // Term by term, so that of many terms few are in registers at a time.
+            Op::Add => {
+                let (first, rest) = node.args.split_first().expect("invariant: `add` has operands");
+                let mut sum = self.value(*first, place, known)?;
+                for term in rest {
+                    let term = self.value(*term, place, known)?;
+                    sum = pointwise::plus(b, pointwise::lane(node.ty.dtype), sum, term);
+                }
+                pointwise::rounded(b, node.ty.dtype, sum)
+            }
             _ => {
                 let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
                 pointwise::apply(b, &self.kernel.body, v, &args)?

@@ -446,3 +446,23 @@ fn an_output_over_an_input_is_stored_after_every_read() {
 fn rounded(values: &[f64]) -> Vec<f64> {
     values.iter().map(|x| f64::from(*x as f32)).collect()
 }
+
+#[test]
+fn a_kernel_may_have_more_operands_than_older_drivers_take() {
+    let mut make = Make::default();
+    let d = make.dim("d", 64);
+    let terms: Vec<Value> = (0..700).map(|_| make.input(DType::F32, &[d])).collect();
+    let sum = make.op(Op::Add, &terms);
+    let scaled = make.op(Op::Binary(Binary::Mul), &[sum, terms[699]]);
+    check(&make.kernel(Family::Loops { grid: vec![d] }, &[scaled]), &[], 1e-4);
+
+    // The norm of many gradients, the last of which is squared here.
+    let mut make = Make::default();
+    let h = make.dim("h", 200);
+    let last = make.input(DType::F32, &[h]);
+    let square = make.op(Op::Binary(Binary::Mul), &[last, last]);
+    let mut terms: Vec<Value> = (0..1150).map(|_| make.input(DType::F32, &[])).collect();
+    terms.push(make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[square]));
+    let sum = make.op(Op::Add, &terms);
+    check(&make.kernel(Family::Loops { grid: vec![] }, &[square, sum]), &[], 1e-4);
+}

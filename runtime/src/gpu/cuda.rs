@@ -10,7 +10,7 @@ use crate::device::DeviceError;
 use crate::rendezvous::{self, Member};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use ir::launch::Launch;
+use ir::launch::{FEW_PARAMETERS, Launch};
 use std::ffi::{CString, c_void};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// The least version of the driver's interface: 12.0.
 const LEAST_DRIVER: i32 = 12_000;
+/// The least one for kernels with more than [`FEW_PARAMETERS`]: 12.1.
+const LEAST_FOR_MANY: i32 = 12_010;
 /// Bytes of pinned memory through which a stream's copies go.
 const STAGING: usize = 4 << 20;
 
@@ -50,9 +52,7 @@ pub fn probe() -> Result<u64, Unavailable> {
     if !unsafe { sys::is_culib_present() } {
         return Err(Unavailable::NoDriver);
     }
-    let mut version = 0;
-    // SAFETY: the library is there, `version` is writable.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
+    let version = version().map_err(failed)?;
     if version < LEAST_DRIVER {
         return Err(Unavailable::Old(version));
     }
@@ -63,6 +63,26 @@ pub fn probe() -> Result<u64, Unavailable> {
     match result::device::get_count().map_err(failed)? {
         0 => Err(Unavailable::NoGpu),
         count => Ok(count as u64),
+    }
+}
+
+/// Of the driver's interface: 12010 for CUDA 12.1. The library is there.
+fn version() -> Result<i32, DriverError> {
+    let mut version = 0;
+    // SAFETY: `version` is writable.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
+    Ok(version)
+}
+
+/// Whether a driver takes a launch's parameters.
+fn takes(version: i32, launch: &Launch) -> Result<(), String> {
+    match 8 * launch.parameters.len() {
+        bytes if bytes > FEW_PARAMETERS && version < LEAST_FOR_MANY => Err(format!(
+            "the NVIDIA driver supports CUDA {}.{}, a kernel with {bytes} bytes of parameters needs 12.1 or newer",
+            version / 1000,
+            version % 1000 / 10
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -196,12 +216,13 @@ impl Cuda {
         context.enter()?;
         let copies = || Ok::<_, String>(Mutex::new(Copies { stream: Stream::new()?, staging: Pinned::new(STAGING)? }));
         let (copies, streams) = ([copies()?, copies()?], Streams::new()?);
-        let mut kernels = vec![];
+        let (mut kernels, version) = (vec![], version().map_err(text)?);
         for entry in &artifact.kernels {
             let failed = |e: String| format!("kernel {}: {e}", entry.name);
             let ptx = artifact.ptx(entry).map_err(|e| failed(e.to_string()))?;
             let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
+            takes(version, &launch).map_err(failed)?;
             kernels.push(Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
@@ -345,6 +366,14 @@ mod tests {
         assert_eq!(fits("sm_90a", [9, 0]), Ok(()));
         assert_eq!(fits("sm_80", [7, 5]), Err("the GPU has compute capability 7.5, kernels for sm_80 do not run on it".into()));
         assert_eq!(fits("sm_90a", [10, 0]), Err("the GPU has compute capability 10.0, kernels for sm_90a do not run on it".into()));
+    }
+
+    #[test]
+    fn many_parameters_need_a_newer_driver() {
+        let with = |count| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters: vec![ir::launch::Parameter::Scratch; count] };
+        assert_eq!([(12_000, 512), (12_010, 513)].map(|(version, count)| takes(version, &with(count))), [Ok(()), Ok(())]);
+        let refused = "the NVIDIA driver supports CUDA 12.0, a kernel with 4104 bytes of parameters needs 12.1 or newer";
+        assert_eq!(takes(12_000, &with(513)), Err(refused.into()));
     }
 
     #[test]
