@@ -11,7 +11,7 @@ use ir::algebra::{Algebra, Loop, LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Graph, Node, Origin, Phase, Type, Value};
 use ir::mesh::{Axis, Mesh, SubAxis};
-use ir::op::{Op, Reshard};
+use ir::op::{Op, Reduce, Reshard};
 use ir::sharded::{Partial, Placement, Sharded, Sharding};
 use std::collections::HashMap;
 
@@ -88,6 +88,7 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
         later: vec![],
         whole: vec![],
         token_dims,
+        compared: random.as_ref().map_or(vec![], |_| compared(&graph.body)),
         random,
         out: Body { dims: graph.body.dims.clone(), nodes: vec![] },
         shardings: vec![],
@@ -175,6 +176,31 @@ fn users_of_all(body: &Body, originals: &[Value]) -> Vec<Vec<(Value, usize)>> {
     users
 }
 
+/// The values that are compared, as they are or moved. Two copies of one (a value and its greatest, an element and its rivals) must hold the same
+/// bits, so a sum is completed once for both: two orders of adding round differently. The rules do so for every value; the lottery only for these.
+fn compared(body: &Body) -> Vec<bool> {
+    let mut out = vec![false; body.nodes.len()];
+    for v in body.values().rev() {
+        let moves = match body[v].op {
+            Op::Compare(_) => true,
+            Op::Cast
+            | Op::StopGradient
+            | Op::Cut
+            | Op::Expand
+            | Op::View { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Concat { .. }
+            | Op::Reduce { kind: Reduce::Max, .. } => out[v.index()],
+            _ => false,
+        };
+        if moves {
+            body[v].args.iter().for_each(|a| out[a.index()] = true);
+        }
+    }
+    out
+}
+
 /// The dims that tell one token from another: of inputs, and split by data or sequence parallelism.
 fn token_dims(graph: &Graph, lists: &Lists) -> Vec<Dim> {
     let by_data = [Axis::Dp, Axis::Cp].into_iter().flat_map(|a| lists.of(a).iter().take(1));
@@ -239,6 +265,8 @@ struct Propagation<'a> {
     later: Vec<Vec<bool>>,
     whole: Vec<Vec<bool>>,
     token_dims: Vec<Dim>,
+    /// With random rows, the values whose bits matter; see [`compared`].
+    compared: Vec<bool>,
     random: Option<Lottery>,
     /// What the lottery gave, by value that is no copy.
     drawn: HashMap<(Value, SubAxis), Mode>,
@@ -443,7 +471,8 @@ impl Propagation<'_> {
         let (dims, origin, name) = (node.ty.dims.clone(), node.origin.clone(), node.op.name());
         let placed = self.emit(Node { args, ..node }, result.clone(), None);
         let shared = self.is_shared(v) && !self.sums_stages(v);
-        if (self.is_sink[v.index()] || self.random.is_some()) && !shared {
+        let drawn = self.random.is_some() && !self.compared[v.index()];
+        if (self.is_sink[v.index()] || drawn) && !shared {
             return placed;
         }
         let rest = self.rest(&dims, self.tiers_of(v));

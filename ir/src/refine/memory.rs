@@ -4,7 +4,7 @@ use super::digits::{Digits, Form, Walk, add};
 use super::term::{Access, Term, Terms, What};
 use crate::dim::Linear;
 use crate::job::region::{Cover, Shape};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, SubAxis};
 use crate::op::DType;
 
 /// `(extent, stride)` in elements of a buffer.
@@ -22,7 +22,7 @@ pub struct Spot {
 #[derive(Clone, Debug)]
 struct Region {
     offset: u64,
-    /// Where it lies depends on these coordinates too: only what asks for the same place finds it.
+    /// Where it lies depends on these coordinates too: only what asks for a place that depends on them likewise finds it.
     coords: Linear,
     layout: Strided,
     holds: Access,
@@ -192,12 +192,12 @@ impl Region {
             Reader { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
         let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
         let mut form: Form = vec![];
-        let asked: &[_] = match (self.coords.is_empty(), self.coords == spot.coords) {
-            (_, true) => &[],
-            (true, false) => &spot.coords,
-            (false, false) => return None,
-        };
-        for (u, stride) in asked {
+        // Where the region lies is where the reader begins; what else its place depends on are steps within the region.
+        let asked = |c: &&(SubAxis, u64)| !self.coords.contains(c);
+        if !self.coords.iter().all(|c| spot.coords.contains(c)) {
+            return None;
+        }
+        for (u, stride) in spot.coords.iter().filter(asked) {
             form = add(&form, &vec![(*u, reader.step(mesh[*u].size, *stride)?)])?;
         }
         let offset = reader.finish(rest)?;

@@ -1,7 +1,7 @@
 //! Random models on random meshes.
 
 use crate::generate::{Triple, triple};
-use crate::harness::{Data, Outcome, attempt};
+use crate::harness::{Case, Data, Outcome, attempt, check};
 use crate::shrink::shrunk;
 use ir::op::DType;
 use passes::offload::Offload;
@@ -147,4 +147,48 @@ fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     assert!(triples < 600 || exact >= triples / 5, "only {exact} triples were compared to the last bit");
     assert!(triples < 600 || full <= triples / 20, "{full} models have more rows than room");
     assert!(triples < 600 || blown <= triples / 50, "{blown} models leave the finite numbers");
+}
+
+/// What was wrong once, on other rows than the rules choose.
+fn on_random_rows(text: &str, case: &Case, seeds: impl IntoIterator<Item = u64>) {
+    for seed in seeds {
+        check(text, &[], &Case { rows: Rows::Random(seed), ..case.clone() });
+    }
+}
+
+/// Elements and their rivals are compared: sums in two orders, which round differently, made an element a rival of itself.
+#[test]
+fn what_is_compared_with_itself_is_summed_once() {
+    let text = "model m(batch, seq = 16, hidden = 8, classes = 3, experts = 8, ffn = 1, top = 1) {
+        dim features = 3;
+        input feats: [batch, seq, features];
+        let x = linear(feats, features, hidden) as embed;
+        let logits = linear(x, hidden, experts) as router;
+        let score, chosen = top_k(logits, over: experts, k: top);
+        let weight = softmax(score, over: top);
+        let y = experts_mlp(x, chosen, weight, [batch, seq], top, experts, hidden, ffn) as experts;
+        input targets: i32[batch, seq];
+        loss token_loss(linear(x + y, hidden, classes, bias: true) as head, targets, over: classes);
+      }
+      plan { cp: seq; tp: hidden, classes; }";
+    on_random_rows(text, &Case { cp: 4, cp_comm: CpComm::AllToAllAndRing, seed: 3538, ..Case::default() }, [90, 94, 101, 134, 137, 153]);
+}
+
+/// A rank's part of a gradient lies where its coordinates say, and the update reads a part of that part.
+#[test]
+fn parts_of_parts_of_gradients_are_found() {
+    let text = "model m(batch, seq = 2, hidden = 6, kv = 4, head_dim = 4, depth = 2) {
+        input x: [batch, seq, hidden];
+        repeat i in depth as layers {
+          dim keys = seq;
+          let q = linear(x, hidden, [kv, head_dim]) as q;
+          let k = view(linear(x, hidden, [kv, head_dim]) as k, seq -> keys);
+          let v = view(linear(x, hidden, [kv, head_dim]) as v, seq -> keys);
+          x = x + linear(dot(dot(q, k, over: head_dim), v, over: keys), [kv, head_dim], hidden) as o;
+        }
+        input goal: [batch, seq, hidden];
+        loss sum(x * goal);
+      }
+      plan { dp: batch | hidden; cp: seq; attention.cp: kv; }";
+    on_random_rows(text, &Case { dp: 2, cp: 2, global_batch: 2, ..Case::default() }, 0..30);
 }

@@ -13,8 +13,9 @@ use ir::op::{DType, Op, Reduce};
 use ir::program::{Action, Job};
 use ir::random;
 
-/// Runs of the graph with noise.
-const RUNS: u64 = 8;
+/// Runs of the graph with noise: first, and where a result is off by more than these show. A comparison that only few of them turn (two elements
+/// that are nearly the greatest) is seen by many.
+pub const RUNS: [u64; 2] = [8, 256];
 /// How many times further than the furthest of them is still rounding.
 const BEYOND: f64 = 4.0;
 /// How many times greater than a sum its parts may be.
@@ -34,7 +35,8 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    pub fn new(graph: &Graph, given: &Given, precision: DType) -> Wanted {
+    /// With bounds from `runs` of the graph with noise.
+    pub fn new(graph: &Graph, given: &Given, precision: DType, runs: u64) -> Wanted {
         if !precision.is_half() {
             return Wanted::unrounded(graph, given);
         }
@@ -48,7 +50,7 @@ impl Wanted {
         let halves = graph.body.nodes.iter().zip(&plain.values).filter(|(n, _)| n.ty.dtype.is_half()).flat_map(|(_, v)| v);
         let fits = halves.filter(|x| x.is_finite()).all(|x| x.abs() * PARTS < most);
         let mut bounds = plain.bounds;
-        for run in 0..RUNS {
+        for run in 0..runs {
             let moved = noisy(graph, given, run);
             for ((bound, v), w) in bounds.iter_mut().zip(&values).zip(&moved) {
                 *bound = v.iter().zip(w).fold(*bound, |m, (x, y)| m.max(BEYOND * (x - y).abs()));
@@ -102,8 +104,8 @@ impl Wanted {
     }
 }
 
-/// The graph's values where nothing is rounded but every 16-bit sum is moved up or down at random, in proportion to the sum of its absolute terms. Other
-/// ops do the same in parts as in whole.
+/// The graph's values where every 16-bit sum is moved up or down at random, in proportion to the sum of its absolute terms. Other ops do the same in
+/// parts as in whole. Only odd runs round: there values may become equal, and share a maximum, that are not otherwise.
 fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
     let mut plain = graph.clone();
     widen(&mut plain.body);
@@ -136,6 +138,9 @@ fn noisy(graph: &Graph, given: &Given, run: u64) -> Vec<Vec<f64>> {
             // Scores that a mask hides are infinite, and stay so.
             let finite = out.iter_mut().zip(&sums).zip(0..).filter(|((x, _), _)| x.is_finite());
             finite.for_each(|((x, sum), i)| *x += noise(i) * sum);
+        }
+        if run % 2 == 1 {
+            out.iter_mut().for_each(|x| *x = node.ty.dtype.round(*x));
         }
         values.push(out);
     }
