@@ -427,6 +427,12 @@ pub struct RunArgs {
     /// Run commands one after the other, communication too; for comparison
     #[arg(long)]
     pub in_order: bool,
+    /// Where ranks meet that torchrun, mpirun or srun started: rank 0's machine and a free port of it [default: as these say]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub rendezvous: Option<String>,
+    /// How long such ranks may take to come together
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub rendezvous_timeout: u64,
 }
 
 #[derive(Args)]

@@ -7,13 +7,15 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
 use runtime::executor::Order;
 use runtime::launch::{self, Progress, RunOptions};
+use runtime::world::World;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let artifact = runtime::artifact::read(&args.artifact)?;
-    launch::check_world(&artifact, |name| std::env::var(name).ok())?;
+    let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
+    let leads = world.as_ref().is_none_or(|w| w.rank == 0);
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
@@ -43,6 +45,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             DeviceKind::Emulated => runtime::target::DeviceKind::Emulated,
         }),
         order: if args.in_order { Order::List } else { Order::Streams },
+        world,
+        meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         ..defaults
     };
     let mut shown = Shown::new();
@@ -52,7 +56,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if summary.skipped > 0 {
         println!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
-    for file in args.save.iter().chain(&args.save_state) {
+    for file in args.save.iter().chain(&args.save_state).filter(|_| leads) {
         println!("saved {}", file.display());
     }
     Ok(())

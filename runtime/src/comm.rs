@@ -3,6 +3,7 @@
 use crate::device::{Location, Memory};
 use ir::op::{DType, Reduce};
 use ir::program::{Channel, Collective};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A collective as one member sees it. Ranges as in [`Collective`].
@@ -72,7 +73,7 @@ pub enum Progress {
 }
 
 /// Where a rank is: a call of a phase's list and a command of the called body.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub phase: Phase,
     pub call: u32,
@@ -80,7 +81,7 @@ pub struct Position {
 }
 
 /// The lists of calls of a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     #[default]
     Train,

@@ -29,6 +29,7 @@ mod streams;
 pub mod target;
 pub mod weights;
 pub mod worker;
+pub mod world;
 
 // The fixture is shared with the integration tests, which know the crate by its name.
 #[cfg(test)]

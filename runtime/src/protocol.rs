@@ -8,7 +8,7 @@ use crate::target::DeviceKind;
 use crate::weights::Mark;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// What happens when loss or gradient norm is not finite, and a dynamic loss scale that may still fall does not explain it.
@@ -39,13 +39,72 @@ pub struct Orders {
     pub resume: Option<(PathBuf, Mark)>,
     pub save: Option<PathBuf>,
     pub save_state: Option<PathBuf>,
-    pub threads: usize,
+    /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
+    pub threads: Option<usize>,
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
     pub order: Order,
     pub device: DeviceKind,
-    /// Where GPUs that exchange by themselves meet.
-    pub meeting: Option<SocketAddr>,
+    /// By which GPUs that exchange by themselves find each other.
+    pub nccl: Option<Vec<u8>>,
+    /// Where ranks are, if another launcher started them.
+    pub spread: Option<Spread>,
+}
+
+/// Ranks on several machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Whoever connects to a machine says it first.
+    pub token: u64,
+    /// Of each rank.
+    pub places: Vec<Place>,
+}
+
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Machines count from 0. Ranks of one share memory.
+    pub machine: u32,
+    pub host: String,
+    /// Where its launcher takes what ranks of other machines write.
+    pub address: IpAddr,
+    pub port: u16,
+    /// The same for ranks that may run on the same cores of a machine.
+    pub cores: u64,
+}
+
+impl Spread {
+    /// The ranks of a rank's machine, in order.
+    pub fn neighbours(&self, rank: u64) -> Vec<u64> {
+        let machine = self.places[rank as usize].machine;
+        self.on(machine)
+    }
+
+    /// The ranks of a machine, in order.
+    pub fn on(&self, machine: u32) -> Vec<u64> {
+        (0..).zip(&self.places).filter(|(_, p)| p.machine == machine).map(|(r, _)| r).collect()
+    }
+
+    fn seats(&self, rank: u64) -> [Seat; 2] {
+        let near = self.neighbours(rank);
+        let cores = |rank: u64| self.places[rank as usize].cores;
+        let sharing = near.iter().copied().filter(|r| cores(*r) == cores(rank)).collect::<Vec<_>>();
+        [near, sharing].map(|list| Seat { index: list.iter().take_while(|r| **r < rank).count() as u64, of: list.len() as u64 })
+    }
+}
+
+/// A rank's place among those that share something with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    pub index: u64,
+    pub of: u64,
+}
+
+impl Orders {
+    /// Among the ranks of its machine, and among those of them that may run on the same cores.
+    pub fn seats(&self, rank: u64, world: u64) -> [Seat; 2] {
+        self.spread.as_ref().map_or([Seat { index: rank, of: world }; 2], |s| s.seats(rank))
+    }
 }
 
 /// What a rank says, in order.
@@ -95,29 +154,32 @@ impl Blamed {
 /// Most bytes of anything that is said.
 const MOST: usize = 16 << 20;
 
-/// The orders as bytes for the start of the segment: their length, then JSON.
-pub fn pack(orders: &Orders) -> Vec<u8> {
+/// The orders as bytes for the start of the segment: how many they have room in, their length, JSON. The room is at least `room`.
+pub fn pack(orders: &Orders, room: u64) -> Vec<u8> {
     let text = serde_json::to_vec(orders).expect("invariant: plain data with text keys");
-    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    let room = room.max(16 + text.len() as u64);
+    let mut out = [room, text.len() as u64].iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
     out.extend(text);
+    out.resize(room as usize, 0);
     out
 }
 
-/// Reads the orders at the start of a segment; also gives their length in bytes.
+/// Reads the orders at the start of a segment; also gives the bytes that they have room in.
 ///
 /// # Errors
 /// If there are none.
 pub fn unpack(segment: &Segment) -> io::Result<(Orders, u64)> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    if segment.bytes() < 8 {
+    if segment.bytes() < 16 {
         return Err(wrong("no orders".into()));
     }
-    let length = u64::from_le_bytes(segment.slice(0, 8).try_into().expect("invariant: eight bytes"));
-    if length > segment.bytes() - 8 || length > MOST as u64 {
+    let number = |at| u64::from_le_bytes(segment.slice(at, 8).try_into().expect("invariant: eight bytes"));
+    let (room, length) = (number(0), number(8));
+    if room > segment.bytes() || length > room.saturating_sub(16) || length > MOST as u64 {
         return Err(wrong("no orders".into()));
     }
-    let orders = serde_json::from_slice(segment.slice(8, length as usize)).map_err(|e| wrong(e.to_string()))?;
-    Ok((orders, 8 + length))
+    let orders = serde_json::from_slice(segment.slice(16, length as usize)).map_err(|e| wrong(e.to_string()))?;
+    Ok((orders, room))
 }
 
 /// Writes an event: its length in four bytes, then postcard.
@@ -148,4 +210,20 @@ pub fn hear(from: &mut impl Read) -> io::Result<Option<Event>> {
     let mut bytes = vec![0; length];
     from.read_exact(&mut bytes)?;
     postcard::from_bytes(&bytes).map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn ranks_share_cores_with_those_of_their_machine_that_have_the_same() {
+        let place = |(machine, cores)| Place { machine, host: "a".into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores };
+        let spread = Spread { token: 0, places: [(0, 5), (1, 5), (0, 5), (0, 6), (1, 5)].map(place).to_vec() };
+        let machines: Vec<Vec<u64>> = (0..5).map(|r| spread.neighbours(r)).collect();
+        assert_eq!(machines, [vec![0, 2, 3], vec![1, 4], vec![0, 2, 3], vec![0, 2, 3], vec![1, 4]]);
+        let seats: Vec<_> = (0..5).map(|r| spread.seats(r).map(|s| (s.index, s.of))).collect();
+        assert_eq!(seats, [[(0, 3), (0, 2)], [(0, 2), (0, 2)], [(1, 3), (1, 2)], [(2, 3), (0, 1)], [(1, 2), (1, 2)]]);
+    }
 }

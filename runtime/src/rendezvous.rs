@@ -1,17 +1,21 @@
-//! How ranks meet before they can talk otherwise: over TCP, at an address that all know. Rank 0 listens there; each rank says who it is and what it
-//! runs, and gets what rank 0 has for all, once all have come.
+//! How ranks meet before they can talk otherwise: over TCP, at an address that all know. Rank 0 listens there and keeps a link to each other rank. Ranks
+//! then share words in rounds: each brings one, and all get everyone's.
 //!
 //! Every message is a length in four bytes and that many bytes.
 
+use crate::comm::ranks;
+use crate::world::Meeting;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Most bytes of a message.
-const MOST: u32 = 1 << 20;
+const MOST: u32 = 64 << 20;
 /// How long until another try to connect.
 const AGAIN: Duration = Duration::from_millis(20);
+/// Rank 0 answers by the deadline whatever happens; this much more is for the way.
+const WAY: Duration = Duration::from_secs(5);
 
 /// Who comes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,106 +28,179 @@ pub struct Member {
 
 #[derive(Debug, thiserror::Error)]
 pub enum MeetError {
-    #[error("rank {rank} cannot listen at {address}: {cause}")]
-    Listen { rank: u64, address: SocketAddr, cause: io::Error },
-    #[error("rank {rank} does not reach rank 0 at {address}: {cause}")]
-    Unreached { rank: u64, address: SocketAddr, cause: io::Error },
+    #[error("rank {rank} cannot listen at port {port}: {cause}; another port can be given with --rendezvous HOST:PORT")]
+    Listen { rank: u64, port: u16, cause: io::Error },
+    #[error("rank {rank} does not reach rank 0 at {}:{}: {cause}", .meeting.host, .meeting.port)]
+    Unreached { rank: u64, meeting: Meeting, cause: io::Error },
     /// What rank 0 says of those that came.
     #[error("{0}")]
     Refused(String),
 }
 
-fn put(to: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
-    to.write_all(&(bytes.len() as u32).to_le_bytes())?;
-    to.write_all(bytes)
-}
-
-fn get(from: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    from.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length);
-    if length > MOST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of a rank"));
-    }
-    let mut bytes = vec![0; length as usize];
-    from.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// What rank 0 answers: its gift, or why there is none.
-type Answer = Result<Vec<u8>, String>;
-
-/// Meets all ranks of a world and gives what rank 0 brought: `gift`, which the others lack.
+/// A listener at every address of this machine.
 ///
 /// # Errors
-/// If ranks do not come within the time, disagree on the world or what they run, or come twice.
-pub fn meet(address: SocketAddr, member: &Member, gift: Option<Vec<u8>>, limit: Duration) -> Result<Vec<u8>, MeetError> {
-    let deadline = Instant::now() + limit;
-    if let Some(gift) = gift {
-        let listener = TcpListener::bind(address).map_err(|cause| MeetError::Listen { rank: member.rank, address, cause })?;
-        return serve(&listener, member, gift, deadline).map_err(MeetError::Refused);
+/// If the port is taken.
+pub fn listen(port: u16) -> io::Result<TcpListener> {
+    // Both kinds of addresses, where the system has both.
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+/// Two ranks' launchers, connected.
+#[derive(Debug)]
+pub struct Link {
+    stream: TcpStream,
+}
+
+impl Link {
+    fn new(stream: TcpStream) -> io::Result<Link> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        Ok(Link { stream })
     }
-    let unreached = |cause| MeetError::Unreached { rank: member.rank, address, cause };
-    let mut stream = loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match TcpStream::connect_timeout(&address, left.max(AGAIN)) {
+
+    /// Another handle of the same.
+    ///
+    /// # Errors
+    /// If the system has none left.
+    pub fn twin(&self) -> io::Result<Link> {
+        Ok(Link { stream: self.stream.try_clone()? })
+    }
+
+    /// The other side's address, as this one sees it.
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.stream.peer_addr().ok().map(|a| a.ip().to_canonical())
+    }
+
+    /// Says something, within a time.
+    ///
+    /// # Errors
+    /// If the other side is gone or takes nothing.
+    pub fn say(&mut self, what: &impl Serialize, time: Duration) -> io::Result<()> {
+        let bytes = postcard::to_stdvec(what).expect("invariant: plain data");
+        self.stream.set_write_timeout(Some(time))?;
+        self.stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
+        self.stream.write_all(&bytes)
+    }
+
+    /// Hears what the other side says next, within a time or however long it takes.
+    ///
+    /// # Errors
+    /// If it is gone, silent, or says something else.
+    pub fn hear<T: for<'de> Deserialize<'de>>(&mut self, time: Option<Duration>) -> io::Result<T> {
+        self.stream.set_read_timeout(time.map(|t| t.max(Duration::from_millis(1))))?;
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let length = u32::from_le_bytes(length);
+        if length > MOST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of a rank"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.stream.read_exact(&mut bytes)?;
+        postcard::from_bytes(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
+    }
+
+    /// Says that nothing more will be said.
+    pub fn close(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// A rank's links to the others.
+#[derive(Debug)]
+pub enum Star {
+    /// Rank 0's: to rank 1 and on.
+    Hub(Vec<Link>),
+    /// Any other's: to rank 0.
+    Spoke(Link),
+}
+
+/// What rank 0 answers: everyone's words, or what is wrong.
+type Answer = Result<Vec<Vec<u8>>, String>;
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Meets all ranks of a world.
+///
+/// # Errors
+/// If ranks do not come by the deadline, disagree on the world or what they run, or come twice.
+pub fn meet(meeting: &Meeting, member: &Member, deadline: Instant) -> Result<Star, MeetError> {
+    if member.rank == 0 {
+        let listener = listen(meeting.port).map_err(|cause| MeetError::Listen { rank: 0, port: meeting.port, cause })?;
+        let mut come: Vec<Option<Link>> = (1..member.world).map(|_| None).collect();
+        let gathered = gather(&listener, member, &mut come, deadline);
+        let mut links: Vec<Link> = come.into_iter().flatten().collect();
+        answer(&mut links, &gathered.clone().map(|()| vec![]));
+        return gathered.map(|()| Star::Hub(links)).map_err(MeetError::Refused);
+    }
+    let unreached = |cause| MeetError::Unreached { rank: member.rank, meeting: meeting.clone(), cause };
+    let stream = loop {
+        let tried = (meeting.host.as_str(), meeting.port).to_socket_addrs().and_then(|addresses| connect(addresses, left(deadline).max(AGAIN)));
+        match tried {
             Ok(stream) => break stream,
-            Err(cause) if left.is_zero() => return Err(unreached(cause)),
+            Err(cause) if left(deadline).is_zero() => return Err(unreached(cause)),
             // Rank 0 may not listen yet.
             Err(_) => std::thread::sleep(AGAIN),
         }
     };
-    // Rank 0 answers by the deadline whatever happens; a little more is for the way.
-    let patience = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(5);
-    let mut talk = || {
-        stream.set_read_timeout(Some(patience))?;
-        put(&mut stream, &postcard::to_stdvec(member).expect("invariant: plain data"))?;
-        let answer: Answer = postcard::from_bytes(&get(&mut stream)?).map_err(io::Error::other)?;
-        Ok(answer)
+    let greet = |stream| {
+        let mut link = Link::new(stream)?;
+        link.say(member, WAY)?;
+        Ok((link.hear::<Answer>(Some(left(deadline) + WAY))?, link))
     };
-    talk().map_err(unreached)?.map_err(MeetError::Refused)
+    let (answer, link) = greet(stream).map_err(unreached)?;
+    answer.map(|_| Star::Spoke(link)).map_err(MeetError::Refused)
 }
 
-/// Waits for all others and answers them, each the same.
-fn serve(listener: &TcpListener, own: &Member, gift: Vec<u8>, deadline: Instant) -> Answer {
-    let mut come: Vec<Option<TcpStream>> = (0..own.world).map(|_| None).collect();
-    let outcome = gather(listener, own, &mut come, deadline).map(|()| gift);
-    let answer = postcard::to_stdvec(&outcome).expect("invariant: plain data");
-    for stream in come.iter_mut().flatten() {
-        // Who has gone since is found missing by what follows.
-        let _ = put(stream, &answer);
+fn connect(addresses: impl Iterator<Item = SocketAddr>, time: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, time) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
     }
-    outcome
+    Err(last)
 }
 
-fn gather(listener: &TcpListener, own: &Member, come: &mut [Option<TcpStream>], deadline: Instant) -> Result<(), String> {
+/// Tells all that came the same. Who has gone since is found missing by what follows.
+fn answer(links: &mut [Link], answer: &Answer) {
+    for link in links {
+        let _ = link.say(answer, WAY);
+    }
+}
+
+fn gather(listener: &TcpListener, own: &Member, come: &mut [Option<Link>], deadline: Instant) -> Result<(), String> {
     listener.set_nonblocking(true).map_err(|e| e.to_string())?;
     loop {
-        let missing: Vec<u64> = (0..own.world).filter(|r| *r != own.rank && come[*r as usize].is_none()).collect();
+        let missing: Vec<u64> = (1..own.world).filter(|r| come[*r as usize - 1].is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left(deadline);
         if left.is_zero() {
-            return Err(format!("{} did not come in time", crate::comm::ranks(&missing)));
+            return Err(format!("{} did not come in time", ranks(&missing)));
         }
-        let Ok((mut stream, _)) = listener.accept() else {
+        let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(AGAIN.min(left));
             continue;
         };
-        let hello = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(left))).and_then(|()| get(&mut stream));
+        let hello = Link::new(stream).and_then(|mut link| Ok((link.hear::<Member>(Some(left.min(WAY)))?, link)));
         // Whoever is no rank is not answered.
-        let Some(member) = hello.ok().and_then(|bytes| postcard::from_bytes::<Member>(&bytes).ok()) else { continue };
+        let Ok((member, link)) = hello else { continue };
         let wrong = wrong(own, &member, come);
-        if let Some(place) = come.get_mut(member.rank as usize) {
-            place.get_or_insert(stream);
+        match (member.rank as usize).checked_sub(1).and_then(|k| come.get_mut(k)) {
+            Some(place) if place.is_none() => *place = Some(link),
+            Some(_) | None => answer(&mut [link], &Err(wrong.clone().unwrap_or_default())),
         }
         wrong.map_or(Ok(()), Err)?;
     }
 }
 
 /// Why a rank does not belong to those that came.
-fn wrong(own: &Member, member: &Member, come: &[Option<TcpStream>]) -> Option<String> {
+fn wrong(own: &Member, member: &Member, come: &[Option<Link>]) -> Option<String> {
     let rank = member.rank;
     if member.world != own.world {
         return Some(format!("rank {rank} is of a world of {} ranks, rank {} of one of {}", member.world, own.rank, own.world));
@@ -131,12 +208,43 @@ fn wrong(own: &Member, member: &Member, come: &[Option<TcpStream>]) -> Option<St
     if member.id != own.id {
         return Some(format!("rank {rank} runs {}, rank {} runs {}", member.id, own.rank, own.id));
     }
-    match come.get(rank as usize) {
-        None => Some(format!("rank {rank} is not in a world of {} ranks", own.world)),
-        Some(Some(_)) => Some(format!("two ranks {rank} came")),
-        Some(None) if rank == own.rank => Some(format!("two ranks {rank} came")),
-        Some(None) => None,
+    if rank >= own.world {
+        return Some(format!("rank {rank} is not in a world of {} ranks", own.world));
     }
+    (rank == own.rank || come[rank as usize - 1].is_some()).then(|| format!("two ranks {rank} came"))
+}
+
+impl Star {
+    /// One round: gives all ranks' words, in rank order. A rank that has an error in place of a word ends the meeting for all.
+    ///
+    /// # Errors
+    /// That error; a rank that is gone, or has no word by the deadline.
+    pub fn share(&mut self, word: Result<Vec<u8>, String>, deadline: Instant) -> Result<Vec<Vec<u8>>, MeetError> {
+        match self {
+            Star::Hub(links) => {
+                let shared = collect(links, word, deadline);
+                answer(links, &shared);
+                shared.map_err(MeetError::Refused)
+            }
+            Star::Spoke(link) => {
+                let gone = |e: io::Error| MeetError::Refused(format!("rank 0 is gone: {e}"));
+                link.say(&word, WAY).map_err(gone)?;
+                link.hear::<Answer>(Some(left(deadline) + WAY)).map_err(gone)?.map_err(MeetError::Refused)
+            }
+        }
+    }
+}
+
+fn collect(links: &mut [Link], own: Result<Vec<u8>, String>, deadline: Instant) -> Answer {
+    let mut words = vec![own];
+    for (k, link) in links.iter_mut().enumerate() {
+        let said = link.hear::<Result<Vec<u8>, String>>(Some(left(deadline)));
+        words.push(said.unwrap_or_else(|e| match e.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Err(format!("rank {} came and then said nothing in time", k + 1)),
+            _ => Err(format!("rank {} came and is gone: {e}", k + 1)),
+        }));
+    }
+    words.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -146,23 +254,25 @@ mod tests {
 
     const MEMBER: &str = "MCC_TEST_MEMBER";
 
-    /// What a process of the tests below does: `rank world id address milliseconds`. Without them there is nothing to do.
+    /// What a process of the tests below does: `rank world id address milliseconds [error]`. Without them there is nothing to do.
     #[test]
     fn member() {
         let Ok(text) = std::env::var(MEMBER) else { return };
         let words: Vec<&str> = text.split(' ').collect();
         let number = |k: usize| words[k].parse::<u64>().unwrap();
         let member = Member { rank: number(0), world: number(1), id: words[2].into() };
-        let gift = (member.rank == 0).then(|| b"from rank 0".to_vec());
-        let met = meet(words[3].parse().unwrap(), &member, gift, Duration::from_millis(number(4)));
-        println!("[{}]", met.map_or_else(|e| e.to_string(), |g| String::from_utf8(g).unwrap()));
+        let deadline = Instant::now() + Duration::from_millis(number(4));
+        let word = words.get(5).map_or(Ok(vec![b'a' + member.rank as u8]), |e| Err(e.replace('_', " ")));
+        let met = meet(&Meeting::parse(words[3]).unwrap(), &member, deadline).and_then(|mut star| star.share(word, deadline));
+        println!("[{}]", met.map_or_else(|e| e.to_string(), |w| String::from_utf8(w.concat()).unwrap()));
     }
 
     /// A process for each of `members` (rank, world, id), the last one first; what each says in the end.
     fn processes(members: &[(u64, u64, &str)], milliseconds: u64) -> Vec<String> {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |(rank, world, id): &(u64, u64, &str)| {
-            let text = format!("{rank} {world} {id} {address} {milliseconds}");
+            let (id, error) = id.split_once(' ').map_or((*id, String::new()), |(id, e)| (id, format!(" rank_{rank}:_{e}")));
+            let text = format!("{rank} {world} {id} {address} {milliseconds}{error}");
             let arguments = ["--exact", "rendezvous::tests::member", "--nocapture"];
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(arguments).env(MEMBER, text).stdout(Stdio::piped()).spawn().unwrap()
@@ -178,7 +288,7 @@ mod tests {
     #[test]
     fn processes_meet_in_any_order() {
         let members: Vec<(u64, u64, &str)> = (0..4).map(|r| (r, 4, "a")).collect();
-        assert_eq!(processes(&members, 30_000), ["from rank 0"; 4]);
+        assert_eq!(processes(&members, 30_000), ["abcd"; 4]);
     }
 
     #[test]
@@ -190,6 +300,11 @@ mod tests {
     fn ranks_of_another_run_or_world_are_refused() {
         assert_eq!(processes(&[(0, 2, "a"), (1, 2, "b")], 30_000), ["rank 1 runs b, rank 0 runs a"; 2]);
         assert_eq!(processes(&[(0, 2, "a"), (1, 3, "a")], 30_000), ["rank 1 is of a world of 3 ranks, rank 0 of one of 2"; 2]);
+    }
+
+    #[test]
+    fn a_rank_that_has_an_error_tells_all() {
+        assert_eq!(processes(&[(0, 3, "a"), (1, 3, "a"), (2, 3, "a x")], 30_000), ["rank 2: x"; 3]);
     }
 
     #[test]

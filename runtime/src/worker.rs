@@ -2,7 +2,7 @@
 
 use crate::artifact::{self, Artifact, ArtifactError};
 use crate::comm::{CommError, Communicator, Phase};
-use crate::cpu::{Cpu, Library, Threads};
+use crate::cpu::{Cpu, Library, Threads, allowed_cores};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
@@ -12,7 +12,7 @@ use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
-use crate::shm::{Board, Layout, Segment, Shm};
+use crate::shm::{Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use std::fs;
@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for each other before their GPUs can exchange.
+/// How long ranks wait for each other until their GPUs can exchange.
 const MEETING: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
@@ -42,8 +42,8 @@ pub enum WorkerError {
     Device { rank: u64, cause: DeviceError },
     #[error(transparent)]
     Exec(#[from] ExecError),
-    #[error("`{}`: {cause}", .file.display())]
-    Save { file: PathBuf, cause: io::Error },
+    #[error("rank {rank}: `{}`: {cause}{}", .file.display(), if *.shared { "; all machines must share the directory of what is saved" } else { "" })]
+    Save { rank: u64, file: PathBuf, cause: io::Error, shared: bool },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
@@ -84,26 +84,29 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
         return Err(WorkerError::Orders(io::Error::new(io::ErrorKind::InvalidData, "its memory is too small")));
     }
     let board = Board { segment: &segment, layout: &layout };
-    let threads = Threads::of_rank(rank, layout.world, orders.threads.max(1));
+    let [near, sharing] = orders.seats(rank, layout.world);
+    let threads = orders.threads.unwrap_or_else(|| allowed_cores().len() / sharing.of as usize);
+    let threads = Threads::of_rank(sharing.index, sharing.of, threads.max(1));
     let spins = threads.spins;
     let job = &artifact.job;
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
     let failed = |cause| WorkerError::Device { rank, cause };
-    let mut shm = Shm::new(board, rank, spins);
+    let wires = orders.spread.as_ref().and_then(|spread| Wires::new(rank, spread));
+    let mut shm = Shm::new(board, rank, spins, wires);
     let outcome = match orders.device {
         DeviceKind::Cpu => Library::load(&artifact)
             .and_then(|library| Cpu::new(&job.kernels, library, arena_bytes(job, rank), &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
-        DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), rank)
+        DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), near.index)
             .and_then(|card| {
-                orders.meeting.map_or(Ok(()), |address| card.connect(&artifact, rank, address, MEETING))?;
+                orders.nccl.as_ref().map_or(Ok(()), |id| card.connect(&artifact, rank, id, MEETING))?;
                 Gpu::new(&artifact, card, arena_bytes(job, rank))
             })
             .map_err(failed)
             .and_then(|device| {
                 // Streams are the GPU's where it exchanges by itself: it is told everything as it is issued.
-                let order = if orders.meeting.is_some() { Order::List } else { orders.order };
+                let order = if orders.nccl.is_some() { Order::List } else { orders.order };
                 train(&artifact, &orders, Rank::new(job, rank, device, order), &mut shm, events)
             }),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
@@ -175,7 +178,8 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     let mark = Mark { step: orders.steps, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
-            save(&rank, &layout, file).map_err(|cause| WorkerError::Save { file: file.clone(), cause })?;
+            let shared = orders.spread.is_some();
+            save(&rank, &layout, file).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), cause, shared })?;
         }
     }
     Ok(())

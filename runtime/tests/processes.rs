@@ -1,139 +1,19 @@
 //! Ranks as real processes: the fixture's job with interpreted kernels, trained, killed, stopped.
 
+mod bench;
 mod fixture;
+mod worlds;
 
+use bench::{Bench, STEPS, TRAINING, children, npy};
 use fixture::Split;
-use runtime::artifact::{self, Artifact, Code, KernelEntry, Kernels, Parts};
-use runtime::data::Spec;
 use runtime::executor::{Held, Order};
-use runtime::launch::{Progress, RunOptions, Summary, check_world, run};
+use runtime::launch::{Progress, RunOptions, Summary, run};
 use runtime::protocol::OnNonfinite;
-use runtime::target::Target;
 use runtime::weights::Weights;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
-use tempfile::TempDir;
-
-/// A directory with an artifact, data and initial weights.
-struct Bench {
-    dir: TempDir,
-    artifact: Artifact,
-}
-
-const STEPS: u64 = 4;
-
-fn npy(path: &Path, shape: &str, data: &[f64]) {
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
-    while (header.len() + 11) % 64 != 0 {
-        header.push(' ');
-    }
-    header.push('\n');
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend((header.len() as u16).to_le_bytes());
-    bytes.extend(header.bytes());
-    bytes.extend(data.iter().flat_map(|x| (*x as f32).to_le_bytes()));
-    fs::write(path, bytes).unwrap();
-}
-
-impl Bench {
-    fn new(split: &Split) -> Bench {
-        Bench::with(fixture::job(split))
-    }
-
-    fn with(job: ir::program::Job) -> Bench {
-        Bench::of(&Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] })
-    }
-
-    /// With native kernels in a library of its own.
-    fn native(job: &ir::program::Job, split: &Split) -> Bench {
-        let (rows, columns) = (fixture::BATCH / split.dp / split.microbatches, (fixture::INS + 1) / split.tp);
-        let dir = tempfile::tempdir().unwrap();
-        let (source, library) = (dir.path().join("kernels.rs"), dir.path().join("kernels.so"));
-        let sizes = format!("const ROWS: usize = {rows};\nconst COLUMNS: usize = {columns};\n");
-        fs::write(&source, sizes + include_str!("fixture/kernels.rs")).unwrap();
-        let arguments = ["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"];
-        let compiler = std::env::var_os("RUSTC").unwrap_or("rustc".into());
-        assert!(Command::new(compiler).args(arguments).arg(&library).arg(&source).status().unwrap().success());
-        let entry = |name: &str, tiles| KernelEntry { name: name.into(), tiles, scratch_bytes: 64, launch: None };
-        let entries = [
-            entry("k_product", rows),
-            entry("k_loss", 1),
-            entry("k_gradient", columns),
-            entry("k_squares", 1),
-            entry("k_root", 1),
-            entry("k_update", columns),
-        ];
-        let kernels = Some(Kernels { code: Code::Library(&fs::read(&library).unwrap()), entries: &entries });
-        let target = Target::Cpu { cpu: "x86-64".into(), features: String::new() };
-        Bench::of(&Parts { job, target: &target, kernels, dumps: &[] })
-    }
-
-    fn of(parts: &Parts) -> Bench {
-        let dir = tempfile::tempdir().unwrap();
-        let out = dir.path().join("linear.mcc");
-        artifact::write(&out, parts).unwrap();
-        let bench = Bench { artifact: artifact::read(&out).unwrap(), dir };
-        bench.weights("init", &fixture::params()["w"].data);
-        bench.feed(STEPS);
-        bench
-    }
-
-    /// The same batch for so many steps.
-    fn feed(&self, steps: u64) {
-        let inputs = fixture::inputs();
-        let data = |name: &str| inputs[name].data.repeat(steps as usize);
-        npy(&self.path("x.npy"), &format!("({steps}, {}, {})", fixture::BATCH, fixture::INS), &data("x"));
-        npy(&self.path("t.npy"), &format!("({steps}, {})", fixture::BATCH), &data("t"));
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn weights(&self, name: &str, values: &[f64]) {
-        let layout = runtime::weights::Layout::new(&self.artifact.job);
-        let file = fs::File::create(self.path(name)).unwrap();
-        layout.start(&file).unwrap();
-        layout.write(&file, Held::Param(0), 0, values).unwrap();
-    }
-
-    fn options(&self) -> RunOptions {
-        let spec = |name: &str| Spec { input: Some(name.into()), file: self.path(&format!("{name}.npy")) };
-        RunOptions {
-            data: vec![spec("x"), spec("t")],
-            init: Some(self.path("init")),
-            threads_per_rank: Some(1),
-            patience: Duration::from_secs(1),
-            ..RunOptions::new(env!("CARGO_BIN_EXE_mcc-rank").into())
-        }
-    }
-
-    /// The saved bytes and the progress of a whole run.
-    fn train(&self) -> (Vec<u8>, Vec<Progress>) {
-        let options = RunOptions { save: Some(self.path("out")), metrics: Some(self.path("metrics")), ..self.options() };
-        let mut steps = vec![];
-        let summary = run(&self.artifact, &options, &mut |p| steps.push(p.clone())).unwrap();
-        assert_eq!(summary.steps, STEPS);
-        (fs::read(self.path("out")).unwrap(), steps)
-    }
-
-    fn fails(&self, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> String {
-        let error = run(&self.artifact, options, progress).unwrap_err().to_string();
-        assert_eq!(children(), Vec::<u32>::new(), "{error}");
-        error
-    }
-}
-
-/// Processes that this test's thread has started and that are still there. (Other tests run beside it.)
-fn children() -> Vec<u32> {
-    let list = fs::read_to_string(format!("/proc/self/task/{}/children", rustix::thread::gettid().as_raw_nonzero())).unwrap_or_default();
-    list.split_whitespace().filter_map(|p| p.parse().ok()).collect()
-}
-
-const TRAINING: f64 = 1e-3;
 
 #[test]
 fn every_mesh_trains_to_the_same_bits_and_saves_the_same_file() {
@@ -353,22 +233,6 @@ fn wrong_options_are_refused_before_any_rank_starts() {
     assert!(refused(RunOptions { rank_binary: bench.path("missing"), ..bench.options() }).contains("could not be started"));
     assert!(refused(RunOptions { save: Some(bench.path("none/out")), ..bench.options() }).contains("none/out"));
     assert!(refused(RunOptions { rank_binary: "/bin/false".into(), ..bench.options() }).contains("ended with code 1 at the start"));
-}
-
-#[test]
-fn a_world_of_another_size_is_refused_by_name() {
-    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
-    let check = |world: &str| {
-        check_world(&bench.artifact, |name| match name {
-            "RANK" => Some("0".into()),
-            "WORLD_SIZE" => Some(world.into()),
-            _ => None,
-        })
-        .map_err(|e| e.to_string())
-    };
-    assert_eq!(check("3"), Err("torchrun started 3 ranks, but the artifact is for 2".into()));
-    assert!(check("2").unwrap_err().contains("not supported yet"));
-    assert_eq!(check("1"), Ok(()));
 }
 
 #[test]

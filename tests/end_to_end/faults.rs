@@ -97,7 +97,14 @@ fn a_world_of_the_wrong_size_is_refused() {
         Ran::new(c.envs(variables.iter().copied()).output().expect("mcc starts"))
     };
     run(&[("RANK", "0"), ("WORLD_SIZE", "8")]).fails_with(&["torchrun started 8 ranks, but the artifact is for 2"]);
-    run(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "3")]).fails_with(&["srun started 3 ranks, but the artifact is for 2"]);
+    run(&[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "3")])
+        .fails_with(&["srun started 3 ranks, but the artifact is for 2"]);
+    run(&[("RANK", "2"), ("WORLD_SIZE", "2")]).fails_with(&["`RANK` is 2, but `WORLD_SIZE` is 2: ranks count from 0"]);
+    let named = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")];
+    run(&named).fails_with(&["`MASTER_PORT` is not set; --rendezvous HOST:PORT"]);
+    run(&[&named[..], &[("MASTER_PORT", "http")]].concat()).fails_with(&["`MASTER_PORT`, which torchrun sets, is `http`, not a port"]);
+    // The script of a batch job is no rank.
+    run(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "3"), ("SLURM_JOB_ID", "7")]).succeeds();
     run(&[("RANK", "0"), ("WORLD_SIZE", "1")]).succeeds();
 }
 

@@ -12,6 +12,7 @@ mod reference;
 mod repeats;
 mod training;
 mod triples;
+mod worlds;
 
 /// The generator of random models, and what it says of them.
 #[path = "../../passes/tests/differential"]

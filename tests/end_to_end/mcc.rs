@@ -69,7 +69,9 @@ impl Dir {
         let mut c = Command::new(env!("CARGO_BIN_EXE_mcc"));
         c.current_dir(self.0.path()).args(arguments.into_iter().map(|a| a.as_ref().to_string()));
         c.env("MCC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")).env("MCC_RANK", rank_binary());
-        for name in ["RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "COLUMNS"] {
+        for name in
+            ["RANK", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS"]
+        {
             c.env_remove(name);
         }
         c

@@ -7,12 +7,10 @@ use super::nccl::{self, Nccl};
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
-use crate::rendezvous::{self, Member};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use ir::launch::{FEW_PARAMETERS, Launch};
 use std::ffi::{CString, c_void};
-use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -229,18 +227,15 @@ impl Cuda {
         Ok(Cuda { kernels, issue, copies, allocations: vec![], context })
     }
 
-    /// Connects it to the GPUs of the other ranks, which all meet at an address; then it exchanges with them by itself.
+    /// Connects it to the GPUs of the other ranks, which all have the same id; then it exchanges with them by itself.
     ///
     /// # Errors
     /// No NCCL; what it says; ranks that do not come within the time.
-    pub fn connect(&self, artifact: &Artifact, rank: u64, address: SocketAddr, limit: Duration) -> Result<(), DeviceError> {
+    pub fn connect(&self, artifact: &Artifact, rank: u64, id: &[u8], limit: Duration) -> Result<(), DeviceError> {
         let connect = || {
             nccl::probe()?;
-            let member = Member { rank, world: artifact.manifest.ranks, id: artifact.id.clone() };
-            let gift = if rank == 0 { Some(nccl::unique_id()?) } else { None };
-            let id = rendezvous::meet(address, &member, gift, limit).map_err(|e| e.to_string())?;
             self.context.enter()?;
-            self.issue().nccl = Some(Nccl::new(&artifact.job, rank, &id, limit)?);
+            self.issue().nccl = Some(Nccl::new(&artifact.job, rank, id, limit)?);
             Ok(())
         };
         connect().map_err(DeviceError::Failed)

@@ -50,7 +50,7 @@ fn recent(version: i32) -> Result<(), String> {
     Err(format!("NCCL {major}.{minor} is too old, mcc needs 2.18 or newer"))
 }
 
-/// What all ranks need to make their first communicator; rank 0 makes it.
+/// What all ranks need to make their first communicator. The process that makes it, rank 0's launcher, must last until they have.
 ///
 /// # Errors
 /// What NCCL says.

@@ -1,14 +1,16 @@
-//! Starts the ranks of an artifact as processes of this machine, watches them, and gathers what they say.
+//! Starts the ranks of an artifact as processes of this machine, watches them, and gathers what they say; or takes part in a world that another launcher has
+//! started ([`joined`]).
 //!
 //! Nothing of a run has a name that could stay behind: memory is an inherited anonymous file, ranks die with the process that
 //! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within a few
 //! seconds ([`RunOptions::patience`]), with who waits for whom.
 
+mod joined;
+mod process;
 mod ranks;
 mod save;
 
 use crate::artifact::Artifact;
-use crate::cpu;
 use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
 use crate::gpu::cuda::{self, Unavailable};
@@ -17,20 +19,24 @@ use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, Weights, WeightsError};
+use crate::world::{World, WorldError};
 use ir::op::DType;
 use ir::program::Job;
-use ranks::{Ranks, Said};
-use save::Target;
+use process::Said;
+use ranks::Ranks;
+use save::{Reached, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a communication done and no time on a core.
 pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The default time for ranks to meet.
+pub const MEETING: Duration = Duration::from_secs(300);
 
 /// How often the launcher looks.
 const TICK: Duration = Duration::from_millis(100);
@@ -68,6 +74,10 @@ pub struct RunOptions {
     pub exchanges: Exchanges,
     /// How long a rank may show no sign of life.
     pub patience: Duration,
+    /// The world that another launcher started, if one did.
+    pub world: Option<World>,
+    /// How long ranks of such a world may take to meet.
+    pub meeting_limit: Duration,
 }
 
 impl RunOptions {
@@ -92,6 +102,8 @@ impl RunOptions {
             device: None,
             exchanges: Exchanges::Host,
             patience: PATIENCE,
+            world: None,
+            meeting_limit: MEETING,
         }
     }
 }
@@ -131,10 +143,13 @@ pub struct Summary {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{launcher} started {found} ranks, but the artifact is for {expected}")]
-    World { launcher: &'static str, found: u64, expected: u64 },
-    #[error("joining the {0} ranks that {1} started is not supported yet: start `mcc run` once, it starts its ranks itself")]
-    Joining(u64, &'static str),
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Why ranks that were started one by one did not come together.
+    #[error("{0}")]
+    Meeting(String),
+    #[error("ranks of other machines could not be reached: {0}")]
+    Network(io::Error),
     #[error("`{}` was saved after step {done} and {steps} steps are asked for, counted from the first: nothing is left to do", .file.display())]
     Done { file: PathBuf, done: u64, steps: u64 },
     #[error("`{}` is compiled for {target}, which the device `{device}` does not run: {can} does", .dir.display())]
@@ -162,63 +177,77 @@ pub enum RunError {
     NonFinite { step: u64, values: Vec<String>, blame: String },
 }
 
-/// Refuses to run under another launcher that started a world of the wrong size, or any but one rank. `variable` looks up the
-/// environment.
+/// Runs an artifact: all ranks on this machine, or one rank of a world. `progress` is called after every step, in a world by rank 0 alone.
 ///
 /// # Errors
-/// If ranks were started by torchrun, mpirun or srun.
-pub fn check_world(artifact: &Artifact, variable: impl Fn(&str) -> Option<String>) -> Result<(), RunError> {
-    let launchers = [
-        ("torchrun", "RANK", "WORLD_SIZE"),
-        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("mpirun", "PMI_RANK", "PMI_SIZE"),
-        ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    ];
-    let number = |name: &str| variable(name)?.parse::<u64>().ok();
-    for (launcher, rank, world) in launchers {
-        let (Some(_), Some(found)) = (number(rank), number(world)) else { continue };
-        let expected = artifact.manifest.ranks;
-        if found != expected && found != 1 {
-            return Err(RunError::World { launcher, found, expected });
-        }
-        if found != 1 {
-            return Err(RunError::Joining(found, launcher));
-        }
-    }
-    Ok(())
-}
-
-/// Runs an artifact on this machine. `progress` is called after every step.
-///
-/// # Errors
-/// If options, data or weights are wrong, before any rank starts; then whatever ends a rank. No process is left in any case.
+/// If options, data or weights are wrong, before any rank starts; then whatever ends a rank, on all ranks of a world. No process is left in any case.
 pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
-    let job = &artifact.job;
-    let orders = orders(artifact, options)?;
-    let mut metrics = match &options.metrics {
-        None => None,
-        Some(file) => Some((file, io::LineWriter::new(fs::File::create(file).map_err(|cause| RunError::Io { file: file.clone(), cause })?))),
-    };
-    let target = |file: &Option<PathBuf>, layout: &dyn Fn() -> weights::Layout| match file {
-        None => Ok(None),
-        Some(file) => Target::create(file, &layout()).map(Some).map_err(|cause| RunError::Io { file: file.clone(), cause }),
-    };
-    let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
-    let weights = target(&options.save, &|| weights::Layout::new(job))?;
-    let state = target(&options.save_state, &|| weights::Layout::of_run(job, &mark))?;
-    let orders = Orders { save: weights.as_ref().map(Target::path), save_state: state.as_ref().map(Target::path), ..orders };
-    let said = protocol::pack(&orders);
+    let orders = orders(artifact, options);
+    if let Some(world) = &options.world {
+        world.has(artifact.manifest.ranks)?;
+        return joined::run(artifact, options, world, orders, progress);
+    }
+    let orders = orders?;
+    let nccl = nccl_id(&orders, options)?;
+    let lead = Lead::new(artifact, options, Orders { nccl, ..orders })?;
+    let (job, said) = (&artifact.job, protocol::pack(&lead.orders, 0));
     let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
     segment.slice_mut(0, said.len()).copy_from_slice(&said);
-    let board = Board { segment: &segment, layout: &layout };
-    let mut ranks =
-        Ranks::start(&options.rank_binary, job, board, &memory).map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
-    let mut gather = Gather::new(job, orders.steps);
+    let mut ranks = Ranks::new(job, Board { segment: &segment, layout: &layout });
+    for _ in 0..job.mesh.world() {
+        let started = ranks.start(&options.rank_binary, &memory);
+        started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
+    }
+    conduct(artifact, options, lead, ranks, progress)
+}
+
+/// What one process of a run has to do beside its ranks: orders, metrics, files to save.
+struct Lead {
+    orders: Orders,
+    metrics: Option<(PathBuf, io::LineWriter<fs::File>)>,
+    weights: Option<Target>,
+    state: Option<Target>,
+}
+
+impl Lead {
+    fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
+        let failed = |file: &PathBuf, cause| RunError::Io { file: file.clone(), cause };
+        let metrics = match &options.metrics {
+            None => None,
+            Some(file) => Some((file.clone(), io::LineWriter::new(fs::File::create(file).map_err(|e| failed(file, e))?))),
+        };
+        let reached = match &orders.spread {
+            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName,
+            Some(_) | None => Reached::ByProcess,
+        };
+        let target = |file: &Option<PathBuf>, layout: &dyn Fn() -> weights::Layout| match file {
+            None => Ok(None),
+            Some(file) => Target::create(file, &layout(), reached).map(Some).map_err(|cause| failed(file, cause)),
+        };
+        let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
+        let weights = target(&options.save, &|| weights::Layout::new(&artifact.job))?;
+        let state = target(&options.save_state, &|| weights::Layout::of_run(&artifact.job, &mark))?;
+        let orders = Orders { save: weights.as_ref().map(Target::path), save_state: state.as_ref().map(Target::path), ..orders };
+        Ok(Lead { orders, metrics, weights, state })
+    }
+}
+
+/// Follows all ranks to the end of a run.
+fn conduct(
+    artifact: &Artifact,
+    options: &RunOptions,
+    lead: Lead,
+    mut ranks: Ranks,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Summary, RunError> {
+    let Lead { orders, mut metrics, weights, state } = lead;
+    let mut gather = Gather::new(&artifact.job, orders.steps);
     let mut summary = Summary::default();
+    let mut looked = Instant::now();
     while !ranks.finished() {
         match ranks.listen(TICK) {
-            None => ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32),
+            None => {}
             Some(Said::Event(_, Event::Step(event))) => {
                 if let Some(step) = gather.step(event) {
                     if let Some((file, out)) = &mut metrics {
@@ -234,14 +263,20 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
             Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
             Some(Said::Event(rank, Event::Failed { message, aborted })) => ranks.failed(rank, message, aborted),
             Some(Said::Event(rank, Event::Finished)) => ranks.done(rank),
-            Some(Said::Closed(rank)) => ranks.closed(rank),
+            Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
+            Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
+            Some(Said::Lost(rank)) => ranks.lost(rank),
+        }
+        if looked.elapsed() >= TICK {
+            looked = Instant::now();
+            ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32, TICK);
         }
         if let Some((reason, waiting)) = ranks.failure() {
             return Err(RunError::Ranks { reason, waiting });
         }
     }
-    drop(ranks);
     if let Some(error) = gather.error() {
+        ranks.end(&error.to_string(), &[]);
         return Err(error);
     }
     for (target, file) in [(weights, &options.save), (state, &options.save_state)] {
@@ -249,6 +284,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
             target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
         }
     }
+    ranks.is_well();
     Ok(summary)
 }
 
@@ -269,29 +305,38 @@ fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, 
     }
 }
 
-/// Where GPUs that exchange by themselves meet, if they can.
-fn meeting(artifact: &Artifact, device: DeviceKind, exchanges: Exchanges) -> Result<Option<SocketAddr>, RunError> {
-    if exchanges == Exchanges::Host {
-        return Ok(None);
+/// Whether GPUs can exchange by themselves, if they are to.
+fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
+    if options.exchanges == Exchanges::Host {
+        return Ok(());
     }
     let ranks = artifact.manifest.ranks;
     if device != DeviceKind::Cuda {
         return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
     }
     match cuda::probe() {
-        Ok(count) if count < ranks => Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}"))),
+        // Of a world, only some ranks are on this machine.
+        Ok(count) if count < ranks && options.world.is_none() => {
+            Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}")))
+        }
         Ok(_) => nccl::probe().map_err(RunError::Exchanges),
         Err(e) => Err(RunError::Exchanges(e.to_string())),
-    }?;
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
-    free.map(Some).map_err(|e| RunError::Exchanges(e.to_string()))
+    }
+}
+
+/// By which GPUs find each other, made by the process that leads.
+fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Vec<u8>>, RunError> {
+    match options.exchanges {
+        Exchanges::Nccl if orders.device == DeviceKind::Cuda => nccl::unique_id().map(Some).map_err(RunError::Exchanges),
+        Exchanges::Nccl | Exchanges::Host => Ok(None),
+    }
 }
 
 /// Checks the options and settles what they leave open.
 fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
     let job = &artifact.job;
     let device = device(artifact, options.device)?;
-    let meeting = meeting(artifact, device, options.exchanges)?;
+    check_exchanges(artifact, device, options)?;
     if options.seed >= 1 << 53 {
         return Err(RunError::Seed(options.seed));
     }
@@ -331,7 +376,6 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
             Some((absolute(file)?, mark))
         }
     };
-    let threads = options.threads_per_rank.unwrap_or_else(|| cpu::allowed_cores().len() / artifact.manifest.ranks.max(1) as usize);
     Ok(Orders {
         artifact: absolute(&artifact.dir)?,
         id: artifact.id.clone(),
@@ -343,13 +387,14 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         init: options.init.as_ref().map(absolute).transpose()?,
         save: None,
         save_state: None,
-        threads: threads.max(1),
+        threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
         resume,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
         device,
-        meeting,
+        nccl: None,
+        spread: None,
     })
 }
 

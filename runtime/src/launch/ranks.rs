@@ -1,33 +1,32 @@
-//! The processes of a run.
+//! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
 
+use super::joined::{Down, Up};
+use super::process::{Ended, Process, Pulse, Said, leave};
 use crate::comm::ranks as names;
 use crate::executor::describe;
-use crate::protocol::{self, Event};
+use crate::rendezvous::Link;
 use crate::shm::{Board, Status};
 use ir::program::Job;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-/// Something that a rank said, or its silence.
-pub enum Said {
-    Event(u64, Event),
-    Closed(u64),
+struct Rank {
+    hold: Hold,
+    life: Life,
+    pulse: Pulse,
 }
 
-struct Process {
-    child: Child,
-    /// What it wrote to its standard error.
-    errors: Option<JoinHandle<String>>,
-    life: Life,
-    /// Its last sign of life, and for how many looks there was no other.
-    sign: Sign,
-    still: u32,
+enum Hold {
+    Own(Process),
+    /// Another launcher's, and when that was last heard of.
+    Far {
+        link: Link,
+        host: String,
+        heard: Instant,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,67 +37,81 @@ enum Life {
     Closed,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Sign {
-    progress: u64,
-    /// Time on cores, in ticks of the system.
-    ticks: u64,
-}
-
-/// All processes of a run. Dropping it ends and reaps them.
+/// Dropping it ends all processes and reaps its own.
 pub struct Ranks<'a> {
     job: &'a Job,
     board: Board<'a>,
-    processes: Vec<Process>,
+    ranks: Vec<Rank>,
+    say: Sender<Said>,
     said: Receiver<Said>,
     failure: Option<(String, Vec<String>)>,
+    /// Why all others are told that the run has ended.
+    reason: Option<Down>,
+    told: Instant,
 }
 
-/// Most bytes that are kept of a rank's standard error.
-const ERRORS: usize = 8 << 10;
+/// How many times longer than a rank that computes, ranks that wait for each other may be still.
+const DEADLOCK: u32 = 5;
+/// How many times longer than a rank, a launcher may be silent.
+const SILENCE: u32 = 4;
+/// How long other launchers have to say how their ranks are when the run fails, and to leave when it has ended.
+const LAST: Duration = Duration::from_millis(1200);
+/// How often launchers say that they are there.
+pub const BEAT: Duration = Duration::from_millis(500);
+/// How long a launcher may take nothing of what it is told.
+pub const TAKES: Duration = Duration::from_secs(5);
 
 impl<'a> Ranks<'a> {
-    pub fn start(binary: &Path, job: &'a Job, board: Board<'a>, memory: &OwnedFd) -> io::Result<Ranks<'a>> {
+    /// No ranks yet.
+    pub fn new(job: &'a Job, board: Board<'a>) -> Ranks<'a> {
         let (say, said) = mpsc::channel();
-        let mut ranks = Ranks { job, board, processes: vec![], said, failure: None };
-        for rank in 0..job.mesh.world() {
-            let mut child = Command::new(binary)
-                .args(["--rank", &rank.to_string(), "--parent", &std::process::id().to_string()])
-                .stdin(Stdio::from(memory.try_clone()?))
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()?;
-            let (out, err) = (child.stdout.take(), child.stderr.take());
-            ranks.processes.push(Process { child, errors: None, life: Life::Running, sign: Sign::default(), still: 0 });
-            let (Some(mut out), Some(err)) = (out, err) else { return Err(io::ErrorKind::BrokenPipe.into()) };
-            let say = say.clone();
-            std::thread::Builder::new().name(format!("rank-{rank}")).spawn(move || {
-                while let Ok(Some(event)) = protocol::hear(&mut out) {
-                    if say.send(Said::Event(rank, event)).is_err() {
-                        return;
-                    }
+        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now() }
+    }
+
+    /// Starts the next rank here.
+    pub fn start(&mut self, binary: &Path, memory: &OwnedFd) -> io::Result<()> {
+        let process = Process::start(binary, self.ranks.len() as u64, memory, self.say.clone())?;
+        self.ranks.push(Rank { hold: Hold::Own(process), life: Life::Running, pulse: Pulse::default() });
+        Ok(())
+    }
+
+    /// The next rank is that of another launcher.
+    pub fn link(&mut self, link: Link, host: String) -> io::Result<()> {
+        let rank = self.ranks.len() as u64;
+        let (mut ear, say) = (link.twin()?, self.say.clone());
+        std::thread::Builder::new().name(format!("link-{rank}")).spawn(move || {
+            loop {
+                let said = match ear.hear(None) {
+                    Ok(Up::Event(event)) => Said::Event(rank, event),
+                    Ok(Up::Pulse(pulse)) => Said::Pulse(rank, pulse),
+                    Ok(Up::Ended(ended)) => Said::Closed(rank, Some(ended)),
+                    Err(_) => break,
+                };
+                if say.send(said).is_err() {
+                    return;
                 }
-                let _ = say.send(Said::Closed(rank));
-            })?;
-            let errors = std::thread::Builder::new().name(format!("errors-{rank}")).spawn(move || {
-                let (mut err, mut text) = (err, vec![]);
-                let _ = err.by_ref().take(ERRORS as u64).read_to_end(&mut text);
-                let _ = io::copy(&mut err, &mut io::sink());
-                String::from_utf8_lossy(&text).trim().to_owned()
-            })?;
-            ranks.processes[rank as usize].errors = Some(errors);
-        }
-        Ok(ranks)
+            }
+            let _ = say.send(Said::Lost(rank));
+        })?;
+        let hold = Hold::Far { link, host, heard: Instant::now() };
+        self.ranks.push(Rank { hold, life: Life::Running, pulse: Pulse::default() });
+        Ok(())
     }
 
     /// Whether all ranks are done and gone.
     pub fn finished(&self) -> bool {
-        self.processes.iter().all(|p| p.life == Life::Closed)
+        self.ranks.iter().all(|p| p.life == Life::Closed)
     }
 
     /// The next thing that a rank says, if one does within this time.
-    pub fn listen(&self, time: Duration) -> Option<Said> {
-        self.said.recv_timeout(time).ok()
+    pub fn listen(&mut self, time: Duration) -> Option<Said> {
+        let said = self.said.recv_timeout(time).ok()?;
+        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) = &said
+            && let Hold::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
+        {
+            *heard = Instant::now();
+        }
+        Some(said)
     }
 
     /// Why the run has ended early, and who was waiting for whom.
@@ -107,15 +120,45 @@ impl<'a> Ranks<'a> {
     }
 
     fn fail(&mut self, reason: String) {
-        if self.failure.is_none() {
-            let waiting = self.waiting();
-            self.board.end(&reason);
-            self.failure = Some((reason, waiting));
+        if self.failure.is_some() {
+            return;
         }
+        // Launchers elsewhere have yet to see who waits because of that.
+        let last = Instant::now() + LAST;
+        while self.is_spread()
+            && let Some(left) = last.checked_duration_since(Instant::now())
+            && let Ok(said) = self.said.recv_timeout(left)
+        {
+            if let Said::Pulse(rank, pulse) = said {
+                self.pulse(rank, pulse);
+            }
+        }
+        let waiting = self.waiting();
+        self.board.end(&reason);
+        self.end(&reason, &waiting);
+        self.failure = Some((reason, waiting));
+    }
+
+    fn is_spread(&self) -> bool {
+        self.ranks.iter().any(|r| matches!(r.hold, Hold::Far { .. }))
+    }
+
+    /// What launchers elsewhere are told when this is dropped: the first reason, or that all is well.
+    pub fn end(&mut self, reason: &str, waiting: &[String]) {
+        self.reason.get_or_insert(Down::End { reason: reason.into(), waiting: waiting.to_vec() });
+    }
+
+    /// All is well.
+    pub fn is_well(&mut self) {
+        self.reason.get_or_insert(Down::Done);
     }
 
     pub fn done(&mut self, rank: u64) {
-        self.processes[rank as usize].life = Life::Done;
+        self.ranks[rank as usize].life = Life::Done;
+    }
+
+    pub fn pulse(&mut self, rank: u64, pulse: Pulse) {
+        self.ranks[rank as usize].pulse = pulse;
     }
 
     /// A rank said why it gives up. One that stops because another did is not the reason.
@@ -126,122 +169,132 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// A rank's pipe is closed: it has ended.
-    pub fn closed(&mut self, rank: u64) {
-        let process = &mut self.processes[rank as usize];
-        let life = std::mem::replace(&mut process.life, Life::Closed);
-        let status = process.child.wait();
-        if life == Life::Running {
-            let errors = process.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
-            let how = status.map_or_else(|e| e.to_string(), ended);
-            let tail = if errors.is_empty() { String::new() } else { format!("; it wrote: {errors}") };
-            self.fail(format!("rank {rank} {how} at {}{tail}", self.place(rank, &self.board.status(rank))));
+    /// A rank's process has ended.
+    pub fn closed(&mut self, rank: u64, ended: Option<Ended>) {
+        let held = &mut self.ranks[rank as usize];
+        let life = std::mem::replace(&mut held.life, Life::Closed);
+        let ended = match (&mut held.hold, ended) {
+            (Hold::Own(process), _) => Some(process.ended(&self.board)),
+            (Hold::Far { .. }, ended) => ended,
+        };
+        if let (Life::Running, Some(Ended { how, wrote, status })) = (life, ended) {
+            let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
+            self.fail(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status)));
         }
     }
 
-    fn place(&self, rank: u64, status: &Status) -> String {
-        if status.step == 0 {
-            return "the start".into();
+    /// The launcher of a rank is gone.
+    pub fn lost(&mut self, rank: u64) {
+        let held = &mut self.ranks[rank as usize];
+        let life = std::mem::replace(&mut held.life, Life::Closed);
+        if let (Hold::Far { host, .. }, true) = (&held.hold, life != Life::Closed) {
+            let gone = format!("rank {rank}'s `mcc run` on {host} is gone");
+            let place = place(self.job, rank, &held.pulse.status);
+            self.fail(format!("{gone}, last heard of at {place}"));
         }
-        format!("step {}, {}", status.step, describe(self.job, rank, status.position))
     }
 
     /// Who waits for whom.
-    fn waiting(&self) -> Vec<String> {
-        let running = self.processes.iter().enumerate().filter(|(_, p)| p.life == Life::Running);
+    fn waiting(&mut self) -> Vec<String> {
+        let board = self.board;
+        let running = (0..).zip(&self.ranks).filter(|(_, p)| p.life == Life::Running);
         running
-            .filter_map(|(rank, _)| {
-                let rank = rank as u64;
-                let status = self.board.status(rank);
-                let on = status.waits.as_ref().filter(|w| !w.is_empty())?;
-                Some(format!("rank {rank} waits for {} at {}", names(on), self.place(rank, &status)))
+            .filter_map(|(rank, held)| {
+                let status = match &held.hold {
+                    Hold::Own(_) => board.status(rank),
+                    Hold::Far { .. } => held.pulse.status.clone(),
+                };
+                waits(self.job, rank, &status)
             })
             .collect()
     }
 
     /// Looks for signs of life; without any for so many looks, a rank that computes is stuck. Ranks that all wait are deadlocked,
     /// but only after [`DEADLOCK`] times as many looks: the compiler has proved that programs cannot deadlock, and a core that
-    /// a crowded machine takes away for seconds looks just the same. To be called at even intervals: looks are counted, so a launcher that was stopped itself accuses nobody.
-    pub fn watch(&mut self, patience: u32) {
-        let mut stuck = None;
+    /// a crowded machine takes away for seconds looks just the same. To be called once a `tick`.
+    pub fn watch(&mut self, patience: u32, tick: Duration) {
+        let (mut stuck, mut silent) = (None, None);
         let (mut running, mut waiting) = (0, 0);
-        for (rank, process) in self.processes.iter_mut().enumerate().filter(|(_, p)| p.life == Life::Running) {
-            let status = self.board.status(rank as u64);
-            let (ticks, state) = cpu_time(process.child.id());
-            // A rank that waits wakes now and then to look whether the run has ended.
-            let waits = status.waits.is_some();
-            let sign = Sign { progress: status.progress, ticks: if waits { process.sign.ticks } else { ticks } };
-            process.still = match state {
-                State::Disk => 0,
-                State::Ready if !waits => 0,
-                State::Stopped | State::Ready | State::Other if sign != process.sign => 0,
-                State::Stopped | State::Ready | State::Other => process.still + 1,
-            };
-            process.sign = sign;
+        let beat = self.told.elapsed() >= BEAT;
+        for (rank, held) in (0..).zip(&mut self.ranks) {
+            match &mut held.hold {
+                Hold::Far { link, host, heard } if held.life != Life::Closed => {
+                    // A launcher that is gone is heard of soon enough.
+                    let _ = if beat { link.say(&Down::Alive, TAKES) } else { Ok(()) };
+                    if heard.elapsed() > tick * patience * SILENCE {
+                        silent = silent.or(Some((rank, host.clone(), heard.elapsed().as_secs())));
+                    }
+                }
+                Hold::Own(process) if held.life == Life::Running => held.pulse = process.pulse(&self.board),
+                Hold::Far { .. } | Hold::Own(_) => {}
+            }
+            if held.life != Life::Running {
+                continue;
+            }
+            let Pulse { status, still, stopped } = &held.pulse;
             running += 1;
             // A rank may have been stopped while it waited.
-            let stopped = !waits || state == State::Stopped;
-            if process.still >= patience * DEADLOCK && !stopped {
+            let stopped = *stopped || status.waits.is_none();
+            if *still >= patience * DEADLOCK && !stopped {
                 waiting += 1;
-            } else if process.still >= patience && stopped && stuck.is_none() {
-                stuck = Some((rank as u64, status));
+            } else if *still >= patience && stopped && stuck.is_none() {
+                stuck = Some((rank, status.clone()));
             }
         }
+        if beat {
+            self.told = Instant::now();
+        }
         if let Some((rank, status)) = stuck {
-            self.fail(format!("rank {rank} is stuck at {}", self.place(rank, &status)));
+            self.fail(format!("rank {rank} is stuck at {}", place(self.job, rank, &status)));
+        } else if let Some((rank, host, seconds)) = silent {
+            self.fail(format!("rank {rank}'s `mcc run` on {host} has not been heard of for {seconds} s"));
         } else if running > 0 && waiting == running {
             self.fail("deadlock: all ranks wait".into());
         }
     }
 }
 
+/// `step 3, forward microbatch 0 command 4 (..)`.
+pub fn place(job: &Job, rank: u64, status: &Status) -> String {
+    if status.step == 0 {
+        return "the start".into();
+    }
+    format!("step {}, {}", status.step, describe(job, rank, status.position))
+}
+
+/// For whom a rank waits and where, if it does.
+pub fn waits(job: &Job, rank: u64, status: &Status) -> Option<String> {
+    let on = status.waits.as_ref().filter(|w| !w.is_empty())?;
+    Some(format!("rank {rank} waits for {} at {}", names(on), place(job, rank, status)))
+}
+
 impl Drop for Ranks<'_> {
     fn drop(&mut self) {
-        self.board.end("the launcher ended the run");
-        // Time to leave by themselves; a rank that is stuck does not.
-        let deadline = Instant::now() + Duration::from_millis(300);
-        for process in &mut self.processes {
-            while matches!(process.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(5));
+        let why = "the launcher ended the run";
+        self.board.end(why);
+        let last = self.reason.take().unwrap_or(Down::End { reason: why.into(), waiting: vec![] });
+        let mut open = 0;
+        for held in &mut self.ranks {
+            if let Hold::Far { link, .. } = &mut held.hold
+                && link.say(&last, TAKES).is_ok()
+            {
+                link.close();
+                open += 1;
             }
-            let _ = process.child.kill();
-            let _ = process.child.wait();
+        }
+        let deadline = Instant::now() + Duration::from_millis(300);
+        for held in &mut self.ranks {
+            if let Hold::Own(process) = &mut held.hold {
+                leave(process, deadline);
+            }
+        }
+        // What they were told is lost to them if this process is gone before they have heard it.
+        let deadline = Instant::now() + LAST;
+        while open > 0
+            && let Some(left) = deadline.checked_duration_since(Instant::now())
+            && let Ok(said) = self.said.recv_timeout(left)
+        {
+            open -= usize::from(matches!(said, Said::Lost(_)));
         }
     }
-}
-
-/// `was killed by signal 9`.
-fn ended(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, Some(code)) => format!("ended with code {code}"),
-        (None, None) => "ended".into(),
-    }
-}
-
-/// How many times longer than a rank that computes, ranks that wait for each other may be still.
-const DEADLOCK: u32 = 5;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Stopped,
-    /// Runs, or would if a core were free.
-    Ready,
-    /// Waits for a disk.
-    Disk,
-    Other,
-}
-
-/// Time that a process has had on cores, and its state: fields of `/proc/PID/stat` (proc_pid_stat(5)).
-fn cpu_time(pid: u32) -> (u64, State) {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-    let number = |k: usize| fields.get(k).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-    let state = match fields.first().copied() {
-        Some("T" | "t") => State::Stopped,
-        Some("R") => State::Ready,
-        Some("D") => State::Disk,
-        Some(_) | None => State::Other,
-    };
-    (number(11) + number(12), state)
 }

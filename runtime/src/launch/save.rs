@@ -15,6 +15,15 @@ pub struct Target {
     temporary: Option<Named>,
 }
 
+/// How ranks get at a file before it has its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Through this process's list of open files.
+    ByProcess,
+    /// On other machines too, in a directory that they share: it has a name of its own, which stays if this process is killed.
+    ByName,
+}
+
 /// A file that goes unless it is renamed.
 struct Named(PathBuf);
 
@@ -26,13 +35,17 @@ impl Drop for Named {
 
 impl Target {
     /// A file of the right size in the directory of `path`, which may exist and is left as it is for now.
-    pub fn create(path: &Path, layout: &Layout) -> io::Result<Target> {
+    pub fn create(path: &Path, layout: &Layout, reached: Reached) -> io::Result<Target> {
         let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if path.is_dir() || path.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
         }
         let mode = Mode::from_raw_mode(0o644);
-        let (file, temporary) = match rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+        let nameless = match reached {
+            Reached::ByProcess => rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode),
+            Reached::ByName => Err(rustix::io::Errno::OPNOTSUPP),
+        };
+        let (file, temporary) = match nameless {
             Ok(file) => (File::from(file), None),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
                 let named = beside(path);

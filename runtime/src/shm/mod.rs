@@ -8,6 +8,9 @@
 //! Communications are polled ([`Pending`]): several of a rank can be under way, of different groups and channels. Whoever posts, takes,
 //! sends or receives rings the others' doorbells.
 //!
+//! **Several machines.** Each has a segment of the same layout, and every counter and slot has one writer. What a rank writes there for ranks of
+//! other machines, it also sends to these ([`Wires`]): first what it wrote, then the counter. So nothing else here knows of machines.
+//!
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
 //! the launcher's business ([`Board`]).
 
@@ -15,10 +18,12 @@ mod layout;
 mod pending;
 mod segment;
 mod wide;
+mod wires;
 
 pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
+pub use wires::{Receiver, Wires};
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
 use crate::device::{Element, Memory};
@@ -27,10 +32,12 @@ use ir::op::{DType, Reduce};
 use ir::program::Collective;
 use layout::REASON;
 use segment::Counter;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What a launcher sees of its ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Counts commands begun and pieces of communications done.
     pub progress: u64,
@@ -89,18 +96,20 @@ pub struct Shm<'a> {
     rank: u64,
     /// Looks again before sleeping.
     spins: u32,
+    /// To other machines, if there are any.
+    wires: Option<Arc<Wires>>,
     /// Of the chunk that is being combined.
     sum: Vec<u8>,
 }
 
 impl<'a> Shm<'a> {
-    pub fn new(board: Board<'a>, rank: u64, spins: u32) -> Shm<'a> {
-        Shm { board, rank, spins, sum: vec![] }
+    pub fn new(board: Board<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
+        Shm { board, rank, spins, wires, sum: vec![] }
     }
 
     /// Another end of the same rank.
     pub fn twin(&self) -> Shm<'a> {
-        Shm::new(self.board, self.rank, self.spins)
+        Shm::new(self.board, self.rank, self.spins, self.wires.clone())
     }
 
     pub fn spins(&self) -> u32 {
@@ -115,9 +124,26 @@ impl<'a> Shm<'a> {
         self.counter(self.board.layout.status(rank).doorbell())
     }
 
-    /// Wakes others after something that they may wait for.
-    fn wake(&self, ranks: &[u64]) {
-        ranks.iter().filter(|r| **r != self.rank).for_each(|r| self.doorbell(*r).ring());
+    /// Sets a counter of this rank that others wait for, and wakes them. `written` gives, for those of them on another machine, the ranges (first byte and
+    /// number) that they may read then.
+    fn tell(&self, ranks: &[u64], at: u64, value: u32, written: impl Fn(&[u64]) -> Vec<(u64, usize)>) -> Result<(), CommError> {
+        self.counter(at).set(value);
+        let is_here = |rank: u64| self.wires.as_ref().is_none_or(|w| w.is_here(rank));
+        ranks.iter().filter(|r| **r != self.rank && is_here(**r)).for_each(|r| self.doorbell(*r).ring());
+        let Some(wires) = &self.wires else { return Ok(()) };
+        for (machine, there) in wires.elsewhere(ranks) {
+            let mut waited = false;
+            let mut waits = || {
+                waited = true;
+                self.waiting(None, &there);
+                self.ended()
+            };
+            wires.put(self.board.segment, machine, &there, &written(&there), (at, value), &mut waits)?;
+            if waited {
+                self.running();
+            }
+        }
+        Ok(())
     }
 
     /// Wakes the other threads of this rank.

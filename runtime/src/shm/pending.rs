@@ -54,7 +54,7 @@ impl<'a> Shm<'a> {
         let before = (pending.through.done, pending.through.begun);
         let done = match pending.transfer {
             Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
-            Transfer::Send(to, message) => self.push(memory, to, &message, pending),
+            Transfer::Send(to, message) => self.push(memory, to, &message, pending)?,
             Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
             Transfer::Copy(copied) => {
                 pending.through.done = copied.go(memory, pending.through.done, PIECE);
@@ -128,9 +128,15 @@ impl<'a> Shm<'a> {
                 for (j, part) in segment.slice_mut(slot + LINE, parts * bytes).chunks_exact_mut(bytes).enumerate() {
                     memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
                 }
-                posted.set(number.wrapping_add(1));
                 pending.through.begun = true;
-                self.wake(members);
+                self.tell(members, area.posted(me), number.wrapping_add(1), |there| match scattered {
+                    false => vec![(slot, LINE as usize + bytes)],
+                    true => {
+                        let parts = members.iter().enumerate().filter(|(_, m)| there.contains(m));
+                        let data = parts.map(|(j, _)| (slot + LINE + (j * bytes) as u64, bytes));
+                        [(slot, LINE as usize)].into_iter().chain(data).collect()
+                    }
+                })?;
             }
             let number = posted.get().wrapping_sub(1);
             if !(0..n).all(|k| self.has_posted(area, k, number)) {
@@ -167,8 +173,7 @@ impl<'a> Shm<'a> {
                 narrow(element, &mut self.sum);
                 memory.store(at(exchange.dst, first), exchange.dtype, &self.sum);
             }
-            self.counter(area.taken(me)).set(number.wrapping_add(1));
-            self.wake(members);
+            self.tell(members, area.taken(me), number.wrapping_add(1), |_| vec![])?;
             self.progress();
             (pending.through.done, pending.through.begun) = (first + step.min(count - first), false);
         }
@@ -179,7 +184,7 @@ impl<'a> Shm<'a> {
         self.board.layout.mail(from, to, message.channel).expect("invariant: the layout has every channel of the job")
     }
 
-    fn push(&mut self, memory: &mut dyn Memory, to: u64, message: &Message, pending: &mut Pending) -> bool {
+    fn push(&mut self, memory: &mut dyn Memory, to: u64, message: &Message, pending: &mut Pending) -> Result<bool, CommError> {
         let area = self.mail(self.rank, to, message);
         let (head, tail) = (self.counter(area.head()), self.counter(area.tail()));
         let width = memory.element(message.dtype).bytes();
@@ -188,12 +193,12 @@ impl<'a> Shm<'a> {
             let at = head.get();
             let done = pending.through.done as usize;
             if pending.through.begun && done == total {
-                return true;
+                return Ok(true);
             }
             let want = if pending.through.begun { (total - done).min(PIECE) } else { LINE as usize };
             let lines = self.lines(area, area.lines - at.wrapping_sub(tail.get()), at, want);
             if lines.is_empty() {
-                return false;
+                return Ok(false);
             }
             if pending.through.begun {
                 let from = message.at.byte + (done / width) as u64 * message.dtype.bytes();
@@ -204,8 +209,8 @@ impl<'a> Shm<'a> {
                 lines[..16].copy_from_slice(&encode_range(message.dtype, message.count));
                 pending.through.begun = true;
             }
-            head.set(at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32));
-            self.wake(&[to]);
+            let (from, bytes) = (area.line(at), lines.len());
+            self.tell(&[to], area.head(), at.wrapping_add(bytes.div_ceil(LINE as usize) as u32), |_| vec![(from, bytes)])?;
         }
     }
 
@@ -238,8 +243,7 @@ impl<'a> Shm<'a> {
                     return Err(CommError::Message { here: self.rank, mine, there: from, theirs: decode_message(&theirs) });
                 }
             }
-            tail.set(at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32));
-            self.wake(&[from]);
+            self.tell(&[from], area.tail(), at.wrapping_add(lines.len().div_ceil(LINE as usize) as u32), |_| vec![])?;
         }
     }
 

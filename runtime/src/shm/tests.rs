@@ -4,10 +4,12 @@ use crate::device::Location;
 use crate::executor::{Advance, Held, Order, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
+use crate::protocol::{Place as Seat, Spread};
 use crate::reference::{Plans, Reference};
 use crate::target::Target;
 use ir::graph::Origin;
 use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
+use std::net::Ipv4Addr;
 
 const NATIVE: Target = Target::Cpu { cpu: String::new(), features: String::new() };
 
@@ -31,18 +33,34 @@ fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Excha
 
 /// Runs one closure per rank, each on its own thread with its own end and a device of 4 MiB arenas.
 fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
-    let layout = Layout::new(job, &NATIVE, 0);
-    let (_, segment) = Segment::create(layout.bytes).unwrap();
-    let board = Board { segment: &segment, layout: &layout };
+    on_machines(job, &vec![0; job.mesh.world() as usize], f)
+}
+
+/// As [`on_ranks`], with the memory of rank `k` that of machine `machines[k]`.
+fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
+    let layout = Arc::new(Layout::new(job, &NATIVE, 0));
+    let count = machines.iter().max().unwrap() + 1;
+    let segments: Vec<Arc<Segment>> = (0..count).map(|_| Arc::new(Segment::create(layout.bytes).unwrap().1)).collect();
+    let (token, address) = (7, Ipv4Addr::LOCALHOST.into());
+    let (ports, _receivers): (Vec<u16>, Vec<Receiver>) = segments
+        .iter()
+        .map(|segment| {
+            let (listener, port) = Receiver::listen().unwrap();
+            (port, Receiver::start(listener, segment.clone(), layout.clone(), token).unwrap())
+        })
+        .unzip();
+    let place = |machine: &u32| Seat { machine: *machine, host: "here".into(), address, port: ports[*machine as usize], cores: 0 };
+    let spread = Spread { token, places: machines.iter().map(place).collect() };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..layout.world)
             .map(|rank| {
-                let f = &f;
+                let (f, spread) = (&f, &spread);
+                let board = Board { segment: &segments[machines[rank as usize] as usize], layout: &layout };
                 scope.spawn(move || {
                     // SAFETY: there are no kernels.
                     let library = unsafe { Library::linked(vec![]) };
                     let mut device = Cpu::new(&[], library, [4 << 20; Arena::ALL.len()], &Threads::one()).unwrap();
-                    f(&mut Shm::new(board, rank, 100), &mut device, rank)
+                    f(&mut Shm::new(board, rank, 100, Wires::new(rank, spread)), &mut device, rank)
                 })
             })
             .collect();
@@ -50,19 +68,24 @@ fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync)
     })
 }
 
-/// What every rank holds after a collective of `give` elements of `number(rank, index)`.
+/// What every rank holds after a collective of `give` elements of `number(rank, index)`: the same on one machine and on several.
 fn exchanged(dp: u64, kind: Collective, dtype: DType, count: u64, number: impl Fn(u64, u64) -> f64 + Sync) -> Vec<Vec<f64>> {
     let (job, exchange) = all_ranks(dp, kind, dtype, count);
     let members: Vec<u64> = (0..dp).collect();
     let (give, get) = exchange.elements(dp);
-    on_ranks(&job, |shm, device, rank| {
+    let run = |shm: &mut Shm, device: &mut Cpu, rank: u64| {
         let data: Vec<f64> = (0..give).map(|i| number(rank, i)).collect();
         device.write(exchange.src, dtype, &data);
         assert_eq!(shm.collective(device, &members, &exchange).unwrap(), Progress::Done);
         let mut out = vec![0.0; get as usize];
         device.read(exchange.dst, dtype, &mut out);
         out
-    })
+    };
+    let here = on_ranks(&job, run);
+    for machines in [[0, 1, 0], [0, 1, 2]] {
+        assert_eq!(on_machines(&job, &machines[..dp as usize], run), here);
+    }
+    here
 }
 
 /// More than a chunk of 256 KiB, and not a multiple of anything.
@@ -156,7 +179,7 @@ fn pipe(count: u64) -> Job {
 #[test]
 fn messages_longer_than_a_piece_arrive_in_order() {
     let job = pipe(MANY);
-    on_ranks(&job, |shm, device, rank| {
+    let run = |shm: &mut Shm, device: &mut Cpu, rank: u64| {
         let message = Message { channel: Channel(0), dtype: DType::F32, count: MANY, at: Location { arena: Arena::Persistent, byte: 0 } };
         let number = |round: u64, i: u64| (round * 100_000 + i) as f64;
         for round in 0..5 {
@@ -170,7 +193,9 @@ fn messages_longer_than_a_piece_arrive_in_order() {
                 assert!(data.iter().enumerate().all(|(i, x)| *x == number(round, i as u64)));
             }
         }
-    });
+    };
+    on_ranks(&job, run);
+    on_machines(&job, &[0, 1], run);
 }
 
 #[test]
@@ -223,7 +248,7 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
                         Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
                         Held::State(..) | Held::Table(_) => None,
                     });
-                    let mut shm = Shm::new(board, rank.rank(), 100);
+                    let mut shm = Shm::new(board, rank.rank(), 100, None);
                     let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch };
                     rank.begin(Phase::Train);
                     assert_eq!(rank.advance(&step, &mut shm).unwrap(), Advance::Finished);

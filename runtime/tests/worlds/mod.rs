@@ -1,0 +1,233 @@
+//! Ranks that were started one by one, as torchrun and srun do: each has a launcher of its own. What stands for another machine here is another node in
+//! the environment: its ranks have memory of their own and are reached over TCP.
+
+use crate::bench::{Bench, STEPS, children};
+use crate::fixture::{self, Split};
+use runtime::executor::Order;
+use runtime::launch::{Progress, RunOptions, run};
+use runtime::world::{Launcher, Meeting, World};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A port that nobody listens at.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The world in which rank `k` is on node `nodes[k]`, as each of its ranks sees it.
+fn world(nodes: &[u64]) -> Vec<World> {
+    let meeting = Meeting { host: "127.0.0.1".into(), port: port() };
+    let size = nodes.len() as u64;
+    let rank = |(rank, node): (u64, &u64)| World { launcher: Launcher::Torchrun, rank, size, node: Some(*node), meeting: meeting.clone() };
+    (0..).zip(nodes).map(rank).collect()
+}
+
+/// Runs each of these ranks with a launcher of its own; `progress` is told the rank too. How each run ended.
+fn join(
+    bench: &Bench,
+    worlds: &[World],
+    options: impl Fn(u64) -> RunOptions + Sync,
+    progress: impl Fn(u64, &Progress) + Sync,
+) -> Vec<Result<u64, String>> {
+    std::thread::scope(|scope| {
+        let start = |world: &World| {
+            let options = RunOptions { world: Some(world.clone()), ..options(world.rank) };
+            let (rank, progress) = (world.rank, &progress);
+            scope.spawn(move || {
+                let ran = run(&bench.artifact, &options, &mut |p| progress(rank, p));
+                assert_eq!(children(), Vec::<u32>::new());
+                ran.map(|s| s.steps).map_err(|e| e.to_string())
+            })
+        };
+        let threads: Vec<_> = worlds.iter().map(start).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn errors(ends: Vec<Result<u64, String>>) -> Vec<String> {
+    ends.into_iter().map(|e| e.unwrap_err()).collect()
+}
+
+#[test]
+fn ranks_on_any_machines_train_to_the_bits_of_one_launchers() {
+    for split in [Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }, Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }] {
+        let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+        let (bytes, steps) = bench.train();
+        let lines = |text: &str| {
+            let timeless = |l: &str| {
+                let mut line: serde_json::Value = serde_json::from_str(l).unwrap();
+                line.as_object_mut().unwrap().retain(|key, _| !["tokens_per_s", "step_ms"].contains(&key.as_str()));
+                line
+            };
+            text.lines().map(timeless).collect::<Vec<_>>()
+        };
+        let metrics = lines(&fs::read_to_string(bench.path("metrics")).unwrap());
+        assert_eq!(metrics.len(), steps.len());
+        for nodes in [[0, 0, 0, 0], [0, 0, 1, 1], [7, 3, 7, 3], [0, 1, 2, 3]] {
+            for order in [Order::Streams, Order::List] {
+                fs::remove_file(bench.path("out")).unwrap();
+                let options = |_| RunOptions { save: Some(bench.path("out")), metrics: Some(bench.path("metrics")), order, ..bench.options() };
+                let ends = join(&bench, &world(&nodes), options, |rank, _| assert_eq!(rank, 0));
+                assert_eq!(ends, [Ok(STEPS), Ok(0), Ok(0), Ok(0)], "{nodes:?}");
+                assert_eq!(fs::read(bench.path("out")).unwrap(), bytes, "{nodes:?}");
+                assert_eq!(lines(&fs::read_to_string(bench.path("metrics")).unwrap()), metrics, "{nodes:?}");
+            }
+        }
+        let mut names: Vec<_> = fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["init", "linear.mcc", "metrics", "out", "t.npy", "x.npy"]);
+    }
+}
+
+/// Many chunks of every collective, and messages that go around their rings.
+#[test]
+fn long_runs_over_tcp_end_like_those_in_memory() {
+    let split = Split { microbatches: 2, pp: 2, dp: 2, tp: 1 };
+    let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+    bench.feed(200);
+    let mut here = vec![];
+    run(&bench.artifact, &bench.options(), &mut |p| here.push((p.loss, p.grad_norm))).unwrap();
+    let there = std::sync::Mutex::new(vec![]);
+    let ends = join(&bench, &world(&[0, 1, 1, 2]), |_| bench.options(), |_, p| there.lock().unwrap().push((p.loss, p.grad_norm)));
+    assert_eq!(ends, [Ok(200), Ok(0), Ok(0), Ok(0)]);
+    assert_eq!(there.into_inner().unwrap(), here);
+}
+
+/// Sends a signal to the process of rank 1 after the first of very many steps; how the run ended for all.
+fn hit(nodes: &[u64], signal: Signal) -> Vec<String> {
+    let split = Split { microbatches: 1, pp: 1, dp: nodes.len() as u64, tp: 1 };
+    let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+    bench.feed(100_000);
+    let strike = |_, p: &Progress| {
+        if p.step == 1 {
+            kill_process(Pid::from_raw(process_of(&bench, 1) as i32).unwrap(), signal).unwrap();
+        }
+    };
+    errors(join(&bench, &world(nodes), |_| bench.options(), strike))
+}
+
+/// The process of a rank whose memory names this bench's artifact.
+fn process_of(bench: &Bench, rank: u64) -> u32 {
+    let artifact = bench.artifact.dir.display().to_string();
+    let own = std::process::id().to_string();
+    let is = |p: &u32| {
+        let line = fs::read(format!("/proc/{p}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
+        let memory = || {
+            let mut text = vec![];
+            let file = fs::File::open(format!("/proc/{p}/fd/0"));
+            file.and_then(|f| f.take(1 << 12).read_to_end(&mut text)).is_ok() && String::from_utf8_lossy(&text).contains(&artifact)
+        };
+        words.get(1..5) == Some(&[b"--rank", rank.to_string().as_bytes(), b"--parent", own.as_bytes()]) && memory()
+    };
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
+    processes.filter(is).next().unwrap()
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_on_every_rank() {
+    for nodes in [[0, 0, 1, 1], [0, 1, 1, 0]] {
+        for error in hit(&nodes, Signal::KILL) {
+            assert!(error.starts_with("rank 1 was killed by signal 9 at step"), "{error}");
+            assert!(error.contains("rank 2 waits for rank"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_found_stuck_on_every_rank() {
+    for error in hit(&[0, 1], Signal::STOP) {
+        assert!(error.starts_with("rank 1 is stuck at step"), "{error}");
+        assert!(error.contains("\n  rank 0 waits for rank 1 at step"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named_to_those_that_did() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
+    let worlds: Vec<World> = world(&[0, 0, 1, 1]).into_iter().filter(|w| w.rank != 2).collect();
+    let options = |_| RunOptions { meeting_limit: Duration::from_secs(1), ..bench.options() };
+    assert_eq!(errors(join(&bench, &worlds, options, |_, _| {})), ["rank 2 did not come in time"; 3]);
+    let alone: Vec<World> = world(&[0, 0, 1, 1]).into_iter().skip(3).collect();
+    let error = errors(join(&bench, &alone, options, |_, _| {})).remove(0);
+    assert!(error.starts_with("rank 3 does not reach rank 0 at 127.0.0.1:"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_on_one_rank_is_said_on_all() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let ends = |options: &(dyn Fn(u64) -> RunOptions + Sync)| errors(join(&bench, &world(&[0, 1]), options, |_, _| {}));
+    for error in ends(&|rank| RunOptions { seed: rank, ..bench.options() }) {
+        assert!(error.contains("was started with another `seed` than rank 0: 1, not 0"), "{error}");
+    }
+    for error in ends(&|rank| RunOptions { steps: Some(4 + 5 * rank), ..bench.options() }) {
+        assert!(error.contains("has 4 steps; step 5 was asked for"), "{error}");
+    }
+    for error in ends(&|_| RunOptions { save: Some(bench.path("none/out")), ..bench.options() }) {
+        assert!(error.contains("none/out"), "{error}");
+    }
+    for error in ends(&|rank| if rank == 1 { RunOptions { rank_binary: "/none".into(), ..bench.options() } } else { bench.options() }) {
+        assert!(error.contains("could not be started"), "{error}");
+    }
+}
+
+#[test]
+fn a_world_of_another_size_is_refused_with_ways_out() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    for error in errors(join(&bench, &world(&[0, 0, 0]), |_| bench.options(), |_, _| {})) {
+        assert!(error.starts_with("torchrun started 3 ranks, but the artifact is for 2: start that many"), "{error}");
+    }
+}
+
+/// Set for the processes that [`a_launcher_that_is_killed_is_missed_by_all`] starts: the directory, and the rank, of which 0 and 1 are on two nodes.
+const JOINER: &str = "MCC_TEST_JOINER";
+
+#[test]
+fn a_launcher_that_is_killed_is_missed_by_all() {
+    let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 1 };
+    if let Ok(text) = std::env::var(JOINER) {
+        let [dir, rank, port] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let bench = Bench::at(dir.into());
+        let meeting = Meeting { host: "127.0.0.1".into(), port: port.parse().unwrap() };
+        let rank = rank.parse().unwrap();
+        let world = World { launcher: Launcher::Torchrun, rank, size: 2, node: Some(rank), meeting };
+        let options = RunOptions { world: Some(world), ..bench.options() };
+        let ran = run(&bench.artifact, &options, &mut |p| {
+            if p.step == 1 {
+                println!("began");
+            }
+        });
+        println!("[{}]", ran.unwrap_err());
+        return;
+    }
+    for (victim, says) in [(0, "rank 0's `mcc run` on 127.0.0.1 is gone"), (1, "rank 1's `mcc run` on ")] {
+        let bench = Bench::new(&split);
+        bench.feed(100_000);
+        let port = port();
+        let name = "worlds::a_launcher_that_is_killed_is_missed_by_all";
+        let start = |rank: u64| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let text = format!("{} {rank} {port}", bench.dir.path().display());
+            command.args(["--exact", name, "--nocapture"]).env(JOINER, text).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let mut joined = [0, 1].map(start);
+        // Rank 0's launcher says when the first step is done.
+        let mut out = BufReader::new(joined[0].stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("began") {
+            assert!(out.read_line(&mut line).unwrap() > 0, "{line}");
+        }
+        joined[victim].kill().unwrap();
+        let mut said = String::new();
+        out.read_to_string(&mut said).unwrap();
+        let [first, second] = joined;
+        let other = second.wait_with_output().unwrap();
+        first.wait_with_output().unwrap();
+        said += &String::from_utf8(other.stdout).unwrap();
+        assert!(said.contains(says), "{said}");
+    }
+}
