@@ -19,7 +19,7 @@ use ir::dim::{IndexMap, Order};
 use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
-use ir::op::DType;
+use ir::op::{DType, Op};
 use ir::program::{Action, Arena, BodyId, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
 use items::Item;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -121,6 +121,8 @@ struct LocalLowering<'l, 'a, 'k> {
     groups: Vec<Fused>,
     group_of: HashMap<Value, usize>,
     users: Vec<Vec<(Value, usize)>>,
+    /// The nodes that read a parameter (of a slot), or a state of it.
+    readers: HashMap<(u32, Option<u32>), Vec<Value>>,
     /// Where a value lies, once computed.
     views: HashMap<Value, View>,
     /// Indices in memory, by chunk, memory and what they count.
@@ -148,6 +150,14 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let groups = fuse(local);
         let group_of = groups.iter().enumerate().flat_map(|(k, g)| g.nodes.iter().map(move |v| (*v, k))).collect();
         let users = local.body.users();
+        let mut readers: HashMap<(u32, Option<u32>), Vec<Value>> = HashMap::new();
+        for v in local.body.values() {
+            match local.body[v].op {
+                Op::Param(slot) => readers.entry((slot, None)).or_default().push(v),
+                Op::State(slot, state) => readers.entry((slot, Some(state))).or_default().push(v),
+                _ => {}
+            }
+        }
         LocalLowering {
             l,
             local,
@@ -155,6 +165,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             groups,
             group_of,
             users,
+            readers,
             views: HashMap::new(),
             indices: HashMap::new(),
             sums: HashMap::new(),

@@ -19,8 +19,8 @@ impl LocalLowering<'_, '_, '_> {
         let Some(update) = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v)) else {
             return self.part_in_place(v, &group.nodes);
         };
-        let old = if update.new == v { Op::Param(update.slot) } else { Op::State(update.slot, update.states.iter().position(|s| *s == v)? as u32) };
-        let holders: Vec<Value> = body.values().filter(|w| body[*w].op == old && self.local.chunks[w.index()] == Chunk::Update).collect();
+        let state = if update.new == v { None } else { Some(update.states.iter().position(|s| *s == v)? as u32) };
+        let holders: Vec<Value> = self.renewed_readers(update.slot, state).collect();
         let alone = holders.iter().all(|h| self.users[h.index()].iter().all(|(c, _)| group.nodes.contains(c)));
         let holder = *holders.first()?;
         let old = self.own_view(holder);
@@ -32,8 +32,7 @@ impl LocalLowering<'_, '_, '_> {
         let body = &self.local.body;
         let [(gather, _)] = self.users[v.index()][..] else { return None };
         let (slot, subs) = self.gathers(gather)?;
-        let old = |w: &Value| body[*w].op == Op::Param(slot) && self.local.chunks[w.index()] == Chunk::Update;
-        let mut reads = body.values().filter(old).flat_map(|h| &self.users[h.index()]);
+        let mut reads = self.renewed_readers(slot, None).flat_map(|h| &self.users[h.index()]);
         // Its readers read parts, for this group.
         let alone = reads.all(|(c, _)| role(body, *c) == Role::Alias && self.users[c.index()].iter().all(|(d, _)| group.contains(d)));
         let whole = self.held(slot).filter(|whole| alone && self.memory(whole) == self.space)?;
@@ -43,6 +42,12 @@ impl LocalLowering<'_, '_, '_> {
         let order = body.dims_of(v).to_vec();
         let coords = own_part(&self.local.mesh, &subs, body.elements(v));
         Some(View { place: Place { coords, ..whole.place }, strides: body.dims.strides(&order), dims: order })
+    }
+
+    /// The nodes of the update that read a parameter, or a state of it.
+    fn renewed_readers(&self, slot: u32, state: Option<u32>) -> impl Iterator<Item = Value> {
+        let all = self.readers.get(&(slot, state)).into_iter().flatten().copied();
+        all.filter(|v| self.local.chunks[v.index()] == Chunk::Update)
     }
 
     /// The slot whose new parameter an all-gather gives, as it lies, and over which axes it gathers.
@@ -57,8 +62,7 @@ impl LocalLowering<'_, '_, '_> {
 
     /// Where a parameter lies that some chunk has read.
     fn held(&self, slot: u32) -> Option<View> {
-        let holder = self.local.body.values().find(|w| self.local.body[*w].op == Op::Param(slot) && self.views.contains_key(w))?;
-        Some(self.views[&holder].clone())
+        self.readers.get(&(slot, None))?.iter().find_map(|v| self.views.get(v)).cloned()
     }
 
     /// Where a collective may write: over its operand, or the operand lies at its part of the result.

@@ -6,7 +6,6 @@ use crate::kernels;
 use crate::storage::View;
 use ir::graph::Value;
 use ir::local::{Chunk, LocalUpdate};
-use ir::op::Op;
 use ir::program::{Action, Content, Place, Space};
 use std::cmp::Reverse;
 
@@ -72,7 +71,7 @@ impl LocalLowering<'_, '_, '_> {
     pub(super) fn renew_params(&mut self, made: &[Value]) {
         let local = self.local;
         for u in local.updates.iter().filter(|u| made.contains(&u.new)) {
-            self.renew(Op::Param(u.slot), u.new);
+            self.renew(u.slot, None, u.new);
             self.renewed.insert(u.slot);
         }
     }
@@ -83,19 +82,20 @@ impl LocalLowering<'_, '_, '_> {
         let local = self.local;
         for LocalUpdate { slot, new, states } in &local.updates {
             for (k, v) in states.iter().enumerate() {
-                self.renew(Op::State(*slot, k as u32), *v);
+                self.renew(*slot, Some(k as u32), *v);
             }
             if !self.renewed.contains(slot) {
-                self.renew(Op::Param(*slot), *new);
+                self.renew(*slot, None, *new);
             }
         }
     }
 
     /// Writes the new value of a parameter or state over the old one, if it is not there yet.
-    fn renew(&mut self, op: Op, v: Value) {
+    fn renew(&mut self, slot: u32, state: Option<u32>, v: Value) {
         let body = &self.local.body;
-        let holder = body.values().find(|w| body[*w].op == op && self.views.contains_key(w)).expect("invariant: what is updated is read");
-        let (new, old) = (self.own_view(v), self.views[&holder].clone());
+        let old = self.readers.get(&(slot, state)).and_then(|all| all.iter().find_map(|w| self.views.get(w)));
+        let old = old.expect("invariant: what is updated is read").clone();
+        let new = self.own_view(v);
         if new.place == old.place {
             return;
         }
