@@ -77,6 +77,7 @@ fn signature(name: &str) -> Signature {
         "dispatch" => (&["x", "to", "over", "into"], 4),
         "combine" => (&["y", "to", "over", "from"], 4),
         "uniform" => (&["like"], 1),
+        "real" => (&["x", "like"], 1),
         "error" => (&["text"], 1),
         _ => (&["x"], 1),
     };
@@ -142,7 +143,10 @@ impl Elab<'_> {
             "dispatch" => self.dispatch(&args),
             "combine" => self.combine(&args),
             "f32" => self.float_of(&args, DType::F32),
-            "real" => self.float_of(&args, self.options.precision),
+            "real" => {
+                let dtype = self.float_like(&args);
+                self.float_of(&args, dtype)
+            }
             "i32" => self.int_of(&args),
             "stop_gradient" => match args.val(0) {
                 Val::Tensor(v) => {
@@ -389,6 +393,14 @@ impl Elab<'_> {
         *number += 1;
         let ty = Type::new(DType::F32, self.ty(like).dims.clone());
         Val::Tensor(self.push(Op::Uniform { key }, vec![], ty))
+    }
+
+    /// The float type of `like`, else the working precision.
+    fn float_like(&self, args: &Args) -> DType {
+        match args.val(1) {
+            Val::Tensor(v) if self.ty(*v).dtype.is_float() => self.ty(*v).dtype,
+            _ => self.options.precision,
+        }
     }
 
     fn float_of(&mut self, args: &Args, dtype: DType) -> Val {

@@ -1,10 +1,11 @@
 //! What is computed, kept and exchanged in 16 bits, and what is not.
 
 use crate::harness::compiled;
-use crate::models::{GPT2, LLAMA, case};
-use ir::graph::Phase;
+use crate::models::{DEEPSEEK, GPT2, LLAMA, MIXTRAL, case};
+use ir::graph::{Phase, Value};
 use ir::local::Chunk;
 use ir::op::{DType, Op, Reshard};
+use std::collections::BTreeSet;
 
 #[test]
 fn gradients_are_sums_in_f32_that_were_never_rounded() {
@@ -64,6 +65,47 @@ fn the_copies_of_weights_are_made_once_a_step() {
             copies.sort_by_key(|op| format!("{op:?}"));
             copies.dedup();
             assert_eq!((found, found), (copies.len(), local.params.len()), "{words}");
+        }
+    }
+}
+
+/// Logits, probabilities, what is chosen by, and losses of balance, in the graph that a rank runs. What scales rows is rounded once.
+#[test]
+fn routers_stay_in_f32() {
+    for (model, losses) in [(MIXTRAL, 1), (DEEPSEEK, 0)] {
+        for words in ["bf16 m1", "f16 m1", "bf16 dp2 tp2 sp ep4 etp1 m1", "bf16 cp2 ep2 full1 m1"] {
+            let c = compiled(model.0, model.1, &case(words));
+            let (local, body) = (&c.locals[0], &c.locals[0].body);
+            let forward = |v: Value| matches!(local.chunks[v.index()], Chunk::Forward(_)) && body[v].origin.phase == Phase::Forward;
+            let is_router = |v: Value| match body[v].op {
+                Op::Param(slot) => c.job.params[local.stages[0].1[slot as usize] as usize].name.ends_with("moe.router.w"),
+                _ => false,
+            };
+            let uses = |v: Value, of: &dyn Fn(Value) -> bool| body[v].args.iter().any(|a| of(*a));
+            // A router's weights, as they are used: 16-bit copies, in full.
+            let weights: BTreeSet<Value> = body.values().filter(|v| body[*v].op == Op::Cast && uses(*v, &is_router)).collect();
+            let logits = body.values().filter(|v| forward(*v) && uses(*v, &|a| weights.contains(&a)));
+            let mut routed: BTreeSet<Value> = logits.collect();
+            assert_eq!(
+                (weights.len(), routed.len()),
+                (c.job.params.iter().filter(|p| p.name.ends_with("router.w")).count(), weights.len()),
+                "{words}"
+            );
+            let mut rounded = vec![];
+            for v in body.values().filter(|v| forward(*v)) {
+                if !uses(v, &|a| routed.contains(&a)) || !body[v].ty.dtype.is_float() {
+                    continue;
+                }
+                if body[v].op == Op::Cast && body[v].ty.dtype.is_half() {
+                    rounded.push(body[v].ty.dims.iter().map(|d| body.dims.name(*d)).collect::<Vec<_>>());
+                } else {
+                    routed.insert(v);
+                }
+            }
+            assert!(routed.iter().all(|v| body[*v].ty.dtype == DType::F32), "{words}");
+            assert!(rounded.iter().all(|dims| dims.last() == Some(&"top_k")), "{words}: {rounded:?}");
+            assert_eq!(rounded.len(), weights.len(), "{words}");
+            assert_eq!(local.reports.iter().filter(|(_, v)| routed.contains(v)).count(), losses, "{words}");
         }
     }
 }
