@@ -261,7 +261,7 @@ pub struct CompileArgs {
     #[arg(long, visible_alias = "global_batch_size", value_name = "G", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
     pub global_batch_size: Option<u64>,
     /// Pads vocabularies to a multiple of this times tp (Megatron-LM: 128); by default to what tp divides
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "make-vocab-size-divisible-by", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
     pub pad_vocab_to: u64,
 
     /// Most bytes of a rank in its device's memory, for example `80GiB`, `512MB` or plain bytes: more is an error that says who needs it and what would fit
