@@ -8,7 +8,7 @@ use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
 use ir::op::{AttentionGrad, Collective, Op};
-use ir::program::{Action, Group, Job, Program, Space, Stream};
+use ir::program::{Action, Body, Group, Job, Program, Space, Stream};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -131,8 +131,13 @@ pub struct Traffic {
 }
 
 /// Communication of a step by the streams that it has, or would have if it were not on the compute stream. It is looked at in the second of
-/// two steps, as a step begins while messages of the one before may still be under way.
+/// three steps: one begins while messages of the one before may still be under way, and its own may be when the next one begins.
 pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
+    traffic_of(job, &|_, _| true)
+}
+
+/// As [`traffic`], of the commands of bodies that `keep` wants.
+pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<Stream, Traffic> {
     let costs = Costs::new(&job.mesh, &job.kernels);
     let mut out: BTreeMap<Stream, Traffic> = BTreeMap::new();
     for stage in &job.stages {
@@ -140,9 +145,10 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
         let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
         // Kernels of the device, and of the host.
         let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
-        for step in 0..2 {
+        for step in 0..3 {
             for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
-                for command in &program.bodies[call.body.index()].commands {
+                let body = &program.bodies[call.body.index()];
+                for command in &body.commands {
                     let clock = &mut clocks[command.stream as usize];
                     match &command.action {
                         Action::Record { event } => drop(events.insert(*event, *clock)),
@@ -153,7 +159,7 @@ pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
                             match stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action) {
                                 Stream::Compute => busy[0].push((from, *clock)),
                                 Stream::Host => busy[1].push((from, *clock)),
-                                kind if step == 1 => sent.push((kind, from, *clock, costs.sent(program, action))),
+                                kind if step == 1 && keep(body, action) => sent.push((kind, from, *clock, costs.sent(program, action))),
                                 _ => {}
                             }
                         }

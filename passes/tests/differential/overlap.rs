@@ -2,11 +2,11 @@
 
 use crate::harness::{Case, compiled, elaborate, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case};
-use ir::program::{Action, Arena, Collective, Job, Program, Stream};
+use ir::program::{Action, Arena, Body, BodyKind, Collective, Job, Program, Stream};
 use passes::compile::{Options, compile};
 use passes::footprint::Footprint;
 use passes::overlap::Overlap;
-use passes::timeline::traffic;
+use passes::timeline::{traffic, traffic_of};
 
 type Model = (&'static str, &'static [(&'static str, &'static str)]);
 
@@ -26,7 +26,12 @@ const LLAMA_1K: Model = (
 );
 
 fn job(model: Model, words: &str, overlap: Overlap) -> Job {
-    let case = Case { bucket_size: Some(4_000_000), ..case(words) };
+    job_of(model, words, overlap, 4_000_000)
+}
+
+/// With buckets of `size` elements.
+fn job_of(model: (&str, &[(&str, &str)]), words: &str, overlap: Overlap, size: u64) -> Job {
+    let case = Case { bucket_size: Some(size), ..case(words) };
     let text = |training| elaborate(model.0, model.1, &case, training).unwrap_or_else(|e| panic!("{e}"));
     compile(text(true), text(false), &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
 }
@@ -58,6 +63,28 @@ fn communication_is_hidden_behind_compute() {
             let found = hidden(&job(model, words, Overlap::On), stream);
             assert!(found >= least, "{words}: {found} % on stream {}", stream.name());
         }
+    }
+}
+
+/// Gathers begin as soon as the first parameters are updated, and the next forward pass when the first ones are there. Where compute is too short for what links
+/// have to bring (here in f32, for one short sequence), layers wait for their own parameters alone.
+#[test]
+fn new_parameters_are_gathered_under_the_next_forward_pass() {
+    let gathers = |b: &Body, a: &Action| b.kind == BodyKind::Update && matches!(a, Action::Collective { kind: Collective::AllGather, .. });
+    let deep = (GPT.0, &[GPT.1, &[("layers", "8")]].concat()[..]);
+    for (words, size, least) in [
+        ("bf16 dp4 m1 zero1", 4_000_000, 95),
+        ("bf16 dp4 m1 zero1", 40_000_000, 85),
+        ("bf16 dp4 m2 zero2", 40_000_000, 95),
+        ("bf16 dp8 m2 zero1", 40_000_000, 85),
+        ("dp4 m2 zero1", 4_000_000, 85),
+        ("dp4 m2 zero2", 4_000_000, 70),
+    ] {
+        let of = |overlap| traffic_of(&job_of(deep, words, overlap, size), &gathers)[&Stream::Data];
+        let (off, on) = (of(Overlap::Off), of(Overlap::On));
+        assert_eq!((on.bytes, off.hidden), (off.bytes, 0));
+        let found = 100 * on.hidden / on.bytes;
+        assert!(found >= least, "{words}, buckets of {size}: {found} %");
     }
 }
 
