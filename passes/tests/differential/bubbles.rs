@@ -74,16 +74,29 @@ fn stages_warm_up_with_a_forward_pass_for_each_later_stage() {
     assert_eq!(warmup("pp2 v2 m5 group3", 4), [6, 4]);
 }
 
+/// SEMANTICS: min(m, p) on the first stage of 1F1B, 1 + (p - 1) / (p v) times as much interleaved; on stage r, r less (interleaved 2 r / v).
 #[test]
 fn stashes_hold_what_is_in_flight() {
     let kept = |words: &str, layers| of(words, layers).stages.iter().map(|s| s.in_flight).collect::<Vec<_>>();
-    assert_eq!(kept("pp4 m8", 4), [4.0, 3.0, 2.0, 1.0]);
-    assert_eq!(kept("pp4 m3", 4)[0], 3.0);
-    assert_eq!(kept("pp4 m8 gpipe", 4), [8.0; 4]);
-    assert_eq!(kept("pp4 m8 zbh1", 4)[0], 4.0);
-    // 1 + (p - 1) / (p v) times as much.
-    assert_eq!(kept("pp4 v2 m8", 8)[..3], [5.5, 4.5, 3.5]);
-    // What gradients of weights need stays a little longer; on every stage of a V about as much as on the first one of 1F1B.
-    assert_eq!(kept("pp4 m8 zbh1", 4).iter().map(|n| n.floor()).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
-    assert!(kept("pp4 m8 zbv", 8).iter().all(|n| *n < 4.1));
+    for (p, m) in [(2, 1), (2, 5), (3, 4), (4, 3), (4, 8)] {
+        let least: Vec<f64> = (0..p).map(|r| m.min(p - r) as f64).collect();
+        assert_eq!(kept(&format!("pp{p} m{m}"), p), least, "1F1B: p = {p}, m = {m}");
+        assert_eq!(kept(&format!("pp{p} m{m} gpipe"), p), vec![m as f64; p as usize], "GPipe: p = {p}, m = {m}");
+        // What gradients of weights need stays a little longer.
+        let split: Vec<f64> = kept(&format!("pp{p} m{m} zbh1"), p).iter().map(|n| n.floor()).collect();
+        assert_eq!(split, least, "ZB-H1: p = {p}, m = {m}");
+        // On no stage of a V more than on the first one of 1F1B, but for that.
+        let v = kept(&format!("pp{p} m{m} zbv"), 2 * p);
+        let (bound, most) = (m.min(p) as f64, v.iter().copied().fold(0.0, f64::max));
+        assert!((bound..bound + 0.1).contains(&most), "ZB-V: p = {p}, m = {m}: {v:?}");
+    }
+    for (p, v, m) in [(2, 2, 4), (2, 3, 4), (3, 2, 6), (4, 2, 8), (4, 3, 8)] {
+        let found = kept(&format!("pp{p} m{m} v{v}"), p * v);
+        let first = p as f64 * (1.0 + (p - 1) as f64 / (p * v) as f64);
+        let on = |r: u64| first - (2 * r) as f64 / v as f64;
+        let (last, others) = found.split_last().expect("stages");
+        assert!((0..).zip(others).all(|(r, n)| close(*n, on(r))), "p = {p}, v = {v}, m = {m}: {found:?}");
+        // Which does not keep what it turns round at once.
+        assert!(*last < on(p - 1), "p = {p}, v = {v}, m = {m}: {found:?}");
+    }
 }

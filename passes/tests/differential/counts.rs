@@ -241,7 +241,7 @@ fn selective_recomputation_communicates_nothing() {
     assert_eq!(layer(GPT2.0, GPT2.1, "tp2 sp selective"), "2 AG 2 RS (4) / 4 AG 2 RS (6) / 6 AR");
 }
 
-const EXPERTS: &str = r#"
+pub const EXPERTS: &str = r#"
 model routed(batch, hidden = 32, experts = 8, picks = 2, expert_ffn = 32, layers = 3, seq = 16) {
   input x0: f32[batch, seq, hidden];
   param scale: [hidden] ~ normal(0.02);
@@ -253,7 +253,7 @@ model routed(batch, hidden = 32, experts = 8, picks = 2, expert_ffn = 32, layers
   }
   loss mean(x * x);
 }
-plan { dp: batch; sp: seq; ep: experts; etp: expert_ffn; pp: layers; }
+plan { dp: batch; sp: seq; cp: seq; ep: experts; etp: expert_ffn; pp: layers; }
 "#;
 
 /// The kinds of collectives over an axis in the middle layer, forward / backward.

@@ -1,9 +1,11 @@
 //! What `explain` says, held to the formulas of Megatron-LM and to the table of a compile.
 
-use crate::harness::compiled;
+use crate::counts::EXPERTS;
+use crate::harness::{Case, compiled};
 use crate::models::{GPT2, MIXTRAL, case};
 use passes::compile::Compiled;
 use passes::explain::{Exchange, exchanges, line, totals};
+use passes::partition::Buffer;
 
 const SEQ: u64 = 16;
 const HIDDEN: u64 = 32;
@@ -51,6 +53,40 @@ fn pipeline_and_data_parallel_bytes_are_those_of_the_formulas() {
     let parameters: u64 = c.job.params.iter().map(|p| 4 * p.dims.iter().map(|d| d.size).product::<u64>()).sum();
     let gradients = sent(&c, "dp", "all_reduce");
     assert!((parameters..parameters + 64).contains(&gradients), "{gradients} of {parameters}");
+}
+
+/// SEMANTICS: 4 * 2 * T k h (e-1)/e in 16 bits for the T tokens of a rank, to experts and back in both passes; and once how many rows go to each expert. Ranks that
+/// have other sequences and those that have other parts of sequences are two exchanges, one after the other.
+#[test]
+fn expert_parallel_bytes_are_those_of_the_formula() {
+    let (layers, h, k, experts) = (3, 32, 2, 8);
+    let balanced = |words: &str| Case { moe_buffer: Buffer::Factor(1.0), ..case(words) };
+    for (words, groups, m, t) in [
+        ("bf16 dp2 ep2", &[2][..], 1, SEQ),
+        ("bf16 dp4 ep4 m3", &[4], 3, SEQ),
+        ("bf16 dp8 ep4", &[4], 1, SEQ),
+        ("bf16 cp2 ep2 m2", &[2], 2, SEQ / 2),
+        ("f16 tp4 sp ep4 etp1 b4", &[4], 1, SEQ),
+        ("f16 dp2 tp2 sp ep4 etp1 b2", &[2, 2], 1, SEQ),
+    ] {
+        let found = exchanges(&compiled(EXPERTS, &[], &balanced(words)).job);
+        let sent: u64 = found.iter().filter(|e| e.kind == "all_to_all").map(|e| e.sent_per_step).sum();
+        let ep: u64 = groups.iter().product();
+        let rows: u64 = groups.iter().map(|n| 4 * 2 * t * k * h * (n - 1) / n).sum();
+        let counts = 4 * experts * (ep - 1) / ep;
+        assert_eq!(sent, layers * m * (rows + counts), "{words}");
+    }
+}
+
+/// SEMANTICS: a ring sends 4 b s h_kv (c-1)/c forward, in 16 bits; and the positions of the keys.
+#[test]
+fn context_parallel_bytes_are_those_of_the_formula() {
+    for c in [2, 4] {
+        let found = exchanges(&on(&format!("bf16 cp{c} b2 m3")).job);
+        let sent: u64 = found.iter().filter(|e| e.kind == "shift" && e.body == "forward").map(|e| e.sent_per_step).sum();
+        let (blocks, positions) = (4 * 2 * SEQ * HIDDEN, 4 * SEQ);
+        assert_eq!(sent, 3 * 4 * (blocks + positions) * (c - 1) / c);
+    }
 }
 
 #[test]

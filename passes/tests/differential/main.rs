@@ -4,6 +4,7 @@ mod bubbles;
 mod buckets;
 mod chunks;
 mod counts;
+mod dumps;
 mod events;
 mod everywhere;
 mod experts;

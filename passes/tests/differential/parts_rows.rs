@@ -13,6 +13,21 @@ use passes::partition::Buffer;
 use passes::plan::Zero;
 use passes::propagate::Rows;
 
+/// An expert takes one row of each sequence.
+const LIMITED: &str = r#"
+model limited(batch, hidden = 8, experts = 4, picks = 2, expert_ffn = 8, layers = 2, seq = 4) {
+  input x0: f32[batch, seq, hidden];
+  param scale: [hidden] ~ normal(0.02);
+  let x = x0 * scale;
+  repeat layers {
+    let score, chosen = top_k(softmax(linear(x, hidden, experts) as router, over: experts), over: experts, k: picks);
+    x = x + experts_mlp(x, chosen, score, [batch, seq], picks, experts, hidden, expert_ffn, capacity: 1, counted: seq) as experts;
+  }
+  loss mean(x * x);
+}
+plan { dp: batch; sp: seq; ep: experts; etp: expert_ffn; pp: layers; }
+"#;
+
 fn samples() -> Vec<Sample> {
     let of = |model: (&str, &[(&str, &str)]), more: &[(&str, &str)], case: &Case| {
         let defines: Vec<(&str, &str)> = model.1.iter().chain(more).copied().collect();
@@ -23,6 +38,7 @@ fn samples() -> Vec<Sample> {
     out.extend(["dp2 tp2 ep2 m2", "dp2 tp2 sp ep2 pp2 m2", "dp2 cp2 ep2 pp2 m2"].map(|words| of(MIXTRAL, apart, &case(words))));
     out.extend(["dp2 tp2 sp ep2 m2", "cp2 ep2"].map(|words| of(DEEPSEEK, &[], &case(words))));
     out.push(of(MIXTRAL, &[], &Case { moe_buffer: Buffer::Factor(1.25), ..case("dp2 ep2 b4") }));
+    out.extend(["dp2 ep2", "dp2 tp2 sp ep4 etp1 b2", "cp2 tp2 sp ep2 m2"].map(|words| of((LIMITED, &[]), &[], &case(words))));
     let experts = |t: &Triple| t.text.contains("experts_mlp(") && t.case.ep > 1;
     for mut random in (0..).map(triple).filter(experts).take(5) {
         random.case.zero = Zero::None;
