@@ -4,6 +4,8 @@
 //! pair of ranks and channel, so that messages of one never wait for those of another. All start without blocking and within a time limit; errors that
 //! come later are found while waiting, and end all communicators.
 
+mod library;
+
 use super::graph::Stream;
 use super::{Between, End};
 use crate::comm::Terms;
@@ -26,19 +28,12 @@ const NO_COLOR: i32 = -1;
 /// How long until another look.
 const AGAIN: Duration = Duration::from_micros(100);
 
-/// Whether NCCL can be used. Nothing of it may be called before this has said so: the bindings panic without it.
+/// Whether NCCL can be used. Nothing of it may be called before this has said so.
 ///
 /// # Errors
 /// Why not.
 pub fn probe() -> Result<(), String> {
-    // SAFETY: loading the library runs its constructors, which is what it is installed for.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("NCCL cannot be loaded (libnccl.so)".into());
-    }
-    let mut version = 0;
-    // SAFETY: the library is there, `version` is writable.
-    check("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut version) })?;
-    recent(version)
+    library::find()
 }
 
 fn recent(version: i32) -> Result<(), String> {
@@ -57,7 +52,7 @@ fn recent(version: i32) -> Result<(), String> {
 pub fn unique_id() -> Result<Vec<u8>, String> {
     let mut id = sys::ncclUniqueId { internal: [0; 128] };
     // SAFETY: `id` is writable.
-    check("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&mut id) })?;
+    check("ncclGetUniqueId", unsafe { library::ncclGetUniqueId(&mut id) })?;
     Ok(id.internal.iter().map(|b| *b as u8).collect())
 }
 
@@ -67,7 +62,7 @@ fn check(what: &str, result: ncclResult_t) -> Result<(), String> {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
         other => {
             // SAFETY: the text is static.
-            let text = unsafe { CStr::from_ptr(sys::ncclGetErrorString(other)) };
+            let text = unsafe { CStr::from_ptr(library::ncclGetErrorString(other)) };
             Err(format!("{what}: {}", text.to_string_lossy()))
         }
     }
@@ -133,7 +128,7 @@ impl Drop for Comm {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: it is owned; aborting frees it whether or not something is under way.
-            let _ = unsafe { sys::ncclCommAbort(self.0) };
+            let _ = unsafe { library::ncclCommAbort(self.0) };
         }
     }
 }
@@ -144,7 +139,7 @@ impl Comm {
         loop {
             let mut state = ncclResult_t::ncclSuccess;
             // SAFETY: the communicator exists, `state` is writable.
-            check(what, unsafe { sys::ncclCommGetAsyncError(self.0, &mut state) })?;
+            check(what, unsafe { library::ncclCommGetAsyncError(self.0, &mut state) })?;
             match state {
                 ncclResult_t::ncclInProgress if Instant::now() < deadline => std::thread::sleep(AGAIN),
                 ncclResult_t::ncclInProgress => return Err(format!("{what} took too long: is another rank gone?")),
@@ -193,7 +188,7 @@ impl Nccl {
         let (mut config, mut world) = (configuration(), Comm(null_mut()));
         let count = job.mesh.world() as i32;
         // SAFETY: all arguments live during the call.
-        check("ncclCommInitRankConfig", unsafe { sys::ncclCommInitRankConfig(&mut world.0, count, unique, rank as i32, &mut config) })?;
+        check("ncclCommInitRankConfig", unsafe { library::ncclCommInitRankConfig(&mut world.0, count, unique, rank as i32, &mut config) })?;
         world.settle("ncclCommInitRankConfig", deadline)?;
         let mut links = BTreeMap::new();
         for round in rounds(job) {
@@ -202,7 +197,7 @@ impl Nccl {
             let key = own.as_ref().and_then(|l| l.members.iter().position(|m| *m == rank)).unwrap_or(0) as i32;
             let (mut config, mut comm) = (configuration(), Comm(null_mut()));
             // SAFETY: as above.
-            check("ncclCommSplit", unsafe { sys::ncclCommSplit(world.0, color, key, &mut comm.0, &mut config) })?;
+            check("ncclCommSplit", unsafe { library::ncclCommSplit(world.0, color, key, &mut comm.0, &mut config) })?;
             world.settle("ncclCommSplit", deadline)?;
             if let Some(link) = own {
                 comm.settle("ncclCommSplit", deadline)?;
@@ -220,7 +215,7 @@ impl Nccl {
         for comm in self.links.values().chain([&self.world]) {
             let mut state = ncclResult_t::ncclSuccess;
             // SAFETY: the communicator exists, `state` is writable.
-            check("NCCL", unsafe { sys::ncclCommGetAsyncError(comm.0, &mut state) })?;
+            check("NCCL", unsafe { library::ncclCommGetAsyncError(comm.0, &mut state) })?;
             check("NCCL, later on", state)?;
         }
         Ok(())
@@ -235,9 +230,9 @@ impl Nccl {
         let mut end = |comm: &mut Comm| {
             // SAFETY: the communicator exists; once destroyed, it is not touched again.
             unsafe {
-                check("ncclCommFinalize", sys::ncclCommFinalize(comm.0))?;
+                check("ncclCommFinalize", library::ncclCommFinalize(comm.0))?;
                 comm.settle("ncclCommFinalize", deadline)?;
-                check("ncclCommDestroy", sys::ncclCommDestroy(std::mem::replace(&mut comm.0, null_mut())))
+                check("ncclCommDestroy", library::ncclCommDestroy(std::mem::replace(&mut comm.0, null_mut())))
             }
         };
         self.links.values_mut().try_for_each(&mut end)?;
@@ -268,8 +263,8 @@ impl Nccl {
                 // SAFETY: as in `collective`; the sender is the communicator's member 0.
                 let result = unsafe {
                     match end {
-                        End::SendTo(_) => sys::ncclSend(*address as *const c_void, count, ty, 1, comm.0, on),
-                        End::ReceiveFrom(_) => sys::ncclRecv(*address as *mut c_void, count, ty, 0, comm.0, on),
+                        End::SendTo(_) => library::ncclSend(*address as *const c_void, count, ty, 1, comm.0, on),
+                        End::ReceiveFrom(_) => library::ncclRecv(*address as *mut c_void, count, ty, 0, comm.0, on),
                     }
                 };
                 ("message", comm, result)
@@ -286,22 +281,22 @@ impl Nccl {
         // happens at once.
         unsafe {
             Ok(match terms.kind {
-                Collective::AllReduce(reduce) => sys::ncclAllReduce(from, to, count, ty, operation(reduce), comm.0, stream),
-                Collective::AllGather => sys::ncclAllGather(from, to, count, ty, comm.0, stream),
-                Collective::ReduceScatter(reduce) => sys::ncclReduceScatter(from, to, count, ty, operation(reduce), comm.0, stream),
+                Collective::AllReduce(reduce) => library::ncclAllReduce(from, to, count, ty, operation(reduce), comm.0, stream),
+                Collective::AllGather => library::ncclAllGather(from, to, count, ty, comm.0, stream),
+                Collective::ReduceScatter(reduce) => library::ncclReduceScatter(from, to, count, ty, operation(reduce), comm.0, stream),
                 Collective::AllToAll | Collective::Shift => {
-                    check("ncclGroupStart", sys::ncclGroupStart())?;
+                    check("ncclGroupStart", library::ncclGroupStart())?;
                     let issued = parts(members, self.rank, terms).into_iter().try_for_each(|(other, part)| {
                         let at = part.offset;
                         if part.gives {
-                            check("ncclSend", sys::ncclSend((src + at) as *const c_void, count, ty, other, comm.0, stream))?;
+                            check("ncclSend", library::ncclSend((src + at) as *const c_void, count, ty, other, comm.0, stream))?;
                         }
                         if part.gets {
-                            check("ncclRecv", sys::ncclRecv((dst + at) as *mut c_void, count, ty, other, comm.0, stream))?;
+                            check("ncclRecv", library::ncclRecv((dst + at) as *mut c_void, count, ty, other, comm.0, stream))?;
                         }
                         Ok::<(), String>(())
                     });
-                    let ended = sys::ncclGroupEnd();
+                    let ended = library::ncclGroupEnd();
                     issued?;
                     ended
                 }
