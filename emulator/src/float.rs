@@ -11,6 +11,15 @@ pub fn widen(e: Element, bits: u16) -> f32 {
     }
 }
 
+/// The lower and the upper halves of words.
+pub fn halves<const N: usize>(e: Element, words: &[u32; N]) -> [[f32; N]; 2] {
+    match e {
+        Element::F16 => [words.map(|v| f16::from_bits(v as u16).to_f32()), words.map(|v| f16::from_bits((v >> 16) as u16).to_f32())],
+        Element::Bf16 => [words.map(|v| f32::from_bits(v << 16)), words.map(|v| f32::from_bits(v & 0xFFFF_0000))],
+        Element::Tf32 => unreachable!("invariant: tf32 has 32 bits"),
+    }
+}
+
 pub fn narrow(e: Element, x: f32) -> u16 {
     match e {
         Element::F16 => f16::from_f32(x).to_bits(),

@@ -7,16 +7,19 @@ use crate::warp::{Warp, Words};
 /// The A operand of 16 rows from registers, for k of 4, 8 or 16.
 pub fn fragment_a(e: Element, k: usize, a: &[Words]) -> [[f32; 16]; 16] {
     let mut out = [[0.0; 16]; 16];
-    for l in 0..32 {
-        let (row, t) = (l / 4, l % 4);
-        for (n, v) in a.iter().enumerate() {
-            let (r, block) = (row + 8 * (n % 2), n / 2);
-            match e {
-                Element::Tf32 => out[r][t + 4 * block] = tf32(v[l]),
-                Element::F16 | Element::Bf16 => {
-                    let c = 2 * t + 8 * block;
-                    out[r][c] = float::widen(e, v[l] as u16);
-                    out[r][c + 1] = float::widen(e, (v[l] >> 16) as u16);
+    for (n, v) in a.iter().enumerate() {
+        let (down, block) = (8 * (n % 2), n / 2);
+        match e {
+            Element::Tf32 => {
+                for (l, v) in v.iter().enumerate() {
+                    out[l / 4 + down][l % 4 + 4 * block] = tf32(*v);
+                }
+            }
+            Element::F16 | Element::Bf16 => {
+                let [low, high] = float::halves(e, v);
+                for l in 0..32 {
+                    let place = &mut out[l / 4 + down][2 * (l % 4) + 8 * block..][..2];
+                    (place[0], place[1]) = (low[l], high[l]);
                 }
             }
         }
@@ -37,13 +40,18 @@ pub fn mma(w: &mut Warp, e: Element, k: u32, d: &[W; 4], a: &[Sw], b: &[Sw], c: 
     let am = fragment_a(e, k, &a);
     let mut bm = [[0f32; 8]; 16];
     for (n, s) in b.iter().enumerate() {
-        for (l, v) in w.word(*s).into_iter().enumerate() {
-            let (col, t) = (l / 4, l % 4);
-            match e {
-                Element::Tf32 => bm[t + 4 * n][col] = tf32(v),
-                Element::F16 | Element::Bf16 => {
-                    bm[2 * t + 8 * n][col] = float::widen(e, v as u16);
-                    bm[2 * t + 8 * n + 1][col] = float::widen(e, (v >> 16) as u16);
+        let v = w.word(*s);
+        match e {
+            Element::Tf32 => {
+                for (l, v) in v.iter().enumerate() {
+                    bm[l % 4 + 4 * n][l / 4] = tf32(*v);
+                }
+            }
+            Element::F16 | Element::Bf16 => {
+                let [low, high] = float::halves(e, &v);
+                for l in 0..32 {
+                    let rows = &mut bm[2 * (l % 4) + 8 * n..][..2];
+                    (rows[0][l / 4], rows[1][l / 4]) = (low[l], high[l]);
                 }
             }
         }
