@@ -10,11 +10,12 @@
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
 //! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.
+//! Tensor maps are parameters before it; how far each begins before its operand are the last words.
 
 use crate::Shape;
 use crate::build::simt::{Bounds, WARPS};
-use ir::kernel::Kernel;
-use ir::launch::{Launch, Parameter, WARP};
+use ir::kernel::{Family, Kernel};
+use ir::launch::{Launch, MAP_BYTES, Parameter, TensorMap, WARP};
 
 /// The parameters of a kernel, as a builder sees them.
 #[derive(Clone, Copy)]
@@ -32,9 +33,10 @@ pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *co
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
-/// Bytes of a GPU kernel's parameters.
+/// Bytes of a GPU kernel's parameters, at most: products may have a tensor map for either factor.
 pub fn parameter_bytes(kernel: &Kernel) -> usize {
-    8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA)
+    let maps = if kernel.family == Family::Gemm { 2 * (MAP_BYTES + 8) } else { 0 };
+    8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA) + maps
 }
 
 /// Multiprocessors of the largest GPU of today.
@@ -49,13 +51,26 @@ pub fn launch_of_warps(kernel: &Kernel, shape: &Shape) -> Launch {
     let of_block = shape.scratch_bytes * u64::from(WARPS);
     let room = SCRATCH.checked_div(of_block).unwrap_or(FILL).max(1);
     let grid = shape.tiles.div_ceil(WARPS.into()).clamp(1, FILL.min(room));
-    Launch { grid: grid as u32, block: WARPS * WARP, shared_bytes: 0, scratch_bytes: grid * of_block, parameters: parameters(kernel, shape) }
+    Launch {
+        grid: grid as u32,
+        block: WARPS * WARP,
+        shared_bytes: 0,
+        scratch_bytes: grid * of_block,
+        maps: vec![],
+        parameters: parameters(kernel, shape),
+    }
 }
 
 /// The launch of a kernel whose blocks compute tiles: as many as run at a time on the largest GPU of today, if there is work for them.
 pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_bytes: u32) -> Launch {
     let grid = shape.tiles.clamp(1, (MULTIPROCESSORS * bounds.blocks).into());
-    Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, parameters: parameters(kernel, shape) }
+    Launch { grid: grid as u32, block: bounds.threads, shared_bytes, scratch_bytes: 0, maps: vec![], parameters: parameters(kernel, shape) }
+}
+
+/// A launch with tensor maps beside what it has.
+pub fn with_maps(launch: Launch, maps: Vec<TensorMap>) -> Launch {
+    let shifts = (0..maps.len() as u32).map(Parameter::Shift);
+    Launch { parameters: launch.parameters.into_iter().chain(shifts).collect(), maps, ..launch }
 }
 
 fn parameters(kernel: &Kernel, shape: &Shape) -> Vec<Parameter> {

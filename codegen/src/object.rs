@@ -124,7 +124,7 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
         Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
         Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,
     };
-    launch.check(kernel).map_err(CompileError::unsupported)?;
+    launch.check(kernel, &target.cpu).map_err(CompileError::unsupported)?;
     Ok(Written { shape, launch: Some(launch), mlir: None, module: b.module })
 }
 

@@ -70,7 +70,7 @@ impl Ptxas {
             shared_bytes: number(" bytes smem"),
             stack_bytes: number(" bytes stack frame"),
             spill_bytes: number(" bytes spill stores") + number(" bytes spill loads"),
-            warnings: text.lines().filter(|l| l.contains("warning") || l.contains("C7508") || l.contains("C7517")).map(str::to_owned).collect(),
+            warnings: text.lines().filter(|l| l.contains("warning") || l.contains("(C75")).map(str::to_owned).collect(),
         })
     }
 

@@ -1,14 +1,13 @@
 //! How a compiled kernel is launched on a GPU: code generation says it, the artifact keeps it, devices do it.
 
 use crate::kernel::Kernel;
+use crate::op::DType;
 use serde::{Deserialize, Serialize};
 
 /// Lanes of a warp.
 pub const WARP: u32 = 32;
 /// Most threads of a block.
 pub const MOST_THREADS: u32 = 1024;
-/// Most bytes of shared memory of a block: that of sm_90.
-pub const MOST_SHARED: u32 = 227 << 10;
 /// Bytes of parameters that every driver takes.
 pub const FEW_PARAMETERS: usize = 4096;
 /// Most bytes of parameters, which drivers take from CUDA 12.1 on, of kernels of PTX 8.1.
@@ -17,6 +16,15 @@ pub const MOST_PARAMETERS: usize = 32_764;
 const MOST_BLOCKS: u32 = 1 << 24;
 /// Most bytes of scratch of a launch.
 const MOST_SCRATCH: u64 = 1 << 40;
+/// Bytes of a tensor map, as the driver writes it.
+pub const MAP_BYTES: usize = 128;
+/// Bytes of which a tensor map's first element, and its strides, are multiples.
+pub const MAP_ALIGN: u64 = 16;
+
+/// Most bytes of shared memory of a block on GPUs of a kind: of the newer ones, on those that run their code alone.
+fn most_shared(arch: &str) -> u32 {
+    if arch == "sm_90a" { 227 << 10 } else { 163 << 10 }
+}
 
 /// One word of a kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +38,92 @@ pub enum Parameter {
     Number(u64),
     /// The address of the launch's scratch.
     Scratch,
+    /// By how many elements the tensor of a map begins before its operand ([`TensorMap`]).
+    Shift(u32),
+}
+
+/// How 16-byte pieces of a box's rows change places in shared memory, against bank conflicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Swizzle {
+    /// Rows of up to 128 bytes; the number of a piece is combined with that of the row, modulo 8, by exclusive or.
+    B128,
+}
+
+impl Swizzle {
+    /// Most bytes of a box's rows.
+    fn row(self) -> u64 {
+        match self {
+            Swizzle::B128 => 128,
+        }
+    }
+}
+
+/// A tensor of up to five dims and the box of it that one copy takes to shared memory, as `cuTensorMapEncodeTiled` of the driver has it. What of
+/// a box lies outside of the tensor is zero.
+///
+/// The driver wants a first element whose address is a multiple of 16. Where that of the operand is not, the tensor begins up to 15 bytes
+/// before it, and is longer by as many elements ([`Parameter::Shift`]): kernels add them to the first coordinate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorMap {
+    /// The operand, counted as for [`Parameter::Argument`].
+    pub argument: u32,
+    /// Of its elements.
+    pub dtype: DType,
+    /// Elements along each dim, the innermost first.
+    pub sizes: Vec<u64>,
+    /// Bytes from one index to the next, of all dims but the innermost, whose elements are neighbours; each a multiple of the one before.
+    pub strides: Vec<u64>,
+    /// Elements of the box along each dim.
+    pub extents: Vec<u32>,
+    pub swizzle: Swizzle,
+}
+
+impl TensorMap {
+    /// Bytes from one element to the next.
+    fn element(&self) -> u64 {
+        self.dtype.bytes()
+    }
+
+    /// By how many elements the tensor begins before its operand at an address.
+    fn shift(&self, address: u64) -> u64 {
+        address % MAP_ALIGN / self.element()
+    }
+
+    /// The address and the sizes of the tensor, of an operand at an address.
+    pub fn placed(&self, address: u64) -> (u64, Vec<u64>) {
+        let mut sizes = self.sizes.clone();
+        sizes[0] += self.shift(address);
+        (address - address % MAP_ALIGN, sizes)
+    }
+
+    /// Whether the driver takes it, wherever the operand lies.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, kernel: &Kernel) -> Result<(), String> {
+        let outputs = kernel.outputs.iter().map(|o| kernel.body[o.value].ty.dtype);
+        let operand = kernel.inputs.iter().map(|i| i.ty.dtype).chain(outputs).nth(self.argument as usize);
+        if operand != Some(self.dtype) || !matches!(self.dtype, DType::F32 | DType::Bf16 | DType::F16) {
+            return Err(format!("a tensor map of {} elements for operand {}", self.dtype.name(), self.argument));
+        }
+        let dims = self.sizes.len();
+        if !(1..=5).contains(&dims) || self.strides.len() + 1 != dims || self.extents.len() != dims {
+            return Err(format!("a tensor map of {dims} dims, {} strides, {} extents", self.strides.len(), self.extents.len()));
+        }
+        // One less than 2^31 by as much as the innermost may grow: coordinates are signed.
+        if self.sizes.iter().any(|s| !(1..(1 << 31) - MAP_ALIGN).contains(s)) || self.extents.iter().any(|e| !(1..=256).contains(e)) {
+            return Err(format!("a tensor map of sizes {:?} in boxes of {:?}", self.sizes, self.extents));
+        }
+        let multiples = self.strides.iter().scan(MAP_ALIGN, |before, s| Some(s.is_multiple_of(std::mem::replace(before, *s))));
+        if self.strides.iter().any(|s| !(1..1 << 40).contains(s)) || !multiples.fold(true, |all, m| all && m) {
+            return Err(format!("a tensor map of strides {:?}, not multiples of {MAP_ALIGN} and of each other", self.strides));
+        }
+        match u64::from(self.extents[0]) * self.element() {
+            row if row.is_multiple_of(MAP_ALIGN) && row <= self.swizzle.row() => Ok(()),
+            row => Err(format!("a tensor map in boxes with rows of {row} bytes")),
+        }
+    }
 }
 
 /// A launch, but for the values of its parameters.
@@ -43,16 +137,18 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Bytes of device memory that the blocks share while they run; nothing in it is kept.
     pub scratch_bytes: u64,
+    /// Parameters of the kernel before all others, each [`MAP_BYTES`] long.
+    pub maps: Vec<TensorMap>,
     /// In order, each 8 bytes.
     pub parameters: Vec<Parameter>,
 }
 
 impl Launch {
-    /// Whether a GPU can launch it, with what the kernel has.
+    /// Whether a GPU of a kind (`sm_80`, `sm_90a`) can launch it, with what the kernel has.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self, kernel: &Kernel) -> Result<(), String> {
+    pub fn check(&self, kernel: &Kernel, arch: &str) -> Result<(), String> {
         let fits = |what: &str, n: u64, least: u64, most: u64| match n {
             n if (least..=most).contains(&n) => Ok(()),
             n => Err(format!("{n} {what}, not {least} to {most}")),
@@ -62,14 +158,19 @@ impl Launch {
         if !self.block.is_multiple_of(WARP) {
             return Err(format!("{} threads a block are not whole warps", self.block));
         }
-        fits("bytes of shared memory", self.shared_bytes.into(), 0, MOST_SHARED.into())?;
+        fits("bytes of shared memory", self.shared_bytes.into(), 0, most_shared(arch).into())?;
         fits("bytes of scratch", self.scratch_bytes, 0, MOST_SCRATCH)?;
-        fits("bytes of parameters", 8 * self.parameters.len() as u64, 0, MOST_PARAMETERS as u64)?;
+        fits("bytes of parameters", self.parameter_bytes() as u64, 0, MOST_PARAMETERS as u64)?;
+        if !self.maps.is_empty() && arch != "sm_90a" {
+            return Err(format!("tensor maps, which {arch} lacks"));
+        }
+        self.maps.iter().try_for_each(|m| m.check(kernel))?;
         let (arguments, scalars) = (kernel.inputs.len() + kernel.outputs.len(), kernel.scalars.len());
         for parameter in &self.parameters {
             let (what, k, count) = match parameter {
                 Parameter::Argument(k) => ("operand", *k, arguments),
                 Parameter::Scalar(k) => ("scalar", *k, scalars),
+                Parameter::Shift(k) => ("tensor map", *k, self.maps.len()),
                 Parameter::Number(_) | Parameter::Scratch => continue,
             };
             if k as usize >= count {
@@ -79,62 +180,134 @@ impl Launch {
         Ok(())
     }
 
+    /// Bytes of all parameters.
+    pub fn parameter_bytes(&self) -> usize {
+        MAP_BYTES * self.maps.len() + 8 * self.parameters.len()
+    }
+
     /// The parameters as the kernel reads them, little-endian, for the addresses of operands, the bits of scalars, the address of scratch. What
-    /// they refer to has been checked ([`Launch::check`]).
-    pub fn pack(&self, operands: &[u64], scalars: &[u64], scratch: u64) -> Vec<u8> {
+    /// they refer to has been checked ([`Launch::check`]). `encode` gives the bytes of a tensor map whose operand lies at an address.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    pub fn pack<E>(
+        &self,
+        operands: &[u64],
+        scalars: &[u64],
+        scratch: u64,
+        mut encode: impl FnMut(&TensorMap, u64) -> Result<[u8; MAP_BYTES], E>,
+    ) -> Result<Vec<u8>, E> {
         let word = |p: &Parameter| match p {
             Parameter::Argument(k) => operands[*k as usize],
             Parameter::Scalar(k) => scalars[*k as usize],
             Parameter::Number(n) => *n,
             Parameter::Scratch => scratch,
+            Parameter::Shift(k) => {
+                let map = &self.maps[*k as usize];
+                map.shift(operands[map.argument as usize])
+            }
         };
-        self.parameters.iter().flat_map(|p| word(p).to_le_bytes()).collect()
+        let mut packed = vec![];
+        for map in &self.maps {
+            packed.extend(encode(map, operands[map.argument as usize])?);
+        }
+        packed.extend(self.parameters.iter().flat_map(|p| word(p).to_le_bytes()));
+        Ok(packed)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Body;
-    use crate::kernel::Family;
-    use crate::op::DType;
+    use crate::graph::{Body, Type};
+    use crate::kernel::{Family, Operand};
 
     fn launch() -> Launch {
         let parameters = vec![Parameter::Scalar(0), Parameter::Number(7), Parameter::Scratch];
-        Launch { grid: 3, block: 128, shared_bytes: 0, scratch_bytes: 64, parameters }
+        Launch { grid: 3, block: 128, shared_bytes: 0, scratch_bytes: 64, maps: vec![], parameters }
+    }
+
+    /// Of 200 rows of 100 bf16, padded to 104, in boxes of 8 rows.
+    fn map() -> TensorMap {
+        let (sizes, strides, extents) = (vec![100, 200], vec![208], vec![64, 8]);
+        TensorMap { argument: 0, dtype: DType::Bf16, sizes, strides, extents, swizzle: Swizzle::B128 }
     }
 
     fn kernel() -> Kernel {
+        let ty = Type::new(DType::Bf16, []);
         Kernel {
             on: crate::program::Space::Device,
             family: Family::Gemm,
             body: Body::default(),
-            inputs: vec![],
+            inputs: vec![Operand { ty, strides: vec![] }],
             scalars: vec![DType::F32],
             outputs: vec![],
         }
     }
 
+    fn words(bytes: &[u8]) -> Vec<u64> {
+        bytes.chunks(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes"))).collect()
+    }
+
     #[test]
     fn parameters_are_words_in_order() {
-        let words: Vec<u64> = launch().pack(&[], &[5], 9).chunks(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes"))).collect();
-        assert_eq!(words, [5, 7, 9]);
+        let packed = launch().pack(&[], &[5], 9, |_, _| Err("it has no maps")).expect("nothing is encoded");
+        assert_eq!(words(&packed), [5, 7, 9]);
+    }
+
+    #[test]
+    fn maps_come_first_and_begin_at_multiples_of_16() {
+        let l = Launch { maps: vec![map()], parameters: vec![Parameter::Argument(0), Parameter::Shift(0)], ..launch() };
+        assert_eq!(l.check(&kernel(), "sm_90a"), Ok(()));
+        for (address, shift) in [(4096, 0), (4102, 3)] {
+            let encode = |m: &TensorMap, at| {
+                let (base, sizes) = m.placed(at);
+                assert_eq!((base, sizes), (4096, vec![100 + shift, 200]));
+                Ok::<_, String>([1; MAP_BYTES])
+            };
+            let packed = l.pack(&[address], &[5], 9, encode).expect("it is encoded");
+            assert_eq!(packed[..MAP_BYTES], [1; MAP_BYTES]);
+            assert_eq!(words(&packed[MAP_BYTES..]), [address, shift]);
+        }
     }
 
     #[test]
     fn what_no_gpu_can_launch_is_refused() {
-        assert_eq!(launch().check(&kernel()), Ok(()));
-        let refused = |change: fn(&mut Launch)| {
+        assert_eq!(launch().check(&kernel(), "sm_80"), Ok(()));
+        let refused_by = |arch: &str, change: fn(&mut Launch)| {
             let mut l = launch();
             change(&mut l);
-            l.check(&kernel()).expect_err("it cannot be launched")
+            l.check(&kernel(), arch).expect_err("it cannot be launched")
         };
+        let refused = |change| refused_by("sm_90a", change);
         assert_eq!(refused(|l| l.grid = 0), "0 blocks, not 1 to 16777216");
         assert_eq!(refused(|l| l.block = 2048), "2048 threads a block, not 32 to 1024");
         assert_eq!(refused(|l| l.block = 100), "100 threads a block are not whole warps");
         assert_eq!(refused(|l| l.shared_bytes = 1 << 20), "1048576 bytes of shared memory, not 0 to 232448");
-        assert_eq!(refused(|l| l.parameters = vec![Parameter::Argument(0)]), "operand 0 of 0");
+        assert_eq!(refused_by("sm_80", |l| l.shared_bytes = 164 << 10), "167936 bytes of shared memory, not 0 to 166912");
+        assert_eq!(refused(|l| l.parameters = vec![Parameter::Argument(1)]), "operand 1 of 1");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Scalar(1)]), "scalar 1 of 1");
+        assert_eq!(refused(|l| l.parameters = vec![Parameter::Shift(0)]), "tensor map 0 of 0");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Scratch; 4096]), "32768 bytes of parameters, not 0 to 32764");
+        assert_eq!(refused_by("sm_80", |l| l.maps = vec![map()]), "tensor maps, which sm_80 lacks");
+    }
+
+    #[test]
+    fn what_the_driver_refuses_is_no_tensor_map() {
+        let refused = |change: fn(&mut TensorMap)| {
+            let mut m = map();
+            change(&mut m);
+            m.check(&kernel()).expect_err("the driver refuses it")
+        };
+        assert_eq!(refused(|m| m.argument = 1), "a tensor map of bf16 elements for operand 1");
+        assert_eq!(refused(|m| m.dtype = DType::F16), "a tensor map of f16 elements for operand 0");
+        assert_eq!(refused(|m| m.sizes.push(1)), "a tensor map of 3 dims, 1 strides, 2 extents");
+        assert_eq!(refused(|m| m.sizes[1] = 1 << 31), "a tensor map of sizes [100, 2147483648] in boxes of [64, 8]");
+        assert_eq!(refused(|m| m.extents[1] = 257), "a tensor map of sizes [100, 200] in boxes of [64, 257]");
+        assert_eq!(refused(|m| m.strides[0] = 200), "a tensor map of strides [200], not multiples of 16 and of each other");
+        assert_eq!(refused(|m| m.extents[0] = 72), "a tensor map in boxes with rows of 144 bytes");
+        let deeper = |stride| TensorMap { sizes: vec![100, 200, 3], strides: vec![208, stride], extents: vec![64, 8, 1], ..map() };
+        assert_eq!(deeper(416).check(&kernel()), Ok(()));
+        assert!(deeper(432).check(&kernel()).is_err());
     }
 }

@@ -297,8 +297,8 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
         Target::Reference => vec![],
         Target::Cpu { .. } | Target::Gpu { .. } => entries(&dir.join(KERNELS), &job)?,
     };
-    if let Target::Gpu { .. } = manifest.target {
-        launchable(&dir.join(KERNELS), &job, &kernels)?;
+    if let Target::Gpu { arch } = &manifest.target {
+        launchable(&dir.join(KERNELS), &job, &kernels, arch)?;
         if let Some(entry) = kernels.iter().find(|e| !manifest.files.contains_key(&module(&e.name))) {
             return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {}", module(&entry.name)) });
         }
@@ -351,10 +351,10 @@ fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
     }
 }
 
-/// Every kernel says how it is launched, and a GPU can do that.
-fn launchable(path: &Path, job: &Job, entries: &[KernelEntry]) -> Result<(), ArtifactError> {
+/// Every kernel says how it is launched, and a GPU of the kind can do that.
+fn launchable(path: &Path, job: &Job, entries: &[KernelEntry], arch: &str) -> Result<(), ArtifactError> {
     for (entry, kernel) in entries.iter().zip(&job.kernels) {
-        let sound = entry.launch.as_ref().map_or_else(|| Err("nothing about its launch".into()), |l| l.check(kernel));
+        let sound = entry.launch.as_ref().map_or_else(|| Err("nothing about its launch".into()), |l| l.check(kernel, arch));
         sound.map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: format!("kernel `{}` has {e}", entry.name) })?;
     }
     Ok(())
@@ -421,7 +421,8 @@ mod tests {
     #[test]
     fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
         let dir = tempfile::tempdir().unwrap();
-        let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters: vec![ir::launch::Parameter::Argument(0)] };
+        let parameters = vec![ir::launch::Parameter::Argument(0)];
+        let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
         let out = for_gpus(dir.path(), Some(launch.clone()));
         let artifact = read(&out).unwrap();
         assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));

@@ -1,6 +1,7 @@
 //! The table of inline assembly: every instruction that kernels use and LLVM has no operation for, with its operands.
 //!
-//! Names and operands are those of the PTX ISA 8.0: `cp.async`, `ldmatrix`, `mma.sync`, `wgmma` and its synchronisation, `fence.proxy`.
+//! Names and operands are those of the PTX ISA 8.0: `cp.async`, `ldmatrix`, `mma.sync`, `wgmma` and its synchronisation, `fence.proxy`, `mbarrier`,
+//! `cp.async.bulk.tensor`, `setmaxnreg`.
 
 use std::fmt::Write;
 
@@ -48,12 +49,33 @@ pub enum Instruction {
     CommitProducts,
     /// Waits until all but the last so many groups of products are done.
     WaitProducts { left: u32 },
+    /// `(mbarrier in shared)`: its phases end with so many arrivals, and all bytes that are expected.
+    BarrierInit { arrivals: u32 },
+    /// The mbarriers that this thread initialised may be used by copies, of the threads that it meets hereafter.
+    FenceBarriers,
+    /// `(mbarrier)`: arrives; what this thread did before is done for those who see the phase end.
+    Arrive,
+    /// `(mbarrier, bytes)`: arrives, and expects so many bytes of copies in this phase.
+    ArriveExpecting,
+    /// `(mbarrier, parity)`: 1 if a phase of that parity has ended, the last one or that before the first; 0 maybe after having waited for a while.
+    TryWait,
+    /// `(to in shared, tensor map, as many coordinates as dims, mbarrier)`: copies a box in the background and completes its bytes at the mbarrier.
+    /// One thread does it. The map's address is generic; coordinates count from the innermost.
+    CopyBox { dims: u32 },
+    /// 1 in one lane of the warp, 0 in all others.
+    Elect,
+    /// From here on the threads of the warpgroup have so many registers, more than before.
+    MoreRegisters(u32),
+    /// Likewise, fewer.
+    FewerRegisters(u32),
 }
 
 /// What an instruction gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Results {
     Nothing,
+    /// A 32-bit number.
+    Word,
     /// 32-bit numbers, several.
     Words(usize),
     /// f32, several.
@@ -128,6 +150,30 @@ impl Instruction {
                     results: Results::Floats(count),
                 }
             }
+            Instruction::BarrierInit { arrivals } => nothing(format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), &[("r", 1)]),
+            Instruction::FenceBarriers => nothing("fence.mbarrier_init.release.cluster;".into(), &[]),
+            Instruction::Arrive => nothing("mbarrier.arrive.shared::cta.b64 _, [$0];".into(), &[("r", 1)]),
+            Instruction::ArriveExpecting => nothing("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;".into(), &[("r", 2)]),
+            Instruction::TryWait => Text {
+                template: "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }".into(),
+                constraints: constraints(&[("=r", 1), ("r", 2)], true),
+                results: Results::Word,
+            },
+            Instruction::CopyBox { dims } => {
+                let dims = dims as usize;
+                let at = list(2, dims);
+                nothing(
+                    format!("cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {at}], [${}];", dims + 2),
+                    &[("r", 1), ("l", 1), ("r", dims + 1)],
+                )
+            }
+            Instruction::Elect => Text {
+                template: "{ .reg .pred p; elect.sync _|p, -1; selp.u32 $0, 1, 0, p; }".into(),
+                constraints: constraints(&[("=r", 1)], true),
+                results: Results::Word,
+            },
+            Instruction::MoreRegisters(count) => nothing(format!("setmaxnreg.inc.sync.aligned.u32 {count};"), &[]),
+            Instruction::FewerRegisters(count) => nothing(format!("setmaxnreg.dec.sync.aligned.u32 {count};"), &[]),
             Instruction::Multiply(half) => {
                 let half = half.name();
                 Text {

@@ -13,6 +13,10 @@ use inkwell::{AddressSpace, IntPredicate};
 /// A number of 32 or 64 bits.
 pub type Index<'c> = IntValue<'c>;
 
+/// A number of 32 bits that changes as the kernel runs: a register, wherever it is set.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable<'c>(PointerValue<'c>);
+
 const SHARED: u16 = 3;
 /// Name and alignment of a block's dynamic shared memory.
 const SHARED_NAME: &str = "block_memory";
@@ -41,6 +45,11 @@ impl<'c> Simt<'c> {
     /// The number of this thread in its block, 32 bits.
     pub fn thread(&self) -> Index<'c> {
         self.value("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[]).into_int_value()
+    }
+
+    /// A number of 32 bits that is the same in all lanes, in a way that the assembler sees it.
+    pub fn uniform(&self, a: Index<'c>) -> Index<'c> {
+        self.broadcast(a.into(), self.index(0)).into_int_value()
     }
 
     /// Whether `a < b`, both signed.
@@ -72,6 +81,39 @@ impl<'c> Simt<'c> {
             f();
             vec![]
         });
+    }
+
+    pub fn variable(&self, initial: Index<'c>) -> Variable<'c> {
+        let here = self.writer.get_insert_block().expect("invariant: a block is open");
+        let entry = self.function().get_first_basic_block().expect("invariant: the function has a block");
+        // Only what is reserved at the entry becomes a register.
+        match entry.get_first_instruction() {
+            Some(first) => self.writer.position_before(&first),
+            None => self.writer.position_at_end(entry),
+        }
+        let place = built(self.writer.build_alloca(self.context.i32_type(), ""));
+        self.writer.position_at_end(here);
+        let variable = Variable(place);
+        self.set(variable, initial);
+        variable
+    }
+
+    pub fn get(&self, variable: Variable<'c>) -> Index<'c> {
+        built(self.writer.build_load(self.context.i32_type(), variable.0, "")).into_int_value()
+    }
+
+    pub fn set(&self, variable: Variable<'c>, value: Index<'c>) {
+        built(self.writer.build_store(variable.0, value));
+    }
+
+    /// Waits until a phase of this parity of an mbarrier has ended.
+    pub fn wait(&self, barrier: Index<'c>, parity: Index<'c>) {
+        let [again, after] = ["wait", "over"].map(|n| self.context.append_basic_block(self.function(), n));
+        built(self.writer.build_unconditional_branch(again));
+        self.writer.position_at_end(again);
+        let over = self.asm(Instruction::TryWait, &[barrier.into(), parity.into()])[0].into_int_value();
+        built(self.writer.build_conditional_branch(self.equal(over, self.word(1)), after, again));
+        self.writer.position_at_end(after);
     }
 
     /// Does one of two things.
@@ -160,6 +202,7 @@ impl<'c> Simt<'c> {
         let several = |ty: BasicTypeEnum<'c>, count| self.context.struct_type(&vec![ty; count], false);
         let (ty, count) = match text.results {
             Results::Nothing => (self.context.void_type().fn_type(&types, false), 0),
+            Results::Word => (self.context.i32_type().fn_type(&types, false), 1),
             Results::Words(n) => (several(self.context.i32_type().into(), n).fn_type(&types, false), n),
             Results::Floats(n) => (several(self.context.f32_type().into(), n).fn_type(&types, false), n),
         };
@@ -170,6 +213,7 @@ impl<'c> Simt<'c> {
         let convergent = Attribute::get_named_enum_kind_id("convergent");
         call.add_attribute(AttributeLoc::Function, self.context.create_enum_attribute(convergent, 0));
         match call.try_as_basic_value().basic() {
+            Some(result) if text.results == Results::Word => vec![result],
             Some(results) => {
                 let results = results.into_struct_value();
                 (0..count).map(|k| built(self.writer.build_extract_value(results, k as u32, ""))).collect()

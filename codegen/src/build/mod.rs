@@ -11,6 +11,7 @@ pub mod fragments;
 pub mod llvm;
 pub mod mlir;
 pub mod simt;
+mod words;
 
 use crate::CompileError;
 use crate::abi::Entry;
@@ -149,6 +150,16 @@ pub trait Builder {
     fn store(&self, to: Self::Pointer, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
     /// Lane `i` to `base + offsets[i]`; the inverse of [`Builder::gather`]. Later lanes win.
     fn scatter(&self, base: Self::Pointer, offsets: Self::Vector, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
+    /// `count` neighbours in each lane, from `base + offsets[i]`, which is aligned to all of them or to 16 bytes.
+    fn gather_run(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, count: usize) -> Vec<Self::Vector> {
+        (0..count as i64).map(|k| self.gather(self.at_const(base, k * lane.bytes()), offsets, lane, None)).collect()
+    }
+    /// The inverse of [`Builder::gather_run`].
+    fn scatter_run(&self, base: Self::Pointer, offsets: Self::Vector, values: &[Self::Vector], lane: Lane) {
+        for (k, value) in (0..).zip(values) {
+            self.scatter(self.at_const(base, k * lane.bytes()), offsets, *value, lane, None);
+        }
+    }
     /// The first lane as one element.
     fn store_first(&self, to: Self::Pointer, value: Self::Vector, lane: Lane);
 

@@ -17,6 +17,7 @@ use inkwell::module::Module;
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
 use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
+use ir::launch::MAP_BYTES;
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
@@ -66,7 +67,7 @@ impl<'c> Simt<'c> {
     }
 
     /// The type in memory: masks are bytes there, bf16 the upper half of an f32.
-    fn stored_type(&self, lane: Lane) -> BasicTypeEnum<'c> {
+    pub(super) fn stored_type(&self, lane: Lane) -> BasicTypeEnum<'c> {
         match lane {
             Lane::Bf16 => self.context.i16_type().into(),
             Lane::F16 => self.context.f16_type().into(),
@@ -75,7 +76,7 @@ impl<'c> Simt<'c> {
         }
     }
 
-    fn loaded(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
+    pub(super) fn loaded(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
         match lane {
             Lane::Mask => {
                 let byte = value.into_int_value();
@@ -90,7 +91,7 @@ impl<'c> Simt<'c> {
         }
     }
 
-    fn storable(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
+    pub(super) fn storable(&self, lane: Lane, value: Value<'c>) -> Value<'c> {
         match lane {
             Lane::Mask => built(self.writer.build_int_z_extend(value.into_int_value(), self.context.i8_type(), "")).into(),
             Lane::Bf16 => {
@@ -129,7 +130,7 @@ impl<'c> Simt<'c> {
     }
 
     /// All lanes have done what is before this, and see it.
-    fn meet(&self) {
+    pub fn meet(&self) {
         self.call("llvm.nvvm.bar.warp.sync", &[], &[self.number(ALL)]);
     }
 
@@ -301,36 +302,69 @@ enum Unit {
     Block,
 }
 
+/// What a kernel is called with.
+pub struct Given<'c> {
+    /// Where pointers and scalars lie, 8 bytes each.
+    pub arguments: PointerValue<'c>,
+    pub scalars: PointerValue<'c>,
+    /// The number of tiles, where scratch is, its bytes per warp.
+    tiles: IntValue<'c>,
+    scratch: IntValue<'c>,
+    stride: IntValue<'c>,
+    /// Of each tensor map its address, and by how many elements it begins before the operand.
+    pub maps: Vec<[IntValue<'c>; 2]>,
+}
+
 impl<'c> Simt<'c> {
-    /// A kernel of the module [`crate::abi`]: each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
-    fn frame<T>(
-        &self,
-        name: &str,
-        [pointers, scalars]: [usize; 2],
-        unit: Unit,
-        bounds: Bounds,
-        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
-    ) -> Result<T, CompileError> {
-        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
-        let parameters: BasicMetadataTypeEnum = self.context.ptr_type(AddressSpace::default()).into();
-        let function = self.module.add_function(name, self.context.void_type().fn_type(&[parameters], false), None);
+    /// Begins a kernel of the module [`crate::abi`].
+    fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: Bounds) -> Given<'c> {
+        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA + maps);
+        let parameters = vec![BasicMetadataTypeEnum::from(self.context.ptr_type(AddressSpace::default())); maps + 1];
+        let function = self.module.add_function(name, self.context.void_type().fn_type(&parameters, false), None);
         function.set_call_conventions(PTX_KERNEL);
         set_target_attributes(self.context, function, &self.cpu, &self.features);
         for (name, value) in [("nvvm.maxntid", bounds.threads), ("nvvm.minctasm", bounds.blocks)] {
             function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, &value.to_string()));
         }
-        let block = self.context.i8_type().array_type(bytes as u32);
         let kind = Attribute::get_named_enum_kind_id;
-        function.add_attribute(AttributeLoc::Param(0), self.context.create_type_attribute(kind("byval"), block.into()));
-        function.add_attribute(AttributeLoc::Param(0), self.context.create_enum_attribute(kind("align"), 8));
+        let by_value = |number: usize, bytes: usize, align| {
+            let at = AttributeLoc::Param(number as u32);
+            let block = self.context.i8_type().array_type(bytes as u32);
+            function.add_attribute(at, self.context.create_type_attribute(kind("byval"), block.into()));
+            function.add_attribute(at, self.context.create_enum_attribute(kind("align"), align));
+        };
+        for number in 0..maps {
+            by_value(number, MAP_BYTES, 64);
+            // It is read where the launch put it.
+            function.add_attribute(AttributeLoc::Param(number as u32), self.context.create_string_attribute("nvvm.grid_constant", ""));
+        }
+        by_value(maps, bytes, 8);
         self.writer.position_at_end(self.context.append_basic_block(function, "entry"));
 
-        let arguments = function.get_nth_param(0).expect("invariant: there is a parameter").into_pointer_value();
+        let parameter = |number: usize| function.get_nth_param(number as u32).expect("invariant: there is a parameter").into_pointer_value();
+        let arguments = parameter(maps);
         let scalar = |k: usize| {
             let from = self.at_const(arguments, 8 * (pointers + k) as i64);
             built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
         };
         let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
+        let map = |number: usize| {
+            let address = built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
+            [address, scalar(scalars + crate::abi::GPU_EXTRA + number)]
+        };
+        Given { arguments, scalars: self.at_const(arguments, 8 * pointers as i64), tiles, scratch, stride, maps: (0..maps).map(map).collect() }
+    }
+
+    /// A kernel of which each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
+    fn frame<T>(
+        &self,
+        name: &str,
+        counts: [usize; 2],
+        unit: Unit,
+        bounds: Bounds,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
+    ) -> Result<T, CompileError> {
+        let Given { arguments, scalars, tiles, scratch, stride, .. } = self.begin(name, counts, 0, bounds);
         let (unit, units) = match unit {
             Unit::Warp => {
                 let threads = self.register("ntid.x");
@@ -343,13 +377,7 @@ impl<'c> Simt<'c> {
         let scratch = self.global(self.index_add(scratch, self.index_mul(unit, stride)));
         let mut result = None;
         self.counted([unit, tiles, units], &[], &mut |tile, _| {
-            let entry = Entry {
-                arguments,
-                scalars: self.at_const(arguments, 8 * pointers as i64),
-                first_tile: tile,
-                end_tile: self.index_add(tile, self.index(1)),
-                scratch,
-            };
+            let entry = Entry { arguments, scalars, first_tile: tile, end_tile: self.index_add(tile, self.index(1)), scratch };
             result = Some(body(&entry));
             vec![]
         });
@@ -369,6 +397,32 @@ impl<'c> Simt<'c> {
         body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
     ) -> Result<T, CompileError> {
         self.frame(name, arguments, Unit::Block, bounds, body)
+    }
+
+    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. The tiles are the block's to go through ([`Simt::tiles`]).
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn kernel_of_roles<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        maps: usize,
+        bounds: Bounds,
+        body: impl FnOnce(&Given<'c>) -> Result<T, CompileError>,
+    ) -> Result<T, CompileError> {
+        let result = body(&self.begin(name, arguments, maps, bounds));
+        built(self.writer.build_return(None));
+        result
+    }
+
+    /// Every n-th tile, n being the number of blocks. Numbers have 32 bits.
+    pub fn tiles(&self, given: &Given<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
+        let [first, step] = ["ctaid.x", "nctaid.x"].map(|name| self.narrow(self.register(name)));
+        self.counted([first, self.narrow(given.tiles), step], &[], &mut |tile, _| {
+            body(tile);
+            vec![]
+        });
     }
 }
 
@@ -440,6 +494,12 @@ impl<'c> Builder for Simt<'c> {
     }
     fn scatter(&self, base: PointerValue<'c>, offsets: Value<'c>, value: Value<'c>, lane: Lane, mask: Option<Value<'c>>) {
         self.store_one(self.moved(base, offsets), value, lane, mask);
+    }
+    fn gather_run(&self, base: PointerValue<'c>, offsets: Value<'c>, lane: Lane, count: usize) -> Vec<Value<'c>> {
+        self.load_words(self.moved(base, offsets), lane, count)
+    }
+    fn scatter_run(&self, base: PointerValue<'c>, offsets: Value<'c>, values: &[Value<'c>], lane: Lane) {
+        self.store_words(self.moved(base, offsets), values, lane);
     }
     fn store_first(&self, to: PointerValue<'c>, value: Value<'c>, lane: Lane) {
         self.store_one(to, value, lane, Some(self.mask_first(1)));

@@ -1,4 +1,4 @@
-//! The pointwise ops that follow a product, at one vector of the result.
+//! The pointwise ops that follow a product, at one vector of the result, or a vector of runs of neighbouring columns.
 
 use super::product::Product;
 use crate::CompileError;
@@ -39,55 +39,72 @@ pub struct Epilogue<'a, B: Builder> {
     pub row: B::Index,
     pub column: B::Index,
     pub outer: B::Index,
+    /// Where each lane's run of columns begins, if lanes do not have one column each. Runs are aligned ([`Builder::gather_run`]).
+    pub runs: Option<B::Vector>,
 }
 
 impl<B: Builder> Epilogue<'_, B> {
-    /// Computes the ops after the product and stores the outputs.
+    /// Computes the ops after the product and stores the outputs. There is one sum, or one for each column of a run.
     ///
     /// # Errors
     /// An op is not supported.
-    pub fn write(&self, spot: Spot<B>, sum: B::Vector) -> Result<(), CompileError> {
+    pub fn write(&self, spot: Spot<B>, sums: &[B::Vector]) -> Result<(), CompileError> {
         let (b, kernel) = (self.b, self.kernel);
         let dot = self.product.dot;
-        let mut known = BTreeMap::from([(dot, pointwise::rounded(b, kernel.body[dot].ty.dtype, sum))]);
+        let rounded = sums.iter().map(|sum| pointwise::rounded(b, kernel.body[dot].ty.dtype, *sum)).collect();
+        let mut known = BTreeMap::from([(dot, rounded)]);
         // All values before any store: an output may lie over an input.
-        let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, &mut known)).collect::<Result<Vec<_>, _>>()?;
-        for ((position, output), mut value) in kernel.outputs.iter().enumerate().zip(values) {
+        let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, sums.len(), &mut known)).collect::<Result<Vec<_>, _>>()?;
+        for ((position, output), mut values) in kernel.outputs.iter().enumerate().zip(values) {
             let dtype = kernel.body[output.value].ty.dtype;
             let lane = pointwise::stored(dtype);
             let tensor = kernel.inputs.len() + position;
             if output.accumulate {
-                let old = self.read(spot, tensor, lane);
-                value = accumulated(b, dtype, old, value);
+                let old = self.read(spot, tensor, lane, values.len());
+                values = old.iter().zip(values).map(|(old, value)| accumulated(b, dtype, *old, value)).collect();
             }
             let place = self.place(spot, tensor, lane);
-            match self.product.n.strides[tensor] {
-                1 => b.store(place, value, lane, spot.mask),
-                stride => b.scatter(place, self.offsets(stride, lane), value, lane, spot.mask),
+            match (self.product.n.strides[tensor], self.runs) {
+                (1, None) => b.store(place, values[0], lane, spot.mask),
+                (1, Some(_)) => b.scatter_run(place, self.offsets(1, lane), &values, lane),
+                (stride, _) => {
+                    for (k, value) in (0..).zip(values) {
+                        let place = b.at_const(place, k * stride * lane.bytes());
+                        b.scatter(place, self.offsets(stride, lane), value, lane, spot.mask);
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    fn value(&self, v: Value, spot: Spot<B>, known: &mut BTreeMap<Value, B::Vector>) -> Result<B::Vector, CompileError> {
-        if let Some(value) = known.get(&v) {
-            return Ok(*value);
+    /// One vector of a value, or `count` for runs.
+    fn value(&self, v: Value, spot: Spot<B>, count: usize, known: &mut BTreeMap<Value, Vec<B::Vector>>) -> Result<Vec<B::Vector>, CompileError> {
+        if let Some(values) = known.get(&v) {
+            return Ok(values.clone());
         }
         let (b, kernel) = (self.b, self.kernel);
         let node = &kernel.body[v];
-        let value = match &node.op {
-            Op::Input(i) => self.read(spot, *i as usize, pointwise::stored(node.ty.dtype)),
+        let values = match &node.op {
+            Op::Input(i) => self.read(spot, *i as usize, pointwise::stored(node.ty.dtype), count),
             op if op.is_source() => {
                 let sources = Sources { b, body: &kernel.body, scalars: self.scalars, scalar_count: kernel.scalars.len() };
-                sources.value(v, &mut |dim| self.local_index(spot, dim))?
+                let at = |k| Spot { column: spot.column + k, ..spot };
+                (0..count as i64).map(|k| sources.value(v, &mut |dim| self.local_index(at(k), dim))).collect::<Result<_, _>>()?
             }
             _ => {
-                let args = node.args.iter().map(|a| self.value(*a, spot, known)).collect::<Result<Vec<_>, _>>()?;
-                pointwise::apply(b, &kernel.body, v, &args)?
+                let args = node.args.iter().map(|a| self.value(*a, spot, count, known)).collect::<Result<Vec<_>, _>>()?;
+                let column = |k: usize| args.iter().map(|a| a[k]).collect::<Vec<_>>();
+                (0..count).map(|k| pointwise::apply(b, &kernel.body, v, &column(k))).collect::<Result<_, _>>()?
             }
         };
-        known.insert(v, value);
-        Ok(value)
+        known.insert(v, values.clone());
+        Ok(values)
+    }
+
+    /// The column of each lane in a vector, or where its run begins.
+    fn lanes(&self) -> B::Vector {
+        self.runs.unwrap_or_else(|| self.b.lane_numbers())
     }
 
     /// The local index along a dim of the result in each lane.
@@ -99,7 +116,7 @@ impl<B: Builder> Epilogue<'_, B> {
         }
         if let Some((inner, size)) = product.n.digit(dims, dim) {
             let first = b.index_add(self.column, b.index(spot.column));
-            let column = b.int2(IntBinary::Add, b.splat(first), b.lane_numbers());
+            let column = b.int2(IntBinary::Add, b.splat(first), self.lanes());
             return b.int2(IntBinary::Rem, b.int2(IntBinary::Div, column, b.i64(inner)), b.i64(size));
         }
         // The repetitions are numbered with the last direction fastest.
@@ -123,16 +140,20 @@ impl<B: Builder> Epilogue<'_, B> {
 
     fn offsets(&self, stride: i64, lane: Lane) -> B::Vector {
         let b = self.b;
-        b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(stride * lane.bytes()))
+        b.int2(IntBinary::Mul, self.lanes(), b.i64(stride * lane.bytes()))
     }
 
-    fn read(&self, spot: Spot<B>, tensor: usize, lane: Lane) -> B::Vector {
+    fn read(&self, spot: Spot<B>, tensor: usize, lane: Lane, count: usize) -> Vec<B::Vector> {
         let b = self.b;
         let place = self.place(spot, tensor, lane);
-        match self.product.n.strides[tensor] {
-            0 => b.load_splat(place, lane),
-            1 => b.load(place, lane, spot.mask),
-            stride => b.gather(place, self.offsets(stride, lane), lane, spot.mask),
+        match (self.product.n.strides[tensor], self.runs) {
+            (0, _) => vec![b.load_splat(place, lane); count],
+            (1, None) => vec![b.load(place, lane, spot.mask)],
+            (1, Some(_)) => b.gather_run(place, self.offsets(1, lane), lane, count),
+            (stride, _) => {
+                let at = |k: i64| b.at_const(place, k * stride * lane.bytes());
+                (0..count as i64).map(|k| b.gather(at(k), self.offsets(stride, lane), lane, spot.mask)).collect()
+            }
         }
     }
 }

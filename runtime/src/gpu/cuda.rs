@@ -9,7 +9,8 @@ use crate::artifact::Artifact;
 use crate::device::DeviceError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use ir::launch::{FEW_PARAMETERS, Launch};
+use ir::launch::{FEW_PARAMETERS, Launch, MAP_BYTES, Swizzle, TensorMap};
+use ir::op::DType;
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -74,7 +75,7 @@ fn version() -> Result<i32, DriverError> {
 
 /// Whether a driver takes a launch's parameters.
 fn takes(version: i32, launch: &Launch) -> Result<(), String> {
-    match 8 * launch.parameters.len() {
+    match launch.parameter_bytes() {
         bytes if bytes > FEW_PARAMETERS && version < LEAST_FOR_MANY => Err(format!(
             "the NVIDIA driver supports CUDA {}.{}, a kernel with {bytes} bytes of parameters needs 12.1 or newer",
             version / 1000,
@@ -284,6 +285,44 @@ fn function(ptx: &CString, name: &CString, launch: &Launch) -> Result<sys::CUfun
     Ok(function)
 }
 
+/// The driver's bytes of a tensor map. Its memory is read in pieces of 256 bytes, as neighbouring boxes share them.
+fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
+    let dtype = match map.dtype {
+        DType::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::I32 | DType::Bool => unreachable!("invariant: tensor maps are of floats"),
+    };
+    let swizzle = match map.swizzle {
+        Swizzle::B128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let (base, sizes) = map.placed(address);
+    let steps = vec![1; sizes.len()];
+    let mut out = sys::CUtensorMap { opaque: [0; MAP_BYTES / 8] };
+    // SAFETY: the lists are as long as the driver expects for so many dims, and `out` is writable; the memory is not touched.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut out,
+            dtype,
+            sizes.len() as u32,
+            base as *mut c_void,
+            sizes.as_ptr(),
+            map.strides.as_ptr(),
+            map.extents.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(|e| format!("a tensor map of sizes {sizes:?}, strides {:?}, in boxes of {:?}: {}", map.strides, map.extents, text(e)))?;
+    let mut bytes = [0; MAP_BYTES];
+    bytes.chunks_exact_mut(8).zip(out.opaque).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    Ok(bytes)
+}
+
 impl Card for Cuda {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         self.context.enter()?;
@@ -317,6 +356,10 @@ impl Card for Cuda {
             piece.copy_from_slice(pinned);
         }
         Ok(())
+    }
+
+    fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
+        encoded(map, address)
     }
 
     fn run(&self, work: &[Work]) -> Result<(), String> {
@@ -365,7 +408,8 @@ mod tests {
 
     #[test]
     fn many_parameters_need_a_newer_driver() {
-        let with = |count| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters: vec![ir::launch::Parameter::Scratch; count] };
+        let parameters = |count| vec![ir::launch::Parameter::Scratch; count];
+        let with = |count| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters: parameters(count) };
         assert_eq!([(12_000, 512), (12_010, 513)].map(|(version, count)| takes(version, &with(count))), [Ok(()), Ok(())]);
         let refused = "the NVIDIA driver supports CUDA 12.0, a kernel with 4104 bytes of parameters needs 12.1 or newer";
         assert_eq!(takes(12_000, &with(513)), Err(refused.into()));

@@ -4,6 +4,7 @@ use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
 use emulator::{Device, Launch, Module, Options};
+use ir::launch::{MAP_BYTES, Swizzle, TensorMap};
 
 /// The kernels of an artifact in the emulator.
 pub struct Emulated {
@@ -43,6 +44,15 @@ impl Card for Emulated {
 
     fn read(&self, _: Queue, address: u64, out: &mut [u8]) -> Result<(), String> {
         self.device.read(address, out).map_err(|e| e.to_string())
+    }
+
+    fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
+        let (base, size) = map.placed(address);
+        let swizzle = match map.swizzle {
+            Swizzle::B128 => emulator::Swizzle::B128,
+        };
+        let (stride, extent) = (map.strides.clone(), map.extents.clone());
+        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle }.encode()
     }
 
     fn run(&self, work: &[Work]) -> Result<(), String> {

@@ -14,6 +14,7 @@ use crate::comm::Terms;
 use crate::device::{Beside, Device, DeviceError, Element, Fabric, Location, Memory, bits, decode, encode};
 use crate::executor::Transfer;
 use ir::kernel::Kernel;
+use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Arena, Channel, KernelId, Space, Stream};
 use std::cell::RefCell;
@@ -113,6 +114,11 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// As for [`Card::write`].
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String>;
+    /// The bytes of a tensor map, as kernels take it, whose operand lies at an address.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String>;
     /// Does something, on each stream one after the other; maybe later.
     ///
     /// # Errors
@@ -282,7 +288,9 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
         let launch = self.entries.get(kernel.index()).and_then(|e| e.launch.as_ref()).ok_or_else(not_loaded)?;
         let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
         let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
-        self.later(Work::Launch { kernel, parameters: launch.pack(&operands, &scalars, self.scratch) });
+        let encode = |map: &TensorMap, address| self.held.card.encode(map, address);
+        let parameters = launch.pack(&operands, &scalars, self.scratch, encode).map_err(DeviceError::Failed)?;
+        self.later(Work::Launch { kernel, parameters });
         Ok(())
     }
 
@@ -344,6 +352,9 @@ mod tests {
             out.fill(0);
             Ok(())
         }
+        fn encode(&self, _: &TensorMap, _: u64) -> Result<[u8; MAP_BYTES], String> {
+            Err("its kernels have no tensor maps".into())
+        }
         fn run(&self, work: &[Work]) -> Result<(), String> {
             self.0.lock().unwrap().extend_from_slice(work);
             Ok(())
@@ -378,7 +389,7 @@ mod tests {
         let entry = |k: &Kernel| {
             let arguments = (0..(k.inputs.len() + k.outputs.len()) as u32).map(Parameter::Argument);
             let parameters = arguments.chain([Parameter::Scratch]).collect();
-            let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, parameters };
+            let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
             KernelEntry { name: k.name(), tiles: 1, scratch_bytes: 0, launch: Some(launch) }
         };
         let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();

@@ -139,6 +139,17 @@ fn experts_of_sixteen_bits_sum_in_f32_and_round_once() {
     }
 }
 
+/// Matrices that tensor maps describe on GPUs that have them.
+#[test]
+fn rows_whose_places_are_multiples_of_sixteen_bytes_meet_their_experts_matrix() {
+    for transposed in [false, true] {
+        for ends in [ENDS[0], ENDS[2], ENDS[4]] {
+            forward([72, 4, 80, 72], transposed, DType::Bf16, DType::F32).check(&ends, 1e-5);
+        }
+    }
+    forward([136, 4, 40, 104], true, DType::F16, DType::F16).check(&[50, 50, 70, 130], 0.01);
+}
+
 /// A grouped product of random dims in random storage orders, with a random epilogue.
 fn random_grouped(numbers: &mut Numbers) -> Grouped {
     let mut make = Make::default();

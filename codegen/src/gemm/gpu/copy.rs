@@ -42,6 +42,14 @@ pub enum Lines {
     Contracted,
 }
 
+impl Lines {
+    /// Those of a factor: the direction that is not dense, if one is.
+    pub fn of(product: &Product, tensor: usize) -> Lines {
+        let axis = if tensor == product.a { &product.m } else { &product.n };
+        if product.k.strides[tensor] == 1 || axis.strides[tensor] != 1 { Lines::Own } else { Lines::Contracted }
+    }
+}
+
 /// One factor's way.
 #[derive(Clone, Debug)]
 pub struct Copy {
@@ -102,7 +110,7 @@ impl Copy {
     pub fn new(product: &Product, tensor: usize, element: Element, tile: &Tile) -> Copy {
         let (axis, own) = if tensor == product.a { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
         let (own_stride, k_stride) = (axis.strides[tensor], product.k.strides[tensor]);
-        let lines = if k_stride == 1 || own_stride != 1 { Lines::Own } else { Lines::Contracted };
+        let lines = Lines::of(product, tensor);
         let elements = UNIT_BYTES / 2;
         let (dense, other) = match lines {
             Lines::Own => (k_stride == 1, own_stride),

@@ -1,6 +1,6 @@
 //! Products in f32: each thread has 8 x 8 sums, four rows and columns in either half of the tile.
 
-use super::Gpu;
+use super::plan::Plan;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
@@ -24,15 +24,15 @@ pub struct Fma<'c> {
 }
 
 impl<'c> Fma<'c> {
-    pub fn new(g: &Gpu<'_, 'c>) -> Self {
-        let (b, tile) = (g.b, &g.plan.tile);
+    pub fn new(b: &Simt<'c>, plan: &Plan) -> Self {
+        let tile = &plan.tile;
         let across = b.word(tile.columns / SIDE);
         let thread = b.thread();
         Fma {
             rows: tile.rows,
             columns: tile.columns,
             depth: tile.depth,
-            lines: [g.plan.a.words_line(), g.plan.b.words_line()],
+            lines: [plan.a.words_line(), plan.b.words_line()],
             first_row: b.index_mul(b.index_div(thread, across), b.word(RUN)),
             first_column: b.index_mul(b.index_rem(thread, across), b.word(RUN)),
         }

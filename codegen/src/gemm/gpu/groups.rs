@@ -2,21 +2,22 @@
 //!
 //! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
 
-use super::Gpu;
-use super::copy::{Lines, NARROW_LINE};
+use super::copy::NARROW_LINE;
+use super::plan::Tile;
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
 use crate::build::{Builder, IntBinary};
 
-/// Threads and rows of a warpgroup, rows of its warps, contracted elements of an instruction.
+/// Threads, warps and rows of a warpgroup, rows of its warps, contracted elements of an instruction.
 pub const THREADS: i64 = 128;
+const WARPS: i64 = 4;
 const ROWS: i64 = 64;
-const WARP_ROWS: i64 = 16;
+pub const WARP_ROWS: i64 = 16;
 const DEPTH: i64 = 16;
 
 /// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 64 contracted elements.
-const SQUARE: i64 = 64 * NARROW_LINE;
+pub const SQUARE: i64 = 64 * NARROW_LINE;
 /// The code of a swizzle of 128 bytes in a matrix descriptor.
 const SWIZZLE_128: i64 = 1 << 62;
 
@@ -33,15 +34,13 @@ pub struct Groups<'c> {
 }
 
 impl<'c> Groups<'c> {
-    pub fn new(g: &Gpu<'_, 'c>, half: Half) -> Self {
-        let (b, plan) = (g.b, g.plan);
-        let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == Lines::Contracted);
-        let thread = b.thread();
-        let (group, warp) = (b.index_div(thread, b.word(THREADS)), b.index_div(b.index_rem(thread, b.word(THREADS)), b.word(32)));
+    /// Of the warp of this number among those that multiply. Transposed: of the factor whose lines are contracted elements.
+    pub fn new(b: &Simt<'c>, half: Half, tile: &Tile, transposed: [bool; 2], warp: Index<'c>) -> Self {
+        let (group, warp) = (b.index_div(warp, b.word(WARPS)), b.index_rem(warp, b.word(WARPS)));
         Groups {
-            instruction: Instruction::GroupMultiply { half, columns: plan.tile.columns as u32, transposed },
-            columns: plan.tile.columns,
-            depth: plan.tile.depth,
+            instruction: Instruction::GroupMultiply { half, columns: tile.columns as u32, transposed },
+            columns: tile.columns,
+            depth: tile.depth,
             advance: transposed.map(|t| if t { DEPTH * NARROW_LINE / 16 } else { 2 * DEPTH / 16 }),
             rows: b.index_mul(group, b.word(SQUARE)),
             first_row: b.index_add(b.index_mul(group, b.word(ROWS)), b.index_mul(warp, b.word(WARP_ROWS))),

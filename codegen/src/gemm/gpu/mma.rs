@@ -1,7 +1,7 @@
 //! Products of 16-bit floats on the tensor cores of sm_80: `ldmatrix` and `mma.sync` of 16 x 8 sums.
 
-use super::Gpu;
 use super::copy::{Copy, Lines};
+use super::plan::Plan;
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
@@ -72,8 +72,8 @@ impl<'c> Fragments<'c> {
 }
 
 impl<'c> Mma<'c> {
-    pub fn new(g: &Gpu<'_, 'c>, half: Half) -> Self {
-        let (b, tile) = (g.b, &g.plan.tile);
+    pub fn new(b: &Simt<'c>, plan: &Plan, half: Half) -> Self {
+        let tile = &plan.tile;
         let [down, across] = tile.warps;
         let (rows, columns) = (tile.rows / down, tile.columns / across);
         let warp = b.index_div(b.thread(), b.word(32));
@@ -87,8 +87,8 @@ impl<'c> Mma<'c> {
             depth: tile.depth,
             first_row,
             first_column,
-            a: fragments(&g.plan.a, true, first_row, rows),
-            b: fragments(&g.plan.b, false, first_column, columns),
+            a: fragments(&plan.a, true, first_row, rows),
+            b: fragments(&plan.b, false, first_column, columns),
         }
     }
 

@@ -1,6 +1,8 @@
 //! In which tiles a GPU computes a product, and with which instructions.
 
 use super::copy::{Copy, Element};
+use super::maps::Map;
+use super::rows;
 use crate::build::asm::Half;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
@@ -17,7 +19,7 @@ pub struct Tile {
     pub depth: i64,
     /// Stages in shared memory: one is computed with while the others are filled.
     pub stages: i64,
-    /// Warps along rows and along columns. All of a block's threads copy.
+    /// Warps that multiply, along rows and along columns.
     pub warps: [i64; 2],
     /// Blocks that a multiprocessor must have room for at a time.
     pub blocks: u32,
@@ -47,8 +49,19 @@ const PLAIN: [Tile; 3] = [
     Tile { rows: 64, columns: 64, depth: 16, stages: 3, warps: [2, 1], blocks: 3, rate: 80 },
 ];
 
+/// The tiles for warpgroups that one warp beside them feeds: 64 rows each, a block to a multiprocessor, or two of the least. As many stages as there
+/// is room for beside sums.
+const RING: [Tile; 4] = [
+    Tile { rows: 128, columns: 256, depth: 64, stages: 4, warps: [8, 1], blocks: 1, rate: 100 },
+    Tile { rows: 128, columns: 128, depth: 64, stages: 6, warps: [8, 1], blocks: 1, rate: 85 },
+    Tile { rows: 128, columns: 64, depth: 64, stages: 8, warps: [8, 1], blocks: 1, rate: 65 },
+    Tile { rows: 64, columns: 64, depth: 64, stages: 5, warps: [4, 1], blocks: 2, rate: 60 },
+];
+
 /// Multiprocessors to share tiles among: those of an A100.
 const MULTIPROCESSORS: i64 = 108;
+/// Those of an H100 or H200.
+const HOPPER_MULTIPROCESSORS: i64 = 132;
 
 /// f32 beside a row of sums in shared memory, so that neighbouring rows begin in other banks.
 const SUMS_PAD: i64 = 8;
@@ -64,7 +77,7 @@ pub enum Core {
     Plain,
 }
 
-/// A product in tiles.
+/// A product in tiles that all threads of a block copy.
 pub struct Plan {
     pub core: Core,
     pub tile: Tile,
@@ -83,9 +96,9 @@ impl Plan {
             DType::F32 | DType::I32 | DType::Bool => Core::Plain,
         };
         let tile = match core {
-            Core::Tensor(_) => choose(&TENSOR, product),
-            Core::Groups(_) => choose(&GROUPS, product),
-            Core::Plain => choose(&PLAIN, product),
+            Core::Tensor(_) => choose(&TENSOR, product, MULTIPROCESSORS),
+            Core::Groups(_) => choose(&GROUPS, product, HOPPER_MULTIPROCESSORS),
+            Core::Plain => choose(&PLAIN, product, MULTIPROCESSORS),
         };
         let copy = |tensor: usize| {
             let element = match core {
@@ -98,21 +111,12 @@ impl Plan {
         Plan { core, tile, a: copy(product.a), b: copy(product.b) }
     }
 
-    pub fn threads(&self) -> i64 {
-        self.tile.threads()
-    }
-
     /// Stages that are being filled while one is multiplied. Where products go on in the background that before it is still being read.
     pub fn ahead(&self) -> i64 {
         match self.core {
             Core::Tensor(_) | Core::Plain => self.tile.stages - 1,
             Core::Groups(_) => self.tile.stages - 2,
         }
-    }
-
-    /// Tiles of one repetition of the product, along rows and along columns.
-    pub fn grid(&self, product: &Product) -> [i64; 2] {
-        [div_ceil(product.m.size, self.tile.rows), div_ceil(product.n.size, self.tile.columns)]
     }
 
     pub fn stage_bytes(&self) -> i64 {
@@ -131,18 +135,72 @@ impl Plan {
 }
 
 impl Tile {
+    /// Of those that multiply.
     pub fn threads(&self) -> i64 {
         32 * self.warps[0] * self.warps[1]
+    }
+
+    /// Tiles of one repetition of the product, along rows and along columns.
+    pub fn grid(&self, product: &Product) -> [i64; 2] {
+        [div_ceil(product.m.size, self.rows), div_ceil(product.n.size, self.columns)]
+    }
+
+    /// Tiles of the whole product.
+    pub fn count(&self, product: &Product) -> i64 {
+        let [rows, columns] = self.grid(product);
+        product.repeats() * rows * columns
+    }
+}
+
+/// A product whose factors come by tensor maps to a ring of stages, which one warp fills and warpgroups empty.
+pub struct Ring {
+    pub half: Half,
+    pub tile: Tile,
+    pub maps: [Map; 2],
+}
+
+impl Ring {
+    /// Nothing if the GPU has no tensor copies, or a factor no tensor map.
+    pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<Ring> {
+        let half = match kernel.inputs[product.a].ty.dtype {
+            DType::Bf16 => Half::Bf16,
+            DType::F16 => Half::F16,
+            DType::F32 | DType::I32 | DType::Bool => return None,
+        };
+        if !target.has_wgmma() {
+            return None;
+        }
+        let tile = choose(&RING, product, HOPPER_MULTIPROCESSORS);
+        let map = |tensor| Map::new(kernel, product, tensor, &tile);
+        Some(Ring { half, tile, maps: [map(product.a)?, map(product.b)?] })
+    }
+
+    pub fn stage_bytes(&self) -> i64 {
+        2 * (self.tile.rows + self.tile.columns) * self.tile.depth
+    }
+
+    /// Where sums on their way to the epilogue lie in shared memory, and where the mbarriers.
+    pub fn sums_at(&self) -> i64 {
+        self.tile.stages * self.stage_bytes()
+    }
+
+    pub fn barriers_at(&self) -> i64 {
+        self.sums_at() + self.tile.threads() / 32 * rows::ROOM
+    }
+
+    /// Dynamic shared memory of a block.
+    pub fn shared_bytes(&self) -> i64 {
+        self.barriers_at() + 2 * 8 * self.tile.stages
     }
 }
 
 /// The tile with which the product takes the least time: full rounds of all multiprocessors, each as long as its tile.
-fn choose(tiles: &[Tile], product: &Product) -> Tile {
+fn choose(tiles: &[Tile], product: &Product, multiprocessors: i64) -> Tile {
     let time = |tile: &&Tile| {
         // Experts' tiles of rows are cut where the next expert's begin: one more for each.
         let more = product.experts.as_ref().filter(|x| x.own == Own::Rows).map_or(0, |x| x.axis.size - 1);
         let rows = div_ceil(product.m.size, tile.rows) + more;
-        let rounds = div_ceil(product.repeats() * rows * div_ceil(product.n.size, tile.columns), MULTIPROCESSORS);
+        let rounds = div_ceil(product.repeats() * rows * div_ceil(product.n.size, tile.columns), multiprocessors);
         rounds * tile.rows * tile.columns * 100 / tile.rate
     };
     *tiles.iter().min_by_key(time).expect("invariant: the table has tiles")

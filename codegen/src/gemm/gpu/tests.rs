@@ -1,10 +1,10 @@
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, assembling, check_with, golden, random_inputs};
-use emulator::Options;
+use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx};
+use emulator::{Options, Timing};
 use ir::kernel::{Family, Kernel};
-use ir::op::{DType, Op, Unary};
+use ir::op::{Binary, DType, Op, Unary};
 
 /// `[m, k]` times `[k, n]`, both perhaps stored the other way round, in f32.
 fn product([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType) -> Kernel {
@@ -38,14 +38,65 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
     }
 }
 
+/// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`, which no tensor map describes.
+fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
+    let mut make = Make::default();
+    let [rows, experts, m, n] = [("rows", rows), ("experts", experts), ("m", m), ("n", n)].map(|(name, size)| make.dim(name, size));
+    let a = make.input(DType::Bf16, &[rows, m]);
+    let b = make.input(DType::Bf16, &[rows, n]);
+    let ends = make.input(DType::I32, &[experts]);
+    let dot = Op::GroupedDot { rows, experts, over: vec![rows] };
+    let c = make.op_as(dot, &[a, b, ends], ir::graph::Type::new(DType::F32, [experts, m, n]));
+    make.kernel(Family::Gemm, &[c])
+}
+
 #[test]
-fn warpgroups_need_every_wait_fence_and_barrier() {
+fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
     let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync", "fence.proxy", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    let kernel = product([false, false], [100, 72, 400], DType::Bf16);
-    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 12);
+    let kernel = gradient([400, 1, 104, 72]);
+    let mut inputs = integers(&kernel);
+    inputs[2] = vec![390.0];
+    every_line_is_needed(&kernel, "sm_90a", &inputs, &ordering, 12);
     // So many tiles that one has two warpgroups; five steps, so that the last stage lies where sums are put.
-    let kernel = product([false, true], [704, 704, 300], DType::Bf16);
-    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["bar.sync"], 4);
+    let kernel = gradient([300, 1, 768, 768]);
+    let mut inputs = integers(&kernel);
+    inputs[2] = vec![300.0];
+    every_line_is_needed(&kernel, "sm_90a", &inputs, &["bar.sync"], 4);
+}
+
+#[test]
+fn rings_need_every_arrival_wait_fence_and_barrier() {
+    let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
+    // Two tiles for a block, more steps than stages, edges everywhere; both factors in boxes of rows, then in boxes of contracted elements.
+    for turned in [[false, true], [true, false]] {
+        let kernel = product(turned, [104, 72, 400], DType::Bf16);
+        every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 20);
+    }
+    // So many tiles that one has two warpgroups.
+    let kernel = product([false, true], [768, 768, 200], DType::Bf16);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
+}
+
+#[test]
+fn large_products_have_tiles_of_256_columns() {
+    let sizes = [136, 25600, 72];
+    for (turned, timing) in [([false, true], Timing::Late), ([true, false], Timing::Early)] {
+        let kernel = product(turned, sizes, DType::F16);
+        let (compiled, text) = compiled(&kernel, "sm_90a");
+        assert!(text.contains("m64n256k16") && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+        let inputs = integers(&kernel);
+        let options = Options { timing, ..Options::default() };
+        let got = run_ptx(&kernel, &compiled, &text, options, &inputs, &[], f64::NAN).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let [m, n, k] = sizes.map(|x| x as usize);
+        let a = |i: usize, l: usize| inputs[0][if turned[0] { l * m + i } else { i * k + l }];
+        let b = |l: usize, j: usize| inputs[1][if turned[1] { j * k + l } else { l * n + j }];
+        for (i, row) in got[0].chunks_exact(n).enumerate() {
+            for (j, x) in row.iter().enumerate().step_by(7) {
+                assert_eq!(*x, (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>(), "at {i}, {j}");
+            }
+        }
+        assembling::assemble(&text, &Target::gpu("sm_90a"));
+    }
 }
 
 #[test]
@@ -56,6 +107,51 @@ fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
             let kernel = product(turned, sizes, DType::F16);
             check_with(&kernel, &integers(&kernel), &[], 0.0);
         }
+    }
+}
+
+/// Rows and columns at multiples of 16 bytes, so that factors have tensor maps and lanes of the epilogue runs of columns.
+#[test]
+fn rings_go_through_repetitions_of_rows_and_of_contracted_elements() {
+    let mut make = Make::default();
+    let [b, s, n, e, k] = [("b", 3), ("s", 40), ("n", 72), ("e", 2), ("k", 88)].map(|(name, size)| make.dim(name, size));
+    let x = make.input(DType::Bf16, &[e, b, s, k]);
+    let w = make.input(DType::Bf16, &[b, e, k, n]);
+    let y = make.op_as(Op::Dot { over: vec![e, k] }, &[x, w], ir::graph::Type::new(DType::F32, [b, s, n]));
+    let kernel = make.kernel(Family::Gemm, &[y]);
+    assert!(compiled(&kernel, "sm_90a").1.contains("cp.async.bulk.tensor.4d"));
+    check_with(&kernel, &integers(&kernel), &[], 0.0);
+}
+
+#[test]
+fn epilogues_of_rings_take_runs_of_columns() {
+    // The second and the fourth end within a tile; of the last the rows begin anywhere.
+    for ([m, n, k], dtype, accumulate) in [
+        ([64, 128, 64], DType::Bf16, false),
+        ([72, 104, 40], DType::F16, false),
+        ([64, 64, 64], DType::F32, true),
+        ([72, 84, 40], DType::F32, true),
+        ([40, 90, 40], DType::Bf16, true),
+    ] {
+        let mut make = Make::default();
+        let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
+        let (a, b) = (make.input(DType::Bf16, &[m, k]), make.input(DType::Bf16, &[n, k]));
+        let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+        let (bias, row) = (make.input(DType::Bf16, &[n]), make.input(DType::F32, &[m]));
+        let (residual, keep) = (make.input(DType::F32, &[m, n]), make.input(DType::Bool, &[m, n]));
+        let uniform = make.source(Op::Uniform { key: 77 }, DType::F32, &[m, n]);
+        let (_, _) = (make.scalar(DType::I32), make.scalar(DType::I32));
+        let bias = make.op_as(Op::Cast, &[bias], ir::graph::Type::new(DType::F32, [n]));
+        let sum = make.op(Op::Add, &[c, bias, uniform]);
+        let scaled = make.op(Op::Binary(Binary::Mul), &[sum, row]);
+        let kept = make.op(Op::Select, &[keep, scaled, residual]);
+        let out = make.op_as(Op::Cast, &[kept], ir::graph::Type::new(dtype, [m, n]));
+        let mut kernel = make.kernel(Family::Gemm, &[out, sum]);
+        kernel.outputs[0].accumulate = accumulate;
+        check_with(&kernel, &integers(&kernel), &[5.0, 6.0], if dtype.is_half() { 0.01 } else { 1e-5 });
+        let text = compiled(&kernel, "sm_90a").1;
+        // Outputs that are f32 are the widest.
+        assert_eq!(text.contains("st.global.v4.b32"), kernel.body.dims.size(n).is_multiple_of(4), "{text}");
     }
 }
 
@@ -75,7 +171,7 @@ fn factors_that_are_not_aligned_are_collected_by_element() {
 
 #[test]
 fn the_instructions_of_tensor_cores_are_there() {
-    for (cpu, names) in [("sm_80", ["HMMA", "LDGSTS", "LDSM"].as_slice()), ("sm_90a", &["HGMMA", "LDGSTS"])] {
+    for (cpu, names) in [("sm_80", ["HMMA", "LDGSTS", "LDSM"].as_slice()), ("sm_90a", &["HGMMA", "UTMALDG"])] {
         let (_, text) = compiled(&product([false, true], [128, 128, 64], DType::Bf16), cpu);
         let Some(assembled) = assembling::assemble(&text, &Target::gpu(cpu)) else { return };
         let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");

@@ -1,0 +1,236 @@
+//! The form of a product whose threads all copy (`cp.async`), multiply and store: for f32, for GPUs before sm_90, and for factors that tensor maps
+//! cannot describe.
+//!
+//! While one stage is multiplied the next ones are on their way. The sums go through shared memory once more, so that the epilogue, which is the
+//! CPU's, sees neighbouring columns in neighbouring lanes.
+
+use super::copy::{Lines, Stage};
+use super::fma::Fma;
+use super::groups::{self, Groups};
+use super::mma::Mma;
+use super::plan::{Core, Plan};
+use super::{Gpu, Part};
+use crate::abi::launch_of_blocks;
+use crate::build::Builder;
+use crate::build::Frame;
+use crate::build::asm::Instruction;
+use crate::build::block::Index;
+use crate::build::simt::{Bounds, LANES, Pointer, Simt, Value};
+use crate::gemm::epilogue::Spot;
+use crate::gemm::product::{Own, Product};
+use crate::layout::div_ceil;
+use crate::{CompileError, Shape};
+use ir::kernel::Kernel;
+use ir::launch::Launch;
+
+/// What its parts share.
+struct Blocks<'a, 'c> {
+    g: Gpu<'a, 'c>,
+    plan: &'a Plan,
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An op or dtype of the kernel is not supported.
+pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, plan: &Plan, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let blocks = Blocks { g: Gpu { b, kernel, product, tile: &plan.tile }, plan };
+    let tensors = kernel.inputs.len() + kernel.outputs.len();
+    let bounds = Bounds { threads: plan.tile.threads() as u32, blocks: plan.tile.blocks };
+    b.kernel_of_blocks(name, [tensors, kernel.scalars.len()], bounds, &mut |entry| {
+        let tensors: Vec<Pointer> = (0..tensors).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
+        blocks.g.tile(b.narrow(entry.first_tile), &tensors, &mut |part| blocks.part(part, entry.scalars))
+    })?;
+    let shape = Shape { tiles: plan.tile.count(product) as u64, scratch_bytes: 0 };
+    Ok((shape, launch_of_blocks(kernel, &shape, bounds, plan.shared_bytes() as u32)))
+}
+
+/// A thread's part of the arithmetic.
+enum Multiplier<'c> {
+    Tensor(Mma<'c>),
+    Groups(Groups<'c>),
+    Plain(Fma<'c>),
+}
+
+impl<'c> Multiplier<'c> {
+    fn new(b: &Simt<'c>, plan: &Plan) -> Self {
+        match plan.core {
+            Core::Tensor(half) => Multiplier::Tensor(Mma::new(b, plan, half)),
+            Core::Groups(half) => {
+                let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == Lines::Contracted);
+                Multiplier::Groups(Groups::new(b, half, &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
+            }
+            Core::Plain => Multiplier::Plain(Fma::new(b, plan)),
+        }
+    }
+
+    fn zero(&self, b: &Simt<'c>) -> Vec<Value<'c>> {
+        match self {
+            Multiplier::Tensor(x) => x.zero(b),
+            Multiplier::Groups(x) => x.zero(b),
+            Multiplier::Plain(x) => x.zero(b),
+        }
+    }
+
+    fn multiply(&self, b: &Simt<'c>, factors: [Index<'c>; 2], sums: &mut [Value<'c>]) {
+        match self {
+            Multiplier::Tensor(x) => x.multiply(b, factors, sums),
+            Multiplier::Groups(x) => x.multiply(b, factors, sums),
+            Multiplier::Plain(x) => x.multiply(b, factors, sums),
+        }
+    }
+
+    /// Before what this thread copied is multiplied by others.
+    fn show(&self, b: &Simt<'c>) {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
+            Multiplier::Groups(x) => x.show(b),
+        }
+    }
+
+    /// Whether other warps may still read the stages after the last products. Those of a warpgroup wait for each other's.
+    fn leaves_readers(&self, plan: &Plan) -> bool {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => true,
+            Multiplier::Groups(_) => plan.tile.threads() > groups::THREADS,
+        }
+    }
+
+    /// After the last products.
+    fn finish(&self, b: &Simt<'c>) {
+        match self {
+            Multiplier::Tensor(_) | Multiplier::Plain(_) => {}
+            Multiplier::Groups(x) => x.finish(b),
+        }
+    }
+
+    fn store(&self, b: &Simt<'c>, to: Index<'c>, row_bytes: i64, sums: &[Value<'c>]) {
+        match self {
+            Multiplier::Tensor(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Groups(x) => x.store(b, to, row_bytes, sums),
+            Multiplier::Plain(x) => x.store(b, to, row_bytes, sums),
+        }
+    }
+}
+
+impl<'c> Blocks<'_, 'c> {
+    /// One product, and what follows it.
+    fn part(&self, part: &Part<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
+        let b = self.g.b;
+        let multiplier = Multiplier::new(b, self.plan);
+        let sums = self.sums(&multiplier, part);
+        // Where nobody reads the stages any more the sums take their place.
+        if multiplier.leaves_readers(self.plan) {
+            b.barrier();
+        }
+        multiplier.store(b, b.shared(), self.plan.sums_row(), &sums);
+        b.barrier();
+        self.epilogue(part, scalars)?;
+        b.barrier();
+        Ok(())
+    }
+
+    /// The sums over all contracted elements.
+    fn sums(&self, multiplier: &Multiplier<'c>, part: &Part<'c>) -> Vec<Value<'c>> {
+        let (b, product) = (self.g.b, self.g.product);
+        let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
+        let zero = multiplier.zero(b);
+        let experts = product.experts.as_ref().filter(|x| x.own == Own::Contracted);
+        let Some(experts) = experts else { return self.stages(multiplier, part, None, zero) };
+        // What the expert owns may differ among the repetitions of the contracted elements.
+        b.loop_over([b.word(0), b.word(repeats), b.word(1)], &zero, &mut |repeat, sums| {
+            let each = product.repeats() / experts.axis.size;
+            let expert = b.narrow(b.index_div(part.outer, b.index(each)));
+            // The repetition of the product has moved the ends to the expert's own.
+            let end = self.g.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
+            let [k_from, k_to] = self.g.owned(experts, end, expert, product.k.size);
+            let part = Part { k_from, k_to, starts: part.starts.clone(), ..*part };
+            let sums = self.stages(multiplier, &part, Some(repeat), sums.to_vec());
+            if repeats > 1 {
+                b.barrier();
+            }
+            sums
+        })
+    }
+
+    /// The sums of all stages, in one repetition of the contracted elements or in all, added to others.
+    fn stages(&self, multiplier: &Multiplier<'c>, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>) -> Vec<Value<'c>> {
+        let (b, plan, product) = (self.g.b, self.plan, self.g.product);
+        let (depth, stages, ahead) = (b.word(plan.tile.depth), plan.tile.stages, plan.ahead());
+        let [first, second] =
+            [(&plan.a, part.row), (&plan.b, part.column)].map(|(copy, own)| copy.place(b, b.address(part.starts[copy.tensor]), own));
+        let length = b.index_sub(part.k_to, part.k_from);
+        let rounds = b.index_div(b.index_add(length, b.word(plan.tile.depth - 1)), depth);
+        let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
+        let steps = if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(repeats)) };
+        let base = b.shared();
+        let fill = |step: Index<'c>, offset: Index<'c>| {
+            let (repeat, round) = match repeat {
+                Some(repeat) => (repeat, step),
+                None if repeats == 1 => (b.word(0), step),
+                None => (b.index_div(step, rounds), b.index_rem(step, rounds)),
+            };
+            let k = b.index_add(part.k_from, b.index_mul(round, depth));
+            let to = b.index_add(base, offset);
+            plan.a.fill(&self.g, &first, Stage { to, k, k_end: part.k_to, repeat });
+            plan.b.fill(&self.g, &second, Stage { to: b.index_add(to, b.word(plan.a.bytes())), k, k_end: part.k_to, repeat });
+        };
+        let commit = || b.asm(Instruction::CommitCopies, &[]);
+        for step in 0..ahead {
+            let number = b.word(step);
+            b.if_so(b.less(number, steps), || fill(number, b.word(step * plan.stage_bytes())));
+            commit();
+        }
+        let bytes = b.word(plan.stage_bytes());
+        let next = |offset: Index<'c>| {
+            let end = b.equal(offset, b.word((stages - 1) * plan.stage_bytes()));
+            b.choose(end, b.word(0), b.index_add(offset, bytes))
+        };
+        let (count, mut carried) = (sums.len(), sums);
+        carried.extend([b.word(0), b.word(ahead * plan.stage_bytes())].map(Value::from));
+        let out = b.loop_over([b.word(0), steps, b.word(1)], &carried, &mut |step, carried| {
+            let [read, write] = [0, 1].map(|k| carried[count + k].into_int_value());
+            b.asm(Instruction::WaitCopies { left: ahead as u32 - 1 }, &[]);
+            multiplier.show(b);
+            // This stage is there, and that which is filled next has been read, by all.
+            b.barrier();
+            let later = b.index_add(step, b.word(ahead));
+            b.if_so(b.less(later, steps), || fill(later, write));
+            commit();
+            let mut sums = carried[..count].to_vec();
+            let at = b.index_add(base, read);
+            multiplier.multiply(b, [at, b.index_add(at, b.word(plan.a.bytes()))], &mut sums);
+            sums.extend([next(read), next(write)].map(Value::from));
+            sums
+        });
+        multiplier.finish(b);
+        out[..count].to_vec()
+    }
+
+    /// The ops after the product, a row to a warp.
+    fn epilogue(&self, part: &Part<'c>, scalars: Pointer<'c>) -> Result<(), CompileError> {
+        let (b, plan, product) = (self.g.b, self.plan, self.g.product);
+        let epilogue = self.g.epilogue(part, part.column, scalars);
+        let thread = b.thread();
+        let (warp, lane) = (b.index_div(thread, b.word(LANES as i64)), b.index_rem(thread, b.word(LANES as i64)));
+        let lanes = b.index_add(b.shared(), b.index_mul(lane, b.word(4)));
+        let warps = b.word(plan.tile.threads() / LANES as i64);
+        let mut result = Ok(());
+        let from = b.index_add(b.index_sub(part.from, part.row), warp);
+        b.loop_over([from, b.index_sub(part.to, part.row), warps], &[], &mut |row, _| {
+            let line = b.index_add(lanes, b.index_mul(row, b.word(plan.sums_row())));
+            for j in 0..div_ceil(plan.tile.columns, LANES as i64) {
+                let first = j * LANES as i64;
+                let sum = b.load_shared(b.index_add(line, b.word(4 * first)), 1)[0];
+                let left = || b.index_sub(b.word(product.n.size - first), part.column);
+                let mask = (product.n.size % plan.tile.columns != 0).then(|| b.less(lane, left()).into());
+                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum]);
+                if result.is_ok() {
+                    result = done;
+                }
+            }
+            vec![]
+        });
+        result
+    }
+}

@@ -1,0 +1,124 @@
+//! Factors that tensor maps describe: `cp.async.bulk.tensor` brings a stage of one in a few copies.
+//!
+//! **The rule:** a factor has a map if one of its directions is dense, all others have strides that are multiples of 16 bytes and of each other, and there
+//! are at most five. Where it begins does not matter. What an expert owns of the contracted elements ends anywhere, which a copy cannot: such
+//! products have none.
+
+use super::Part;
+use super::copy::Lines;
+use super::groups::SQUARE;
+use super::plan::Tile;
+use crate::build::Builder;
+use crate::build::asm::Instruction;
+use crate::build::block::Index;
+use crate::build::simt::{Simt, Value};
+use crate::gemm::product::{Own, Product};
+use crate::layout::Axis;
+use ir::kernel::Kernel;
+use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
+
+/// Elements of a line, 128 bytes of which are swizzled together.
+const LINE: i64 = 64;
+
+/// What a dim of a map is of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    /// Rows of the first factor, columns of the second.
+    Own,
+    Contracted,
+    /// A number of `Product::outer`, of `Product::outer_k`.
+    Outer(usize),
+    OuterContracted(usize),
+    Expert,
+}
+
+/// A factor's map.
+pub struct Map {
+    pub map: TensorMap,
+    pub lines: Lines,
+    directions: Vec<Direction>,
+    /// Copies of a stage: more than one where lines are contracted elements, of 64 rows (columns) each.
+    copies: i64,
+    is_first: bool,
+}
+
+/// What is the same in all stages of a part: coordinates, but for those that are yet to be known.
+pub struct Corner<'c> {
+    coordinates: Vec<Option<Index<'c>>>,
+    map: [Index<'c>; 2],
+}
+
+impl Map {
+    /// Of one of the factors, if it can have one.
+    pub fn new(kernel: &Kernel, product: &Product, tensor: usize, tile: &Tile) -> Option<Map> {
+        let is_first = tensor == product.a;
+        let (own, own_tile) = if is_first { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
+        let lines = Lines::of(product, tensor);
+        let of_own = (own, Direction::Own, own_tile);
+        let of_k = (&product.k, Direction::Contracted, tile.depth);
+        let (dense, line) = match lines {
+            Lines::Own => (of_k, of_own),
+            Lines::Contracted => (of_own, of_k),
+        };
+        if product.owns(Own::Contracted) || dense.0.strides[tensor] != 1 {
+            return None;
+        }
+        let outer = product.outer.iter().enumerate().map(|(i, axis)| (axis, Direction::Outer(i), 1));
+        let outer_k = product.outer_k.iter().enumerate().map(|(i, axis)| (axis, Direction::OuterContracted(i), 1));
+        let experts = product.experts.iter().map(|x| (&x.axis, Direction::Expert, 1));
+        let others = outer.chain(outer_k).chain(experts).filter(|(axis, ..)| axis.size > 1 && axis.strides[tensor] != 0);
+        let dtype = kernel.inputs[tensor].ty.dtype;
+        // The only index along a dim may have any stride.
+        let stride = |axis: &Axis| if axis.size > 1 { axis.strides[tensor] as u64 * dtype.bytes() } else { MAP_ALIGN };
+        let mut dims: Vec<_> = std::iter::once(line).chain(others).collect();
+        dims.sort_by_key(|(axis, ..)| stride(axis));
+        let map = TensorMap {
+            argument: tensor as u32,
+            dtype,
+            sizes: std::iter::once(&dense).chain(&dims).map(|d| d.0.size as u64).collect(),
+            strides: dims.iter().map(|d| stride(d.0)).collect(),
+            extents: std::iter::once(LINE).chain(dims.iter().map(|d| d.2)).map(|e| e as u32).collect(),
+            swizzle: Swizzle::B128,
+        };
+        map.check(kernel).ok()?;
+        let directions = std::iter::once(dense.1).chain(dims.iter().map(|d| d.1)).collect();
+        Some(Map { map, lines, directions, copies: dense.2 / LINE, is_first })
+    }
+
+    /// Before the stages of a part. `map`: its address, and by how many elements it begins before the factor.
+    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &Part<'c>, map: [Index<'c>; 2]) -> Corner<'c> {
+        let digit = |number: Index<'c>, axes: &[Axis], at: usize| {
+            let inner: i64 = axes[at + 1..].iter().map(|x| x.size).product();
+            b.index_rem(b.index_div(number, b.word(inner)), b.word(axes[at].size))
+        };
+        let coordinate = |direction: &Direction| match direction {
+            Direction::Own => Some(if self.is_first { part.row } else { part.column }),
+            Direction::Outer(at) => Some(digit(b.narrow(part.outer), &product.outer, *at)),
+            Direction::Expert => part.expert,
+            Direction::Contracted | Direction::OuterContracted(_) => None,
+        };
+        Corner { coordinates: self.directions.iter().map(coordinate).collect(), map: [map[0], b.narrow(map[1])] }
+    }
+
+    /// Begins to fill a stage, at `to`, from contracted element `k` in one of their repetitions; its bytes are completed at `barrier`.
+    pub fn copy<'c>(&self, b: &Simt<'c>, product: &Product, corner: &Corner<'c>, [k, repeat]: [Index<'c>; 2], [to, barrier]: [Index<'c>; 2]) {
+        for number in 0..self.copies {
+            let coordinate = |(direction, known): (&Direction, &Option<Index<'c>>)| match direction {
+                Direction::Contracted => k,
+                Direction::OuterContracted(at) => {
+                    let inner: i64 = product.outer_k[at + 1..].iter().map(|x| x.size).product();
+                    b.index_rem(b.index_div(repeat, b.word(inner)), b.word(product.outer_k[*at].size))
+                }
+                Direction::Own | Direction::Outer(_) | Direction::Expert => known.expect("invariant: the part has it"),
+            };
+            let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
+            // The dense direction has several lines only where it is the factor's own.
+            at[0] = b.index_add(at[0], b.index_add(corner.map[1], b.word(number * LINE)));
+            let to = b.index_add(to, b.word(number * SQUARE));
+            let mut operands: Vec<Value> = vec![to.into(), corner.map[0].into()];
+            operands.extend(at.iter().map(|x| Value::from(*x)));
+            operands.push(barrier.into());
+            b.asm(Instruction::CopyBox { dims: at.len() as u32 }, &operands);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The form of a product whose warps differ in what they do: one thread copies (tensor maps, `cp.async.bulk.tensor`), warpgroups multiply (`wgmma`) and store.
+//!
+//! Stages are a ring. For each there are two mbarriers: one that it is full, which bytes that arrive complete, and one that it is empty, at which warps
+//! arrive when their products with it are done. All go through the same parts of the same tiles in the same order, so the ring is all that they
+//! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
+
+use super::copy::Lines;
+use super::groups::Groups;
+use super::plan::Ring;
+use super::rows::Rows;
+use super::{Gpu, Part};
+use crate::abi::{launch_of_blocks, with_maps};
+use crate::build::asm::Instruction;
+use crate::build::block::{Index, Variable};
+use crate::build::simt::{Bounds, Given, LANES, Pointer, Simt, Value};
+use crate::build::{Builder, Frame, IntBinary};
+use crate::gemm::product::Product;
+use crate::{CompileError, Shape};
+use ir::kernel::Kernel;
+use ir::launch::Launch;
+
+/// Threads of the warpgroup that copies.
+const COPIERS: i64 = 128;
+/// Registers of a multiprocessor, and of a thread that copies.
+const REGISTERS: i64 = 65536;
+const FEW: i64 = 40;
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An op or dtype of the kernel is not supported.
+pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let g = Gpu { b, kernel, product, tile: &ring.tile };
+    let count = kernel.inputs.len() + kernel.outputs.len();
+    let bounds = Bounds { threads: (COPIERS + ring.tile.threads()) as u32, blocks: ring.tile.blocks };
+    b.kernel_of_roles(name, [count, kernel.scalars.len()], ring.maps.len(), bounds, |given| {
+        let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
+        let roles = Roles { g, ring, given, tensors, base: b.shared() };
+        roles.prepare();
+        let group = b.uniform(b.index_div(b.thread(), b.word(COPIERS)));
+        let (mut copied, mut multiplied) = (Ok(()), Ok(()));
+        b.either(b.equal(group, b.word(0)), || copied = roles.copy(), || multiplied = roles.multiply());
+        copied.and(multiplied)
+    })?;
+    let shape = Shape { tiles: ring.tile.count(product) as u64, scratch_bytes: 0 };
+    let launch = launch_of_blocks(kernel, &shape, bounds, ring.shared_bytes() as u32);
+    Ok((shape, with_maps(launch, ring.maps.iter().map(|m| m.map.clone()).collect())))
+}
+
+/// What the roles share.
+struct Roles<'a, 'c> {
+    g: Gpu<'a, 'c>,
+    ring: &'a Ring,
+    given: &'a Given<'c>,
+    tensors: Vec<Pointer<'c>>,
+    /// Of shared memory.
+    base: Index<'c>,
+}
+
+/// Where in the ring a thread is.
+#[derive(Clone, Copy)]
+struct Position<'c> {
+    slot: Variable<'c>,
+    /// Of the phase that it waits for.
+    parity: Variable<'c>,
+}
+
+impl<'c> Roles<'_, 'c> {
+    fn full(&self, slot: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_add(b.index_add(self.base, b.word(self.ring.barriers_at())), b.index_mul(slot, b.word(8)))
+    }
+
+    fn empty(&self, slot: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_add(self.full(slot), b.word(8 * self.ring.tile.stages))
+    }
+
+    fn stage(&self, slot: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        b.index_add(self.base, b.index_mul(slot, b.word(self.ring.stage_bytes())))
+    }
+
+    fn start(&self, parity: i64) -> Position<'c> {
+        let b = self.g.b;
+        Position { slot: b.variable(b.word(0)), parity: b.variable(b.word(parity)) }
+    }
+
+    fn advance(&self, position: Position<'c>) {
+        let b = self.g.b;
+        let next = b.index_add(b.get(position.slot), b.word(1));
+        let around = b.equal(next, b.word(self.ring.tile.stages));
+        b.set(position.slot, b.choose(around, b.word(0), next));
+        b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0))));
+    }
+
+    /// Stages of a repetition of the contracted elements, and of all.
+    fn steps(&self, part: &Part<'c>) -> [Index<'c>; 2] {
+        let (b, depth) = (self.g.b, self.ring.tile.depth);
+        let length = b.index_sub(part.k_to, part.k_from);
+        let rounds = b.index_div(b.index_add(length, b.word(depth - 1)), b.word(depth));
+        [rounds, b.index_mul(rounds, b.word(self.repeats()))]
+    }
+
+    fn repeats(&self) -> i64 {
+        self.g.product.outer_k.iter().map(|x| x.size).product()
+    }
+
+    /// Makes the mbarriers, for all of the block.
+    fn prepare(&self) {
+        let b = self.g.b;
+        b.if_so(b.equal(b.thread(), b.word(0)), || {
+            for slot in 0..self.ring.tile.stages {
+                b.asm(Instruction::BarrierInit { arrivals: 1 }, &[self.full(b.word(slot)).into()]);
+                let arrivals = (self.ring.tile.threads() / LANES as i64) as u32;
+                b.asm(Instruction::BarrierInit { arrivals }, &[self.empty(b.word(slot)).into()]);
+            }
+            b.asm(Instruction::FenceBarriers, &[]);
+        });
+        b.barrier();
+    }
+
+    /// What one thread of the first warpgroup does.
+    fn copy(&self) -> Result<(), CompileError> {
+        let b = self.g.b;
+        let mut result = Ok(());
+        b.asm(Instruction::FewerRegisters(FEW as u32), &[]);
+        let warp = b.uniform(b.index_div(b.thread(), b.word(LANES as i64)));
+        b.if_so(b.equal(warp, b.word(0)), || {
+            let elected = b.asm(Instruction::Elect, &[])[0].into_int_value();
+            b.if_so(b.equal(elected, b.word(1)), || {
+                // All stages are empty: the phase before the first is over.
+                let position = self.start(1);
+                b.tiles(self.given, &mut |number| {
+                    result = self.g.tile(number, &self.tensors, &mut |part| {
+                        self.fill(part, position);
+                        Ok(())
+                    });
+                });
+            });
+        });
+        result
+    }
+
+    /// Fills the stages of a part as they become empty.
+    fn fill(&self, part: &Part<'c>, position: Position<'c>) {
+        let (b, ring, product) = (self.g.b, self.ring, self.g.product);
+        let [rounds, steps] = self.steps(part);
+        let corners = [0, 1].map(|f| ring.maps[f].corner(b, product, part, self.given.maps[f]));
+        let bytes = [0, 2 * ring.tile.rows * ring.tile.depth];
+        b.loop_over([b.word(0), steps, b.word(1)], &[], &mut |step, _| {
+            let (repeat, round) = match self.repeats() {
+                1 => (b.word(0), step),
+                _ => (b.index_div(step, rounds), b.index_rem(step, rounds)),
+            };
+            let k = b.index_add(part.k_from, b.index_mul(round, b.word(ring.tile.depth)));
+            let slot = b.get(position.slot);
+            b.wait(self.empty(slot), b.get(position.parity));
+            let (full, to) = (self.full(slot), self.stage(slot));
+            b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(ring.stage_bytes()).into()]);
+            for ((map, corner), from) in ring.maps.iter().zip(&corners).zip(bytes) {
+                map.copy(b, product, corner, [k, repeat], [b.index_add(to, b.word(from)), full]);
+            }
+            self.advance(position);
+            vec![]
+        });
+    }
+
+    /// What the other warpgroups do.
+    fn multiply(&self) -> Result<(), CompileError> {
+        let (b, ring) = (self.g.b, self.ring);
+        let groups = ring.tile.threads() / COPIERS;
+        let even = REGISTERS / ((groups + 1) * COPIERS * i64::from(ring.tile.blocks)) / 8 * 8;
+        b.asm(Instruction::MoreRegisters(((even * (groups + 1) - FEW) / groups / 8 * 8) as u32), &[]);
+        let thread = b.index_sub(b.thread(), b.word(COPIERS));
+        let transposed = ring.maps.each_ref().map(|m| m.lines == Lines::Contracted);
+        let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
+        let groups = Groups::new(b, ring.half, &ring.tile, transposed, warp);
+        let rows = Rows::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
+        let position = self.start(0);
+        let mut result = Ok(());
+        b.tiles(self.given, &mut |number| {
+            result = self.g.tile(number, &self.tensors, &mut |part| {
+                let sums = self.sums(part, &groups, position);
+                rows.store(part, &sums, self.given.scalars)
+            });
+        });
+        result
+    }
+
+    /// The sums of a part. While the products of a stage run, those of the one before are waited for.
+    fn sums(&self, part: &Part<'c>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+        let (b, ring) = (self.g.b, self.ring);
+        let [_, steps] = self.steps(part);
+        let first_lane = b.equal(b.narrow(b.lane()), b.word(0));
+        let release = |steps: Index<'c>, slot: Index<'c>| {
+            let before = b.choose(b.equal(slot, b.word(0)), b.word(ring.tile.stages - 1), b.index_sub(slot, b.word(1)));
+            let some = b.bits(IntBinary::And, b.less(b.word(0), steps), first_lane);
+            b.if_so(some, || {
+                b.asm(Instruction::Arrive, &[self.empty(before).into()]);
+            });
+        };
+        let sums = b.loop_over([b.word(0), steps, b.word(1)], &groups.zero(b), &mut |step, sums| {
+            let slot = b.get(position.slot);
+            b.wait(self.full(slot), b.get(position.parity));
+            let (mut sums, at) = (sums.to_vec(), self.stage(slot));
+            groups.multiply(b, [at, b.index_add(at, b.word(2 * ring.tile.rows * ring.tile.depth))], &mut sums);
+            release(step, slot);
+            self.advance(position);
+            sums
+        });
+        groups.finish(b);
+        release(steps, b.get(position.slot));
+        sums
+    }
+}

@@ -1,0 +1,198 @@
+//! How a warp of a warpgroup stores its 16 rows of sums: through room of its own in shared memory, 64 columns at a time, to the epilogue.
+//!
+//! In registers a lane has two neighbouring columns of every eight. Where all that the epilogue reads and writes along columns is dense and aligned,
+//! each lane then takes as many neighbouring columns as 16 bytes of the widest result hold, else one. No other warp is waited for.
+
+use super::groups::WARP_ROWS;
+use super::{Gpu, Part};
+use crate::CompileError;
+use crate::build::block::Index;
+use crate::build::simt::{LANES, Pointer, Simt, Value};
+use crate::build::{Builder, IntBinary};
+use crate::gemm::epilogue::{Epilogue, Spot};
+use crate::gemm::product::Product;
+use crate::layout::{div_ceil, tensors};
+use crate::pointwise;
+use ir::kernel::Kernel;
+use ir::op::Op;
+use std::collections::BTreeSet;
+
+/// Columns that are stored at a time, and the bytes of a row of them.
+const COLUMNS: i64 = 64;
+const ROW: i64 = 4 * COLUMNS;
+/// Bytes that a warp needs.
+pub const ROOM: i64 = WARP_ROWS * ROW;
+/// Sums of a thread in so many columns.
+const SUMS: usize = (COLUMNS / 2) as usize;
+
+/// Runs of columns that lanes can take.
+struct Runs {
+    /// Columns of each.
+    width: i64,
+    /// Tensors, and of what their addresses must be multiples.
+    aligned: Vec<(usize, i64)>,
+}
+
+impl Runs {
+    /// Nothing if some tensor is not dense along columns, or its rows begin at other multiples.
+    fn new(kernel: &Kernel, product: &Product) -> Option<Runs> {
+        let all = tensors(kernel);
+        let bytes = |t: usize| pointwise::stored(all[t].0.dtype).bytes();
+        let outputs = kernel.inputs.len()..all.len();
+        // Of the inputs, those of ops after the product.
+        let later = kernel.body.values().filter(|v| *v != product.dot);
+        let inputs: BTreeSet<usize> = later
+            .flat_map(|v| &kernel.body[v].args)
+            .filter_map(|a| if let Op::Input(i) = kernel.body[*a].op { Some(i as usize) } else { None })
+            .collect();
+        if outputs.clone().any(|t| product.n.strides[t] != 1) {
+            return None;
+        }
+        let width = 16 / outputs.clone().map(bytes).max()?.max(2);
+        let along: Vec<usize> = inputs.into_iter().filter(|t| product.n.strides[*t] == 1).chain(outputs).collect();
+        let aligned: Vec<(usize, i64)> = along.iter().map(|t| (*t, (width * bytes(*t)).min(16))).collect();
+        let others = |t: usize| product.outer.iter().map(move |x| x.strides[t]).chain([product.m.strides[t]]);
+        let fits = aligned.iter().all(|(t, align)| others(*t).all(|s| s * bytes(*t) % align == 0));
+        (product.n.size % width == 0 && fits).then_some(Runs { width, aligned })
+    }
+}
+
+/// A warp's rows of every tile.
+pub struct Rows<'a, 'g, 'c> {
+    g: &'a Gpu<'g, 'c>,
+    /// The warp's room, and its first row in a tile.
+    room: Index<'c>,
+    first: Index<'c>,
+    /// With whether the tensors are where they must be.
+    runs: Option<(Runs, Index<'c>)>,
+}
+
+impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
+    /// Of a warp, counted among those that multiply, with room from `at` on for all of them.
+    pub fn new(g: &'a Gpu<'g, 'c>, at: Index<'c>, warp: Index<'c>, tensors: &[Pointer<'c>]) -> Self {
+        let b = g.b;
+        let runs = Runs::new(g.kernel, g.product).map(|runs| {
+            let rests = runs.aligned.iter().map(|(t, align)| b.bits(IntBinary::And, b.address(tensors[*t]), b.index(align - 1)));
+            let any = rests.reduce(|x, y| b.bits(IntBinary::Or, x, y)).unwrap_or_else(|| b.index(0));
+            (runs, b.equal(any, b.index(0)))
+        });
+        Rows { g, room: b.index_add(at, b.index_mul(warp, b.word(ROOM))), first: b.index_mul(warp, b.word(WARP_ROWS)), runs }
+    }
+
+    /// Which 16 bytes of a row of the room hold four columns: rows and halves of rows are shifted against each other, so that neither sums that come nor
+    /// those that go meet in a bank.
+    fn unit(&self, row: Index<'c>, unit: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        let shift = b.index_mul(b.bits(IntBinary::And, row, b.word(3)), b.word(2));
+        b.bits(IntBinary::Xor, unit, b.bits(IntBinary::Xor, shift, b.bits(IntBinary::ShrLogical, unit, b.word(3))))
+    }
+
+    /// Where the sum of a column lies, in a row of the room.
+    fn place(&self, row: Index<'c>, column: Index<'c>) -> Index<'c> {
+        let b = self.g.b;
+        let unit = self.unit(row, b.index_div(column, b.word(4)));
+        let in_row = b.index_add(b.index_mul(unit, b.word(16)), b.index_mul(b.index_rem(column, b.word(4)), b.word(4)));
+        b.index_add(self.room, b.index_add(b.index_mul(row, b.word(ROW)), in_row))
+    }
+
+    /// Computes what follows the product in the rows of a part, and stores it.
+    pub fn store(&self, part: &Part<'c>, sums: &[Value<'c>], scalars: Pointer<'c>) -> Result<(), CompileError> {
+        let (b, product, tile) = (self.g.b, self.g.product, self.g.tile);
+        let all = tile.columns / COLUMNS;
+        let pieces = match product.n.size % tile.columns {
+            0 => b.word(all),
+            _ => {
+                let left = b.index_sub(b.word(product.n.size + COLUMNS - 1), part.column);
+                b.least(b.word(all), b.index_div(left, b.word(COLUMNS)))
+            }
+        };
+        // Of the room.
+        let inside = |row: Index<'c>| b.least(b.most(b.index_sub(b.index_sub(row, part.row), self.first), b.word(0)), b.word(WARP_ROWS));
+        let rows = [inside(part.from), inside(part.to)];
+        let mut result = Ok(());
+        b.loop_over([b.word(0), pieces, b.word(1)], &[], &mut |piece, _| {
+            for (number, sums) in (0..).zip(sums.chunks_exact(SUMS)) {
+                b.if_so(b.equal(piece, b.word(number)), || self.put(sums));
+            }
+            b.meet();
+            let column = b.index_add(part.column, b.index_mul(piece, b.word(COLUMNS)));
+            let part = Part { row: b.index_add(part.row, self.first), starts: part.starts.clone(), ..*part };
+            let epilogue = self.g.epilogue(&part, column, scalars);
+            let (mut by_run, mut by_one) = (Ok(()), Ok(()));
+            match &self.runs {
+                Some((runs, aligned)) => {
+                    b.either(
+                        *aligned,
+                        || by_run = self.by_run(&epilogue, runs.width, column, rows),
+                        || by_one = self.by_one(&epilogue, column, rows),
+                    );
+                }
+                None => by_one = self.by_one(&epilogue, column, rows),
+            }
+            b.meet();
+            result = by_run.and(by_one);
+            vec![]
+        });
+        result
+    }
+
+    /// Puts a piece of the sums into the room.
+    fn put(&self, sums: &[Value<'c>]) {
+        let b = self.g.b;
+        let lane = b.narrow(b.lane());
+        let (row, pair) = (b.index_div(lane, b.word(4)), b.index_rem(lane, b.word(4)));
+        let start = self.place(row, b.index_mul(pair, b.word(2)));
+        for (eight, sums) in (0..).zip(sums.chunks_exact(4)) {
+            // Rows of the room begin at multiples of their length, so that bits of a unit's number are bits of its address.
+            let first = b.bits(IntBinary::Xor, start, b.word(16 * (2 * eight ^ eight >> 2)));
+            for (half, two) in (0..).zip(sums.chunks_exact(2)) {
+                b.store_shared(b.index_add(first, b.word(8 * half * ROW)), two);
+            }
+        }
+    }
+
+    /// Runs of columns, several rows at a time.
+    fn by_run(&self, epilogue: &Epilogue<'_, Simt<'c>>, width: i64, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
+        let (b, product) = (self.g.b, self.g.product);
+        let across = COLUMNS / width;
+        let lane = b.narrow(b.lane());
+        let first = b.index_mul(b.index_rem(lane, b.word(across)), b.word(width));
+        let down = b.index_div(lane, b.word(across));
+        let epilogue = Epilogue { runs: Some(b.widen(first).into()), tensors: epilogue.tensors.clone(), ..*epilogue };
+        let mut result = Ok(());
+        b.loop_over([b.word(0), b.word(WARP_ROWS), b.word(LANES as i64 / across)], &[], &mut |rows, _| {
+            let row = b.index_add(rows, down);
+            let mut counts = b.bits(IntBinary::And, b.less(row, to), b.less(b.index_sub(from, b.word(1)), row));
+            if product.n.size % COLUMNS != 0 {
+                counts = b.bits(IntBinary::And, counts, b.less(b.index_add(column, first), b.word(product.n.size)));
+            }
+            b.if_so(counts, || {
+                let four = |n: i64| b.load_shared(self.place(row, b.index_add(first, b.word(4 * n))), 4);
+                let sums: Vec<Value> = (0..div_ceil(width, 4)).flat_map(four).collect();
+                result = epilogue.write(Spot { row: b.widen(row), column: 0, mask: None }, &sums);
+            });
+            vec![]
+        });
+        result
+    }
+
+    /// A column to a lane, a row at a time.
+    fn by_one(&self, epilogue: &Epilogue<'_, Simt<'c>>, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
+        let (b, product) = (self.g.b, self.g.product);
+        let lane = b.narrow(b.lane());
+        let mut result = Ok(());
+        b.loop_over([from, to, b.word(1)], &[], &mut |row, _| {
+            for first in (0..COLUMNS).step_by(LANES) {
+                let sum = b.load_shared(self.place(row, b.index_add(lane, b.word(first))), 1)[0];
+                let left = || b.index_sub(b.word(product.n.size - first), column);
+                let mask = (product.n.size % COLUMNS != 0).then(|| b.less(lane, left()).into());
+                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum]);
+                if result.is_ok() {
+                    result = done;
+                }
+            }
+            vec![]
+        });
+        result
+    }
+}
