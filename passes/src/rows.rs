@@ -9,7 +9,7 @@ use ir::algebra::{LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Type, Value};
 use ir::mesh::Axis;
-use ir::op::{Binary, Compare, Op, Reduce, Routing, Unary};
+use ir::op::{Binary, Compare, Op, Reduce, Reshard, Routing, Unary};
 use ir::sharded::{Placement, Sharded, Sharding};
 use std::collections::HashMap;
 
@@ -43,6 +43,8 @@ pub struct Rows {
     of: Vec<Option<usize>>,
     /// Per dense value: how it follows from values that may be in rows.
     from: Vec<Option<(usize, Leaves)>>,
+    /// Exchanges of rows that the next one makes along with its own.
+    joined: Vec<bool>,
 }
 
 impl Rows {
@@ -54,7 +56,7 @@ impl Rows {
             return Rows::default();
         }
         let same = same(s);
-        let mut rows = Rows { layouts: vec![], of: vec![None; n], from: vec![None; n] };
+        let mut rows = Rows { layouts: vec![], of: vec![None; n], from: vec![None; n], joined: vec![false; n] };
         let mut zero = Zero { everywhere: vec![false; n], elsewhere: vec![false; n] };
         for v in body.values() {
             let layout = rows.follows(s, v, &same);
@@ -79,7 +81,36 @@ impl Rows {
                 whole[a.index()] |= rows.of[a.index()].is_some() && rows.of[a.index()] != layout;
             }
         }
+        rows.join_exchanges(s);
         rows
+    }
+
+    /// Tokens that are split over several axes go to their experts, and come back, axis by axis. As rows, all of these are one exchange of parts.
+    fn join_exchanges(&mut self, s: &Sharded) {
+        let body = &s.graph.body;
+        let users = body.users();
+        // Whether rows go to their experts, or back.
+        let direction = |v: Value| {
+            let (l, Op::Reshard { kind: Reshard::AllToAll, subs }) = (&self.layouts[self.layout(v)?], &body[v].op) else { return None };
+            let of = |v: Value| match s.sharding(v)[subs[0]] {
+                Placement::Split(d) if d == l.routing.experts => Some(true),
+                Placement::Split(d) if l.tokens.contains(&d) => Some(false),
+                Placement::Split(_) | Placement::Replicated | Placement::Partial(_) => None,
+            };
+            Some((of(body[v].args[0])?, of(v)?))
+        };
+        let place = |v: Value| (body[v].origin.phase, body[v].origin.layer, self.layout(v));
+        let roots = s.graph.roots();
+        let joined = |v: Value| {
+            let [(next, _)] = users[v.index()][..] else { return false };
+            direction(v).is_some() && direction(v) == direction(next) && place(v) == place(next) && !roots.contains(&v)
+        };
+        self.joined = body.values().map(joined).collect();
+    }
+
+    /// Whether a reshard is made along with the one that it leads to.
+    pub fn joined(&self, v: Value) -> bool {
+        self.joined.get(v.index()).copied().unwrap_or(false)
     }
 
     /// The layout of a value in rows.

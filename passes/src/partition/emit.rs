@@ -91,7 +91,7 @@ impl<'a> Emitter<'a> {
         }
         let here = |v: &Value| body[*v].origin.phase == phase && job.virtual_stage[v.index()] == Some(virtual_stage);
         for chunk in chunks {
-            for v in body.values().filter(|v| here(v) && job.chunk[v.index()] == *chunk) {
+            for v in body.values().filter(|v| here(v) && job.chunk[v.index()] == *chunk && !job.rows.joined(*v)) {
                 self.emit(v, *chunk);
                 for message in sent_after(Some(v)) {
                     self.send(message, *chunk);

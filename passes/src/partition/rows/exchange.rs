@@ -21,8 +21,11 @@ impl Emitter<'_> {
         let job = self.job;
         let s = job.s;
         let layout = job.rows.layout(v).expect("invariant: the value is in rows");
-        let arg = s.graph.body[v].args[0];
-        let mut subs = subs.to_vec();
+        let (mut arg, mut subs) = (s.graph.body[v].args[0], subs.to_vec());
+        while let (Op::Reshard { subs: more, .. }, true) = (&s.graph.body[arg].op, job.rows.joined(arg)) {
+            subs.extend(more);
+            arg = s.graph.body[arg].args[0];
+        }
         subs.sort_unstable();
         let from = self.at_layout(arg, layout);
         let x = self.placed(arg, &from, spot);
