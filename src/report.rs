@@ -6,10 +6,11 @@ use ir::program::Job;
 use passes::bubbles::{UNIT, timeline};
 use passes::explain::{exchanges, totals};
 use passes::footprint::{Footprint, Footprints, Kind, size};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass.
+/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass.
 pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
@@ -37,6 +38,11 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
         count(job.kernels.len() as u64),
         job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. }))).count(),
     );
+    let dims = job.params.iter().flat_map(|p| &p.dims).filter(|d| d.padded > d.size);
+    let padded: BTreeSet<String> = dims.map(|d| format!("{} from {} to {}", d.name, d.size, d.padded)).collect();
+    if !padded.is_empty() {
+        let _ = writeln!(out, "padding    {}", padded.into_iter().collect::<Vec<_>>().join(", "));
+    }
     for ((axis, kind), (calls, bytes)) in totals(&exchanges(job)) {
         let _ = writeln!(out, "{:<10} {kind:<15} {calls:>6} calls, {} sent by a rank in a step", axis, size(bytes));
     }

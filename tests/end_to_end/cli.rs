@@ -272,6 +272,16 @@ fn compile_prints_a_table() {
 }
 
 #[test]
+fn a_vocabulary_that_does_not_divide_is_padded_and_the_table_says_so() {
+    let compile = |flags: &str| {
+        let line = format!("compile {{models}}/gpt2.mdl --tp 2 {flags} -D vocab=25 -D hidden=8 -D heads=2 -D layers=1 -D seq=4 -o out.mcc");
+        Dir::new().line(&line).succeeds().stdout
+    };
+    assert!(compile("").contains("\npadding    vocab from 25 to 26\n"));
+    assert!(compile("--make-vocab-size-divisible-by 128").contains("\npadding    vocab from 25 to 256\n"));
+}
+
+#[test]
 fn the_models_are_formatted() {
     let dir = Dir::new();
     let files: Vec<String> = fs::read_dir(models()).expect("models").map(|e| e.expect("an entry").path().display().to_string()).collect();
