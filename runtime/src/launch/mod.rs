@@ -279,12 +279,14 @@ fn conduct(
         ranks.end(&error.to_string(), &[]);
         return Err(error);
     }
+    // Before files are complete on their disks, which others need not wait for.
+    ranks.is_well();
+    drop(ranks);
     for (target, file) in [(weights, &options.save), (state, &options.save_state)] {
         if let (Some(target), Some(file)) = (target, file) {
             target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
         }
     }
-    ranks.is_well();
     Ok(summary)
 }
 
