@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test test-long bench clean
+.PHONY: deps build demo test test-long bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -70,6 +70,12 @@ test-long-native: deps
 
 bench: build
 	cargo run --release --quiet -p codegen --example gemm_bench
+
+# For whoever has an NVIDIA GPU: kernels, steps and exchanges against their definitions, the emulator and the CPU, then times, against PyTorch where that is
+# installed. Writes out/gpu-check/gpu-check.{json,md}. Without a GPU: make gpu-check GPU_CHECK='--device emulated'
+GPU_CHECK ?=
+gpu-check: build
+	target/release/mcc gpu-check --output $(OUT)/gpu-check $(GPU_CHECK)
 
 clean:
 	cargo clean

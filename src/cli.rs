@@ -33,6 +33,8 @@ pub enum Command {
     /// Writes weights as a foreign checkpoint
     #[command(subcommand)]
     Export(Export),
+    /// Checks kernels, steps and exchanges on a GPU, and times them
+    GpuCheck(GpuCheckArgs),
     /// Compiles kernels that come on standard input
     #[command(hide = true)]
     CodegenWorker,
@@ -433,6 +435,25 @@ pub struct RunArgs {
     /// How long such ranks may take to come together
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub rendezvous_timeout: u64,
+}
+
+#[derive(Args)]
+pub struct GpuCheckArgs {
+    /// Where the checks run; in the emulator, without times
+    #[arg(long, value_enum, default_value = "cuda")]
+    pub device: DeviceKind,
+    /// sm_80 or sm_90a [default: what the GPU has]
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
+    /// Of weights and data [default: the time]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// One case of each kind
+    #[arg(long)]
+    pub quick: bool,
+    /// Where gpu-check.json and gpu-check.md go
+    #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
+    pub output: PathBuf,
 }
 
 #[derive(Args)]

@@ -5,6 +5,7 @@ mod cli;
 mod compile;
 mod dump;
 mod explain;
+mod gpu_check;
 mod report;
 mod run;
 mod text;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
         Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
+        Command::GpuCheck(args) => gpu_check::run(&args),
         Command::CodegenWorker => codegen::worker::serve(std::io::stdin().lock(), std::io::stdout().lock()).map_err(Failure::from),
     };
     match result {

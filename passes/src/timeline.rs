@@ -83,18 +83,31 @@ pub fn sent(kind: Collective, bytes: u64, n: u64) -> u64 {
     }
 }
 
+/// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add, masked ones too), and bytes of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Work {
+    pub flops: u64,
+    pub bytes: u64,
+}
+
+impl Work {
+    pub fn of(kernel: &Kernel) -> Work {
+        let body = &kernel.body;
+        let bytes = |ty: &ir::graph::Type| body.dims.elements(&ty.dims) * ty.dtype.bytes();
+        let read: u64 = kernel.inputs.iter().map(|i| bytes(&i.ty)).sum();
+        let written: u64 = kernel.outputs.iter().map(|o| bytes(&body[o.value].ty)).sum();
+        Work { flops: body.values().map(|v| flops(kernel, v)).sum(), bytes: read + written }
+    }
+}
+
 /// Of a kernel: its arithmetic or its operands, whichever takes longer.
 fn launch(kernel: &Kernel) -> u64 {
-    let body = &kernel.body;
-    let bytes = |ty: &ir::graph::Type| body.dims.elements(&ty.dims) * ty.dtype.bytes();
-    let read: u64 = kernel.inputs.iter().map(|i| bytes(&i.ty)).sum();
-    let written: u64 = kernel.outputs.iter().map(|o| bytes(&body[o.value].ty)).sum();
-    let flops: u64 = body.values().map(|v| flops(kernel, v)).sum();
+    let work = Work::of(kernel);
     let byte = match kernel.on {
         Space::Device => MEMORY,
         Space::Host => HOST,
     };
-    (FLOP * flops).max(byte * (read + written))
+    (FLOP * work.flops).max(byte * work.bytes)
 }
 
 /// Two per multiply-add of matrix products and attention.

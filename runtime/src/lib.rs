@@ -8,6 +8,7 @@
 pub mod artifact;
 mod blame;
 pub mod check;
+pub mod checked;
 pub mod comm;
 pub mod cpu;
 mod cursor;

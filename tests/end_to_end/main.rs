@@ -6,6 +6,7 @@ mod docs;
 mod dumps;
 mod faults;
 mod gpu;
+mod gpu_check;
 mod mcc;
 mod plans;
 mod reference;

@@ -85,6 +85,33 @@ fn takes(version: i32, launch: &Launch) -> Result<(), String> {
     }
 }
 
+/// A GPU, as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Described {
+    pub name: String,
+    /// Compute capability: major, minor.
+    pub capability: [i32; 2],
+    pub bytes: u64,
+}
+
+/// The first GPU.
+///
+/// # Errors
+/// Why there is none.
+pub fn describe() -> Result<Described, Unavailable> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    probe()?;
+    let failed = |e: DriverError| Unavailable::Failed(text(e));
+    let device = result::device::get(0).map_err(failed)?;
+    // SAFETY: the device exists.
+    let attribute = |a| unsafe { result::device::get_attribute(device, a) }.map_err(failed);
+    let capability =
+        [attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?, attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?];
+    // SAFETY: the device exists.
+    let bytes = unsafe { result::device::total_mem(device) }.map_err(failed)?;
+    Ok(Described { name: result::device::get_name(device).map_err(failed)?, capability, bytes: bytes as u64 })
+}
+
 /// Whether a GPU of a compute capability runs PTX for an architecture: `sm_80` runs on all later ones, `sm_90a` on 9.0 alone.
 fn fits(arch: &str, [major, minor]: [i32; 2]) -> Result<(), String> {
     let digits: String = arch.chars().filter(char::is_ascii_digit).collect();

@@ -12,7 +12,8 @@ pub use emulated::Emulated;
 use crate::artifact::{Artifact, KernelEntry};
 use crate::comm::Terms;
 use crate::device::{Beside, Device, DeviceError, Element, Fabric, Location, Memory, bits, decode, encode};
-use crate::executor::Transfer;
+use crate::executor::{Transfer, arena_bytes};
+use crate::target::DeviceKind;
 use ir::kernel::Kernel;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
@@ -163,6 +164,19 @@ impl<C: Card> Held<C> {
 
 /// The arenas, as communication beside kernels sees them.
 struct Arenas<C>(Arc<Held<C>>);
+
+/// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads.
+///
+/// # Errors
+/// If the artifact's kernels do not load, there is not enough memory, or the device is neither.
+pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> Result<Box<dyn Device + 'a>, DeviceError> {
+    let bytes = arena_bytes(&artifact.job, 0);
+    match device {
+        DeviceKind::Cuda => Ok(Box::new(Gpu::new(artifact, Cuda::load(artifact, &artifact.manifest.target.arch(), 0)?, bytes)?)),
+        DeviceKind::Emulated => Ok(Box::new(Gpu::new(artifact, Emulated::load(artifact, threads)?, bytes)?)),
+        DeviceKind::Cpu | DeviceKind::Reference => Err(DeviceError::Failed(format!("the device `{}` is no GPU", device.name()))),
+    }
+}
 
 /// A rank's card.
 pub struct Gpu<'a, C> {
@@ -329,7 +343,7 @@ mod tests {
     use super::*;
     use crate::artifact::{self, Code, Kernels, Parts};
     use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress};
-    use crate::executor::{Order, Rank, Step, arena_bytes};
+    use crate::executor::{Order, Rank, Step};
     use crate::fixture::{self, Split};
     use crate::target::Target;
     use ir::launch::{Launch, Parameter};

@@ -1,0 +1,410 @@
+//! A device that holds every launch of another one to what the kernel's body says, or times it.
+//!
+//! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that mean something, outputs in place.
+//! What a launch is to write is NaN before it, so an element that is left out is found.
+
+use crate::device::{Device, DeviceError, Element, Location, Memory};
+use crate::executor::{offsets, reach};
+use ir::graph::Type;
+use ir::kernel::{Kernel, dense};
+use ir::op::DType;
+use ir::program::{Job, KernelId};
+use ir::random::mix;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// How far numbers are from others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Distance {
+    /// Of one element, in parts of it, of the root mean square of all, or of what that would be without cancellation, whichever is greatest.
+    pub element: f64,
+    /// Of all together: the norm of the differences, in parts of the norm, or of what that would be without cancellation.
+    pub norm: f64,
+}
+
+/// The root mean square of what is finite.
+fn rms(values: impl Iterator<Item = f64>) -> f64 {
+    let (n, sum) = values.filter(|x| x.is_finite()).fold((0u64, 0.0), |(n, sum), x| (n + 1, sum + x * x));
+    (sum / n.max(1) as f64).sqrt()
+}
+
+impl Distance {
+    /// Of `got` from `want`, numbers that are `size` without cancellation. Where one is not a number the other is to be none either, and infinite numbers are
+    /// to be the same; else the distance is infinite.
+    pub fn of(got: &[f64], want: &[f64], size: f64) -> Distance {
+        let scale = rms(want.iter().copied()).max(size);
+        let same = |g: f64, w: f64| g == w || g.is_nan() && w.is_nan();
+        let far = |d: f64| if d.is_nan() { f64::INFINITY } else { d };
+        let pairs = || got.iter().zip(want).map(|(g, w)| (*g, *w)).filter(|(g, w)| !same(*g, *w));
+        let element = pairs().map(|(g, w)| far((g - w).abs() / w.abs().max(scale))).fold(0.0, f64::max);
+        let squares: f64 = pairs().map(|(g, w)| (g - w) * (g - w)).sum();
+        let norm = if squares == 0.0 { 0.0 } else { far((squares / got.len() as f64).sqrt() / scale) };
+        Distance { element, norm }
+    }
+
+    fn or(self, other: Distance) -> Distance {
+        Distance { element: self.element.max(other.element), norm: self.norm.max(other.norm) }
+    }
+
+    /// What rounding allows a kernel whose narrowest floats are these: sums in f32, every result of an op rounded to its type; and on GPUs, functions
+    /// that the hardware approximates.
+    pub fn allowed(dtype: DType) -> Distance {
+        match dtype {
+            DType::F32 | DType::I32 | DType::Bool => Distance { element: 1e-4, norm: 2e-5 },
+            DType::F16 => Distance { element: 1e-2, norm: 2e-3 },
+            DType::Bf16 => Distance { element: 5e-2, norm: 1e-2 },
+        }
+    }
+
+    pub fn is_within(self, most: Distance) -> bool {
+        self.element <= most.element && self.norm <= most.norm
+    }
+}
+
+/// What became of all launches of a kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    pub launches: u64,
+    /// From the kernel's definition, the worst of all.
+    pub definition: Distance,
+    /// From what another device makes of the same operands.
+    pub other: Option<Distance>,
+    pub allowed: Distance,
+}
+
+impl Verdict {
+    pub fn is_right(&self) -> bool {
+        [Some(self.definition), self.other].into_iter().flatten().all(|d| d.is_within(self.allowed))
+    }
+}
+
+/// The narrowest float of a kernel.
+pub fn narrowest(kernel: &Kernel) -> DType {
+    let floats = kernel.body.nodes.iter().map(|n| n.ty.dtype).filter(|t| t.is_float());
+    // Of the two with 16 bits, bf16 has fewer digits.
+    floats.min_by_key(|t| (t.bytes(), *t != DType::Bf16)).unwrap_or(DType::F32)
+}
+
+/// Runs of elements that lie together: the first one's offset and their number.
+fn runs(kernel: &Kernel, ty: &Type, strides: &[u64]) -> Vec<(u64, u64)> {
+    let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
+    let elements = sizes.iter().product::<u64>();
+    if strides == dense(&kernel.body.dims, ty) && reach(&sizes, strides) == elements {
+        return vec![(0, elements)];
+    }
+    let mut out: Vec<(u64, u64)> = vec![];
+    offsets(&sizes, strides, |offset| match out.last_mut() {
+        Some((first, n)) if *first + *n == offset => *n += 1,
+        Some(_) | None => out.push((offset, 1)),
+    });
+    out
+}
+
+/// The last digit of an f32.
+const DIGIT: f64 = 1.0 / (1 << 23) as f64;
+
+/// The size of each output without cancellation: how much it changes when the last digits of the operands do, in parts of that change. Sums of numbers that cancel, as
+/// the gradient of a bias of keys, are as good as the last digits of their terms and no better. Zero for kernels in 16-bit floats, which round in steps.
+fn sizes(kernel: &Kernel, operands: &[Vec<f64>], scalars: &[f64], made: &[Vec<f64>]) -> Vec<f64> {
+    if narrowest(kernel) != DType::F32 {
+        return vec![0.0; made.len()];
+    }
+    let changed = |(x, k): (&f64, u64)| if mix(k) & 1 == 0 { x * (1.0 + DIGIT) } else { x * (1.0 - DIGIT) };
+    let inputs = kernel.inputs.iter().zip(operands);
+    let operands: Vec<Vec<f64>> =
+        inputs.map(|(i, values)| if i.ty.dtype.is_float() { values.iter().zip(0..).map(changed).collect() } else { values.clone() }).collect();
+    let others = kernel.run(&operands, scalars);
+    made.iter().zip(&others).map(|(a, b)| rms(a.iter().zip(b).map(|(a, b)| a - b)) / DIGIT).collect()
+}
+
+/// An operand of a kernel, where it is.
+struct Operand {
+    dtype: DType,
+    at: Location,
+    runs: Vec<(u64, u64)>,
+    accumulates: bool,
+}
+
+impl Operand {
+    fn all(kernel: &Kernel, args: &[Location]) -> (Vec<Operand>, Vec<Operand>) {
+        let of = |ty: &Type, strides: &[u64], at: &Location, accumulates| Operand {
+            dtype: ty.dtype,
+            at: *at,
+            runs: runs(kernel, ty, strides),
+            accumulates,
+        };
+        let (inputs, outputs) = args.split_at(kernel.inputs.len());
+        let inputs = kernel.inputs.iter().zip(inputs).map(|(i, at)| of(&i.ty, &i.strides, at, false));
+        let outputs = kernel.outputs.iter().zip(outputs).map(|(o, at)| of(&kernel.body[o.value].ty, &o.strides, at, o.accumulate));
+        (inputs.collect(), outputs.collect())
+    }
+
+    fn place(&self, first: u64) -> Location {
+        Location { byte: self.at.byte + first * self.dtype.bytes(), ..self.at }
+    }
+
+    fn read(&self, memory: &dyn Device) -> Vec<f64> {
+        let mut out = vec![0.0; self.runs.iter().map(|r| r.1 as usize).sum()];
+        let mut left = &mut out[..];
+        for (first, n) in &self.runs {
+            let (now, rest) = std::mem::take(&mut left).split_at_mut(*n as usize);
+            memory.read(self.place(*first), self.dtype, now);
+            left = rest;
+        }
+        out
+    }
+
+    fn write(&self, memory: &mut dyn Device, mut values: &[f64]) {
+        for (first, n) in &self.runs {
+            let (now, rest) = values.split_at(*n as usize);
+            memory.write(self.place(*first), self.dtype, now);
+            values = rest;
+        }
+    }
+
+    /// Makes all elements such as no kernel leaves: NaN, -1, 255.
+    fn poison(&self, memory: &mut dyn Device) {
+        for (first, n) in &self.runs {
+            memory.store(self.place(*first), self.dtype, &vec![0xff; (n * self.dtype.bytes()) as usize]);
+        }
+    }
+
+    fn overlaps(&self, other: &Operand) -> bool {
+        let span = |o: &Operand| {
+            let end = o.runs.iter().map(|(first, n)| first + n).max().unwrap_or(0);
+            (o.at.arena, o.at.byte, o.at.byte + end * o.dtype.bytes())
+        };
+        let (a, b) = (span(self), span(other));
+        a.0 == b.0 && a.1 < b.2 && b.1 < a.2
+    }
+}
+
+/// What is done about every launch.
+pub enum Task<'a> {
+    /// Holds it to its definition, and to what another device with the same arenas makes of the same operands.
+    Check { other: Option<Box<dyn Device + 'a>>, verdicts: BTreeMap<u32, Verdict> },
+    /// Repeats the first of each kernel. Sums that kernels add to grow by it: nothing that is computed then means anything.
+    Time { launches: BTreeMap<u32, f64> },
+}
+
+/// A device beside which something is done.
+pub struct Checked<'a, 't> {
+    job: &'a Job,
+    device: Box<dyn Device + 'a>,
+    task: &'t mut Task<'a>,
+}
+
+impl<'a, 't> Checked<'a, 't> {
+    pub fn new(job: &'a Job, device: Box<dyn Device + 'a>, task: &'t mut Task<'a>) -> Checked<'a, 't> {
+        Checked { job, device, task }
+    }
+}
+
+fn check(
+    device: &mut dyn Device,
+    (id, kernel): (KernelId, &Kernel),
+    args: &[Location],
+    scalars: &[f64],
+    other: &mut Option<Box<dyn Device + '_>>,
+    verdicts: &mut BTreeMap<u32, Verdict>,
+) -> Result<(), DeviceError> {
+    let (inputs, outputs) = Operand::all(kernel, args);
+    let operands: Vec<Vec<f64>> = inputs.iter().map(|i| i.read(device)).collect();
+    let before: Vec<Option<Vec<f64>>> = outputs.iter().map(|o| o.accumulates.then(|| o.read(device))).collect();
+    let in_place: Vec<bool> = outputs.iter().map(|o| o.accumulates || inputs.iter().any(|i| i.overlaps(o))).collect();
+    let made = kernel.run(&operands, scalars);
+    let sizes = sizes(kernel, &operands, scalars, &made);
+    let want: Vec<Vec<f64>> = made
+        .into_iter()
+        .zip(&before)
+        .zip(&outputs)
+        .map(|((made, before), o)| {
+            let sum = |(k, x): (usize, f64)| o.dtype.round(before.as_ref().map_or(x, |b| b[k] + x));
+            made.into_iter().enumerate().map(sum).collect()
+        })
+        .collect();
+    let launch = |device: &mut dyn Device| {
+        outputs.iter().zip(&in_place).filter(|(_, stays)| !**stays).for_each(|(o, _)| o.poison(device));
+        device.launch(id, args, scalars)?;
+        device.synchronize()?;
+        Ok::<_, DeviceError>(outputs.iter().map(|o| o.read(device)).collect::<Vec<_>>())
+    };
+    let there = match other {
+        None => None,
+        Some(other) => {
+            inputs.iter().zip(&operands).for_each(|(i, values)| i.write(other.as_mut(), values));
+            outputs.iter().zip(&before).filter_map(|(o, b)| Some((o, b.as_ref()?))).for_each(|(o, values)| o.write(other.as_mut(), values));
+            Some(launch(other.as_mut())?)
+        }
+    };
+    let here = launch(device)?;
+    let distance = |want: &[Vec<f64>]| {
+        let each = here.iter().zip(want).zip(&sizes);
+        each.map(|((g, w), size)| Distance::of(g, w, *size)).fold(Distance::default(), Distance::or)
+    };
+    let (definition, from_other) = (distance(&want), there.map(|t| distance(&t)));
+    let none = Verdict { launches: 0, definition: Distance::default(), other: None, allowed: Distance::allowed(narrowest(kernel)) };
+    let verdict = verdicts.entry(id.0).or_insert(none);
+    verdict.launches += 1;
+    verdict.definition = verdict.definition.or(definition);
+    verdict.other = from_other.map(|d| d.or(verdict.other.unwrap_or_default()));
+    Ok(())
+}
+
+/// Repetitions of a launch that are timed: as many as take a tenth of a second, at least these.
+const LEAST: u32 = 3;
+const MOST: u32 = 1000;
+const LONG: f64 = 0.1;
+
+/// Seconds of one launch among many: the rest of what a list of launches costs falls out of the difference between a short and a long one.
+fn time(device: &mut dyn Device, id: KernelId, args: &[Location], scalars: &[f64]) -> Result<f64, DeviceError> {
+    let mut list = |n: u32| {
+        let run = |device: &mut dyn Device| {
+            (0..n).try_for_each(|_| device.launch(id, args, scalars))?;
+            device.synchronize()
+        };
+        // The first run of a list captures it.
+        run(device)?;
+        let begun = Instant::now();
+        run(device)?;
+        Ok::<f64, DeviceError>(begun.elapsed().as_secs_f64())
+    };
+    let one = list(1)?;
+    let n = ((LONG / one.max(1e-9)) as u32).clamp(LEAST, MOST);
+    let many = list(n)?;
+    Ok(((many - one) / f64::from(n - 1)).max(1e-9))
+}
+
+impl Memory for Checked<'_, '_> {
+    fn element(&self, dtype: DType) -> Element {
+        self.device.element(dtype)
+    }
+
+    fn load(&self, at: Location, dtype: DType, out: &mut [u8]) {
+        self.device.load(at, dtype, out);
+    }
+
+    fn store(&mut self, at: Location, dtype: DType, bytes: &[u8]) {
+        self.device.store(at, dtype, bytes);
+    }
+
+    fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
+        self.device.read(at, dtype, out);
+    }
+
+    fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
+        self.device.write(at, dtype, values);
+    }
+}
+
+impl Device for Checked<'_, '_> {
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
+        self.device.fill(at, dtype, count, value);
+    }
+
+    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
+        match &mut *self.task {
+            Task::Check { other, verdicts } => {
+                check(self.device.as_mut(), (kernel, &self.job.kernels[kernel.index()]), args, scalars, other, verdicts)
+            }
+            Task::Time { launches } => {
+                if let std::collections::btree_map::Entry::Vacant(place) = launches.entry(kernel.0) {
+                    self.device.synchronize()?;
+                    place.insert(time(self.device.as_mut(), kernel, args, scalars)?);
+                }
+                self.device.launch(kernel, args, scalars)
+            }
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.device.synchronize()
+    }
+
+    fn begin_call(&mut self) {
+        self.device.begin_call();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Phase;
+    use crate::executor::{Held, Order, Rank, Step, arena_bytes};
+    use crate::fixture::{self, Split};
+    use crate::host::{Tensor, Whole};
+    use crate::loopback::{Hub, Turns, run_phase};
+    use crate::reference::{Plans, Reference};
+
+    /// A device that runs another job's kernels in place of the right ones.
+    fn checked(change: impl FnOnce(&mut Job), with_other: bool) -> BTreeMap<u32, Verdict> {
+        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 1, tp: 1 });
+        let mut changed = job.clone();
+        change(&mut changed);
+        let (plans, right) = (Plans::new(&changed), Plans::new(&job));
+        let (program, bytes) = (&job.programs[0], arena_bytes(&job, 0));
+        let other: Option<Box<dyn Device>> = if with_other { Some(Box::new(Reference::new(&job, &right, program, bytes))) } else { None };
+        let mut task = Task::Check { other, verdicts: BTreeMap::new() };
+        let device = Checked::new(&job, Box::new(Reference::new(&changed, &plans, program, bytes)), &mut task);
+        let mut rank = Rank::new(&job, 0, device, Order::List);
+        let (params, inputs) = (fixture::params(), fixture::inputs());
+        rank.initialise(|held| match held {
+            Held::Param(p) => Some(&params[&job.params[p as usize].name] as &dyn Whole),
+            Held::State(..) | Held::Table(_) => None,
+        });
+        let batch: Vec<Tensor> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
+        let step = Step { number: 1, learning_rate: 0.25, loss_scale: 1.0, seed: 0, batch: &batch };
+        for phase in [Phase::Train, Phase::Update] {
+            run_phase(&job, std::slice::from_mut(&mut rank), &mut Hub::new(&job), phase, &step, &mut Turns::Long).unwrap();
+        }
+        drop(rank);
+        match task {
+            Task::Check { verdicts, .. } => verdicts,
+            Task::Time { .. } => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn kernels_that_do_as_they_say_are_right_on_every_launch() {
+        for with_other in [false, true] {
+            let verdicts = checked(|_| {}, with_other);
+            assert_eq!(verdicts.len(), 6);
+            // Two microbatches.
+            assert!(verdicts.values().any(|v| v.launches == 2));
+            assert!(
+                verdicts.values().all(|v| v.is_right() && v.definition == Distance::default() && v.other.is_some() == with_other),
+                "{verdicts:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_computes_something_else_is_found_by_either() {
+        // The root of the squares: their sum, in place of it.
+        let verdicts = checked(
+            |job| {
+                let arg = job.kernels[4].body[job.kernels[4].outputs[0].value].args[0];
+                job.kernels[4].outputs[0].value = arg;
+            },
+            true,
+        );
+        let wrong: Vec<_> = verdicts.iter().filter(|v| !v.1.is_right()).map(|v| *v.0).collect();
+        assert_eq!(wrong, [4], "{verdicts:?}");
+        assert!(verdicts[&4].other.unwrap().element > 0.1, "{verdicts:?}");
+    }
+
+    #[test]
+    fn distances_are_relative_and_what_is_no_number_counts() {
+        let nan = f64::NAN;
+        let of = |got: &[f64], want: &[f64]| Distance::of(got, want, 0.0);
+        assert_eq!(of(&[1.0, nan], &[1.0, nan]), Distance::default());
+        assert_eq!(of(&[nan], &[1.0]).element, f64::INFINITY);
+        assert_eq!(of(&[1.0], &[nan]).element, f64::INFINITY);
+        assert_eq!(of(&[f64::INFINITY], &[f64::INFINITY]), Distance::default());
+        let d = of(&[3.0, 4.5], &[3.0, 4.0]);
+        assert_eq!((d.element, (d.norm * 1e3).round()), (0.125, 100.0));
+        // What is left of numbers of size 1000 that cancel.
+        assert_eq!(Distance::of(&[1.5], &[1.0], 1000.0).element, 5e-4);
+    }
+}

@@ -1,0 +1,315 @@
+//! How fast kernels and steps are: against PyTorch (cuBLAS, its best attention, `torch.compile`) where that is installed, and against the card's peak.
+//!
+//! Kernels are timed one by one, as many launches in a CUDA graph, on the operands that a step of training gives them.
+
+use super::Check;
+use super::kernels::{family, is_narrow, ops, step};
+use super::report::{Table, markdown};
+use anyhow::{Context, anyhow};
+use ir::dim::Dim;
+use ir::graph::Value;
+use ir::kernel::{Family, Kernel};
+use ir::op::Op;
+use passes::timeline::Work;
+use runtime::artifact;
+use runtime::checked::Task;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// What PyTorch takes for the same: reads [`Asked`], writes [`Answered`].
+const TORCH: &str = include_str!("torch.py");
+
+/// Models of one layer whose kernels are timed: products of 8192 x 8192 x 8192, and those of a GPT of 1.7 billion parameters with heads of 128 and of 64.
+const KERNELS: [(&str, &str); 3] = [
+    ("llama", "-D hidden=8192 -D heads=64 -D ffn=8192 -D layers=1 -D seq=2048 -D vocab=1024"),
+    ("gpt2", "-D hidden=2048 -D heads=16 -D layers=1 -D seq=2048 -D vocab=50304"),
+    ("gpt2", "-D hidden=2048 -D heads=32 -D layers=1 -D seq=2048 -D vocab=50304"),
+];
+const SMALL: [(&str, &str); 1] = [("gpt2", "-D hidden=64 -D heads=1 -D layers=1 -D seq=16 -D vocab=256")];
+
+/// A GPT-2 whose step is timed.
+#[derive(Clone, Copy, Serialize)]
+struct Gpt {
+    vocab: u64,
+    hidden: u64,
+    heads: u64,
+    layers: u64,
+    seq: u64,
+    batch: u64,
+}
+
+const GPT: Gpt = Gpt { vocab: 50_304, hidden: 2048, heads: 16, layers: 32, seq: 2048, batch: 4 };
+const TINY: Gpt = Gpt { vocab: 256, hidden: 64, heads: 1, layers: 1, seq: 16, batch: 2 };
+
+impl Gpt {
+    fn parameters(&self) -> u64 {
+        let Gpt { vocab, hidden, layers, seq, .. } = *self;
+        vocab * hidden + seq * hidden + layers * (12 * hidden * hidden + 13 * hidden) + 2 * hidden
+    }
+
+    /// Of a step, as is usual: six per parameter of products and token, and twelve per layer, position and hidden element for attention, masked ones too.
+    fn flops(&self) -> f64 {
+        let products = self.parameters() - self.seq * self.hidden;
+        let token = 6 * products + 12 * self.layers * self.hidden * self.seq;
+        (token * self.batch * self.seq) as f64
+    }
+}
+
+/// What a kernel computes, as PyTorch would be asked for it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+enum Shape {
+    /// `count` products of m x k by k x n; whether each factor is stored with its contracted dim outermost (a) or innermost (b).
+    Product { count: u64, m: u64, n: u64, k: u64, a_transposed: bool, b_transposed: bool },
+    /// Heads of all sequences together.
+    Attention { heads: u64, kv_heads: u64, seq: u64, d: u64, causal: bool, backward: bool },
+    /// The rest is a matter of bytes.
+    Bytes { what: String },
+}
+
+impl Shape {
+    fn of(kernel: &Kernel) -> Shape {
+        let body = &kernel.body;
+        let bytes = || Shape::Bytes { what: format!("{}: {}", family(kernel), ops(kernel)) };
+        let size = |dims: &mut dyn Iterator<Item = Dim>| dims.map(|d| body.dims.size(d)).product::<u64>();
+        let dims = |v: Value| body[v].ty.dims.clone();
+        match body.values().map(|v| &body[v]).find(|n| matches!(n.op, Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad(..))) {
+            Some(node) => match &node.op {
+                Op::Dot { over } => {
+                    let (a, b) = (dims(node.args[0]), dims(node.args[1]));
+                    let only = |own: &[Dim], other: &[Dim]| size(&mut own.iter().copied().filter(|d| !other.contains(d)));
+                    let count = size(&mut a.iter().copied().filter(|d| b.contains(d) && !over.contains(d)));
+                    let innermost = |own: &[Dim]| own.last().is_some_and(|d| over.contains(d));
+                    let k = size(&mut over.iter().copied());
+                    Shape::Product { count, m: only(&a, &b), n: only(&b, &a), k, a_transposed: !innermost(&a), b_transposed: innermost(&b) }
+                }
+                Op::Attention(x) | Op::AttentionGrad(x, _) => {
+                    let heads = |v: Value, at: Dim| size(&mut dims(v).into_iter().filter(|d| *d != at && *d != x.d));
+                    let (seq, d) = (body.dims.size(x.at), body.dims.size(x.d));
+                    let (heads, kv_heads) = (heads(node.args[0], x.at), heads(node.args[1], x.keys));
+                    Shape::Attention { heads, kv_heads, seq, d, causal: x.causal, backward: kernel.family == Family::AttentionGrad }
+                }
+                _ => bytes(),
+            },
+            None => bytes(),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Shape::Product { count, m, n, k, a_transposed, b_transposed } => {
+                let times = if *count > 1 { format!("{count} x ") } else { String::new() };
+                let layout = [a_transposed, b_transposed].map(|t| if *t { "T" } else { "N" }).concat();
+                format!("{times}{m} x {n} x {k} {layout}")
+            }
+            Shape::Attention { heads, kv_heads, seq, d, causal, backward } => {
+                let (what, mask) = (if *backward { "gradients of attention" } else { "attention" }, if *causal { "causal " } else { "" });
+                format!("{mask}{what}, {heads} heads of {d} ({kv_heads} of keys), {seq} positions")
+            }
+            Shape::Bytes { what } => what.clone(),
+        }
+    }
+}
+
+/// Kernels of one shape in one model, their launches of one kind together.
+#[derive(Serialize)]
+struct Timed {
+    model: String,
+    shape: Shape,
+    kernels: u64,
+    seconds: f64,
+    work: Work,
+    /// PyTorch's, or those of a copy of as many bytes.
+    reference: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct TimedStep {
+    gpt: Gpt,
+    parameters: u64,
+    seconds: f64,
+    tokens_per_s: f64,
+    /// Of the card's peak in bf16, where that is known.
+    mfu: Option<f64>,
+    reference: Option<f64>,
+}
+
+#[derive(Default, Serialize)]
+pub struct Benchmarks {
+    measured: bool,
+    /// Why there is no PyTorch to compare with.
+    torch: Option<String>,
+    kernels: Vec<Timed>,
+    step: Option<TimedStep>,
+}
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    shapes: Vec<&'a Shape>,
+    gpt: Gpt,
+}
+
+/// Seconds; none of what PyTorch cannot do.
+#[derive(Deserialize)]
+struct Answered {
+    shapes: Vec<Option<f64>>,
+    /// Bytes read and written a second.
+    copy: f64,
+    gpt: Option<f64>,
+}
+
+pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
+    let measured = check.is_measured();
+    let (models, gpt) = if measured { (&KERNELS[..], GPT) } else { (&SMALL[..], TINY) };
+    let mut kernels = vec![];
+    for (model, flags) in models {
+        let batch = gpt.batch;
+        let flags = format!("--dtype bf16 {flags} --micro-batch-size {batch} --global-batch-size {batch}");
+        let artifact = artifact::read(&check.compile(model, &flags, &check.target)?)?;
+        let mut task = Task::Time { launches: BTreeMap::new() };
+        step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
+        let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
+        let mut shapes: BTreeMap<Shape, Timed> = BTreeMap::new();
+        for (id, seconds) in launches {
+            let kernel = &artifact.job.kernels[id as usize];
+            let shape = Shape::of(kernel);
+            if !is_narrow(kernel) && !matches!(shape, Shape::Bytes { .. }) {
+                continue;
+            }
+            let none =
+                Timed { model: (*model).into(), shape: shape.clone(), kernels: 0, seconds: 0.0, work: Work { flops: 0, bytes: 0 }, reference: None };
+            let timed = shapes.entry(shape).or_insert(none);
+            let work = Work::of(kernel);
+            timed.kernels += 1;
+            timed.seconds += seconds;
+            timed.work = Work { flops: timed.work.flops + work.flops, bytes: timed.work.bytes + work.bytes };
+        }
+        kernels.extend(shapes.into_values());
+    }
+    let mut step = timed_step(check, gpt)?;
+    let torch = match measured {
+        false => Some("in the emulator nothing is measured".into()),
+        true => {
+            let shapes: Vec<&Shape> = kernels.iter().map(|k| &k.shape).collect();
+            match torch(&Asked { shapes, gpt }) {
+                Ok(answered) => {
+                    for (timed, seconds) in kernels.iter_mut().zip(answered.shapes) {
+                        timed.reference = match &timed.shape {
+                            Shape::Bytes { .. } => Some(timed.work.bytes as f64 / answered.copy),
+                            // One kernel of some that share a shape.
+                            Shape::Product { .. } => seconds.map(|s| s * timed.kernels as f64),
+                            Shape::Attention { .. } => seconds,
+                        };
+                    }
+                    step.reference = answered.gpt;
+                    None
+                }
+                Err(e) => Some(format!("{e:#}")),
+            }
+        }
+    };
+    Ok(Benchmarks { measured, torch, kernels, step: Some(step) })
+}
+
+fn torch(asked: &Asked) -> anyhow::Result<Answered> {
+    let mut child = Command::new("python3")
+        .args(["-c", TORCH])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("python3 does not start")?;
+    child.stdin.take().ok_or_else(|| anyhow!("python3 reads nothing"))?.write_all(&serde_json::to_vec(asked)?)?;
+    let ran = child.wait_with_output()?;
+    if !ran.status.success() {
+        let said = String::from_utf8_lossy(&ran.stderr);
+        return Err(anyhow!("{}", said.trim().lines().last().unwrap_or("PyTorch ended").to_owned()));
+    }
+    serde_json::from_slice(&ran.stdout).context("PyTorch's answer")
+}
+
+/// The step of a whole model, by the metrics of a run: the median of its last steps.
+fn timed_step(check: &Check, gpt: Gpt) -> anyhow::Result<TimedStep> {
+    let Gpt { vocab, hidden, heads, layers, seq, batch } = gpt;
+    let sizes = format!("-D vocab={vocab} -D hidden={hidden} -D heads={heads} -D layers={layers} -D seq={seq}");
+    let artifact = check.compile("gpt2", &format!("--dtype bf16 {sizes} --micro-batch-size {batch} --global-batch-size {batch}"), &check.target)?;
+    let (metrics, steps) = (check.work.join("metrics.jsonl"), if check.is_measured() { 12 } else { 2 });
+    let device = check.device.name();
+    check.mcc(&format!("run {} --device {device} --data text.txt --steps {steps} --metrics {}", artifact.display(), metrics.display()))?;
+    let lines = std::fs::read_to_string(&metrics)?;
+    let times = lines.lines().map(|l| Ok(serde_json::from_str::<serde_json::Value>(l)?["step_ms"].as_f64().unwrap_or(f64::NAN)));
+    let mut times: Vec<f64> = times.collect::<anyhow::Result<_>>()?;
+    let mut last = times.split_off(times.len() / 2);
+    last.sort_by(f64::total_cmp);
+    let seconds = last.get(last.len() / 2).copied().ok_or_else(|| anyhow!("no step was run"))? / 1e3;
+    let mfu = check.gpu.as_ref().and_then(|g| peak(&g.name)).map(|peak| gpt.flops() / seconds / peak);
+    Ok(TimedStep { gpt, parameters: gpt.parameters(), seconds, tokens_per_s: (batch * seq) as f64 / seconds, mfu, reference: None })
+}
+
+/// Dense bf16 operations a second, by the makers' data sheets.
+fn peak(name: &str) -> Option<f64> {
+    let peaks = [("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H200 NVL", 835e12), ("H100", 989.4e12), ("H200", 989.4e12), ("A100", 312e12)];
+    peaks.iter().find(|p| name.contains(p.0)).map(|p| p.1)
+}
+
+impl Table for Benchmarks {
+    fn table(&self) -> String {
+        if !self.measured {
+            let kernels: u64 = self.kernels.iter().map(|k| k.kernels).sum();
+            return format!("## Benchmarks\n\nNot measured: there is no GPU. {kernels} kernels and a step were run once, to see that this can be.\n");
+        }
+        let ratio = |reference: Option<f64>, seconds: f64| reference.map_or("-".into(), |r| format!("{:.0} %", 100.0 * r / seconds));
+        let rows = self.kernels.iter().map(|k| {
+            let rate = match k.shape {
+                Shape::Bytes { .. } => format!("{:.0} GB/s", k.work.bytes as f64 / k.seconds / 1e9),
+                Shape::Product { .. } | Shape::Attention { .. } => format!("{:.1} TFLOP/s", k.work.flops as f64 / k.seconds / 1e12),
+            };
+            let reference = k.reference.map_or("-".into(), |r| format!("{:.4}", r * 1e3));
+            vec![
+                k.model.clone(),
+                k.shape.text(),
+                k.kernels.to_string(),
+                format!("{:.4}", k.seconds * 1e3),
+                rate,
+                reference,
+                ratio(k.reference, k.seconds),
+            ]
+        });
+        let columns = ["model", "bf16 kernels", "number", "ms", "rate", "PyTorch or a copy, ms", "of its speed"];
+        let mut out = markdown("Benchmarks", &columns, rows);
+        if let Some(s) = &self.step {
+            let mfu = s.mfu.map_or("unknown, as the card's peak is".into(), |m| format!("{:.1} %", 100.0 * m));
+            out += &format!(
+                "\nA step of a GPT-2 of {:.2} B parameters, {} tokens: {:.1} ms, {:.0} tokens/s, MFU {mfu}; of `torch.compile`'s speed: {}.\n",
+                s.parameters as f64 / 1e9,
+                s.gpt.batch * s.gpt.seq,
+                s.seconds * 1e3,
+                s.tokens_per_s,
+                ratio(s.reference, s.seconds)
+            );
+        }
+        match &self.torch {
+            Some(why) => out + &format!("\nWithout PyTorch to compare with: {why}.\n"),
+            None => out,
+        }
+    }
+
+    fn wrong(&self) -> usize {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timed_gpt_has_1_7_billion_parameters() {
+        let billions = GPT.parameters() as f64 / 1e9;
+        assert!((1.65..1.75).contains(&billions), "{billions}");
+        assert_eq!(peak("NVIDIA H200").zip(peak("NVIDIA A100-SXM4-80GB")), Some((989.4e12, 312e12)));
+        assert_eq!(peak("NVIDIA L4"), None);
+    }
+}

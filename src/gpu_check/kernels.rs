@@ -1,0 +1,199 @@
+//! Every kernel of a training step of every model, launch by launch, against its definition in f64, and the GPU against the emulator.
+
+use super::Check;
+use super::report::{Table, markdown, verdict};
+use anyhow::{Context, anyhow};
+use ir::kernel::{Family, Kernel};
+use ir::op::DType;
+use runtime::artifact::{self, Artifact};
+use runtime::checked::{Checked, Task, Verdict, narrowest};
+use runtime::comm::Phase;
+use runtime::data::{Data, Spec};
+use runtime::executor::{Held, Order, Rank, Step};
+use runtime::gpu;
+use runtime::host::{Tensor, Whole, sizes};
+use runtime::loopback::{Hub, Turns, run_phase};
+use runtime::scale::Scaler;
+use runtime::schedule::learning_rate;
+use runtime::target::DeviceKind;
+use runtime::weights::Weights;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A model and its flags. Heads of 64 and hidden sizes of 128 and more take the paths that tensor cores have.
+const CASES: [(&str, &str); 6] = [
+    ("gpt2", "--dtype fp32"),
+    ("gpt2", "--dtype bf16"),
+    ("gpt2", "--dtype fp16 -D dropout_rate=0.1"),
+    ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200"),
+    ("llama", "--dtype fp32 -D kv_heads=1 -D ffn=200"),
+    ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
+];
+
+#[derive(Default, Serialize)]
+pub struct Kernels(Vec<Found>);
+
+#[derive(Serialize)]
+struct Found {
+    model: String,
+    kernel: String,
+    family: &'static str,
+    /// Of its ops, each once.
+    ops: String,
+    dtype: &'static str,
+    verdict: Verdict,
+    right: bool,
+}
+
+pub fn run(check: &Check) -> anyhow::Result<Kernels> {
+    let mut out = vec![];
+    let (cases, sizes) = match check.args.quick {
+        true => (&CASES[1..2], "-D hidden=64 -D heads=1 -D layers=1 -D seq=16"),
+        false if check.device == DeviceKind::Emulated => (&CASES[..], "-D hidden=128 -D heads=2 -D layers=1 -D seq=32"),
+        false => (&CASES[..], "-D hidden=256 -D heads=4 -D layers=2 -D seq=96"),
+    };
+    for (model, flags) in cases {
+        let flags = format!("{flags} {sizes} -D vocab=256 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3");
+        let artifact = artifact::read(&check.compile(model, &flags, &check.target)?)?;
+        let kernels = of_step(check, &artifact).with_context(|| format!("{model} {flags}"))?;
+        out.extend(kernels.into_iter().map(|(id, verdict)| {
+            let kernel = &artifact.job.kernels[id as usize];
+            let right = verdict.is_right();
+            Found {
+                model: (*model).into(),
+                kernel: kernel.name(),
+                family: family(kernel),
+                ops: ops(kernel),
+                dtype: narrowest(kernel).name(),
+                verdict,
+                right,
+            }
+        }));
+    }
+    Ok(Kernels(out))
+}
+
+fn of_step(check: &Check, artifact: &Artifact) -> anyhow::Result<BTreeMap<u32, Verdict>> {
+    let other = match check.device {
+        // What is emulated needs no emulator beside it.
+        DeviceKind::Emulated => None,
+        DeviceKind::Cuda | DeviceKind::Cpu | DeviceKind::Reference => Some(gpu::open(artifact, DeviceKind::Emulated, threads())?),
+    };
+    let mut task = Task::Check { other, verdicts: BTreeMap::new() };
+    step(check, artifact, &mut task)?;
+    match task {
+        Task::Check { verdicts, .. } => Ok(verdicts),
+        Task::Time { .. } => Err(anyhow!("kernels were timed, not checked")),
+    }
+}
+
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Trains one step of an artifact of one rank, with random weights.
+pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> anyhow::Result<()> {
+    let job = &artifact.job;
+    let data = Data::open(job, &[Spec::parse(&data(&check.work))])?;
+    let batch = data.batch(0)?;
+    let weights = Weights::random(job, check.seed);
+    let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
+    let device = Checked::new(job, gpu::open(artifact, check.device, threads())?, task);
+    let mut rank = Rank::new(job, 0, device, Order::List);
+    rank.initialise(|held| match held {
+        Held::Param(_) | Held::State(..) => weights.get(held),
+        Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+    });
+    let loss_scale = Scaler::new(job.train.loss_scale).scale();
+    let step = Step { number: 1, learning_rate: learning_rate(&job.train.schedule, 1, 1), loss_scale, seed: check.seed, batch: &batch };
+    for phase in [Phase::Train, Phase::Update] {
+        run_phase(job, std::slice::from_mut(&mut rank), &mut Hub::new(job), phase, &step, &mut Turns::Long)?;
+    }
+    Ok(())
+}
+
+fn data(work: &Path) -> String {
+    work.join("text.txt").display().to_string()
+}
+
+pub fn family(kernel: &Kernel) -> &'static str {
+    match kernel.family {
+        Family::Loops { .. } => "loops",
+        Family::Gemm => "product",
+        Family::Attention => "attention",
+        Family::AttentionGrad => "gradients of attention",
+        Family::Scatter => "sums by index",
+    }
+}
+
+pub fn ops(kernel: &Kernel) -> String {
+    let mut names: Vec<&str> = vec![];
+    for node in kernel.body.nodes.iter().filter(|n| !n.op.is_source()) {
+        if !names.contains(&node.op.name()) {
+            names.push(node.op.name());
+        }
+    }
+    let most = 6;
+    let more = names.len().saturating_sub(most);
+    names.truncate(most);
+    names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+}
+
+impl Table for Kernels {
+    /// A line for each model, family and type: the worst of its kernels, and each kernel that is wrong.
+    fn table(&self) -> String {
+        let mut groups: BTreeMap<(&str, &str, &str), Vec<&Found>> = BTreeMap::new();
+        self.0.iter().for_each(|k| groups.entry((&k.model, k.family, k.dtype)).or_default().push(k));
+        let number = |x: f64| format!("{x:.1e}");
+        let worst = |list: &[&Found], of: &dyn Fn(&Verdict) -> Option<f64>| list.iter().filter_map(|k| of(&k.verdict)).reduce(f64::max);
+        let mut rows: Vec<Vec<String>> = vec![];
+        for ((model, family, dtype), list) in &groups {
+            let launches: u64 = list.iter().map(|k| k.verdict.launches).sum();
+            let definition = worst(list, &|v| Some(v.definition.element)).map_or("-".into(), number);
+            let norm = worst(list, &|v| Some(v.definition.norm)).map_or("-".into(), number);
+            let other = worst(list, &|v| v.other.map(|d| d.element)).map_or("-".into(), number);
+            let most = list.first().map_or("-".into(), |k| number(k.verdict.allowed.element));
+            let right = verdict(list.iter().all(|k| k.right));
+            rows.push(vec![
+                (*model).into(),
+                (*family).into(),
+                (*dtype).into(),
+                list.len().to_string(),
+                launches.to_string(),
+                definition,
+                norm,
+                other,
+                most,
+                right,
+            ]);
+        }
+        for k in self.0.iter().filter(|k| !k.right) {
+            let other = k.verdict.other.map_or("-".into(), |d| number(d.element));
+            let [element, norm, most] = [k.verdict.definition.element, k.verdict.definition.norm, k.verdict.allowed.element].map(number);
+            rows.push(vec![
+                k.model.clone(),
+                format!("{}: {}", k.kernel, k.ops),
+                k.dtype.into(),
+                "1".into(),
+                k.verdict.launches.to_string(),
+                element,
+                norm,
+                other,
+                most,
+                verdict(false),
+            ]);
+        }
+        let columns = ["model", "kernels", "type", "number", "launches", "worst element", "worst norm", "from the emulator", "allowed", ""];
+        markdown("Kernels against their definitions in f64, outputs poisoned", &columns, rows.into_iter())
+    }
+
+    fn wrong(&self) -> usize {
+        self.0.iter().filter(|k| !k.right).count()
+    }
+}
+
+/// Whether a kernel computes in 16-bit floats.
+pub fn is_narrow(kernel: &Kernel) -> bool {
+    matches!(narrowest(kernel), DType::Bf16 | DType::F16)
+}

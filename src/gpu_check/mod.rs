@@ -1,0 +1,113 @@
+//! `mcc gpu-check`: what there is to hold against a GPU, in one command, and how fast it is there. With `--device emulated` the same checks run in the emulator.
+
+mod bench;
+mod kernels;
+mod report;
+mod steps;
+
+use crate::Failure;
+use crate::cli::{DeviceKind, GpuCheckArgs};
+use anyhow::{Context, anyhow};
+use report::{Report, Table};
+use runtime::gpu::cuda::{self, Described};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The models, so that the command needs no other files.
+const MODELS: [(&str, &str); 4] = [
+    ("gpt2", include_str!("../../models/gpt2.mdl")),
+    ("llama", include_str!("../../models/llama.mdl")),
+    ("mixtral", include_str!("../../models/mixtral.mdl")),
+    ("mlp", include_str!("../../models/mlp.mdl")),
+];
+
+/// What all parts need.
+struct Check<'a> {
+    args: &'a GpuCheckArgs,
+    device: runtime::target::DeviceKind,
+    /// None in the emulator.
+    gpu: Option<Described>,
+    target: String,
+    seed: u64,
+    /// Models, data, artifacts; kept if something is wrong.
+    work: PathBuf,
+}
+
+impl Check<'_> {
+    fn is_measured(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    fn model(&self, name: &str) -> PathBuf {
+        self.work.join(format!("{name}.mdl"))
+    }
+
+    /// This program with other arguments, in the work's directory; what it printed.
+    fn mcc(&self, line: &str) -> anyhow::Result<String> {
+        let program = std::env::current_exe().context("cannot find mcc's own executable")?;
+        let ran = Command::new(program).args(line.split_whitespace()).current_dir(&self.work).output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(anyhow!("mcc {line}: {}", text(&ran.stderr).trim())) }
+    }
+
+    /// Compiles a model; the artifact's directory.
+    fn compile(&self, model: &str, flags: &str, target: &str) -> anyhow::Result<PathBuf> {
+        let out = self.work.join(format!("{model}.mcc"));
+        self.mcc(&format!("compile {} {flags} --target {target} -o {}", self.model(model).display(), out.display()))?;
+        Ok(out)
+    }
+}
+
+pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
+    let (device, gpu) = match args.device {
+        DeviceKind::Cuda => {
+            let described = cuda::describe().map_err(|e| anyhow!("nothing was checked: {e}; --device emulated runs the checks in the emulator"))?;
+            (runtime::target::DeviceKind::Cuda, Some(described))
+        }
+        DeviceKind::Emulated => (runtime::target::DeviceKind::Emulated, None),
+        DeviceKind::Cpu => return Err(anyhow!("the checks are of GPUs: --device cuda or emulated").into()),
+    };
+    // The instructions of sm_90a are those of that one architecture.
+    let usual = match &gpu {
+        Some(g) if g.capability == [9, 0] => "sm_90a",
+        Some(_) | None => "sm_80",
+    };
+    let work = std::path::absolute(&args.output)?.join("work");
+    std::fs::create_dir_all(&work).with_context(|| format!("`{}`", work.display()))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let check = Check { args, device, gpu, target: args.target.clone().unwrap_or(usual.into()), seed: args.seed.unwrap_or(now), work };
+    for (name, text) in MODELS {
+        std::fs::write(check.model(name), text)?;
+    }
+    text(&check.work.join("text.txt"), check.seed)?;
+    println!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
+    let mut report = Report::new(&check);
+    report.kernels = kernels::run(&check)?;
+    print!("\n{}", report.kernels.table());
+    report.steps = steps::run(&check)?;
+    print!("\n{}", report.steps.table());
+    report.nccl = steps::nccl(&check)?;
+    print!("\n{}", report.nccl.table());
+    report.benchmarks = bench::run(&check)?;
+    print!("\n{}", report.benchmarks.table());
+    let file = args.output.join("gpu-check.json");
+    let table = args.output.join("gpu-check.md");
+    std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")?;
+    std::fs::write(&table, report.text())?;
+    println!("\nwritten: {}, {}", file.display(), table.display());
+    match report.wrong() {
+        0 => Ok(std::fs::remove_dir_all(&check.work)?),
+        wrong => Err(anyhow!("{wrong} checks failed").into()),
+    }
+}
+
+/// Bytes below 128 for models of tokens to learn.
+fn text(file: &Path, seed: u64) -> std::io::Result<()> {
+    let mut state = seed;
+    let bytes = (0..1 << 16).map(|_| {
+        state = ir::random::mix(state);
+        b' ' + (state % 90) as u8
+    });
+    std::fs::write(file, bytes.collect::<Vec<u8>>())
+}

@@ -1,0 +1,75 @@
+//! What `mcc gpu-check` found, for programs and for people.
+
+use super::Check;
+use super::bench::Benchmarks;
+use super::kernels::Kernels;
+use super::steps::Steps;
+use runtime::gpu::cuda::Described;
+use serde::Serialize;
+
+#[derive(Serialize)]
+pub struct Report {
+    mcc: &'static str,
+    /// None: the emulator.
+    gpu: Option<Described>,
+    target: String,
+    seed: u64,
+    /// Whether times mean anything.
+    measured: bool,
+    pub kernels: Kernels,
+    pub steps: Steps,
+    pub nccl: Steps,
+    pub benchmarks: Benchmarks,
+}
+
+/// A part of the report.
+pub trait Table {
+    /// Markdown: a heading and a table or a sentence.
+    fn table(&self) -> String;
+    /// Checks that failed.
+    fn wrong(&self) -> usize;
+}
+
+impl Report {
+    pub fn new(check: &Check) -> Report {
+        Report {
+            mcc: env!("CARGO_PKG_VERSION"),
+            gpu: check.gpu.clone(),
+            target: check.target.clone(),
+            seed: check.seed,
+            measured: check.is_measured(),
+            kernels: Kernels::default(),
+            steps: Steps::default(),
+            nccl: Steps::default(),
+            benchmarks: Benchmarks::default(),
+        }
+    }
+
+    fn parts(&self) -> [&dyn Table; 4] {
+        [&self.kernels, &self.steps, &self.nccl, &self.benchmarks]
+    }
+
+    pub fn wrong(&self) -> usize {
+        self.parts().iter().map(|p| p.wrong()).sum()
+    }
+
+    pub fn text(&self) -> String {
+        let on = self.gpu.as_ref().map_or("the emulator".to_owned(), |g| g.name.clone());
+        let head = format!("# mcc {} on {on} ({}), seed {}\n\n", self.mcc, self.target, self.seed);
+        head + &self.parts().map(|p| p.table()).join("\n")
+    }
+}
+
+/// A Markdown table.
+pub fn markdown(heading: &str, columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let names: Vec<String> = columns.iter().map(|c| (*c).to_owned()).collect();
+    let rule = format!("|{}\n", "---|".repeat(columns.len()));
+    let rows: String = rows.map(|r| line(&r)).collect();
+    format!("## {heading}\n\n{}{rule}{rows}", line(&names))
+}
+
+/// `right`, or what is wrong in capitals.
+pub fn verdict(is_right: bool) -> String {
+    if is_right { "right".into() } else { "WRONG".into() }
+}
