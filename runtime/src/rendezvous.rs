@@ -1,5 +1,5 @@
 //! How ranks meet before they can talk otherwise: over TCP, at an address that all know. Rank 0 listens there and keeps a link to each other rank. Ranks
-//! then share words in rounds: each brings one, and all get everyone's.
+//! then go on in rounds: each brings a word, and rank 0 has an answer for all, which it makes of everyone's words.
 //!
 //! Every message is a length in four bytes and that many bytes.
 
@@ -115,8 +115,8 @@ pub enum Star {
     Spoke(Link),
 }
 
-/// What rank 0 answers: everyone's words, or what is wrong.
-type Answer = Result<Vec<Vec<u8>>, String>;
+/// What rank 0 answers, or what is wrong.
+type Answer = Result<Vec<u8>, String>;
 
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
@@ -215,16 +215,21 @@ fn wrong(own: &Member, member: &Member, come: &[Option<Link>]) -> Option<String>
 }
 
 impl Star {
-    /// One round: gives all ranks' words, in rank order. A rank that has an error in place of a word ends the meeting for all.
+    /// One round; gives rank 0's answer, which it makes of all words in rank order. A rank that has an error in place of a word ends the meeting for all.
     ///
     /// # Errors
-    /// That error; a rank that is gone, or has no word by the deadline.
-    pub fn share(&mut self, word: Result<Vec<u8>, String>, deadline: Instant) -> Result<Vec<Vec<u8>>, MeetError> {
+    /// That error; what the answer's maker says; a rank that is gone, or has no word by the deadline.
+    pub fn round(
+        &mut self,
+        word: Result<Vec<u8>, String>,
+        deadline: Instant,
+        make: impl FnOnce(&[Link], Vec<Vec<u8>>) -> Answer,
+    ) -> Result<Vec<u8>, MeetError> {
         match self {
             Star::Hub(links) => {
-                let shared = collect(links, word, deadline);
-                answer(links, &shared);
-                shared.map_err(MeetError::Refused)
+                let made = collect(links, word, deadline).and_then(|words| make(links, words));
+                answer(links, &made);
+                made.map_err(MeetError::Refused)
             }
             Star::Spoke(link) => {
                 let gone = |e: io::Error| MeetError::Refused(format!("rank 0 is gone: {e}"));
@@ -235,7 +240,7 @@ impl Star {
     }
 }
 
-fn collect(links: &mut [Link], own: Result<Vec<u8>, String>, deadline: Instant) -> Answer {
+fn collect(links: &mut [Link], own: Result<Vec<u8>, String>, deadline: Instant) -> Result<Vec<Vec<u8>>, String> {
     let mut words = vec![own];
     for (k, link) in links.iter_mut().enumerate() {
         let said = link.hear::<Result<Vec<u8>, String>>(Some(left(deadline)));
@@ -263,8 +268,9 @@ mod tests {
         let member = Member { rank: number(0), world: number(1), id: words[2].into() };
         let deadline = Instant::now() + Duration::from_millis(number(4));
         let word = words.get(5).map_or(Ok(vec![b'a' + member.rank as u8]), |e| Err(e.replace('_', " ")));
-        let met = meet(&Meeting::parse(words[3]).unwrap(), &member, deadline).and_then(|mut star| star.share(word, deadline));
-        println!("[{}]", met.map_or_else(|e| e.to_string(), |w| String::from_utf8(w.concat()).unwrap()));
+        let met = meet(&Meeting::parse(words[3]).unwrap(), &member, deadline)
+            .and_then(|mut star| star.round(word, deadline, |_, words| Ok(words.concat())));
+        println!("[{}]", met.map_or_else(|e| e.to_string(), |w| String::from_utf8(w).unwrap()));
     }
 
     /// A process for each of `members` (rank, world, id), the last one first; what each says in the end.

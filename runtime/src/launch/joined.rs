@@ -68,15 +68,28 @@ struct Met {
 }
 
 impl Met {
-    /// A round; gives the own word and what all said, in rank order. What goes wrong here is said everywhere.
-    fn round<T>(&mut self, word: Result<T, RunError>, pack: impl Fn(&T) -> Vec<u8>) -> Result<(T, Vec<Vec<u8>>), RunError> {
+    /// A round; gives the own word and rank 0's answer to all, which it makes of everyone's words. What goes wrong here is said everywhere.
+    fn round<T>(
+        &mut self,
+        word: Result<T, RunError>,
+        pack: impl Fn(&T) -> Vec<u8>,
+        make: impl FnOnce(&T, &[Link], Vec<Vec<u8>>) -> Result<Vec<u8>, RunError>,
+    ) -> Result<(T, Vec<u8>), RunError> {
         let said = match &word {
             Ok(word) => Ok(pack(word)),
             Err(e) => Err(format!("{}: {e}", self.here)),
         };
-        let shared = self.star.share(said, self.deadline);
+        let mut failed = None;
+        let answer = self.star.round(said, self.deadline, |links, words| match &word {
+            Ok(own) => make(own, links, words).map_err(|e| {
+                let text = e.to_string();
+                failed = Some(e);
+                text
+            }),
+            Err(e) => Err(e.to_string()),
+        });
         let word = word?;
-        Ok((word, shared.map_err(|e| RunError::Meeting(e.to_string()))?))
+        Ok((word, answer.map_err(|e| failed.unwrap_or_else(|| RunError::Meeting(e.to_string())))?))
     }
 }
 
@@ -106,19 +119,20 @@ pub fn run(
         let hello = Hello { host: host(), machine: machine(world), port, cores: cores(), orders: json(&orders) };
         Ok((hello, orders, listener))
     });
-    let ((_, orders, listener), words) = met.round(own, |(hello, ..)| plain(hello))?;
-
-    // Rank 0 says what is to be done; the others have nothing to add.
-    let lead = match &met.star {
-        Star::Hub(links) => spread(links, &orders, &words).and_then(|spread| {
-            let nccl = nccl_id(&orders, options)?;
-            Lead::new(artifact, options, Orders { spread: Some(spread), nccl, ..orders }).map(Some)
-        }),
-        Star::Spoke(_) => Ok(None),
-    };
-    let (lead, words) = met.round(lead, |lead| lead.as_ref().map_or(vec![], |l| json(&l.orders)))?;
-    let room = 64 + words[0].len() as u64 + 64 * world.size;
-    let mut orders: Orders = serde_json::from_slice(&words[0]).map_err(|e| RunError::Meeting(e.to_string()))?;
+    // Rank 0 says what is to be done.
+    let mut lead = None;
+    let ((_, _, listener), answer) = met.round(
+        own,
+        |(hello, ..)| plain(hello),
+        |(_, orders, _), links, words| {
+            let (spread, nccl) = (Some(spread(links, orders, &words)?), nccl_id(orders, options)?);
+            let orders = Orders { spread, nccl, ..orders.clone() };
+            Ok(json(&lead.insert(Lead::new(artifact, options, orders)?).orders))
+        },
+    )?;
+    // With room for addresses, which are others for other machines.
+    let room = 64 + answer.len() as u64 + 64 * world.size;
+    let mut orders: Orders = serde_json::from_slice(&answer).map_err(|e| RunError::Meeting(e.to_string()))?;
     if let (Star::Spoke(link), Some(spread)) = (&met.star, &mut orders.spread) {
         name_hub(spread, link.peer());
     }
@@ -128,14 +142,21 @@ pub fn run(
     let packed = protocol::pack(&orders, room);
     let layout = Arc::new(Layout::new(&artifact.job, &artifact.manifest.target, room));
     let made = if first == world.rank { make(&layout, &packed).map(Some) } else { Ok(None) };
-    let (made, words) =
-        met.round(made, |made| plain(&made.as_ref().map(|(file, _)| Memory { process: std::process::id(), file: file.as_raw_fd() })))?;
+    let place = |(file, _): &(OwnedFd, Segment)| Memory { process: std::process::id(), file: file.as_raw_fd() };
+    let (made, memories) = met.round(
+        made,
+        |made| plain(&made.as_ref().map(place)),
+        |_, _, words| {
+            let memories = (0u64..).zip(words).map(|(rank, word)| Ok(read::<Option<Memory>>(&word)?.map(|m| (rank, m))));
+            Ok(plain(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
+        },
+    )?;
     let opened = match made {
         Some(made) => Ok(made),
-        None => open(&words[first as usize], first),
+        None => open(&memories, first),
     };
     // Nobody begins unless all can.
-    let ((memory, segment), _) = met.round(opened, |_| vec![])?;
+    let ((memory, segment), _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
 
     let segment = Arc::new(segment);
     let receiver = Receiver::start(listener, segment.clone(), layout.clone(), spread.token).map_err(RunError::Network)?;
@@ -158,7 +179,7 @@ pub fn run(
 /// Where all ranks are, if they agree on what to do.
 fn spread(links: &[Link], orders: &Orders, words: &[Vec<u8>]) -> Result<Spread, RunError> {
     let wrong = |e: String| RunError::Meeting(e);
-    let hellos: Vec<Hello> = words.iter().map(|w| postcard::from_bytes(w)).collect::<Result<_, _>>().map_err(|e| wrong(e.to_string()))?;
+    let hellos: Vec<Hello> = words.iter().map(|w| read(w)).collect::<Result<_, _>>()?;
     let own = serde_json::to_value(orders).map_err(|e| wrong(e.to_string()))?;
     let mut machines: Vec<&str> = vec![];
     let mut places = vec![];
@@ -195,10 +216,15 @@ fn make(layout: &Layout, packed: &[u8]) -> Result<(OwnedFd, Segment), RunError> 
     Ok((memory, segment))
 }
 
+fn read<T: for<'de> Deserialize<'de>>(word: &[u8]) -> Result<T, RunError> {
+    postcard::from_bytes(word).map_err(|e| RunError::Meeting(format!("a rank said something unreadable: {e}")))
+}
+
 /// Opens the memory that the first rank of this machine has made.
-fn open(word: &[u8], first: u64) -> Result<(OwnedFd, Segment), RunError> {
-    let memory: Option<Memory> = postcard::from_bytes(word).map_err(|e| RunError::Meeting(e.to_string()))?;
-    let Memory { process, file } = memory.ok_or_else(|| RunError::Meeting(format!("rank {first} made no memory")))?;
+fn open(memories: &[u8], first: u64) -> Result<(OwnedFd, Segment), RunError> {
+    let memories: Vec<(u64, Memory)> = read(memories)?;
+    let made = memories.into_iter().find(|m| m.0 == first);
+    let (_, Memory { process, file }) = made.ok_or_else(|| RunError::Meeting(format!("rank {first} made no memory")))?;
     let path = format!("/proc/{process}/fd/{file}");
     let opened = File::options().read(true).write(true).open(&path).map(OwnedFd::from);
     let mapped = opened.and_then(|file| Ok((Segment::map(&file)?, file)));
