@@ -301,7 +301,7 @@ mod tests {
             ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=70000", "is `70000`, not a port"),
             ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "`MASTER_PORT` is not set; --rendezvous HOST:PORT"),
             ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_PORT=4", "mpirun started this rank, but `MASTER_ADDR` is not set"),
-            ("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=a[1", "`a[1`, which is no list of hosts"),
+            ("SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=a[1", "`a[1`, which is no list of hosts"),
         ];
         for (environment, says) in cases {
             let error = found(environment).unwrap_err();
