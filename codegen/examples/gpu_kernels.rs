@@ -82,6 +82,17 @@ fn experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
     make.kernel(y, false)
 }
 
+/// The gradients of experts' matrices, added to what is there in f32.
+fn gradients_of_experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
+    let mut make = Maker::default();
+    let [rows, experts, h, f] = make.dims([("rows", rows), ("experts", experts), ("h", h), ("f", f)]);
+    let a = make.input(DType::Bf16, &[rows, h]);
+    let b = make.input(DType::Bf16, &[rows, f]);
+    let ends = make.input(DType::I32, &[experts]);
+    let y = make.op(Op::GroupedDot { rows, experts, over: vec![rows] }, &[a, b, ends], Type::new(DType::F32, [experts, h, f]));
+    make.kernel(y, true)
+}
+
 /// Causal attention of 4,096 positions, 16 heads of which two share keys: forward, or the gradients.
 fn attention(backward: bool, d: u64) -> Kernel {
     let mut make = Maker::default();
@@ -127,6 +138,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("bf16 768 x 3072 x 4096 TN, added to f32".into(), gradient([768, 3072, 4096])),
         ("bf16 1000 x 777 x 333 NN (ragged, unaligned)".into(), plain("NN", [1000, 777, 333], DType::Bf16)),
         ("bf16 8 experts, 4096 rows, 512 x 768".into(), experts([4096, 8, 512, 768])),
+        ("bf16 gradients of 8 experts, 4096 rows, 512 x 768, added to f32".into(), gradients_of_experts([4096, 8, 512, 768])),
         ("f32 4096 x 3072 x 768 NN".into(), plain("NN", gpt, DType::F32)),
         ("f32 4096 x 3072 x 768 NT".into(), plain("NT", gpt, DType::F32)),
     ]);

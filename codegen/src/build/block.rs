@@ -195,6 +195,11 @@ impl<'c> Simt<'c> {
         self.call("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.word(0).into()]);
     }
 
+    /// So many threads of the block have done what is before this, and see it; whole warps, of which no other comes here.
+    pub fn barrier_of(&self, threads: i64) {
+        self.call("llvm.nvvm.barrier.cta.sync.aligned.count", &[], &[self.word(1).into(), self.word(threads).into()]);
+    }
+
     /// An instruction of the table; its results.
     pub fn asm(&self, instruction: Instruction, arguments: &[Value<'c>]) -> Vec<Value<'c>> {
         let text = instruction.text();

@@ -148,6 +148,10 @@ fn rows_whose_places_are_multiples_of_sixteen_bytes_meet_their_experts_matrix() 
         }
     }
     forward([136, 4, 40, 104], true, DType::F16, DType::F16).check(&[50, 50, 70, 130], 0.01);
+    for ends in ENDS {
+        gradient([72, 4, 80, 72], DType::Bf16, DType::F32).check(&ends, 1e-5);
+    }
+    gradient([208, 3, 80, 72], DType::F16, DType::F16).check(&[63, 64, 200], 0.01);
 }
 
 /// A grouped product of random dims in random storage orders, with a random epilogue.

@@ -17,7 +17,7 @@ use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{Bounds, LANES, Pointer, Simt, Value};
 use crate::gemm::epilogue::Spot;
-use crate::gemm::product::{Own, Product};
+use crate::gemm::product::Product;
 use crate::layout::div_ceil;
 use crate::{CompileError, Shape};
 use ir::kernel::Kernel;
@@ -132,21 +132,10 @@ impl<'c> Blocks<'_, 'c> {
 
     /// The sums over all contracted elements.
     fn sums(&self, multiplier: &Multiplier<'c>, part: &Part<'c>) -> Vec<Value<'c>> {
-        let (b, product) = (self.g.b, self.g.product);
-        let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
-        let zero = multiplier.zero(b);
-        let experts = product.experts.as_ref().filter(|x| x.own == Own::Contracted);
-        let Some(experts) = experts else { return self.stages(multiplier, part, None, zero) };
-        // What the expert owns may differ among the repetitions of the contracted elements.
-        b.loop_over([b.word(0), b.word(repeats), b.word(1)], &zero, &mut |repeat, sums| {
-            let each = product.repeats() / experts.axis.size;
-            let expert = b.narrow(b.index_div(part.outer, b.index(each)));
-            // The repetition of the product has moved the ends to the expert's own.
-            let end = self.g.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
-            let [k_from, k_to] = self.g.owned(experts, end, expert, product.k.size);
-            let part = Part { k_from, k_to, starts: part.starts.clone(), ..*part };
-            let sums = self.stages(multiplier, &part, Some(repeat), sums.to_vec());
-            if repeats > 1 {
+        let b = self.g.b;
+        self.g.spans(part, multiplier.zero(b), &mut |part, repeat, sums| {
+            let sums = self.stages(multiplier, part, repeat, sums);
+            if repeat.is_some() && self.g.repeats() > 1 {
                 b.barrier();
             }
             sums
@@ -155,13 +144,13 @@ impl<'c> Blocks<'_, 'c> {
 
     /// The sums of all stages, in one repetition of the contracted elements or in all, added to others.
     fn stages(&self, multiplier: &Multiplier<'c>, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>) -> Vec<Value<'c>> {
-        let (b, plan, product) = (self.g.b, self.plan, self.g.product);
+        let (b, plan) = (self.g.b, self.plan);
         let (depth, stages, ahead) = (b.word(plan.tile.depth), plan.tile.stages, plan.ahead());
         let [first, second] =
             [(&plan.a, part.row), (&plan.b, part.column)].map(|(copy, own)| copy.place(b, b.address(part.starts[copy.tensor]), own));
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(plan.tile.depth - 1)), depth);
-        let repeats: i64 = product.outer_k.iter().map(|x| x.size).product();
+        let repeats = self.g.repeats();
         let steps = if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(repeats)) };
         let base = b.shared();
         let fill = |step: Index<'c>, offset: Index<'c>| {

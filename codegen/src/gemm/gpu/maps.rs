@@ -1,8 +1,8 @@
 //! Factors that tensor maps describe: `cp.async.bulk.tensor` brings a stage of one in a few copies.
 //!
 //! **The rule:** a factor has a map if one of its directions is dense, all others have strides that are multiples of 16 bytes and of each other, and there
-//! are at most five. Where it begins does not matter. What an expert owns of the contracted elements ends anywhere, which a copy cannot: such
-//! products have none.
+//! are at most five. Where it begins does not matter. Where experts own the contracted elements these must be lines of both factors: what comes
+//! behind an expert's last one can then be cleared line by line.
 
 use super::Part;
 use super::copy::Lines;
@@ -60,7 +60,7 @@ impl Map {
             Lines::Own => (of_k, of_own),
             Lines::Contracted => (of_own, of_k),
         };
-        if product.owns(Own::Contracted) || dense.0.strides[tensor] != 1 {
+        if dense.0.strides[tensor] != 1 || product.owns(Own::Contracted) && lines == Lines::Own {
             return None;
         }
         let outer = product.outer.iter().enumerate().map(|(i, axis)| (axis, Direction::Outer(i), 1));

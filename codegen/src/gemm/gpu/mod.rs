@@ -21,7 +21,7 @@ use super::epilogue::Epilogue;
 use super::product::{Experts, Own, Product};
 use crate::build::Builder;
 use crate::build::block::Index;
-use crate::build::simt::{Pointer, Simt};
+use crate::build::simt::{Pointer, Simt, Value};
 use crate::layout::{Axis, tensors};
 use crate::target::Target;
 use crate::{CompileError, Shape, pointwise};
@@ -58,6 +58,9 @@ struct Part<'c> {
 
 /// What is done with each part of a tile.
 type Each<'a, 'c> = dyn FnMut(&Part<'c>) -> Result<(), CompileError> + 'a;
+
+/// What is done with contracted elements of a part: those of all repetitions, or of the one with this number; with what is carried along.
+type EachSpan<'a, 'c> = dyn FnMut(&Part<'c>, Option<Index<'c>>, Vec<Value<'c>>) -> Vec<Value<'c>> + 'a;
 
 /// Writes the kernel `name` and reports what it needs.
 ///
@@ -142,6 +145,29 @@ impl<'c> Gpu<'_, 'c> {
             vec![]
         });
         result
+    }
+
+    /// How often the contracted elements are repeated.
+    fn repeats(&self) -> i64 {
+        self.product.outer_k.iter().map(|x| x.size).product()
+    }
+
+    /// Goes through the contracted elements of a part: through all of them at once, or, where experts own them, through those of the part's expert in one
+    /// repetition after the other. `carried` goes along. `each` is written once.
+    fn spans(&self, part: &Part<'c>, carried: Vec<Value<'c>>, each: &mut EachSpan<'_, 'c>) -> Vec<Value<'c>> {
+        let (b, product) = (self.b, self.product);
+        let experts = product.experts.as_ref().filter(|x| x.own == Own::Contracted);
+        let Some(experts) = experts else { return each(part, None, carried) };
+        // What the expert owns may differ among the repetitions.
+        b.loop_over([b.word(0), b.word(self.repeats()), b.word(1)], &carried, &mut |repeat, carried| {
+            let of_expert = product.repeats() / experts.axis.size;
+            let expert = b.narrow(b.index_div(part.outer, b.index(of_expert)));
+            // The repetition of the product has moved the ends to the expert's own.
+            let end = self.shifted(part.starts[experts.ends], b.widen(repeat), &product.outer_k, experts.ends);
+            let [k_from, k_to] = self.owned(experts, end, expert, product.k.size);
+            let part = Part { k_from, k_to, starts: part.starts.clone(), ..*part };
+            each(&part, Some(repeat), carried.to_vec())
+        })
     }
 
     /// What follows the product, in a part from `column` on.

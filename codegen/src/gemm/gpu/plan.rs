@@ -175,8 +175,13 @@ impl Ring {
         Some(Ring { half, tile, maps: [map(product.a)?, map(product.b)?] })
     }
 
+    /// Of a stage, those of the first factor, which the second one's follow.
+    pub fn first_bytes(&self) -> i64 {
+        2 * self.tile.rows * self.tile.depth
+    }
+
     pub fn stage_bytes(&self) -> i64 {
-        2 * (self.tile.rows + self.tile.columns) * self.tile.depth
+        self.first_bytes() + 2 * self.tile.columns * self.tile.depth
     }
 
     /// Where sums on their way to the epilogue lie in shared memory, and where the mbarriers.

@@ -4,8 +4,8 @@
 //! arrive when their products with it are done. All go through the same parts of the same tiles in the same order, so the ring is all that they
 //! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
 
-use super::copy::Lines;
-use super::groups::Groups;
+use super::copy::{Lines, NARROW_LINE};
+use super::groups::{Groups, SQUARE};
 use super::plan::Ring;
 use super::rows::Rows;
 use super::{Gpu, Part};
@@ -21,6 +21,8 @@ use ir::launch::Launch;
 
 /// Threads of the warpgroup that copies.
 const COPIERS: i64 = 128;
+/// Bytes that a thread clears at a time.
+const UNIT: i64 = 16;
 /// Registers of a multiprocessor, and of a thread that copies.
 const REGISTERS: i64 = 65536;
 const FEW: i64 = 40;
@@ -94,16 +96,12 @@ impl<'c> Roles<'_, 'c> {
         b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0))));
     }
 
-    /// Stages of a repetition of the contracted elements, and of all.
-    fn steps(&self, part: &Part<'c>) -> [Index<'c>; 2] {
+    /// Stages of one repetition of the contracted elements, and of all that are gone through, which may be that one.
+    fn steps(&self, part: &Part<'c>, repeat: Option<Index<'c>>) -> [Index<'c>; 2] {
         let (b, depth) = (self.g.b, self.ring.tile.depth);
         let length = b.index_sub(part.k_to, part.k_from);
         let rounds = b.index_div(b.index_add(length, b.word(depth - 1)), b.word(depth));
-        [rounds, b.index_mul(rounds, b.word(self.repeats()))]
-    }
-
-    fn repeats(&self) -> i64 {
-        self.g.product.outer_k.iter().map(|x| x.size).product()
+        [rounds, if repeat.is_some() { rounds } else { b.index_mul(rounds, b.word(self.g.repeats())) }]
     }
 
     /// Makes the mbarriers, for all of the block.
@@ -145,24 +143,27 @@ impl<'c> Roles<'_, 'c> {
     /// Fills the stages of a part as they become empty.
     fn fill(&self, part: &Part<'c>, position: Position<'c>) {
         let (b, ring, product) = (self.g.b, self.ring, self.g.product);
-        let [rounds, steps] = self.steps(part);
         let corners = [0, 1].map(|f| ring.maps[f].corner(b, product, part, self.given.maps[f]));
-        let bytes = [0, 2 * ring.tile.rows * ring.tile.depth];
-        b.loop_over([b.word(0), steps, b.word(1)], &[], &mut |step, _| {
-            let (repeat, round) = match self.repeats() {
-                1 => (b.word(0), step),
-                _ => (b.index_div(step, rounds), b.index_rem(step, rounds)),
-            };
-            let k = b.index_add(part.k_from, b.index_mul(round, b.word(ring.tile.depth)));
-            let slot = b.get(position.slot);
-            b.wait(self.empty(slot), b.get(position.parity));
-            let (full, to) = (self.full(slot), self.stage(slot));
-            b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(ring.stage_bytes()).into()]);
-            for ((map, corner), from) in ring.maps.iter().zip(&corners).zip(bytes) {
-                map.copy(b, product, corner, [k, repeat], [b.index_add(to, b.word(from)), full]);
-            }
-            self.advance(position);
-            vec![]
+        self.g.spans(part, vec![], &mut |part, repeat, none| {
+            let [rounds, steps] = self.steps(part, repeat);
+            b.loop_over([b.word(0), steps, b.word(1)], &[], &mut |step, _| {
+                let (repeat, round) = match (repeat, self.g.repeats()) {
+                    (Some(repeat), _) => (repeat, step),
+                    (None, 1) => (b.word(0), step),
+                    (None, _) => (b.index_div(step, rounds), b.index_rem(step, rounds)),
+                };
+                let k = b.index_add(part.k_from, b.index_mul(round, b.word(ring.tile.depth)));
+                let slot = b.get(position.slot);
+                b.wait(self.empty(slot), b.get(position.parity));
+                let (full, to) = (self.full(slot), self.stage(slot));
+                b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(ring.stage_bytes()).into()]);
+                for ((map, corner), to) in ring.maps.iter().zip(&corners).zip([to, b.index_add(to, b.word(ring.first_bytes()))]) {
+                    map.copy(b, product, corner, [k, repeat], [to, full]);
+                }
+                self.advance(position);
+                vec![]
+            });
+            none
         });
     }
 
@@ -188,10 +189,16 @@ impl<'c> Roles<'_, 'c> {
         result
     }
 
-    /// The sums of a part. While the products of a stage run, those of the one before are waited for.
+    /// The sums of a part.
     fn sums(&self, part: &Part<'c>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
+        let zero = groups.zero(self.g.b);
+        self.g.spans(part, zero, &mut |part, repeat, sums| self.span(part, repeat, sums, groups, position))
+    }
+
+    /// Adds the products of contracted elements to sums. While those of a stage run, those of the one before are waited for.
+    fn span(&self, part: &Part<'c>, repeat: Option<Index<'c>>, sums: Vec<Value<'c>>, groups: &Groups<'c>, position: Position<'c>) -> Vec<Value<'c>> {
         let (b, ring) = (self.g.b, self.ring);
-        let [_, steps] = self.steps(part);
+        let [_, steps] = self.steps(part, repeat);
         let first_lane = b.equal(b.narrow(b.lane()), b.word(0));
         let release = |steps: Index<'c>, slot: Index<'c>| {
             let before = b.choose(b.equal(slot, b.word(0)), b.word(ring.tile.stages - 1), b.index_sub(slot, b.word(1)));
@@ -200,11 +207,15 @@ impl<'c> Roles<'_, 'c> {
                 b.asm(Instruction::Arrive, &[self.empty(before).into()]);
             });
         };
-        let sums = b.loop_over([b.word(0), steps, b.word(1)], &groups.zero(b), &mut |step, sums| {
+        let sums = b.loop_over([b.word(0), steps, b.word(1)], &sums, &mut |step, sums| {
             let slot = b.get(position.slot);
             b.wait(self.full(slot), b.get(position.parity));
             let (mut sums, at) = (sums.to_vec(), self.stage(slot));
-            groups.multiply(b, [at, b.index_add(at, b.word(2 * ring.tile.rows * ring.tile.depth))], &mut sums);
+            if repeat.is_some() {
+                let left = b.index_sub(b.index_sub(part.k_to, part.k_from), b.index_mul(step, b.word(ring.tile.depth)));
+                b.if_so(b.less(left, b.word(ring.tile.depth)), || self.clear(at, left));
+            }
+            groups.multiply(b, [at, b.index_add(at, b.word(ring.first_bytes()))], &mut sums);
             release(step, slot);
             self.advance(position);
             sums
@@ -212,5 +223,22 @@ impl<'c> Roles<'_, 'c> {
         groups.finish(b);
         release(steps, b.get(position.slot));
         sums
+    }
+
+    /// Makes the contracted elements of a stage zero but for the first ones: what is not the expert's, whatever it is, adds nothing. Each is a line of every
+    /// 64 rows and columns.
+    fn clear(&self, stage: Index<'c>, from: Index<'c>) {
+        let (b, ring) = (self.g.b, self.ring);
+        let (thread, threads) = (b.index_sub(b.thread(), b.word(COPIERS)), ring.tile.threads());
+        b.loop_over([thread, b.word(ring.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
+            let line = b.index_div(b.index_rem(unit, b.word(SQUARE / UNIT)), b.word(NARROW_LINE / UNIT));
+            b.if_so(b.less(b.index_sub(from, b.word(1)), line), || {
+                b.store_shared(b.index_add(stage, b.index_mul(unit, b.word(UNIT))), &[b.word(0).into(); 4]);
+            });
+            vec![]
+        });
+        // Threads wrote, the matrix engine reads.
+        b.asm(Instruction::FenceProxy, &[]);
+        b.barrier_of(threads);
     }
 }

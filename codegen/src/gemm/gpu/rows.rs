@@ -144,7 +144,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
         let start = self.place(row, b.index_mul(pair, b.word(2)));
         for (eight, sums) in (0..).zip(sums.chunks_exact(4)) {
             // Rows of the room begin at multiples of their length, so that bits of a unit's number are bits of its address.
-            let first = b.bits(IntBinary::Xor, start, b.word(16 * (2 * eight ^ eight >> 2)));
+            let first = b.bits(IntBinary::Xor, start, b.word(16 * ((2 * eight) ^ (eight >> 2))));
             for (half, two) in (0..).zip(sums.chunks_exact(2)) {
                 b.store_shared(b.index_add(first, b.word(8 * half * ROW)), two);
             }

@@ -38,7 +38,7 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
     }
 }
 
-/// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`, which no tensor map describes.
+/// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`.
 fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
     let mut make = Make::default();
     let [rows, experts, m, n] = [("rows", rows), ("experts", experts), ("m", m), ("n", n)].map(|(name, size)| make.dim(name, size));
@@ -50,18 +50,25 @@ fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
     make.kernel(Family::Gemm, &[c])
 }
 
+/// A product of which no tensor map describes the first factor: two repetitions, that far apart that it is no multiple of the rows' distance.
+fn apart([m, n, k]: [u64; 3]) -> Kernel {
+    let mut make = Make::default();
+    let [b, m, n, k] = [("b", 2), ("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
+    let sizes = [m, k].map(|d| make.body.dims.size(d));
+    let x = make.strided_input(DType::Bf16, &[b, m, k], &[sizes[0] * sizes[1] + 8, sizes[1], 1]);
+    let w = make.input(DType::Bf16, &[b, k, n]);
+    let y = make.op_as(Op::Dot { over: vec![k] }, &[x, w], ir::graph::Type::new(DType::F32, [b, m, n]));
+    make.kernel(Family::Gemm, &[y])
+}
+
 #[test]
 fn warpgroups_that_copy_need_every_wait_fence_and_barrier() {
     let ordering = ["cp.async.commit", "cp.async.wait", "bar.sync", "fence.proxy", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
-    let kernel = gradient([400, 1, 104, 72]);
-    let mut inputs = integers(&kernel);
-    inputs[2] = vec![390.0];
-    every_line_is_needed(&kernel, "sm_90a", &inputs, &ordering, 12);
+    let kernel = apart([104, 72, 400]);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 12);
     // So many tiles that one has two warpgroups; five steps, so that the last stage lies where sums are put.
-    let kernel = gradient([300, 1, 768, 768]);
-    let mut inputs = integers(&kernel);
-    inputs[2] = vec![300.0];
-    every_line_is_needed(&kernel, "sm_90a", &inputs, &["bar.sync"], 4);
+    let kernel = apart([520, 520, 304]);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["bar.sync"], 4);
 }
 
 #[test]
@@ -75,6 +82,15 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
     // So many tiles that one has two warpgroups.
     let kernel = product([false, true], [768, 768, 200], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
+    // Two experts, the last one with an end within a stage; of what follows it two lines are nobody's, and no numbers.
+    let kernel = gradient([592, 2, 104, 72]);
+    let mut inputs = integers(&kernel);
+    inputs[2] = vec![300.0, 590.0];
+    inputs.iter_mut().take(2).for_each(|data| {
+        let line = data.len() / 592;
+        data[590 * line..].fill(f64::NAN);
+    });
+    every_line_is_needed(&kernel, "sm_90a", &inputs, &["bar.sync", "fence.proxy", "mbarrier.arrive"], 5);
 }
 
 #[test]
