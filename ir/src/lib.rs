@@ -21,6 +21,7 @@ pub mod parts;
 pub mod program;
 pub mod random;
 pub mod refine;
+pub mod rewrites;
 pub mod sharded;
 pub mod text;
 pub mod verify;

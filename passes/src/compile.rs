@@ -25,6 +25,7 @@ use ir::model::{Model, Plan};
 use ir::op::Op;
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::refine::{self, Meaning};
+use ir::rewrites::{self, Graphs};
 use ir::sharded::Sharded;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -102,6 +103,9 @@ pub struct Compiled {
     /// Differentiated, optimized, simplified.
     pub graph: Graph,
     pub sharded: Sharded,
+    /// As they were partitioned, one per stage.
+    pub stages: Vec<Local>,
+    /// One per program.
     pub locals: Vec<Local>,
     pub evaluation: Evaluation,
     /// The passes of all stages.
@@ -210,9 +214,9 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             return Err(CompileError::User(repeated));
         }
     }
-    let locals = locals(&mut trace, &sharded, &pipe, options)?;
+    let (stages, locals) = locals(&mut trace, &sharded, &pipe, options)?;
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
-    let evaluations = self::locals(&mut trace, &evaluated, &pipe, options)?;
+    let (evaluated_stages, evaluations) = self::locals(&mut trace, &evaluated, &pipe, options)?;
     let size = options.bucket_size.unwrap_or_else(|| bucket::default_size(options.dp));
     let shared = |both: &Vec<(Local, Local)>| {
         let valid = |(l, e): &(Local, Local)| ir::verify::local(l, &sharded).and_then(|()| ir::verify::local(e, &evaluated));
@@ -233,12 +237,14 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             trace.step("offload", || both.map(|(l, e)| offload::offload(l, e)).collect::<Vec<_>>(), shared)?.into_iter().unzip()
         }
     };
+    let (before, after) = (Graphs { training: &stages, evaluation: &evaluated_stages }, Graphs { training: &locals, evaluation: &evaluations });
+    trace.step("rewrites", || (), |()| rewrites::verify(before, after).map_err(|e| e.to_string()))?;
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);
     (job.settings, job.train) = (settings, train);
     let tables: Vec<u32> = evaluated.graph.tables.iter().map(|t| add_table(&mut job.tables, table(&evaluated.graph, t))).collect();
-    let mut evaluation = Evaluation { locals: evaluations, tables, slots: vec![] };
+    let mut evaluation = Evaluation { stages: evaluated_stages, locals: evaluations, tables, slots: vec![] };
     let job = trace.step(
         "lower",
         || {
@@ -253,17 +259,20 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         Overlap::On => trace.step("overlap", || overlap::overlap(job), |job| ir::job::verify(job).map_err(|e| e.to_string()))?,
     };
     trace.step("refine", || (), |()| refines(&job, &locals, &evaluation).map_err(|e| e.to_string()))?;
-    Ok(Compiled { graph: logical, sharded, locals, evaluation, order: pipe.order, job, warnings, times: trace.times })
+    Ok(Compiled { graph: logical, sharded, stages, locals, evaluation, order: pipe.order, job, warnings, times: trace.times })
 }
 
-fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Options) -> Result<Vec<Local>, CompileError> {
+/// The local graphs of all stages, and of classes of them.
+fn locals(trace: &mut Trace, sharded: &Sharded, pipe: &Pipeline, options: &Options) -> Result<(Vec<Local>, Vec<Local>), CompileError> {
     let valid = |l: &[Local]| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
     let stages = trace
         .step("partition", || partition::partition(sharded, &pipe.layout, pipe.weights(), options.moe_buffer), |l| l.as_ref().map_or(Ok(()), agree))?
         .map_err(CompileError::User)?;
-    let locals = trace.step("classes", || partition::classes(stages), |l| valid(l))?;
-    trace.step("tp_overlap", || locals.into_iter().map(|l| tp_overlap::split(l, options.tp_overlap)).collect(), |l: &Vec<Local>| valid(l))
+    let locals = trace.step("classes", || partition::classes(stages.clone()), |l| valid(l))?;
+    let split = |l| tp_overlap::split(l, options.tp_overlap);
+    let locals = trace.step("tp_overlap", || locals.into_iter().map(split).collect(), |l: &Vec<Local>| valid(l))?;
+    Ok((stages, locals))
 }
 
 /// The graph of the same stages as another one.
@@ -433,6 +442,8 @@ fn describe(s: &Sharded, options: &Options, mesh: &Mesh) -> Job {
 /// The graphs of evaluation, and how they are part of the programs.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
+    /// As they were partitioned, one per stage.
+    pub stages: Vec<Local>,
     /// One per program.
     pub locals: Vec<Local>,
     /// Table of the job, per table of the graphs.
@@ -455,10 +466,15 @@ impl Compiled {
 /// The job of other local graphs of its stages than those that were compiled, in list order: what a mistake in them comes to.
 pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
     let locals: Vec<Local> = partition::classes(stages);
-    let mut job = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
     let evaluations = locals.iter().map(|l| of_stages(&c.evaluation.locals, l).clone()).collect();
+    job_of_classes(c, &locals, evaluations, order)
+}
+
+/// The job of other graphs of its programs, of training and of evaluation, than those that were compiled, in list order.
+pub fn job_of_classes(c: &Compiled, locals: &[Local], evaluations: Vec<Local>, order: &Order) -> Job {
+    let mut job = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
     let mut evaluation = Evaluation { locals: evaluations, slots: vec![], ..c.evaluation.clone() };
-    lower(&mut job, &locals, &mut evaluation, order);
+    lower(&mut job, locals, &mut evaluation, order);
     job.in_flight = ir::job::least_in_flight(&job);
     job
 }

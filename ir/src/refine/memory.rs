@@ -206,6 +206,11 @@ impl Region {
     }
 }
 
+/// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
+pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: Access, spot: &Spot) -> Option<Access> {
+    Region { offset, coords: vec![], layout, holds, added: None }.find(mesh, spot)
+}
+
 /// Steps through the addresses of a region.
 struct Reader<'a> {
     /// `(extent, stride, dim)`, outermost first, each within the one before.

@@ -14,8 +14,8 @@
 
 pub(crate) mod digits;
 mod graph;
-mod memory;
-mod normal;
+pub(crate) mod memory;
+pub(crate) mod normal;
 mod program;
 pub(crate) mod term;
 

@@ -23,8 +23,8 @@ impl Terms {
     }
 }
 
-/// What an access to a copy reads of the original.
-fn through(x: &Access, original: &Access) -> Option<Access> {
+/// What an access to a copy reads of the original, which has one dim.
+pub fn through(x: &Access, original: &Access) -> Option<Access> {
     let mut walk = Walk::new(&original.dims[0]);
     let dims = x.dims.iter().map(|d| stepped(&mut walk, d, 1)).collect::<Option<Vec<_>>>()?;
     let mut form: Form = vec![];

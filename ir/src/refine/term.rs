@@ -72,6 +72,10 @@ pub enum What {
     Joined,
     /// The sum over all microbatches.
     Sum,
+    /// What the last microbatch leaves.
+    Last,
+    /// Terms of a sum: each rank of these sub-axes has a part of each operand.
+    Parts(Vec<SubAxis>),
     /// What a collective gives, of a dense operand.
     Exchange {
         kind: Collective,
@@ -84,6 +88,8 @@ pub enum What {
         channel: Channel,
         number: usize,
     },
+    /// A sum over pipeline stages: those of each list, which are alike, have an operand each.
+    Met(Vec<Vec<u64>>),
     Fill(Real),
 }
 
@@ -97,21 +103,36 @@ impl What {
             What::Stored => "copy",
             What::Joined => "concat",
             What::Sum => "sum over microbatches",
+            What::Last => "value of the last microbatch",
+            What::Parts(_) => "parts of a sum",
             What::Exchange { kind, .. } => kind.name(),
             What::Message { .. } => "recv",
+            What::Met(_) => "sum over stages",
             What::Fill(_) => "fill",
         }
     }
 }
 
+/// What a term is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    what: What,
-    args: Vec<Access>,
-    /// Numbers of the dims of each operand, then of the result.
-    labels: Vec<Vec<Dim>>,
-    sizes: Vec<u64>,
-    dtype: DType,
+pub struct Key {
+    pub what: What,
+    pub args: Vec<Access>,
+    /// Numbers of the dims of each operand, then of the result. None if there are no operands with dims to tell apart.
+    pub labels: Vec<Vec<Dim>>,
+    /// Extents of the numbered dims, or of the result's.
+    pub sizes: Vec<u64>,
+    pub dtype: DType,
+}
+
+impl Key {
+    /// Elements of the term.
+    pub fn count(&self) -> u64 {
+        match self.labels.last() {
+            Some(own) => own.iter().map(|d| self.sizes[d.0 as usize]).product(),
+            None => self.sizes.iter().product(),
+        }
+    }
 }
 
 /// All terms, each once.
@@ -145,7 +166,17 @@ impl Terms {
         (key.what == What::Stored).then(|| (key.args[0].clone(), key.dtype))
     }
 
-    fn intern(&mut self, mut key: Key) -> Term {
+    /// How many there are: terms with numbers below this.
+    pub fn count(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn key(&self, term: Term) -> &Rc<Key> {
+        &self.keys[term.0 as usize]
+    }
+
+    /// The term of a key, whose operands are brought to their normal form.
+    pub fn intern(&mut self, mut key: Key) -> Term {
         key.args = key.args.into_iter().map(|x| self.normal(x)).collect();
         if let Some(term) = self.known.get(&key) {
             return *term;
@@ -190,9 +221,27 @@ impl Terms {
         base: &dyn Fn(&Base) -> Option<Base>,
         scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
     ) -> Option<Access> {
+        match self.made(mesh, body, v, args, base, scalar)? {
+            Made::View(x) => Some(x),
+            Made::Op(key) => {
+                let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
+                Some(Access::whole(self.intern(key), &sizes))
+            }
+        }
+    }
+
+    /// As [`Terms::node`], but for an op that makes a new value, which that is.
+    pub fn made(
+        &mut self,
+        mesh: &Mesh,
+        body: &Body,
+        v: Value,
+        args: &[Access],
+        base: &dyn Fn(&Base) -> Option<Base>,
+        scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
+    ) -> Option<Made> {
         let node = &body[v];
         let dims = &node.ty.dims;
-        let sizes: Vec<u64> = dims.iter().map(|d| body.dims.size(*d)).collect();
         let position = |k: usize, d: Dim| body.dims_of(node.args[k]).iter().position(|e| *e == d);
         // The operand's dims under the result's names; those that it lacks are repeated.
         let arranged = |x: &Access, find: &dyn Fn(Dim) -> Option<usize>| {
@@ -200,12 +249,12 @@ impl Terms {
             Access { dims, ..x.clone() }
         };
         match &node.op {
-            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(arranged(&args[0], &|d| position(0, d))),
+            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(Made::View(arranged(&args[0], &|d| position(0, d)))),
             Op::Slice { from, to, at } => {
                 let k = position(0, *from)?;
                 let n = to.map_or(1, |d| body.dims.size(d));
                 let x = args[0].part(mesh, k, *at, &vec![], &[(n, 1)])?;
-                Some(arranged(&x, &|d| if Some(d) == *to { Some(k) } else { position(0, d) }))
+                Some(Made::View(arranged(&x, &|d| if Some(d) == *to { Some(k) } else { position(0, d) })))
             }
             Op::Shard { from, to, index } => {
                 let k = position(0, *from)?;
@@ -215,7 +264,7 @@ impl Terms {
                     Base::Slot(_) => return None,
                 };
                 let x = args[0].part(mesh, k, 0, &coords, &index.parts)?;
-                Some(arranged(&x, &|d| if d == *to { Some(k) } else { position(0, d) }))
+                Some(Made::View(arranged(&x, &|d| if d == *to { Some(k) } else { position(0, d) })))
             }
             Op::View { from, to } => {
                 let x = &args[0];
@@ -226,10 +275,10 @@ impl Terms {
                     Some(k) => Some(parts[k].clone()),
                     None => position(0, d).map(|k| x.dims[k].clone()),
                 };
-                Some(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() })
+                Some(Made::View(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
             }
             // In memory it may be made piece by piece.
-            Op::Concat { .. } if dims.len() == 1 => Some(self.joined(args.to_vec(), node.ty.dtype)),
+            Op::Concat { .. } if dims.len() == 1 => Some(Made::View(self.joined(args.to_vec(), node.ty.dtype))),
             op => {
                 let op = match op {
                     Op::Scalar(s) => Op::Scalar(scalar(s)?),
@@ -252,11 +301,18 @@ impl Terms {
                 let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
                 let op = op.map_dims(&mut |d| labels.of(d));
                 let all = labels.0.iter().map(|d| body.dims.size(*d)).collect();
-                let term = self.intern(Key { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype });
-                Some(Access::whole(term, &sizes))
+                Some(Made::Op(Key { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
             }
         }
     }
+}
+
+/// What a node of a body makes of its operands.
+pub enum Made {
+    /// A view of one of them, or of several one after the other.
+    View(Access),
+    /// A value of its own.
+    Op(Key),
 }
 
 /// Dims by number of first appearance.

@@ -24,6 +24,7 @@ mod parts_rows;
 mod precision;
 mod programs;
 mod random;
+mod rewrites;
 mod shared;
 mod shrink;
 mod wanted;

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
     pub fn below(&mut self, n: usize) -> usize {
@@ -37,7 +37,7 @@ impl Dice {
 }
 
 /// 500 mutants, or `MUTANTS`, from number `MUTANTS_FIRST` on.
-fn mutants() -> Range<u64> {
+pub fn mutants() -> Range<u64> {
     let first = number("MUTANTS_FIRST", 0);
     first..first + number("MUTANTS", 500)
 }
@@ -113,7 +113,7 @@ pub fn replace(l: &mut Local, from: Value, to: Value) {
 pub type Mutate = fn(&mut Dice, &mut Local) -> Option<()>;
 
 /// What is done to the graph of a stage, by name.
-const KINDS: &[(&str, Mutate)] = &[
+pub const KINDS: &[(&str, Mutate)] = &[
     ("drop a collective", |d, l| {
         let v = node(d, l, |op| matches!(op, Op::Collective { kind: Collective::AllReduce(_) | Collective::Shift, .. }))?;
         let arg = l.body[v].args[0];
@@ -228,7 +228,7 @@ const KINDS: &[(&str, Mutate)] = &[
     }),
     ("exchange updates", |d, l| {
         let (i, j) = (d.below(l.updates.len()), d.below(l.updates.len()));
-        let (a, b) = (l.updates[i].new, l.updates[j].new);
+        let (a, b) = (l.updates.get(i)?.new, l.updates[j].new);
         if l.body[a].ty != l.body[b].ty {
             return None;
         }
