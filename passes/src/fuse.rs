@@ -86,6 +86,7 @@ pub fn fuse(local: &Local) -> Vec<Group> {
         kept: kept(local),
         groups: vec![],
         of: HashMap::new(),
+        direct: vec![],
         after: vec![],
         aliased: vec![],
         last_exchange: HashMap::new(),
@@ -179,6 +180,8 @@ struct Fusion<'a> {
     kept: Vec<bool>,
     groups: Vec<Draft>,
     of: HashMap<Value, usize>,
+    /// For each group, those whose values it reads, as they are or through views.
+    direct: Vec<BTreeSet<usize>>,
     /// For each group, those that it reads, directly or not.
     after: Vec<Bits>,
     /// For each group, those of which it reads another view: they must be in memory before it begins.
@@ -190,15 +193,13 @@ struct Fusion<'a> {
 impl Fusion<'_> {
     /// An exchange takes part as a group that nothing joins, so that no kernel is on both of its sides, or on both sides of its order.
     fn exchange(&mut self, v: Value, chunk: Chunk) {
-        let mut reads = self.reads(&self.body[v].args);
+        let mut direct = self.direct(&self.body[v].args);
         let own = self.groups.len();
-        if let Some(last) = self.last_exchange.insert(chunk, own) {
-            reads.insert(last);
-            let before = self.after[last].clone();
-            reads.extend(&before);
-        }
+        direct.extend(self.last_exchange.insert(chunk, own));
+        let reads = self.reads(&direct);
         self.of.insert(v, own);
         self.groups.push(Draft { nodes: [v].into(), at: (chunk, Space::Device), anchor: None, live: false });
+        self.direct.push(direct);
         self.after.push(reads);
         self.aliased.push(Bits::default());
     }
@@ -219,11 +220,12 @@ impl Fusion<'_> {
             }
             candidates.extend(near.iter().map(|g| vec![*g]));
         }
-        let reads = self.reads(&self.body[v].args);
+        let direct = self.direct(&self.body[v].args);
+        let reads = self.reads(&direct);
         let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| !self.of.contains_key(a)).collect();
-        let aliased = self.reads(&views);
+        let aliased = self.reads(&self.direct(&views));
         for merged in candidates {
-            if self.fits(&merged, v, &reads, &aliased) {
+            if self.fits(&merged, v, &direct, &aliased) {
                 let into = merged[0];
                 for g in &merged[1..] {
                     let nodes = std::mem::take(&mut self.groups[*g].nodes);
@@ -233,6 +235,13 @@ impl Fusion<'_> {
                     self.groups[into].nodes.extend(nodes);
                     self.groups[into].anchor = self.groups[into].anchor.or(self.groups[*g].anchor);
                     self.groups[*g].live = false;
+                    let own = std::mem::take(&mut self.direct[*g]);
+                    self.direct[into].extend(own);
+                    for set in &mut self.direct {
+                        if set.remove(g) {
+                            set.insert(into);
+                        }
+                    }
                     for sets in [&mut self.after, &mut self.aliased] {
                         let own = std::mem::take(&mut sets[*g]);
                         sets[into].extend(&own);
@@ -244,9 +253,11 @@ impl Fusion<'_> {
                     }
                 }
                 self.groups[into].nodes.insert(v);
+                self.direct[into].extend(direct);
                 self.after[into].extend(&reads);
                 self.aliased[into].extend(&aliased);
                 for g in &merged {
+                    self.direct[into].remove(g);
                     self.after[into].remove(*g);
                 }
                 // Whoever reads the group now also follows what it has come to read.
@@ -262,22 +273,30 @@ impl Fusion<'_> {
         }
         self.of.insert(v, self.groups.len());
         self.groups.push(Draft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true });
+        self.direct.push(direct);
         self.after.push(reads);
         self.aliased.push(aliased);
     }
 
-    /// Groups that make these values, directly or not, through views too.
-    fn reads(&self, values: &[Value]) -> Bits {
-        let mut out = Bits::default();
+    /// Groups that make these values, or what they are views of.
+    fn direct(&self, values: &[Value]) -> BTreeSet<usize> {
+        let mut out = BTreeSet::new();
         let mut stack = values.to_vec();
         while let Some(a) = stack.pop() {
             match self.of.get(&a) {
-                Some(g) => {
-                    if out.insert(*g) {
-                        out.extend(&self.after[*g]);
-                    }
-                }
+                Some(g) => drop(out.insert(*g)),
                 None => stack.extend(&self.body[a].args),
+            }
+        }
+        out
+    }
+
+    /// These groups and all that they read.
+    fn reads(&self, direct: &BTreeSet<usize>) -> Bits {
+        let mut out = Bits::default();
+        for g in direct {
+            if out.insert(*g) {
+                out.extend(&self.after[*g]);
             }
         }
         out
@@ -299,14 +318,15 @@ impl Fusion<'_> {
         self.groups.iter().enumerate().rev().find(|(_, g)| g.live && g.anchor.is_some_and(same) && !again(g)).map(|(k, _)| k).into_iter()
     }
 
-    fn fits(&self, merged: &[usize], v: Value, reads: &Bits, aliased: &Bits) -> bool {
+    fn fits(&self, merged: &[usize], v: Value, direct: &BTreeSet<usize>, aliased: &Bits) -> bool {
         let views = |set: &Bits| merged.iter().any(|g| set.contains(*g));
         if views(aliased) || merged.iter().any(|g| views(&self.aliased[*g])) {
             return false;
         }
-        // No group in between: what v or a merged group reads must not itself read a merged group.
-        let between = |set: &Bits| set.iter().any(|g| !merged.contains(&g) && merged.iter().any(|h| self.after[g].contains(*h)));
-        if between(reads) || merged.iter().any(|g| between(&self.after[*g])) {
+        // No group in between: what v or a merged group reads must not itself read a merged group. It is enough to ask those that they read
+        // directly: through one that is in between leads a way that begins with such a one, or with a merged one, whose own way it is.
+        let between = |set: &BTreeSet<usize>| set.iter().any(|g| !merged.contains(g) && merged.iter().any(|h| self.after[*g].contains(*h)));
+        if between(direct) || merged.iter().any(|g| between(&self.direct[*g])) {
             return false;
         }
         let at = self.groups[merged[0]].at;
