@@ -115,8 +115,9 @@ impl TensorMap {
         if self.sizes.iter().any(|s| !(1..(1 << 31) - MAP_ALIGN).contains(s)) || self.extents.iter().any(|e| !(1..=256).contains(e)) {
             return Err(format!("a tensor map of sizes {:?} in boxes of {:?}", self.sizes, self.extents));
         }
-        let multiples = self.strides.iter().scan(MAP_ALIGN, |before, s| Some(s.is_multiple_of(std::mem::replace(before, *s))));
-        if self.strides.iter().any(|s| !(1..1 << 40).contains(s)) || !multiples.fold(true, |all, m| all && m) {
+        let mut before = MAP_ALIGN;
+        let are_multiples = self.strides.iter().all(|s| s.is_multiple_of(std::mem::replace(&mut before, *s)));
+        if !are_multiples || self.strides.iter().any(|s| !(1..1 << 40).contains(s)) {
             return Err(format!("a tensor map of strides {:?}, not multiples of {MAP_ALIGN} and of each other", self.strides));
         }
         match u64::from(self.extents[0]) * self.element() {
