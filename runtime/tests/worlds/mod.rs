@@ -124,8 +124,8 @@ fn process_of(bench: &Bench, rank: u64) -> u32 {
         };
         words.get(1..5) == Some(&[b"--rank", rank.to_string().as_bytes(), b"--parent", own.as_bytes()]) && memory()
     };
-    let processes = fs::read_dir("/proc").unwrap().filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
-    processes.filter(is).next().unwrap()
+    let mut processes = fs::read_dir("/proc").unwrap().filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
+    processes.find(is).unwrap()
 }
 
 #[test]
