@@ -44,6 +44,16 @@ impl Ptxas {
         ["ptxas", "nvdisasm"].iter().all(|tool| directory.join(tool).is_file()).then(|| Ptxas { directory: directory.into() })
     }
 
+    /// The pinned tools in `directory`, fetched from the Python package index unless they are there: for tests, in a checkout, with a network.
+    ///
+    /// # Errors
+    /// What the script says that fetches them.
+    pub fn fetched(directory: &Path) -> Result<Ptxas, String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/ptxas.sh");
+        let output = Command::new("bash").arg(script).arg(directory).output().map_err(|e| format!("bash: {e}"))?;
+        Ptxas::at(directory).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
     fn run(&self, tool: &'static str, cpu: &str, arguments: &[&std::ffi::OsStr]) -> Result<Output, PtxasError> {
         let error = |error| PtxasError::Io { tool: tool.into(), error };
         let output = Command::new(self.directory.join(tool)).args(arguments).output().map_err(error)?;

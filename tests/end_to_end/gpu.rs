@@ -1,6 +1,14 @@
 //! Artifacts for GPUs, run in the emulator: the PTX, parameters and launches that a GPU would get, several ranks.
 
 use crate::mcc::{Dir, load_weights, metrics, save_array};
+use codegen::ptxas::Ptxas;
+use ir::graph::Value;
+use ir::kernel::{Family, Kernel};
+use ir::op::Op;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const MLP: &str = "compile {models}/mlp.mdl --micro-batch-size 4 -D features=12 -D hidden=16 -D classes=4";
 
@@ -15,31 +23,47 @@ fn data(dir: &Dir) {
     save_array(&dir.path("label.npy"), &[4, 8], (0..4 * 8).map(|_| (next() % 4) as i32));
 }
 
-/// Losses and gradient norms of all steps, and the trained weights, of a model compiled with `flags`.
-fn train(dir: &Dir, compile: &str, run: &str, target: &str) -> Vec<f64> {
+/// What training came to: per step the loss and the gradient norm, and the trained weights.
+struct Trained {
+    losses: Vec<f64>,
+    grad_norms: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+impl Trained {
+    fn parts(&self) -> [(&str, &[f64]); 3] {
+        [("losses", &self.losses), ("gradient norms", &self.grad_norms), ("weights", &self.weights)]
+    }
+}
+
+/// Compiles and trains a model, on the CPU or in the emulator.
+fn train(dir: &Dir, compile: &str, run: &str, target: &str) -> Trained {
     let device = if target == "cpu" { "cpu" } else { "emulated" };
     dir.line(&format!("{compile} --target {target} -o {target}.mcc")).succeeds();
     dir.line(&format!("run {target}.mcc --device {device} {run} --metrics m.jsonl --save w.safetensors")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
-    let reports = steps.iter().flat_map(|s| ["loss", "grad_norm"].map(|n| s[n].as_f64().expect("a number")));
+    let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect();
     let weights = load_weights(&dir.path("w.safetensors"));
-    reports.chain(weights.values().flat_map(|w| w.1.iter().map(|x| f64::from(*x)))).collect()
+    Trained { losses: of("loss"), grad_norms: of("grad_norm"), weights: weights.values().flat_map(|w| w.1.iter().map(|x| f64::from(*x))).collect() }
 }
 
 /// Trains on the CPU and in the emulator, and holds all numbers to each other within 1e-4 of their size, or of 1.
-fn agree(dir: &Dir, compile: &str, run: &str, targets: &[&str]) {
-    agree_within(dir, compile, run, targets, 1e-4);
+fn agree(dir: &Dir, compile: &str, run: &str, targets: &[&str]) -> Trained {
+    agree_within(dir, compile, run, targets, 1e-4)
 }
 
-fn agree_within(dir: &Dir, compile: &str, run: &str, targets: &[&str], tolerance: f64) {
+fn agree_within(dir: &Dir, compile: &str, run: &str, targets: &[&str], tolerance: f64) -> Trained {
     let want = train(dir, compile, run, "cpu");
     for target in targets {
         let got = train(dir, compile, run, target);
-        assert_eq!(got.len(), want.len());
-        for (k, (g, w)) in got.iter().zip(&want).enumerate() {
-            assert!((g - w).abs() <= tolerance * w.abs().max(1.0), "{target}, number {k}: {g}, not {w}");
+        for ((what, got), (_, want)) in got.parts().into_iter().zip(want.parts()) {
+            assert_eq!(got.len(), want.len());
+            for (k, (g, w)) in got.iter().zip(want).enumerate() {
+                assert!((g - w).abs() <= tolerance * w.abs().max(1.0), "{target}, {what} {k}: {g}, not {w}");
+            }
         }
     }
+    want
 }
 
 #[test]
@@ -49,14 +73,155 @@ fn emulated_ranks_train_as_cpus_do() {
     agree(&dir, &format!("{MLP} --tp 2 --pp 2"), "--data x=x.npy --data label=label.npy", &["sm_80", "sm_90a"]);
 }
 
-#[test]
-fn emulated_ranks_train_transformers_as_cpus_do() {
+/// Small, but with steps that move the weights; where a gradient is rounding and nothing else, so is the step.
+const TINY: &str = "--pp 2 --tp 2 -D vocab=256 -D hidden=32 -D layers=2 -D seq=8 --lr 1e-2 --min-lr 1e-2 --lr-warmup-iters 0 --adam-eps 1e-3";
+
+/// Root of the mean square of differences.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    (a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+}
+
+/// A model on emulated ranks: in f32 it trains as on CPUs within 1e-4. In bf16 its losses, gradient norms and weights are from the CPU's in bf16 at most twice as
+/// far as those are from f32's: both round alike, but sum in other orders.
+fn trains_as_on_cpus(model: &str, [f32_target, bf16_target]: [&str; 2]) {
     let dir = Dir::new();
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
-    let tiny = "--tp 2 --pp 2 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3";
-    let run = "--data text.txt --steps 2";
-    agree(&dir, &format!("compile {{models}}/gpt2.mdl {tiny}"), run, &["sm_80"]);
-    agree(&dir, &format!("compile {{models}}/llama.mdl {tiny} -D kv_heads=2 -D ffn=32"), run, &["sm_90a"]);
+    let (compile, run) = (format!("compile {{models}}/{model} {TINY}"), "--data text.txt --steps 3");
+    let exact = agree(&dir, &compile, run, &[f32_target]);
+    let compile = format!("{compile} --bf16");
+    let want = train(&dir, &compile, run, "cpu");
+    let got = train(&dir, &compile, run, bf16_target);
+    for (((what, exact), (_, want)), (_, got)) in exact.parts().into_iter().zip(want.parts()).zip(got.parts()) {
+        let [own, rounding] = [distance(got, want), distance(want, exact)];
+        assert!(own <= 2.0 * rounding, "{what} in bf16 on {bf16_target}: {own:e} from the CPU's, which are {rounding:e} from those in f32");
+    }
+}
+
+#[test]
+fn emulated_ranks_train_gpt2_as_cpus_do() {
+    trains_as_on_cpus("gpt2.mdl -D heads=2 -D head_dim=64", ["sm_80", "sm_90a"]);
+}
+
+#[test]
+fn emulated_ranks_train_llama_as_cpus_do() {
+    trains_as_on_cpus("llama.mdl -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32", ["sm_90a", "sm_80"]);
+}
+
+const EXPERTS: &str = "-D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=32 --micro-batch-size 2 --global-batch-size 2";
+
+#[test]
+fn emulated_ranks_train_mixtral_as_cpus_do() {
+    trains_as_on_cpus(&format!("mixtral.mdl {EXPERTS}"), ["sm_80", "sm_90a"]);
+}
+
+#[test]
+fn emulated_ranks_train_mixtral_with_experts_split_as_cpus_do() {
+    trains_as_on_cpus(&format!("mixtral.mdl {EXPERTS} --ep 2 --etp 1"), ["sm_90a", "sm_80"]);
+}
+
+/// The models of `models/` at small sizes, with the flags of their jobs and the GPUs whose kernels are assembled. Heads of 64 and 128, as tensor cores take them.
+const JOBS: [(&str, &[&str]); 9] = [
+    ("gpt2.mdl --bf16 --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=2 -D layers=2 -D seq=128", &["sm_80", "sm_90a"]),
+    ("gpt2.mdl --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128", &["sm_80"]),
+    (
+        "llama.mdl --bf16 --tp 2 --pp 2 --sp -D vocab=256 -D hidden=256 -D heads=4 -D kv_heads=2 -D head_dim=128 -D ffn=512 -D layers=2 -D seq=128",
+        &["sm_80", "sm_90a"],
+    ),
+    (
+        "mixtral.mdl --bf16 --tp 2 --pp 2 --ep 2 --etp 1 --micro-batch-size 2 --global-batch-size 2 -D vocab=256 -D hidden=128 -D heads=2 -D kv_heads=2 \
+         -D experts=4 -D expert_ffn=64 -D layers=2 -D seq=128",
+        &["sm_80", "sm_90a"],
+    ),
+    (
+        "deepseek_v3.mdl --bf16 --tp 2 --ep 2 --etp 1 -D vocab=256 -D hidden=64 -D heads=2 -D layers=2 -D first_dense=1 -D ffn=64 -D seq=64 -D q_rank=32 \
+         -D kv_rank=32 -D nope=32 -D turned=32 -D v_dim=64 -D experts=8 -D top_k=2 -D expert_ffn=32 -D groups=4 -D top_groups=2 -D bias_rate=0.125",
+        &["sm_90a"],
+    ),
+    ("bert.mdl --bf16 --tp 2 -D vocab=256 -D hidden=128 -D heads=2 -D layers=2 -D seq=64", &["sm_80"]),
+    ("t5.mdl --bf16 -D vocab=256 -D hidden=128 -D heads=2 -D ffn=128 -D encoder_layers=1 -D decoder_layers=1 -D source=64 -D target=48", &["sm_90a"]),
+    ("nemotron.mdl --bf16 --tp 2 -D vocab=256 -D hidden=256 -D heads=2 -D kv_heads=2 -D ffn=256 -D layers=2 -D seq=64", &["sm_80"]),
+    ("vit.mdl -D height=32 -D width=32 -D hidden=64 -D heads=2 -D layers=2 -D classes=16", &["sm_90a"]),
+];
+
+/// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
+/// 128, are multiplied by tensor cores.
+fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
+    let body = &kernel.body;
+    let long = |v: Value| body.dims_of(v).iter().filter(|d| body.dims.size(**d) > 1).collect::<Vec<_>>();
+    body.values().find_map(|v| {
+        let args = &body[v].args;
+        match &body[v].op {
+            Op::Dot { .. } | Op::GroupedDot { .. } if kernel.family == Family::Gemm => {
+                let [a, b] = [long(args[0]), long(args[1])];
+                let both = a.iter().any(|d| !b.contains(d)) && b.iter().any(|d| !a.contains(d));
+                let halves = args[..2].iter().all(|a| body[*a].ty.dtype.is_half());
+                (both && halves).then_some(if target == "sm_90a" { "HGMMA" } else { "HMMA" })
+            }
+            Op::Attention(a) | Op::AttentionGrad(a, _) => {
+                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some("HMMA")
+            }
+            _ => None,
+        }
+    })
+}
+
+/// A kernel's text in the assembler: no stack, no spilled register, no warning (of tensor cores that wait for each other, C7508 or C7517, too), and what
+/// is meant to be in it.
+fn assembles(ptxas: &Ptxas, kernel: &Kernel, ptx: &str, target: &str) -> Result<(), String> {
+    let assembled = ptxas.assemble(ptx, target).map_err(|e| e.to_string())?;
+    if (assembled.stack_bytes, assembled.spill_bytes) != (0, 0) || !assembled.warnings.is_empty() {
+        return Err(format!("{} bytes of stack, {} of spills, {:?}", assembled.stack_bytes, assembled.spill_bytes, assembled.warnings));
+    }
+    let Some(instruction) = meant(kernel, target) else { return Ok(()) };
+    let counts = ptxas.instructions(&assembled.cubin).map_err(|e| e.to_string())?;
+    if counts.contains_key(instruction) { Ok(()) } else { Err(format!("no {instruction} in {counts:?}")) }
+}
+
+#[test]
+fn every_kernel_of_the_models_assembles_without_spills_and_uses_tensor_cores() {
+    // target/tmp
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target directory").join("cuda-13.5.37");
+    let ptxas = match Ptxas::fetched(&directory) {
+        Ok(ptxas) => ptxas,
+        // The tests of kernels say so too, past the capture of output.
+        Err(why) => return assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "ptxas cannot be had:\n{why}"),
+    };
+    let dir = Dir::new();
+    let mut kernels: BTreeMap<(String, &str), (Kernel, String)> = BTreeMap::new();
+    for (job, targets) in JOBS {
+        for &target in targets {
+            dir.line(&format!("compile {{models}}/{job} --target {target} -o out.mcc")).succeeds();
+            let artifact = runtime::artifact::read(&dir.path("out.mcc")).expect("an artifact");
+            for (kernel, entry) in artifact.job.kernels.iter().zip(&artifact.kernels) {
+                let text = artifact.ptx(entry).expect("PTX");
+                kernels.entry((entry.name.clone(), target)).or_insert_with(|| (kernel.clone(), text));
+            }
+        }
+    }
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(vec![]));
+    let all: Vec<_> = kernels.iter().collect();
+    std::thread::scope(|s| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            s.spawn(|| {
+                while let Some(((name, target), (kernel, ptx))) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(why) = assembles(&ptxas, kernel, ptx, target) {
+                        wrong.lock().expect("no panic").push(format!("{name} for {target}: {why}\n{}", ir::text::print_kernel(kernel)));
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().expect("no panic");
+    assert!(wrong.is_empty(), "{} of {} kernels:\n{}", wrong.len(), all.len(), wrong.join("\n"));
+    // Of all kinds, products and attention among them.
+    let with = |what: &str| all.iter().filter(|((_, target), (kernel, _))| meant(kernel, target) == Some(what)).count();
+    assert!(
+        all.len() > 400 && with("HMMA") > 50 && with("HGMMA") > 50,
+        "{} kernels, {} and {} on tensor cores",
+        all.len(),
+        with("HMMA"),
+        with("HGMMA")
+    );
 }
 
 /// In bf16, where factors have tensor maps, which the launch of each kernel gets from the device.

@@ -4,8 +4,6 @@ use crate::object::{self, Emit};
 use crate::ptxas::{Assembled, Ptxas};
 use crate::target::Target;
 use ir::kernel::Kernel;
-use std::path::Path;
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// The assembler, fetched once into the build's directory; nothing without a network, which is said, and is an error in CI.
@@ -15,17 +13,14 @@ pub fn ptxas() -> Option<&'static Ptxas> {
         let test = std::env::current_exe().expect("a test has an executable");
         // target/debug/deps/codegen-0123
         let directory = test.ancestors().nth(3).expect("tests lie in the build's directory").join("cuda-13.5.37");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/ptxas.sh");
-        let output = Command::new("bash").arg(script).arg(&directory).output().expect("bash runs");
-        let found = Ptxas::at(&directory);
-        if found.is_none() {
-            let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        let found = Ptxas::fetched(&directory);
+        if let Err(why) = &found {
             assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "ptxas cannot be had:\n{why}");
             // Past the capture of tests' output.
             use std::io::Write;
             let _ = writeln!(std::io::stderr(), "NOT CHECKED: no GPU kernel is assembled, since ptxas cannot be had:\n{why}");
         }
-        found
+        found.ok()
     };
     PTXAS.get_or_init(find).as_ref()
 }
