@@ -6,6 +6,7 @@ use crate::compile::generate;
 use anyhow::{Context, anyhow};
 use codegen::target::Arch;
 use codegen::{Emit, Target};
+use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
@@ -107,7 +108,7 @@ fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>,
     used.iter().map(text).collect()
 }
 
-/// PTX below what it computes: how it is launched, and each op with its place in the model text. Layers share kernels, so places are those of
+/// PTX with what it computes: how it is launched, and each op with its place in the model text, above it and where it is computed. Layers share kernels, so places are those of
 /// the first layer that has it.
 fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> String {
     let body = &job.kernels[kernel].body;
@@ -117,12 +118,31 @@ fn annotated(job: &Job, kernel: usize, launch: Option<&Launch>, ptx: &str) -> St
             writeln!(out, "// {} blocks of {} threads, {} bytes of shared memory, {} of scratch", l.grid, l.block, l.shared_bytes, l.scratch_bytes);
     }
     for v in body.values().filter(|v| !body[*v].op.is_source()) {
-        let node = &body[v];
-        let place = node.origin.span.map(|s| format!("{}: ", job.place(s))).unwrap_or_default();
-        let scope = if node.origin.scope.is_empty() { String::new() } else { format!(" of {}", node.origin.scope) };
-        let _ = writeln!(out, "// {place}{}{scope}", node.op.name());
+        let _ = writeln!(out, "// {}", described(job, body, v));
     }
-    out + ptx
+    for line in ptx.lines() {
+        let _ = match located(line) {
+            Some(v) if v.index() < body.nodes.len() => writeln!(out, "\t// {}", described(job, body, v)),
+            // Of no op.
+            _ if line.trim_start().starts_with(".loc") => Ok(()),
+            _ => writeln!(out, "{line}"),
+        };
+    }
+    out
+}
+
+/// The value whose computation a line of PTX announces (`codegen`'s `.loc`: its number, counted from 1).
+fn located(line: &str) -> Option<Value> {
+    let mut words = line.trim_start().strip_prefix(".loc")?.split_whitespace();
+    Some(Value(words.nth(1)?.parse::<u32>().ok()?.checked_sub(1)?))
+}
+
+/// An op with its place in the model text.
+fn described(job: &Job, body: &Body, v: Value) -> String {
+    let node = &body[v];
+    let place = node.origin.span.map(|s| format!("{}: ", job.place(s))).unwrap_or_default();
+    let scope = if node.origin.scope.is_empty() { String::new() } else { format!(" of {}", node.origin.scope) };
+    format!("{place}{}{scope}", node.op.name())
 }
 
 /// The text of these kernels of a job at a level, by file name.

@@ -1,5 +1,7 @@
 //! One kernel to one object file, in this process.
 
+use crate::build::Builder;
+use crate::build::lines::Added;
 use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::mlir::{self, Mlir};
 use crate::build::simt::Simt;
@@ -8,8 +10,10 @@ use crate::{CompileError, Shape, abi, attention, gemm, loops};
 use inkwell::context::Context;
 use inkwell::module::Module;
 use inkwell::targets::{FileType, TargetMachine};
+use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::launch::Launch;
+use ir::op::Op;
 use serde::{Deserialize, Serialize};
 
 /// What compilation keeps beside the object.
@@ -71,12 +75,13 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
         Arch::Nvptx => target.taking(abi::parameter_bytes(kernel)),
     };
     let rewritten = if kernel.family == Family::Gemm { gemm::as_loops(kernel) } else { None };
-    let kernel = rewritten.as_ref().unwrap_or(kernel);
+    let given = kernel;
+    let kernel = rewritten.as_ref().unwrap_or(given);
     let machine = target.machine()?;
     let context = Context::create();
     let written = match target.arch {
         Arch::X86_64 => for_cpu(&context, kernel, target, &name)?,
-        Arch::Nvptx => for_gpu(&context, kernel, target, &name)?,
+        Arch::Nvptx => for_gpu(&context, [given, kernel], target, &name)?,
     };
     let Written { shape, launch, mlir, module } = written;
     module.set_triple(&machine.get_triple());
@@ -115,8 +120,17 @@ fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
     }
 }
 
-fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
+/// The kernel as it was given says which line is whose.
+fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
     let b = Simt::new(context, name, target)?;
+    let count = (kernel.body.nodes.len() - given.body.nodes.len()) as u32;
+    let dot = given.body.values().find(|v| matches!(&given.body[*v].op, Op::Dot { .. })).filter(|_| count > 0);
+    b.add_values(Added { before: dot.map_or(u32::MAX, |v| v.0), count });
+    // What belongs to no op in particular is for what the kernel is there for.
+    let body = &kernel.body;
+    let of_family =
+        |v: &Value| matches!(&body[*v].op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionGrad(..));
+    b.locate(body.values().find(of_family).unwrap_or(kernel.outputs[0].value));
     let of_warps = |shape| (shape, abi::launch_of_warps(kernel, &shape));
     let (shape, launch) = match &kernel.family {
         Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
@@ -125,7 +139,7 @@ fn for_gpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
         Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,
     };
     launch.check(kernel, &target.cpu).map_err(CompileError::unsupported)?;
-    Ok(Written { shape, launch: Some(launch), mlir: None, module: b.module })
+    Ok(Written { shape, launch: Some(launch), mlir: None, module: b.finish()? })
 }
 
 fn directly<'c>(

@@ -177,6 +177,7 @@ pub fn plus<B: Builder>(b: &B, lane: Lane, x: B::Vector, y: B::Vector) -> B::Vec
 /// # Errors
 /// The op is not pointwise.
 pub fn apply<B: Builder>(b: &B, body: &Body, v: Value, args: &[B::Vector]) -> Result<B::Vector, CompileError> {
+    b.locate(v);
     let node = &body[v];
     let from = |k: usize| lane(body[node.args[k]].ty.dtype);
     let value = match &node.op {

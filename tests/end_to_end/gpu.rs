@@ -1,6 +1,6 @@
 //! Artifacts for GPUs, run in the emulator: the PTX, parameters and launches that a GPU would get, several ranks.
 
-use crate::mcc::{Dir, load_weights, metrics, save_array};
+use crate::mcc::{Dir, load_weights, metrics, models, save_array};
 use codegen::ptxas::Ptxas;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -270,4 +270,8 @@ fn ptx_is_shown_below_the_lines_of_the_model() {
     for part in ["blocks of 128 threads", "models/mlp.mdl:7:3: dot of first\n", ".target sm_90a", ".visible .entry k_"] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
+    // One kernel of loops: above it, and before what computes each op, its line.
+    let kernel = text.split("// k_").find(|k| k.contains("reduce_sum")).expect("there are sums");
+    let head: Vec<&str> = kernel.lines().skip(1).take(96).collect();
+    expect_test::expect_file!["./expected/ptx.txt"].assert_eq(&(head.join("\n").replace(&models().display().to_string(), "models") + "\n"));
 }

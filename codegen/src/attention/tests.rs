@@ -1,5 +1,7 @@
+use crate::object::{self, Emit};
+use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, check_with, random_inputs};
+use crate::testing::{Make, check_with, golden, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -215,4 +217,11 @@ fn tensor_cores_need_every_wait_and_barrier() {
         every_line_is_needed(&first, "sm_80", &inputs(&case, &first), &ordering, at_least);
         every_line_is_needed(&second, "sm_80", &backward_inputs(&case, &second), &ordering, 2 * at_least - 1);
     }
+}
+
+#[test]
+fn the_text_for_tensor_cores_is_as_it_was() {
+    let kernel = forward(&Case { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
+    let compiled = object::compile(&kernel, &Target::gpu("sm_80"), Emit::default()).expect("the kernel compiles");
+    golden("attention_bf16_sm_80.ptx", &String::from_utf8(compiled.object).expect("PTX is text"));
 }

@@ -36,8 +36,7 @@ impl<'c> Lines<'c> {
         let version = context.i32_type().const_int(debug_metadata_version().into(), false);
         module.add_basic_value_flag("Debug Info Version", FlagBehavior::Warning, version);
         let (language, kind) = (DWARFSourceLanguage::C, DWARFEmissionKind::LineTablesOnly);
-        let (builder, unit) =
-            module.create_debug_info_builder(true, language, "kernel", "", "mcc", true, "", 0, "", kind, 0, false, false, "", "");
+        let (builder, unit) = module.create_debug_info_builder(true, language, "kernel", "", "mcc", true, "", 0, "", kind, 0, false, false, "", "");
         Lines { builder, unit, function: Cell::default(), line: Cell::new(0), added: Cell::default() }
     }
 

@@ -8,6 +8,7 @@
 pub mod asm;
 pub mod block;
 pub mod fragments;
+pub mod lines;
 pub mod llvm;
 pub mod mlir;
 pub mod simt;
@@ -15,6 +16,7 @@ mod words;
 
 use crate::CompileError;
 use crate::abi::Entry;
+use ir::graph::Value;
 
 /// What a lane of a vector holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -223,6 +225,8 @@ pub trait Builder {
     fn min(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.select(self.compare_float(Compare::Lt, a, b), a, b)
     }
+    /// What is written from now on computes a value of the kernel, where a target's text says so.
+    fn locate(&self, _value: Value) {}
     /// `base` moved by a constant number of bytes.
     fn at_const(&self, base: Self::Pointer, bytes: i64) -> Self::Pointer {
         if bytes == 0 { base } else { self.at(base, self.index(bytes)) }

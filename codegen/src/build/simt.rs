@@ -4,6 +4,7 @@
 //! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
 //! adjacent over the lanes, which is what memory wants.
 
+use super::lines::{Added, Lines};
 use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
 use crate::CompileError;
 use crate::abi::Entry;
@@ -38,6 +39,7 @@ pub struct Simt<'c> {
     pub(super) writer: Writer<'c>,
     cpu: String,
     features: String,
+    lines: Lines<'c>,
 }
 
 /// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
@@ -52,7 +54,21 @@ impl<'c> Simt<'c> {
         let module = context.create_module(name);
         // Alignments follow from it.
         module.set_data_layout(&target.machine()?.get_target_data().get_data_layout());
-        Ok(Simt { context, module, writer: context.create_builder(), cpu: target.cpu.clone(), features: target.features.clone() })
+        let lines = Lines::new(context, &module);
+        Ok(Simt { context, module, writer: context.create_builder(), cpu: target.cpu.clone(), features: target.features.clone(), lines })
+    }
+
+    /// The kernel that is written has values beside those of the body whose lines are meant.
+    pub fn add_values(&self, added: Added) {
+        self.lines.add(added);
+    }
+
+    /// The module, once its kernel is written.
+    ///
+    /// # Errors
+    /// LLVM does not read its own text.
+    pub fn finish(self) -> Result<Module<'c>, CompileError> {
+        self.lines.finish(self.context, &self.module)
     }
 
     fn ty(&self, lane: Lane) -> BasicTypeEnum<'c> {
@@ -340,6 +356,7 @@ impl<'c> Simt<'c> {
         }
         by_value(maps, bytes, 8);
         self.writer.position_at_end(self.context.append_basic_block(function, "entry"));
+        self.lines.enter(self.context, &self.writer, name, function);
 
         let parameter = |number: usize| function.get_nth_param(number as u32).expect("invariant: there is a parameter").into_pointer_value();
         let arguments = parameter(maps);
@@ -453,6 +470,9 @@ impl<'c> Builder for Simt<'c> {
         LANES
     }
 
+    fn locate(&self, value: ir::graph::Value) {
+        self.lines.locate(self.context, &self.writer, value);
+    }
     fn index(&self, value: i64) -> IntValue<'c> {
         self.context.i64_type().const_int(value as u64, true)
     }

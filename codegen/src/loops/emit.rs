@@ -255,6 +255,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         let b = self.b;
         for (&position, &value) in outputs.iter().zip(values) {
             let target = &self.outputs[position];
+            b.locate(self.kernel.outputs[position].value);
             let mut value = value;
             if self.kernel.outputs[position].accumulate {
                 let old = target.load(b, place);
@@ -320,7 +321,10 @@ impl<'a, B: Builder> Loops<'a, B> {
                     let (own, others) = rest.split_at(fold.width());
                     rest = others;
                     match this.value(this.kernel.body[*v].args[0], place, &mut known) {
-                        Ok(x) => out.extend(fold.step(this, place, own, x)),
+                        Ok(x) => {
+                            b.locate(*v);
+                            out.extend(fold.step(this, place, own, x));
+                        }
                         Err(error) => {
                             result = Err(error);
                             out.extend_from_slice(own);
@@ -463,6 +467,9 @@ impl<'a, B: Builder> Loops<'a, B> {
         }
         let b = self.b;
         let node = &self.kernel.body[v];
+        if !node.op.is_source() {
+            b.locate(v);
+        }
         let value = match &node.op {
             Op::Input(i) => self.inputs[*i as usize].load(b, place),
             op if op.is_source() => {
@@ -502,6 +509,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                 let mut sum = self.value(*first, place, known)?;
                 for term in rest {
                     let term = self.value(*term, place, known)?;
+                    b.locate(v);
                     sum = pointwise::plus(b, pointwise::lane(node.ty.dtype), sum, term);
                 }
                 pointwise::rounded(b, node.ty.dtype, sum)

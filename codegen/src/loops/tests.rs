@@ -1,4 +1,6 @@
-use crate::testing::{Make, Numbers, check, check_with, random_inputs};
+use crate::object::{self, Emit};
+use crate::target::Target;
+use crate::testing::{Make, Numbers, check, check_with, golden, random_inputs};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -465,4 +467,21 @@ fn a_kernel_may_have_more_operands_than_older_drivers_take() {
     terms.push(make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[square]));
     let sum = make.op(Op::Add, &terms);
     check(&make.kernel(Family::Loops { grid: vec![] }, &[square, sum]), &[], 1e-4);
+}
+
+/// With a line for each op that is computed.
+#[test]
+fn the_text_of_a_norm_for_gpus_is_as_it_was() {
+    let mut make = Make::default();
+    let [s, h] = [("s", 4), ("h", 96)].map(|(n, size)| make.dim(n, size));
+    let (x, w) = (make.input(DType::Bf16, &[s, h]), make.input(DType::F32, &[h]));
+    let wide = make.op_as(Op::Cast, &[x], Type::new(DType::F32, [s, h]));
+    let square = make.op(Op::Binary(Binary::Mul), &[wide, wide]);
+    let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[square]);
+    let scale = make.op(Op::Unary(Unary::Rsqrt), &[sum]);
+    let scaled = make.op(Op::Binary(Binary::Mul), &[wide, scale]);
+    let y = make.op(Op::Binary(Binary::Mul), &[scaled, w]);
+    let kernel = make.kernel(Family::Loops { grid: vec![s] }, &[y]);
+    let compiled = object::compile(&kernel, &Target::gpu("sm_90a"), Emit::default()).expect("the kernel compiles");
+    golden("norm_bf16_sm_90a.ptx", &String::from_utf8(compiled.object).expect("PTX is text"));
 }
