@@ -1,9 +1,10 @@
 //! Tables: what depends on no input, parameter or state is evaluated here, in f64, and rounded once.
 
-use ir::dim::Base;
+use ir::dim::{Base, Dim, DimInfo};
 use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Table, Type, Value};
-use ir::op::{Binary, Op, Scalar, Unary};
+use ir::op::{Binary, DType, Op, Scalar, Unary};
+use std::collections::HashMap;
 
 /// The most elements that a table may have; larger ones are computed where they are used.
 const MOST: u64 = 1 << 24;
@@ -31,19 +32,49 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         .values()
         .filter(|v| fixed[v.index()] && heavy[v.index()] && !body.dims_of(*v).is_empty() && users[v.index()].iter().any(|(c, _)| !fixed[c.index()]))
         .collect();
-    let mut known: std::collections::HashMap<Vec<u8>, u32> = std::collections::HashMap::new();
+    let alike = alike(body, &fixed);
+    let (mut made, mut known): (HashMap<u32, u32>, HashMap<Vec<u8>, u32>) = (HashMap::new(), HashMap::new());
     for v in wanted {
-        let (key, data) = evaluate(&graph.body, v);
-        let ty = graph.body[v].ty.clone();
-        let table = *known.entry(key).or_insert_with(|| {
-            let name = format!("table{}", graph.tables.len());
-            graph.tables.push(Table { name, ty: ty.clone(), data: data.clone() });
-            graph.tables.len() as u32 - 1
+        let table = *made.entry(alike[v.index()]).or_insert_with(|| {
+            let (key, data) = evaluate(&graph.body, v);
+            *known.entry(key).or_insert_with(|| {
+                let name = format!("table{}", graph.tables.len());
+                graph.tables.push(Table { name, ty: graph.body[v].ty.clone(), data });
+                graph.tables.len() as u32 - 1
+            })
         });
         let node = &mut graph.body[v];
         (node.op, node.args) = (Op::Table(table), vec![]);
     }
     graph
+}
+
+/// What a node computes whatever its dims are called: its op and type, the number and dims of each operand, and what is known of each dim.
+type Form = (Op, DType, Vec<Dim>, Vec<(u32, Vec<Dim>)>, Vec<DimInfo>);
+
+/// A number for each fixed value, the same for values of which it is plain that they are equal: each layer asks for the same angles, over dims of its own.
+fn alike(body: &Body, fixed: &[bool]) -> Vec<u32> {
+    let mut known: HashMap<Form, u32> = HashMap::new();
+    let mut out = vec![u32::MAX; body.nodes.len()];
+    for v in body.values().filter(|v| fixed[v.index()]) {
+        let mut order: Vec<Dim> = vec![];
+        let mut place = |d: Dim| {
+            let k = order.iter().position(|o| *o == d).unwrap_or_else(|| {
+                order.push(d);
+                order.len() - 1
+            });
+            Dim(k as u32)
+        };
+        let node = &body[v];
+        let mut places = |w: Value| body.dims_of(w).iter().map(|d| place(*d)).collect();
+        let args = node.args.iter().map(|a| (out[a.index()], places(*a))).collect();
+        let dims = places(v);
+        let op = node.op.map_dims(&mut place);
+        let infos = order.iter().map(|d| DimInfo { name: String::new(), copy_of: None, ..body.dims[*d].clone() }).collect();
+        let next = known.len() as u32;
+        out[v.index()] = *known.entry((op, node.ty.dtype, dims, args, infos)).or_insert(next);
+    }
+    out
 }
 
 /// The elements of a fixed value, and a key that is equal for equal tables.

@@ -26,7 +26,7 @@ const MEETING: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    #[error("cannot take part in a run: {0}")]
+    #[error("cannot take part in a run: {0}; `mcc-rank` and `mcc` must be of one build (`cargo build --workspace` makes both)")]
     Orders(io::Error),
     #[error("rank {rank}: the artifact is {found}, the launcher's is {expected}")]
     Id { rank: u64, found: String, expected: String },
