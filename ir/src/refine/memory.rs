@@ -176,13 +176,19 @@ impl Region {
         Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, spot)
     }
 
-    /// `(extent, stride, dim)`, outermost first; none if they are not each within the one before.
+    /// `(extent, stride, dim)`, outermost first; none if what a dim steps over is not more than all that the dims after it reach.
     fn radix(&self) -> Option<Vec<(u64, u64, usize)>> {
         let dims = self.layout.iter().enumerate().filter(|d| d.1.0 > 1);
         let mut radix: Vec<(u64, u64, usize)> = dims.map(|(k, (n, s))| (*n, *s, k)).collect();
         radix.sort_unstable_by_key(|r| std::cmp::Reverse(r.1));
-        let nested = radix.windows(2).all(|w| w[0].1 >= w[1].0 * w[1].1) && radix.iter().all(|r| r.1 > 0);
-        nested.then_some(radix)
+        let mut reach = 0;
+        for (n, s, _) in radix.iter().rev() {
+            if *s <= reach {
+                return None;
+            }
+            reach += (n - 1) * s;
+        }
+        Some(radix)
     }
 
     fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<Access> {

@@ -293,6 +293,22 @@ mod tests {
         assert_ne!(product(&mut rules, &half(&a, 1), &half(&b, 0)).term, all.term);
     }
 
+    /// As a gather of what ranks have of a sliced dim leaves them: 36 is no multiple of 16, nor more than 3 times 16.
+    #[test]
+    fn rows_may_lie_closer_than_strides_nest() {
+        let mesh = crate::mesh::Mesh::new(1, 1, 1, 1, 1);
+        let mut rules = Rules::new(&mesh);
+        let (x, b) = (input(&mut rules, 0, &[72]), input(&mut rules, 1, &[2, 5]));
+        let rows =
+            |digits: &[(u64, u64)], offset| Access { offset, dims: vec![Digits::new(digits.iter().copied()), Digits::new([(2, 1)])], ..x.clone() };
+        let all = product(&mut rules, &rows(&[(2, 36), (3, 16), (2, 2)], 0), &b);
+        for k in 0..2 {
+            let chunk = product(&mut rules, &rows(&[(2, 36), (3, 16)], 2 * k), &b);
+            let part = Access { offset: 5 * k, dims: vec![Digits::new([(2, 30), (3, 10)]), Digits::new([(5, 1)])], ..all.clone() };
+            assert_eq!(chunk, part);
+        }
+    }
+
     #[test]
     fn the_gathered_parts_of_a_sum_are_the_sum() {
         let mesh = crate::mesh::Mesh::of_sizes(&Sizes { dp: 4, ..Sizes::default() }).expect("a mesh");
