@@ -41,6 +41,7 @@ demo: build
 test: deps
 	cargo build --workspace --quiet
 	cargo test --workspace --quiet
+	python3 -m unittest bench.test_report
 
 # Ten thousand random models on random meshes, as many mutants of programs, the models of models/ on every mesh of up to 8 ranks, and the
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
@@ -68,8 +69,17 @@ test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 
+# mcc beside PyTorch and JAX on this machine's CPU (docs/benchmarks/README.md): about an hour, or some minutes with BENCH=--quick. A peer that cannot be
+# installed is named in the report.
+BENCH ?=
+VENV := $(OUT)/bench/venv
+bench: PACKAGES += python3-venv g++
 bench: build
-	cargo run --release --quiet -p codegen --example gemm_bench
+	cargo build --release --quiet -p codegen --example kernel_server
+	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/report.txt
+	@for peer in torch jax; do $(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/$$peer.txt || echo "$$peer could not be installed"; done
+	$(VENV)/bin/python -m bench $(BENCH)
 
 # For whoever has an NVIDIA GPU: kernels, steps and exchanges against their definitions, the emulator and the CPU, then times, against PyTorch where that is
 # installed. Writes out/gpu-check/gpu-check.{json,md}. Without a GPU: make gpu-check GPU_CHECK='--device emulated'

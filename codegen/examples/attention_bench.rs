@@ -2,70 +2,23 @@
 //!
 //! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
 
+mod common;
+
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Workers};
-use ir::dim::{Dim, DimInfo};
-use ir::graph::{Body, Origin, Phase, Type, Value};
-use ir::kernel::{Family, Kernel, Operand, Output, dense};
-use ir::op::{Attention, AttentionGrad, DType, Op, Real};
+use common::{attention, thread_seconds};
+use ir::kernel::Family;
+use ir::op::DType;
 use std::error::Error;
 
 const TURNS: usize = 40;
-
-struct Maker {
-    body: Body,
-    inputs: Vec<Operand>,
-}
-
-impl Maker {
-    fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
-        let ty = Type::new(dtype, dims);
-        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone() });
-        self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
-    }
-
-    fn kernel(mut self, family: Family, results: Vec<(Op, Vec<Value>, Type)>) -> Kernel {
-        let mut outputs = vec![];
-        for (op, args, ty) in results {
-            let strides = dense(&self.body.dims, &ty);
-            outputs.push(Output { value: self.body.push(op, args, ty, Origin::new(Phase::Forward)), strides, accumulate: false });
-        }
-        Kernel { on: ir::program::Space::Device, family, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
-    }
-}
-
-/// Forward with its logarithms, or all three gradients.
-fn kernel([heads, seq, d]: [u64; 3], family: Family) -> Kernel {
-    let mut m = Maker { body: Body::default(), inputs: vec![] };
-    let [at, keys, head, d] = [("at", seq), ("keys", seq), ("head", heads), ("d", d)].map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
-    let a = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
-    let q = m.input(DType::F32, &[at, head, d]);
-    let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[keys, head, d]));
-    let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [at, head]));
-    if family == Family::Attention {
-        let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
-        let out = (Op::Attention(a.clone()), [&[q, k, v], &places[..]].concat(), q_ty);
-        return m.kernel(family, vec![out, (Op::AttentionLse(a), [&[q, k], &places[..]].concat(), row)]);
-    }
-    let [lse, delta] = [0, 1].map(|_| m.input(DType::F32, &row.dims));
-    let dout = m.input(DType::F32, &q_ty.dims);
-    let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
-    let args = [&[q, k, v, lse, delta, dout], &places[..]].concat();
-    let grads = [(AttentionGrad::Q, q_ty), (AttentionGrad::K, k_ty.clone()), (AttentionGrad::V, k_ty)];
-    m.kernel(family, grads.map(|(which, ty)| (Op::AttentionGrad(a.clone(), which), args.clone(), ty)).to_vec())
-}
-
-fn thread_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let target = Target::host()?;
     let shape = std::env::args().nth(1).unwrap_or_else(|| "12x512x64".into());
     let sizes: Vec<u64> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
     let sizes: [u64; 3] = sizes.try_into().map_err(|_| "a shape is written HEADSxSEQxD")?;
-    let kernels = [Family::Attention, Family::AttentionGrad].map(|family| kernel(sizes, family));
+    let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family));
     let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess)?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("attention.so");

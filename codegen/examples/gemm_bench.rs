@@ -4,9 +4,12 @@
 //! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so that both see the same clock
 //! and the same neighbours. Times are of this thread, so other work on the machine counts only where it shares caches. Prints medians.
 
+mod common;
+
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Workers};
-use ir::dim::{Dim, DimInfo};
+use common::{Layout, PEAK_FLOPS, peak, product, thread_seconds};
+use ir::dim::DimInfo;
 use ir::graph::{Body, Origin, Phase, Type};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
 use ir::op::{DType, Op};
@@ -16,14 +19,6 @@ use std::time::{Duration, Instant};
 /// Time spent on each shape.
 const BUDGET: Duration = Duration::from_millis(1500);
 const SHAPES: [&str; 6] = ["1024x1024x1024", "2048x384x1536", "1024x768x3072", "1024x3072x768", "64x768x3072", "1000x777x333"];
-
-/// Which factors are stored with their contracted dim outermost (a) or innermost (b).
-#[derive(Clone, Copy)]
-struct Layout {
-    name: &'static str,
-    a_transposed: bool,
-    b_transposed: bool,
-}
 
 const LAYOUTS: [Layout; 3] = [
     Layout { name: "NN", a_transposed: false, b_transposed: false },
@@ -50,22 +45,6 @@ impl Product {
         unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), 0, self.tiles, scratch.add(scratch.align_offset(64))) };
         self.seconds.push(thread_seconds() - start);
     }
-}
-
-fn kernel([m, k, n]: [u64; 3], layout: Layout) -> Kernel {
-    let mut body = Body::default();
-    let [m, k, n] = [("m", m), ("k", k), ("n", n)].map(|(name, size)| body.dims.add(DimInfo::new(name, size)));
-    let operand = |body: &Body, dims: [Dim; 2]| {
-        let ty = Type::new(DType::F32, dims);
-        Operand { strides: dense(&body.dims, &ty), ty }
-    };
-    let inputs =
-        vec![operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }), operand(&body, if layout.b_transposed { [n, k] } else { [k, n] })];
-    let origin = || Origin::new(Phase::Forward);
-    let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
-    let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
-    let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
-    Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
 
 /// Sizes of the products of experts: of one dense layer's forward product, gradient of its operand, and gradient of its weights.
@@ -102,42 +81,9 @@ fn of_experts(layout: Layout, experts: u64) -> Kernel {
     Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }
 
-/// Seconds that this thread has run.
-fn thread_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-const ROUNDS: u64 = 40_000;
-
-/// Operations of one call of [`peak`].
-const PEAK_FLOPS: f64 = 2.0 * 16.0 * 16.0 * ROUNDS as f64;
-
-/// Sixteen independent chains of multiply-adds, all in registers: in assembly, so that no optimisation level decides what the peak is.
-#[target_feature(enable = "avx512f")]
-fn peak() {
-    // SAFETY: touches nothing but the registers it names.
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "vfmadd231ps zmm0, zmm30, zmm31", "vfmadd231ps zmm1, zmm30, zmm31", "vfmadd231ps zmm2, zmm30, zmm31", "vfmadd231ps zmm3, zmm30, zmm31",
-            "vfmadd231ps zmm4, zmm30, zmm31", "vfmadd231ps zmm5, zmm30, zmm31", "vfmadd231ps zmm6, zmm30, zmm31", "vfmadd231ps zmm7, zmm30, zmm31",
-            "vfmadd231ps zmm8, zmm30, zmm31", "vfmadd231ps zmm9, zmm30, zmm31", "vfmadd231ps zmm10, zmm30, zmm31", "vfmadd231ps zmm11, zmm30, zmm31",
-            "vfmadd231ps zmm12, zmm30, zmm31", "vfmadd231ps zmm13, zmm30, zmm31", "vfmadd231ps zmm14, zmm30, zmm31", "vfmadd231ps zmm15, zmm30, zmm31",
-            "dec {rounds}",
-            "jnz 2b",
-            rounds = inout(reg) ROUNDS => _,
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
-            out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
-            inout("zmm30") std::arch::x86_64::_mm512_set1_ps(0.5) => _, inout("zmm31") std::arch::x86_64::_mm512_set1_ps(0.25) => _,
-            options(nomem, nostack),
-        );
-    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -153,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for shape in shapes.iter().filter(|s| *s != "experts") {
         let sizes: Vec<u64> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
         let sizes: [u64; 3] = sizes.try_into().map_err(|_| "shapes are written MxKxN")?;
-        let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| kernel(sizes, *layout)).collect();
+        let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| product(sizes, *layout, false)).collect();
         let [m, k, n] = sizes.map(|s| s as usize);
         let all = LAYOUTS.iter().map(|layout| Case { label: format!("{shape} {}", layout.name), flops: 2.0 * (m * n * k) as f64, ends: None });
         measure(&kernels, &all.collect::<Vec<_>>(), &target, &directory.path().join(format!("{shape}.so")))?;
@@ -175,7 +121,7 @@ fn experts_and_one(layout: Layout) -> (Vec<Kernel>, Vec<Case>) {
         (false, true) => [ROWS, FFN, HIDDEN],
         (true, _) => [HIDDEN, ROWS / ENDS[0].1, FFN],
     };
-    let mut kernels = vec![kernel(sizes, layout)];
+    let mut kernels = vec![product(sizes, layout, false)];
     let mut cases = vec![Case { label: format!("one {}", layout.name), flops: 2.0 * sizes.iter().product::<u64>() as f64, ends: None }];
     for (name, experts, end) in ENDS {
         kernels.push(of_experts(layout, experts));

@@ -1,0 +1,114 @@
+"""`python -m bench`: measures, and writes the record, the table and the plots."""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from . import configs, kernels, models, plots, ranks, report
+
+ROOT = Path(__file__).parent.parent
+PARTS = ["models", "growth", "ranks", "storage", "kernels"]
+CONTESTANTS = ["mcc", "torch", "torch.compile", "jax"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures mcc beside PyTorch and JAX on this machine's CPU.")
+    parser.add_argument("--quick", action="store_true", help="less of everything where nothing else is said: some minutes; writes to out/bench/quick")
+    parser.add_argument("--parts", help="of " + ", ".join(PARTS))
+    parser.add_argument("--models", help="which of " + ", ".join(c.name for c in configs.MODELS))
+    parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="who trains them")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--together", type=int, default=3, help="peers in a session with mcc: fewer need less memory at once")
+    parser.add_argument("--with", dest="before", default="", metavar="CMD", help="put before the command of each session, to keep the machine free")
+    parser.add_argument("--mcc", type=Path, default=ROOT / "target/release/mcc")
+    parser.add_argument("--kernels", type=Path, default=ROOT / "target/release/examples/kernel_server")
+    parser.add_argument("--work", type=Path, default=ROOT / "out/bench/work")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--report", action="store_true", help="only table and plots, of a record that is there")
+    return parser.parse_args()
+
+
+def version(package):
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def machine():
+    def first(pattern, path):
+        found = re.search(pattern, Path(path).read_text())
+        return found[1].strip() if found else None
+
+    caches = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction":
+            caches[f"L{level}"] = size
+    return {"cpu": first(r"model name\s*:\s*(.*)", "/proc/cpuinfo"), "cores": os.cpu_count(), "caches": caches,
+            "memory_gib": round(int(first(r"MemTotal:\s*(\d+)", "/proc/meminfo")) / 2**20), "system": platform.release()}
+
+
+def revision():
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def main():
+    args = arguments()
+    output = args.output or ROOT / ("out/bench/quick" if args.quick else "docs/benchmarks")
+    path = output / "cpu.json"
+    output.mkdir(parents=True, exist_ok=True)
+    record = json.loads(path.read_text()) if path.exists() and not args.quick else {}
+    if not args.report:
+        measure(args, record, lambda: path.write_text(json.dumps(record, indent=1) + "\n"))
+    (output / "cpu.md").write_text(report.page(record))
+    plots.write(record, output)
+    print(report.ratios(record))
+    print(f"wrote {path}, cpu.md and plots beside it")
+
+
+def measure(args, record, save):
+    """Fills the record and saves it after each part; what was measured before and is not measured now stays."""
+    parts = args.parts.split(",") if args.parts else ["models", "kernels"] if args.quick else PARTS
+    names = args.models.split(",") if args.models else ["gpt-nano", "llama-mini"] if args.quick else [c.name for c in configs.MODELS]
+    rounds = args.rounds or (2 if args.quick else 5)
+    settings = models.Settings(
+        work=args.work.resolve(), mcc=args.mcc.resolve(), python=str(ROOT / "out/bench/venv/bin/python"),
+        kernels=args.kernels.resolve() if kernels.works(args.kernels) else None, before=args.before, together=args.together,
+        contestants=args.contestants.split(","))
+    record |= {"machine": machine(), "versions": {p: version(p) for p in ("torch", "jax", "jaxlib")}}
+
+    def keep(part, name, make):
+        try:
+            found = make()
+        except models.Failure as failure:
+            print(f"{name}: {failure}")
+            return
+        record.setdefault(part, {})[name] = found | {"revision": revision()}
+        save()
+
+    if "models" in parts:
+        for config in (c for c in configs.MODELS if c.name in names):
+            keep("models", config.name, lambda: models.measure(settings, config, rounds))
+    if "growth" in parts:
+        for size, ladder in configs.growth().items():
+            for config in ladder:
+                keep("growth", config.name, lambda: models.measure(settings, config, min(rounds, 3)) | {"size": size})
+    if "ranks" in parts:
+        keep("ranks", "llama-mini", lambda: ranks.measure(settings, configs.LLAMA_MINI, ranks.variants(configs.LLAMA_MINI), rounds))
+    if "storage" in parts:
+        keep("storage", "llama-mini", lambda: ranks.measure(settings, configs.LLAMA_MINI, ranks.storage(configs.LLAMA_MINI), rounds))
+    if "kernels" in parts and settings.kernels:
+        settings.work.mkdir(parents=True, exist_ok=True)
+        for group in kernels.requests(args.quick):
+            keep("kernels", group[0], lambda: kernels.summary(models.session(settings, settings.work, {"requests": group, "rounds": min(rounds, 3)})))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The other frameworks, each in a process of its own."""

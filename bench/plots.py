@@ -1,0 +1,121 @@
+"""The plots, from a record."""
+
+import matplotlib
+
+from . import report
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+COLOURS = {"mcc": "#1b6ca8", "torch": "#e07a1f", "torch.compile": "#f2b134", "jax": "#5b9a5b"}
+ALL = ["mcc", *report.PEERS]
+
+
+def save(figure, path):
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def bars(axes, groups, values, label, log=False):
+    """A group of bars for each name, one per contestant that has a value: `values[contestant][name]`."""
+    width = 0.8 / max(1, len(values))
+    for k, (contestant, own) in enumerate(values.items()):
+        at = [i + (k - (len(values) - 1) / 2) * width for i, name in enumerate(groups) if name in own]
+        axes.bar(at, [own[name] for name in groups if name in own], width, label=contestant, color=COLOURS.get(contestant))
+    axes.set_xticks(range(len(groups)), groups, rotation=15)
+    axes.set_ylabel(label)
+    if log:
+        axes.set_yscale("log")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def gather(models, value):
+    """`{contestant: {model: value(record)[contestant]}}`."""
+    found = {name: {} for name in ALL}
+    for model, record in models.items():
+        for name, x in value(record).items():
+            if name in found and x is not None:
+                found[name][model] = x
+    return {name: own for name, own in found.items() if own}
+
+
+def steps(models, path):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    bars(left, list(models), gather(models, lambda r: {"mcc": 1.0} | report.against(r)), "step time, mcc = 1")
+
+    def share(record):
+        top = report.peak(record, "2")
+        return {n: 100 * record["flops"] / s / 1e9 / top for n, s in report.by_contestant(record, "step_s").items()} if top else {}
+
+    bars(right, list(models), gather(models, share), "% of the multiply-add peak")
+    save(figure, path)
+
+
+def starts(models, path):
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    cold = gather(models, lambda r: {n: c.get("cold_latency_s") for n, c in r["contestants"].items()})
+    bars(panels[0], list(models), cold, "start to the end of the first step, cold, s", log=True)
+    bars(panels[1], list(models), gather(models, lambda r: report.by_contestant(r, "latency_s")), "the same, warm, s", log=True)
+    save(figure, path)
+
+
+def memory(models, path):
+    figure, axes = plt.subplots(figsize=(7, 4))
+    peaks = gather(models, lambda r: {n: b / 2**20 for n, b in report.by_contestant(r, "peak_bytes").items()})
+    bars(axes, list(models), peaks, "peak memory, MiB")
+    save(figure, path)
+
+
+def growth(records, path):
+    sizes = list(dict.fromkeys(r["size"] for r in records.values()))
+    figure, panels = plt.subplots(2, len(sizes), figsize=(4 * len(sizes), 7), squeeze=False)
+    for size, (above, below) in zip(sizes, panels.T):
+        own = sorted((r for r in records.values() if r["size"] == size), key=lambda r: r["config"][size])
+        for name in ALL:
+            step = [(r["config"][size], 1e3 * s) for r in own if (s := report.by_contestant(r, "step_s").get(name))]
+            key = "cold_compile_s" if name == "mcc" else "cold_first_step_s"
+            compiled = [(r["config"][size], s) for r in own if name != "torch" and (s := r["contestants"].get(name, {}).get(key))]
+            for axes, points in ((above, step), (below, compiled)):
+                if points:
+                    axes.plot(*zip(*points), marker="o", label=name, color=COLOURS[name])
+        for axes, label in ((above, "step, ms"), (below, "compile, cold, s")):
+            axes.set(xscale="log", yscale="log", xlabel=size, ylabel=label)
+            axes.set_xticks([r["config"][size] for r in own], [str(r["config"][size]) for r in own])
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        above.legend(fontsize=8)
+    save(figure, path)
+
+
+def ranks(records, path):
+    figure, axes = plt.subplots(figsize=(7, 4))
+    record = next(iter(records.values()))
+    steps = {name: 1e3 * s for name, s in report.by_contestant(record, "step_s").items()}
+    axes.bar(list(steps), list(steps.values()), color=COLOURS["mcc"])
+    axes.set_ylabel("step, ms")
+    axes.tick_params(axis="x", rotation=15)
+    axes.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def kernels(records, path):
+    figure, panels = plt.subplots(2, 1, figsize=(12, 9))
+    for axes, threads in zip(panels, ("1", "2")):
+        rates = {}
+        for record in records.values():
+            for request, own in record[threads]["gflops"].items():
+                for name, rate in own.items():
+                    rates.setdefault(name, {})[request.removeprefix("gemm ")] = 100 * rate / record[threads]["peak_gflops"]
+        names = list(dict.fromkeys(name for own in rates.values() for name in own))
+        bars(axes, names, rates, f"% of the multiply-add peak, threads: {threads}")
+        axes.tick_params(axis="x", rotation=90, labelsize=6)
+    save(figure, path)
+
+
+def write(record, directory):
+    for part, draw, name in (("models", steps, "steps.svg"), ("models", starts, "starts.svg"), ("models", memory, "memory.svg"),
+                             ("growth", growth, "growth.svg"), ("ranks", ranks, "ranks.svg"), ("kernels", kernels, "kernels.svg")):
+        if record.get(part):
+            draw(record[part], directory / name)

@@ -1,0 +1,192 @@
+"""The table, from a record. Needs nothing but Python."""
+
+import statistics
+
+PEERS = ["torch", "torch.compile", "jax"]
+MIB = 2**20
+
+
+def by_contestant(record, key):
+    """Median over the sessions of a record, by contestant."""
+    found = {}
+    for session in record["sessions"]:
+        for name, own in session["contestants"].items():
+            if own.get(key) is not None:
+                found.setdefault(name, []).append(own[key])
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def peak(record, threads):
+    rates = [s["peak_gflops"][threads] for s in record["sessions"] if threads in s["peak_gflops"]]
+    return statistics.median(rates) if rates else None
+
+
+def against(record):
+    """How many times as long as mcc each peer takes: median over the sessions that both are in."""
+    found = {}
+    for session in record["sessions"]:
+        steps = {name: own["step_s"] for name, own in session["contestants"].items() if "step_s" in own}
+        for name in steps:
+            if name != "mcc" and "mcc" in steps:
+                found.setdefault(name, []).append(steps[name] / steps["mcc"])
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def best_torch(ratios):
+    return min((ratios[n] for n in ("torch", "torch.compile") if n in ratios), default=None)
+
+
+def number(x, form="{:.0f}", scale=1.0):
+    return "" if x is None else form.format(scale * x)
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def agreement(record):
+    apart = [max(found["first"], found["later"]) for found in record["losses"].values()]
+    if not apart:
+        return ""
+    return ("yes" if all(found["agree"] for found in record["losses"].values()) else "**no**") + f", {max(apart):.0e}"
+
+
+def step_times(models):
+    head = ["model", "mcc, ms", "GFLOP/s", "of peak", "torch, ms", "torch.compile, ms", "JAX, ms", "best torch / mcc", "JAX / mcc", "same losses"]
+    rows = []
+    for name, record in models.items():
+        steps, ratios, top = by_contestant(record, "step_s"), against(record), peak(record, "2")
+        rate = record["flops"] / steps["mcc"] / 1e9 if "mcc" in steps else None
+        rows.append([name, number(steps.get("mcc"), scale=1e3), number(rate), number(rate and top and rate / top, "{:.0f} %", 100),
+                     *(number(steps.get(n), scale=1e3) for n in PEERS), number(best_torch(ratios), "{:.2f}"), number(ratios.get("jax"), "{:.2f}"),
+                     agreement(record)])
+    return table(head, rows)
+
+
+def starts(models):
+    """Seconds until a step can begin, and until the first one has ended, with nothing cached and with all."""
+    head = ["model", "", "compile, cold", "warm", "first step after, cold", "warm"]
+    rows = []
+    for name, record in models.items():
+        warm = {key: by_contestant(record, key) for key in ("compile_s", "first_step_s", "latency_s", "step_s")}
+        for contestant, cold in record["contestants"].items():
+            step = warm["step_s"].get(contestant)
+            compiles = [cold.get("cold_compile_s"), warm["compile_s"].get(contestant)]
+            if contestant != "mcc" and step is not None and "cold_first_step_s" in cold:
+                compiles = [cold["cold_first_step_s"] - step, warm["first_step_s"].get(contestant, step) - step]
+            rows.append([name, contestant, *(number(x, "{:.2f}") for x in compiles),
+                         number(cold.get("cold_latency_s"), "{:.2f}"), number(warm["latency_s"].get(contestant), "{:.2f}")])
+    return table(head, rows)
+
+
+def memory(models):
+    head = ["model", "mcc's plan, MiB", "mcc", "torch", "torch.compile", "JAX"]
+    rows = []
+    for name, record in models.items():
+        peaks = by_contestant(record, "peak_bytes")
+        plan = by_contestant(record, "plan_bytes").get("mcc")
+        rows.append([name, number(plan, scale=1 / MIB), *(number(peaks.get(n), scale=1 / MIB) for n in ["mcc", *PEERS])])
+    return table(head, rows)
+
+
+def growth(records):
+    head = ["model", "mcc, ms", "torch", "torch.compile", "JAX", "best torch / mcc", "JAX / mcc", "mcc's kernels", "compile, cold: mcc, s", "torch.compile", "JAX"]
+    rows = []
+    for name, record in records.items():
+        steps, ratios, cold = by_contestant(record, "step_s"), against(record), record["contestants"]
+        compiles = [cold.get("mcc", {}).get("cold_compile_s"), *(cold.get(n, {}).get("cold_first_step_s") for n in ("torch.compile", "jax"))]
+        rows.append([name, *(number(steps.get(n), "{:.1f}", 1e3) for n in ["mcc", *PEERS]), number(best_torch(ratios), "{:.2f}"),
+                     number(ratios.get("jax"), "{:.2f}"), number(cold.get("mcc", {}).get("kernels")), *(number(x, "{:.1f}") for x in compiles)])
+    return table(head, rows)
+
+
+# What a mesh is compared with, and the share of the time that is left beside its own bubble.
+BASES = {"tp2": ("one rank", 1.0), "dp2": ("one rank", 1.0), "pp2, mb8": ("one rank, mb8", 8 / 9)}
+
+
+def efficiency(record):
+    steps = by_contestant(record, "step_s")
+    return {mesh: steps[base] / steps[mesh] / share for mesh, (base, share) in BASES.items() if mesh in steps and base in steps}
+
+
+def ranks(records):
+    rows = []
+    for model, record in records.items():
+        steps, share = by_contestant(record, "step_s"), efficiency(record)
+        for name, own in record["sessions"][0]["contestants"].items():
+            of = f"{share[name]:.2f} of {BASES[name][0]}" if name in share else ""
+            rows.append([model, name, number(steps.get(name), scale=1e3) or own["failed"], of, number(own.get("peak_bytes"), scale=1 / MIB)])
+    return table(["model", "", "step, ms", "efficiency", "peak memory, MiB"], rows)
+
+
+def storage(records):
+    rows = []
+    for model, record in records.items():
+        found = record["sessions"][0]["contestants"]
+        for name, own in found.items():
+            ratio = own["step_s"] / found["fp32"]["step_s"] if "step_s" in own and "step_s" in found["fp32"] else None
+            rows.append([model, name, number(own.get("step_s"), scale=1e3) or own["failed"], number(ratio, "{:.2f}"),
+                         number(own.get("plan_bytes"), scale=1 / MIB), number(own.get("peak_bytes"), scale=1 / MIB)])
+    return table(["model", "", "step, ms", "of f32", "plan, MiB", "peak, MiB"], rows)
+
+
+def kernels(records):
+    """Share of the peak of mcc and PyTorch, and their ratio, on one thread and on two; the rates of attention are those of unmasked work."""
+    head = ["kernel", "mcc, of peak", "torch, of peak", "mcc / torch", "two threads: mcc", "torch", "mcc / torch"]
+    rows = {}
+    for record in records.values():
+        for threads in ("1", "2"):
+            for request, rates in record[threads]["gflops"].items():
+                mcc, torch, top = rates.get("mcc"), rates.get("torch"), record[threads]["peak_gflops"]
+                rows.setdefault(request, [request]).extend(
+                    [*(number(x and x / top, "{:.0f} %", 100) for x in (mcc, torch)), number(mcc and torch and mcc / torch, "{:.2f}")])
+    return table(head, list(rows.values()))
+
+
+def failures(record):
+    lines = []
+    for part in ("models", "growth", "ranks", "storage"):
+        for name, own in record.get(part, {}).items():
+            found = {**own.get("contestants", {})}
+            for session in own["sessions"]:
+                found |= {n: c for n, c in session["contestants"].items() if "failed" in c}
+            lines += [f"- {name}, {n}: {' '.join(c['failed'].split())}" for n, c in found.items() if "failed" in c]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def ratios(record):
+    return step_times(record["models"]) if record.get("models") else ""
+
+
+SECTIONS = [
+    ("models", "Training steps", step_times,
+     "Whole steps with AdamW, f32, two threads. GFLOP/s = (6 x matmul parameters x tokens + 12 x layers x hidden x seq x tokens) / time, for all alike; the peak is that of\n"
+     "a loop of multiply-adds on both cores, between the same rounds. Losses: the largest relative distance from mcc's over the first steps.", "steps.svg"),
+    ("models", "Compiling and starting", starts,
+     "Seconds. For peers compiling is what their first step takes longer than a later one; the last columns are from the start of the process (mcc: of `mcc compile`)\n"
+     "to the end of the first step.", "starts.svg"),
+    ("models", "Peak memory", memory, "MiB resident at most (VmHWM): launcher and ranks, or the Python process.", "memory.svg"),
+    ("growth", "Growth", growth, "A Llama of 4 layers, hidden 512, 8 heads, two sequences of 256 tokens, one size at a time. Compiling counts the first step of peers.", "growth.svg"),
+    ("ranks", "Ranks", ranks, "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9).", "ranks.svg"),
+    ("storage", "16-bit storage", storage, "Weights and what the optimizer keeps are f32 in both; activations and the weights that they meet are 16-bit in one.", None),
+    ("kernels", "Kernels", kernels,
+     "`gemm MxKxN`, which factors are stored transposed, 1 if the product is added to its result; PyTorch's are MKL's. `attention HEADSxSEQxD`, causal, of one sequence,\nas [seq, heads, d]; only unmasked work counts, two products forward and five backward. mcc's backward takes the sums over rows of output and its gradient from a kernel that is not\ncounted here.", "kernels.svg"),
+]
+
+
+def page(record):
+    text = "# Measured on a CPU\n\nMade by `make bench` ([what it does](README.md)); the numbers with all samples are in [cpu.json](cpu.json).\n\n"
+    m, v = record["machine"], record["versions"]
+    caches = ", ".join(f"{level} {size}" for level, size in m["caches"].items())
+    text += f"Machine: {m['cpu']}, {m['cores']} cores, {caches} (of the first core), {m['memory_gib']} GiB. "
+    text += ", ".join(f"{package} {number}" for package, number in v.items() if number) + ".\n"
+    revisions = sorted({str(own.get("revision")) for part in record.values() if isinstance(part, dict) for own in part.values() if isinstance(own, dict) and "revision" in own})
+    text += f"mcc: {', '.join(revisions)}.\n"
+    for part, title, make, words, plot in SECTIONS:
+        if record.get(part):
+            text += f"\n## {title}\n\n{words}\n\n{make(record[part])}"
+            text += f"\n![{title}]({plot})\n" if plot else ""
+    if failed := failures(record):
+        text += f"\n## Not measured\n\n{failed}"
+    return text

@@ -1,0 +1,110 @@
+//! What the benchmarks of kernels share: products, attention, and the peak of a core.
+
+// Each of them uses a part.
+#![allow(dead_code)]
+
+use ir::dim::{Dim, DimInfo};
+use ir::graph::{Body, Origin, Phase, Type, Value};
+use ir::kernel::{Family, Kernel, Operand, Output, dense};
+use ir::op::{Attention, AttentionGrad, DType, Op, Real};
+
+/// Which factors are stored with their contracted dim outermost (a) or innermost (b).
+#[derive(Clone, Copy)]
+pub struct Layout {
+    pub name: &'static str,
+    pub a_transposed: bool,
+    pub b_transposed: bool,
+}
+
+/// `[m, k] [k, n] -> [m, n]`, in place of the result or added to it.
+pub fn product([m, k, n]: [u64; 3], layout: Layout, accumulate: bool) -> Kernel {
+    let mut body = Body::default();
+    let [m, k, n] = [("m", m), ("k", k), ("n", n)].map(|(name, size)| body.dims.add(DimInfo::new(name, size)));
+    let operand = |body: &Body, dims: [Dim; 2]| {
+        let ty = Type::new(DType::F32, dims);
+        Operand { strides: dense(&body.dims, &ty), ty }
+    };
+    let inputs =
+        vec![operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }), operand(&body, if layout.b_transposed { [n, k] } else { [k, n] })];
+    let origin = || Origin::new(Phase::Forward);
+    let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
+    let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
+    let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate }];
+    Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+}
+
+struct Maker {
+    body: Body,
+    inputs: Vec<Operand>,
+}
+
+impl Maker {
+    fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
+        let ty = Type::new(dtype, dims);
+        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone() });
+        self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
+    }
+
+    fn kernel(mut self, family: Family, results: Vec<(Op, Vec<Value>, Type)>) -> Kernel {
+        let mut outputs = vec![];
+        for (op, args, ty) in results {
+            let strides = dense(&self.body.dims, &ty);
+            outputs.push(Output { value: self.body.push(op, args, ty, Origin::new(Phase::Forward)), strides, accumulate: false });
+        }
+        Kernel { on: ir::program::Space::Device, family, body: self.body, inputs: self.inputs, scalars: vec![], outputs }
+    }
+}
+
+/// Causal attention of one sequence: forward with its logarithms, or all three gradients.
+pub fn attention([heads, seq, d]: [u64; 3], family: Family) -> Kernel {
+    let mut m = Maker { body: Body::default(), inputs: vec![] };
+    let [at, keys, head, d] = [("at", seq), ("keys", seq), ("head", heads), ("d", d)].map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
+    let a = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
+    let q = m.input(DType::F32, &[at, head, d]);
+    let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[keys, head, d]));
+    let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [at, head]));
+    if family == Family::Attention {
+        let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
+        let out = (Op::Attention(a.clone()), [&[q, k, v], &places[..]].concat(), q_ty);
+        return m.kernel(family, vec![out, (Op::AttentionLse(a), [&[q, k], &places[..]].concat(), row)]);
+    }
+    let [lse, delta] = [0, 1].map(|_| m.input(DType::F32, &row.dims));
+    let dout = m.input(DType::F32, &q_ty.dims);
+    let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
+    let args = [&[q, k, v, lse, delta, dout], &places[..]].concat();
+    let grads = [(AttentionGrad::Q, q_ty), (AttentionGrad::K, k_ty.clone()), (AttentionGrad::V, k_ty)];
+    m.kernel(family, grads.map(|(which, ty)| (Op::AttentionGrad(a.clone(), which), args.clone(), ty)).to_vec())
+}
+
+/// Seconds that this thread has run.
+pub fn thread_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+const ROUNDS: u64 = 40_000;
+
+/// Operations of one call of [`peak`].
+pub const PEAK_FLOPS: f64 = 2.0 * 16.0 * 16.0 * ROUNDS as f64;
+
+/// Sixteen independent chains of multiply-adds, all in registers: in assembly, so that no optimisation level decides what the peak is.
+#[target_feature(enable = "avx512f")]
+pub fn peak() {
+    // SAFETY: touches nothing but the registers it names.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vfmadd231ps zmm0, zmm30, zmm31", "vfmadd231ps zmm1, zmm30, zmm31", "vfmadd231ps zmm2, zmm30, zmm31", "vfmadd231ps zmm3, zmm30, zmm31",
+            "vfmadd231ps zmm4, zmm30, zmm31", "vfmadd231ps zmm5, zmm30, zmm31", "vfmadd231ps zmm6, zmm30, zmm31", "vfmadd231ps zmm7, zmm30, zmm31",
+            "vfmadd231ps zmm8, zmm30, zmm31", "vfmadd231ps zmm9, zmm30, zmm31", "vfmadd231ps zmm10, zmm30, zmm31", "vfmadd231ps zmm11, zmm30, zmm31",
+            "vfmadd231ps zmm12, zmm30, zmm31", "vfmadd231ps zmm13, zmm30, zmm31", "vfmadd231ps zmm14, zmm30, zmm31", "vfmadd231ps zmm15, zmm30, zmm31",
+            "dec {rounds}",
+            "jnz 2b",
+            rounds = inout(reg) ROUNDS => _,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
+            out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
+            inout("zmm30") std::arch::x86_64::_mm512_set1_ps(0.5) => _, inout("zmm31") std::arch::x86_64::_mm512_set1_ps(0.25) => _,
+            options(nomem, nostack),
+        );
+    }
+}
