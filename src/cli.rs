@@ -412,6 +412,16 @@ pub struct RunArgs {
     /// One JSON object per step
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Print the time per kernel and communication against what this machine can do at most, and write a trace of all ranks and streams for
+    /// ui.perfetto.dev. Without --steps, the run ends with the steps that are timed
+    #[arg(long)]
+    pub profile: bool,
+    /// Steps to time, after two of warm-up
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    pub profile_steps: u64,
+    /// Where the trace goes [default: the artifact's name with .trace.json]
+    #[arg(long, value_name = "FILE.json", requires = "profile")]
+    pub trace: Option<PathBuf>,
     /// Default: the cores of this machine over the ranks
     #[arg(long, value_name = "T")]
     pub threads_per_rank: Option<usize>,

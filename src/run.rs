@@ -7,7 +7,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
 use runtime::executor::Order;
 use runtime::launch::{self, Progress, RunOptions};
+use runtime::profile::{table, trace};
 use runtime::world::World;
+use std::fs::File;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         save: args.save.clone(),
         save_state: args.save_state.clone(),
         metrics: args.metrics.clone(),
+        profile: args.profile.then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,
         seed: args.seed,
         on_nonfinite: match args.on_nonfinite {
@@ -55,6 +58,13 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let summary = summary?;
     if summary.skipped > 0 {
         println!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
+    }
+    if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
+        print!("{}", table::text(&artifact.job, profile));
+        let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));
+        let written = File::create(&file).and_then(|out| trace::write(&artifact.job, profile, out));
+        written.with_context(|| format!("cannot write `{}`", file.display()))?;
+        println!("wrote {}", file.display());
     }
     for file in args.save.iter().chain(&args.save_state).filter(|_| leads) {
         println!("saved {}", file.display());

@@ -25,3 +25,4 @@ pub mod rewrites;
 pub mod sharded;
 pub mod text;
 pub mod verify;
+pub mod work;

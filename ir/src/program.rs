@@ -429,6 +429,16 @@ impl Group {
         self.subs.iter().map(|u| mesh[*u].size).product::<u64>() * stages
     }
 
+    /// The axes that it communicates along: `tp`, `dp*cp`, `pp`.
+    pub fn describe(&self, mesh: &Mesh) -> String {
+        let subs = mesh.describe(&self.subs);
+        match (&self.stages, subs.is_empty()) {
+            (None, _) => subs,
+            (Some(_), true) => "pp".into(),
+            (Some(_), false) => format!("pp*{subs}"),
+        }
+    }
+
     /// The members of the group that a rank is in, in rank order.
     pub fn members(&self, mesh: &Mesh, rank: u64) -> Vec<u64> {
         match &self.stages {

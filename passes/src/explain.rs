@@ -3,14 +3,14 @@
 use crate::compile::Compiled;
 use crate::footprint::owners;
 use crate::rows::Rows;
-use crate::timeline::sent;
 use ir::diag::Span;
 use ir::dim::Dim;
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
 use ir::op::Op;
-use ir::program::{Action, Command, Group, Job, Program, Space};
+use ir::program::{Action, Command, Job, Program, Space};
 use ir::sharded::{Placement, Sharded};
+use ir::work::sent;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
             let group = &program.groups[group.index()];
             let members = group.members(&job.mesh, first);
             let (n, bytes) = (members.len() as u64, count * dtype.bytes());
-            (kind.name(), axis_name(job, group), members, bytes, sent(*kind, bytes, n))
+            (kind.name(), group.describe(&job.mesh), members, bytes, sent(*kind, bytes, n))
         }
         Action::Send { hops, dtype, count, .. } => {
             let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);
@@ -127,16 +127,6 @@ pub const WITHOUT: &str = "; not needed ";
 
 fn line_of(job: &Job, s: Span) -> String {
     job.sources.get(usize::from(s.file)).map_or(format!("{}:{}", s.file, s.line), |name| format!("{name}:{}", s.line))
-}
-
-/// The axes that a group communicates along.
-pub fn axis_name(job: &Job, group: &Group) -> String {
-    let subs = job.mesh.describe(&group.subs);
-    match (&group.stages, subs.is_empty()) {
-        (None, _) => subs,
-        (Some(_), true) => "pp".into(),
-        (Some(_), false) => format!("pp*{subs}"),
-    }
 }
 
 /// Calls and bytes that a rank sends in a step, by axes and kind: the most of any stage.

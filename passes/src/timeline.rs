@@ -4,11 +4,10 @@
 //! program alone, so the same program gives the same figures everywhere.
 
 use crate::overlap::stream_of;
-use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::op::{AttentionGrad, Collective, Op};
 use ir::program::{Action, Body, Group, Job, Program, Space, Stream};
+use ir::work::{Work, sent};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -74,32 +73,6 @@ impl<'a> Costs<'a> {
     }
 }
 
-/// Bytes that one of `n` members sends in a collective of which it holds `bytes`, as the command counts them.
-pub fn sent(kind: Collective, bytes: u64, n: u64) -> u64 {
-    match kind {
-        Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
-        Collective::Shift => bytes,
-        Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
-    }
-}
-
-/// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add, masked ones too), and bytes of its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Work {
-    pub flops: u64,
-    pub bytes: u64,
-}
-
-impl Work {
-    pub fn of(kernel: &Kernel) -> Work {
-        let body = &kernel.body;
-        let bytes = |ty: &ir::graph::Type| body.dims.elements(&ty.dims) * ty.dtype.bytes();
-        let read: u64 = kernel.inputs.iter().map(|i| bytes(&i.ty)).sum();
-        let written: u64 = kernel.outputs.iter().map(|o| bytes(&body[o.value].ty)).sum();
-        Work { flops: body.values().map(|v| flops(kernel, v)).sum(), bytes: read + written }
-    }
-}
-
 /// Of a kernel: its arithmetic or its operands, whichever takes longer.
 fn launch(kernel: &Kernel) -> u64 {
     let work = Work::of(kernel);
@@ -108,25 +81,6 @@ fn launch(kernel: &Kernel) -> u64 {
         Space::Host => HOST,
     };
     (FLOP * work.flops).max(byte * work.bytes)
-}
-
-/// Two per multiply-add of matrix products and attention.
-fn flops(kernel: &Kernel, v: Value) -> u64 {
-    let body = &kernel.body;
-    let node = &body[v];
-    let of_attention = |products: u64, a: &ir::op::Attention| 2 * products * body.elements(node.args[0]) * body.dims.size(a.keys);
-    match &node.op {
-        Op::Dot { over } => 2 * body.elements(v) * over.iter().map(|d| body.dims.size(*d)).product::<u64>(),
-        // Each row meets one expert alone.
-        Op::GroupedDot { rows, experts, over } => {
-            let summed = over.iter().filter(|d| *d != experts).map(|d| body.dims.size(*d)).product::<u64>();
-            let each = 2 * body.elements(v) * summed;
-            if over.contains(rows) { each / body.dims.size(*experts) } else { each }
-        }
-        Op::Attention(a) | Op::AttentionGrad(a, AttentionGrad::Q) => of_attention(2, a),
-        Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => of_attention(1, a),
-        _ => 0,
-    }
 }
 
 /// How much of a time kernels that follow each other are at work.

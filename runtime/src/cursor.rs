@@ -2,6 +2,7 @@
 
 use crate::comm::{Phase, Position};
 use crate::executor::calls;
+use crate::profile::{Log, Ran};
 use crate::shm::Through;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
 use std::collections::VecDeque;
@@ -18,12 +19,14 @@ pub struct Cursor {
     later: VecDeque<Phase>,
     /// Records of each event that were issued before this place, on whatever stream.
     issued: Vec<u64>,
+    /// What the stream does and when, if somebody wants to know.
+    log: Option<Log>,
 }
 
 impl Cursor {
     pub fn new(program: &Program, stream: Option<Stream>) -> Cursor {
         let nowhere = Position { call: u32::MAX, ..Position::default() };
-        Cursor { stream, at: nowhere, through: Through::default(), later: VecDeque::new(), issued: vec![0; events(program)] }
+        Cursor { stream, at: nowhere, through: Through::default(), later: VecDeque::new(), issued: vec![0; events(program)], log: None }
     }
 
     pub fn stream(&self) -> Option<Stream> {
@@ -42,9 +45,12 @@ impl Cursor {
                 let commands = &program.bodies[call.body.index()].commands;
                 while let Some(command) = commands.get(self.at.command as usize) {
                     if self.stream.is_none_or(|s| s == command.stream) {
+                        if let Some(log) = &mut self.log {
+                            log.begin();
+                        }
                         return Some((call, command));
                     }
-                    self.pass(command);
+                    self.skip(command);
                 }
                 (self.at.call, self.at.command) = (self.at.call + 1, 0);
             }
@@ -54,11 +60,32 @@ impl Cursor {
 
     /// Goes on behind the command that [`Cursor::next`] gave.
     pub fn pass(&mut self, command: &Command) {
+        if let Some(log) = &mut self.log {
+            log.end(self.at);
+        }
+        self.skip(command);
+    }
+
+    fn skip(&mut self, command: &Command) {
         if let Action::Record { event } = command.action {
             self.issued[event as usize] += 1;
         }
         self.at.command += 1;
         self.through = Through::default();
+    }
+
+    /// From now on, notes when the stream comes to a command and when it is through. There is room for so many at first.
+    pub fn watch(&mut self, room: usize) {
+        self.log = Some(Log::new(room));
+    }
+
+    pub fn is_watched(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Ends [`Cursor::watch`] and gives what was noted, in order.
+    pub fn watched(&mut self) -> Vec<Ran> {
+        self.log.take().map(Log::ran).unwrap_or_default()
     }
 
     /// How often an event must have been reached for a wait here to end.

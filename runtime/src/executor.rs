@@ -10,6 +10,7 @@ use crate::cursor::{self, Cursor};
 use crate::device::{Device, DeviceError, Element, Location, Memory};
 use crate::host::{Part, Tensor, Whole};
 use crate::hosted::Hosted;
+use crate::profile::Ran;
 use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Events, Until};
 use ir::mesh::{Axis, Coords};
@@ -330,6 +331,22 @@ impl<'a, D: Device> Rank<'a, D> {
         self.watch.take().flatten()
     }
 
+    /// From now on, what each stream does is timed. There is room for so many steps at first.
+    pub fn profile(&mut self, steps: usize) {
+        let (program, schedule) = (self.frame.program, &self.frame.stage.schedule);
+        for cursor in &mut self.cursors {
+            let (stream, calls) = (cursor.stream(), schedule.train.iter().chain(&schedule.update));
+            let commands = calls.flat_map(|c| &program.bodies[c.body.index()].commands);
+            let of_stream = commands.filter(|c| stream.is_none_or(|s| s == c.stream)).count();
+            cursor.watch(of_stream * steps);
+        }
+    }
+
+    /// Ends [`Rank::profile`]; gives the commands of each stream in its order.
+    pub fn profiled(&mut self) -> Vec<Ran> {
+        self.cursors.iter_mut().flat_map(Cursor::watched).collect()
+    }
+
     /// Goes on to a phase, each stream from the end of the one before, and forgets the reports of that.
     pub fn begin(&mut self, phase: Phase) {
         self.cursors.iter_mut().for_each(|c| c.begin(phase));
@@ -442,6 +459,10 @@ impl<'a, D: Device> Rank<'a, D> {
         comm.publish(step.number, self.at);
         match self.execute(call, command, step, comm).map_err(|fault| self.frame.error(step, self.at, fault))? {
             Progress::Done => {
+                // Devices that run things later would have no times for them.
+                if self.cursors[stream].is_watched() {
+                    self.done(step)?;
+                }
                 self.cursors[stream].pass(command);
                 Ok(Advance::Moved)
             }

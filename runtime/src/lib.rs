@@ -20,6 +20,7 @@ pub mod host;
 mod hosted;
 pub mod launch;
 pub mod loopback;
+pub mod profile;
 pub mod protocol;
 pub mod reference;
 pub mod rendezvous;

@@ -1,8 +1,10 @@
 //! What a launcher and its ranks say to each other: orders in the shared memory, events over a pipe per rank.
 
 use crate::comm::Position;
+use crate::cpu::{Threads, allowed_cores};
 use crate::data::Spec;
 use crate::executor::Order;
+use crate::profile::{Part, Window};
 use crate::shm::Segment;
 use crate::target::DeviceKind;
 use crate::weights::Mark;
@@ -44,6 +46,8 @@ pub struct Orders {
     pub seed: u64,
     pub on_nonfinite: OnNonfinite,
     pub order: Order,
+    /// The steps that are timed.
+    pub profile: Option<Window>,
     pub device: DeviceKind,
     /// By which GPUs that exchange by themselves find each other.
     pub nccl: Option<Vec<u8>>,
@@ -105,6 +109,13 @@ impl Orders {
     pub fn seats(&self, rank: u64, world: u64) -> [Seat; 2] {
         self.spread.as_ref().map_or([Seat { index: rank, of: world }; 2], |s| s.seats(rank))
     }
+
+    /// How a rank uses this machine, which is its own.
+    pub fn threads(&self, rank: u64, world: u64) -> Threads {
+        let [_, sharing] = self.seats(rank, world);
+        let count = self.threads.unwrap_or_else(|| allowed_cores().len() / sharing.of as usize);
+        Threads::of_rank(sharing.index, sharing.of, count.max(1))
+    }
 }
 
 /// What a rank says, in order.
@@ -114,6 +125,8 @@ pub enum Event {
     Step(StepEvent),
     /// A step's loss or gradient norm is not finite and the rank ends; what it found when it looked.
     NonFinite { step: u64, reports: Vec<Option<f64>>, blame: Option<Blamed> },
+    /// A part of what the rank did in the steps that were timed.
+    Profile(Part),
     /// The rank gives up; `aborted` if only because the run had ended.
     Failed { message: String, aborted: bool },
     /// All steps are done and its part of the parameters is saved.

@@ -2,12 +2,13 @@
 
 use crate::artifact::{self, Artifact, ArtifactError};
 use crate::comm::{CommError, Communicator, Phase};
-use crate::cpu::{Cpu, Library, Threads, allowed_cores};
+use crate::cpu::{Cpu, Library};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
+use crate::profile::{Part, now};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::scale::{Norm, Scaler};
@@ -84,9 +85,8 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
         return Err(WorkerError::Orders(io::Error::new(io::ErrorKind::InvalidData, "its memory is too small")));
     }
     let board = Board { segment: &segment, layout: &layout };
-    let [near, sharing] = orders.seats(rank, layout.world);
-    let threads = orders.threads.unwrap_or_else(|| allowed_cores().len() / sharing.of as usize);
-    let threads = Threads::of_rank(sharing.index, sharing.of, threads.max(1));
+    let [near, _] = orders.seats(rank, layout.world);
+    let threads = orders.threads(rank, layout.world);
     let spins = threads.spins;
     let job = &artifact.job;
     let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
@@ -141,9 +141,15 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     });
     drop(weights);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
+    let mut timed = vec![];
+    let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
     let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
     for number in done + 1..=orders.steps {
-        let begun = Instant::now();
+        if orders.profile.is_some_and(|w| w.first == number) {
+            rank.settle(&idle(number), shm)?;
+            rank.profile(orders.profile.map_or(0, |w| w.steps()));
+        }
+        let (begun, start) = (Instant::now(), now());
         let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
@@ -166,15 +172,24 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
             OnNonfinite::Stop | OnNonfinite::Skip => rank.phase(Phase::Update, &step, shm)?,
         }
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+        if orders.profile.is_some_and(|w| w.has(number)) {
+            timed.push((number, start, now()));
+        }
         let due = orders.eval_interval > 0 && number.is_multiple_of(orders.eval_interval);
         let valid = match &valid {
             Some(valid) if due => Some(evaluate(&mut rank, valid, orders, number, shm)?),
             Some(_) | None => None,
         };
+        if orders.profile.is_some_and(|w| w.last == number) {
+            rank.settle(&idle(number), shm)?;
+            for part in Part::of(std::mem::take(&mut timed), rank.profiled()) {
+                protocol::say(&mut &mut *events, &Event::Profile(part)).map_err(WorkerError::Silence)?;
+            }
+        }
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
     }
-    rank.settle(&Step { number: orders.steps, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] }, shm)?;
+    rank.settle(&idle(orders.steps), shm)?;
     let mark = Mark { step: orders.steps, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod fixture;
+mod profile;
 mod worlds;
 
 use bench::{Bench, STEPS, TRAINING, children, npy};
@@ -205,7 +206,7 @@ fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
     let error = bench.fails(&bench.options(), &mut |_| {});
     assert!(error.starts_with("step 2: loss = inf, grad_norm = NaN is not finite;"), "{error}");
     let options = RunOptions { on_nonfinite: OnNonfinite::Skip, ..bench.options() };
-    let Summary { steps, skipped, last } = run(&bench.artifact, &options, &mut |_| {}).unwrap();
+    let Summary { steps, skipped, last, .. } = run(&bench.artifact, &options, &mut |_| {}).unwrap();
     assert_eq!((steps, skipped), (STEPS, 1));
     assert!(last.unwrap().loss.unwrap().is_finite());
     bench.weights("init", &[1.0, f64::NAN, 1.0]);

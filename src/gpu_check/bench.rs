@@ -10,7 +10,7 @@ use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
-use passes::timeline::Work;
+use ir::work::Work;
 use runtime::artifact;
 use runtime::checked::Task;
 use serde::{Deserialize, Serialize};

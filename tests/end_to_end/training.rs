@@ -71,3 +71,20 @@ fn training_learns_a_text_by_heart() {
     assert!(loss(119) < 1.5, "{}", loss(119));
     assert!(fs::metadata(dir.path("w.safetensors")).is_ok());
 }
+
+#[test]
+fn a_profile_names_kernels_by_lines_of_the_model_and_writes_a_trace_of_all_ranks() {
+    let dir = compiled("--pp 2 --micro-batch-size 1");
+    let out = dir.line("run out.mcc --data text.txt --profile --profile-steps 3").succeeds().stdout;
+    let parts =
+        ["step      5/5", "profile of steps 3 to 5, 4 ranks", "GFLOP/s in f32", "gpt2.mdl:", "forward", "the whole step", "wrote out.trace.json"];
+    for part in parts {
+        assert!(out.contains(part), "no `{part}` in\n{out}");
+    }
+    let trace: serde_json::Value = serde_json::from_slice(&fs::read(dir.path("out.trace.json")).expect("a trace")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    for rank in 0..4 {
+        let steps: Vec<_> = events.iter().filter(|e| e["pid"] == rank && e["tid"] == 0 && e["ph"] == "X").map(|e| &e["name"]).collect();
+        assert_eq!(steps, ["step 3", "step 4", "step 5"]);
+    }
+}

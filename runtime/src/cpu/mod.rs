@@ -106,7 +106,7 @@ fn flush_denormals() {
     }
 }
 
-fn pin(core: usize) {
+pub(crate) fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
     // A core that has gone since is no reason to stop.

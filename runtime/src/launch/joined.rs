@@ -6,7 +6,7 @@
 
 use super::process::{Ended, Process, Pulse, Said, leave};
 use super::ranks::{BEAT, Ranks, TAKES, waits};
-use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, conduct, nccl_id};
+use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct, nccl_id};
 use crate::artifact::Artifact;
 use crate::cpu;
 use crate::protocol::{self, Event, Orders, Place, Spread};
@@ -158,6 +158,8 @@ pub fn run(
     // Nobody begins unless all can.
     let ((memory, segment), _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
 
+    // All at the same time, as they will run.
+    let ceilings = ceilings(&orders, world.size, world.rank..world.rank + 1);
     let segment = Arc::new(segment);
     let receiver = Receiver::start(listener, segment.clone(), layout.clone(), spread.token).map_err(RunError::Network)?;
     let board = Board { segment: &segment, layout: &layout };
@@ -168,7 +170,7 @@ pub fn run(
             let hosts = spread.places.iter().skip(1).map(|p| p.host.clone());
             ranks.start(&options.rank_binary, &memory).map_err(started)?;
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
-            conduct(artifact, options, lead.expect("invariant: rank 0 leads"), ranks, progress)
+            conduct(artifact, options, lead.expect("invariant: rank 0 leads"), ranks, ceilings, progress)
         }
         Star::Spoke(link) => follow(artifact, options, world, link, board, &memory).map(|()| Summary::default()),
     };

@@ -15,6 +15,7 @@ use crate::data::{Data, DataError, Spec};
 use crate::executor::{Order, named};
 use crate::gpu::cuda::{self, Unavailable};
 use crate::gpu::nccl;
+use crate::profile::{self, Ceilings, Profile, WARM_UP, Window};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
 use crate::shm::{Board, Layout, Segment};
 use crate::target::{DeviceKind, Exchanges};
@@ -29,6 +30,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -69,6 +71,8 @@ pub struct RunOptions {
     pub on_nonfinite: OnNonfinite,
     /// Whether communication runs beside compute; the same numbers either way.
     pub order: Order,
+    /// So many steps are timed, behind a warm-up; without `steps`, the run ends with them.
+    pub profile: Option<u64>,
     /// Default: the usual one for the artifact's target.
     pub device: Option<DeviceKind>,
     pub exchanges: Exchanges,
@@ -99,6 +103,7 @@ impl RunOptions {
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
             order: Order::Streams,
+            profile: None,
             device: None,
             exchanges: Exchanges::Host,
             patience: PATIENCE,
@@ -139,6 +144,8 @@ pub struct Summary {
     pub steps: u64,
     pub skipped: u64,
     pub last: Option<Progress>,
+    /// Of the steps that were timed.
+    pub profile: Option<Profile>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -189,6 +196,8 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     }
     let orders = orders?;
     let nccl = nccl_id(&orders, options)?;
+    let world = artifact.job.mesh.world();
+    let ceilings = ceilings(&orders, world, 0..world);
     let lead = Lead::new(artifact, options, Orders { nccl, ..orders })?;
     let (job, said) = (&artifact.job, protocol::pack(&lead.orders, 0));
     let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
@@ -199,7 +208,13 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
         let started = ranks.start(&options.rank_binary, &memory);
         started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
     }
-    conduct(artifact, options, lead, ranks, progress)
+    conduct(artifact, options, lead, ranks, ceilings, progress)
+}
+
+/// What the threads of these ranks, which are on this machine, can do at most, if that is asked for.
+fn ceilings(orders: &Orders, world: u64, ranks: Range<u64>) -> Option<Ceilings> {
+    orders.profile.filter(|_| orders.device == DeviceKind::Cpu)?;
+    Some(profile::measure(&ranks.map(|r| orders.threads(r, world)).collect::<Vec<_>>()))
 }
 
 /// What one process of a run has to do beside its ranks: orders, metrics, files to save.
@@ -239,11 +254,13 @@ fn conduct(
     options: &RunOptions,
     lead: Lead,
     mut ranks: Ranks,
+    ceilings: Option<Ceilings>,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Summary, RunError> {
     let Lead { orders, mut metrics, weights, state } = lead;
     let mut gather = Gather::new(&artifact.job, orders.steps);
-    let mut summary = Summary::default();
+    let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
+    let mut summary = Summary { profile, ..Summary::default() };
     let mut looked = Instant::now();
     while !ranks.finished() {
         match ranks.listen(TICK) {
@@ -261,6 +278,11 @@ fn conduct(
                 }
             }
             Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
+            Some(Said::Event(rank, Event::Profile(part))) => {
+                if let Some(profile) = &mut summary.profile {
+                    profile.add(rank, part);
+                }
+            }
             Some(Said::Event(rank, Event::Failed { message, aborted })) => ranks.failed(rank, message, aborted),
             Some(Said::Event(rank, Event::Finished)) => ranks.done(rank),
             Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
@@ -278,6 +300,9 @@ fn conduct(
     if let Some(error) = gather.error() {
         ranks.end(&error.to_string(), &[]);
         return Err(error);
+    }
+    if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
+        profile.align(spread);
     }
     // Before files are complete on their disks, which others need not wait for.
     ranks.is_well();
@@ -315,6 +340,9 @@ fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions
     let ranks = artifact.manifest.ranks;
     if device != DeviceKind::Cuda {
         return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
+    }
+    if options.profile.is_some() {
+        return Err(RunError::Exchanges("what GPUs exchange by themselves has no times that a profile could show".into()));
     }
     match cuda::probe() {
         // Of a world, only some ranks are on this machine.
@@ -378,6 +406,11 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
             Some((absolute(file)?, mark))
         }
     };
+    let done = resume.as_ref().map_or(0, |r| r.1.step);
+    let steps = match options.profile {
+        Some(timed) if options.steps.is_none() => steps.min(done + WARM_UP + timed),
+        Some(_) | None => steps,
+    };
     Ok(Orders {
         artifact: absolute(&artifact.dir)?,
         id: artifact.id.clone(),
@@ -394,6 +427,7 @@ fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError>
         resume,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
+        profile: options.profile.and_then(|n| Window::new(done, steps, n)),
         device,
         nccl: None,
         spread: None,

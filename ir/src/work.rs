@@ -1,0 +1,148 @@
+//! What kernels and collectives have to do, from their definitions: arithmetic and bytes.
+
+use crate::graph::{Type, Value};
+use crate::kernel::Kernel;
+use crate::op::{Attention, AttentionGrad, Collective, Op};
+use serde::Serialize;
+
+/// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Work {
+    pub flops: u64,
+    pub bytes: u64,
+}
+
+impl Work {
+    /// Of all of it: keys that a mask hides count, and tables of which only rows are read.
+    pub fn of(kernel: &Kernel) -> Work {
+        let body = &kernel.body;
+        let read: u64 = kernel.inputs.iter().map(|i| bytes(kernel, &i.ty)).sum();
+        let written: u64 = kernel.outputs.iter().map(|o| bytes(kernel, &body[o.value].ty)).sum();
+        let all = |keys: u64, _: &Attention| keys * keys;
+        Work { flops: body.values().map(|v| flops(kernel, v, all)).sum(), bytes: read + written }
+    }
+
+    /// Of what no kernel with this definition can do without. Under a causal mask a query sees as many keys as if queries were evenly spread over
+    /// the positions of their keys. Every element that lies in memory counts once, of a table only as many rows as are asked for,
+    /// and what is added to is read as well.
+    pub fn needed(kernel: &Kernel) -> Work {
+        let body = &kernel.body;
+        let users = body.users();
+        let read = body.values().map(|v| match &body[v].op {
+            Op::Input(i) => {
+                let operand = &kernel.inputs[*i as usize];
+                let dims: Vec<_> = operand.ty.dims.iter().zip(&operand.strides).filter(|(_, stride)| **stride > 0).map(|(d, _)| *d).collect();
+                let held = body.dims.elements(&dims) * operand.ty.dtype.bytes();
+                let is_table = |(user, place): &(Value, usize)| *place == 0 && matches!(body[*user].op, Op::Gather { .. });
+                let users = &users[v.index()];
+                match !users.is_empty() && users.iter().all(is_table) {
+                    true => held.min(users.iter().map(|(user, _)| bytes(kernel, &body[*user].ty)).sum()),
+                    false => held,
+                }
+            }
+            _ => 0,
+        });
+        let written = kernel.outputs.iter().map(|o| {
+            let held = bytes(kernel, &body[o.value].ty);
+            let touched = match &body[o.value].op {
+                Op::Scatter { .. } => held.min(bytes(kernel, &body[body[o.value].args[0]].ty)),
+                _ => held,
+            };
+            if o.accumulate { 2 * touched } else { held }
+        });
+        let seen = |keys: u64, a: &Attention| {
+            let most = a.window.map_or(keys, |w| keys.min(u64::from(w)));
+            // Queries at 0, 1, .. see one key, two, .., as many as the window has.
+            if a.causal { most * (most + 1) / 2 + (keys - most) * most } else { keys * keys }
+        };
+        Work { flops: body.values().map(|v| flops(kernel, v, seen)).sum(), bytes: read.sum::<u64>() + written.sum::<u64>() }
+    }
+}
+
+/// Bytes that one of `n` members sends in a collective of which it holds `bytes`, as the command counts them.
+pub fn sent(kind: Collective, bytes: u64, n: u64) -> u64 {
+    match kind {
+        Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
+        Collective::Shift => bytes,
+        Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
+    }
+}
+
+fn bytes(kernel: &Kernel, ty: &Type) -> u64 {
+    kernel.body.dims.elements(&ty.dims) * ty.dtype.bytes()
+}
+
+/// Two per multiply-add of matrix products and attention. `seen` says how many keys as many queries see together.
+fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u64 {
+    let body = &kernel.body;
+    let node = &body[v];
+    let of_attention = |products: u64, a: &Attention| {
+        let (each, keys) = (2 * products * body.elements(node.args[0]), body.dims.size(a.keys));
+        (u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))) as u64
+    };
+    match &node.op {
+        Op::Dot { over } => 2 * body.elements(v) * over.iter().map(|d| body.dims.size(*d)).product::<u64>(),
+        // Each row meets one expert alone.
+        Op::GroupedDot { rows, experts, over } => {
+            let summed = over.iter().filter(|d| *d != experts).map(|d| body.dims.size(*d)).product::<u64>();
+            let each = 2 * body.elements(v) * summed;
+            if over.contains(rows) { each / body.dims.size(*experts) } else { each }
+        }
+        Op::Attention(a) | Op::AttentionGrad(a, AttentionGrad::Q) => of_attention(2, a),
+        Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => of_attention(1, a),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dim::{Dim, DimInfo};
+    use crate::graph::{Body, Origin, Phase};
+    use crate::kernel::{Family, Operand, Output, dense};
+    use crate::op::{DType, Real};
+    use crate::program::Space;
+
+    /// A kernel of one op over operands of these dims, which is added to what is there.
+    fn kernel(body: Body, op: Op, operands: &[(DType, Vec<Dim>)], result: Vec<Dim>) -> Kernel {
+        let mut body = body;
+        let types = operands.iter().map(|(dtype, dims)| Type::new(*dtype, dims.clone()));
+        let inputs: Vec<Operand> = types.map(|ty| Operand { strides: dense(&body.dims, &ty), ty }).collect();
+        let origin = || Origin::new(Phase::Forward);
+        let args: Vec<Value> = (0..).zip(&inputs).map(|(i, o)| body.push(Op::Input(i), [], o.ty.clone(), origin())).collect();
+        let value = body.push(op, args, Type::new(DType::F32, result), origin());
+        let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: true }];
+        Kernel { on: Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
+    }
+
+    fn dims<const N: usize>(sizes: [u64; N]) -> (Body, [Dim; N]) {
+        let mut body = Body::default();
+        let dims = sizes.map(|size| body.dims.add(DimInfo::new("d", size)));
+        (body, dims)
+    }
+
+    #[test]
+    fn keys_that_a_mask_hides_need_no_work() {
+        let flops = |causal, window| {
+            let (body, [at, keys, d]) = dims([8, 8, 4]);
+            let op = Op::Attention(Attention { at, keys, d, scale: Real(1.0), causal, window });
+            let mut operands = vec![(DType::F32, vec![at, d]), (DType::F32, vec![keys, d]), (DType::F32, vec![keys, d])];
+            operands.extend([(DType::I32, vec![at]), (DType::I32, vec![keys])].into_iter().filter(|_| causal));
+            let kernel = kernel(body, op, &operands, vec![at, d]);
+            (Work::of(&kernel).flops, Work::needed(&kernel).flops)
+        };
+        let each = 2 * 2 * 4;
+        assert_eq!(flops(false, None), (each * 64, each * 64));
+        assert_eq!(flops(true, None), (each * 64, each * 36));
+        assert_eq!(flops(true, Some(2)), (each * 64, each * 15));
+    }
+
+    #[test]
+    fn rows_of_a_table_that_nobody_asks_for_need_not_be_read() {
+        let (body, [rows, at, d]) = dims([1000, 8, 4]);
+        let kernel = kernel(body, Op::Gather { dim: rows }, &[(DType::F32, vec![rows, d]), (DType::I32, vec![at])], vec![at, d]);
+        let (result, index) = (8 * 4 * 4, 8 * 4);
+        assert_eq!(Work::of(&kernel).bytes, 1000 * 4 * 4 + index + result);
+        assert_eq!(Work::needed(&kernel).bytes, result + index + 2 * result);
+    }
+}

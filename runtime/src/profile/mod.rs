@@ -1,0 +1,178 @@
+//! Where the time of a step goes.
+//!
+//! Each stream of a rank notes one [`Ran`] per command: when it came to it and when it was through. From these and the job alone follow the
+//! table of kernels ([`table`]) and the trace of all ranks and streams ([`trace`]); nothing else is measured while steps run. A stream that
+//! nobody watches looks at one `Option` per command.
+
+mod ceilings;
+mod named;
+pub mod table;
+pub mod trace;
+
+pub use ceilings::{Ceilings, measure};
+
+use crate::comm::Position;
+use crate::executor::Order;
+use crate::protocol::Spread;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// Steps before those that are timed, if a run has so many: the first ones touch memory for the first time.
+pub const WARM_UP: u64 = 2;
+
+/// The steps that are timed, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    pub first: u64,
+    pub last: u64,
+}
+
+impl Window {
+    /// So many steps of those after `done` and up to `last`, behind the warm-up if there are enough; none of none.
+    pub fn new(done: u64, last: u64, steps: u64) -> Option<Window> {
+        let steps = steps.min(last.saturating_sub(done));
+        let first = (done + 1 + WARM_UP).min(last + 1 - steps);
+        (steps > 0).then(|| Window { first, last: first + steps - 1 })
+    }
+
+    pub fn has(self, step: u64) -> bool {
+        (self.first..=self.last).contains(&step)
+    }
+
+    pub fn steps(self) -> usize {
+        (self.last + 1 - self.first) as usize
+    }
+}
+
+/// A command that a stream was through. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ran {
+    pub at: Position,
+    /// When the stream came to it.
+    pub start: u64,
+    /// From then until it was through, what it waited included.
+    pub time: u64,
+}
+
+/// What one stream notes.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    ran: Vec<Ran>,
+    begun: Option<u64>,
+}
+
+impl Log {
+    pub fn new(room: usize) -> Log {
+        Log { ran: Vec::with_capacity(room), begun: None }
+    }
+
+    /// The stream is at its next command; it may look at it more than once.
+    pub fn begin(&mut self) {
+        if self.begun.is_none() {
+            self.begun = Some(now());
+        }
+    }
+
+    pub fn end(&mut self, at: Position) {
+        if let Some(start) = self.begun.take() {
+            self.ran.push(Ran { at, start, time: now() - start });
+        }
+    }
+
+    pub fn ran(self) -> Vec<Ran> {
+        self.ran
+    }
+}
+
+/// Nanoseconds of the monotonic clock, which all processes of a machine share.
+pub fn now() -> u64 {
+    nanoseconds(ClockId::Monotonic)
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What a rank says of the steps that were timed, in parts that are messages of some megabytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Nanoseconds from the monotonic clock to the time of day.
+    wall: u64,
+    steps: Vec<(u64, u64, u64)>,
+    ran: Vec<Ran>,
+}
+
+impl Part {
+    /// Commands in one part.
+    const MOST: usize = 100_000;
+
+    /// Steps are their numbers, begins and ends.
+    pub fn of(steps: Vec<(u64, u64, u64)>, ran: Vec<Ran>) -> Vec<Part> {
+        let wall = nanoseconds(ClockId::Realtime).saturating_sub(now());
+        let first = Part { wall, steps, ran: vec![] };
+        let rest = ran.chunks(Part::MOST).map(|ran| Part { wall, steps: vec![], ran: ran.to_vec() });
+        [first].into_iter().chain(rest).collect()
+    }
+}
+
+/// A step of a rank, from its data to its update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timed {
+    pub step: u64,
+    pub start: u64,
+    pub end: u64,
+}
+
+/// What a rank did in the steps that were timed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    wall: u64,
+    pub steps: Vec<Timed>,
+    /// Stream after stream, each in its order.
+    pub ran: Vec<Ran>,
+}
+
+/// What all ranks did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// Of a rank's threads; of CPUs alone.
+    pub ceilings: Option<Ceilings>,
+    pub order: Order,
+    pub ranks: Vec<Recorded>,
+}
+
+impl Profile {
+    pub fn new(ranks: u64, order: Order, ceilings: Option<Ceilings>) -> Profile {
+        Profile { ceilings, order, ranks: vec![Recorded::default(); ranks as usize] }
+    }
+
+    pub fn add(&mut self, rank: u64, part: Part) {
+        let held = &mut self.ranks[rank as usize];
+        held.wall = part.wall;
+        held.steps.extend(part.steps.into_iter().map(|(step, start, end)| Timed { step, start, end }));
+        held.ran.extend(part.ran);
+    }
+
+    /// Brings the ranks of all machines to the clock of rank 0's, by the time of day on each.
+    pub fn align(&mut self, spread: &Spread) {
+        let walls: Vec<u64> = (0..spread.places.len() as u64).map(|r| self.ranks[spread.neighbours(r)[0] as usize].wall).collect();
+        for (rank, wall) in self.ranks.iter_mut().zip(&walls) {
+            let shift = wall.wrapping_sub(walls[0]);
+            rank.steps.iter_mut().for_each(|s| (s.start, s.end) = (s.start.wrapping_add(shift), s.end.wrapping_add(shift)));
+            rank.ran.iter_mut().for_each(|r| r.start = r.start.wrapping_add(shift));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_timed_behind_the_warm_up_if_there_are_enough() {
+        let window = |done, last, steps| Window::new(done, last, steps).map(|w| (w.first, w.last));
+        assert_eq!([window(0, 100, 5), window(0, 7, 5), window(0, 6, 5), window(0, 3, 5)], [Some((3, 7)), Some((3, 7)), Some((2, 6)), Some((1, 3))]);
+        assert_eq!([window(10, 17, 5), window(10, 11, 5), window(10, 10, 5), window(0, 5, 0)], [Some((13, 17)), Some((11, 11)), None, None]);
+    }
+}

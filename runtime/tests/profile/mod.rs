@@ -1,0 +1,140 @@
+//! What a profile says of a run, against the job that ran.
+
+use crate::bench::Bench;
+use crate::fixture::{self, Split};
+use ir::program::{Action, Job, Stream};
+use runtime::comm::{Phase, Position};
+use runtime::executor::{Order, calls};
+use runtime::launch::{RunOptions, run};
+use runtime::profile::{Profile, table, trace};
+use std::collections::BTreeMap;
+
+fn profile(bench: &Bench, order: Order) -> Profile {
+    let options = RunOptions { profile: Some(2), order, ..bench.options() };
+    run(&bench.artifact, &options, &mut |_| {}).unwrap().profile.unwrap()
+}
+
+/// Where a rank is in a step, by stream, in the order of issue.
+fn positions(job: &Job, rank: u64) -> BTreeMap<Stream, Vec<Position>> {
+    let stage = &job.stages[job.mesh.stage(rank) as usize];
+    let mut out: BTreeMap<Stream, Vec<Position>> = BTreeMap::new();
+    for phase in [Phase::Train, Phase::Update] {
+        for (k, call) in (0..).zip(calls(&stage.schedule, phase)) {
+            let commands = &job.programs[stage.program as usize].bodies[call.body.index()].commands;
+            for (c, command) in (0..).zip(commands) {
+                out.entry(command.stream).or_default().push(Position { phase, call: k, command: c });
+            }
+        }
+    }
+    out
+}
+
+/// The commands of all ranks in a step that `keep` wants.
+fn count(job: &Job, keep: impl Fn(&Action) -> bool) -> usize {
+    let of_rank = |rank| positions(job, rank).into_values().flatten().filter(|at| keep(action(job, rank, *at))).count();
+    (0..job.mesh.world()).map(of_rank).sum()
+}
+
+fn action(job: &Job, rank: u64, at: Position) -> &Action {
+    let stage = &job.stages[job.mesh.stage(rank) as usize];
+    let call = calls(&stage.schedule, at.phase)[at.call as usize];
+    &job.programs[stage.program as usize].bodies[call.body.index()].commands[at.command as usize].action
+}
+
+const SPLIT: Split = Split { microbatches: 2, pp: 2, dp: 1, tp: 2 };
+
+#[test]
+fn every_command_of_every_stream_is_noted_once_a_step_and_none_overlaps_the_next() {
+    let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
+    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    assert_eq!(profile.ranks.len(), 4);
+    for (rank, recorded) in (0..).zip(&profile.ranks) {
+        assert_eq!(recorded.steps.iter().map(|s| s.step).collect::<Vec<_>>(), [3, 4]);
+        let mut streams: BTreeMap<Stream, Vec<_>> = BTreeMap::new();
+        let stage = &job.stages[job.mesh.stage(rank) as usize];
+        for ran in &recorded.ran {
+            let call = calls(&stage.schedule, ran.at.phase)[ran.at.call as usize];
+            let command = &job.programs[stage.program as usize].bodies[call.body.index()].commands[ran.at.command as usize];
+            streams.entry(command.stream).or_default().push(ran);
+        }
+        for (stream, expected) in positions(job, rank) {
+            let ran = &streams[&stream];
+            assert_eq!(ran.iter().map(|r| r.at).collect::<Vec<_>>(), expected.repeat(2), "rank {rank}, {stream:?}");
+            assert!(ran.windows(2).all(|pair| pair[0].start + pair[0].time <= pair[1].start), "rank {rank}, {stream:?}");
+        }
+        let within = |at: u64| recorded.steps.iter().any(|s| (s.start..=s.end).contains(&at));
+        assert!(streams[&Stream::Compute].iter().all(|r| within(r.start) && within(r.start + r.time)), "rank {rank}");
+    }
+}
+
+#[test]
+fn the_trace_has_a_process_per_rank_a_track_per_stream_and_an_arrow_per_message() {
+    let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
+    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    let mut text = vec![];
+    trace::write(job, &profile, &mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let of = |key: &str, value: &str| events.iter().filter(|e| e[key] == value).collect::<Vec<_>>();
+    let named = |what: &str| of("name", what).into_iter().map(|e| (e["pid"].as_u64().unwrap(), e["args"]["name"].as_str().unwrap()));
+    assert_eq!(
+        named("process_name").collect::<Vec<_>>(),
+        [(0, "rank 0 (stage 0)"), (1, "rank 1 (stage 0)"), (2, "rank 2 (stage 1)"), (3, "rank 3 (stage 1)")]
+    );
+    for rank in 0..4 {
+        let tracks: Vec<_> = named("thread_name").filter(|t| t.0 == rank).map(|t| t.1).collect();
+        let streams = positions(job, rank).into_keys().map(Stream::name);
+        assert_eq!(tracks, ["steps"].into_iter().chain(streams).collect::<Vec<_>>());
+    }
+    assert_eq!(of("cat", "kernel").len(), 2 * count(job, |a| matches!(a, Action::Launch { .. })));
+    let exchanges = |a: &Action| matches!(a, Action::Collective { .. } | Action::Send { .. } | Action::Recv { .. });
+    assert_eq!(of("cat", "communication").len(), 2 * count(job, exchanges));
+    let product = events.iter().find(|e| e["name"] == "dot 1x4x2" || e["name"] == "dot 4x1x2").unwrap();
+    assert_eq!((&product["args"]["body"], &product["args"]["flops"], &product["args"]["bytes"]), (&"forward".into(), &16.into(), &56.into()));
+    let arrows = of("cat", "message");
+    assert_eq!(arrows.len(), 2 * 2 * count(job, |a| matches!(a, Action::Send { .. })));
+    for pair in arrows.chunks(2) {
+        let [from, to] = pair else { unreachable!() };
+        assert_eq!((&from["ph"], &to["ph"], &from["id"]), (&"s".into(), &"f".into(), &to["id"]));
+        assert!(from["ts"].as_f64() < to["ts"].as_f64() && from["pid"] != to["pid"]);
+    }
+}
+
+#[test]
+fn the_table_has_all_calls_and_its_shares_are_the_whole_step() {
+    let bench = Bench::native(&fixture::streamed(fixture::job(&SPLIT)), &SPLIT);
+    let (job, profile) = (&bench.artifact.job, profile(&bench, Order::Streams));
+    let table = table::Table::new(job, &profile);
+    let launches: usize = table.rows.iter().filter(|r| r.symbol.is_some()).map(|r| r.times.len()).sum();
+    assert_eq!(launches, 2 * count(job, |a| matches!(a, Action::Launch { .. })));
+    assert!(table.rows.windows(2).all(|pair| pair[0].total() >= pair[1].total()));
+    for (rank, (whole, waited)) in table.ranks.iter().enumerate() {
+        assert!(*waited > 0 && waited < whole, "rank {rank}");
+    }
+    let own: u64 = table.rows.iter().filter(|r| r.stream == Stream::Compute).map(table::Row::total).sum();
+    let (whole, waited) = table.ranks.iter().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
+    assert!(own + waited <= whole, "{own} {waited} {whole}");
+    let text = table::text(job, &profile);
+    for part in [
+        "steps 3 to 4, 4 ranks",
+        "GFLOP/s in f32",
+        " bound ",
+        "memory",
+        "dot ",
+        "waiting for communication",
+        "100.0 %",
+        "beside it",
+        "send by 1 stage",
+    ] {
+        assert!(text.contains(part), "no `{part}` in\n{text}");
+    }
+}
+
+#[test]
+fn in_list_order_and_on_other_devices_all_is_on_the_ranks_own_threads_and_ceilings_are_unknown() {
+    let bench = Bench::new(&SPLIT);
+    let profile = profile(&bench, Order::List);
+    assert_eq!(profile.ceilings, None);
+    let text = table::text(&bench.artifact.job, &profile);
+    assert!(!text.contains("ceilings") && !text.contains("beside it") && text.contains("send by 1 stage"), "{text}");
+}
