@@ -12,6 +12,7 @@ mod gemm;
 mod layout;
 pub mod link;
 mod loops;
+mod maps;
 pub mod math;
 pub mod object;
 mod pointwise;

@@ -202,6 +202,11 @@ impl<'a> Plan<'a> {
         if self.in_place(rows) { rows.row_stride } else { self.width }
     }
 
+    /// The dims that number heads of queries.
+    fn heads(&self) -> Vec<Dim> {
+        self.shared.iter().chain(&self.group).copied().collect()
+    }
+
     fn sizes(&self, dims: &[Dim]) -> i64 {
         dims.iter().map(|d| self.kernel.body.dims.size(*d) as i64).product()
     }

@@ -12,6 +12,8 @@ pub mod lines;
 pub mod llvm;
 pub mod mlir;
 pub mod simt;
+pub mod squares;
+pub mod stages;
 mod words;
 
 use crate::CompileError;

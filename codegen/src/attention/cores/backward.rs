@@ -39,7 +39,7 @@ impl<'c> Cores<'_, 'c> {
             Side::Queries => ([q, dout], [k, v]),
             Side::Keys => ([k, v], [q, dout]),
         };
-        let sizes = Sizes { tall: 1, others: if plan.d == 64 { 64 } else { 32 } };
+        let sizes = Sizes { warps: WARPS, tall: 1, others: if plan.d == 64 { 64 } else { 32 } };
         let (tile_bytes, block_bytes) = (sizes.own() * self.row_bytes(), sizes.others * self.row_bytes());
         // Two numbers of each query that comes by.
         let numbers = 2 * block_bytes;

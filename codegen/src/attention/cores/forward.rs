@@ -11,7 +11,7 @@ impl<'c> Cores<'_, 'c> {
         let operand = |slot: usize| plan.operand(args[slot]);
         let [q, k, v] = [plan.query_rows(operand(0)?), plan.key_rows(operand(1)?), plan.key_rows(operand(2)?)];
         // Two blocks with 64 KiB each, or less, fit a multiprocessor.
-        let sizes = Sizes { tall: 2, others: if plan.d == 64 { 64 } else { 32 } };
+        let sizes = Sizes { warps: WARPS, tall: 2, others: if plan.d == 64 { 64 } else { 32 } };
         let block_bytes = sizes.others * self.row_bytes();
         let stages = sizes.own() * self.row_bytes();
         let list = stages + 4 * block_bytes;
@@ -21,8 +21,8 @@ impl<'c> Cores<'_, 'c> {
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, 1, part(list));
             let rows = 2 * sizes.tall as usize;
-            // The greatest score of each row so far, this lane's share of the sum of exponentials relative to it, and the sums of values.
-            let start = [vec![b.f32(f64::NEG_INFINITY); rows], vec![b.f32(0.0); rows + rows * plan.d as usize / 4]].concat();
+            // The state of each row, then the sums of values.
+            let start = [self.nothing_seen(sizes), vec![b.f32(0.0); rows * plan.d as usize / 4]].concat();
             let begin = || self.copy_rows(at, &q, first, sizes.own(), part(0));
             let load = |visit: &Visit<'c>, stage: Index<'c>| {
                 let first = b.widen(self.scaled(visit.block, sizes.others));
@@ -32,35 +32,49 @@ impl<'c> Cores<'_, 'c> {
             let end = self.stream(&visits, [part(stages), b.word(2 * block_bytes)], begin, &load, &start, &mut |visit, stage, carried| {
                 let scores = self.products(sizes, part(0), stage);
                 let scores = self.hide(at, &own, visit, &scores, b.f32(f64::NEG_INFINITY));
-                let (weights, mut next) = self.softmax(sizes, scores, carried);
-                self.weigh(sizes, &weights, self.plus(stage, block_bytes), &mut next[2 * rows..]);
-                next
+                let (state, sums) = carried.split_at(2 * rows);
+                let mut sums = sums.to_vec();
+                let (weights, state) = self.softmax(sizes, scores, state, &mut |k, factor| self.rescale(k, factor, &mut sums));
+                self.weigh(sizes, &weights, self.plus(stage, block_bytes), &mut sums);
+                [state, sums].concat()
             });
-            let (greatest, rest) = end.split_at(rows);
-            let (shares, sums) = rest.split_at(rows);
-            let weights: Vec<_> = shares.iter().map(|s| self.across_row(*s, |x, y| b.add(x, y))).collect();
-            let inverse = |weight: &Value<'c>| {
-                // A query that sees no key has no weight: its result is zero, its logarithm minus infinity.
-                let none = b.compare_float(Compare::Eq, *weight, b.f32(0.0));
-                b.select(none, b.f32(0.0), b.div(b.f32(1.0), *weight))
-            };
-            let factors: Vec<_> = weights.iter().map(inverse).collect();
-            for output in &results {
-                self.store_sums(at, &own, *output, sums, &factors);
-            }
-            for (tensor, output) in self.outputs(|op| matches!(op, Op::AttentionLse(_))) {
-                self.each_row(at, &own, tensor, &|k, place| {
-                    let log = b.add(b.fast_log2(weights[k]), self.relative_to(greatest[k]));
-                    let log = b.mul(log, b.f32(LN_2));
-                    let log = if output.accumulate { b.add(log, b.load_splat(place, Lane::F32)) } else { log };
-                    let first = b.equal(self.lane_bits(0, 2), b.word(0));
-                    b.if_so(first, || b.store_each(place, log, Lane::F32));
-                });
-            }
+            self.finish(at, &own, &end);
         };
-        let heads = plan.shared.iter().chain(&plan.group).copied().collect();
+        let heads = plan.heads();
         let shared_bytes = list + self.list_bytes(Side::Queries, sizes);
         Ok(Part { heads, sizes, runs: div_ceil(plan.queries, sizes.own()), shared_bytes, write: Box::new(write) })
+    }
+
+    /// Of each row the greatest score so far, then of each this lane's share of the sum of exponentials relative to it: before any score.
+    pub(super) fn nothing_seen(&self, sizes: Sizes) -> Vec<Value<'c>> {
+        let (b, rows) = (self.b, 2 * sizes.tall as usize);
+        [vec![b.f32(f64::NEG_INFINITY); rows], vec![b.f32(0.0); rows]].concat()
+    }
+
+    /// Stores a tile: `end` is the state of each row, then the sums of values.
+    pub(super) fn finish(&self, at: &At<'c>, own: &Own<'c>, end: &[Value<'c>]) {
+        let (b, rows) = (self.b, 2 * own.sizes.tall as usize);
+        let (greatest, rest) = end.split_at(rows);
+        let (shares, sums) = rest.split_at(rows);
+        let weights: Vec<_> = shares.iter().map(|s| self.across_row(*s, |x, y| b.add(x, y))).collect();
+        let inverse = |weight: &Value<'c>| {
+            // A query that sees no key has no weight: its result is zero, its logarithm minus infinity.
+            let none = b.compare_float(Compare::Eq, *weight, b.f32(0.0));
+            b.select(none, b.f32(0.0), b.div(b.f32(1.0), *weight))
+        };
+        let factors: Vec<_> = weights.iter().map(inverse).collect();
+        for output in self.outputs(|op| matches!(op, Op::Attention(_))) {
+            self.store_sums(at, own, output, sums, &factors);
+        }
+        for (tensor, output) in self.outputs(|op| matches!(op, Op::AttentionLse(_))) {
+            self.each_row(at, own, tensor, &|k, place| {
+                let log = b.add(b.fast_log2(weights[k]), self.relative_to(greatest[k]));
+                let log = b.mul(log, b.f32(LN_2));
+                let log = if output.accumulate { b.add(log, b.load_splat(place, Lane::F32)) } else { log };
+                let first = b.equal(self.lane_bits(0, 2), b.word(0));
+                b.if_so(first, || b.store_each(place, log, Lane::F32));
+            });
+        }
     }
 
     /// Scores to powers of 2.
@@ -75,32 +89,47 @@ impl<'c> Cores<'_, 'c> {
         b.select(none, b.f32(0.0), b.mul(greatest, self.scale()))
     }
 
-    /// Exponentials of a block of scores, relative to the greatest score of their row so far; what was summed before is rescaled to it.
-    fn softmax(&self, sizes: Sizes, scores: Vec<Value<'c>>, carried: &[Value<'c>]) -> (Vec<Value<'c>>, Vec<Value<'c>>) {
+    /// Exponentials of a block of scores, relative to the greatest score of their row so far, and the rows' state with them. `rescaled` is told by what is to be multiplied
+    /// that was summed of a row before.
+    pub(super) fn softmax(
+        &self,
+        sizes: Sizes,
+        scores: Vec<Value<'c>>,
+        state: &[Value<'c>],
+        rescaled: &mut dyn FnMut(usize, Value<'c>),
+    ) -> (Vec<Value<'c>>, Vec<Value<'c>>) {
         let b = self.b;
-        let (mut weights, mut next) = (scores, carried.to_vec());
+        let (mut weights, mut next) = (scores, state.to_vec());
         let rows = 2 * sizes.tall as usize;
-        let (across, wide) = (sizes.others as usize / 2, self.plan.d as usize / 2);
+        let across = sizes.others as usize / 2;
         for k in 0..rows {
-            // Of four sums two are of this row.
-            let of_row = move |i: &usize| i / 2 % 2 == k % 2;
-            let own: Vec<usize> = (k / 2 * across..(k / 2 + 1) * across).filter(of_row).collect();
+            let own: Vec<usize> = of_row(k, across).collect();
             let greatest = own[1..].iter().fold(weights[own[0]], |top, i| b.maximum(top, weights[*i]));
-            let greatest = b.maximum(self.across_row(greatest, |x, y| b.maximum(x, y)), carried[k]);
+            let greatest = b.maximum(self.across_row(greatest, |x, y| b.maximum(x, y)), state[k]);
             let base = self.relative_to(greatest);
             let minus = b.float1(crate::build::FloatUnary::Neg, base);
-            let rescale = b.fast_exp2(b.fma(carried[k], self.scale(), minus));
-            let mut sum = b.mul(carried[rows + k], rescale);
+            let factor = b.fast_exp2(b.fma(state[k], self.scale(), minus));
+            let mut sum = b.mul(state[rows + k], factor);
             for i in own {
                 weights[i] = b.fast_exp2(b.fma(weights[i], self.scale(), minus));
                 sum = b.add(sum, weights[i]);
             }
             next[k] = greatest;
             next[rows + k] = sum;
-            for i in (k / 2 * wide..(k / 2 + 1) * wide).filter(of_row) {
-                next[2 * rows + i] = b.mul(next[2 * rows + i], rescale);
-            }
+            rescaled(k, factor);
         }
         (weights, next)
     }
+
+    /// Multiplies the sums of values of a row.
+    pub(super) fn rescale(&self, row: usize, factor: Value<'c>, sums: &mut [Value<'c>]) {
+        for i in of_row(row, self.plan.d as usize / 2) {
+            sums[i] = self.b.mul(sums[i], factor);
+        }
+    }
+}
+
+/// Where the sums of row k are, of those of which each 16 rows have so many: of four sums two are of one row.
+fn of_row(k: usize, of_rows: usize) -> impl Iterator<Item = usize> {
+    (k / 2 * of_rows..(k / 2 + 1) * of_rows).filter(move |i| i / 2 % 2 == k % 2)
 }

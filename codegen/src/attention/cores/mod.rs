@@ -29,9 +29,8 @@ use visits::{Side, Visit, Visits};
 
 type At<'c> = Arguments<Pointer<'c>>;
 
-/// Warps of a block.
+/// Warps and threads of a block.
 const WARPS: i64 = 4;
-/// Threads of a block.
 const THREADS: i64 = WARPS * LANES as i64;
 /// Rows, columns and contracted elements of one instruction.
 const ROWS: i64 = 16;
@@ -76,7 +75,7 @@ pub fn half(plan: &Plan) -> Option<Half> {
 /// An operand is not an input.
 pub fn emit(b: &Simt, plan: &Plan, half: Half, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
-    let cores = Cores { b, plan, half };
+    let cores = Cores { b, plan, half, team: Team { first: 0, warps: WARPS, threads: THREADS } };
     let parts = match kernel.family {
         ir::kernel::Family::AttentionGrad => cores.backward()?,
         _ => vec![cores.forward()?],
@@ -134,6 +133,8 @@ impl Part<'_, '_> {
 /// Rows of a block.
 #[derive(Clone, Copy)]
 struct Sizes {
+    /// Warps that share the tile's rows.
+    warps: i64,
     /// Times 16 rows of the tile that a warp has.
     tall: i64,
     /// Rows of the other side that are met at once.
@@ -146,15 +147,24 @@ impl Sizes {
     }
 
     fn own(self) -> i64 {
-        WARPS * self.of_warp()
+        self.warps * self.of_warp()
     }
 }
 
-/// The kernel under construction.
+/// Warps that do something together, from one of a block of so many threads on.
+#[derive(Clone, Copy)]
+struct Team {
+    first: i64,
+    warps: i64,
+    threads: i64,
+}
+
+/// The kernel under construction, as one team has it.
 struct Cores<'a, 'c> {
     b: &'a Simt<'c>,
     plan: &'a Plan<'a>,
     half: Half,
+    team: Team,
 }
 
 /// A tile of rows in the making: where its first one is, and where its list of visits lies.
@@ -176,8 +186,17 @@ impl<'c> Cores<'_, 'c> {
         self.b.narrow(self.b.lane())
     }
 
+    /// The number of the warp in its team.
     fn warp(&self) -> Index<'c> {
-        self.b.index_div(self.b.thread(), self.b.word(LANES as i64))
+        let b = self.b;
+        let warp = b.index_div(b.thread(), b.word(LANES as i64));
+        if self.team.first == 0 { warp } else { b.index_sub(warp, b.word(self.team.first)) }
+    }
+
+    /// All of the team have done what is before this, and see it.
+    fn meet(&self) {
+        let threads = self.team.warps * LANES as i64;
+        if threads == self.team.threads { self.b.barrier() } else { self.b.barrier_of(threads) }
     }
 
     fn scaled(&self, n: Index<'c>, by: i64) -> Index<'c> {

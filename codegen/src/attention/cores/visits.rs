@@ -43,14 +43,25 @@ impl<'c> Visits<'c> {
     pub fn visit(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Visit<'c> {
         let b = cores.b;
         let (head, i) = if self.heads == 1 { (b.word(0), i) } else { (b.index_div(i, self.of_head), b.index_rem(i, self.of_head)) };
-        match self.list {
-            Some(list) => {
-                let entry = b.load_shared_word(b.index_add(list, b.index_mul(i, b.word(4))));
-                let masked = b.equal(b.bits(IntBinary::And, entry, b.word(1)), b.word(1));
-                Visit { head, block: b.bits(IntBinary::ShrLogical, entry, b.word(1)), masked: Some(masked.into()) }
-            }
+        match self.entry(cores, i) {
+            Some(entry) => Visit::listed(cores, head, entry),
             None => Visit { head, block: i, masked: self.last.1.then(|| b.equal(i, b.word(self.last.0)).into()) },
         }
+    }
+
+    /// What the list says of a block of the first head, if there is a list.
+    pub fn entry(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Option<Index<'c>> {
+        let b = cores.b;
+        self.list.map(|list| b.load_shared_word(b.index_add(list, b.index_mul(i, b.word(4)))))
+    }
+}
+
+impl<'c> Visit<'c> {
+    /// The visit that an entry of a list says.
+    pub fn listed(cores: &Cores<'_, 'c>, head: Index<'c>, entry: Index<'c>) -> Self {
+        let b = cores.b;
+        let masked = b.equal(b.bits(IntBinary::And, entry, b.word(1)), b.word(1));
+        Visit { head, block: b.bits(IntBinary::ShrLogical, entry, b.word(1)), masked: Some(masked.into()) }
     }
 }
 
@@ -81,18 +92,25 @@ impl<'c> Cores<'_, 'c> {
         Some([b.least_of_warp(fold(Compare::Lt)), b.greatest_of_warp(fold(Compare::Gt))])
     }
 
-    /// Finds what the tile meets of `heads` heads. `list` is where the list may be put. All threads must call it.
+    /// All blocks of `heads` heads, for a tile of one side.
+    pub fn unlisted(&self, own: Side, sizes: Sizes, heads: i64) -> Visits<'c> {
+        let (b, rows) = (self.b, self.count(own.other()));
+        let blocks = div_ceil(rows, sizes.others);
+        let last = (blocks - 1, rows % sizes.others != 0);
+        Visits { count: b.word(heads * blocks), of_head: b.word(blocks), heads, list: None, last }
+    }
+
+    /// Finds what the tile meets of `heads` heads. `list` is where the list may be put. All of the team must call it.
     pub fn visits(&self, at: &At<'c>, own: &Own<'c>, heads: i64, list: Index<'c>) -> Visits<'c> {
         let (b, side, others) = (self.b, own.side.other(), own.sizes.others);
         let rows = self.count(side);
         let blocks = div_ceil(rows, others);
         let Some(mine) = self.bounds(at, own.side, own.first, own.sizes.own()) else {
-            let last = (blocks - 1, rows % others != 0);
-            return Visits { count: b.word(heads * blocks), of_head: b.word(blocks), heads, list: None, last };
+            return self.unlisted(own.side, own.sizes, heads);
         };
         let lane = self.lane();
         let entry = |i: Index<'c>| b.index_add(list, self.scaled(i, 4));
-        b.loop_over([self.warp(), b.word(blocks), b.word(WARPS)], &[], &mut |block, _| {
+        b.loop_over([self.warp(), b.word(blocks), b.word(self.team.warps)], &[], &mut |block, _| {
             let first = b.widen(self.scaled(block, others));
             let theirs = self.bounds(at, side, first, others).expect("invariant: both sides have positions");
             let [queries, keys] = match own.side {
@@ -115,7 +133,7 @@ impl<'c> Cores<'_, 'c> {
             b.if_so(b.equal(lane, b.word(0)), || b.store_shared(entry(block), &[shown.into()]));
             vec![]
         });
-        b.barrier();
+        self.meet();
         // One warp closes the gaps. A vote of all lanes lies between a chunk's reads and its writes.
         b.if_so(b.equal(self.warp(), b.word(0)), || {
             let below = b.bits(IntBinary::Sub, b.bits(IntBinary::Shl, b.word(1), lane), b.word(1));
@@ -132,7 +150,7 @@ impl<'c> Cores<'_, 'c> {
             });
             b.if_so(b.equal(lane, b.word(0)), || b.store_shared(entry(b.word(blocks)), &count));
         });
-        b.barrier();
+        self.meet();
         let of_head = b.load_shared_word(entry(b.word(blocks)));
         Visits { count: self.scaled(of_head, heads), of_head, heads, list: Some(list), last: (0, false) }
     }

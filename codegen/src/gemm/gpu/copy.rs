@@ -10,6 +10,7 @@ use super::plan::Tile;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
+use crate::build::squares::LINE;
 use crate::build::{Builder, IntBinary};
 use crate::gemm::product::{Own, Product};
 use crate::layout::Axis;
@@ -74,8 +75,6 @@ pub struct Copy {
 
 /// Elements of a unit, by its bytes.
 const UNIT_BYTES: i64 = 16;
-/// Bytes of a narrow line, after eight of which the order of units repeats.
-pub const NARROW_LINE: i64 = 128;
 /// f32 beside a line of words.
 const WORDS_PAD: i64 = 4;
 
@@ -163,7 +162,7 @@ impl Copy {
     /// Bytes of a line of units in shared memory.
     pub fn line_bytes(&self) -> i64 {
         match self.element {
-            Element::Narrow => NARROW_LINE,
+            Element::Narrow => LINE,
             Element::Half | Element::Word => self.units_per_line() * UNIT_BYTES,
         }
     }
@@ -215,8 +214,8 @@ impl Copy {
         let shifted = match self.element {
             Element::Half => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
             Element::Narrow => {
-                let in_line = b.word(NARROW_LINE / UNIT_BYTES);
-                let lines = b.index_mul(b.index_div(unit, in_line), b.word(self.depth * NARROW_LINE / UNIT_BYTES));
+                let in_line = b.word(LINE / UNIT_BYTES);
+                let lines = b.index_mul(b.index_div(unit, in_line), b.word(self.depth * LINE / UNIT_BYTES));
                 b.index_add(b.bits(IntBinary::Xor, b.index_rem(unit, in_line), self.swizzle(b, line)), lines)
             }
             Element::Word => unit,

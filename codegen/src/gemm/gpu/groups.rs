@@ -2,24 +2,21 @@
 //!
 //! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
 
-use super::copy::NARROW_LINE;
 use super::plan::Tile;
+use crate::build::Builder;
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
-use crate::build::{Builder, IntBinary};
+use crate::build::squares::{self, DEPTH, LINE, LINE_ELEMENTS};
 
-/// Threads, warps and rows of a warpgroup, rows of its warps, contracted elements of an instruction.
+/// Threads, warps and rows of a warpgroup, rows of its warps.
 pub const THREADS: i64 = 128;
 const WARPS: i64 = 4;
 const ROWS: i64 = 64;
 pub const WARP_ROWS: i64 = 16;
-const DEPTH: i64 = 16;
 
 /// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 64 contracted elements.
-pub const SQUARE: i64 = 64 * NARROW_LINE;
-/// The code of a swizzle of 128 bytes in a matrix descriptor.
-const SWIZZLE_128: i64 = 1 << 62;
+pub const SQUARE: i64 = LINE_ELEMENTS * LINE;
 
 /// The warpgroup's part of a tile.
 pub struct Groups<'c> {
@@ -41,7 +38,7 @@ impl<'c> Groups<'c> {
             instruction: Instruction::GroupMultiply { half, columns: tile.columns as u32, transposed },
             columns: tile.columns,
             depth: tile.depth,
-            advance: transposed.map(|t| if t { DEPTH * NARROW_LINE / 16 } else { 2 * DEPTH / 16 }),
+            advance: transposed.map(squares::advance),
             rows: b.index_mul(group, b.word(SQUARE)),
             first_row: b.index_add(b.index_mul(group, b.word(ROWS)), b.index_mul(warp, b.word(WARP_ROWS))),
         }
@@ -57,16 +54,9 @@ impl<'c> Groups<'c> {
         b.asm(Instruction::FenceProxy, &[]);
     }
 
-    /// What the matrix engine is told of a matrix in shared memory: where it begins; how far it is to the next 64 rows (columns) where lines are
-    /// contracted elements, and to the next eight lines; its swizzle.
-    fn descriptor(&self, b: &Simt<'c>, start: Index<'c>) -> Index<'c> {
-        let constant = (SQUARE / 16) << 16 | (8 * NARROW_LINE / 16) << 32 | SWIZZLE_128;
-        b.bits(IntBinary::Or, b.widen(b.bits(IntBinary::ShrLogical, start, b.word(4))), b.index(constant))
-    }
-
     /// Adds the products of a stage; those of the stage before are done when it returns.
     pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
-        let (a, second) = (self.descriptor(b, b.index_add(a, self.rows)), self.descriptor(b, second));
+        let (a, second) = (squares::descriptor(b, b.index_add(a, self.rows), LINE_ELEMENTS), squares::descriptor(b, second, LINE_ELEMENTS));
         b.asm(Instruction::GroupFence, &[]);
         for q in 0..self.depth / DEPTH {
             let at = |descriptor, advance: i64| b.index_add(descriptor, b.index(q * advance)).into();

@@ -1,24 +1,19 @@
-//! Factors that tensor maps describe: `cp.async.bulk.tensor` brings a stage of one in a few copies.
-//!
-//! **The rule:** a factor has a map if one of its directions is dense, all others have strides that are multiples of 16 bytes and of each other, and there
-//! are at most five. Where it begins does not matter. Where experts own the contracted elements these must be lines of both factors: what comes
-//! behind an expert's last one can then be cleared line by line.
+//! Factors that tensor maps describe ([`crate::maps`]): `cp.async.bulk.tensor` brings a stage of one in a few copies. Where experts own the contracted
+//! elements these must be lines of both factors: what comes behind an expert's last one can then be cleared line by line.
 
 use super::Part;
 use super::copy::Lines;
 use super::groups::SQUARE;
 use super::plan::Tile;
 use crate::build::Builder;
-use crate::build::asm::Instruction;
 use crate::build::block::Index;
-use crate::build::simt::{Simt, Value};
+use crate::build::simt::Simt;
+use crate::build::squares::LINE_ELEMENTS;
 use crate::gemm::product::{Own, Product};
 use crate::layout::Axis;
+use crate::maps::{self, Along};
 use ir::kernel::Kernel;
-use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
-
-/// Elements of a line, 128 bytes of which are swizzled together.
-const LINE: i64 = 64;
+use ir::launch::TensorMap;
 
 /// What a dim of a map is of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,22 +62,10 @@ impl Map {
         let outer_k = product.outer_k.iter().enumerate().map(|(i, axis)| (axis, Direction::OuterContracted(i), 1));
         let experts = product.experts.iter().map(|x| (&x.axis, Direction::Expert, 1));
         let others = outer.chain(outer_k).chain(experts).filter(|(axis, ..)| axis.size > 1 && axis.strides[tensor] != 0);
-        let dtype = kernel.inputs[tensor].ty.dtype;
-        // The only index along a dim may have any stride.
-        let stride = |axis: &Axis| if axis.size > 1 { axis.strides[tensor] as u64 * dtype.bytes() } else { MAP_ALIGN };
-        let mut dims: Vec<_> = std::iter::once(line).chain(others).collect();
-        dims.sort_by_key(|(axis, ..)| stride(axis));
-        let map = TensorMap {
-            argument: tensor as u32,
-            dtype,
-            sizes: std::iter::once(&dense).chain(&dims).map(|d| d.0.size as u64).collect(),
-            strides: dims.iter().map(|d| stride(d.0)).collect(),
-            extents: std::iter::once(LINE).chain(dims.iter().map(|d| d.2)).map(|e| e as u32).collect(),
-            swizzle: Swizzle::B128,
-        };
-        map.check(kernel).ok()?;
-        let directions = std::iter::once(dense.1).chain(dims.iter().map(|d| d.1)).collect();
-        Some(Map { map, lines, directions, copies: dense.2 / LINE, is_first })
+        let along = |(axis, direction, extent): (&Axis, Direction, i64)| (Along { size: axis.size, stride: axis.strides[tensor], extent }, direction);
+        let (map, directions) = maps::map(kernel, tensor, dense.0.size, std::iter::once(line).chain(others).map(along).collect())?;
+        let directions = std::iter::once(dense.1).chain(directions).collect();
+        Some(Map { map, lines, directions, copies: dense.2 / LINE_ELEMENTS, is_first })
     }
 
     /// Before the stages of a part. `map`: its address, and by how many elements it begins before the factor.
@@ -111,14 +94,10 @@ impl Map {
                 }
                 Direction::Own | Direction::Outer(_) | Direction::Expert => known.expect("invariant: the part has it"),
             };
-            let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
+            let at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
             // The dense direction has several lines only where it is the factor's own.
-            at[0] = b.index_add(at[0], b.index_add(corner.map[1], b.word(number * LINE)));
-            let to = b.index_add(to, b.word(number * SQUARE));
-            let mut operands: Vec<Value> = vec![to.into(), corner.map[0].into()];
-            operands.extend(at.iter().map(|x| Value::from(*x)));
-            operands.push(barrier.into());
-            b.asm(Instruction::CopyBox { dims: at.len() as u32 }, &operands);
+            let map = [corner.map[0], b.index_add(corner.map[1], b.word(number * LINE_ELEMENTS))];
+            maps::copy_box(b, map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
         }
     }
 }

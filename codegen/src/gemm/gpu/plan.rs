@@ -4,6 +4,7 @@ use super::copy::{Copy, Element};
 use super::maps::Map;
 use super::rows;
 use crate::build::asm::Half;
+use crate::build::stages::Stages;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
@@ -195,7 +196,7 @@ impl Ring {
 
     /// Dynamic shared memory of a block.
     pub fn shared_bytes(&self) -> i64 {
-        self.barriers_at() + 2 * 8 * self.tile.stages
+        self.barriers_at() + Stages::bytes(self.tile.stages)
     }
 }
 

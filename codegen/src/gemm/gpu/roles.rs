@@ -4,29 +4,25 @@
 //! arrive when their products with it are done. All go through the same parts of the same tiles in the same order, so the ring is all that they
 //! share: while a tile's sums are stored, stages of the next one come. The warpgroup of the thread that copies gives registers to the others.
 
-use super::copy::{Lines, NARROW_LINE};
+use super::copy::Lines;
 use super::groups::{Groups, SQUARE};
 use super::plan::Ring;
 use super::rows::Rows;
 use super::{Gpu, Part};
 use crate::abi::{launch_of_blocks, with_maps};
 use crate::build::asm::Instruction;
-use crate::build::block::{Index, Variable};
+use crate::build::block::Index;
 use crate::build::simt::{Bounds, Given, LANES, Pointer, Simt, Value};
+use crate::build::squares::LINE;
+use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
 use crate::build::{Builder, Frame, IntBinary};
 use crate::gemm::product::Product;
 use crate::{CompileError, Shape};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 
-/// Threads of the warpgroup that copies.
-const COPIERS: i64 = 128;
 /// Bytes that a thread clears at a time.
 const UNIT: i64 = 16;
-/// Registers of a multiprocessor, and of a thread that copies.
-const REGISTERS: i64 = 65536;
-const FEW: i64 = 40;
-
 /// Writes the kernel `name` and reports what it needs.
 ///
 /// # Errors
@@ -34,12 +30,14 @@ const FEW: i64 = 40;
 pub fn emit(b: &Simt, kernel: &Kernel, product: &Product, ring: &Ring, name: &str) -> Result<(Shape, Launch), CompileError> {
     let g = Gpu { b, kernel, product, tile: &ring.tile };
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = Bounds { threads: (COPIERS + ring.tile.threads()) as u32, blocks: ring.tile.blocks };
+    let bounds = Bounds { threads: (WARPGROUP + ring.tile.threads()) as u32, blocks: ring.tile.blocks };
     b.kernel_of_roles(name, [count, kernel.scalars.len()], ring.maps.len(), bounds, |given| {
         let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
-        let roles = Roles { g, ring, given, tensors, base: b.shared() };
+        let base = b.shared();
+        let stages = Stages::new(b, b.index_add(base, b.word(ring.barriers_at())), ring.tile.stages);
+        let roles = Roles { g, ring, given, tensors, base, stages };
         roles.prepare();
-        let group = b.uniform(b.index_div(b.thread(), b.word(COPIERS)));
+        let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         let (mut copied, mut multiplied) = (Ok(()), Ok(()));
         b.either(b.equal(group, b.word(0)), || copied = roles.copy(), || multiplied = roles.multiply());
         copied.and(multiplied)
@@ -57,43 +55,13 @@ struct Roles<'a, 'c> {
     tensors: Vec<Pointer<'c>>,
     /// Of shared memory.
     base: Index<'c>,
-}
-
-/// Where in the ring a thread is.
-#[derive(Clone, Copy)]
-struct Position<'c> {
-    slot: Variable<'c>,
-    /// Of the phase that it waits for.
-    parity: Variable<'c>,
+    stages: Stages<'a, 'c>,
 }
 
 impl<'c> Roles<'_, 'c> {
-    fn full(&self, slot: Index<'c>) -> Index<'c> {
-        let b = self.g.b;
-        b.index_add(b.index_add(self.base, b.word(self.ring.barriers_at())), b.index_mul(slot, b.word(8)))
-    }
-
-    fn empty(&self, slot: Index<'c>) -> Index<'c> {
-        let b = self.g.b;
-        b.index_add(self.full(slot), b.word(8 * self.ring.tile.stages))
-    }
-
     fn stage(&self, slot: Index<'c>) -> Index<'c> {
         let b = self.g.b;
         b.index_add(self.base, b.index_mul(slot, b.word(self.ring.stage_bytes())))
-    }
-
-    fn start(&self, parity: i64) -> Position<'c> {
-        let b = self.g.b;
-        Position { slot: b.variable(b.word(0)), parity: b.variable(b.word(parity)) }
-    }
-
-    fn advance(&self, position: Position<'c>) {
-        let b = self.g.b;
-        let next = b.index_add(b.get(position.slot), b.word(1));
-        let around = b.equal(next, b.word(self.ring.tile.stages));
-        b.set(position.slot, b.choose(around, b.word(0), next));
-        b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0))));
     }
 
     /// Stages of one repetition of the contracted elements, and of all that are gone through, which may be that one.
@@ -108,11 +76,7 @@ impl<'c> Roles<'_, 'c> {
     fn prepare(&self) {
         let b = self.g.b;
         b.if_so(b.equal(b.thread(), b.word(0)), || {
-            for slot in 0..self.ring.tile.stages {
-                b.asm(Instruction::BarrierInit { arrivals: 1 }, &[self.full(b.word(slot)).into()]);
-                let arrivals = (self.ring.tile.threads() / LANES as i64) as u32;
-                b.asm(Instruction::BarrierInit { arrivals }, &[self.empty(b.word(slot)).into()]);
-            }
+            self.stages.prepare(self.ring.tile.threads() / LANES as i64);
             b.asm(Instruction::FenceBarriers, &[]);
         });
         b.barrier();
@@ -122,18 +86,13 @@ impl<'c> Roles<'_, 'c> {
     fn copy(&self) -> Result<(), CompileError> {
         let b = self.g.b;
         let mut result = Ok(());
-        b.asm(Instruction::FewerRegisters(FEW as u32), &[]);
-        let warp = b.uniform(b.index_div(b.thread(), b.word(LANES as i64)));
-        b.if_so(b.equal(warp, b.word(0)), || {
-            let elected = b.asm(Instruction::Elect, &[])[0].into_int_value();
-            b.if_so(b.equal(elected, b.word(1)), || {
-                // All stages are empty: the phase before the first is over.
-                let position = self.start(1);
-                b.tiles(self.given, &mut |number| {
-                    result = self.g.tile(number, &self.tensors, &mut |part| {
-                        self.fill(part, position);
-                        Ok(())
-                    });
+        b.asm(Instruction::FewerRegisters(FEW_REGISTERS), &[]);
+        elected(b, || {
+            let position = self.stages.filling();
+            b.tiles(self.given, &mut |number| {
+                result = self.g.tile(number, &self.tensors, &mut |part| {
+                    self.fill(part, position);
+                    Ok(())
                 });
             });
         });
@@ -153,14 +112,14 @@ impl<'c> Roles<'_, 'c> {
                     (None, _) => (b.index_div(step, rounds), b.index_rem(step, rounds)),
                 };
                 let k = b.index_add(part.k_from, b.index_mul(round, b.word(ring.tile.depth)));
-                let slot = b.get(position.slot);
-                b.wait(self.empty(slot), b.get(position.parity));
-                let (full, to) = (self.full(slot), self.stage(slot));
+                let slot = self.stages.slot(position);
+                self.stages.wait_empty(slot, position);
+                let (full, to) = (self.stages.full(slot), self.stage(slot));
                 b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(ring.stage_bytes()).into()]);
                 for ((map, corner), to) in ring.maps.iter().zip(&corners).zip([to, b.index_add(to, b.word(ring.first_bytes()))]) {
                     map.copy(b, product, corner, [k, repeat], [to, full]);
                 }
-                self.advance(position);
+                self.stages.advance(position);
                 vec![]
             });
             none
@@ -170,15 +129,13 @@ impl<'c> Roles<'_, 'c> {
     /// What the other warpgroups do.
     fn multiply(&self) -> Result<(), CompileError> {
         let (b, ring) = (self.g.b, self.ring);
-        let groups = ring.tile.threads() / COPIERS;
-        let even = REGISTERS / ((groups + 1) * COPIERS * i64::from(ring.tile.blocks)) / 8 * 8;
-        b.asm(Instruction::MoreRegisters(((even * (groups + 1) - FEW) / groups / 8 * 8) as u32), &[]);
-        let thread = b.index_sub(b.thread(), b.word(COPIERS));
+        b.asm(Instruction::MoreRegisters(more_registers(ring.tile.threads() / WARPGROUP, ring.tile.blocks)), &[]);
+        let thread = b.index_sub(b.thread(), b.word(WARPGROUP));
         let transposed = ring.maps.each_ref().map(|m| m.lines == Lines::Contracted);
         let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
         let groups = Groups::new(b, ring.half, &ring.tile, transposed, warp);
         let rows = Rows::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
-        let position = self.start(0);
+        let position = self.stages.using();
         let mut result = Ok(());
         b.tiles(self.given, &mut |number| {
             result = self.g.tile(number, &self.tensors, &mut |part| {
@@ -201,15 +158,15 @@ impl<'c> Roles<'_, 'c> {
         let [_, steps] = self.steps(part, repeat);
         let first_lane = b.equal(b.narrow(b.lane()), b.word(0));
         let release = |steps: Index<'c>, slot: Index<'c>| {
-            let before = b.choose(b.equal(slot, b.word(0)), b.word(ring.tile.stages - 1), b.index_sub(slot, b.word(1)));
+            let before = self.stages.before(slot);
             let some = b.bits(IntBinary::And, b.less(b.word(0), steps), first_lane);
             b.if_so(some, || {
-                b.asm(Instruction::Arrive, &[self.empty(before).into()]);
+                b.asm(Instruction::Arrive, &[self.stages.empty(before).into()]);
             });
         };
         let sums = b.loop_over([b.word(0), steps, b.word(1)], &sums, &mut |step, sums| {
-            let slot = b.get(position.slot);
-            b.wait(self.full(slot), b.get(position.parity));
+            let slot = self.stages.slot(position);
+            self.stages.wait_full(slot, position);
             let (mut sums, at) = (sums.to_vec(), self.stage(slot));
             if repeat.is_some() {
                 let left = b.index_sub(b.index_sub(part.k_to, part.k_from), b.index_mul(step, b.word(ring.tile.depth)));
@@ -217,11 +174,11 @@ impl<'c> Roles<'_, 'c> {
             }
             groups.multiply(b, [at, b.index_add(at, b.word(ring.first_bytes()))], &mut sums);
             release(step, slot);
-            self.advance(position);
+            self.stages.advance(position);
             sums
         });
         groups.finish(b);
-        release(steps, b.get(position.slot));
+        release(steps, self.stages.slot(position));
         sums
     }
 
@@ -229,9 +186,9 @@ impl<'c> Roles<'_, 'c> {
     /// 64 rows and columns.
     fn clear(&self, stage: Index<'c>, from: Index<'c>) {
         let (b, ring) = (self.g.b, self.ring);
-        let (thread, threads) = (b.index_sub(b.thread(), b.word(COPIERS)), ring.tile.threads());
+        let (thread, threads) = (b.index_sub(b.thread(), b.word(WARPGROUP)), ring.tile.threads());
         b.loop_over([thread, b.word(ring.stage_bytes() / UNIT), b.word(threads)], &[], &mut |unit, _| {
-            let line = b.index_div(b.index_rem(unit, b.word(SQUARE / UNIT)), b.word(NARROW_LINE / UNIT));
+            let line = b.index_div(b.index_rem(unit, b.word(SQUARE / UNIT)), b.word(LINE / UNIT));
             b.if_so(b.less(b.index_sub(from, b.word(1)), line), || {
                 b.store_shared(b.index_add(stage, b.index_mul(unit, b.word(UNIT))), &[b.word(0).into(); 4]);
             });

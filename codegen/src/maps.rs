@@ -1,0 +1,49 @@
+//! Tensor maps: which operands they describe, and the copies that read by them.
+//!
+//! **The rule:** one direction is dense, all others have strides that are multiples of 16 bytes and of each other, and there are at most five. Where the
+//! operand begins does not matter.
+
+use crate::build::Builder;
+use crate::build::asm::Instruction;
+use crate::build::block::Index;
+use crate::build::simt::{Simt, Value};
+use crate::build::squares::LINE_ELEMENTS;
+use ir::kernel::Kernel;
+use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
+
+/// A direction of a tensor: how many indices it has, elements from one to the next, and how many of them a box takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Along {
+    pub size: i64,
+    pub stride: i64,
+    pub extent: i64,
+}
+
+/// The map of an input, in boxes of swizzled lines along the dense direction, which has `dense` elements; with what the other directions are, in the map's order. Nothing if
+/// there can be none.
+pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(Along, T)>) -> Option<(TensorMap, Vec<T>)> {
+    let dtype = kernel.inputs[tensor].ty.dtype;
+    // The only index along a direction may have any stride.
+    let bytes = |along: &Along| if along.size > 1 { along.stride as u64 * dtype.bytes() } else { MAP_ALIGN };
+    others.sort_by_key(|(along, _)| bytes(along));
+    let map = TensorMap {
+        argument: tensor as u32,
+        dtype,
+        sizes: std::iter::once(dense).chain(others.iter().map(|(along, _)| along.size)).map(|s| s as u64).collect(),
+        strides: others.iter().map(|(along, _)| bytes(along)).collect(),
+        extents: std::iter::once(LINE_ELEMENTS).chain(others.iter().map(|(along, _)| along.extent)).map(|e| e as u32).collect(),
+        swizzle: Swizzle::B128,
+    };
+    map.check(kernel).ok()?;
+    Some((map, others.into_iter().map(|(_, what)| what).collect()))
+}
+
+/// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does it. `map`: its address, and by how many elements it begins
+/// before the operand, 32 bits.
+pub fn copy_box<'c>(b: &Simt<'c>, map: [Index<'c>; 2], coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2]) {
+    let first = b.index_add(coordinates[0], map[1]);
+    let mut operands: Vec<Value> = vec![to.into(), map[0].into(), first.into()];
+    operands.extend(coordinates[1..].iter().map(|x| Value::from(*x)));
+    operands.push(barrier.into());
+    b.asm(Instruction::CopyBox { dims: coordinates.len() as u32 }, &operands);
+}
