@@ -144,9 +144,10 @@ const JOBS: [(&str, &[&str]); 9] = [
 ];
 
 /// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores.
+/// 128, are multiplied by tensor cores; by those of warpgroups where there are any, but for attention's gradients.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
+    let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };
     let long = |v: Value| body.dims_of(v).iter().filter(|d| body.dims.size(**d) > 1).collect::<Vec<_>>();
     body.values().find_map(|v| {
         let args = &body[v].args;
@@ -155,10 +156,11 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
                 let [a, b] = [long(args[0]), long(args[1])];
                 let both = a.iter().any(|d| !b.contains(d)) && b.iter().any(|d| !a.contains(d));
                 let halves = args[..2].iter().all(|a| body[*a].ty.dtype.is_half());
-                (both && halves).then_some(if target == "sm_90a" { "HGMMA" } else { "HMMA" })
+                (both && halves).then_some(of_groups)
             }
             Op::Attention(a) | Op::AttentionGrad(a, _) => {
-                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some("HMMA")
+                let instruction = if kernel.family == Family::Attention { of_groups } else { "HMMA" };
+                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some(instruction)
             }
             _ => None,
         }

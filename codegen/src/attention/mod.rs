@@ -38,9 +38,10 @@ use ir::op::{Attention, Op};
 /// The kernel is not attention of inputs, or its gradients.
 pub fn emit_for_gpu(b: &Simt, kernel: &Kernel, target: &Target, name: &str) -> Result<(Shape, Launch), CompileError> {
     let plan = Plan::new(kernel, target)?;
-    match cores::half(&plan) {
-        Some(half) => cores::emit(b, &plan, half, name),
-        None => lanes::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
+    match (cores::half(&plan), cores::roles::Form::new(&plan, target)) {
+        (Some(half), Some(form)) => cores::roles::emit(b, &plan, half, &form, name),
+        (Some(half), None) => cores::emit(b, &plan, half, name),
+        (None, _) => lanes::emit(b, &plan, name).map(|shape| (shape, launch_of_warps(kernel, &shape))),
     }
 }
 

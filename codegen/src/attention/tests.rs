@@ -1,7 +1,7 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, check_with, golden, random_inputs};
+use crate::testing::{Make, assembling, check_with, golden, random_inputs};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -172,10 +172,13 @@ fn heads_wider_than_the_registers_of_a_warp_agree() {
 #[test]
 fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
     let case = Case { group: 2, queries: 40, keys: 37, batch: 1, ..BASE };
-    for (kernel, tolerance) in [(forward(&case), 1e-5), (backward(&case), 3e-5)] {
+    let halves = Case { dtype: DType::F16, d: 64, ..case.clone() };
+    for (case, kernel, tolerance) in
+        [(&case, forward(&case), 1e-5), (&case, backward(&case), 3e-5), (&halves, forward(&halves), tolerance(DType::F16))]
+    {
         for output in kernel.outputs.clone() {
             let alone = Kernel { outputs: vec![ir::kernel::Output { accumulate: true, ..output }], ..kernel.clone() };
-            check_with(&alone, &inputs(&case, &kernel), &[], tolerance);
+            check_with(&alone, &inputs(case, &kernel), &[], tolerance);
         }
     }
 }
@@ -220,8 +223,64 @@ fn tensor_cores_need_every_wait_and_barrier() {
 }
 
 #[test]
-fn the_text_for_tensor_cores_is_as_it_was() {
+fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
+    let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
+    // Two tiles for a block, of none, five or seven visits, some hidden and some not whole; so many that stages come around within a tile.
+    let masked = Case { queries: 300, keys: 1000, group: 2, positions: [|i, _| 5 * i, |i, _| i + 700], ..CORES };
+    let plain = Case { queries: 200, keys: 640, causal: false, d: 128, ..masked };
+    for (case, at_least) in [(masked, 36), (plain, 30)] {
+        let kernel = forward(&case);
+        every_line_is_needed(&kernel, "sm_90a", &inputs(&case, &kernel), &ordering, at_least);
+    }
+}
+
+fn text(kernel: &Kernel, cpu: &str) -> String {
+    let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
+    String::from_utf8(compiled.object).expect("PTX is text")
+}
+
+#[test]
+fn the_instructions_of_warpgroups_are_there() {
+    for (d, causal, dtype, products) in [(64, true, DType::Bf16, 4 + 8), (128, false, DType::F16, 8 + 8), (128, true, DType::Bf16, 8 + 8)] {
+        let case = Case { queries: 512, keys: 512, d, causal, dtype, ..CORES };
+        let text = text(&forward(&case), "sm_90a");
+        assert!(text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+        let Some(assembled) = assembling::assemble(&text, &Target::gpu("sm_90a")) else { return };
+        let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
+        // Twice each: of the first block of keys and of the others, of all blocks of values but the last and of that.
+        assert_eq!(counts.get("HGMMA"), Some(&(2 * products)), "{counts:?}");
+        assert!(counts.contains_key("UTMALDG") && !counts.contains_key("HMMA") && !counts.contains_key("LDGSTS"), "{counts:?}");
+    }
+}
+
+/// As a product gives queries, keys and values: in one row, so that the distance of rows is a multiple of that of heads, but not of that of groups of heads.
+#[test]
+fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
+    let case = Case { batch: 2, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
+    let mut kernel = forward(&case);
+    for (input, rows) in kernel.inputs.iter_mut().zip([40, 150, 150]) {
+        (input.strides[0], input.strides[1]) = (rows * 10 * 64, 10 * 64);
+    }
+    assert!(text(&kernel, "sm_90a").contains("cp.async.bulk.tensor.4d"));
+    check_with(&kernel, &inputs(&case, &kernel), &[], tolerance(case.dtype));
+}
+
+/// Rows that are no multiple of the distance of heads apart, as no tensor map says it.
+#[test]
+fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
+    let case = Case { kv: 3, queries: 40, keys: 40, ..CORES };
+    let mut kernel = forward(&case);
+    assert!(text(&kernel, "sm_90a").contains("wgmma"));
+    kernel.inputs[1].strides[1] = 3 * 64 + 8;
+    let text = text(&kernel, "sm_90a");
+    assert!(text.contains("mma.sync") && !text.contains("wgmma"), "{text}");
+    check_with(&kernel, &inputs(&case, &kernel), &[], tolerance(case.dtype));
+}
+
+#[test]
+fn the_texts_for_tensor_cores_are_as_they_were() {
     let kernel = forward(&Case { queries: 128, keys: 128, d: 64, dtype: DType::Bf16, ..BASE });
-    let compiled = object::compile(&kernel, &Target::gpu("sm_80"), Emit::default()).expect("the kernel compiles");
-    golden("attention_bf16_sm_80.ptx", &String::from_utf8(compiled.object).expect("PTX is text"));
+    for cpu in ["sm_80", "sm_90a"] {
+        golden(&format!("attention_bf16_{cpu}.ptx"), &text(&kernel, cpu));
+    }
 }

@@ -42,13 +42,21 @@ pub enum Instruction {
     FenceProxy,
     /// Sums in registers are the matrix engine's from here on.
     GroupFence,
+    /// `(f32)`: the same, with sums that must have been made before.
+    FenceSums { count: usize },
     /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, to the sums, in
     /// the background. Transposed: of the factor whose contracted elements are apart.
     GroupMultiply { half: Half, columns: u32, transposed: [bool; 2] },
+    /// `(descriptor of A, descriptor of B)`: such products, of which neither factor is transposed, as sums that begin with them.
+    GroupProduct { half: Half, columns: u32 },
+    /// `(4 words of A, descriptor of B, columns / 2 sums)`: as `GroupMultiply`, with A in registers: a warp's 16 rows as `Multiply` has them. Transposed: B.
+    GroupMultiplyWords { half: Half, columns: u32, transposed: bool },
     /// Closes a group of the products since the last one.
     CommitProducts,
     /// Waits until all but the last so many groups of products are done.
     WaitProducts { left: u32 },
+    /// `(f32)`: the same, with what must not be used or made before: sums that are waited for, among others.
+    WaitSums { left: u32, count: usize },
     /// `(mbarrier in shared)`: its phases end with so many arrivals, and all bytes that are expected.
     BarrierInit { arrivals: u32 },
     /// The mbarriers that this thread initialised may be used by copies, of the threads that it meets hereafter.
@@ -110,9 +118,19 @@ fn constraints(parts: &[(&str, usize)], memory: bool) -> String {
     out
 }
 
+/// Operands that are the same registers as the first results.
+fn tied(count: usize) -> String {
+    (0..count).map(|k| format!(",{k}")).collect()
+}
+
 impl Instruction {
     pub fn text(self) -> Text {
         let nothing = |template: String, parts: &[(&str, usize)]| Text { template, constraints: constraints(parts, true), results: Results::Nothing };
+        let through = |template: String, count: usize| Text {
+            template,
+            constraints: constraints(&[("=f", count)], false) + &tied(count) + ",~{memory}",
+            results: Results::Floats(count),
+        };
         // Only copies of 16 bytes pass by the first-level cache.
         let cache = |bytes| if bytes == 16 { "cg" } else { "ca" };
         match self {
@@ -136,8 +154,6 @@ impl Instruction {
             Instruction::WaitProducts { left } => nothing(format!("wgmma.wait_group.sync.aligned {left};"), &[]),
             Instruction::GroupMultiply { half, columns, transposed: [a, b] } => {
                 let (half, count) = (half.name(), columns as usize / 2);
-                // The sums are the same registers before and after.
-                let tied: String = (0..count).map(|k| format!(",{k}")).collect();
                 Text {
                     template: format!(
                         "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, ${count}, ${}, p, 1, 1, {}, {}; }}",
@@ -146,10 +162,38 @@ impl Instruction {
                         u8::from(a),
                         u8::from(b)
                     ),
-                    constraints: constraints(&[("=f", count), ("l", 2)], false) + &tied + ",~{memory}",
+                    constraints: constraints(&[("=f", count), ("l", 2)], false) + &tied(count) + ",~{memory}",
                     results: Results::Floats(count),
                 }
             }
+            Instruction::GroupProduct { half, columns } => {
+                let (half, count) = (half.name(), columns as usize / 2);
+                Text {
+                    template: format!(
+                        "{{ .reg .pred p; setp.ne.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, ${count}, ${}, p, 1, 1, 0, 0; }}",
+                        list(0, count),
+                        count + 1
+                    ),
+                    constraints: constraints(&[("=f", count), ("l", 2)], true),
+                    results: Results::Floats(count),
+                }
+            }
+            Instruction::GroupMultiplyWords { half, columns, transposed } => {
+                let (half, count) = (half.name(), columns as usize / 2);
+                Text {
+                    template: format!(
+                        "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, {}, ${}, p, 1, 1, {}; }}",
+                        list(0, count),
+                        list(count, 4),
+                        count + 4,
+                        u8::from(transposed)
+                    ),
+                    constraints: constraints(&[("=f", count), ("r", 4), ("l", 1)], false) + &tied(count) + ",~{memory}",
+                    results: Results::Floats(count),
+                }
+            }
+            Instruction::FenceSums { count } => through("wgmma.fence.sync.aligned;".into(), count),
+            Instruction::WaitSums { left, count } => through(format!("wgmma.wait_group.sync.aligned {left};"), count),
             Instruction::BarrierInit { arrivals } => nothing(format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), &[("r", 1)]),
             Instruction::FenceBarriers => nothing("fence.mbarrier_init.release.cluster;".into(), &[]),
             Instruction::Arrive => nothing("mbarrier.arrive.shared::cta.b64 _, [$0];".into(), &[("r", 1)]),

@@ -396,8 +396,8 @@ pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], toleran
     kernel.verify().expect("a well-formed test");
     let want = kernel.run(inputs, scalars);
     assembling::check_assembles(kernel);
-    // Its instructions differ only there.
-    let groups = kernel.family == Family::Gemm && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
+    // Their instructions differ only there.
+    let groups = matches!(kernel.family, Family::Gemm | Family::Attention) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
     let newer = groups.then(|| Target::gpu("sm_90a"));
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3(), Target::gpu("sm_80")].into_iter().chain(newer) {
         let got = match target.arch {

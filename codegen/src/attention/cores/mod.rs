@@ -10,6 +10,7 @@
 
 mod backward;
 mod forward;
+pub mod roles;
 mod visits;
 
 use super::{Arguments, GradientOperands, Plan, Rows};
