@@ -12,7 +12,7 @@ from pathlib import Path
 from . import configs, kernels, models, plots, ranks, report
 
 ROOT = Path(__file__).parent.parent
-PARTS = ["models", "growth", "ranks", "storage", "kernels"]
+PARTS = ["models", "compile", "growth", "ranks", "storage", "kernels"]
 CONTESTANTS = ["mcc", "torch", "torch.compile", "jax"]
 
 
@@ -96,16 +96,18 @@ def measure(args, record, save):
     if "models" in parts:
         for config in (c for c in configs.MODELS if c.name in names):
             keep("models", config.name, lambda: models.measure(settings, config, rounds))
+    if "compile" in parts:
+        for config in configs.deep():
+            keep("compile", config.name, lambda: models.session(settings, settings.work, {"compile": config.describe()}))
     if "growth" in parts:
         for size, ladder in configs.growth().items():
             for config in ladder:
                 keep("growth", config.name, lambda: models.measure(settings, config, min(rounds, 3)) | {"size": size})
     if "ranks" in parts:
-        keep("ranks", "llama-mini", lambda: ranks.measure(settings, configs.LLAMA_MINI, ranks.variants(configs.LLAMA_MINI), rounds))
+        keep("ranks", "llama-mini", lambda: ranks.measure(settings, configs.LLAMA_MINI, ranks.meshes(configs.LLAMA_MINI), rounds))
     if "storage" in parts:
         keep("storage", "llama-mini", lambda: ranks.measure(settings, configs.LLAMA_MINI, ranks.storage(configs.LLAMA_MINI), rounds))
     if "kernels" in parts and settings.kernels:
-        settings.work.mkdir(parents=True, exist_ok=True)
         for group in kernels.requests(args.quick):
             keep("kernels", group[0], lambda: kernels.summary(models.session(settings, settings.work, {"requests": group, "rounds": min(rounds, 3)})))
 

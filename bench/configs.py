@@ -81,6 +81,12 @@ MODELS = [
 ]
 
 
+def deep():
+    """What is only compiled: few layers and many, at gpt-small's sizes."""
+    small = MODELS[1]
+    return [replace(small, name=f"gpt-small, {n} layers", layers=n) for n in (12, 48, 128)]
+
+
 def growth():
     """From a small Llama, one size at a time: name of the size, and the models."""
     base = replace(LLAMA_MINI, layers=4, batch=2)

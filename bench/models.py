@@ -55,7 +55,8 @@ def prepare(settings, config):
 
 def session(settings, work, order):
     """Runs a session in a process of its own: its answer."""
-    order |= {"python": settings.python, "kernels": str(settings.kernels) if settings.kernels else None}
+    order |= {"python": settings.python, "mcc": str(settings.mcc), "kernels": str(settings.kernels) if settings.kernels else None}
+    work.mkdir(parents=True, exist_ok=True)
     order_path, answer_path = work / "order.json", work / "answer.json"
     order_path.write_text(json.dumps(order))
     answer_path.unlink(missing_ok=True)

@@ -73,7 +73,7 @@ def starts(models):
         for contestant, cold in record["contestants"].items():
             step = warm["step_s"].get(contestant)
             compiles = [cold.get("cold_compile_s"), warm["compile_s"].get(contestant)]
-            if contestant != "mcc" and step is not None and "cold_first_step_s" in cold:
+            if contestant in ("torch.compile", "jax") and step is not None and "cold_first_step_s" in cold:
                 compiles = [cold["cold_first_step_s"] - step, warm["first_step_s"].get(contestant, step) - step]
             rows.append([name, contestant, *(number(x, "{:.2f}") for x in compiles),
                          number(cold.get("cold_latency_s"), "{:.2f}"), number(warm["latency_s"].get(contestant), "{:.2f}")])
@@ -106,17 +106,22 @@ BASES = {"tp2": ("one rank", 1.0), "dp2": ("one rank", 1.0), "pp2, mb8": ("one r
 
 
 def efficiency(record):
-    steps = by_contestant(record, "step_s")
-    return {mesh: steps[base] / steps[mesh] / share for mesh, (base, share) in BASES.items() if mesh in steps and base in steps}
+    found = {}
+    for session in record["sessions"]:
+        steps = {name: own["step_s"] for name, own in session["contestants"].items() if "step_s" in own}
+        for mesh, (base, share) in BASES.items():
+            if mesh in steps and base in steps:
+                found[mesh] = steps[base] / steps[mesh] / share
+    return found
 
 
 def ranks(records):
     rows = []
     for model, record in records.items():
-        steps, share = by_contestant(record, "step_s"), efficiency(record)
-        for name, own in record["sessions"][0]["contestants"].items():
+        steps, peaks, share = by_contestant(record, "step_s"), by_contestant(record, "peak_bytes"), efficiency(record)
+        for name, step in steps.items():
             of = f"{share[name]:.2f} of {BASES[name][0]}" if name in share else ""
-            rows.append([model, name, number(steps.get(name), scale=1e3) or own["failed"], of, number(own.get("peak_bytes"), scale=1 / MIB)])
+            rows.append([model, name, number(step, scale=1e3), of, number(peaks.get(name), scale=1 / MIB)])
     return table(["model", "", "step, ms", "efficiency", "peak memory, MiB"], rows)
 
 
@@ -129,6 +134,11 @@ def storage(records):
             rows.append([model, name, number(own.get("step_s"), scale=1e3) or own["failed"], number(ratio, "{:.2f}"),
                          number(own.get("plan_bytes"), scale=1 / MIB), number(own.get("peak_bytes"), scale=1 / MIB)])
     return table(["model", "", "step, ms", "of f32", "plan, MiB", "peak, MiB"], rows)
+
+
+def compiles(records):
+    rows = [[name, number(r["cold_s"], "{:.2f}"), number(r["warm_s"], "{:.2f}"), number(r["kernels"])] for name, r in records.items()]
+    return table(["model", "cold, s", "warm, s", "kernels"], rows)
 
 
 def kernels(records):
@@ -167,6 +177,7 @@ SECTIONS = [
      "Seconds. For peers compiling is what their first step takes longer than a later one; the last columns are from the start of the process (mcc: of `mcc compile`)\n"
      "to the end of the first step.", "starts.svg"),
     ("models", "Peak memory", memory, "MiB resident at most (VmHWM): launcher and ranks, or the Python process.", "memory.svg"),
+    ("compile", "Compiling deep models", compiles, "`mcc compile` with an empty cache of kernels, and again. Layers share their kernels.", None),
     ("growth", "Growth", growth, "A Llama of 4 layers, hidden 512, 8 heads, two sequences of 256 tokens, one size at a time. Compiling counts the first step of peers.", "growth.svg"),
     ("ranks", "Ranks", ranks, "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9).", "ranks.svg"),
     ("storage", "16-bit storage", storage, "Weights and what the optimizer keeps are f32 in both; activations and the weights that they meet are 16-bit in one.", None),

@@ -1,15 +1,17 @@
 """A session of models: contestants start, then train in turn, again and again, so that what else happens on the machine meets all of them.
 
-`python -m bench.session ORDER.json ANSWER.json`, also for sessions of kernels; a process of its own, so that a command of the user's can be put before it
+`python -m bench.session ORDER.json ANSWER.json`, also for sessions of kernels and of compiling alone; a process of its own, so that a command of the user's can be put before it
 (`--with`).
 """
 
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
 
-from .contestant import Failure, Mcc, Peer
+from .configs import Config
+from .contestant import Failure, Mcc, Peer, compile_mcc
 from .kernels import Server, turns
 
 # Seconds that a contestant trains in a round, about; a step in any case, and not more than there are batches.
@@ -61,7 +63,23 @@ def train(order, work):
     return answer
 
 
+def compile_only(order, work):
+    """The same compile with an empty cache of kernels and again."""
+    config, cache = Config(**order["compile"]), work / "compile-cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    cold, warm = (compile_mcc(order["mcc"], config, work / "compile.mcc", cache) for _ in range(2))
+    return {"cold_s": cold["compile_s"], "warm_s": warm["compile_s"], "kernels": cold["kernels"], "plan_bytes": cold["plan_bytes"]}
+
+
+def answer(order, work):
+    if "requests" in order:
+        return turns(order)
+    if "compile" in order:
+        return compile_only(order, work)
+    return train(order, work)
+
+
 if __name__ == "__main__":
     order_path, answer_path = map(Path, sys.argv[1:])
     order = json.loads(order_path.read_text())
-    answer_path.write_text(json.dumps(turns(order) if "requests" in order else train(order, order_path.parent)))
+    answer_path.write_text(json.dumps(answer(order, order_path.parent)))

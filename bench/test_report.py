@@ -21,9 +21,9 @@ def small():
     sessions = [session(mcc=1.0, torch=1.5), session(mcc=2.0, torch=3.0)]
     model = {"config": config.describe(), "flops": 15e10, "contestants": cold, "sessions": sessions,
              "losses": {"torch": {"first": 1e-7, "later": 3e-6, "agree": True}}, "revision": "abc"}
-    mesh = session(**{"mcc": 1.0, "one rank": 0.9, "tp2": 1.0, "one rank, mb8": 0.8, "pp2, mb8": 0.9})
+    meshes = [session(**{"mcc": 1.0, "one rank": 0.9, "tp2": 1.0}), session(**{"mcc": 1.0, "one rank, mb8": 0.8, "pp2, mb8": 0.9})]
     return {"machine": {"cpu": "a CPU", "cores": 2, "caches": {"L1": "32K"}, "memory_gib": 8}, "versions": {"torch": "1.0", "jax": None},
-            "models": {"gpt-nano": model}, "growth": {"layers-2": model | {"size": "layers"}}, "ranks": {"llama-mini": {"sessions": [mesh]}}}
+            "models": {"gpt-nano": model}, "growth": {"layers-2": model | {"size": "layers"}}, "ranks": {"llama-mini": {"sessions": meshes}}}
 
 
 class Report(unittest.TestCase):

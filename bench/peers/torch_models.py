@@ -86,10 +86,7 @@ class LlamaAttention(nn.Module):
         q = self.q(x).view(batch, seq, self.heads, self.head_dim).transpose(1, 2)
         k = self.k(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
         v = self.v(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
-        # Repeating keys and values is faster on CPUs than `enable_gqa=True`.
-        k = rotate(k, cos, sin).repeat_interleave(self.heads // self.kv_heads, dim=1)
-        v = v.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        y = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).reshape(batch, seq, hidden))
 
 
@@ -105,23 +102,27 @@ class GatedMlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """Dropless: every expert takes the rows that chose it, one expert after the other."""
+    """Dropless: rows sorted by expert, and one grouped product per matrix. As fast as one expert after the other, faster when compiled."""
 
     def __init__(self, c):
         super().__init__()
-        self.top_k = c.top_k
+        self.top_k, self.experts = c.top_k, c.experts
         self.router = nn.Linear(c.hidden, c.experts, bias=False)
-        self.experts = nn.ModuleList(GatedMlp(c) for _ in range(c.experts))
+        self.gate = nn.Parameter(torch.empty(c.experts, c.hidden, c.ffn))
+        self.up = nn.Parameter(torch.empty(c.experts, c.hidden, c.ffn))
+        self.down = nn.Parameter(torch.empty(c.experts, c.ffn, c.hidden))
 
     def forward(self, x):
         rows = x.flatten(0, 1)
         score, chosen = torch.softmax(self.router(rows), dim=-1).topk(self.top_k, dim=-1)
         weight = score / score.sum(dim=-1, keepdim=True)
-        y = torch.zeros_like(rows)
-        for e, expert in enumerate(self.experts):
-            row, slot = torch.where(chosen == e)
-            y.index_add_(0, row, expert(rows[row]) * weight[row, slot, None])
-        return y.view_as(x)
+        order = chosen.flatten().argsort(stable=True)
+        ends = torch.bincount(chosen.flatten(), minlength=self.experts).cumsum(0).int()
+        row = order // self.top_k
+        taken = rows[row]
+        h = F.silu(F.grouped_mm(taken, self.gate, offs=ends)) * F.grouped_mm(taken, self.up, offs=ends)
+        y = F.grouped_mm(h, self.down, offs=ends) * weight.flatten()[order, None]
+        return torch.zeros_like(rows).index_add_(0, row, y).view_as(x)
 
 
 class LlamaLayer(nn.Module):
@@ -169,8 +170,7 @@ class Llama(nn.Module):
             put(layer.attn.o.weight, w[own + "attn.o.w"].reshape(-1, hidden).T)
             for name in ("gate", "up", "down"):
                 if isinstance(layer.mlp, Experts):
-                    for e, expert in enumerate(layer.mlp.experts):
-                        put(getattr(expert, name).weight, w[f"{own}moe.experts.{name}"][e].T)
+                    put(getattr(layer.mlp, name), w[f"{own}moe.experts.{name}"])
                 else:
                     put(getattr(layer.mlp, name).weight, w[f"{own}mlp.{name}.w"].T)
             if isinstance(layer.mlp, Experts):
