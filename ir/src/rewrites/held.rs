@@ -7,6 +7,7 @@ use crate::op::{DType, Op};
 use crate::program::{Bucket, Piece};
 use crate::refine::digits::Digits;
 use crate::refine::term::{Access, Key, What};
+use std::rc::Rc;
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +25,8 @@ pub struct Joined {
     pub trail: usize,
     /// A rank has only its own part of that index, as large as that of the others, by its place among the ranks of these sub-axes.
     pub own: Vec<SubAxis>,
-    pub pieces: Vec<Run>,
+    /// Shared, since each of a bucket's users reads a few of its many.
+    pub pieces: Rc<[Run]>,
 }
 
 /// So many elements along the index: of a term, in the dims that each part has by itself and one more, or nothing that is known.
@@ -41,7 +43,7 @@ impl Joined {
     pub fn split(mesh: &Mesh, x: &Access, lead: usize, at: u64, count: u64) -> Option<Joined> {
         let mut pieces = vec![];
         split(mesh, x, lead, at, count, &mut pieces)?;
-        Some(Joined { lead, trail: x.dims.len() - lead - 1, own: vec![], pieces })
+        Some(Joined { lead, trail: x.dims.len() - lead - 1, own: vec![], pieces: pieces.into() })
     }
 
     pub fn count(&self) -> u64 {
@@ -56,24 +58,24 @@ impl Joined {
     /// In as few runs as can say it.
     pub fn merged(mut self) -> Joined {
         let mut pieces: Vec<Run> = vec![];
-        for p in self.pieces {
-            match pieces.last_mut().and_then(|last| Some((follow(last, &p, self.lead)?, last))) {
+        for p in self.pieces.iter() {
+            match pieces.last_mut().and_then(|last| Some((follow(last, p, self.lead)?, last))) {
                 Some((both, last)) => *last = both,
-                None => pieces.push(p),
+                None => pieces.push(p.clone()),
             }
         }
         let all: Option<Vec<&Access>> = pieces.iter().map(|p| p.of.as_ref()).collect();
         if let Some(x) = all.and_then(|all| in_a_row(&all, self.lead)) {
             pieces = vec![Run { count: x.dims[self.lead].extent(), of: Some(x) }];
         }
-        self.pieces = pieces;
+        self.pieces = pieces.into();
         self
     }
 
     /// One access for a value with dims of these sizes, if that is all.
-    pub fn held(mut self, mesh: &Mesh, sizes: &[u64]) -> Held {
-        self.pieces.retain(|p| p.count > 0);
-        let [Run { of: Some(x), .. }] = self.pieces.as_slice() else { return Held::Joined(self) };
+    pub fn held(self, mesh: &Mesh, sizes: &[u64]) -> Held {
+        let mut pieces = self.pieces.iter().filter(|p| p.count > 0);
+        let (Some(Run { of: Some(x), .. }), None) = (pieces.next(), pieces.next()) else { return Held::Joined(self) };
         let middle = &sizes[self.lead..sizes.len() - self.trail];
         let viewed = if self.own.is_empty() {
             x.dims[self.lead].reshaped(middle).map(|new| (x.clone(), new))
@@ -98,26 +100,13 @@ impl Joined {
         if all.iter().any(|j| (j.count(), &j.own) != (all[0].count(), &all[0].own)) {
             return Err("its operands are parts of different buckets".into());
         }
-        let ends = |j: &Joined| -> Vec<u64> {
-            let mut end = 0;
-            let next = |p: &Run| {
-                end += p.count;
-                end
-            };
-            j.pieces.iter().map(next).collect()
-        };
         // A cut may need others beside it, where digits end.
         loop {
-            let mut cuts: Vec<u64> = all.iter().flat_map(ends).filter(|c| *c > 0).collect();
+            let mut cuts: Vec<u64> = all.iter().flat_map(Joined::ends).collect();
             cuts.sort_unstable();
             cuts.dedup();
             for j in &mut all {
-                let (mut at, mut pieces) = (0, vec![]);
-                for cut in &cuts {
-                    pieces.extend(j.cut(mesh, at, cut - at)?);
-                    at = *cut;
-                }
-                j.pieces = pieces;
+                j.pieces = j.cut_at(mesh, &cuts)?.into();
             }
             if all.iter().all(|j| j.pieces.len() == cuts.len()) {
                 let run = |k: usize| (all[0].pieces[k].count, all.iter().map(|j| j.pieces[k].of.clone()).collect());
@@ -146,22 +135,51 @@ impl Joined {
         Ok(true)
     }
 
+    /// Where runs end.
+    fn ends(&self) -> impl Iterator<Item = u64> + '_ {
+        let ends = self.pieces.iter().scan(0, |end, p| {
+            *end += p.count;
+            Some(*end)
+        });
+        ends.filter(|end| *end > 0)
+    }
+
     /// The elements from `at` on.
     pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Known<Vec<Run>> {
         let (mut out, mut start) = (vec![], 0);
-        for p in &self.pieces {
+        for p in self.pieces.iter() {
             let (from, to) = (at.max(start), (at + count).min(start + p.count));
             if from < to {
-                match &p.of {
-                    None => out.push(Run { count: to - from, of: None }),
-                    Some(x) => {
-                        split(mesh, x, self.lead, from - start, to - from, &mut out).ok_or("a part of a run that digits cannot say")?;
-                    }
-                }
+                self.within(mesh, p, from - start, to - from, &mut out)?;
             }
             start += p.count;
         }
         Ok(out)
+    }
+
+    /// All elements, in runs of which none goes across one of these places, which are in order.
+    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Known<Vec<Run>> {
+        let (mut out, mut start, mut cuts) = (vec![], 0, cuts);
+        for p in self.pieces.iter() {
+            let mut from = 0;
+            while from < p.count {
+                cuts = &cuts[cuts.partition_point(|c| *c <= start + from)..];
+                let to = cuts.first().map_or(p.count, |c| p.count.min(c - start));
+                self.within(mesh, p, from, to - from, &mut out)?;
+                from = to;
+            }
+            start += p.count;
+        }
+        Ok(out)
+    }
+
+    /// Appends elements of a run.
+    fn within(&self, mesh: &Mesh, p: &Run, at: u64, count: u64, out: &mut Vec<Run>) -> Known<()> {
+        match &p.of {
+            None => out.push(Run { count, of: None }),
+            Some(x) => split(mesh, x, self.lead, at, count, out).ok_or("a part of a run that digits cannot say")?,
+        }
+        Ok(())
     }
 }
 
@@ -238,7 +256,7 @@ pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Known<Access>) -> Known<
     let rest = b.size.checked_sub(end).ok_or("a bucket is smaller than its pieces")?;
     pieces.push(Run { count: rest, of: None });
     pieces.retain(|p| p.count > 0);
-    Ok(Joined { lead: 0, trail: 0, own: vec![], pieces })
+    Ok(Joined { lead: 0, trail: 0, own: vec![], pieces: pieces.into() })
 }
 
 /// A value in another precision.
@@ -265,7 +283,7 @@ pub fn as_joined(mesh: &Mesh, x: &Access, shape: &Joined) -> Option<Joined> {
     let coords = x.coords.iter().filter(|c| !shape.own.contains(&c.0)).cloned().collect();
     let count = all.extent();
     let of = Some(Access { dims: vec![all], coords, ..x.clone() });
-    Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: vec![Run { count, of }] })
+    Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: [Run { count, of }].into() })
 }
 
 /// Equal parts of a term, each as far behind the one before along dim `place`: one part of it.
@@ -324,7 +342,7 @@ mod tests {
         // Where a term has all of them in order, the runs are one again.
         let all = Access::whole(term, &[12]);
         let [a, b, c] = [(0, 5), (5, 1), (6, 6)].map(|(at, n)| Joined::split(&mesh, &all, 0, at, n).expect("runs").pieces);
-        let joined = Joined { lead: 0, trail: 0, own: vec![], pieces: [a, b, c].concat() };
+        let joined = Joined { lead: 0, trail: 0, own: vec![], pieces: [a, b, c].concat().into() };
         assert_eq!(joined.merged().held(&mesh, &[3, 4]), Held::One(Access::whole(term, &[3, 4])));
     }
 }

@@ -288,7 +288,7 @@ fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Known<H
     }
     let count: u64 = pieces.iter().map(|p| p.count).sum();
     let ranks: u64 = shape.own.iter().map(|u| rules.mesh[*u].size).product();
-    Ok(match (Joined { pieces, ..shape }).held(rules.mesh, &[count / ranks]) {
+    Ok(match (Joined { pieces: pieces.into(), ..shape }).held(rules.mesh, &[count / ranks]) {
         Held::One(x) => Held::One(x.flat()),
         joined => joined,
     })

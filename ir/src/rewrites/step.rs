@@ -86,11 +86,13 @@ impl Step<'_, '_> {
                     let dims: Vec<Digits> = places.iter().map(|i| x.dims[*i].clone()).collect();
                     pieces.push(Run { count: dims[lead].extent(), of: Some(Access { dims, ..x.clone() }) });
                 }
-                Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => pieces.extend(j.pieces.clone()),
+                Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
+                    pieces.extend(j.pieces.iter().cloned())
+                }
                 Held::Joined(_) => return Err("it joins parts of buckets".into()),
             }
         }
-        let joined = self.held(Joined { lead, trail, own: vec![], pieces }.merged());
+        let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
         let plain: Option<Vec<Access>> = args.iter().map(|x| if let Held::One(x) = x { Some(x.clone()) } else { None }).collect();
         let (Held::Joined(_), Some(plain)) = (&joined, plain) else { return Ok(joined) };
         let whole = self.rules.node(self.body, self.v, &plain);
@@ -133,7 +135,7 @@ impl Step<'_, '_> {
         match &node.op {
             Op::View { from, to } if from == middle && within == Some(to.as_slice()) => Ok(self.held(j.clone())),
             Op::Slice { from, to: Some(to), at } if middle == [*from] && j.own.is_empty() && within == Some(&[*to]) => {
-                let pieces = j.cut(mesh, *at, body.dims.size(*to))?;
+                let pieces = j.cut(mesh, *at, body.dims.size(*to))?.into();
                 Ok(self.held(Joined { pieces, ..j.clone() }))
             }
             Op::Shard { from, to, index } if arg == [*from] && j.own.is_empty() && own == [*to] => {
@@ -200,7 +202,7 @@ impl Step<'_, '_> {
     fn reduce(&mut self, j: &Joined) -> Known<Held> {
         let dtype = self.body[self.v].ty.dtype;
         let mut terms = vec![];
-        for p in &j.pieces {
+        for p in j.pieces.iter() {
             let x = p.of.as_ref().ok_or("it sums what nothing is known of")?;
             if (self.rules.varies(x.term) | of_coords(x)) & bits(&j.own) != 0 {
                 return Err("ranks have different values of what it sums".into());
@@ -238,7 +240,7 @@ impl Step<'_, '_> {
                     lead: k,
                     trail: dims.len() - k - 1,
                     own: vec![],
-                    pieces: vec![Run { count: x.dims[k].extent(), of: Some(x.clone()) }],
+                    pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
                 }),
                 (Held::Joined(_), _) => return Err(format!("{} of values in different dims", node.op.name())),
             };
@@ -256,6 +258,6 @@ impl Step<'_, '_> {
             let of = operands.map(|x| self.rules.piece(body, self.v, &x, along, count).ok_or("a view that digits cannot say")).transpose()?;
             pieces.push(Run { count, of });
         }
-        Ok(self.held(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces }))
+        Ok(self.held(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() }))
     }
 }
