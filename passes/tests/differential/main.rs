@@ -27,4 +27,5 @@ mod random;
 mod rewrites;
 mod shared;
 mod shrink;
+mod verdicts;
 mod wanted;

@@ -6,6 +6,7 @@ use crate::generate::triple;
 use crate::harness::{Case, Outcomes, Ranges, Runner, elaborate, options};
 use crate::models::{GPT2, LLAMA, MIXTRAL, case};
 use crate::random::number;
+use crate::verdicts::Verdicts;
 use ir::dim::Base;
 use ir::graph::Value;
 use ir::local::{Chunk, Local};
@@ -19,9 +20,7 @@ use passes::pipeline;
 use passes::plan::Zero;
 use passes::propagate::Rows;
 use passes::schedule::Order;
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub struct Dice(pub u64);
 
@@ -245,9 +244,7 @@ pub const KINDS: &[(&str, Mutate)] = &[
 
 /// Tries [`mutants`], one of each kind after the other: what changes a result must be refused. How many were.
 pub fn judge(samples: &[Sample], kinds: &[(&'static str, Mutate)]) -> u32 {
-    // Per kind: tried, refused, harmless, missed.
-    let mut table: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
-    let mut missed = vec![];
+    let mut verdicts = Verdicts::default();
     for seed in mutants() {
         let mut dice = Dice(mix(!seed));
         let s = &samples[dice.below(samples.len())];
@@ -257,32 +254,10 @@ pub fn judge(samples: &[Sample], kinds: &[(&'static str, Mutate)]) -> u32 {
         if mutate(&mut dice, &mut stages[k]).is_none() || stages == s.stages {
             continue;
         }
-        let row = table.entry(name).or_default();
-        row[0] += 1;
-        let verdict =
-            catch_unwind(|| verify(&s.compiled.sharded, &stages)).unwrap_or_else(|_| panic!("mutant {seed} ({name}) makes a verifier panic"));
-        if verdict.is_err() {
-            row[1] += 1;
-            continue;
-        }
-        let run = || s.runner.outcomes(&job_of(&s.compiled, stages, &s.order));
-        let got = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("a panic".into()));
-        if got.as_ref() == Ok(&s.want) {
-            row[2] += 1;
-        } else {
-            row[3] += 1;
-            missed.push(format!("{seed}: {name}: {}", got.err().unwrap_or_else(|| "other results".into())));
-        }
+        let run = || Some(s.runner.outcomes(&job_of(&s.compiled, stages.clone(), &s.order)));
+        verdicts.judge((seed, name), || verify(&s.compiled.sharded, &stages), run, &s.want);
     }
-    let sum = |k: usize| table.values().map(|r| r[k]).sum::<u32>();
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "", "tried", "refused", "harmless", "missed");
-    for (name, [tried, refused, harmless, missed]) in &table {
-        println!("{name:<34} {tried:>6} {refused:>8} {harmless:>9} {missed:>7}");
-    }
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "all", sum(0), sum(1), sum(2), sum(3));
-    assert!(missed.is_empty(), "{} mutants are missed:\n{}", missed.len(), missed.join("\n"));
-    assert!(sum(1) * 2 > sum(0), "only {} of {} mutants are refused", sum(1), sum(0));
-    sum(1)
+    verdicts.end(0)
 }
 
 #[test]

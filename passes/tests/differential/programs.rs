@@ -7,6 +7,7 @@ use crate::generate::triple;
 use crate::harness::{Case, Ranges, Runner, compiled, elaborate, options};
 use crate::models::{GPT2, LLAMA, case};
 use crate::random::number;
+use crate::verdicts::Verdicts;
 use ir::dim::Base;
 use ir::op::Reduce;
 use ir::program::{Action, Arena, Body, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, Place, Stream};
@@ -14,8 +15,6 @@ use ir::random::mix;
 use passes::compile::{Compiled, compile};
 use passes::partition::Buffer;
 use passes::propagate::Rows;
-use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 struct Dice(u64);
 
@@ -296,9 +295,7 @@ fn what_changes_a_result_or_can_hang_is_refused() {
             (runner, want)
         })
         .collect();
-    // Per kind: tried, refused, harmless, missed.
-    let mut table: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
-    let mut missed = vec![];
+    let mut verdicts = Verdicts::default();
     let first = number("MUTANTS_FIRST", 0);
     for seed in first..first + number("MUTANTS", 1000) {
         let mut dice = Dice(mix(seed));
@@ -308,27 +305,7 @@ fn what_changes_a_result_or_can_hang_is_refused() {
         if mutate(&mut dice, &mut mutant.job).is_none() || mutant.job == samples[n].0.job {
             continue;
         }
-        let row = table.entry(name).or_default();
-        row[0] += 1;
-        let verdict = catch_unwind(AssertUnwindSafe(|| mutant.verify())).unwrap_or_else(|_| panic!("mutant {seed} ({name}) makes a verifier panic"));
-        if verdict.is_err() {
-            row[1] += 1;
-            continue;
-        }
-        let got = catch_unwind(AssertUnwindSafe(|| runners[n].0.outcomes(&mutant.job))).unwrap_or_else(|_| Err("a panic".into()));
-        if got.as_ref() == Ok(&runners[n].1) {
-            row[2] += 1;
-        } else {
-            row[3] += 1;
-            missed.push(format!("{seed}: {name}: {}", got.err().unwrap_or_else(|| "other results".into())));
-        }
+        verdicts.judge((seed, name), || mutant.verify(), || Some(runners[n].0.outcomes(&mutant.job)), &runners[n].1);
     }
-    let sum = |k: usize| table.values().map(|r| r[k]).sum::<u32>();
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "", "tried", "refused", "harmless", "missed");
-    for (name, [tried, refused, harmless, missed]) in &table {
-        println!("{name:<34} {tried:>6} {refused:>8} {harmless:>9} {missed:>7}");
-    }
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "all", sum(0), sum(1), sum(2), sum(3));
-    assert!(sum(3) * 100 <= sum(1), "{} mutants are missed:\n{}", sum(3), missed.join("\n"));
-    assert!(sum(1) * 2 > sum(0), "only {} of {} mutants are refused", sum(1), sum(0));
+    verdicts.end(1);
 }

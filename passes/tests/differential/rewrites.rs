@@ -6,13 +6,13 @@ use crate::generate::triple;
 use crate::harness::{Case, Outcomes, Ranges, Runner, elaborate, options};
 use crate::models::{GPT2, LLAMA, MIXTRAL, case};
 use crate::parts::{Dice, KINDS, Mutate, mutants, node};
+use crate::verdicts::Verdicts;
 use ir::local::Local;
 use ir::op::Op;
 use ir::random::mix;
 use ir::rewrites::{Graphs, verify};
 use passes::compile::{Compiled, compile, job_of_classes};
 use passes::partition::Buffer;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 struct Sample {
@@ -160,9 +160,7 @@ const MORE: &[(&str, Mutate)] = &[
 #[test]
 fn a_rewritten_graph_that_computes_something_else_is_refused() {
     let samples = samples();
-    // Per kind: tried, refused, harmless, missed.
-    let mut table: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
-    let mut missed = vec![];
+    let mut verdicts = Verdicts::default();
     let kinds: Vec<&(&str, Mutate)> = MORE.iter().chain(KINDS).collect();
     for seed in mutants() {
         let mut dice = Dice(mix(!seed ^ 7));
@@ -178,38 +176,18 @@ fn a_rewritten_graph_that_computes_something_else_is_refused() {
         // Both graphs of a program have one layout.
         let buckets = graph.buckets.clone();
         (training[k].buckets, evaluation[k].buckets) = (buckets.clone(), buckets);
-        let row = table.entry(name).or_default();
-        row[0] += 1;
         let c = &s.compiled;
-        let verdict = catch_unwind(AssertUnwindSafe(|| {
+        let verify = || {
             training.iter().try_for_each(|l| ir::verify::local(l, &c.sharded))?;
             let before = Graphs { training: &c.stages, evaluation: &c.evaluation.stages };
             verify(before, Graphs { training: &training, evaluation: &evaluation })
-        }))
-        .unwrap_or_else(|_| panic!("mutant {seed} ({name}) makes a verifier panic"));
-        if verdict.is_err() {
-            row[1] += 1;
-            continue;
-        }
-        // What cannot be lowered, as a value in a chunk where nothing makes it, ends the compile too.
-        let Ok(job) = catch_unwind(AssertUnwindSafe(|| job_of_classes(c, &training, evaluation, &c.order))) else {
-            row[1] += 1;
-            continue;
         };
-        let got = catch_unwind(AssertUnwindSafe(|| s.runner.outcomes(&job))).unwrap_or_else(|_| Err("a panic".into()));
-        if got.as_ref() == Ok(&s.want) {
-            row[2] += 1;
-        } else {
-            row[3] += 1;
-            missed.push(format!("{seed}: {name}: {}", got.err().unwrap_or_else(|| "other results".into())));
-        }
+        // What cannot be lowered, as a value in a chunk where nothing makes it, ends the compile too.
+        let run = || {
+            let job = catch_unwind(AssertUnwindSafe(|| job_of_classes(c, &training, evaluation.clone(), &c.order))).ok()?;
+            Some(s.runner.outcomes(&job))
+        };
+        verdicts.judge((seed, name), verify, run, &s.want);
     }
-    let sum = |k: usize| table.values().map(|r| r[k]).sum::<u32>();
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "", "tried", "refused", "harmless", "missed");
-    for (name, [tried, refused, harmless, missed]) in &table {
-        println!("{name:<34} {tried:>6} {refused:>8} {harmless:>9} {missed:>7}");
-    }
-    println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "all", sum(0), sum(1), sum(2), sum(3));
-    assert!(missed.is_empty(), "{} mutants are missed:\n{}", missed.len(), missed.join("\n"));
-    assert!(sum(1) * 2 > sum(0), "only {} of {} mutants are refused", sum(1), sum(0));
+    verdicts.end(0);
 }
