@@ -325,7 +325,7 @@ mod tests {
                 let runs = Joined::split(&mesh, &x, 0, at, count).expect("runs");
                 assert!(runs.pieces.len() <= 5, "{runs:?}");
                 let mut found = vec![];
-                for run in &runs.pieces {
+                for run in runs.pieces.iter() {
                     let part = run.of.as_ref().expect("a part");
                     for i in 0..run.count {
                         let (mut rest, mut sum) = (i, part.offset);
