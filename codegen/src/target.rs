@@ -35,6 +35,9 @@ pub struct Target {
     pub vector_bytes: u32,
     /// Vector registers.
     pub registers: u32,
+    /// The first-level data cache of a core: lines with addresses that differ by a multiple of `l1_way_bytes` share `l1_ways` places.
+    pub l1_way_bytes: u32,
+    pub l1_ways: u32,
     /// Bytes of second-level cache of a core, which bounds the blocks that stay in it.
     pub l2_bytes: u32,
 }
@@ -50,15 +53,27 @@ pub enum TargetError {
     Llvm(String),
 }
 
-/// Where Linux says how large the second-level cache of the first core is, as `1024K`.
-const L2_SIZE: &str = "/sys/devices/system/cpu/cpu0/cache/index2/size";
+/// Where Linux describes the caches of the first core: `index0` is the first level's for data, `index2` the second level.
+const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
+
+/// A number of a cache, such as `8`, or `1024K` (in KiB), if the system says it.
+fn of_cache(file: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("{CACHES}/{file}")).ok()?;
+    text.trim().trim_end_matches('K').parse().ok()
+}
 
 /// Bytes of second-level cache; 1 MiB if the system does not say.
 fn l2_bytes() -> u32 {
-    let text = std::fs::read_to_string(L2_SIZE).unwrap_or_default();
-    let kib = text.trim().strip_suffix('K').and_then(|n| n.parse::<u32>().ok()).unwrap_or(1024);
-    kib.clamp(256, 4096) << 10
+    of_cache("index2/size").unwrap_or(1024).clamp(256, 4096) << 10
 }
+
+/// Ways of the first-level data cache, of 4 KiB each: a processor that looks a line up while it translates the address has no larger ones.
+fn l1_ways() -> u32 {
+    of_cache("index0/ways_of_associativity").unwrap_or(L1_WAYS).clamp(2, 32)
+}
+
+const L1_WAY_BYTES: u32 = 4096;
+const L1_WAYS: u32 = 8;
 
 impl Target {
     /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA, `sm_80` and
@@ -88,17 +103,44 @@ impl Target {
         }
         let wide = ["avx512f", "avx512vl", "avx512bw", "avx512dq"].iter().all(|f| has(f));
         let (vector_bytes, registers) = if wide { (64, 32) } else { (32, 16) };
-        Ok(Target { arch: Arch::X86_64, cpu, features, vector_bytes, registers, l2_bytes: l2_bytes() })
+        Ok(Target {
+            arch: Arch::X86_64,
+            cpu,
+            features,
+            vector_bytes,
+            registers,
+            l1_way_bytes: L1_WAY_BYTES,
+            l1_ways: l1_ways(),
+            l2_bytes: l2_bytes(),
+        })
     }
 
     /// Any x86-64 CPU with AVX2 and FMA.
     pub fn x86_64_v3() -> Target {
-        Target { arch: Arch::X86_64, cpu: "x86-64-v3".into(), features: String::new(), vector_bytes: 32, registers: 16, l2_bytes: 256 << 10 }
+        Target {
+            arch: Arch::X86_64,
+            cpu: "x86-64-v3".into(),
+            features: String::new(),
+            vector_bytes: 32,
+            registers: 16,
+            l1_way_bytes: L1_WAY_BYTES,
+            l1_ways: L1_WAYS,
+            l2_bytes: 256 << 10,
+        }
     }
 
     /// An NVIDIA GPU: `sm_80`, `sm_90a`. The oldest PTX version that has all that mcc uses, so that old drivers accept it.
     pub fn gpu(name: &str) -> Target {
-        Target { arch: Arch::Nvptx, cpu: name.into(), features: "+ptx80".into(), vector_bytes: 128, registers: 255, l2_bytes: 0 }
+        Target {
+            arch: Arch::Nvptx,
+            cpu: name.into(),
+            features: "+ptx80".into(),
+            vector_bytes: 128,
+            registers: 255,
+            l1_way_bytes: 0,
+            l1_ways: 0,
+            l2_bytes: 0,
+        }
     }
 
     /// The same GPU, with the oldest PTX version whose kernels take so many bytes of parameters.

@@ -29,6 +29,24 @@ pub struct Llvm<'c> {
     features: String,
 }
 
+/// How near to the core a line is brought ahead of its use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    First,
+    /// Soon enough for what streams: fetching into the first level, few lines can be under way.
+    Second,
+}
+
+impl Level {
+    /// LLVM's number for it.
+    fn locality(self) -> u64 {
+        match self {
+            Level::First => 3,
+            Level::Second => 2,
+        }
+    }
+}
+
 /// Where a function can be seen from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
@@ -161,10 +179,10 @@ impl<'c> Llvm<'c> {
         self.compare_int(Compare::Lt, self.lane_numbers(), self.splat(n))
     }
 
-    /// Brings the line at `p` into the first-level cache.
-    pub fn prefetch(&self, p: Pointer<'c>) {
+    /// Brings the line at `p` into a cache before it is read.
+    pub fn prefetch(&self, p: Pointer<'c>, level: Level) {
         let number = |n| self.context.i32_type().const_int(n, false).into();
-        let (read, keep, data) = (number(0), number(3), number(1));
+        let (read, keep, data) = (number(0), number(level.locality()), number(1));
         self.intrinsic("llvm.prefetch", &[self.pointer_type().into()], &[p.into(), read, keep, data]);
     }
 

@@ -4,8 +4,9 @@ use super::Gemm;
 use super::epilogue::{Epilogue, Spot};
 use super::product::Own;
 use crate::CompileError;
-use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Lane};
+use crate::layout::div_ceil;
 use inkwell::values::FunctionValue;
 
 /// Where a micro-kernel's sums begin and end.
@@ -80,7 +81,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
     for j in 0..vectors {
         for i in 0..variant.rows {
             let mut sum = sums[(i * vectors + j) as usize];
-            let place = g.partials.place(b, partial, i, j * lanes);
+            let place = b.at_const(partial, 4 * (i * g.partials.unwrap_or(0) + j * lanes));
             if variant.stage.resumes {
                 sum = b.add(sum, b.load(place, Lane::F32, mask_of(j)));
             }
@@ -163,6 +164,54 @@ fn spill<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, row: Index<'c>, vector: 
     b.at_const(line, 4 * vector * lanes)
 }
 
+/// What a micro-kernel brings into the cache beside the operands of the next steps: without it, each would wait for memory at its end, or the first one of
+/// the next row panel at every step.
+struct Ahead<'a, 'c> {
+    b: &'a Llvm<'c>,
+    rows: i64,
+    /// `A` in place: how many bytes beyond its own rows are those of the next row panel that this column panel sees to, one line of each at a step; the
+    /// column panels of a tile share them out.
+    next: Option<(Index<'c>, Vec<i64>)>,
+    /// What is read or written at the end: where it begins, bytes from row to row, and of a row.
+    blocks: Vec<(Pointer<'c>, i64, i64)>,
+}
+
+impl<'a, 'c> Ahead<'a, 'c> {
+    fn new(g: &Gemm<'a, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> Ahead<'a, 'c> {
+        let (b, plan, stage) = (g.b, g.plan, variant.stage);
+        let blocks = &plan.blocks;
+        let next = (!blocks.pack_a).then(|| {
+            let (stride, columns) = (g.bytes(plan.a) * plan.m.strides[plan.a], blocks.tile_columns);
+            let column = b.index_parameter(function, first_index(g) + COLUMN);
+            let panel = b.index_rem(b.index_div(column, b.index(blocks.width)), b.index(columns));
+            let first = b.index_mul(b.index_add(panel, b.index(variant.rows)), b.index(stride));
+            (first, (0..div_ceil(variant.rows, columns)).map(|i| i * columns * stride).collect())
+        });
+        let width = vectors * b.lanes() as i64;
+        let partial = g.partials.filter(|_| stage.resumes).map(|stride| (b.pointer_parameter(function, PARTIAL), 4 * stride, 4 * width));
+        let tensors = (0..g.kernel.inputs.len() + g.kernel.outputs.len()).filter(|t| stage.finishes && *t != plan.a && *t != plan.b);
+        let tensors = tensors.filter(|t| plan.n.strides[*t] == 1 && plan.m.strides[*t] != 0);
+        let tensors = tensors.map(|t| {
+            let bytes = g.bytes(t);
+            (b.pointer_parameter(function, TENSORS + t as u32), bytes * plan.m.strides[t], bytes * width)
+        });
+        Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect() }
+    }
+
+    /// The share of the iteration that begins at contracted element `k`, with `A` at `a`: a row of what the end needs.
+    fn fetch(&self, k: Index<'c>, a: Pointer<'c>) {
+        let b = self.b;
+        if let Some((first, rows)) = &self.next {
+            rows.iter().for_each(|row| b.prefetch(b.at_const(b.at(a, *first), *row), Level::First));
+        }
+        let row = b.index_min(b.index_div(k, b.index(UNROLL)), b.index(self.rows - 1));
+        for (start, stride, bytes) in &self.blocks {
+            let place = b.at(*start, b.index_mul(row, b.index(*stride)));
+            (0..*bytes).step_by(64).for_each(|byte| b.prefetch(b.at_const(place, byte), Level::First));
+        }
+    }
+}
+
 /// The product of a row panel and a column panel: `rows * vectors` sums, rows outermost.
 fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant) -> Vec<Vector<'c>> {
     let (b, plan) = (g.b, g.plan);
@@ -175,6 +224,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
     let b_step = if plan.blocks.pack_b { 4 * plan.blocks.width } else { 4 * plan.k.strides[plan.b] };
     let masked = |j: i64| (!plan.blocks.pack_b && j == vectors - 1 && tail != 0).then(|| b.mask_first(tail as usize));
 
+    let beside = Ahead::new(g, function, variant, vectors);
     let step = |state: &Carried<'c>, count: i64| {
         let (a, bp) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
@@ -182,10 +232,10 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
             let row: Vec<Vector> = (0..vectors).map(|j| b.load(b.at_const(bp, k * b_step + 4 * j * lanes), Lane::F32, masked(j))).collect();
             let ahead = if plan.blocks.pack_b { AHEAD } else { AHEAD_IN_PLACE };
             for j in 0..vectors {
-                b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes));
+                b.prefetch(b.at_const(bp, (k + ahead) * b_step + 4 * j * lanes), Level::First);
             }
             if plan.blocks.pack_a {
-                b.prefetch(b.at_const(a, (k + AHEAD) * a_step));
+                b.prefetch(b.at_const(a, (k + AHEAD) * a_step), Level::First);
             }
             for i in 0..variant.rows {
                 let element = b.load_splat(b.at_const(a, k * a_step + i * a_row), Lane::F32);
@@ -203,7 +253,10 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         vectors: vec![b.f32(0.0); (variant.rows * vectors) as usize],
     };
     let whole = b.index_mul(b.index_div(depth, b.index(UNROLL)), b.index(UNROLL));
-    let mut state = b.repeat_carrying(b.index(0), whole, b.index(UNROLL), &start, &mut |_, s| step(s, UNROLL));
+    let mut state = b.repeat_carrying(b.index(0), whole, b.index(UNROLL), &start, &mut |k, s| {
+        beside.fetch(k, s.pointers[0]);
+        step(s, UNROLL)
+    });
     if g.plan.k.size % UNROLL != 0 || plan.owns(Own::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }

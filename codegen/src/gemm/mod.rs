@@ -38,33 +38,21 @@ pub struct Gemm<'a, 'c> {
     pub b: &'a Llvm<'c>,
     pub kernel: &'a Kernel,
     pub plan: &'a Plan,
-    pub partials: Partials,
+    /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one block they never leave registers.
+    pub partials: Option<i64>,
     /// The ops after the product are many: they are written as a loop over rows.
     pub long_epilogue: bool,
 }
 
-/// Where the sums of a tile wait between blocks of contracted elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Partials {
-    /// One block: they never leave registers.
-    None,
-    /// In the output itself, with its row stride. Only for an f32 output that is the product and nothing else.
-    Output { row_stride: i64 },
-    /// In scratch, dense, in rows of the tile's width.
-    Scratch { row_stride: i64 },
-}
-
-impl Partials {
-    fn row_stride(self) -> i64 {
-        match self {
-            Partials::None => 0,
-            Partials::Output { row_stride } | Partials::Scratch { row_stride } => row_stride,
-        }
-    }
-
-    /// The sums at a row and column of the micro-kernel whose first sum is at `first`.
-    fn place<'c>(self, b: &Llvm<'c>, first: Pointer<'c>, row: i64, column: i64) -> Pointer<'c> {
-        b.at_const(first, 4 * (row * self.row_stride() + column))
+impl Gemm<'_, '_> {
+    /// Bytes of an element of a tensor in memory.
+    pub fn bytes(&self, tensor: usize) -> i64 {
+        let kernel = self.kernel;
+        let ty = match kernel.inputs.get(tensor) {
+            Some(input) => &input.ty,
+            None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
+        };
+        pointwise::stored(ty.dtype).bytes()
     }
 }
 
@@ -98,23 +86,13 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
     let plan = Plan::new(kernel, target)?;
     let blocks = &plan.blocks;
     let passes = plan.passes();
-    let output = kernel.inputs.len();
-    let partials = if passes == Some(1) {
-        Partials::None
-    } else if plan.is_plain(kernel) && plan.n.strides[output] == 1 {
-        Partials::Output { row_stride: plan.m.strides[output] }
-    } else {
-        Partials::Scratch { row_stride: blocks.tile_columns * blocks.width }
-    };
+    let partials = (passes != Some(1)).then(|| blocks.partial_stride());
     let g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)) };
 
     let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
     let partial_start = packed_a + if blocks.pack_a { aligned(blocks.tile_rows * blocks.packed_a()) } else { 0 };
-    let partial_bytes = match partials {
-        Partials::Scratch { row_stride } => aligned(blocks.tile_rows * blocks.tallest() * row_stride),
-        Partials::None | Partials::Output { .. } => 0,
-    };
+    let partial_bytes = partials.map_or(0, |row_stride| aligned(blocks.tile_rows * blocks.tallest() * row_stride));
     let spill = partial_start + partial_bytes;
     let spill_bytes = if g.long_epilogue { aligned(micro::spill_bytes(&plan) / 4) } else { 0 };
     let cells = spill + spill_bytes;
@@ -152,15 +130,10 @@ impl<'c> Functions<'c> {
         };
         let last = plan.n.size - (blocks.column_panels - 1) * blocks.width;
         let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
-        // A product that adds to its output begins from what is there.
-        let resumes = matches!(g.partials, Partials::Output { .. }) && g.kernel.outputs[0].accumulate;
         let several = [Stage { resumes: false, finishes: false }, Stage { resumes: true, finishes: false }, Stage { resumes: true, finishes: true }];
         let whole = Stage { resumes: false, finishes: true };
         let stages = match passes {
             Some(1) => vec![whole],
-            _ if matches!(g.partials, Partials::Output { .. }) => {
-                vec![Stage { resumes, finishes: false }, Stage { resumes: true, finishes: false }]
-            }
             // An expert may have nothing to add, or little.
             _ if plan.experts.is_some() => several.into_iter().chain([whole]).collect(),
             _ => several.to_vec(),

@@ -1,6 +1,6 @@
 //! Copies of blocks of the factors in the order in which the micro-kernel reads them.
 
-use crate::build::llvm::{Index, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, IntBinary, Lane};
 use inkwell::values::FunctionValue;
 
@@ -60,8 +60,8 @@ fn items<'c>(b: &Llvm<'c>, function: FunctionValue<'c>) -> Index<'c> {
     b.index_parameter(function, 4)
 }
 
-/// Rows of the source fetched ahead of the copy.
-const AHEAD: i64 = 8;
+/// Rows of the source fetched ahead of the copy: enough to be under way while memory answers.
+const AHEAD: i64 = 32;
 
 /// Items are neighbours in memory: whole vectors move. All panels of one `k` together, since they share memory pages.
 fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
@@ -74,7 +74,7 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
             let source = b.at(source, b.index_mul(number, b.index(panel.bytes(panel.items))));
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
             for (first, used) in vectors(b, panel.items) {
-                b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)));
+                b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)), Level::Second);
                 let value = b.load(b.at_const(source, panel.bytes(first)), panel.lane, mask_of(b, function, panel, [first, used]));
                 b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
             }
@@ -109,7 +109,10 @@ fn transpose<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
                                 }
                                 false => b.at_const(from, panel.bytes((first + row) * panel.item_stride)),
                             };
-                            b.load(b.at(start, b.index_mul(k, b.index(panel.bytes(1)))), panel.lane, mask)
+                            let place = b.at(start, b.index_mul(k, b.index(panel.bytes(1))));
+                            // The same of the panel that follows.
+                            b.prefetch(b.at_const(place, panel.bytes(panel.items * panel.item_stride)), Level::Second);
+                            b.load(place, panel.lane, mask)
                         }
                         false => b.f32(0.0),
                     })

@@ -5,7 +5,6 @@ use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
 use ir::kernel::Kernel;
-use ir::op::DType;
 
 /// A product and the blocks in which a CPU computes it.
 pub struct Plan {
@@ -44,8 +43,11 @@ pub struct Blocks {
     pub pack_b: bool,
 }
 
-/// The contracted elements that one pass over a tile covers at most: an accumulator is stored and loaded once per pass.
+/// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a second one, in which sums are stored
+/// and loaded again; of many, each pass covers less, so that its tile has the more columns (see [`Blocks::deepest`]).
 const MAX_DEPTH: i64 = 1024;
+/// Rows of a micro-kernel at most, whatever the registers.
+const TALLEST: i64 = 28;
 /// Below this many rows a copy of `B` is not read often enough to pay.
 const FEW_ROWS: i64 = 40;
 /// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
@@ -68,7 +70,8 @@ impl Plan {
         let (a, b, of_rows) = (*a, *b, product.owns(Own::Rows));
         // The micro-kernel reads f32: the copy of a 16-bit factor is where it becomes that.
         let is_half = |tensor: usize| kernel.inputs[tensor].ty.dtype.is_half();
-        let pack_a = is_half(a) || k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
+        let is_transposed = k.strides[a] != 1 && m.strides[a] == 1 && k.size > 1;
+        let pack_a = is_half(a) || is_transposed || k.strides[a] == 1 && rows_collide(target, 4 * m.strides[a], m.size.min(micro(target, n.size).1));
         let repeats = product.repeats();
         let mut blocks = match &product.experts {
             None => Blocks::new(target, [m.size, n.size, k.size], m.size, repeats, pack_a),
@@ -81,11 +84,6 @@ impl Plan {
         };
         blocks.pack_b |= n.strides[b] != 1 || is_half(b);
         Ok(Plan { product, blocks })
-    }
-
-    /// Whether the kernel stores the product itself, as f32, and nothing else.
-    pub fn is_plain(&self, kernel: &Kernel) -> bool {
-        kernel.outputs.len() == 1 && kernel.outputs[0].value == self.dot && kernel.body[self.dot].ty.dtype == DType::F32
     }
 
     pub fn tiles(&self) -> i64 {
@@ -103,17 +101,13 @@ impl Plan {
 impl Blocks {
     /// Blocks for one product of m, n, k, `repeats` times; about `users` rows use the same `B`.
     fn new(target: &Target, [m, n, k]: [i64; 3], users: i64, repeats: i64, pack_a: bool) -> Blocks {
-        let lanes = target.lanes() as i64;
-        let vectors = if n <= lanes { 1 } else { 2 };
-        // Accumulators, one row of B and one broadcast element share the register file.
-        let tallest = (i64::from(target.registers) - vectors - 1) / vectors;
-        let tallest = tallest.min(28);
+        let (vectors, tallest) = micro(target, n);
         let panels = div_ceil(m, tallest);
-        let width = vectors * lanes;
+        let width = vectors * target.lanes() as i64;
         let column_panels = div_ceil(n, width);
 
         let pack_b = users >= FEW_ROWS;
-        let deepest = if pack_b { MAX_DEPTH } else { IN_PLACE_DEPTH };
+        let deepest = if pack_b { Blocks::deepest(target, k) } else { IN_PLACE_DEPTH };
         let depths = div_ceil(k, deepest);
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
         let depths = div_ceil(k, depth);
@@ -122,8 +116,12 @@ impl Blocks {
         let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
         let mut tile_columns = column_panels.min(resident);
         let mut tile_rows = panels;
+        let rows_within = |elements: i64| (i64::from(target.l2_bytes) / (4 * elements * height_of(m, panels))).max(4);
         if pack_a {
-            tile_rows = panels.min((i64::from(target.l2_bytes) / (4 * depth * (height_of(m, panels)))).max(4));
+            tile_rows = tile_rows.min(rows_within(depth));
+        }
+        if depths > 1 {
+            tile_rows = tile_rows.min(rows_within(tile_columns * width));
         }
         let tiles = |rows: i64, columns: i64| repeats * div_ceil(panels, rows) * div_ceil(column_panels, columns);
         let flops = |rows: i64, columns: i64| 2 * rows * height_of(m, panels) * columns * width * k;
@@ -141,6 +139,17 @@ impl Blocks {
         let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
         let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
         Blocks { panels, height: m / panels, tall: m % panels, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, pack_a, pack_b }
+    }
+
+    /// Contracted elements of a pass at most. A copy of `A` serves the columns of a tile, one of `B` its rows, and sums are stored once per pass; as
+    /// the block of `B` fills the second-level cache, a tile has the fewer columns the deeper it is.
+    fn deepest(target: &Target, k: i64) -> i64 {
+        if k <= MAX_DEPTH { MAX_DEPTH } else { (i64::from(target.l2_bytes) / 2048).clamp(256, MAX_DEPTH) }
+    }
+
+    /// Sums of a row of a tile and a little more, so that rows do not share places of a cache.
+    pub fn partial_stride(&self) -> i64 {
+        self.tile_columns * self.width + 16
     }
 
     /// The same tiles with row panels of any height up to the one at which these are full.
@@ -171,6 +180,21 @@ impl Blocks {
     pub fn packed_a(&self) -> i64 {
         div_ceil(self.depth, 16) * 16 * self.tallest() + 32
     }
+}
+
+/// Vectors per row, and rows at most, of the micro-kernel for so many columns: accumulators, one row of `B` and one broadcast element share the
+/// register file.
+fn micro(target: &Target, columns: i64) -> (i64, i64) {
+    let vectors = if columns <= target.lanes() as i64 { 1 } else { 2 };
+    (vectors, ((i64::from(target.registers) - vectors - 1) / vectors).min(TALLEST))
+}
+
+/// Whether so many rows, read together, would drive one another out of the first-level cache, because they begin so many bytes apart that they share
+/// its places. A few rows too many do no harm: no line is needed for long.
+fn rows_collide(target: &Target, bytes_apart: i64, rows: i64) -> bool {
+    let way = i64::from(target.l1_way_bytes);
+    let places = (1..=way).find(|n| n * bytes_apart % way == 0).unwrap_or(way);
+    2 * div_ceil(rows, places) > 3 * i64::from(target.l1_ways)
 }
 
 /// The greatest height of a row panel.

@@ -2,11 +2,10 @@
 
 use super::micro::{Stage, Variant};
 use super::product::Own;
-use super::{Functions, Gemm, Partials, Scratch};
+use super::{Functions, Gemm, Scratch};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};
 use crate::layout::Axis;
-use crate::pointwise;
 use inkwell::values::{FunctionValue, IntValue};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -157,12 +156,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     pub fn bytes(&self, tensor: usize) -> i64 {
-        let kernel = self.g.kernel;
-        let ty = match kernel.inputs.get(tensor) {
-            Some(input) => &input.ty,
-            None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
-        };
-        pointwise::stored(ty.dtype).bytes()
+        self.g.bytes(tensor)
     }
 
     /// One block of contracted elements.
@@ -283,16 +277,10 @@ impl<'c> Tile<'_, 'c> {
     /// Where the sums of the micro-kernel at this row and column wait.
     fn partial(&self, part: &Part<'_, 'c>, row: Index<'c>, column: Index<'c>) -> Pointer<'c> {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
-        let (start, row, column) = match self.g.partials {
-            Partials::None => return self.area,
-            Partials::Output { .. } => (part.starts[self.g.kernel.inputs.len()], row, column),
-            Partials::Scratch { .. } => (
-                b.at_const(self.area, self.scratch.partials),
-                b.index_sub(row, self.first_row(part.rows, part.rows.panels.from)),
-                b.index_sub(column, b.index_mul(part.columns.from, b.index(blocks.width))),
-            ),
-        };
-        let down = b.at(start, b.index_mul(row, b.index(4 * self.g.partials.row_stride())));
+        let Some(row_stride) = self.g.partials else { return self.area };
+        let row = b.index_sub(row, self.first_row(part.rows, part.rows.panels.from));
+        let column = b.index_sub(column, b.index_mul(part.columns.from, b.index(blocks.width)));
+        let down = b.at(b.at_const(self.area, self.scratch.partials), b.index_mul(row, b.index(4 * row_stride)));
         b.at(down, b.index_mul(column, b.index(4)))
     }
 
@@ -347,12 +335,11 @@ impl<'c> Tile<'_, 'c> {
         let run = |stage: Stage| (*body.borrow_mut())(stage);
         match *self.functions.stages {
             [only] => run(only),
-            [first, rest] => b.branch(pass.first, || run(first), || run(rest)),
             [first, middle, last] => b.branch(pass.first, || run(first), || b.branch(pass.last, || run(last), || run(middle))),
             [first, middle, last, whole] => {
                 b.branch(pass.first, || b.branch(pass.last, || run(whole), || run(first)), || b.branch(pass.last, || run(last), || run(middle)))
             }
-            _ => unreachable!("invariant: one to four stages"),
+            _ => unreachable!("invariant: one stage, three or four"),
         }
     }
 }
