@@ -24,7 +24,7 @@ pub enum Command {
     /// Says what a line of a model text costs, or what a job communicates and why
     Explain(Box<ExplainArgs>),
     /// Starts the ranks of an artifact and trains
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Prints a level of an artifact
     Dump(DumpArgs),
     /// Reads a foreign checkpoint into a model text and weights

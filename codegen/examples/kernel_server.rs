@@ -48,7 +48,7 @@ fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
     let compiled = codegen::compile(std::slice::from_ref(kernel), target, Emit::default(), None, &Workers::InProcess)?.remove(0);
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("kernel.so");
-    codegen::link_shared([compiled.object.as_slice()].into_iter(), &path)?;
+    codegen::link_shared([compiled.object.as_slice()], &path)?;
     // SAFETY: the library was just made and has no initialisers.
     let library = unsafe { libloading::Library::new(&path)? };
     // SAFETY: the symbol has the kernel ABI.
