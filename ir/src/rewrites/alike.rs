@@ -38,15 +38,14 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
     let mut known = vec![false; olds.len()];
     for k in 0..old.args.len() {
         let (from, to) = (&old.args[k], &new.args[k]);
-        let (mut layout, mut holds) = (vec![], vec![]);
+        let mut lies = vec![];
         let mut tells = false;
         for (i, d) in arranged(old, k, olds).iter().enumerate() {
             let mut step = if known[i] { 0 } else { strides[i] };
             let whole = d.iter().all(|a| a.1 > 0);
             for (n, s) in d.iter().rev() {
                 if s > 0 {
-                    layout.push((n, s));
-                    holds.push(Digits::new([(n, step)]));
+                    lies.push((n, s, step));
                 }
                 step *= n;
             }
@@ -63,6 +62,7 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
         });
         let dims = arranged(new, k, news);
         let spot = Spot { offset: to.offset, coords: spread.collect::<Option<_>>()?, dims: dims.iter().flat_map(Digits::iter).collect() };
+        let (layout, holds) = in_rows(lies).into_iter().map(|(n, s, step)| ((n, s), Digits::new([(n, step)]))).unzip();
         let found = find(mesh, from.offset, layout, Access { term, offset: 0, coords: vec![], dims: holds }, &spot)?;
         let mut atoms = found.dims.iter();
         for (own, digits) in out.dims.iter_mut().zip(&dims) {
@@ -85,4 +85,17 @@ pub fn part_of(mesh: &Mesh, term: Term, old: &Key, new: &Key) -> Option<Access> 
         reached.is_some_and(|x| (x.offset, &x.coords) == (to.offset, &to.coords) && x.dims == arranged(new, *k, news))
     };
     (0..old.args.len()).all(|k| holds(&k)).then_some(out)
+}
+
+/// Extents, their strides in an operand, and those in a result: as one where both go on, since a part may begin and end anywhere in such a row.
+fn in_rows(mut all: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
+    all.sort_unstable_by_key(|d| std::cmp::Reverse(d.1));
+    let mut out: Vec<(u64, u64, u64)> = vec![];
+    for (n, s, step) in all.into_iter().filter(|d| d.0 > 1) {
+        match out.last_mut() {
+            Some(last) if (last.1, last.2) == (n * s, n * step) => *last = (last.0 * n, s, step),
+            _ => out.push((n, s, step)),
+        }
+    }
+    out
 }

@@ -309,6 +309,25 @@ mod tests {
         }
     }
 
+    /// As ranks' parts of a flat bucket: a quarter of `[6, 4, 4, 4]` begins and ends within a row.
+    #[test]
+    fn part_of_an_op_may_begin_within_a_row() {
+        let mesh = crate::mesh::Mesh::of_sizes(&Sizes { dp: 2, cp: 2, ..Sizes::default() }).expect("a mesh");
+        let mut rules = Rules::new(&mesh);
+        let x = input(&mut rules, 0, &[6, 4, 4, 4]);
+        let square = |rules: &mut Rules, x: &Access| {
+            let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
+            let labels = vec![(0..sizes.len() as u32).map(Dim).collect::<Vec<_>>(); 3];
+            let what = What::Op(Op::Binary(crate::op::Binary::Mul), vec![]);
+            rules.apply(Key { what, args: vec![x.clone(), x.clone()], labels, sizes, dtype: DType::F32 })
+        };
+        let all = square(&mut rules, &x);
+        let subs: Vec<SubAxis> = mesh.ids().collect();
+        let parts = |x: &Access| Access { dims: x.flat().dims[0].reshaped(&[4, 96]).expect("parts"), ..x.clone() };
+        let own = own_part(&mesh, &subs, &parts(&x)).expect("a part");
+        assert_eq!(square(&mut rules, &own), own_part(&mesh, &subs, &parts(&all)).expect("a part"));
+    }
+
     #[test]
     fn the_gathered_parts_of_a_sum_are_the_sum() {
         let mesh = crate::mesh::Mesh::of_sizes(&Sizes { dp: 4, ..Sizes::default() }).expect("a mesh");
