@@ -33,7 +33,8 @@ pub fn sum_by_stage(mut graph: Graph, layout: &Layout, weights: Weights) -> Grap
     simplify::clean(graph)
 }
 
-/// For each value of the backward pass, whether it leads to gradients of parameters alone, without a forward value that has a stage.
+/// For each value of the backward pass, whether it leads to gradients of parameters alone, without a forward value that has a stage, or what follows from one:
+/// any stage can take its own terms there. So what is no sum has one operand at most that has a stage: the gradient.
 fn leads_to_gradients(body: &Body, stage: &[Option<u32>]) -> Vec<bool> {
     let users = body.users();
     let mut leads = vec![false; body.nodes.len()];
@@ -41,7 +42,8 @@ fn leads_to_gradients(body: &Body, stage: &[Option<u32>]) -> Vec<bool> {
         let node = &body[v];
         let later = |c: &Value| body[*c].origin.phase == Phase::Update;
         let of = &users[v.index()];
-        let needs_none = node.args.iter().all(|a| body[*a].origin.phase == Phase::Backward || stage[a.index()].is_none());
+        let mut staged = node.args.iter().filter(|a| stage[a.index()].is_some());
+        let needs_none = staged.clone().all(|a| body[*a].origin.phase == Phase::Backward) && (node.op == Op::Add || staged.nth(1).is_none());
         let anywhere = node.origin.layer.is_none() || of.iter().all(|(c, _)| later(c));
         leads[v.index()] = needs_none && anywhere && of.iter().all(|(c, _)| later(c) || leads[c.index()]);
     }

@@ -18,13 +18,28 @@ model shared(batch, hidden = 4, features = 3, depth = 4) {
 }
 plan { dp: batch; pp: depth; }";
 
+/// What layers capture comes from a parameter and from data: its gradient is no linear function of theirs but on the stage that has both.
+const CAPTURED: &str = "
+model captured(batch, hidden = 4, vocab = 8, depth = 4) {
+  input tokens: i32[batch];
+  param wte: [vocab, hidden] ~ normal(0.5);
+  let x = wte[vocab: tokens];
+  let kept = tanh(x);
+  repeat depth { x = x + tanh(x + kept); }
+  loss sum(dot(x, wte, over: hidden) ^ 2);
+}
+plan { dp: batch; pp: depth; }";
+
 #[test]
 fn weight_gradients_of_virtual_stages_may_come_in_any_order() {
     for weights in ["W0.0 W0.1 W1.0 W1.1", "W1.1 W0.0 W0.1 W1.0"] {
-        let passes = format!("F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1 {weights}");
-        let order = Order::parse(&format!("0: {passes}\n1: {passes}")).expect("a schedule");
-        check(SHARED, &[], &Case { schedule: Schedule::Given(order.clone()), ..case("pp2 m2") });
-        check(GPT2.0, GPT2.1, &Case { schedule: Schedule::Given(order), ..case("pp2 m2") });
+        for placement in ["", "placement v\n"] {
+            let passes = format!("F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1 {weights}");
+            let order = Order::parse(&format!("{placement}0: {passes}\n1: {passes}")).expect("a schedule");
+            for (text, defines) in [(SHARED, &[] as &[_]), (CAPTURED, &[]), (GPT2.0, GPT2.1)] {
+                check(text, defines, &Case { schedule: Schedule::Given(order.clone()), ..case("pp2 m2") });
+            }
+        }
     }
 }
 
