@@ -52,10 +52,9 @@ impl<'c> Tile<'_, 'c> {
         Range { from, to: b.index_max(from, read(end)) }
     }
 
-    /// A tile of rows: those of every expert with its `B`, then those of nobody. Copies of one `B` for equal `copies` are the same.
-    pub fn rows_of_experts(&self, row_tile: Index<'c>, columns: Range<'c>, outer: Index<'c>, starts: &[Pointer<'c>], copies: Index<'c>) {
+    /// The rows `tile`: those of every expert with its `B`, then those of nobody. Copies of one `B` for equal `copies` are the same.
+    pub fn rows_of_experts(&self, tile: Range<'c>, columns: Range<'c>, outer: Index<'c>, starts: &[Pointer<'c>], copies: Index<'c>) {
         let (b, plan, experts) = (self.g.b, self.g.plan, self.experts());
-        let tile = self.range(row_tile, plan.blocks.tile_rows * plan.blocks.height, plan.m.size);
         let ends = starts[experts.ends];
         let count = b.index(experts.axis.size);
         let end_of = |expert: Index<'c>| b.at(ends, b.index_mul(expert, b.index(4 * experts.axis.strides[experts.ends])));

@@ -91,8 +91,8 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
 
     let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
-    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.tile_rows * blocks.packed_a()) } else { 0 };
-    let partial_bytes = partials.map_or(0, |row_stride| aligned(blocks.tile_rows * blocks.tallest() * row_stride));
+    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.most_panels() * blocks.packed_a()) } else { 0 };
+    let partial_bytes = partials.map_or(0, |row_stride| aligned(blocks.most_panels() * blocks.tallest() * row_stride));
     let spill = partial_start + partial_bytes;
     let spill_bytes = if g.long_epilogue { aligned(micro::spill_bytes(&plan) / 4) } else { 0 };
     let cells = spill + spill_bytes;
@@ -105,7 +105,7 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
         (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
     let tiles = Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch };
     tiles.begin();
-    b.for_each(entry.first_tile, entry.end_tile, 1, &mut |tile| tiles.emit(tile, b.index_equal(tile, entry.first_tile)));
+    tiles.emit(entry.first_tile, entry.end_tile);
     b.finish_function();
     Ok(crate::Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch.bytes as u64 })
 }

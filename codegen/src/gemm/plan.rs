@@ -38,6 +38,8 @@ pub struct Blocks {
     /// Row panels and column panels of one tile.
     pub tile_rows: i64,
     pub tile_columns: i64,
+    /// Tiles of rows, one after the other, that are computed together at most.
+    pub run: i64,
     /// Copies of `A` and `B` in the order the micro-kernel reads them.
     pub pack_a: bool,
     pub pack_b: bool,
@@ -52,6 +54,8 @@ const TALLEST: i64 = 28;
 const FEW_ROWS: i64 = 40;
 /// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
 const IN_PLACE_DEPTH: i64 = 128;
+/// Tiles of rows that a thread often gets at once.
+const RUN: i64 = 2;
 /// Tiles to aim for: enough to share between the threads of a rank.
 const TILES: i64 = 8;
 /// A block is not made for fewer contracted elements than this because experts are many.
@@ -107,27 +111,39 @@ impl Blocks {
         let column_panels = div_ceil(n, width);
 
         let pack_b = users >= FEW_ROWS;
-        let deepest = if pack_b { Blocks::deepest(target, k) } else { IN_PLACE_DEPTH };
+        let deepest = if pack_b { Blocks::deepest(target, k, pack_a) } else { IN_PLACE_DEPTH };
         let depths = div_ceil(k, deepest);
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
         let depths = div_ceil(k, depth);
 
         // Columns of a tile: its block of B stays in the second-level cache.
         let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
-        let mut tile_columns = column_panels.min(resident);
-        let mut tile_rows = panels;
+        let resident = column_panels.min(resident);
         let rows_within = |elements: i64| (i64::from(target.l2_bytes) / (4 * elements * height_of(m, panels))).max(4);
-        if pack_a {
-            tile_rows = tile_rows.min(rows_within(depth));
-        }
-        if depths > 1 {
-            tile_rows = tile_rows.min(rows_within(tile_columns * width));
-        }
-        let tiles = |rows: i64, columns: i64| repeats * div_ceil(panels, rows) * div_ceil(column_panels, columns);
+        // Row panels of which copies of `A`, and sums that wait, stay there too.
+        let most_rows = |columns: i64| {
+            let copied = if pack_a { rows_within(depth) } else { panels };
+            let waiting = if depths > 1 { rows_within(columns * width) } else { panels };
+            panels.min(copied).min(waiting)
+        };
         let flops = |rows: i64, columns: i64| 2 * rows * height_of(m, panels) * columns * width * k;
+        let mut tile_columns = resident;
+        if pack_a && depths > 1 {
+            // Each column of tiles copies `A`, each run of rows copies `B`: as few elements as can be.
+            let wanted = TILES.min(flops(panels, column_panels) * repeats / MIN_TILE_FLOPS).max(1);
+            let copies = |columns: i64| {
+                let column_tiles = div_ceil(column_panels, columns);
+                let runs = div_ceil(div_ceil(wanted, repeats * column_tiles), RUN).max(div_ceil(panels, most_rows(columns)));
+                column_tiles * m + runs * n
+            };
+            tile_columns = (1..=resident).rev().min_by_key(|columns| copies(*columns)).unwrap_or(resident);
+        }
+        let most = most_rows(tile_columns);
+        let mut tile_rows = most;
+        let tiles = |rows: i64, columns: i64| repeats * div_ceil(panels, rows) * div_ceil(column_panels, columns);
         // Fewer columns per tile, down to four panels, then fewer rows, until there are enough tiles.
         while tiles(tile_rows, tile_columns) < TILES && flops(tile_rows, tile_columns) > 2 * MIN_TILE_FLOPS {
-            if tile_columns > 4 {
+            if tile_columns > 4 && !(pack_a && depths > 1) {
                 tile_columns = div_ceil(tile_columns, 2);
             } else if tile_rows > 8 {
                 tile_rows = div_ceil(tile_rows, 2);
@@ -138,13 +154,22 @@ impl Blocks {
         // Equal shares.
         let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
         let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
-        Blocks { panels, height: m / panels, tall: m % panels, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, pack_a, pack_b }
+        // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
+        let run = if depths > 1 { (most / tile_rows).max(1) } else { 1 };
+        let (height, tall) = (m / panels, m % panels);
+        Blocks { panels, height, tall, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, run, pack_a, pack_b }
     }
 
     /// Contracted elements of a pass at most. A copy of `A` serves the columns of a tile, one of `B` its rows, and sums are stored once per pass; as
     /// the block of `B` fills the second-level cache, a tile has the fewer columns the deeper it is.
-    fn deepest(target: &Target, k: i64) -> i64 {
-        if k <= MAX_DEPTH { MAX_DEPTH } else { (i64::from(target.l2_bytes) / 2048).clamp(256, MAX_DEPTH) }
+    fn deepest(target: &Target, k: i64, pack_a: bool) -> i64 {
+        let l2 = i64::from(target.l2_bytes);
+        if k <= MAX_DEPTH { MAX_DEPTH } else { (if pack_a { l2 / 4096 } else { l2 / 2048 }).clamp(256, MAX_DEPTH) }
+    }
+
+    /// Row panels that are computed together at most.
+    pub fn most_panels(&self) -> i64 {
+        self.run * self.tile_rows
     }
 
     /// Sums of a row of a tile and a little more, so that rows do not share places of a cache.

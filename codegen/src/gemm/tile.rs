@@ -73,42 +73,56 @@ pub struct Pass<'c> {
 }
 
 impl<'c> Tile<'_, 'c> {
-    /// Tile numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. `is_first`: no tile went
-    /// before it in this call.
-    pub fn emit(&self, tile: Index<'c>, is_first: IntValue<'c>) {
+    /// Tiles `first..end`. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
+    /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
+    pub fn emit(&self, first: Index<'c>, end: Index<'c>) {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
+        let (fast, slow, together) = match self.kept() {
+            Kept::A => (blocks.column_tiles(), blocks.row_tiles(), 1),
+            Kept::B => (blocks.row_tiles(), blocks.column_tiles(), blocks.run),
+        };
+        let after = b.index_div(b.index_add(end, b.index(fast - 1)), b.index(fast));
+        b.for_each(b.index_div(first, b.index(fast)), after, 1, &mut |line| {
+            let (slow_tile, outer) = (b.index_rem(line, b.index(slow)), b.index_div(line, b.index(slow)));
+            let start = b.index_mul(line, b.index(fast));
+            let from = b.index_sub(b.index_max(first, start), start);
+            let to = b.index_min(b.index_sub(end, start), b.index(fast));
+            b.for_each(from, to, together, &mut |tile| {
+                let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(together)), to) };
+                let slow_tiles = Range { from: slow_tile, to: b.index_add(slow_tile, b.index(1)) };
+                let (rows, columns) = match self.kept() {
+                    Kept::A => (slow_tiles, fast_tiles),
+                    Kept::B => (fast_tiles, slow_tiles),
+                };
+                self.tiles(rows, columns, outer, line, b.index_equal(tile, from));
+            });
+        });
+    }
+
+    /// Tiles of rows and one of columns in repetition `outer`. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
+    fn tiles(&self, rows: Range<'c>, columns: Range<'c>, outer: Index<'c>, line: Index<'c>, renew: IntValue<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let (fast, slow) = match self.kept() {
-            Kept::A => (blocks.column_tiles(), blocks.row_tiles()),
-            Kept::B => (blocks.row_tiles(), blocks.column_tiles()),
-        };
-        let (fast_tile, rest) = (b.index_rem(tile, b.index(fast)), b.index_div(tile, b.index(fast)));
-        let (slow_tile, outer) = (b.index_rem(rest, b.index(slow)), b.index_div(rest, b.index(slow)));
-        let (row_tile, column_tile) = match self.kept() {
-            Kept::A => (slow_tile, fast_tile),
-            Kept::B => (fast_tile, slow_tile),
-        };
-        let columns = self.range(column_tile, blocks.tile_columns, blocks.column_panels);
+        let columns = self.range(columns, blocks.tile_columns, blocks.column_panels);
         let starts = self.starts(outer);
         if plan.owns(Own::Rows) {
-            // Which copy it is: of the tiles that follow one another only those of other columns or repetitions want none of this expert's.
-            let copies = b.index_div(tile, b.index(fast));
-            return self.rows_of_experts(row_tile, columns, outer, &starts, copies);
+            let rows = self.range(rows, blocks.tile_rows * blocks.height, plan.m.size);
+            return self.rows_of_experts(rows, columns, outer, &starts, line);
         }
-        let panels = self.range(row_tile, blocks.tile_rows, blocks.panels);
+        let panels = self.range(rows, blocks.tile_rows, blocks.panels);
         let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
         let part = Part { rows, columns, outer, starts: &starts };
         if plan.owns(Own::Contracted) {
             return self.elements_of_expert(&part);
         }
-        self.passes(&part, b.either(is_first, b.index_equal(fast_tile, b.index(0))));
+        self.passes(&part, renew);
     }
 
-    /// Number `number` of the ranges of this length in `0..end`.
-    pub fn range(&self, number: Index<'c>, length: i64, end: i64) -> Range<'c> {
+    /// What the ranges of these numbers, each of this length, cover of `0..end`.
+    fn range(&self, numbers: Range<'c>, length: i64, end: i64) -> Range<'c> {
         let b = self.g.b;
-        let from = b.index_mul(number, b.index(length));
-        Range { from, to: b.index_min(b.index_add(from, b.index(length)), b.index(end)) }
+        let scaled = |number: Index<'c>| b.index_mul(number, b.index(length));
+        Range { from: scaled(numbers.from), to: b.index_min(scaled(numbers.to), b.index(end)) }
     }
 
     /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before.
@@ -244,7 +258,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     fn kept(&self) -> Kept {
-        if self.g.plan.blocks.pack_a && !self.g.plan.owns(Own::Rows) { Kept::A } else { Kept::B }
+        if self.g.plan.blocks.pack_a && self.g.plan.passes() == Some(1) && !self.g.plan.owns(Own::Rows) { Kept::A } else { Kept::B }
     }
 
     /// Writes the copying of a factor, to be skipped if the tile before it left the same copy.

@@ -87,8 +87,12 @@ impl Pool {
             return;
         }
         let shared = &*self.shared;
-        // Several claims per thread even out threads that came late, few keep the counter cool.
-        let claim = (kernel.tiles / (4 * (self.threads.len() as u64 + 1))).max(1);
+        // Several claims per thread even out threads that came late; few keep the counter cool, and neighbouring tiles share copies of operands.
+        let threads = self.threads.len() as u64 + 1;
+        let claim = match kernel.tiles / (4 * threads) {
+            1 if kernel.tiles.is_multiple_of(2 * threads) => 2,
+            several => several.max(1),
+        };
         let task = Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr(), tiles: kernel.tiles, claim };
         // SAFETY: `state` is not open, so no thread reads the task.
         unsafe { *shared.task.get() = task };
