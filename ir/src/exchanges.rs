@@ -5,7 +5,7 @@
 //!   graph, in the same sharding; a message of several values holds the same ones in the same order.
 //! - The n-th collective over a set of stages completes the same value of the sharded graph on each of them.
 
-use crate::graph::Value;
+use crate::graph::{Users, Value};
 use crate::local::Local;
 use crate::op::{Channel, Op};
 use crate::sharded::Sharding;
@@ -78,7 +78,7 @@ fn made_of(local: &Local, v: Value) -> Vec<Held> {
 }
 
 /// The values that are cut out of a message, in order.
-fn makes(local: &Local, users: &[Vec<(Value, usize)>], v: Value, out: &mut Vec<Held>) {
+fn makes(local: &Local, users: &Users, v: Value, out: &mut Vec<Held>) {
     match &local.source[v.index()] {
         Some(held) => out.push(held.clone()),
         None => users[v.index()].iter().for_each(|(user, _)| makes(local, users, *user, out)),

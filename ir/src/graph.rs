@@ -134,14 +134,38 @@ impl Body {
     }
 
     /// For each value, the nodes that use it and in which operand slot.
-    pub fn users(&self) -> Vec<Vec<(Value, usize)>> {
-        let mut users = vec![vec![]; self.nodes.len()];
+    pub fn users(&self) -> Users {
+        let mut first = vec![0; self.nodes.len() + 1];
+        for a in self.nodes.iter().flat_map(|n| &n.args) {
+            first[a.index() + 1] += 1;
+        }
+        for v in 0..self.nodes.len() {
+            first[v + 1] += first[v];
+        }
+        let mut list = vec![(Value(0), 0); first[self.nodes.len()]];
+        let mut next = first.clone();
         for v in self.values() {
             for (slot, a) in self[v].args.iter().enumerate() {
-                users[a.index()].push((v, slot));
+                list[next[a.index()]] = (v, slot);
+                next[a.index()] += 1;
             }
         }
-        users
+        Users { first, list }
+    }
+}
+
+/// For each value of a body, by its index, the nodes that use it and in which operand slot, in the order of the body.
+#[derive(Clone, Debug, Default)]
+pub struct Users {
+    /// Where the users of each value begin in the list; at last, where the list ends.
+    first: Vec<usize>,
+    list: Vec<(Value, usize)>,
+}
+
+impl std::ops::Index<usize> for Users {
+    type Output = [(Value, usize)];
+    fn index(&self, v: usize) -> &[(Value, usize)] {
+        &self.list[self.first[v]..self.first[v + 1]]
     }
 }
 

@@ -68,6 +68,11 @@ pub fn dense(dims: &Dims, ty: &Type) -> Vec<u64> {
 impl Kernel {
     /// `k_` and 16 hexadecimal digits of the hash of the whole content, origins excepted: equal kernels have equal names.
     pub fn name(&self) -> String {
+        format!("k_{}", &blake3::hash(crate::text::print_kernel(&self.plain()).as_bytes()).to_hex()[..16])
+    }
+
+    /// The same without what does not change what it computes: where its ops come from, names and global extents.
+    pub fn plain(&self) -> Kernel {
         let mut plain = self.clone();
         for node in &mut plain.body.nodes {
             node.origin = crate::graph::Origin::new(crate::graph::Phase::Forward);
@@ -82,7 +87,7 @@ impl Kernel {
                 dim.global = 0;
             }
         }
-        format!("k_{}", &blake3::hash(crate::text::print_kernel(&plain).as_bytes()).to_hex()[..16])
+        plain
     }
 
     /// Checks the invariants of the module's documentation.

@@ -10,12 +10,13 @@
 //! 6. No op goes by the order of a dim that is stored in another one; copies are stored as their originals.
 //! 7. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
 
-use crate::algebra::{LoopKind, algebra, goes_by_order};
+use crate::algebra::{Algebra, LoopKind, algebra, goes_by_order};
 use crate::dim::{Dim, Order};
 use crate::graph::{Graph, Value};
 use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::op::{Op, Reshard};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
 /// How a partial value is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +131,7 @@ pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
         if let Some(d) = node.ty.dims.iter().find(strays) {
             return fail(SubAxis(0), format!("`{}` has an order of its own", body.dims.name(*d)));
         }
+        let rule = (!node.op.is_source() && !matches!(node.op, Op::Reshard { .. })).then(|| algebra(body, v));
         for u in s.mesh.ids() {
             if let Placement::Split(d) = out[u] {
                 let digits = &s.digits[body.dims.original(d).0 as usize];
@@ -139,13 +141,13 @@ pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
                 }
             }
             let args: Vec<Placement> = node.args.iter().map(|a| s.sharding(*a)[u]).collect();
-            if let Err(text) = match &node.op {
-                Op::Reshard { kind, subs } => verify_reshard(s, v, *kind, subs, u),
-                op if op.is_source() => match out[u] {
+            if let Err(text) = match (&node.op, &rule) {
+                (Op::Reshard { kind, subs }, _) => verify_reshard(s, v, *kind, subs, u),
+                (_, Some(rule)) => verify_row(rule, s.mesh[u].axis, &args, out[u]),
+                (_, None) => match out[u] {
                     Placement::Partial(_) => Err("a source is partial".into()),
                     _ => Ok(()),
                 },
-                _ => verify_row(s, v, u, &args, out[u]),
             } {
                 return fail(u, text);
             }
@@ -185,10 +187,8 @@ fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: Sub
     Ok(())
 }
 
-/// Whether an op's placements on one sub-axis are a row of its table.
-fn verify_row(s: &Sharded, v: Value, u: SubAxis, args: &[Placement], out: Placement) -> Result<(), String> {
-    let body = &s.graph.body;
-    let rule = algebra(body, v);
+/// Whether an op's placements on a sub-axis of this axis are a row of its table.
+fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) -> Result<(), String> {
     let whole = |p: &Placement| *p == Placement::Replicated;
     if whole(&out) && args.iter().all(whole) {
         return Ok(());
@@ -206,7 +206,7 @@ fn verify_row(s: &Sharded, v: Value, u: SubAxis, args: &[Placement], out: Placem
         let want = |d: Option<Dim>| d.map_or(Placement::Replicated, Placement::Split);
         let result = match l.kind {
             LoopKind::Block => continue,
-            LoopKind::Ring if s.mesh[u].axis == Axis::Microbatch => continue,
+            LoopKind::Ring if axis == Axis::Microbatch => continue,
             LoopKind::Map | LoopKind::Ring => want(l.out),
             LoopKind::Sum => Placement::SUM,
             LoopKind::Max => Placement::Partial(Partial::Max),
@@ -223,12 +223,17 @@ fn verify_ends(s: &Sharded) -> Result<(), ShardedError> {
     let fail = |v: Value, u: SubAxis, text: &str| {
         Err(ShardedError { value: v, op: graph.body[v].op.name().into(), sub: s.mesh.describe(&[u]), text: text.into() })
     };
-    let source = |op: &Op| graph.body.values().find(|v| graph.body[*v].op == *op);
+    let mut sources: HashMap<&Op, Value> = HashMap::new();
+    for v in graph.body.values() {
+        if let op @ (Op::Param(_) | Op::State(..)) = &graph.body[v].op {
+            sources.entry(op).or_insert(v);
+        }
+    }
     for update in &graph.updates {
         let slots = std::iter::once((Op::Param(update.param), update.new))
             .chain(update.states.iter().enumerate().map(|(k, v)| (Op::State(update.param, k as u32), *v)));
         for (op, new) in slots {
-            if let Some(old) = source(&op) {
+            if let Some(old) = sources.get(&op).copied() {
                 for u in s.mesh.ids() {
                     if s.sharding(new)[u] != s.sharding(old)[u] {
                         return fail(new, u, "does not rest where the old value does");

@@ -4,6 +4,7 @@ use crate::graph::{Graph, Phase, Value};
 use crate::infer;
 use crate::local::{Chunk, Local};
 use crate::op::Op;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A broken invariant: a bug of the pass before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,19 +41,22 @@ pub fn graph(g: &Graph) -> Result<(), VerifyError> {
     if let Some(r) = g.losses.iter().find(|r| !body[r.value].ty.dims.is_empty()) {
         return fail(r.value, "a loss is a scalar");
     }
-    for (k, (p, grad)) in g.grads.iter().enumerate() {
+    let mut seen = BTreeSet::new();
+    for (p, grad) in &g.grads {
         let want = &g.params[*p as usize].ty.dims;
         let has = body.dims_of(*grad);
         if want.len() != has.len() || has.iter().any(|d| !want.contains(d)) {
             return fail(*grad, format!("the gradient of `{}` has other dims", g.params[*p as usize].name));
         }
-        if g.grads[..k].iter().any(|o| o.0 == *p) {
+        if !seen.insert(*p) {
             return fail(*grad, format!("`{}` has two gradients", g.params[*p as usize].name));
         }
     }
     if g.grad_norm.is_some() {
+        let mut of: BTreeMap<u32, usize> = BTreeMap::new();
+        g.updates.iter().for_each(|u| *of.entry(u.param).or_default() += 1);
         for (p, grad) in &g.grads {
-            let updates = g.updates.iter().filter(|u| u.param == *p).count();
+            let updates = of.get(p).copied().unwrap_or(0);
             if updates != 1 {
                 return fail(*grad, format!("`{}` has {updates} updates", g.params[*p as usize].name));
             }

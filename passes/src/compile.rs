@@ -27,7 +27,7 @@ use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntr
 use ir::refine::{self, Meaning};
 use ir::rewrites::{self, Graphs};
 use ir::sharded::Sharded;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// How a model is split and run.
@@ -508,7 +508,8 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
         let slots: Vec<u32> = (0..buckets.end).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
         let used = e.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);
-        let of_param = |p: &u32| params.iter().position(|q| q == p).expect("invariant: a stage evaluates with the parameters that it trains") as u32;
+        let of_params: HashMap<u32, u32> = params.iter().copied().zip(0..).collect();
+        let of_param = |p: &u32| *of_params.get(p).expect("invariant: a stage evaluates with the parameters that it trains");
         let slots: Vec<u32> = used.iter().map(of_param).chain(buckets).collect();
         let eval = lowering.add(e, &Names { slots: &slots, tables: &evaluation.tables, prefix: "eval_" });
         let program = lowering.finish();

@@ -5,12 +5,15 @@
 //! optimizer update are one kernel each, and a tile of its grid needs nothing of another tile. A contraction takes the
 //! pointwise ops that follow it on the same dims. Views, slices and shards are other names for the same memory, and no kernel.
 
+mod order;
+
 use ir::dim::Dim;
-use ir::graph::{Body, Value};
+use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
 use ir::local::{Chunk, Local};
 use ir::op::Op;
 use ir::program::Space;
+use order::Order;
 use std::collections::{BTreeSet, HashMap};
 
 /// Nodes of one kernel, in graph order.
@@ -85,10 +88,10 @@ pub fn fuse(local: &Local) -> Vec<Group> {
         users: body.users(),
         kept: kept(local),
         groups: vec![],
-        of: HashMap::new(),
-        direct: vec![],
-        after: vec![],
+        of: vec![None; body.nodes.len()],
+        order: Order::default(),
         aliased: vec![],
+        attends: HashMap::new(),
         last_exchange: HashMap::new(),
     };
     for v in body.values() {
@@ -123,48 +126,6 @@ fn kept(local: &Local) -> Vec<bool> {
     kept
 }
 
-/// A set of small numbers.
-#[derive(Clone, Debug, Default)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    /// Whether it is new.
-    fn insert(&mut self, k: usize) -> bool {
-        if self.0.len() <= k / 64 {
-            self.0.resize(k / 64 + 1, 0);
-        }
-        let new = !self.contains(k);
-        self.0[k / 64] |= 1 << (k % 64);
-        new
-    }
-
-    /// Whether it was there.
-    fn remove(&mut self, k: usize) -> bool {
-        let was = self.contains(k);
-        if was {
-            self.0[k / 64] &= !(1 << (k % 64));
-        }
-        was
-    }
-
-    fn contains(&self, k: usize) -> bool {
-        self.0.get(k / 64).is_some_and(|w| w >> (k % 64) & 1 == 1)
-    }
-
-    fn extend(&mut self, other: &Bits) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        for (a, b) in self.0.iter_mut().zip(&other.0) {
-            *a |= b;
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().flat_map(|(k, w)| (0..64).filter(move |b| w >> b & 1 == 1).map(move |b| k * 64 + b))
-    }
-}
-
 struct Draft {
     nodes: BTreeSet<Value>,
     /// When and where it runs.
@@ -176,16 +137,15 @@ struct Draft {
 
 struct Fusion<'a> {
     body: &'a Body,
-    users: Vec<Vec<(Value, usize)>>,
+    users: Users,
     kept: Vec<bool>,
     groups: Vec<Draft>,
-    of: HashMap<Value, usize>,
-    /// For each group, those whose values it reads, as they are or through views.
-    direct: Vec<BTreeSet<usize>>,
-    /// For each group, those that it reads, directly or not.
-    after: Vec<Bits>,
+    of: Vec<Option<usize>>,
+    order: Order,
     /// For each group, those of which it reads another view: they must be in memory before it begins.
-    aliased: Vec<Bits>,
+    aliased: Vec<BTreeSet<usize>>,
+    /// Groups of attention by its queries and keys.
+    attends: HashMap<[Value; 2], Vec<usize>>,
     /// Exchanges of a chunk happen in graph order: each waits for the one before.
     last_exchange: HashMap<Chunk, usize>,
 }
@@ -194,26 +154,30 @@ impl Fusion<'_> {
     /// An exchange takes part as a group that nothing joins, so that no kernel is on both of its sides, or on both sides of its order.
     fn exchange(&mut self, v: Value, chunk: Chunk) {
         let mut direct = self.direct(&self.body[v].args);
-        let own = self.groups.len();
-        direct.extend(self.last_exchange.insert(chunk, own));
-        let reads = self.reads(&direct);
-        self.of.insert(v, own);
-        self.groups.push(Draft { nodes: [v].into(), at: (chunk, Space::Device), anchor: None, live: false });
-        self.direct.push(direct);
-        self.after.push(reads);
-        self.aliased.push(Bits::default());
+        direct.extend(self.last_exchange.insert(chunk, self.groups.len()));
+        self.open(Draft { nodes: [v].into(), at: (chunk, Space::Device), anchor: None, live: false }, direct, BTreeSet::new());
+    }
+
+    /// A new group of one node.
+    fn open(&mut self, draft: Draft, direct: BTreeSet<usize>, aliased: BTreeSet<usize>) {
+        for v in &draft.nodes {
+            self.of[v.index()] = Some(self.groups.len());
+        }
+        self.order.push(direct);
+        self.groups.push(draft);
+        self.aliased.push(aliased);
     }
 
     fn add(&mut self, v: Value, at: (Chunk, Space)) {
         let anchor = is_anchor(&self.body[v].op);
         // The groups whose values it reads without a detour, latest first.
-        let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of.get(a).copied()).collect();
+        let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of[a.index()]).collect();
         near.sort_unstable_by(|a, b| b.cmp(a));
         near.dedup();
         near.retain(|g| self.groups[*g].live && self.groups[*g].at == at);
         let mut candidates: Vec<Vec<usize>> = vec![];
         if anchor {
-            candidates.extend(self.siblings(v).map(|g| vec![g]));
+            candidates.extend(self.sibling(v).map(|g| vec![g]));
         } else {
             if near.len() > 1 {
                 candidates.push(near.clone());
@@ -221,61 +185,42 @@ impl Fusion<'_> {
             candidates.extend(near.iter().map(|g| vec![*g]));
         }
         let direct = self.direct(&self.body[v].args);
-        let reads = self.reads(&direct);
-        let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| !self.of.contains_key(a)).collect();
-        let aliased = self.reads(&self.direct(&views));
-        for merged in candidates {
-            if self.fits(&merged, v, &direct, &aliased) {
-                let into = merged[0];
-                for g in &merged[1..] {
-                    let nodes = std::mem::take(&mut self.groups[*g].nodes);
-                    for n in &nodes {
-                        self.of.insert(*n, into);
-                    }
-                    self.groups[into].nodes.extend(nodes);
-                    self.groups[into].anchor = self.groups[into].anchor.or(self.groups[*g].anchor);
-                    self.groups[*g].live = false;
-                    let own = std::mem::take(&mut self.direct[*g]);
-                    self.direct[into].extend(own);
-                    for set in &mut self.direct {
-                        if set.remove(g) {
-                            set.insert(into);
-                        }
-                    }
-                    for sets in [&mut self.after, &mut self.aliased] {
-                        let own = std::mem::take(&mut sets[*g]);
-                        sets[into].extend(&own);
-                        for set in sets {
-                            if set.remove(*g) {
-                                set.insert(into);
-                            }
-                        }
-                    }
+        let views: Vec<Value> = self.body[v].args.iter().copied().filter(|a| self.of[a.index()].is_none()).collect();
+        let aliased = self.direct(&views);
+        match candidates.into_iter().find(|merged| self.fits(merged, v, &direct, &aliased)) {
+            Some(merged) => self.join(v, &merged, direct, aliased),
+            None => {
+                if let Op::Attention(_) | Op::AttentionGrad(..) = self.body[v].op {
+                    self.attends.entry(attended(self.body, v)).or_default().push(self.groups.len());
                 }
-                self.groups[into].nodes.insert(v);
-                self.direct[into].extend(direct);
-                self.after[into].extend(&reads);
-                self.aliased[into].extend(&aliased);
-                for g in &merged {
-                    self.direct[into].remove(g);
-                    self.after[into].remove(*g);
-                }
-                // Whoever reads the group now also follows what it has come to read.
-                let more = self.after[into].clone();
-                for a in &mut self.after {
-                    if a.contains(into) {
-                        a.extend(&more);
-                    }
-                }
-                self.of.insert(v, into);
-                return;
+                self.open(Draft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true }, direct, aliased);
             }
         }
-        self.of.insert(v, self.groups.len());
-        self.groups.push(Draft { nodes: [v].into(), at, anchor: anchor.then_some(v), live: true });
-        self.direct.push(direct);
-        self.after.push(reads);
-        self.aliased.push(aliased);
+    }
+
+    /// Puts a node into the first of these groups, and the others as well.
+    fn join(&mut self, v: Value, merged: &[usize], direct: BTreeSet<usize>, aliased: BTreeSet<usize>) {
+        let into = merged[0];
+        for g in &merged[1..] {
+            let nodes = std::mem::take(&mut self.groups[*g].nodes);
+            for n in &nodes {
+                self.of[n.index()] = Some(into);
+            }
+            self.groups[into].nodes.extend(nodes);
+            self.groups[into].anchor = self.groups[into].anchor.or(self.groups[*g].anchor);
+            self.groups[*g].live = false;
+            for reader in self.order.readers(*g) {
+                if self.aliased[*reader].remove(g) {
+                    self.aliased[*reader].insert(into);
+                }
+            }
+            let own = std::mem::take(&mut self.aliased[*g]);
+            self.aliased[into].extend(own);
+        }
+        self.groups[into].nodes.insert(v);
+        self.of[v.index()] = Some(into);
+        self.aliased[into].extend(aliased);
+        self.order.merge(merged, direct);
     }
 
     /// Groups that make these values, or what they are views of.
@@ -283,27 +228,16 @@ impl Fusion<'_> {
         let mut out = BTreeSet::new();
         let mut stack = values.to_vec();
         while let Some(a) = stack.pop() {
-            match self.of.get(&a) {
-                Some(g) => drop(out.insert(*g)),
+            match self.of[a.index()] {
+                Some(g) => drop(out.insert(g)),
                 None => stack.extend(&self.body[a].args),
             }
         }
         out
     }
 
-    /// These groups and all that they read.
-    fn reads(&self, direct: &BTreeSet<usize>) -> Bits {
-        let mut out = Bits::default();
-        for g in direct {
-            if out.insert(*g) {
-                out.extend(&self.after[*g]);
-            }
-        }
-        out
-    }
-
     /// A group that already computes another result of the same attention.
-    fn siblings(&self, v: Value) -> impl Iterator<Item = usize> {
+    fn sibling(&self, v: Value) -> Option<usize> {
         let node = &self.body[v];
         let same = |w: Value| match (&self.body[w].op, &node.op) {
             (Op::Attention(a), Op::AttentionLse(b)) => {
@@ -315,18 +249,15 @@ impl Fusion<'_> {
         };
         // Each result once: what is computed twice, for another reader, is a kernel of its own.
         let again = |g: &Draft| g.nodes.iter().any(|w| self.body[*w].op == node.op);
-        self.groups.iter().enumerate().rev().find(|(_, g)| g.live && g.anchor.is_some_and(same) && !again(g)).map(|(k, _)| k).into_iter()
+        let fits = |k: &usize| self.groups[*k].anchor.is_some_and(same) && !again(&self.groups[*k]);
+        let alike = matches!(node.op, Op::AttentionLse(_) | Op::AttentionGrad(..)).then(|| self.attends.get(&attended(self.body, v)));
+        alike??.iter().copied().rev().find(fits)
     }
 
-    fn fits(&self, merged: &[usize], v: Value, direct: &BTreeSet<usize>, aliased: &Bits) -> bool {
-        let views = |set: &Bits| merged.iter().any(|g| set.contains(*g));
+    /// Whether a node can be in one kernel with these groups.
+    fn fits(&self, merged: &[usize], v: Value, direct: &BTreeSet<usize>, aliased: &BTreeSet<usize>) -> bool {
+        let views = |set: &BTreeSet<usize>| merged.iter().any(|g| set.contains(g));
         if views(aliased) || merged.iter().any(|g| views(&self.aliased[*g])) {
-            return false;
-        }
-        // No group in between: what v or a merged group reads must not itself read a merged group. It is enough to ask those that they read
-        // directly: through one that is in between leads a way that begins with such a one, or with a merged one, whose own way it is.
-        let between = |set: &BTreeSet<usize>| set.iter().any(|g| !merged.contains(g) && merged.iter().any(|h| self.after[*g].contains(*h)));
-        if between(direct) || merged.iter().any(|g| between(&self.direct[*g])) {
             return false;
         }
         let at = self.groups[merged[0]].at;
@@ -336,20 +267,17 @@ impl Fusion<'_> {
         let mut nodes: BTreeSet<Value> = merged.iter().flat_map(|g| self.groups[*g].nodes.iter().copied()).collect();
         let anchors: Vec<Value> = merged.iter().filter_map(|g| self.groups[*g].anchor).collect();
         nodes.insert(v);
-        if is_anchor(&self.body[v].op) {
-            return anchors.len() == 1 && merged.len() == 1;
-        }
         // A table that is looked up must be in memory.
-        if let Op::Gather { .. } = self.body[v].op
-            && nodes.contains(&self.body[v].args[0])
-        {
-            return false;
-        }
-        match anchors.as_slice() {
+        let table = matches!(self.body[v].op, Op::Gather { .. }) && nodes.contains(&self.body[v].args[0]);
+        let one_kernel = match anchors.as_slice() {
+            _ if is_anchor(&self.body[v].op) => anchors.len() == 1 && merged.len() == 1,
+            _ if table => false,
             [] => self.loops(&nodes).is_some(),
             [anchor] => self.epilogue(&nodes, *anchor),
             _ => false,
-        }
+        };
+        // No group in between: what v or a merged group reads must not itself read a merged group.
+        one_kernel && !self.order.is_between(merged, direct)
     }
 
     /// Pointwise ops on the result of a contraction.
@@ -406,23 +334,8 @@ impl Fusion<'_> {
     }
 
     fn finish(self) -> Vec<Group> {
-        let mut order: Vec<usize> = vec![];
-        let mut done = vec![false; self.groups.len()];
-        // Groups were opened in graph order; a group waits for those it reads.
-        fn visit(g: usize, f: &Fusion, done: &mut [bool], order: &mut Vec<usize>) {
-            if !done[g] {
-                done[g] = true;
-                for h in f.after[g].iter() {
-                    visit(h, f, done, order);
-                }
-                order.push(g);
-            }
-        }
-        for g in 0..self.groups.len() {
-            if self.groups[g].live {
-                visit(g, &self, &mut done, &mut order);
-            }
-        }
+        let open: Vec<usize> = (0..self.groups.len()).filter(|g| self.groups[*g].live).collect();
+        let order = self.order.list(&open);
         order
             .into_iter()
             .filter(|g| self.groups[*g].live)
@@ -440,6 +353,11 @@ impl Fusion<'_> {
             })
             .collect()
     }
+}
+
+/// Queries and keys of an op of attention.
+fn attended(body: &Body, v: Value) -> [Value; 2] {
+    [body[v].args[0], body[v].args[1]]
 }
 
 fn is_anchor(op: &Op) -> bool {

@@ -134,16 +134,47 @@ impl Graph {
         let mut clocks = [0u64; Stream::ALL.len()];
         let mut ready_at = vec![0u64; n];
         let mut out = Vec::with_capacity(n);
+        let mut done = vec![false; n];
+        // What needs nothing more: too far ahead; communication; kernels, per stream, that wait and that wait for nothing.
         let mut ready: BTreeSet<usize> = (0..n).filter(|k| needs[*k] == 0).collect();
-        let mut left: BTreeSet<usize> = (0..n).collect();
-        while let Some(front) = left.first() {
+        let mut messages: BTreeSet<(usize, usize)> = BTreeSet::new();
+        let mut waiting: [BTreeSet<(u64, usize, usize)>; Stream::ALL.len()] = Default::default();
+        let mut due = waiting.clone();
+        let mut front = 0;
+        while out.len() < n {
+            while done[front] {
+                front += 1;
+            }
             let reach = front.saturating_add(window);
-            let open = || ready.range(..=reach).copied();
-            let message = open().filter(|k| !computes(self.streams[*k])).min_by_key(|k| (self.since[*k], *k));
-            let key = |k: &usize| (ready_at[*k].saturating_sub(clocks[self.streams[*k] as usize]), self.leads[*k], *k);
-            let k = message.or_else(|| open().min_by_key(key)).expect("invariant: what is left first needs nothing");
-            ready.remove(&k);
-            left.remove(&k);
+            while let Some(k) = ready.first().copied().filter(|k| *k <= reach) {
+                ready.remove(&k);
+                if computes(self.streams[k]) {
+                    waiting[self.streams[k] as usize].insert((ready_at[k], self.leads[k], k));
+                } else {
+                    messages.insert((self.since[k], k));
+                }
+            }
+            for (stream, clock) in clocks.iter().enumerate() {
+                while let Some(first) = waiting[stream].first().copied().filter(|w| w.0 <= *clock) {
+                    waiting[stream].remove(&first);
+                    due[stream].insert((0, first.1, first.2));
+                }
+            }
+            let k = match messages.pop_first() {
+                Some((_, k)) => k,
+                None => {
+                    let first = |stream: usize| {
+                        let soon = waiting[stream].first().map(|(at, leads, k)| (at - clocks[stream], *leads, *k));
+                        due[stream].first().copied().or(soon)
+                    };
+                    let (_, _, k) = (0..Stream::ALL.len()).filter_map(first).min().expect("invariant: what is left first needs nothing");
+                    let stream = self.streams[k] as usize;
+                    due[stream].remove(&(0, self.leads[k], k));
+                    waiting[stream].remove(&(ready_at[k], self.leads[k], k));
+                    k
+                }
+            };
+            done[k] = true;
             out.push(k);
             let clock = &mut clocks[self.streams[k] as usize];
             *clock = (*clock).max(ready_at[k]) + self.times[k];

@@ -33,6 +33,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
         values: HashMap::new(),
         inputs: vec![],
         args: vec![],
+        slots: HashMap::new(),
         scalars: vec![],
         dtypes: vec![],
     };
@@ -90,6 +91,8 @@ struct Building<'a> {
     values: HashMap<Value, Value>,
     inputs: Vec<Operand>,
     args: Vec<Place>,
+    /// The operand of a place.
+    slots: HashMap<(Operand, Place), u32>,
     scalars: Vec<Scalar>,
     dtypes: Vec<DType>,
 }
@@ -139,15 +142,13 @@ impl Building<'_> {
         let strides: Vec<u64> = ty.dims.iter().map(|d| view.stride(*d).expect("invariant: a view has the value's dims")).collect();
         ty.dims = ty.dims.iter().map(|d| self.dim(*d)).collect();
         let operand = Operand { ty: ty.clone(), strides };
-        let slot = match (0..self.inputs.len()).find(|k| self.inputs[*k] == operand && self.args[*k] == view.place) {
-            Some(k) => k,
-            None => {
-                self.inputs.push(operand);
-                self.args.push(view.place);
-                self.inputs.len() - 1
-            }
-        };
-        let w = self.out.push(Op::Input(slot as u32), [], ty, self.body[v].origin.clone());
+        let next = self.inputs.len() as u32;
+        let slot = *self.slots.entry((operand.clone(), view.place.clone())).or_insert(next);
+        if slot == next {
+            self.inputs.push(operand);
+            self.args.push(view.place);
+        }
+        let w = self.out.push(Op::Input(slot), [], ty, self.body[v].origin.clone());
         self.values.insert(v, w);
         w
     }

@@ -15,29 +15,41 @@ mod sums;
 use crate::fuse::{Group as Fused, fuse};
 use crate::memory::ALIGN;
 use crate::storage::View;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use ir::dim::{IndexMap, Order};
-use ir::graph::Value;
+use ir::graph::{Users, Value};
 use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op};
 use ir::program::{Action, Arena, BodyId, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
 use items::Item;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::BuildHasher;
 
 /// The kernels of all programs, each once.
 #[derive(Default)]
 pub struct Kernels {
     pub list: Vec<Kernel>,
     by_name: HashMap<String, KernelId>,
+    /// What was added, plain, with its hash: most kernels are those of other layers again, which is seen sooner than named.
+    known: HashTable<(u64, Kernel, KernelId)>,
+    hasher: DefaultHashBuilder,
 }
 
 impl Kernels {
     fn add(&mut self, kernel: Kernel) -> KernelId {
+        let plain = kernel.plain();
+        let hash = self.hasher.hash_one((&plain.family, &plain.inputs, &plain.outputs));
+        let hash = plain.body.nodes.iter().fold(hash, |hash, n| self.hasher.hash_one((hash, &n.op, &n.args)));
+        if let Some((_, _, id)) = self.known.find(hash, |k| k.1 == plain) {
+            return *id;
+        }
         let next = KernelId(self.list.len() as u32);
         let id = *self.by_name.entry(kernel.name()).or_insert(next);
         if id == next {
             self.list.push(kernel);
         }
+        self.known.insert_unique(hash, (hash, plain, id), |k| k.0);
         id
     }
 }
@@ -120,7 +132,9 @@ struct LocalLowering<'l, 'a, 'k> {
     names: &'a Names<'a>,
     groups: Vec<Fused>,
     group_of: HashMap<Value, usize>,
-    users: Vec<Vec<(Value, usize)>>,
+    users: Users,
+    /// The update that makes a value a new parameter or state.
+    renews: HashMap<Value, usize>,
     /// The nodes that read a parameter (of a slot), or a state of it.
     readers: HashMap<(u32, Option<u32>), Vec<Value>>,
     /// Where a value lies, once computed.
@@ -150,6 +164,12 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         let groups = fuse(local);
         let group_of = groups.iter().enumerate().flat_map(|(k, g)| g.nodes.iter().map(move |v| (*v, k))).collect();
         let users = local.body.users();
+        let mut renews = HashMap::new();
+        for (k, u) in local.updates.iter().enumerate() {
+            for v in [u.new].iter().chain(&u.states) {
+                renews.entry(*v).or_insert(k);
+            }
+        }
         let mut readers: HashMap<(u32, Option<u32>), Vec<Value>> = HashMap::new();
         for v in local.body.values() {
             match local.body[v].op {
@@ -165,6 +185,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             groups,
             group_of,
             users,
+            renews,
             readers,
             views: HashMap::new(),
             indices: HashMap::new(),

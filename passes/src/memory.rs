@@ -47,18 +47,16 @@ const GOOD: u64 = 50;
 /// Offsets of buffers that are placed in this order, and the arena's size.
 fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
     let mut offsets = vec![0; needs.len()];
-    let mut placed: Vec<usize> = vec![];
+    let mut placed = Lives::new(needs);
+    let mut busy: Vec<(u64, u64)> = vec![];
     let mut total = 0;
     for &k in order {
         let bytes = needs[k].bytes.next_multiple_of(ALIGN);
-        let mut busy: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|j| needs[**j].first <= needs[k].last && needs[k].first <= needs[**j].last)
-            .map(|j| (offsets[*j], offsets[*j] + needs[*j].bytes.next_multiple_of(ALIGN)))
-            .collect();
+        busy.clear();
+        placed.meet(&needs[k], &mut |j| busy.push((offsets[j], offsets[j] + needs[j].bytes.next_multiple_of(ALIGN))));
         busy.sort_unstable();
         let (mut end, mut gap): (u64, Option<(u64, u64)>) = (0, None);
-        for (from, to) in busy {
+        for &(from, to) in &busy {
             if end + bytes <= from && gap.is_none_or(|g| from - end < g.0) {
                 gap = Some((from - end, end));
             }
@@ -66,9 +64,56 @@ fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
         }
         offsets[k] = gap.map_or(end, |g| g.1);
         total = total.max(offsets[k] + bytes);
-        placed.push(k);
+        placed.insert(k);
     }
     (offsets, total)
+}
+
+/// A set of buffers that finds those which live at some time without a look at all others: a tree over all buffers in the order of their first
+/// writes, whose nodes know the last use of what is in the set below them.
+struct Lives<'a> {
+    needs: &'a [Need],
+    by_first: Vec<usize>,
+    /// Where each buffer is in this order.
+    at: Vec<usize>,
+    /// Node n is above 2n and 2n + 1, the last ones are of one buffer each. One more than the last use; 0 if nothing is in the set.
+    until: Vec<usize>,
+}
+
+impl<'a> Lives<'a> {
+    fn new(needs: &'a [Need]) -> Lives<'a> {
+        let mut by_first: Vec<usize> = (0..needs.len()).collect();
+        by_first.sort_by_key(|k| needs[*k].first);
+        let mut at = vec![0; needs.len()];
+        by_first.iter().enumerate().for_each(|(place, k)| at[*k] = place);
+        Lives { needs, by_first, at, until: vec![0; 2 * needs.len().next_power_of_two()] }
+    }
+
+    fn insert(&mut self, k: usize) {
+        let mut node = self.until.len() / 2 + self.at[k];
+        while node > 0 {
+            self.until[node] = self.until[node].max(self.needs[k].last + 1);
+            node /= 2;
+        }
+    }
+
+    /// Calls `found` with each buffer in the set whose lifetime meets this one's.
+    fn meet(&self, need: &Need, found: &mut dyn FnMut(usize)) {
+        let begun = self.by_first.partition_point(|k| self.needs[*k].first <= need.last);
+        self.below(1, 0, self.until.len() / 2, begun, need.first, found);
+    }
+
+    /// Of a node above `count` buffers from `start` on, those in the set, among the first `begun`, that are used at or after `first`.
+    fn below(&self, node: usize, start: usize, count: usize, begun: usize, first: usize, found: &mut dyn FnMut(usize)) {
+        if start >= begun || self.until[node] <= first {
+            return;
+        }
+        if count == 1 {
+            return found(self.by_first[start]);
+        }
+        self.below(2 * node, start, count / 2, begun, first, found);
+        self.below(2 * node + 1, start + count / 2, count / 2, begun, first, found);
+    }
 }
 
 /// The greatest sum of bytes that live at once: no plan needs less.

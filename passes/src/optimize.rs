@@ -4,6 +4,7 @@ use ir::build::Builder;
 use ir::graph::{Graph, Origin, Phase, Type, Update, Value};
 use ir::model::{Optimizer, Train};
 use ir::op::{Binary, DType, Op, Scalar, Unary};
+use std::collections::HashMap;
 
 /// Appends the global gradient norm (before clipping; every parameter counts once) and the update of every parameter
 /// that has a gradient.
@@ -50,16 +51,19 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         }
     };
     let rate = b.op(Op::Scalar(Scalar::LearningRate), &[]);
+    let mut of_params: HashMap<u32, Value> = HashMap::new();
+    for v in graph.body.values() {
+        if let Op::Param(p) = graph.body[v].op {
+            of_params.entry(p).or_insert(v);
+        }
+    }
     for (p, g) in graph.grads.clone() {
         let info = graph.params[p as usize].clone();
         let mut b = Builder { body: &mut graph.body, origin: origin.clone() };
         b.origin.scope = info.name.as_str().into();
         b.origin.layer = info.layer;
         b.origin.span = info.span;
-        let param = match b.body.values().find(|v| b.body[*v].op == Op::Param(p)) {
-            Some(v) => v,
-            None => unreachable!("invariant: a parameter with a gradient is used"),
-        };
+        let param = *of_params.get(&p).expect("invariant: a parameter with a gradient is used");
         let rate = if info.lr_scale.0 == 1.0 { rate } else { b.scale(rate, info.lr_scale.0) };
         let grad = factor.map_or(g, |f| b.mul(g, f));
         let decay = if info.decay { train.weight_decay.0 } else { 0.0 };

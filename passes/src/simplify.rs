@@ -1,8 +1,9 @@
 //! Normal form, after differentiation: no `sub`, no nested sums, no repeated or dead nodes; all forward nodes first, then backward, then update.
 
-use ir::graph::{Body, Graph, Node, Phase, Type, Value};
+use hashbrown::{DefaultHashBuilder, HashTable};
+use ir::graph::{Body, Graph, Node, Phase, Value};
 use ir::op::{Binary, Op, Unary};
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 
 /// Rewrites the graph into normal form. The values it computes are the same, bit for bit, but for the order of sums.
 ///
@@ -10,18 +11,17 @@ use std::collections::HashMap;
 /// that partial terms can be reduced together; casts to the same type and expansions to the same dims vanish; equal nodes
 /// of one phase and layer become one.
 pub fn simplify(graph: Graph) -> Graph {
-    let graph = rebuild(graph, &|body, node, _| rewrite(body, node));
+    let graph = rebuild(graph, &rewrite);
     let users = graph.body.users();
-    let roots = graph.roots();
-    let single = |v: Value| users[v.index()].len() == 1 && !roots.contains(&v);
-    let flat = flatten(graph.clone(), &single);
+    let mut single: Vec<bool> = graph.body.values().map(|v| users[v.index()].len() == 1).collect();
+    graph.roots().into_iter().for_each(|v| single[v.index()] = false);
     // A second round merges what flattening made equal, and drops what it made dead.
-    clean(flat)
+    clean(flatten(graph, &single))
 }
 
 /// Drops what nothing needs and makes equal nodes one; sums stay as they are.
 pub fn clean(graph: Graph) -> Graph {
-    rebuild(graph, &|_, node, _| Step::Keep(node))
+    rebuild(graph, &|_, node| Step::Keep(node))
 }
 
 enum Step {
@@ -43,43 +43,55 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
     }
 }
 
-/// What makes two nodes the same: op, operands, type, phase and layer.
-type Known = (Op, Vec<Value>, Type, Phase, Option<u32>);
+/// Where a node can be shared. Parameters, their copies and states are the same in every phase; other nodes are shared within a phase and layer
+/// only, for a pipeline to cut between layers.
+fn shared_in(body: &Body, node: &Node) -> (Phase, Option<u32>) {
+    let copy = node.op == Op::Cast && matches!(body[node.args[0]].op, Op::Param(_));
+    match (node.origin.phase, &node.op) {
+        _ if copy => (Phase::Forward, None),
+        (_, Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_)) => (Phase::Forward, None),
+        (Phase::Update, _) => (Phase::Update, None),
+        (phase, _) => (phase, node.origin.layer),
+    }
+}
 
-/// Copies the live nodes, phase by phase, through `f`; equal ones once.
-fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node, Value) -> Step) -> Graph {
+/// Copies the live nodes, phase by phase, through `f`; those of equal op, operands, type, phase and layer once.
+fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node) -> Step) -> Graph {
     let live = live(&graph);
     let old = std::mem::take(&mut graph.body);
-    let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
-    let mut map: Vec<Option<Value>> = vec![None; old.nodes.len()];
-    let mut known: HashMap<Known, Value> = HashMap::new();
+    let mut body = Body { dims: old.dims, nodes: Vec::with_capacity(old.nodes.len()) };
+    let mut nodes: Vec<Option<Node>> = old.nodes.into_iter().zip(live).map(|(node, live)| live.then_some(node)).collect();
+    let mut map: Vec<Option<Value>> = vec![None; nodes.len()];
+    // Nodes with their hashes.
+    let mut known: HashTable<(u64, Value)> = HashTable::with_capacity(nodes.len());
+    let hasher = DefaultHashBuilder::default();
     for phase in [Phase::Forward, Phase::Backward, Phase::Update] {
-        for v in old.values().filter(|v| old[*v].origin.phase == phase && live[v.index()]) {
-            let mut node = old[v].clone();
+        for (slot, to) in nodes.iter_mut().zip(0..) {
+            let Some(mut node) = slot.take_if(|n| n.origin.phase == phase) else { continue };
             for a in &mut node.args {
                 *a = map[a.index()].expect("invariant: an operand belongs to the same or an earlier phase");
             }
-            let new = match f(&mut body, node, v) {
+            let new = match f(&mut body, node) {
                 Step::Is(v) => v,
                 Step::Keep(node) => {
-                    // Parameters, their copies and states are the same in every phase; other nodes are shared within a phase and layer only,
-                    // for a pipeline to cut between layers.
-                    let copy = node.op == Op::Cast && matches!(body[node.args[0]].op, Op::Param(_));
-                    let source = copy || matches!(node.op, Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_));
-                    let key = (
-                        node.op.clone(),
-                        node.args.clone(),
-                        node.ty.clone(),
-                        if source { Phase::Forward } else { node.origin.phase },
-                        if source || node.origin.phase == Phase::Update { None } else { node.origin.layer },
-                    );
-                    *known.entry(key).or_insert_with(|| {
-                        body.nodes.push(node);
-                        Value(body.nodes.len() as u32 - 1)
-                    })
+                    let shared = shared_in(&body, &node);
+                    let hash = hasher.hash_one((&node.op, &node.args, &node.ty, shared));
+                    let same = |k: &(u64, Value)| {
+                        let other = &body[k.1];
+                        (&other.op, &other.args, &other.ty) == (&node.op, &node.args, &node.ty) && shared_in(&body, other) == shared
+                    };
+                    match known.find(hash, same) {
+                        Some((_, v)) => *v,
+                        None => {
+                            body.nodes.push(node);
+                            let v = Value(body.nodes.len() as u32 - 1);
+                            known.insert_unique(hash, (hash, v), |k| k.0);
+                            v
+                        }
+                    }
                 }
             };
-            map[v.index()] = Some(new);
+            map[to] = Some(new);
         }
     }
     graph.body = body;
@@ -88,7 +100,7 @@ fn rebuild(mut graph: Graph, f: &dyn Fn(&mut Body, Node, Value) -> Step) -> Grap
 }
 
 /// Merges sums that only sums use.
-fn flatten(mut graph: Graph, single: &dyn Fn(Value) -> bool) -> Graph {
+fn flatten(mut graph: Graph, single: &[bool]) -> Graph {
     for v in graph.body.values() {
         if graph.body[v].op != Op::Add {
             continue;
@@ -97,7 +109,7 @@ fn flatten(mut graph: Graph, single: &dyn Fn(Value) -> bool) -> Graph {
         for a in graph.body[v].args.clone() {
             let inner = &graph.body[a];
             let same = inner.op == Op::Add && inner.ty.dims.len() == graph.body[v].ty.dims.len() && inner.origin.phase == graph.body[v].origin.phase;
-            if same && single(a) {
+            if same && single[a.index()] {
                 args.extend(inner.args.clone());
             } else {
                 args.push(a);

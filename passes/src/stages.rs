@@ -7,7 +7,7 @@
 
 use crate::layout::Part;
 use crate::schedule::Placement;
-use ir::graph::{Body, Phase, Value};
+use ir::graph::{Body, Phase, Users, Value};
 use ir::op::{Op, Reshard};
 use std::collections::BTreeSet;
 
@@ -84,7 +84,7 @@ fn staged(body: &Body) -> Vec<bool> {
 struct Assigning<'a> {
     body: &'a Body,
     layout: &'a Layout,
-    users: Vec<Vec<(Value, usize)>>,
+    users: Users,
     ends: Ends,
     stage: Vec<Option<u32>>,
     /// The values of the forward and of the backward pass that are not loose.

@@ -8,7 +8,7 @@
 
 use crate::explain::WITHOUT;
 use ir::dim::{Dim, DimInfo};
-use ir::graph::{Body, Node, Type, Value};
+use ir::graph::{Body, Node, Type, Users, Value};
 use ir::local::Local;
 use ir::mesh::Axis;
 use ir::op::{Collective, Op};
@@ -116,7 +116,7 @@ fn roots(local: &Local) -> BTreeSet<Value> {
 
 struct Finder<'a> {
     local: &'a Local,
-    users: Vec<Vec<(Value, usize)>>,
+    users: Users,
     roots: BTreeSet<Value>,
 }
 
@@ -129,7 +129,7 @@ impl Finder<'_> {
     }
 
     fn only_user(&self, v: Value) -> Option<Value> {
-        match self.users[v.index()].as_slice() {
+        match &self.users[v.index()] {
             [(user, _)] if !self.roots.contains(&v) => Some(*user),
             _ => None,
         }

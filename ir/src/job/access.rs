@@ -62,7 +62,7 @@ impl Facts {
         let body = &kernel.body;
         let shape =
             |dims: &[crate::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
-        let replaceable: Vec<bool> = (0..kernel.inputs.len()).map(|i| at_own_point(kernel, i)).collect();
+        let replaceable = at_own_point(kernel);
         Facts {
             on: kernel.on,
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
@@ -129,17 +129,22 @@ fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
     (chosen(inputs), chosen(scalars))
 }
 
-/// Whether a result at a point depends on the operand at that point alone, so that it may take the operand's place.
-fn at_own_point(kernel: &Kernel, input: usize) -> bool {
-    let mut from = vec![false; kernel.body.nodes.len()];
-    for v in kernel.body.values() {
-        let node = &kernel.body[v];
-        from[v.index()] = node.op == Op::Input(input as u32) || node.args.iter().any(|a| from[a.index()]);
-        if from[v.index()] && !node.op.is_source() && !node.op.is_pointwise() {
-            return false;
+/// Per operand, whether a result at a point depends on it at that point alone, so that it may take the operand's place.
+fn at_own_point(kernel: &Kernel) -> Vec<bool> {
+    let body = &kernel.body;
+    let mut out = vec![true; kernel.inputs.len()];
+    // The values that lead to an op of several points.
+    let mut leads = vec![false; body.nodes.len()];
+    for v in body.values().rev() {
+        let node = &body[v];
+        if leads[v.index()] || !node.op.is_source() && !node.op.is_pointwise() {
+            node.args.iter().for_each(|a| leads[a.index()] = true);
+        }
+        if let Op::Input(i) = node.op {
+            out[i as usize] &= !leads[v.index()];
         }
     }
-    true
+    out
 }
 
 /// The greatest value of a linear form over all coordinates.

@@ -21,7 +21,7 @@ mod rows;
 mod stages;
 
 use crate::dim::{Dim, IndexMap};
-use crate::graph::Value;
+use crate::graph::{Users, Value};
 use crate::local::{Chunk, Local as Graph};
 use crate::mesh::{Axis, SubAxis};
 use crate::op::{Compare, DType, Op, Scalar};
@@ -61,7 +61,7 @@ pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
 struct Stage<'a, 'p> {
     places: &'p mut Places<'a>,
     local: &'p Graph,
-    users: &'p [Vec<(Value, usize)>],
+    users: &'p Users,
     held: Vec<Option<Local>>,
     /// Local dims that were found to be parts of dims, by the sub-axes that split these.
     parts: HashSet<(Dim, Dim, u64)>,

@@ -60,7 +60,7 @@ impl Stage<'_, '_> {
     pub fn is_term(&self, w: Value, v: Value) -> bool {
         let is_sum = |c: &Value| matches!(self.local.body[*c].op, Op::Collective { stages: Some(_), .. });
         let holds = |c: &Value| self.local.source[c.index()].as_ref().is_some_and(|s| s.0 == v);
-        matches!(self.users[w.index()].as_slice(), [(c, _)] if is_sum(c) && holds(c))
+        matches!(&self.users[w.index()], [(c, _)] if is_sum(c) && holds(c))
     }
 
     /// The terms of a sum that some operands are, each another one.

@@ -5,7 +5,8 @@ use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Body, Value};
 use crate::mesh::{Mesh, SubAxis};
 use crate::op::{Channel, Collective, DType, Op, Real, Scalar};
-use std::collections::HashMap;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher;
 use std::rc::Rc;
 
 /// A term of [`Terms`].
@@ -138,7 +139,9 @@ impl Key {
 /// All terms, each once.
 #[derive(Default)]
 pub struct Terms {
-    known: HashMap<Rc<Key>, Term>,
+    /// Terms with the hashes of their keys.
+    known: HashTable<(u64, Term)>,
+    hasher: DefaultHashBuilder,
     keys: Vec<Rc<Key>>,
 }
 
@@ -178,12 +181,13 @@ impl Terms {
     /// The term of a key, whose operands are brought to their normal form.
     pub fn intern(&mut self, mut key: Key) -> Term {
         key.args = key.args.into_iter().map(|x| self.normal(x)).collect();
-        if let Some(term) = self.known.get(&key) {
+        let hash = self.hasher.hash_one(&key);
+        if let Some((_, term)) = self.known.find(hash, |k| *self.keys[k.1.0 as usize] == key) {
             return *term;
         }
-        let (key, term) = (Rc::new(key), Term(self.keys.len() as u32));
-        self.keys.push(key.clone());
-        self.known.insert(key, term);
+        let term = Term(self.keys.len() as u32);
+        self.keys.push(Rc::new(key));
+        self.known.insert_unique(hash, (hash, term), |k| k.0);
         term
     }
 

@@ -33,7 +33,8 @@ use crate::op::{DType, Op};
 use crate::verify::VerifyError;
 use outcome::Wanted;
 use rules::Rules;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 
 /// Graphs of a training step and of an evaluation.
 #[derive(Clone, Copy)]
@@ -67,8 +68,15 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), VerifyError> {
         }
         one_type(training, evaluation, &slots)?;
         let own = (0..params.len() as u32).collect();
-        trained.push(Class { before: old, after: training, training, slots: own, first_slot, first_message });
-        evaluated.push(Class { before: other, after: evaluation, training, slots, first_slot, first_message });
+        let homes: HashSet<u32> = training.buckets.iter().flat_map(|b| &b.pieces).map(|p| p.slot).collect();
+        let dtypes: HashMap<u32, DType> = training.updates.iter().rev().map(|u| (u.slot, training.body[u.new].ty.dtype)).collect();
+        let (homes, dtypes) = (Rc::new(homes), Rc::new(dtypes));
+        let class = |before, after, slots| {
+            let (homes, dtypes) = (homes.clone(), dtypes.clone());
+            Class { before, after, training, slots, homes, dtypes, first_slot, first_message }
+        };
+        trained.push(class(old, training, own));
+        evaluated.push(class(other, evaluation, slots));
         first_slot += params.len() as u32;
         first_message += old.body.nodes.len() + other.body.nodes.len();
     }
@@ -83,6 +91,9 @@ struct Class<'a> {
     training: &'a Local,
     /// Per slot of its parameters, the one in the graph of training after.
     slots: Vec<u32>,
+    /// The slots of parameters that buckets hold, and of what a parameter or bucket that is updated consists.
+    homes: Rc<HashSet<u32>>,
+    dtypes: Rc<HashMap<u32, DType>>,
     /// Parameters and messages of different classes are different values.
     first_slot: u32,
     first_message: usize,
@@ -91,13 +102,12 @@ struct Class<'a> {
 impl Class<'_> {
     /// Whether a bucket holds the parameter of a slot.
     fn home(&self, slot: u32) -> bool {
-        self.after.buckets.iter().flat_map(|b| &b.pieces).any(|p| p.slot == slot)
+        self.homes.contains(&slot)
     }
 
     /// Of what a parameter or bucket that is updated consists.
     fn dtype(&self, slot: u32) -> DType {
-        let update = self.training.updates.iter().find(|u| u.slot == slot);
-        update.map_or(DType::F32, |u| self.training.body[u.new].ty.dtype)
+        self.dtypes.get(&slot).copied().unwrap_or(DType::F32)
     }
 
     fn is_whole(&self) -> Result<(), VerifyError> {
@@ -177,8 +187,8 @@ fn of_stage(all: &[Local], stage: u64) -> Result<&Local, VerifyError> {
 
 /// The slot of each parameter of an evaluation in the graph of training.
 fn slots(params: &[u32], evaluation: &Local) -> Result<Vec<u32>, VerifyError> {
-    let slot = |p: &u32| params.iter().position(|q| q == p).map(|k| k as u32);
-    match evaluation.stages[0].1.iter().map(slot).collect() {
+    let of: HashMap<u32, u32> = (0..params.len()).rev().map(|k| (params[k], k as u32)).collect();
+    match evaluation.stages[0].1.iter().map(|p| of.get(p).copied()).collect() {
         Some(slots) => Ok(slots),
         None => wrong(Value(0), "an evaluation with other parameters".into()),
     }

@@ -8,7 +8,7 @@ use crate::op::{Binary, Collective, DType, Op, Real, Scalar};
 use crate::refine::digits::{Digits, Form, add};
 use crate::refine::normal::through;
 use crate::refine::term::{Access, Key, Made, Term, Terms, What};
-use std::collections::{HashMap, HashSet};
+use hashbrown::{HashMap, HashSet};
 
 /// Sub-axes as bits.
 pub type Subs = u64;

@@ -16,7 +16,7 @@ impl LocalLowering<'_, '_, '_> {
         if !group.nodes.iter().all(|n| body[*n].op.is_pointwise()) || group.chunk != Chunk::Update {
             return None;
         }
-        let Some(update) = self.local.updates.iter().find(|u| u.new == v || u.states.contains(&v)) else {
+        let Some(update) = self.renews.get(&v).map(|k| &self.local.updates[*k]) else {
             return self.part_in_place(v, &group.nodes);
         };
         let state = if update.new == v { None } else { Some(update.states.iter().position(|s| *s == v)? as u32) };
@@ -56,7 +56,7 @@ impl LocalLowering<'_, '_, '_> {
         let Op::Collective { kind: Collective::AllGather, subs, stages: None, .. } = &body[v].op else { return None };
         let [(view, _)] = self.users[v.index()][..] else { return None };
         let whole = matches!(&body[view].op, Op::View { from, .. } if *from == body.dims_of(v)) && body.dims_of(view).len() == 1;
-        let update = self.local.updates.iter().find(|u| u.new == view).filter(|_| whole)?;
+        let update = self.renews.get(&view).map(|k| &self.local.updates[*k]).filter(|u| whole && u.new == view)?;
         Some((update.slot, subs.clone()))
     }
 

@@ -43,7 +43,6 @@ impl<'a> Emitter<'a> {
 
     pub(super) fn run(mut self) -> Local {
         let (job, stage) = (self.job, self.stage);
-        let body = &job.s.graph.body;
         let own: Vec<u32> = (0..job.layout.virtual_stages()).filter(|g| job.layout.stage(*g) == stage).collect();
         for g in &own {
             self.pass(Phase::Forward, *g, g.checked_sub(1), Some(g + 1), &[Chunk::Forward(job.layout.chunk(*g))]);
@@ -52,12 +51,11 @@ impl<'a> Emitter<'a> {
             let chunk = job.layout.chunk(*g);
             self.pass(Phase::Backward, *g, Some(g + 1), g.checked_sub(1), &[Chunk::Backward(chunk), Chunk::Weight(chunk)]);
         }
-        // All stages visit the values of the update in one order, so that sums over stages meet.
-        for v in body.values() {
+        // All stages visit them in one order, so that they meet.
+        for (v, members) in &job.stage_sums {
             let once = matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update);
-            let member = job.stage_sums.get(&v).is_some_and(|m| m.contains(&self.stage));
-            if member || once && job.demand[v.index()].contains(&self.stage) && job.stage_sums.contains_key(&v) {
-                self.get(v, if once { job.chunk[v.index()] } else { Chunk::Reduce });
+            if members.contains(&self.stage) || once && job.demand[v.index()].contains(&self.stage) {
+                self.get(*v, if once { job.chunk[v.index()] } else { Chunk::Reduce });
             }
         }
         for (report, v) in &job.reports {
@@ -80,20 +78,20 @@ impl<'a> Emitter<'a> {
     /// The chunks of a virtual stage in a phase, between two others.
     fn pass(&mut self, phase: Phase, virtual_stage: u32, before: Option<u32>, after: Option<u32>, chunks: &[Chunk]) {
         let job = self.job;
-        let body = &job.s.graph.body;
         for message in before.map_or(vec![], |from| job.messages(phase, from, virtual_stage)) {
             self.receive(&message, chunks[0]);
         }
         let messages = after.map_or(vec![], |to| job.messages(phase, virtual_stage, to));
-        let sent_after = |v: Option<Value>| messages.iter().filter(move |m| job.last_of(&m.values, virtual_stage) == v);
+        let last: Vec<Option<Value>> = messages.iter().map(|m| job.last_of(&m.values, virtual_stage)).collect();
+        let sent_after = |v: Option<Value>| messages.iter().zip(&last).filter(move |m| *m.1 == v).map(|m| m.0);
         for message in sent_after(None) {
             self.send(message, chunks[0]);
         }
-        let here = |v: &Value| body[*v].origin.phase == phase && job.virtual_stage[v.index()] == Some(virtual_stage);
+        let here = job.of_pass.get(&(phase, virtual_stage)).map_or(&[][..], Vec::as_slice);
         for chunk in chunks {
-            for v in body.values().filter(|v| here(v) && job.chunk[v.index()] == *chunk && !job.rows.joined(*v)) {
-                self.emit(v, *chunk);
-                for message in sent_after(Some(v)) {
+            for v in here.iter().filter(|v| job.chunk[v.index()] == *chunk && !job.rows.joined(**v)) {
+                self.emit(*v, *chunk);
+                for message in sent_after(Some(*v)) {
                     self.send(message, *chunk);
                 }
             }
@@ -179,7 +177,7 @@ impl<'a> Emitter<'a> {
             return *s;
         }
         let s = self.job.s;
-        let source = s.graph.body.values().find(|v| s.graph.body[*v].op == Op::Param(param)).expect("invariant: a parameter in use has a node");
+        let source = *self.job.of_params.get(&param).expect("invariant: a parameter in use has a node");
         let dims = s.graph.body.dims_of(source).to_vec();
         let index = dims.iter().map(|d| index_map(s, *d, &s.sharding(source).splits(*d), &[])).collect();
         let slot = self.out.params.len() as u32;

@@ -20,7 +20,7 @@ use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
 use ir::sharded::Sharded;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// When gradients of parameters are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +97,12 @@ struct JobView<'a> {
     chunk: Vec<Chunk>,
     /// Completions of sums over data, and 16-bit copies of parameters: they run once, before the first microbatch.
     prologue: Vec<bool>,
-    /// Sums over stages: for each, the stages that add and need it.
-    stage_sums: HashMap<Value, BTreeSet<u32>>,
+    /// The values of the forward or backward pass of a virtual stage, in order.
+    of_pass: HashMap<(Phase, u32), Vec<Value>>,
+    /// The node of each parameter that has one.
+    of_params: HashMap<u32, Value>,
+    /// Sums over stages, in order: for each, the stages that add and need it.
+    stage_sums: BTreeMap<Value, BTreeSet<u32>>,
     /// Of operands of a sum over stages, the one stage that adds it.
     adds_on: HashMap<(Value, usize), u32>,
     /// Stages that compute a value of the update.
@@ -132,13 +136,23 @@ impl<'a> JobView<'a> {
             virtual_stage: assign(body, layout),
             chunk: vec![Chunk::Forward(0); n],
             prologue: vec![false; n],
-            stage_sums: HashMap::new(),
+            of_pass: HashMap::new(),
+            of_params: HashMap::new(),
+            stage_sums: BTreeMap::new(),
             adds_on: HashMap::new(),
             demand: vec![BTreeSet::new(); n],
             received: HashMap::new(),
             reports,
             rows: Rows::default(),
         };
+        for v in body.values() {
+            if let Op::Param(p) = body[v].op {
+                job.of_params.entry(p).or_insert(v);
+            }
+            if let Some(virtual_stage) = job.virtual_stage[v.index()] {
+                job.of_pass.entry((body[v].origin.phase, virtual_stage)).or_default().push(v);
+            }
+        }
         let errors = job.chunks();
         if !errors.is_empty() {
             return Err(errors);

@@ -4,7 +4,7 @@ use super::Planned;
 use super::find::Shared;
 use crate::plan::Zero;
 use ir::dim::{Dim, DimInfo};
-use ir::graph::{Body, Node, Origin, Phase, Type, Value};
+use ir::graph::{Body, Node, Origin, Phase, Type, Users, Value};
 use ir::local::{Chunk, Local, LocalUpdate};
 use ir::op::{Collective, DType, Op, Real, Reduce};
 use ir::program::Holds;
@@ -426,7 +426,7 @@ impl<'a> Sharing<'a> {
         let old = self.w.old;
         let users = old.body.users();
         // Copies in 16 bits are made before the forward pass.
-        fn first(old: &Local, users: &[Vec<(Value, usize)>], v: Value) -> Option<Value> {
+        fn first(old: &Local, users: &Users, v: Value) -> Option<Value> {
             let of = |u: Value| match old.chunks[u.index()] {
                 Chunk::Prologue | Chunk::PrologueReduce => first(old, users, u),
                 Chunk::Forward(_) | Chunk::Backward(_) | Chunk::Weight(_) => Some(u),

@@ -1,7 +1,7 @@
 //! Which updates can be shared out, and which of them are alike.
 
 use ir::dim::Dim;
-use ir::graph::{Body, Value};
+use ir::graph::{Body, Users, Value};
 use ir::local::{Chunk, Local};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Compare, DType, Op, Real, Reduce};
@@ -66,7 +66,7 @@ impl Class {
 /// What the nodes of the graph are to updates.
 struct Finding<'a> {
     local: &'a Local,
-    users: Vec<Vec<(Value, usize)>>,
+    users: Users,
     /// Scalars that are computed alike have one number.
     numbers: HashMap<Value, usize>,
     old: HashMap<u32, Vec<Dim>>,
@@ -223,7 +223,7 @@ impl Finding<'_> {
     /// Where a scalar is added to others, and the select in between.
     fn sum(&self, square: Value) -> Option<(Value, Option<Value>)> {
         let body = &self.local.body;
-        let only = |v: Value| match self.users[v.index()].as_slice() {
+        let only = |v: Value| match &self.users[v.index()] {
             [(user, slot)] => Some((*user, *slot)),
             _ => None,
         };

@@ -66,7 +66,8 @@ pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Loc
 pub fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
     let (stage, params) = &training.stages[0];
     let used: &[u32] = evaluation.stages.iter().find(|s| s.0 == *stage).map_or(&[], |s| &s.1);
-    used.iter().map(|p| params.iter().position(|q| q == p)).collect()
+    let of: HashMap<u32, usize> = params.iter().copied().zip(0..).collect();
+    used.iter().map(|p| of.get(p).copied()).collect()
 }
 
 /// The updates of a training graph that can be shared out.
