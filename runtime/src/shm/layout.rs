@@ -33,6 +33,11 @@ impl GroupArea {
         self.member(k)
     }
 
+    /// Counts likewise the chunks of which member `k` has summed its part, if each sums one: before anything else of the next chunk.
+    pub fn summed(self, k: usize) -> u64 {
+        self.member(k) + LINE / 2
+    }
+
     /// Counts the chunks of all members that member `k` has taken.
     pub fn taken(self, k: usize) -> u64 {
         self.member(k) + LINE

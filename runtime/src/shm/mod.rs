@@ -1,6 +1,6 @@
 //! Communication among processes of one machine, through shared memory.
 //!
-//! **Guarantees.** Members of a group get the same bits, in every run: each combines all members' numbers in rank order, in the
+//! **Guarantees.** Members of a group get the same bits, in every run: numbers are combined in rank order, each by every member or by one for all, in the
 //! dtype of the numbers. A send completes without its receive if the channel's ring has room; there is always room for
 //! as many messages as the job has in flight, and for one more of the largest. Staging is bounded: a collective
 //! of any size goes by chunks, of which each member has two.

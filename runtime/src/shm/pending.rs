@@ -15,6 +15,8 @@ pub struct Through {
     done: u64,
     /// This member's chunk, or the message's first line, is through.
     begun: bool,
+    /// So is its part of the chunk's sum, if each member sums one.
+    summed: bool,
 }
 
 /// A communication and how far it is.
@@ -45,13 +47,16 @@ pub struct Polled {
 /// Bytes of a message that are moved before the other side is told, and of a copy at a time.
 const PIECE: usize = 64 << 10;
 
+/// Bytes of a chunk from which on each of several members sums a part of it for all: then each reads two chunks, not one of every member, and waits once more.
+const APART: usize = 64 << 10;
+
 impl<'a> Shm<'a> {
     /// Goes on with a communication. Others of this rank may be under way, of other groups and channels.
     ///
     /// # Errors
     /// If members or the sender think they exchange something else.
     pub fn poll(&mut self, memory: &mut dyn Memory, pending: &mut Pending) -> Result<Polled, CommError> {
-        let before = (pending.through.done, pending.through.begun);
+        let before = pending.through;
         let done = match pending.transfer {
             Transfer::Collective(members, exchange) => self.exchange(memory, members, &exchange, pending)?,
             Transfer::Send(to, message) => self.push(memory, to, &message, pending)?,
@@ -61,7 +66,7 @@ impl<'a> Shm<'a> {
                 pending.through.done == copied.count
             }
         };
-        let moved = done || before != (pending.through.done, pending.through.begun);
+        let moved = done || before != pending.through;
         if moved {
             self.progress();
         }
@@ -76,8 +81,10 @@ impl<'a> Shm<'a> {
             Transfer::Collective(members, _) => {
                 let (area, me) = self.place(members);
                 let posted = self.counter(area.posted(me)).get();
-                let late = |k: usize| {
-                    if pending.through.begun { !self.has_posted(area, k, posted.wrapping_sub(1)) } else { !self.has_taken(area, k, posted) }
+                let late = |k: usize| match pending.through {
+                    Through { summed: true, .. } => !self.has_reached(area.summed(k), posted.wrapping_sub(1)),
+                    Through { begun: true, .. } => !self.has_reached(area.posted(k), posted.wrapping_sub(1)),
+                    _ => !self.has_taken(area, k, posted),
                 };
                 members.iter().enumerate().filter(|(k, _)| late(*k)).map(|(_, rank)| *rank).collect()
             }
@@ -89,9 +96,9 @@ impl<'a> Shm<'a> {
         (area, members.iter().position(|r| *r == self.rank).expect("invariant: a rank is in its own group"))
     }
 
-    /// Whether member `k` has posted the chunk with this number.
-    fn has_posted(&self, area: GroupArea, k: usize, number: u32) -> bool {
-        self.counter(area.posted(k)).get().wrapping_sub(number) as i32 >= 1
+    /// Whether a member has posted, or summed its part of, the chunk with this number.
+    fn has_reached(&self, counter: u64, number: u32) -> bool {
+        self.counter(counter).get().wrapping_sub(number) as i32 >= 1
     }
 
     /// Whether member `k` has taken the chunk before the last one before this number: its slot is this one's.
@@ -116,7 +123,19 @@ impl<'a> Shm<'a> {
         let at = |start: Location, index: u64| Location { byte: start.byte + index * exchange.dtype.bytes(), ..start };
         while pending.through.done < count {
             let first = pending.through.done;
-            let bytes = (step.min(count - first) * width) as usize;
+            let chunk = step.min(count - first);
+            let bytes = (chunk * width) as usize;
+            // Of a sum for all, the elements that each member sums.
+            let apart = !scattered && reduce.is_some() && n > 2 && bytes >= APART;
+            let part = |k: usize| {
+                let edge = |k: usize| chunk * k as u64 / n as u64;
+                (edge(k), ((edge(k + 1) - edge(k)) * width) as usize)
+            };
+            let data = |slot: u64, k: usize| match (scattered, apart) {
+                (true, _) => (slot + LINE + (k * bytes) as u64, bytes),
+                (false, true) => (slot + LINE + part(k).0 * width, part(k).1),
+                (false, false) => (slot + LINE, bytes),
+            };
             let posted = self.counter(area.posted(me));
             if !pending.through.begun {
                 let number = posted.get();
@@ -129,53 +148,71 @@ impl<'a> Shm<'a> {
                     memory.load(at(exchange.src, j as u64 * count + first), exchange.dtype, part);
                 }
                 pending.through.begun = true;
-                self.tell(members, area.posted(me), number.wrapping_add(1), |there| match scattered {
+                self.tell(members, area.posted(me), number.wrapping_add(1), |there| match scattered || apart {
                     false => vec![(slot, LINE as usize + bytes)],
                     true => {
                         let parts = members.iter().enumerate().filter(|(_, m)| there.contains(m));
-                        let data = parts.map(|(j, _)| (slot + LINE + (j * bytes) as u64, bytes));
-                        [(slot, LINE as usize)].into_iter().chain(data).collect()
+                        [(slot, LINE as usize)].into_iter().chain(parts.map(|(j, _)| data(slot, j))).collect()
                     }
                 })?;
             }
             let number = posted.get().wrapping_sub(1);
-            if !(0..n).all(|k| self.has_posted(area, k, number)) {
-                return Ok(false);
-            }
-            for (k, rank) in members.iter().enumerate() {
-                let slot = area.slot(k, number);
-                let theirs = segment.slice(slot, 16);
-                if theirs != encode(&terms) {
-                    return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: *rank, theirs: decode(theirs) });
+            if !pending.through.summed {
+                if !(0..n).all(|k| self.has_reached(area.posted(k), number)) {
+                    return Ok(false);
                 }
-                let data = segment.slice(slot + LINE, parts * bytes);
-                let mine = if scattered { &data[me * bytes..][..bytes] } else { data };
-                match reduce {
-                    None if exchange.kind == Collective::Shift => {
-                        if (k + 1) % n == me {
-                            memory.store(at(exchange.dst, first), exchange.dtype, mine);
+                for (k, rank) in members.iter().enumerate() {
+                    let slot = area.slot(k, number);
+                    let theirs = segment.slice(slot, 16);
+                    if theirs != encode(&terms) {
+                        return Err(CommError::Mismatch { here: self.rank, mine: terms.to_string(), there: *rank, theirs: decode(theirs) });
+                    }
+                    let (from, bytes) = data(slot, me);
+                    let mine = segment.slice(from, bytes);
+                    match reduce {
+                        None if exchange.kind == Collective::Shift => {
+                            if (k + 1) % n == me {
+                                memory.store(at(exchange.dst, first), exchange.dtype, mine);
+                            }
+                        }
+                        None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
+                        Some(_) if k == 0 => {
+                            self.sum.clear();
+                            widen(element, mine, &mut self.sum);
+                        }
+                        Some(reduce) if wide(element) == element => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
+                        Some(reduce) => {
+                            let mut more = Vec::with_capacity(self.sum.len());
+                            widen(element, mine, &mut more);
+                            fold(reduce, wide(element), exchange.dtype, &mut self.sum, &more)?;
                         }
                     }
-                    None => memory.store(at(exchange.dst, k as u64 * count + first), exchange.dtype, mine),
-                    Some(_) if k == 0 => {
-                        self.sum.clear();
-                        widen(element, mine, &mut self.sum);
-                    }
-                    Some(reduce) if wide(element) == element => fold(reduce, element, exchange.dtype, &mut self.sum, mine)?,
-                    Some(reduce) => {
-                        let mut more = Vec::with_capacity(self.sum.len());
-                        widen(element, mine, &mut more);
-                        fold(reduce, wide(element), exchange.dtype, &mut self.sum, &more)?;
-                    }
+                }
+                if reduce.is_some() {
+                    narrow(element, &mut self.sum);
+                }
+                if apart {
+                    // In this member's chunk, its own part is read by nobody else before.
+                    let (to, bytes) = data(area.slot(me, number), me);
+                    segment.slice_mut(to, bytes).copy_from_slice(&self.sum);
+                    pending.through.summed = true;
+                    self.tell(members, area.summed(me), number.wrapping_add(1), |_| vec![(to, bytes)])?;
+                } else if reduce.is_some() {
+                    memory.store(at(exchange.dst, first), exchange.dtype, &self.sum);
                 }
             }
-            if reduce.is_some() {
-                narrow(element, &mut self.sum);
-                memory.store(at(exchange.dst, first), exchange.dtype, &self.sum);
+            if apart {
+                if !(0..n).all(|k| self.has_reached(area.summed(k), number)) {
+                    return Ok(false);
+                }
+                for k in 0..n {
+                    let (from, bytes) = data(area.slot(k, number), k);
+                    memory.store(at(exchange.dst, first + part(k).0), exchange.dtype, segment.slice(from, bytes));
+                }
             }
             self.tell(members, area.taken(me), number.wrapping_add(1), |_| vec![])?;
             self.progress();
-            (pending.through.done, pending.through.begun) = (first + step.min(count - first), false);
+            pending.through = Through { done: first + chunk, ..Through::default() };
         }
         Ok(true)
     }
