@@ -109,6 +109,14 @@ impl<'a, 'c> Stages<'a, 'c> {
     }
 }
 
+/// The warp has done what it does with a stage, which may be to read or write words beside it: it arrives at one of the stage's mbarriers.
+pub fn release<'c>(b: &Simt<'c>, barrier: Index<'c>) {
+    b.meet();
+    b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), || {
+        b.asm(Instruction::Arrive, &[barrier.into()]);
+    });
+}
+
 /// What one thread of the first warp does.
 pub fn elected(b: &Simt, f: impl FnOnce()) {
     let warp = b.uniform(b.index_div(b.thread(), b.word(LANES as i64)));

@@ -1,98 +1,47 @@
-//! Attention on the tensor cores of sm_90a, after FlashAttention-3 (Shah et al. 2024): one thread copies by tensor maps, two warpgroups multiply (`wgmma`).
+//! Attention and the logarithm of its sums: tiles of queries meet blocks of 128 keys, then of as many values, in one ring of stages.
 //!
-//! A tile is 128 queries of one head, 64 to a warpgroup. Blocks of 128 keys, then of as many values, come by in stages that go around ([`Stages`]); queries have a stage of
-//! their own. Scores are products of queries and keys in shared memory; their exponentials stay in registers, where they are the first factor of the next product. While
+//! Scores are products of queries and keys in shared memory; their exponentials stay in registers, where they are the first factor of the next product. While
 //! a block of scores becomes exponentials, the values of the block before are summed: the order is that of
-//! keys 0, keys 1, values 0, keys 2, values 1, .. The warpgroup that copies also finds which blocks a tile meets; each block of keys says
-//! whether it needs the mask, and the queries say how many there are, in words beside the stages.
+//! keys 0, keys 1, values 0, keys 2, values 1, ..
 
 use super::*;
-use crate::abi::with_maps;
-use crate::build::simt::Given;
-use crate::build::squares::{self, DEPTH as STEP, LINE, LINE_ELEMENTS};
-use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
-use crate::layout::merge;
-use crate::maps::{self, Along};
-use crate::target::Target;
-use ir::kernel::Family;
-use ir::launch::TensorMap;
 
-/// Warpgroups that multiply.
-const GROUPS: i64 = 2;
 const SIZES: Sizes = Sizes { warps: GROUPS * WARPS, tall: 1, others: 128 };
-/// The warps that copy, and those that multiply.
-const BLOCK: i64 = (1 + GROUPS) * WARPGROUP;
-const COPIERS: Team = Team { first: 0, warps: WARPS, threads: BLOCK };
-const MULTIPLIERS: Team = Team { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
 
-/// What a direction of a map is.
-enum Direction {
-    /// Queries, or keys.
-    Rows,
-    /// Dims that number heads, outermost first.
-    Heads(Vec<Dim>),
-}
-
-/// How an operand is read.
-struct Map {
-    map: TensorMap,
-    /// Of all but the elements of a head.
-    directions: Vec<Direction>,
-}
-
-/// What such a kernel has beside the attention: maps of q, k and v.
+/// What the kernel has beside the attention: maps of q, k and v.
 pub struct Form {
     maps: [Map; 3],
     /// Stages of keys and values.
     stages: i64,
 }
 
-impl Map {
-    fn new(plan: &Plan, tensor: usize, side: Side, extent: i64) -> Option<Map> {
-        let kernel = plan.kernel;
-        let (ty, strides) = tensors(kernel)[tensor];
-        let (dim, size) = match side {
-            Side::Queries => (plan.attention.at, plan.queries),
-            Side::Keys => (plan.attention.keys, plan.keys),
-        };
-        let mut heads: Vec<Dim> = plan.heads().into_iter().filter(|d| plan.stride(tensor, *d) != 0).collect();
-        heads.sort_by_key(|d| std::cmp::Reverse(plan.stride(tensor, *d)));
-        let heads = merge(&kernel.body.dims, &heads, &[(ty, strides)]);
-        let along = heads.into_iter().map(|axis| (Along { size: axis.size, stride: axis.strides[0], extent: 1 }, Direction::Heads(axis.dims)));
-        let rows = (Along { size, stride: plan.stride(tensor, dim), extent }, Direction::Rows);
-        let (map, directions) = maps::map(kernel, tensor, plan.d, std::iter::once(rows).chain(along).collect())?;
-        Some(Map { map, directions })
-    }
-}
-
 impl Form {
-    /// Nothing if it is not the forward pass, the GPU has no tensor copies, or an operand no tensor map.
-    pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+    /// Nothing if an operand has no tensor map.
+    pub fn new(plan: &Plan) -> Option<Form> {
         let kernel = plan.kernel;
-        if kernel.family != Family::Attention || !target.has_wgmma() {
-            return None;
-        }
         let node = kernel.outputs.iter().map(|o| &kernel.body[o.value]).find(|node| matches!(node.op, Op::Attention(_)))?;
-        let map = |slot: usize, side: Side, extent| Map::new(plan, plan.operand(node.args[slot]).ok()?, side, extent);
+        let map = |slot: usize, side: Side, rows| Map::new(plan, plan.operand(node.args[slot]).ok()?, side, rows);
         let keys = |slot: usize| map(slot, Side::Keys, SIZES.others);
         Some(Form { maps: [map(0, Side::Queries, SIZES.own())?, keys(1)?, keys(2)?], stages: if plan.d == 64 { 8 } else { 5 } })
     }
 }
 
 /// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// Those of the builder.
 pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
     let kernel = plan.kernel;
     let count = kernel.inputs.len() + kernel.outputs.len();
-    let bounds = Bounds { threads: BLOCK as u32, blocks: 1 };
-    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), bounds, |given| {
+    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), BOUNDS, |given| {
         let roles = Roles::new(b, plan, half, form, given);
-        roles.prepare();
+        prepare(b, &[&roles.queries, &roles.blocks]);
         let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
         b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
         Ok((roles.runs() * plan.sizes(&plan.heads()), roles.list_at() + roles.copiers.list_bytes(Side::Queries, SIZES)))
     })?;
     let shape = Shape { tiles: tiles as u64, scratch_bytes: 0 };
-    let launch = launch_of_blocks(kernel, &shape, bounds, shared_bytes as u32);
+    let launch = launch_of_blocks(kernel, &shape, BOUNDS, shared_bytes as u32);
     Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
 }
 
@@ -103,32 +52,24 @@ struct Roles<'a, 'c> {
     arguments: At<'c>,
     copiers: Cores<'a, 'c>,
     multipliers: Cores<'a, 'c>,
+    matrices: Matrices<'a, 'c>,
     /// Of queries: one stage. Of keys and values.
     queries: Stages<'a, 'c>,
     blocks: Stages<'a, 'c>,
 }
 
-/// A tile: the arguments at its head, the numbers of that along its dims, its rows.
-struct Tile<'c> {
-    at: At<'c>,
-    heads: Vec<(Dim, Index<'c>)>,
-    own: Own<'c>,
-}
-
 impl<'a, 'c> Roles<'a, 'c> {
     fn new(b: &'a Simt<'c>, plan: &'a Plan<'a>, half: Half, form: &'a Form, given: &'a Given<'c>) -> Self {
-        let kernel = plan.kernel;
-        let count = kernel.inputs.len() + kernel.outputs.len();
-        let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
         let cores = |team| Cores { b, plan, half, team };
         let barriers = SIZES.own() * ELEMENT * plan.d + form.stages * SIZES.others * ELEMENT * plan.d;
         let at = |offset: i64| b.index_add(b.shared(), b.word(offset));
         Roles {
             form,
             given,
-            arguments: Arguments { tensors, scratch: given.arguments },
+            arguments: arguments(b, plan.kernel, given),
             copiers: cores(COPIERS),
             multipliers: cores(MULTIPLIERS),
+            matrices: Matrices { b, half, d: plan.d },
             queries: Stages::new(b, at(barriers), 1),
             blocks: Stages::new(b, at(barriers + Stages::bytes(1)), form.stages),
         }
@@ -180,26 +121,9 @@ impl<'a, 'c> Roles<'a, 'c> {
     fn tile(&self, number: Index<'c>) -> Tile<'c> {
         let (b, plan, runs) = (self.b(), self.plan(), self.b().word(self.runs()));
         let (head, run) = (b.index_div(number, runs), b.index_sub(b.word(self.runs() - 1), b.index_rem(number, runs)));
-        let (mut heads, mut rest) = (vec![], head);
-        for dim in plan.heads().into_iter().rev() {
-            let size = b.word(plan.sizes(&[dim]));
-            heads.push((dim, b.index_rem(rest, size)));
-            rest = b.index_div(rest, size);
-        }
+        let heads = self.copiers.digits(&plan.heads(), head);
         let at = self.arguments.at(b, plan, &plan.heads(), b.widen(head));
         Tile { at, heads, own: Own { side: Side::Queries, sizes: SIZES, first: b.widen(b.index_mul(run, b.word(SIZES.own()))) } }
-    }
-
-    /// Makes the mbarriers, for all of the block.
-    fn prepare(&self) {
-        let b = self.b();
-        b.if_so(b.equal(b.thread(), b.word(0)), || {
-            for stages in [&self.queries, &self.blocks] {
-                stages.prepare(MULTIPLIERS.warps);
-            }
-            b.asm(Instruction::FenceBarriers, &[]);
-        });
-        b.barrier();
     }
 
     /// What the first warpgroup does: all of it lists what a tile meets, one thread copies.
@@ -246,30 +170,17 @@ impl<'a, 'c> Roles<'a, 'c> {
 
     /// Begins to fill a stage with rows of an operand.
     fn fill(&self, tile: &Tile<'c>, map: usize, first: Index<'c>, rows: i64, [to, full]: [Index<'c>; 2]) {
-        let (b, plan) = (self.b(), self.plan());
+        let b = self.b();
         b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(self.stage_bytes(rows)).into()]);
-        let number = |dims: &Vec<Dim>| {
-            let digit = |dim: &Dim| tile.heads.iter().find(|(d, _)| d == dim).expect("invariant: the map's dims number heads").1;
-            dims[1..].iter().fold(digit(&dims[0]), |number, dim| b.index_add(b.index_mul(number, b.word(plan.sizes(&[*dim]))), digit(dim)))
-        };
-        let others = self.form.maps[map].directions.iter().map(|direction| match direction {
-            Direction::Rows => first,
-            Direction::Heads(dims) => number(dims),
-        });
-        let mut coordinates: Vec<Index<'c>> = std::iter::once(b.word(0)).chain(others).collect();
-        let [address, shift] = self.given.maps[map];
-        for part in 0..plan.d / LINE_ELEMENTS {
-            coordinates[0] = b.word(part * LINE_ELEMENTS);
-            maps::copy_box(b, [address, b.narrow(shift)], &coordinates, [b.index_add(to, b.word(part * rows * LINE)), full]);
-        }
+        self.form.maps[map].copy(&self.copiers, self.given.maps[map], &tile.heads, [first, to], rows, full);
     }
 
     /// What the other warpgroups do.
     fn multiply(&self, group: Index<'c>) {
-        let (b, plan, cores) = (self.b(), self.plan(), &self.multipliers);
+        let (b, plan, cores, matrices) = (self.b(), self.plan(), &self.multipliers, &self.matrices);
         b.asm(Instruction::MoreRegisters(more_registers(GROUPS, 1)), &[]);
         let (queries, blocks) = (self.queries.using(), self.blocks.using());
-        let own_rows = squares::descriptor(b, b.index_add(self.at(0), b.index_mul(group, b.word(WARPGROUP / 2 * LINE))), SIZES.own());
+        let own_rows = matrices.at(b.index_add(self.at(0), b.index_mul(group, b.word(WARPGROUP / 2 * LINE))), SIZES.own());
         let rows = 2 * SIZES.tall as usize;
         b.tiles(self.given, &mut |number| {
             let tile = self.tile(number);
@@ -298,54 +209,45 @@ impl<'a, 'c> Roles<'a, 'c> {
             let none = vec![b.f32(0.0); plan.d as usize / 2];
             let start = [cores.nothing_seen(SIZES), none.clone()].concat();
             let some = b.less(b.word(0), count);
-            b.if_so(b.equal(count, b.word(0)), || self.release(self.queries.empty(slot)));
+            b.if_so(b.equal(count, b.word(0)), || release(b, self.queries.empty(slot)));
             let end = b.when(some.into(), &start, || {
                 self.ready(blocks);
                 b.asm(Instruction::GroupFence, &[]);
                 let (keys, scores) = self.scores(own_rows, blocks);
                 let first = visit(b.word(0), keys);
-                let scores = self.wait(0, &scores);
-                self.release(self.blocks.empty(keys));
+                let scores = matrices.wait(0, &scores);
+                release(b, self.blocks.empty(keys));
                 let (weights, state, _) = weigh(&first, &scores, &start[..2 * rows]);
                 self.ready(blocks);
-                let carried = [state, none, self.halves(&weights)].concat();
+                let carried = [state, none, matrices.halves(&weights)].concat();
                 let (state, sums) = (2 * rows, 2 * rows + plan.d as usize / 2);
                 let end = b.loop_over([b.word(1), count, b.word(1)], &carried, &mut |i, carried| {
                     b.asm(Instruction::LeaveRolled, &[]);
-                    let before = self.fence(&carried[state..sums]);
+                    let before = matrices.fence(&carried[state..sums]);
                     let (keys, scores) = self.scores(own_rows, blocks);
                     let visit = visit(i, keys);
                     self.ready(blocks);
                     let (values, summed) = self.sum(&carried[sums..], &before, blocks);
-                    let scores = self.wait(1, &scores);
-                    self.release(self.blocks.empty(keys));
+                    let scores = matrices.wait(1, &scores);
+                    release(b, self.blocks.empty(keys));
                     let (weights, next, factors) = weigh(&visit, &scores, &carried[..state]);
                     // Here, and not where the stage is used, so that the assembler, which moves nothing past a loop, leaves all of this before the wait that follows.
                     self.ready(blocks);
-                    let landed = self.wait(0, &[summed, weights].concat());
-                    self.release(self.blocks.empty(values));
+                    let landed = matrices.wait(0, &[summed, weights].concat());
+                    release(b, self.blocks.empty(values));
                     let (summed, weights) = landed.split_at(sums - state);
                     let mut summed = summed.to_vec();
                     factors.iter().enumerate().for_each(|(row, factor)| cores.rescale(row, *factor, &mut summed));
-                    [next, summed, self.halves(weights)].concat()
+                    [next, summed, matrices.halves(weights)].concat()
                 });
-                self.release(self.queries.empty(slot));
-                let before = self.fence(&end[state..sums]);
+                release(b, self.queries.empty(slot));
+                let before = matrices.fence(&end[state..sums]);
                 let (values, summed) = self.sum(&end[sums..], &before, blocks);
-                let summed = self.wait(0, &summed);
-                self.release(self.blocks.empty(values));
+                let summed = matrices.wait(0, &summed);
+                release(b, self.blocks.empty(values));
                 [end[..state].to_vec(), summed].concat()
             });
             cores.finish(&tile.at, &tile.own, &end);
-        });
-    }
-
-    /// The warp is done with a stage. It may have read words beside it.
-    fn release(&self, empty: Index<'c>) {
-        let b = self.b();
-        b.meet();
-        b.if_so(b.equal(b.narrow(b.lane()), b.word(0)), || {
-            b.asm(Instruction::Arrive, &[empty.into()]);
         });
     }
 
@@ -355,53 +257,18 @@ impl<'a, 'c> Roles<'a, 'c> {
     }
 
     /// Begins the products of the queries with the keys of the next stage, which is full; the stage, and the scores to come.
-    fn scores(&self, queries: Index<'c>, position: Position<'c>) -> (Index<'c>, Vec<Value<'c>>) {
-        let (b, half, columns) = (self.b(), self.copiers.half, SIZES.others as u32);
+    fn scores(&self, queries: Matrix<'c>, position: Position<'c>) -> (Index<'c>, Vec<Value<'c>>) {
         let slot = self.blocks.slot(position);
-        let keys = squares::descriptor(b, self.stage(slot), SIZES.others);
-        let mut sums = vec![];
-        for step in 0..self.plan().d / STEP {
-            let (part, within) = (step * STEP / LINE_ELEMENTS, step * STEP % LINE_ELEMENTS / STEP);
-            let at = |first, rows: i64| b.index_add(first, b.index(part * rows * LINE / 16 + within * squares::advance(false))).into();
-            let factors = [at(queries, SIZES.own()), at(keys, SIZES.others)];
-            sums = match step {
-                0 => b.asm(Instruction::GroupProduct { half, columns }, &factors),
-                _ => b.asm(Instruction::GroupMultiply { half, columns, transposed: [false; 2] }, &[&factors, &*sums].concat()),
-            };
-        }
-        b.asm(Instruction::CommitProducts, &[]);
+        let sums = self.matrices.products(queries, self.matrices.at(self.stage(slot), SIZES.others));
         self.blocks.advance(position);
         (slot, sums)
     }
 
     /// Begins to add the values of the next stage, which is full, to sums, by their weights of 16 bits; the stage, and the sums to come.
     fn sum(&self, weights: &[Value<'c>], sums: &[Value<'c>], position: Position<'c>) -> (Index<'c>, Vec<Value<'c>>) {
-        let (b, plan) = (self.b(), self.plan());
         let slot = self.blocks.slot(position);
-        let values = squares::descriptor(b, self.stage(slot), SIZES.others);
-        let multiply = Instruction::GroupMultiplyWords { half: self.copiers.half, columns: plan.d as u32, transposed: true };
-        let mut sums = sums.to_vec();
-        for (step, words) in (0..).zip(weights.chunks_exact(4)) {
-            let at = b.index_add(values, b.index(step * squares::advance(true)));
-            sums = b.asm(multiply, &[words, &[at.into()], &*sums].concat());
-        }
-        b.asm(Instruction::CommitProducts, &[]);
+        let sums = self.matrices.weigh(weights, self.matrices.at(self.stage(slot), SIZES.others), sums);
         self.blocks.advance(position);
         (slot, sums)
-    }
-
-    /// Gives these sums, and all that was made before, to the matrix engine.
-    fn fence(&self, sums: &[Value<'c>]) -> Vec<Value<'c>> {
-        self.b().asm(Instruction::FenceSums { count: sums.len() }, sums)
-    }
-
-    /// Waits until all but the last so many groups of products are done, and so these sums. What else is given may change from here on what products read.
-    fn wait(&self, left: u32, values: &[Value<'c>]) -> Vec<Value<'c>> {
-        self.b().asm(Instruction::WaitSums { left, count: values.len() }, values)
-    }
-
-    /// Weights as a product's first factor, in words of two.
-    fn halves(&self, weights: &[Value<'c>]) -> Vec<Value<'c>> {
-        weights.chunks_exact(2).map(|pair| self.b().half_pair(self.copiers.half, [pair[0], pair[1]])).collect()
     }
 }

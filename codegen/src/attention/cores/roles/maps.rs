@@ -1,0 +1,63 @@
+//! How rows of an operand are read by its tensor map.
+
+use super::*;
+use crate::build::squares::LINE_ELEMENTS;
+use crate::layout::merge;
+use crate::maps::{self, Along};
+use ir::launch::TensorMap;
+
+/// What a direction of a map is.
+enum Direction {
+    /// Queries, or keys.
+    Rows,
+    /// Dims that number heads, outermost first.
+    Heads(Vec<Dim>),
+}
+
+/// How an operand is read: so many rows at a time.
+pub struct Map {
+    pub map: TensorMap,
+    /// Of all but the elements of a head.
+    directions: Vec<Direction>,
+    rows: i64,
+}
+
+impl Map {
+    /// Nothing if the operand has no tensor map.
+    pub fn new(plan: &Plan, tensor: usize, side: Side, rows: i64) -> Option<Map> {
+        let kernel = plan.kernel;
+        let (ty, strides) = tensors(kernel)[tensor];
+        let (dim, size) = match side {
+            Side::Queries => (plan.attention.at, plan.queries),
+            Side::Keys => (plan.attention.keys, plan.keys),
+        };
+        let mut heads: Vec<Dim> = plan.heads().into_iter().filter(|d| plan.stride(tensor, *d) != 0).collect();
+        heads.sort_by_key(|d| std::cmp::Reverse(plan.stride(tensor, *d)));
+        let heads = merge(&kernel.body.dims, &heads, &[(ty, strides)]);
+        let along = heads.into_iter().map(|axis| (Along { size: axis.size, stride: axis.strides[0], extent: 1 }, Direction::Heads(axis.dims)));
+        let of_rows = (Along { size, stride: plan.stride(tensor, dim), extent: rows }, Direction::Rows);
+        let (map, directions) = maps::map(kernel, tensor, plan.d, std::iter::once(of_rows).chain(along).collect())?;
+        Some(Map { map, directions, rows })
+    }
+
+    /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are completed at `full`. `map` is the map's address and shift.
+    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: [Index<'c>; 2], heads: &Heads<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
+        let (b, plan, [first, to]) = (cores.b, cores.plan, rows);
+        let number = |dims: &Vec<Dim>| {
+            let digit = |dim: &Dim| heads.iter().find(|(d, _)| d == dim).expect("invariant: the map's dims number heads").1;
+            dims[1..].iter().fold(digit(&dims[0]), |number, dim| b.index_add(b.index_mul(number, b.word(plan.sizes(&[*dim]))), digit(dim)))
+        };
+        for done in (0..count).step_by(self.rows as usize) {
+            let others = self.directions.iter().map(|direction| match direction {
+                Direction::Rows => b.index_add(first, b.word(done)),
+                Direction::Heads(dims) => number(dims),
+            });
+            let mut coordinates: Vec<Index<'c>> = std::iter::once(b.word(0)).chain(others).collect();
+            for part in 0..plan.d / LINE_ELEMENTS {
+                coordinates[0] = b.word(part * LINE_ELEMENTS);
+                let to = b.index_add(to, b.word((part * count + done) * LINE));
+                maps::copy_box(b, [map[0], b.narrow(map[1])], &coordinates, [to, full]);
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Attention on the tensor cores of sm_90a, after FlashAttention-3 (Shah et al. 2024): one thread copies by tensor maps, two warpgroups multiply (`wgmma`).
+//!
+//! A tile is 128 rows of one side of one head, 64 to a warpgroup, in a stage of its own. Blocks of the other side's rows come by in stages that go
+//! around ([`Stages`]). Products of two factors in shared memory give scores; what becomes of them stays in registers, where it is the first factor of the next product.
+//! The warpgroup that copies also finds which blocks a tile meets; each block says whether it needs the mask, and the tile says how many there are, in
+//! words beside the stages.
+
+mod forward;
+mod maps;
+mod matrices;
+
+use super::*;
+use crate::abi::with_maps;
+use crate::build::simt::Given;
+use crate::build::squares::{self, LINE};
+use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers, release};
+use crate::target::Target;
+use ir::kernel::Family;
+use maps::Map;
+use matrices::{Matrices, Matrix};
+
+/// Warpgroups that multiply.
+const GROUPS: i64 = 2;
+/// The warps that copy, and those that multiply.
+const BLOCK: i64 = (1 + GROUPS) * WARPGROUP;
+const COPIERS: Team = Team { first: 0, warps: WARPS, threads: BLOCK };
+const MULTIPLIERS: Team = Team { first: WARPS, warps: GROUPS * WARPS, threads: BLOCK };
+/// One block of registers' worth of threads a multiprocessor.
+const BOUNDS: Bounds = Bounds { threads: BLOCK as u32, blocks: 1 };
+
+/// What such a kernel has beside the attention.
+pub enum Form {
+    Forward(forward::Form),
+}
+
+impl Form {
+    /// Nothing if the GPU has no tensor copies, or an operand no tensor map.
+    pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+        if !target.has_wgmma() {
+            return None;
+        }
+        match plan.kernel.family {
+            Family::Attention => forward::Form::new(plan).map(Form::Forward),
+            _ => None,
+        }
+    }
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An operand is not an input.
+pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
+    match form {
+        Form::Forward(form) => forward::emit(b, plan, half, form, name),
+    }
+}
+
+/// A tile: the arguments at its head, the numbers of that along its dims, its rows.
+struct Tile<'c> {
+    at: At<'c>,
+    heads: Heads<'c>,
+    own: Own<'c>,
+}
+
+/// The number of a head along each of its dims.
+type Heads<'c> = Vec<(Dim, Index<'c>)>;
+
+impl<'c> Cores<'_, 'c> {
+    /// The digits of a number of 32 bits that counts in `dims`, the last fastest.
+    fn digits(&self, dims: &[Dim], number: Index<'c>) -> Heads<'c> {
+        let (b, mut rest) = (self.b, number);
+        let digit = |dim: &Dim| {
+            let size = b.word(self.plan.sizes(&[*dim]));
+            let digit = b.index_rem(rest, size);
+            rest = b.index_div(rest, size);
+            (*dim, digit)
+        };
+        dims.iter().rev().map(digit).collect()
+    }
+}
+
+/// The kernel's tensors, and the room for scratch that there is none of.
+fn arguments<'c>(b: &Simt<'c>, kernel: &Kernel, given: &Given<'c>) -> At<'c> {
+    let count = kernel.inputs.len() + kernel.outputs.len();
+    let tensors = (0..count).map(|i| b.load_pointer(b.at_const(given.arguments, 8 * i as i64))).collect();
+    Arguments { tensors, scratch: given.arguments }
+}
+
+/// Makes mbarriers, for all of the block.
+fn prepare(b: &Simt, all: &[&Stages]) {
+    b.if_so(b.equal(b.thread(), b.word(0)), || {
+        for stages in all {
+            stages.prepare(MULTIPLIERS.warps);
+        }
+        b.asm(Instruction::FenceBarriers, &[]);
+    });
+    b.barrier();
+}
