@@ -33,12 +33,14 @@ pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *co
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;
 
-/// Bytes of a GPU kernel's parameters, at most: products may have a tensor map for either factor, attention for queries, keys and values.
+/// Bytes of a GPU kernel's parameters, at most: products may have a tensor map for either factor, attention for queries,
+/// keys and values, and its gradients for that of its result too.
 pub fn parameter_bytes(kernel: &Kernel) -> usize {
     let maps = match kernel.family {
         Family::Gemm => 2,
         Family::Attention => 3,
-        Family::AttentionGrad | Family::Loops { .. } | Family::Scatter => 0,
+        Family::AttentionGrad => 4,
+        Family::Loops { .. } | Family::Scatter => 0,
     };
     8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA) + maps * (MAP_BYTES + 8)
 }

@@ -22,7 +22,7 @@ pub const MAP_BYTES: usize = 128;
 pub const MAP_ALIGN: u64 = 16;
 
 /// Most bytes of shared memory of a block on GPUs of a kind: of the newer ones, on those that run their code alone.
-fn most_shared(arch: &str) -> u32 {
+pub fn most_shared(arch: &str) -> u32 {
     if arch == "sm_90a" { 227 << 10 } else { 163 << 10 }
 }
 

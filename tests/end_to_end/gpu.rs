@@ -144,7 +144,7 @@ const JOBS: [(&str, &[&str]); 9] = [
 ];
 
 /// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores; by those of warpgroups where there are any, but for attention's gradients.
+/// 128, are multiplied by tensor cores; by those of warpgroups where there are any.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
     let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };
@@ -159,8 +159,7 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
                 (both && halves).then_some(of_groups)
             }
             Op::Attention(a) | Op::AttentionGrad(a, _) => {
-                let instruction = if kernel.family == Family::Attention { of_groups } else { "HMMA" };
-                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some(instruction)
+                (body[args[0]].ty.dtype.is_half() && [64, 128].contains(&body.dims.size(a.d))).then_some(of_groups)
             }
             _ => None,
         }

@@ -173,12 +173,14 @@ fn heads_wider_than_the_registers_of_a_warp_agree() {
 fn each_result_alone_agrees_and_may_be_added_to_what_is_there() {
     let case = Case { group: 2, queries: 40, keys: 37, batch: 1, ..BASE };
     let halves = Case { dtype: DType::F16, d: 64, ..case.clone() };
-    for (case, kernel, tolerance) in
-        [(&case, forward(&case), 1e-5), (&case, backward(&case), 3e-5), (&halves, forward(&halves), tolerance(DType::F16))]
-    {
-        for output in kernel.outputs.clone() {
-            let alone = Kernel { outputs: vec![ir::kernel::Output { accumulate: true, ..output }], ..kernel.clone() };
-            check_with(&alone, &inputs(case, &kernel), &[], tolerance);
+    for case in [&case, &halves] {
+        let (first, second, tolerance) = (forward(case), backward(case), tolerance(case.dtype));
+        let both = [(&first, inputs(case, &first), tolerance), (&second, backward_inputs(case, &second), 3.0 * tolerance)];
+        for (kernel, inputs, tolerance) in both {
+            for output in kernel.outputs.clone() {
+                let alone = Kernel { outputs: vec![ir::kernel::Output { accumulate: true, ..output }], ..kernel.clone() };
+                check_with(&alone, &inputs, &[], tolerance);
+            }
         }
     }
 }
@@ -234,6 +236,18 @@ fn warpgroups_need_every_arrival_wait_fence_and_barrier() {
     }
 }
 
+#[test]
+fn warpgroups_need_every_arrival_wait_fence_and_barrier_for_gradients() {
+    let ordering = ["mbarrier.", "fence.", "bar.sync", "cp.async.bulk", "wgmma.fence", "wgmma.commit", "wgmma.wait"];
+    // Some blocks have two tiles of keys and then several of queries, of none, few or so many visits that stages come around within a tile, some hidden and some not whole.
+    let masked = Case { kv: 3, group: 2, queries: 300, keys: 330, positions: [|i, _| 2 * i, |i, _| i + 260], ..CORES };
+    let plain = Case { queries: 200, causal: false, d: 128, ..masked };
+    for (case, at_least) in [(masked, 40), (plain, 40)] {
+        let kernel = backward(&case);
+        every_line_is_needed(&kernel, "sm_90a", &backward_inputs(&case, &kernel), &ordering, at_least);
+    }
+}
+
 fn text(kernel: &Kernel, cpu: &str) -> String {
     let compiled = object::compile(kernel, &Target::gpu(cpu), Emit::default()).expect("the kernel compiles");
     String::from_utf8(compiled.object).expect("PTX is text")
@@ -241,15 +255,20 @@ fn text(kernel: &Kernel, cpu: &str) -> String {
 
 #[test]
 fn the_instructions_of_warpgroups_are_there() {
-    for (d, causal, dtype, products) in [(64, true, DType::Bf16, 4 + 8), (128, false, DType::F16, 8 + 8), (128, true, DType::Bf16, 8 + 8)] {
+    for (d, causal, dtype, products, of_gradients) in
+        [(64, true, DType::Bf16, 4 + 8, 28), (128, false, DType::F16, 8 + 8, 44), (128, true, DType::Bf16, 8 + 8, 44)]
+    {
         let case = Case { queries: 512, keys: 512, d, causal, dtype, ..CORES };
-        let text = text(&forward(&case), "sm_90a");
-        assert!(text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
-        let Some(assembled) = assembling::assemble(&text, &Target::gpu("sm_90a")) else { return };
-        let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
-        // Twice each: of the first block of keys and of the others, of all blocks of values but the last and of that.
-        assert_eq!(counts.get("HGMMA"), Some(&(2 * products)), "{counts:?}");
-        assert!(counts.contains_key("UTMALDG") && !counts.contains_key("HMMA") && !counts.contains_key("LDGSTS"), "{counts:?}");
+        // Forward twice each: of the first block of keys and of the others, of all blocks of values but the last and of that. Of gradients, scores and theirs for two kinds of
+        // tiles, and three sums over the rows of a block.
+        for (kernel, products) in [(forward(&case), 2 * products), (backward(&case), of_gradients)] {
+            let text = text(&kernel, "sm_90a");
+            assert!(text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+            let Some(assembled) = assembling::assemble(&text, &Target::gpu("sm_90a")) else { return };
+            let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
+            assert_eq!(counts.get("HGMMA"), Some(&products), "{counts:?}");
+            assert!(counts.contains_key("UTMALDG") && !counts.contains_key("HMMA") && !counts.contains_key("LDGSTS"), "{counts:?}");
+        }
     }
 }
 
@@ -257,24 +276,30 @@ fn the_instructions_of_warpgroups_are_there() {
 #[test]
 fn warpgroups_read_heads_out_of_rows_of_queries_keys_and_values() {
     let case = Case { batch: 2, kv: 2, group: 3, queries: 40, keys: 150, causal: false, ..CORES };
-    let mut kernel = forward(&case);
-    for (input, rows) in kernel.inputs.iter_mut().zip([40, 150, 150]) {
-        (input.strides[0], input.strides[1]) = (rows * 10 * 64, 10 * 64);
+    let (first, second) = (forward(&case), backward(&case));
+    let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
+    for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
+        for (input, rows) in kernel.inputs.iter_mut().zip([40, 150, 150]) {
+            (input.strides[0], input.strides[1]) = (rows * 10 * 64, 10 * 64);
+        }
+        assert!(text(&kernel, "sm_90a").contains("cp.async.bulk.tensor.4d"));
+        check_with(&kernel, &inputs, &[], tolerance);
     }
-    assert!(text(&kernel, "sm_90a").contains("cp.async.bulk.tensor.4d"));
-    check_with(&kernel, &inputs(&case, &kernel), &[], tolerance(case.dtype));
 }
 
 /// Rows that are no multiple of the distance of heads apart, as no tensor map says it.
 #[test]
 fn warpgroups_leave_what_has_no_tensor_map_to_warps() {
     let case = Case { kv: 3, queries: 40, keys: 40, ..CORES };
-    let mut kernel = forward(&case);
-    assert!(text(&kernel, "sm_90a").contains("wgmma"));
-    kernel.inputs[1].strides[1] = 3 * 64 + 8;
-    let text = text(&kernel, "sm_90a");
-    assert!(text.contains("mma.sync") && !text.contains("wgmma"), "{text}");
-    check_with(&kernel, &inputs(&case, &kernel), &[], tolerance(case.dtype));
+    let (first, second) = (forward(&case), backward(&case));
+    let (of_first, of_second) = (inputs(&case, &first), backward_inputs(&case, &second));
+    for (mut kernel, inputs, tolerance) in [(first, of_first, tolerance(case.dtype)), (second, of_second, 3.0 * tolerance(case.dtype))] {
+        assert!(text(&kernel, "sm_90a").contains("wgmma"));
+        kernel.inputs[1].strides[1] = 3 * 64 + 8;
+        let text = text(&kernel, "sm_90a");
+        assert!(text.contains("mma.sync") && !text.contains("wgmma"), "{text}");
+        check_with(&kernel, &inputs, &[], tolerance);
+    }
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub enum Instruction {
     CopyBox { dims: u32 },
     /// 1 in one lane of the warp, 0 in all others.
     Elect,
+    /// The number of blocks of the launch. Unlike LLVM's operation it stays where it is.
+    Blocks,
     /// From here on the threads of the warpgroup have so many registers, more than before.
     MoreRegisters(u32),
     /// Likewise, fewer.
@@ -216,6 +218,9 @@ impl Instruction {
                 constraints: constraints(&[("=r", 1)], true),
                 results: Results::Word,
             },
+            Instruction::Blocks => {
+                Text { template: "mov.u32 $0, %nctaid.x;".into(), constraints: constraints(&[("=r", 1)], true), results: Results::Word }
+            }
             Instruction::MoreRegisters(count) => nothing(format!("setmaxnreg.inc.sync.aligned.u32 {count};"), &[]),
             Instruction::FewerRegisters(count) => nothing(format!("setmaxnreg.dec.sync.aligned.u32 {count};"), &[]),
             Instruction::Multiply(half) => {

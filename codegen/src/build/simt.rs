@@ -4,6 +4,7 @@
 //! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
 //! adjacent over the lanes, which is what memory wants.
 
+use super::asm::Instruction;
 use super::lines::{Added, Lines};
 use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
 use crate::CompileError;
@@ -238,6 +239,17 @@ impl<'c> Simt<'c> {
         carried: &[Value<'c>],
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
+        self.counted_by([from, to], &|| step, carried, body)
+    }
+
+    /// The same, by a number that is asked for at the end of each round.
+    fn counted_by(
+        &self,
+        [from, to]: [IntValue<'c>; 2],
+        step: &dyn Fn() -> IntValue<'c>,
+        carried: &[Value<'c>],
+        body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
+    ) -> Vec<Value<'c>> {
         let before = self.writer.get_insert_block().expect("invariant: a block is open");
         let [inside, after] = ["loop", "done"].map(|n| self.context.append_basic_block(self.function(), n));
         let less = |a, b| built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""));
@@ -257,7 +269,7 @@ impl<'c> Simt<'c> {
         let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
         let i = counter.as_basic_value().into_int_value();
         let leaving = body(i, &current);
-        let next = self.index_add(i, step);
+        let next = self.index_add(i, step());
         let last = self.writer.get_insert_block().expect("invariant: a block is open");
         counter.add_incoming(&[(&next, last)]);
         for (phi, value) in entering.iter().zip(&leaving) {
@@ -435,8 +447,10 @@ impl<'c> Simt<'c> {
 
     /// Every n-th tile, n being the number of blocks. Numbers have 32 bits.
     pub fn tiles(&self, given: &Given<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
-        let [first, step] = ["ctaid.x", "nctaid.x"].map(|name| self.narrow(self.register(name)));
-        self.counted([first, self.narrow(given.tiles), step], &[], &mut |tile, _| {
+        let first = self.narrow(self.register("ctaid.x"));
+        // Read anew each time: a tile may need all registers.
+        let blocks = || self.asm(Instruction::Blocks, &[])[0].into_int_value();
+        self.counted_by([first, self.narrow(given.tiles)], &blocks, &[], &mut |tile, _| {
             body(tile);
             vec![]
         });

@@ -91,11 +91,17 @@ impl<'a, 'c> Stages<'a, 'c> {
     }
 
     pub fn advance(&self, position: Position<'c>) {
+        let [slot, parity] = self.after(position);
+        self.b.set(position.slot, slot);
+        self.b.set(position.parity, parity);
+    }
+
+    /// The stage after one, and the parity of its phase.
+    fn after(&self, position: Position<'c>) -> [Index<'c>; 2] {
         let b = self.b;
         let next = b.index_add(b.get(position.slot), b.word(1));
         let around = b.equal(next, b.word(self.count));
-        b.set(position.slot, b.choose(around, b.word(0), next));
-        b.set(position.parity, b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0))));
+        [b.choose(around, b.word(0), next), b.bits(IntBinary::Xor, b.get(position.parity), b.choose(around, b.word(1), b.word(0)))]
     }
 
     /// Waits until the stage is empty.
@@ -106,6 +112,12 @@ impl<'a, 'c> Stages<'a, 'c> {
     /// Waits until the stage is full.
     pub fn wait_full(&self, slot: Index<'c>, position: Position<'c>) {
         self.b.wait(self.full(slot), self.b.get(position.parity));
+    }
+
+    /// Waits until the stage after this one is full.
+    pub fn wait_next_full(&self, position: Position<'c>) {
+        let [slot, parity] = self.after(position);
+        self.b.wait(self.full(slot), parity);
     }
 }
 
@@ -119,9 +131,17 @@ pub fn release<'c>(b: &Simt<'c>, barrier: Index<'c>) {
 
 /// What one thread of the first warp does.
 pub fn elected(b: &Simt, f: impl FnOnce()) {
+    first_warp(b, || one_lane(b, f));
+}
+
+/// What the first warp does.
+pub fn first_warp(b: &Simt, f: impl FnOnce()) {
     let warp = b.uniform(b.index_div(b.thread(), b.word(LANES as i64)));
-    b.if_so(b.equal(warp, b.word(0)), || {
-        let elected = b.asm(Instruction::Elect, &[])[0].into_int_value();
-        b.if_so(b.equal(elected, b.word(1)), f);
-    });
+    b.if_so(b.equal(warp, b.word(0)), f);
+}
+
+/// What one thread of a warp does.
+pub fn one_lane(b: &Simt, f: impl FnOnce()) {
+    let elected = b.asm(Instruction::Elect, &[])[0].into_int_value();
+    b.if_so(b.equal(elected, b.word(1)), f);
 }

@@ -397,7 +397,8 @@ pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], toleran
     let want = kernel.run(inputs, scalars);
     assembling::check_assembles(kernel);
     // Their instructions differ only there.
-    let groups = matches!(kernel.family, Family::Gemm | Family::Attention) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
+    let groups =
+        matches!(kernel.family, Family::Gemm | Family::Attention | Family::AttentionGrad) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
     let newer = groups.then(|| Target::gpu("sm_90a"));
     for target in [Target::host().expect("a supported machine"), Target::x86_64_v3(), Target::gpu("sm_80")].into_iter().chain(newer) {
         let got = match target.arch {

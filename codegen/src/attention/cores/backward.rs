@@ -6,34 +6,59 @@ use ir::op::AttentionGrad;
 use std::f64::consts::LOG2_E;
 
 /// What an output is a sum of.
-#[derive(Clone, Copy)]
-enum Of {
-    /// The other side's first factor, weighted by the gradients of scores.
-    Scores,
-    /// Its second one, weighted by probabilities.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Of {
+    /// The other side's second factor, weighted by probabilities.
     Probabilities,
+    /// Its first one, weighted by the gradients of scores.
+    Scores,
+}
+
+/// Tiles of one side.
+pub struct Kind<'s> {
+    pub side: Side,
+    /// What they sum, and the outputs that this is of.
+    pub sums: Vec<(Of, Vec<(usize, &'s Output)>)>,
+}
+
+impl Kind<'_> {
+    /// Dims that number heads of the tiles' rows.
+    pub fn heads(&self, plan: &Plan) -> Vec<Dim> {
+        match self.side {
+            Side::Queries => plan.heads(),
+            Side::Keys => plan.shared.clone(),
+        }
+    }
+
+    /// Dims that number the heads of the other side that a tile meets.
+    pub fn met<'p>(&self, plan: &'p Plan) -> &'p [Dim] {
+        match self.side {
+            Side::Queries => &[],
+            Side::Keys => &plan.group,
+        }
+    }
 }
 
 impl<'c> Cores<'_, 'c> {
     pub(super) fn backward(&self) -> Result<Vec<Part<'_, 'c>>, CompileError> {
-        let plan = self.plan;
-        let operands = plan.gradient_operands()?;
-        let [dq, dk, dv] = [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
-            .map(|which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which)));
-        let mut parts = Vec::new();
-        if !(dk.is_empty() && dv.is_empty()) {
-            let wanted = [(Of::Scores, dk), (Of::Probabilities, dv)].into_iter().filter(|(_, outputs)| !outputs.is_empty());
-            parts.push(self.part(operands, Side::Keys, wanted.collect()));
-        }
-        if !dq.is_empty() {
-            parts.push(self.part(operands, Side::Queries, vec![(Of::Scores, dq)]));
-        }
-        Ok(parts)
+        let operands = self.plan.gradient_operands()?;
+        Ok(self.kinds().into_iter().map(|kind| self.part(operands, kind)).collect())
     }
 
-    /// Tiles of one side, and the outputs that they sum.
-    fn part<'s>(&'s self, operands: GradientOperands, side: Side, wanted: Vec<(Of, Vec<(usize, &'s Output)>)>) -> Part<'s, 'c> {
-        let plan = self.plan;
+    /// The kinds of tiles that there are.
+    pub fn kinds(&self) -> Vec<Kind<'_>> {
+        let of = |which| self.outputs(move |op| matches!(op, Op::AttentionGrad(_, w) if *w == which));
+        let kind = |side, sums: &[(Of, AttentionGrad)]| {
+            let sums = sums.iter().map(|(of_what, which)| (*of_what, of(*which))).filter(|(_, outputs)| !outputs.is_empty());
+            Kind { side, sums: sums.collect() }
+        };
+        let keys = kind(Side::Keys, &[(Of::Probabilities, AttentionGrad::V), (Of::Scores, AttentionGrad::K)]);
+        let queries = kind(Side::Queries, &[(Of::Scores, AttentionGrad::Q)]);
+        [keys, queries].into_iter().filter(|kind| !kind.sums.is_empty()).collect()
+    }
+
+    fn part<'s>(&'s self, operands: GradientOperands, kind: Kind<'s>) -> Part<'s, 'c> {
+        let (plan, side) = (self.plan, kind.side);
         let GradientOperands { q, k, v, dout, lse, delta } = operands;
         let (mine, theirs) = match side {
             Side::Queries => ([q, dout], [k, v]),
@@ -46,14 +71,15 @@ impl<'c> Cores<'_, 'c> {
         let stage_bytes = numbers + if side == Side::Keys { 8 * sizes.others } else { 0 };
         let stages = 2 * tile_bytes;
         let list = stages + 2 * stage_bytes;
-        let heads = if side == Side::Keys { plan.sizes(&plan.group) } else { 1 };
+        let (heads, runs_of) = (plan.sizes(kind.met(plan)), kind.heads(plan));
         let write = move |at: &At<'c>, first: Index<'c>| {
             let b = self.b;
             let own = Own { side, sizes, first };
             let part = |offset: i64| self.plus(b.shared(), offset);
             let visits = self.visits(at, &own, heads, part(list));
             // The head that a visit is of: queries have heads of their own, and share those of keys.
-            let of = |visit: &Visit<'c>| if heads == 1 { at.at(b, plan, &[], b.index(0)) } else { at.at(b, plan, &plan.group, b.widen(visit.head)) };
+            let of =
+                |visit: &Visit<'c>| if heads == 1 { at.at(b, plan, &[], b.index(0)) } else { at.at(b, plan, kind.met(plan), b.widen(visit.head)) };
             let begin = || {
                 for (rows, place) in mine.iter().zip([0, tile_bytes]) {
                     self.copy_rows(at, rows, first, sizes.own(), part(place));
@@ -69,50 +95,45 @@ impl<'c> Cores<'_, 'c> {
                     self.copy_numbers(&at, [lse, delta], first, sizes.others, self.plus(stage, numbers));
                 }
             };
-            let kept = (side == Side::Queries).then(|| self.numbers_of_rows(at, &own, [lse, delta]));
+            let kept = (side == Side::Queries).then(|| {
+                let numbers = self.numbers_of_rows(at, &own, [lse, delta]);
+                numbers.into_iter().map(|[lse, delta]| [self.minus_log2(lse), delta]).collect::<Vec<_>>()
+            });
             let half = (sizes.tall * plan.d / 2) as usize;
-            let start = vec![b.f32(0.0); half * wanted.len()];
+            let start = vec![b.f32(0.0); half * kind.sums.len()];
             let sums = self.stream(&visits, [part(stages), b.word(stage_bytes)], begin, &load, &start, &mut |visit, stage, sums| {
                 let scores = self.products(sizes, part(0), stage);
                 let dp = self.products(sizes, part(tile_bytes), self.plus(stage, block_bytes));
                 let numbers = kept.clone().unwrap_or_else(|| self.numbers_of_columns(sizes, self.plus(stage, numbers)));
-                let slopes = self.slopes(&scores, &dp, &numbers);
-                let slopes = self.hide(at, &own, visit, &slopes, b.f32(0.0));
-                let (p, ds) = slopes.split_at(slopes.len() / 2);
+                let p: Vec<_> = scores.iter().zip(&numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, self.scale(), *log))).collect();
+                let p = self.hide(at, &own, visit, &p, b.f32(0.0));
+                let ds: Vec<_> = p.iter().zip(dp).zip(&numbers).map(|((p, dp), [_, delta])| b.mul(*p, b.sub(dp, *delta))).collect();
                 let mut sums = sums.to_vec();
-                for (sums, (of, _)) in sums.chunks_mut(half).zip(&wanted) {
+                for (sums, (of, _)) in sums.chunks_mut(half).zip(&kind.sums) {
                     match of {
-                        Of::Scores => self.weigh(sizes, ds, stage, sums),
-                        Of::Probabilities => self.weigh(sizes, p, self.plus(stage, block_bytes), sums),
+                        Of::Scores => self.weigh(sizes, &ds, stage, sums),
+                        Of::Probabilities => self.weigh(sizes, &p, self.plus(stage, block_bytes), sums),
                     }
                 }
                 sums
             });
-            for (sums, (of, outputs)) in sums.chunks(half).zip(&wanted) {
-                let factor = match of {
-                    Of::Scores => plan.attention.scale.0,
-                    Of::Probabilities => 1.0,
-                };
-                for output in outputs {
-                    self.store_sums(at, &own, *output, sums, &vec![b.f32(factor); 2 * sizes.tall as usize]);
-                }
-            }
+            self.store_gradients(at, &own, &kind, &sums);
         };
-        let mut dims = plan.shared.clone();
-        if side == Side::Queries {
-            dims.extend(&plan.group);
-        }
         let shared_bytes = list + self.list_bytes(side, sizes);
-        Part { heads: dims, sizes, runs: div_ceil(self.count(side), sizes.own()), shared_bytes, write: Box::new(write) }
+        Part { heads: runs_of, sizes, runs: div_ceil(self.count(side), sizes.own()), shared_bytes, write: Box::new(write) }
     }
 
-    /// Probabilities, then the gradients of scores, but for the scale. `numbers` are of each element's query: minus the logarithm to base 2, and delta.
-    fn slopes(&self, scores: &[Value<'c>], dp: &[Value<'c>], numbers: &[[Value<'c>; 2]]) -> Vec<Value<'c>> {
-        let b = self.b;
-        let scale = b.f32(self.plan.attention.scale.0 * LOG2_E);
-        let p: Vec<_> = scores.iter().zip(numbers).map(|(score, [log, _])| b.fast_exp2(b.fma(*score, scale, *log))).collect();
-        let ds: Vec<_> = p.iter().zip(dp).zip(numbers).map(|((p, dp), [_, delta])| b.mul(*p, b.sub(*dp, *delta))).collect();
-        [p, ds].concat()
+    /// Stores the sums of a tile.
+    pub fn store_gradients(&self, at: &At<'c>, own: &Own<'c>, kind: &Kind, sums: &[Value<'c>]) {
+        for (sums, (of, outputs)) in sums.chunks((own.sizes.tall * self.plan.d / 2) as usize).zip(&kind.sums) {
+            let factor = match of {
+                Of::Scores => self.plan.attention.scale.0,
+                Of::Probabilities => 1.0,
+            };
+            for output in outputs {
+                self.store_sums(at, own, *output, sums, &vec![self.b.f32(factor); 2 * own.sizes.tall as usize]);
+            }
+        }
     }
 
     fn minus_log2(&self, lse: Value<'c>) -> Value<'c> {
@@ -120,18 +141,17 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Bytes between the numbers of neighbouring queries.
-    fn step(&self, tensor: usize) -> i64 {
+    pub fn step(&self, tensor: usize) -> i64 {
         Lane::F32.bytes() * self.plan.stride(tensor, self.plan.attention.at)
     }
 
-    /// The numbers of each element's row, a query of the tile.
-    fn numbers_of_rows(&self, at: &At<'c>, own: &Own<'c>, tensors: [usize; 2]) -> Vec<[Value<'c>; 2]> {
+    /// The two numbers of each element's row, a query of the tile.
+    pub fn numbers_of_rows(&self, at: &At<'c>, own: &Own<'c>, tensors: [usize; 2]) -> Vec<[Value<'c>; 2]> {
         let b = self.b;
         let of_row: Vec<_> = (0..2 * own.sizes.tall)
             .map(|k| {
                 let row = b.least(self.row(own, k / 2, k % 2), b.index(self.count(own.side) - 1));
-                let [lse, delta] = tensors.map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(row, b.index(self.step(t)))), Lane::F32));
-                [self.minus_log2(lse), delta]
+                tensors.map(|t| b.load_splat(b.at(at.tensors[t], b.index_mul(row, b.index(self.step(t)))), Lane::F32))
             })
             .collect();
         let across = own.sizes.others as usize / 2;
@@ -156,15 +176,14 @@ impl<'c> Cores<'_, 'c> {
 
     /// The numbers of each element's column, a query that came by.
     fn numbers_of_columns(&self, sizes: Sizes, from: Index<'c>) -> Vec<[Value<'c>; 2]> {
-        let b = self.b;
-        let blocks = 0..sizes.others / COLUMNS;
-        let pairs: Vec<_> = blocks
-            .map(|n| {
-                let place = b.index_add(from, self.scaled(self.column(n), 4));
-                [b.load_shared(place, 2), b.load_shared(self.plus(place, 4 * sizes.others), 2)]
-            })
-            .collect();
-        let of_columns: Vec<_> = pairs.iter().map(|[lse, delta]| [0, 1].map(|e| [self.minus_log2(lse[e]), delta[e]])).collect();
-        (0..(sizes.tall * sizes.others / 2) as usize).map(|i| of_columns[i / 4 % of_columns.len()][i % 2]).collect()
+        let [lse, delta] = [0, 4 * sizes.others].map(|offset| self.of_columns(sizes, self.plus(from, offset)));
+        lse.into_iter().map(|lse| self.minus_log2(lse)).zip(delta).map(|(lse, delta)| [lse, delta]).collect()
+    }
+
+    /// Of each element its column's number, of those that lie in shared memory.
+    pub fn of_columns(&self, sizes: Sizes, from: Index<'c>) -> Vec<Value<'c>> {
+        let pairs: Vec<_> =
+            (0..sizes.others / COLUMNS).map(|n| self.b.load_shared(self.b.index_add(from, self.scaled(self.column(n), 4)), 2)).collect();
+        (0..(sizes.tall * sizes.others / 2) as usize).map(|i| pairs[i / 4 % pairs.len()][i % 2]).collect()
     }
 }

@@ -78,7 +78,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// Scores to powers of 2.
-    fn scale(&self) -> Value<'c> {
+    pub(super) fn scale(&self) -> Value<'c> {
         self.b.f32(self.plan.attention.scale.0 * LOG2_E)
     }
 

@@ -22,11 +22,12 @@ use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
 use crate::loops::accumulated;
 use crate::{CompileError, Shape, pointwise};
+use backward::{Kind, Of};
 use ir::dim::Dim;
 use ir::kernel::{Kernel, Output};
 use ir::launch::Launch;
 use ir::op::{DType, Op};
-use visits::{Side, Visit, Visits};
+use visits::{Met, Side, Visit, Visits};
 
 type At<'c> = Arguments<Pointer<'c>>;
 

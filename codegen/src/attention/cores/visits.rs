@@ -37,22 +37,25 @@ pub struct Visit<'c> {
     pub block: Index<'c>,
     /// Whether the mask hides some of its scores, if it can.
     pub masked: Option<Value<'c>>,
+    /// What the list says of it, if there is a list.
+    pub entry: Option<Index<'c>>,
+}
+
+/// A row that a tile meets, for the mask: its position, if that counts, and whether it is there, if it may not be.
+#[derive(Clone, Copy)]
+pub struct Met<'c> {
+    pub position: Option<Value<'c>>,
+    pub present: Option<Value<'c>>,
 }
 
 impl<'c> Visits<'c> {
     pub fn visit(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Visit<'c> {
         let b = cores.b;
         let (head, i) = if self.heads == 1 { (b.word(0), i) } else { (b.index_div(i, self.of_head), b.index_rem(i, self.of_head)) };
-        match self.entry(cores, i) {
-            Some(entry) => Visit::listed(cores, head, entry),
-            None => Visit { head, block: i, masked: self.last.1.then(|| b.equal(i, b.word(self.last.0)).into()) },
+        match self.list {
+            Some(list) => Visit::listed(cores, head, b.load_shared_word(b.index_add(list, b.index_mul(i, b.word(4))))),
+            None => Visit { head, block: i, masked: self.last.1.then(|| b.equal(i, b.word(self.last.0)).into()), entry: None },
         }
-    }
-
-    /// What the list says of a block of the first head, if there is a list.
-    pub fn entry(&self, cores: &Cores<'_, 'c>, i: Index<'c>) -> Option<Index<'c>> {
-        let b = cores.b;
-        self.list.map(|list| b.load_shared_word(b.index_add(list, b.index_mul(i, b.word(4)))))
     }
 }
 
@@ -61,7 +64,7 @@ impl<'c> Visit<'c> {
     pub fn listed(cores: &Cores<'_, 'c>, head: Index<'c>, entry: Index<'c>) -> Self {
         let b = cores.b;
         let masked = b.equal(b.bits(IntBinary::And, entry, b.word(1)), b.word(1));
-        Visit { head, block: b.bits(IntBinary::ShrLogical, entry, b.word(1)), masked: Some(masked.into()) }
+        Visit { head, block: b.bits(IntBinary::ShrLogical, entry, b.word(1)), masked: Some(masked.into()), entry: Some(entry) }
     }
 }
 
@@ -75,7 +78,7 @@ impl<'c> Cores<'_, 'c> {
     }
 
     /// The positions of rows of one side, by their numbers (64 bits); past the end the last one's.
-    fn position(&self, at: &At<'c>, side: Side, number: Index<'c>) -> Option<Value<'c>> {
+    pub fn position(&self, at: &At<'c>, side: Side, number: Index<'c>) -> Option<Value<'c>> {
         let b = self.b;
         let tensor = self.plan.positions?[usize::from(side == Side::Keys)];
         let step = b.index(Lane::I32.bytes() * self.plan.stride(tensor, self.dim(side)));
@@ -164,22 +167,43 @@ impl<'c> Cores<'_, 'c> {
         self.b.compare_int(Compare::Lt, self.b.int2(IntBinary::Sub, query, key), self.b.i32(window))
     }
 
-    /// `values`, several times the size of a block of scores, with `hidden` where the mask hides a score.
+    /// `values`, one of each score of a block, with `hidden` where the mask hides it.
     pub fn hide(&self, at: &At<'c>, own: &Own<'c>, visit: &Visit<'c>, values: &[Value<'c>], hidden: Value<'c>) -> Vec<Value<'c>> {
+        let (b, side) = (self.b, own.side.other());
+        self.hide_by(at, own, visit, values, hidden, &|n| {
+            [0, 1].map(|e| {
+                let number = b.index_add(self.scaled(visit.block, own.sizes.others), self.plus(self.column(n), e));
+                Met { position: self.position(at, side, b.widen(number)), present: self.present(own, number) }
+            })
+        })
+    }
+
+    /// Whether the other side has a row of this number, if it may not.
+    pub fn present(&self, own: &Own<'c>, number: Index<'c>) -> Option<Value<'c>> {
+        let rows = self.count(own.side.other());
+        (rows % own.sizes.others != 0).then(|| self.b.less(number, self.b.word(rows)).into())
+    }
+
+    /// The same, with what `met` says of this lane's columns among the n-th eight.
+    pub fn hide_by(
+        &self,
+        at: &At<'c>,
+        own: &Own<'c>,
+        visit: &Visit<'c>,
+        values: &[Value<'c>],
+        hidden: Value<'c>,
+        met: &dyn Fn(i64) -> [Met<'c>; 2],
+    ) -> Vec<Value<'c>> {
         let Some(masked) = visit.masked else { return values.to_vec() };
-        let (b, side, sizes) = (self.b, own.side.other(), own.sizes);
+        let (b, sizes) = (self.b, own.sizes);
         b.when(masked, values, || {
-            let rows = self.count(side);
             let mine: Vec<_> = (0..2 * sizes.tall).map(|k| self.position(at, own.side, self.row(own, k / 2, k % 2))).collect();
             let mut values = values.to_vec();
             for n in 0..sizes.others / COLUMNS {
-                for e in 0..2 {
-                    let number = b.index_add(self.scaled(visit.block, sizes.others), self.plus(self.column(n), e));
-                    let present = (rows % sizes.others != 0).then(|| Value::from(b.less(number, b.word(rows))));
-                    let theirs = self.position(at, side, b.widen(number));
+                for (e, Met { position, present }) in (0..).zip(met(n)) {
                     for k in 0..2 * sizes.tall {
                         let positions = mine[k as usize]
-                            .zip(theirs)
+                            .zip(position)
                             .map(|(mine, theirs)| if own.side == Side::Queries { (mine, theirs) } else { (theirs, mine) });
                         let both = |x, y| b.int2(IntBinary::And, x, y);
                         let seen = positions.map(|(query, key)| {
@@ -190,11 +214,8 @@ impl<'c> Cores<'_, 'c> {
                             (Some(seen), Some(present)) => both(seen, present),
                             (seen, present) => seen.or(present).expect("invariant: something is hidden"),
                         };
-                        let block = (sizes.of_warp() * sizes.others / LANES as i64) as usize;
                         let at = ((k / 2 * sizes.others / COLUMNS + n) * 4 + 2 * (k % 2) + e) as usize;
-                        for value in values[at..].iter_mut().step_by(block) {
-                            *value = b.select(seen, *value, hidden);
-                        }
+                        values[at] = b.select(seen, values[at], hidden);
                     }
                 }
             }

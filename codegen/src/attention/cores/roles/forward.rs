@@ -159,7 +159,7 @@ impl<'a, 'c> Roles<'a, 'c> {
                 };
                 let last = b.loop_over([b.word(0), visits.count, b.word(1)], &[b.word(0).into()], &mut |i, before| {
                     let visit = visits.visit(&self.copiers, i);
-                    block(1, visit.block, visits.entry(&self.copiers, i));
+                    block(1, visit.block, visit.entry);
                     b.if_so(b.less(b.word(0), i), || block(2, before[0].into_int_value(), None));
                     vec![visit.block.into()]
                 });
@@ -260,6 +260,7 @@ impl<'a, 'c> Roles<'a, 'c> {
     fn scores(&self, queries: Matrix<'c>, position: Position<'c>) -> (Index<'c>, Vec<Value<'c>>) {
         let slot = self.blocks.slot(position);
         let sums = self.matrices.products(queries, self.matrices.at(self.stage(slot), SIZES.others));
+        self.matrices.commit();
         self.blocks.advance(position);
         (slot, sums)
     }
@@ -268,6 +269,7 @@ impl<'a, 'c> Roles<'a, 'c> {
     fn sum(&self, weights: &[Value<'c>], sums: &[Value<'c>], position: Position<'c>) -> (Index<'c>, Vec<Value<'c>>) {
         let slot = self.blocks.slot(position);
         let sums = self.matrices.weigh(weights, self.matrices.at(self.stage(slot), SIZES.others), sums);
+        self.matrices.commit();
         self.blocks.advance(position);
         (slot, sums)
     }

@@ -25,19 +25,26 @@ impl<'c> Matrices<'_, 'c> {
 
     /// Begins the products of 64 rows of one matrix with all rows of another; the sums to come, of every eight of those four.
     pub fn products(&self, first: Matrix<'c>, second: Matrix<'c>) -> Vec<Value<'c>> {
+        self.add_products(first, second, None)
+    }
+
+    /// The same, in addition to sums.
+    pub fn products_onto(&self, first: Matrix<'c>, second: Matrix<'c>, sums: &[Value<'c>]) -> Vec<Value<'c>> {
+        self.add_products(first, second, Some(sums.to_vec()))
+    }
+
+    fn add_products(&self, first: Matrix<'c>, second: Matrix<'c>, mut sums: Option<Vec<Value<'c>>>) -> Vec<Value<'c>> {
         let (b, half, columns) = (self.b, self.half, second.rows as u32);
-        let mut sums = vec![];
         for step in 0..self.d / DEPTH {
             let (part, within) = (step * DEPTH / LINE_ELEMENTS, step * DEPTH % LINE_ELEMENTS / DEPTH);
             let at = |m: Matrix<'c>| b.index_add(m.descriptor, b.index(part * m.rows * LINE / 16 + within * squares::advance(false))).into();
             let factors = [at(first), at(second)];
-            sums = match step {
-                0 => b.asm(Instruction::GroupProduct { half, columns }, &factors),
-                _ => b.asm(Instruction::GroupMultiply { half, columns, transposed: [false; 2] }, &[&factors, &*sums].concat()),
-            };
+            sums = Some(match sums {
+                None => b.asm(Instruction::GroupProduct { half, columns }, &factors),
+                Some(sums) => b.asm(Instruction::GroupMultiply { half, columns, transposed: [false; 2] }, &[&factors, &*sums].concat()),
+            });
         }
-        b.asm(Instruction::CommitProducts, &[]);
-        sums
+        sums.expect("invariant: a head has elements")
     }
 
     /// Begins to add the rows of a matrix, by the weights of 16 bits that each of 64 rows of sums has for them; the sums to come.
@@ -49,8 +56,12 @@ impl<'c> Matrices<'_, 'c> {
             let at = b.index_add(rows.descriptor, b.index(step * squares::advance(true)));
             sums = b.asm(multiply, &[words, &[at.into()], &*sums].concat());
         }
-        b.asm(Instruction::CommitProducts, &[]);
         sums
+    }
+
+    /// Closes a group of what was begun, which is waited for together.
+    pub fn commit(&self) {
+        self.b.asm(Instruction::CommitProducts, &[]);
     }
 
     /// Gives these sums, and all that was made before, to the matrix engine.

@@ -5,15 +5,17 @@
 //! The warpgroup that copies also finds which blocks a tile meets; each block says whether it needs the mask, and the tile says how many there are, in
 //! words beside the stages.
 
+mod backward;
 mod forward;
 mod maps;
 mod matrices;
+mod pairs;
 
 use super::*;
 use crate::abi::with_maps;
 use crate::build::simt::Given;
 use crate::build::squares::{self, LINE};
-use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers, release};
+use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, first_warp, more_registers, one_lane, release};
 use crate::target::Target;
 use ir::kernel::Family;
 use maps::Map;
@@ -31,6 +33,7 @@ const BOUNDS: Bounds = Bounds { threads: BLOCK as u32, blocks: 1 };
 /// What such a kernel has beside the attention.
 pub enum Form {
     Forward(forward::Form),
+    Backward(backward::Form),
 }
 
 impl Form {
@@ -41,7 +44,8 @@ impl Form {
         }
         match plan.kernel.family {
             Family::Attention => forward::Form::new(plan).map(Form::Forward),
-            _ => None,
+            Family::AttentionGrad => backward::Form::new(plan, target).map(Form::Backward),
+            Family::Gemm | Family::Loops { .. } | Family::Scatter => None,
         }
     }
 }
@@ -53,6 +57,7 @@ impl Form {
 pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
     match form {
         Form::Forward(form) => forward::emit(b, plan, half, form, name),
+        Form::Backward(form) => backward::emit(b, plan, half, form, name),
     }
 }
 

@@ -1,0 +1,327 @@
+//! The gradients of attention, in the two kinds of tiles that they have on sm_80 too: of keys, for the gradients of k and v, and of queries, for that of q.
+//!
+//! A tile has its rows of both operands of its side, k and v or q and dout; of the other side come blocks of as many rows of both, a pair in a stage. Of each pair there are
+//! two products, scores and the gradients of probabilities, with the tile's rows first: so both become weights of the other side's rows where they are, in
+//! registers. What has no tensor map, the logarithms and deltas of the queries that a tile of keys meets and the positions of either side, all lanes of the warp that copies put
+//! beside the pair.
+//!
+//! While scores become probabilities, the gradients of these are computed; what else a warpgroup waits for, the other one has arithmetic beside it. Every sum is one warp's, in
+//! a fixed order.
+
+use super::pairs::Meeting;
+use super::*;
+use crate::build::FloatUnary;
+use ir::launch::most_shared;
+
+/// Pairs of blocks that can be there or under way, at most.
+const STAGES: i64 = 4;
+/// A tile's rows, and those of a block: with more, a warpgroup's sums and products of a pair have no room beside all else that it must know.
+const SIZES: Sizes = Sizes { warps: GROUPS * WARPS, tall: 1, others: 64 };
+/// Numbers of a row that comes by.
+const NUMBERS: i64 = 3;
+
+/// What the kernel has beside the attention: maps of q, k, v and dout.
+pub struct Form {
+    maps: [Map; 4],
+    /// Bytes of shared memory of a block, at most.
+    most_shared: i64,
+}
+
+impl Form {
+    /// Nothing if an operand has no tensor map.
+    pub fn new(plan: &Plan, target: &Target) -> Option<Form> {
+        let GradientOperands { q, k, v, dout, .. } = plan.gradient_operands().ok()?;
+        let map = |rows: &Rows, side| Map::new(plan, rows.tensor, side, SIZES.others);
+        let maps = [map(&q, Side::Queries)?, map(&k, Side::Keys)?, map(&v, Side::Keys)?, map(&dout, Side::Queries)?];
+        Some(Form { maps, most_shared: most_shared(&target.cpu).into() })
+    }
+}
+
+/// Writes the kernel `name` and reports what it needs.
+///
+/// # Errors
+/// An operand is not an input.
+pub fn emit(b: &Simt, plan: &Plan, half: Half, form: &Form, name: &str) -> Result<(Shape, Launch), CompileError> {
+    let kernel = plan.kernel;
+    let operands = plan.gradient_operands()?;
+    let count = kernel.inputs.len() + kernel.outputs.len();
+    let (tiles, shared_bytes) = b.kernel_of_roles(name, [count, kernel.scalars.len()], form.maps.len(), BOUNDS, |given| {
+        let cores = |team| Cores { b, plan, half, team };
+        let (copiers, multipliers) = (cores(COPIERS), cores(MULTIPLIERS));
+        let kinds = copiers.kinds();
+        let list_bytes = kinds.iter().map(|kind| copiers.list_bytes(kind.side, SIZES)).max().unwrap_or(0);
+        let places = Places::new(plan, form.most_shared - list_bytes);
+        let tiles: i64 = kinds.iter().map(|kind| runs(plan, kind) * plan.sizes(&kind.heads(plan))).sum();
+        let stages = |offset: i64, count| Stages::new(b, b.index_add(b.shared(), b.word(offset)), count);
+        let roles = Roles {
+            form,
+            given,
+            arguments: arguments(b, kernel, given),
+            of_query: [operands.lse, operands.delta],
+            kinds: &kinds,
+            copiers: &copiers,
+            multipliers: &multipliers,
+            matrices: Matrices { b, half, d: plan.d },
+            own: stages(places.barriers, 1),
+            blocks: stages(places.barriers + Stages::bytes(1), places.stages),
+            places,
+        };
+        prepare(b, &[&roles.own, &roles.blocks]);
+        let group = b.uniform(b.index_div(b.thread(), b.word(WARPGROUP)));
+        b.either(b.equal(group, b.word(0)), || roles.copy(), || roles.multiply(b.index_sub(group, b.word(1))));
+        Ok((tiles, roles.places.list + list_bytes))
+    })?;
+    let shape = Shape { tiles: tiles as u64, scratch_bytes: 0 };
+    let launch = launch_of_blocks(kernel, &shape, BOUNDS, shared_bytes as u32);
+    Ok((shape, with_maps(launch, form.maps.iter().map(|m| m.map.clone()).collect())))
+}
+
+/// Runs of rows of a head.
+fn runs(plan: &Plan, kind: &Kind) -> i64 {
+    let rows = if kind.side == Side::Queries { plan.queries } else { plan.keys };
+    div_ceil(rows, SIZES.own())
+}
+
+/// Where what lies in shared memory, after a tile's two matrices: pairs of blocks, mbarriers, numbers of blocks' rows, words (that of the tile, then those of blocks), the list of visits.
+struct Places {
+    stages: i64,
+    /// Bytes of one of the tile's matrices, of one of a pair's, and of one number of all rows of a block.
+    own_bytes: i64,
+    block_bytes: i64,
+    number_bytes: i64,
+    blocks: i64,
+    barriers: i64,
+    numbers: i64,
+    words: i64,
+    list: i64,
+}
+
+impl Places {
+    /// With as many stages as fit before a list that begins there at the latest.
+    fn new(plan: &Plan, last_list: i64) -> Places {
+        let row = ELEMENT * plan.d;
+        let (own_bytes, block_bytes, number_bytes) = (SIZES.own() * row, SIZES.others * row, Lane::F32.bytes() * SIZES.others);
+        let at = |stages: i64| {
+            let blocks = 2 * own_bytes;
+            let barriers = blocks + stages * 2 * block_bytes;
+            let numbers = barriers + Stages::bytes(1) + Stages::bytes(stages);
+            let words = numbers + stages * NUMBERS * number_bytes;
+            Places { stages, own_bytes, block_bytes, number_bytes, blocks, barriers, numbers, words, list: words + 4 * (1 + stages) }
+        };
+        let fit = (2..=STAGES).rev().find(|stages| at(*stages).list <= last_list);
+        at(fit.unwrap_or(1))
+    }
+}
+
+/// What the roles share.
+pub struct Roles<'a, 'c> {
+    form: &'a Form,
+    given: &'a Given<'c>,
+    arguments: At<'c>,
+    /// The logarithm and the delta of each query.
+    of_query: [usize; 2],
+    kinds: &'a [Kind<'a>],
+    copiers: &'a Cores<'a, 'c>,
+    pub multipliers: &'a Cores<'a, 'c>,
+    pub matrices: Matrices<'a, 'c>,
+    places: Places,
+    /// Of a tile's matrices: one stage. Of pairs of blocks, with the numbers of queries.
+    own: Stages<'a, 'c>,
+    pub blocks: Stages<'a, 'c>,
+}
+
+impl<'a, 'c> Roles<'a, 'c> {
+    pub fn b(&self) -> &'a Simt<'c> {
+        self.copiers.b
+    }
+
+    fn plan(&self) -> &'a Plan<'a> {
+        self.copiers.plan
+    }
+
+    /// The address at so many bytes of shared memory.
+    fn at(&self, offset: i64) -> Index<'c> {
+        self.b().index_add(self.b().shared(), self.b().word(offset))
+    }
+
+    /// Where the thing of a slot is, of things of so many bytes.
+    fn of_slot(&self, first: i64, bytes: i64, slot: Index<'c>) -> Index<'c> {
+        self.b().index_add(self.at(first), self.b().index_mul(slot, self.b().word(bytes)))
+    }
+
+    /// The blocks of a stage.
+    pub fn pair(&self, slot: Index<'c>) -> [Index<'c>; 2] {
+        let first = self.of_slot(self.places.blocks, 2 * self.places.block_bytes, slot);
+        [first, self.b().index_add(first, self.b().word(self.places.block_bytes))]
+    }
+
+    /// Numbers of the rows of a stage: of queries what scores and their gradients begin with, if keys meet them; of either side positions, if they count.
+    pub fn numbers(&self, slot: Index<'c>) -> [Index<'c>; NUMBERS as usize] {
+        let bytes = self.places.number_bytes;
+        let first = self.of_slot(self.places.numbers, NUMBERS * bytes, slot);
+        std::array::from_fn(|k| self.b().index_add(first, self.b().word(k as i64 * bytes)))
+    }
+
+    fn word(&self, slot: Index<'c>) -> Index<'c> {
+        self.of_slot(self.places.words + 4, 4, slot)
+    }
+
+    /// All tiles of the block, one after the other, by their numbers among those of their kind.
+    fn each_tile(&self, f: &mut dyn FnMut(&Kind<'a>, Index<'c>)) {
+        let (b, plan) = (self.b(), self.plan());
+        b.tiles(self.given, &mut |number| {
+            let mut before = 0;
+            for kind in self.kinds {
+                let count = runs(plan, kind) * plan.sizes(&kind.heads(plan));
+                let number = b.index_sub(number, b.word(before));
+                b.if_so(b.bits(IntBinary::And, b.less(b.word(-1), number), b.less(number, b.word(count))), || f(kind, number));
+                before += count;
+            }
+        });
+    }
+
+    /// A tile by its number. Of a causal head, those that meet most come first: the last queries, and the first keys.
+    fn tile(&self, kind: &Kind, number: Index<'c>) -> Tile<'c> {
+        let (b, plan) = (self.b(), self.plan());
+        let (dims, runs) = (kind.heads(plan), runs(plan, kind));
+        let (head, run) = (b.index_div(number, b.word(runs)), b.index_rem(number, b.word(runs)));
+        let run = if kind.side == Side::Queries { b.index_sub(b.word(runs - 1), run) } else { run };
+        let at = self.arguments.at(b, plan, &dims, b.widen(head));
+        let first = b.widen(b.index_mul(run, b.word(SIZES.own())));
+        Tile { at, heads: self.copiers.digits(&dims, head), own: Own { side: kind.side, sizes: SIZES, first } }
+    }
+
+    /// What the first warpgroup does: all of it lists what a tile meets, its first warp copies.
+    fn copy(&self) {
+        let (b, plan) = (self.b(), self.plan());
+        b.asm(Instruction::FewerRegisters(FEW_REGISTERS), &[]);
+        let (own, blocks) = (self.own.filling(), self.blocks.filling());
+        self.each_tile(&mut |kind, number| {
+            let tile = self.tile(kind, number);
+            if plan.positions.is_some() {
+                // The list of the tile before this one is read no more.
+                self.copiers.meet();
+            }
+            let visits = self.copiers.visits(&tile.at, &tile.own, plan.sizes(kind.met(plan)), self.at(self.places.list));
+            first_warp(b, || self.copy_matrices(kind, &tile, &visits, [own, blocks]));
+        });
+    }
+
+    /// Copies the matrices of a tile, then what it meets. One warp does it.
+    fn copy_matrices(&self, kind: &Kind, tile: &Tile<'c>, visits: &Visits<'c>, [own, blocks]: [Position<'c>; 2]) {
+        let (b, plan, places) = (self.b(), self.plan(), &self.places);
+        let (mine, theirs) = match kind.side {
+            Side::Queries => ([0, 3], [1, 2]),
+            Side::Keys => ([1, 2], [0, 3]),
+        };
+        let fill = |maps: [usize; 2], heads: &Heads<'c>, first: Index<'c>, to: [Index<'c>; 2], rows: i64, full: Index<'c>| {
+            b.asm(Instruction::ArriveExpecting, &[full.into(), b.word(2 * rows * ELEMENT * plan.d).into()]);
+            for (map, to) in maps.into_iter().zip(to) {
+                self.form.maps[map].copy(self.copiers, self.given.maps[map], heads, [first, to], rows, full);
+            }
+        };
+        let slot = self.own.slot(own);
+        self.own.wait_empty(slot, own);
+        one_lane(b, || {
+            if plan.positions.is_some() {
+                b.store_shared(self.at(places.words), &[visits.count.into()]);
+            }
+            fill(mine, &tile.heads, b.narrow(tile.own.first), [self.at(0), self.at(places.own_bytes)], SIZES.own(), self.own.full(slot));
+        });
+        self.own.advance(own);
+        b.loop_over([b.word(0), visits.count, b.word(1)], &[], &mut |i, _| {
+            let visit = visits.visit(self.copiers, i);
+            let numbers = self.numbers_of(kind, tile, &visit);
+            let slot = self.blocks.slot(blocks);
+            self.blocks.wait_empty(slot, blocks);
+            let places = self.numbers(slot).map(|first| b.index_add(first, self.copiers.scaled(self.copiers.lane(), 4)));
+            for (which, k, number) in &numbers {
+                b.store_shared(b.index_add(places[*which], b.word(4 * k)), &[*number]);
+            }
+            if !numbers.is_empty() {
+                // The arrival is for all lanes.
+                b.meet();
+            }
+            one_lane(b, || {
+                if let Some(entry) = visit.entry {
+                    b.store_shared(self.word(slot), &[entry.into()]);
+                }
+                let heads = [tile.heads.clone(), self.copiers.digits(kind.met(plan), visit.head)].concat();
+                fill(theirs, &heads, b.index_mul(visit.block, b.word(SIZES.others)), self.pair(slot), SIZES.others, self.blocks.full(slot));
+            });
+            self.blocks.advance(blocks);
+            vec![]
+        });
+    }
+
+    /// What [`Roles::numbers`] has of a visit, every 32nd row for a lane: which, of the row how far after the lane's first, the number. Past the end there are those of
+    /// the last row, but positions that the mask hides.
+    fn numbers_of(&self, kind: &Kind, tile: &Tile<'c>, visit: &Visit<'c>) -> Vec<(usize, i64, Value<'c>)> {
+        let (b, plan, cores) = (self.b(), self.plan(), self.copiers);
+        let side = kind.side.other();
+        let at = tile.at.at(b, plan, kind.met(plan), b.widen(visit.head));
+        let first = b.index_add(cores.scaled(visit.block, SIZES.others), cores.lane());
+        let mut numbers = vec![];
+        for k in (0..SIZES.others).step_by(LANES) {
+            let row = cores.plus(first, k);
+            if side == Side::Queries {
+                let last = b.widen(b.least(row, b.word(plan.queries - 1)));
+                let load = |tensor: usize| b.load_splat(b.at(at.tensors[tensor], b.index_mul(last, b.index(cores.step(tensor)))), Lane::F32);
+                let [lse, delta] = self.of_query.map(load);
+                let [score, dp] = self.starts([lse, delta]);
+                numbers.extend([(0, k, score), (1, k, dp)]);
+            }
+            if let Some(position) = cores.position(&at, side, b.widen(row)) {
+                let hidden = b.i32(if side == Side::Queries { -1 } else { i32::MAX });
+                numbers.push((2, k, cores.present(&tile.own, row).map_or(position, |present| b.select(present, position, hidden))));
+            }
+        }
+        numbers
+    }
+
+    /// What a query's scores, and their gradients, begin with: minus the logarithm, as a score, and minus the delta.
+    fn starts(&self, [lse, delta]: [Value<'c>; 2]) -> [Value<'c>; 2] {
+        let b = self.b();
+        let minus = |x: Value<'c>| b.float1(FloatUnary::Neg, x);
+        [b.mul(minus(lse), b.f32(1.0 / self.plan().attention.scale.0)), minus(delta)]
+    }
+
+    /// What the other warpgroups do.
+    fn multiply(&self, group: Index<'c>) {
+        let (b, plan) = (self.b(), self.plan());
+        b.asm(Instruction::MoreRegisters(more_registers(GROUPS, 1)), &[]);
+        let (own, blocks) = (self.own.using(), self.blocks.using());
+        let rows = b.index_mul(group, b.word(WARPGROUP / 2 * LINE));
+        let mine = [0, self.places.own_bytes].map(|place| self.matrices.at(b.index_add(self.at(place), rows), SIZES.own()));
+        self.each_tile(&mut |kind, number| {
+            let tile = self.tile(kind, number);
+            let slot = self.own.slot(own);
+            self.own.wait_full(slot, own);
+            self.own.advance(own);
+            let unlisted = self.multipliers.unlisted(kind.side, SIZES, plan.sizes(kind.met(plan)));
+            let count = match plan.positions {
+                None => unlisted.count,
+                Some(_) => b.uniform(b.load_shared_word(self.at(self.places.words))),
+            };
+            let visit = |i: Index<'c>, slot: Index<'c>| match plan.positions {
+                None => unlisted.visit(self.multipliers, i),
+                Some(_) => Visit::listed(self.multipliers, b.word(0), b.uniform(b.load_shared_word(self.word(slot)))),
+            };
+            let kept = (kind.side == Side::Queries).then(|| {
+                let numbers = self.multipliers.numbers_of_rows(&tile.at, &tile.own, self.of_query);
+                numbers.into_iter().map(|numbers| self.starts(numbers)).collect()
+            });
+            let meeting = Meeting { roles: self, kind, tile: &tile, mine, kept, blocks };
+            let start = vec![b.f32(0.0); kind.sums.len() * plan.d as usize / 2];
+            b.if_so(b.less(b.word(0), count), || meeting.ready());
+            let sums = b.loop_over([b.word(0), count, b.word(1)], &start, &mut |i, sums| {
+                b.asm(Instruction::LeaveRolled, &[]);
+                meeting.meet(&|slot| visit(i, slot), sums, b.less(b.index_add(i, b.word(1)), count))
+            });
+            release(b, self.own.empty(slot));
+            // Found once more, so that what it takes to store has no registers while pairs are met.
+            let tile = self.tile(kind, b.uniform(number));
+            self.multipliers.store_gradients(&tile.at, &tile.own, kind, &sums);
+        });
+    }
+}

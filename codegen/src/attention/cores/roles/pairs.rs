@@ -1,0 +1,85 @@
+//! What a warpgroup's rows of a tile of gradients make of the pairs of blocks that they meet.
+
+use super::backward::Roles;
+use super::*;
+use crate::build::Convert;
+
+/// Rows of a tile in the making.
+pub struct Meeting<'m, 'a, 'c> {
+    pub roles: &'m Roles<'a, 'c>,
+    pub kind: &'m Kind<'a>,
+    pub tile: &'m Tile<'c>,
+    /// The tile's matrices, from the warpgroup's rows on.
+    pub mine: [Matrix<'c>; 2],
+    /// What each element's products begin with, if queries are the tile's rows.
+    pub kept: Option<Vec<[Value<'c>; 2]>>,
+    pub blocks: Position<'c>,
+}
+
+impl<'c> Meeting<'_, '_, 'c> {
+    /// Waits for the first pair.
+    pub fn ready(&self) {
+        let blocks = &self.roles.blocks;
+        blocks.wait_full(blocks.slot(self.blocks), self.blocks);
+    }
+
+    /// Adds what a pair, which is there, gives to the tile's sums. If there are more, the next one is there too when this is done.
+    pub fn meet(&self, visit: &dyn Fn(Index<'c>) -> Visit<'c>, sums: &[Value<'c>], more: Index<'c>) -> Vec<Value<'c>> {
+        let (b, roles, cores, tile) = (self.roles.b(), self.roles, self.roles.multipliers, self.tile);
+        let matrices = &roles.matrices;
+        let slot = roles.blocks.slot(self.blocks);
+        let theirs = roles.pair(slot).map(|at| matrices.at(at, tile.own.sizes.others));
+        // What would be subtracted of the products, they begin with: so it takes no registers of its own.
+        let starts = matrices.fence(&[self.start(0, slot), self.start(1, slot)].concat());
+        let begin = |which: usize, starts| {
+            let sums = matrices.products_onto(self.mine[which], theirs[which], starts);
+            matrices.commit();
+            sums
+        };
+        let (first, second) = starts.split_at(starts.len() / 2);
+        let (scores, dp) = (begin(0, first), begin(1, second));
+        let visit = visit(slot);
+        let scores = matrices.wait(1, &scores);
+        let scores = cores.hide_by(&tile.at, &tile.own, &visit, &scores, b.f32(f64::NEG_INFINITY), &|n| self.met(&visit, slot, n));
+        let p: Vec<_> = scores.iter().map(|score| b.fast_exp2(b.mul(*score, cores.scale()))).collect();
+        // Here, and not where the pair is used, so that the assembler, which moves nothing past a loop, leaves all of this before the wait that follows.
+        b.if_so(more, || roles.blocks.wait_next_full(self.blocks));
+        let both = matrices.wait(0, &[p, dp].concat());
+        let (p, dp) = both.split_at(both.len() / 2);
+        let ds: Vec<_> = p.iter().zip(dp).map(|(p, dp)| b.mul(*p, *dp)).collect();
+        let words = |of: Of| match of {
+            Of::Probabilities => (matrices.halves(p), theirs[1]),
+            Of::Scores => (matrices.halves(&ds), theirs[0]),
+        };
+        let weights: Vec<_> = self.kind.sums.iter().map(|(of, _)| words(*of)).collect();
+        let sums = matrices.fence(sums);
+        let each = sums.chunks(cores.plan.d as usize / 2).zip(weights);
+        let sums: Vec<_> = each.flat_map(|(sums, (words, rows))| matrices.weigh(&words, rows, sums)).collect();
+        matrices.commit();
+        let sums = matrices.wait(0, &sums);
+        release(b, roles.blocks.empty(slot));
+        roles.blocks.advance(self.blocks);
+        sums
+    }
+
+    /// Of a stage, this lane's columns among the n-th eight. Rows that there are not have positions that the mask hides.
+    fn met(&self, visit: &Visit<'c>, slot: Index<'c>, n: i64) -> [Met<'c>; 2] {
+        let (b, cores, own) = (self.roles.b(), self.roles.multipliers, &self.tile.own);
+        if cores.plan.positions.is_none() {
+            let first = b.index_add(cores.scaled(visit.block, own.sizes.others), cores.column(n));
+            return [0, 1].map(|e| Met { position: None, present: cores.present(own, cores.plus(first, e)) });
+        }
+        let place = b.index_add(self.roles.numbers(slot)[2], cores.scaled(cores.column(n), 4));
+        let position = |value: Value<'c>| Met { position: Some(b.convert(Convert::Bits(Lane::I32), value)), present: None };
+        let pair = b.load_shared(place, 2);
+        [0, 1].map(|e| position(pair[e]))
+    }
+
+    /// What the products of a pair begin with, of each element's query.
+    fn start(&self, which: usize, slot: Index<'c>) -> Vec<Value<'c>> {
+        match &self.kept {
+            Some(kept) => kept.iter().map(|numbers| numbers[which]).collect(),
+            None => self.roles.multipliers.of_columns(self.tile.own.sizes, self.roles.numbers(slot)[which]),
+        }
+    }
+}
