@@ -80,7 +80,7 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
 
 /// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
 fn footprint(job: &Job, stage: usize, target: &Target, scratch: u64) -> Footprint {
-    let rank = (0..job.mesh.world()).find(|r| job.mesh.stage(*r) == stage as u64).unwrap_or(0);
+    let rank = job.mesh.first_of_stage(stage as u64);
     let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
     match target.arch {
         Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &of_artifact(target), rank)),

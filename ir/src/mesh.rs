@@ -212,6 +212,13 @@ impl Mesh {
         ranks
     }
 
+    /// The first rank of a pipeline stage.
+    pub fn first_of_stage(&self, stage: u64) -> u64 {
+        let mut coords = vec![0; self.subs.len()];
+        self.of(Axis::Pp).take(1).for_each(|u| coords[u.0 as usize] = stage);
+        self.rank(&coords)
+    }
+
     /// The pipeline stage of a rank.
     pub fn stage(&self, rank: u64) -> u64 {
         let c = self.coords(rank);
@@ -322,6 +329,8 @@ mod tests {
         let mesh = Mesh::new(3, 2, 6, 1, 4);
         for rank in 0..mesh.world() {
             assert_eq!(mesh.rank(&mesh.coords(rank)), rank);
+            let first = mesh.first_of_stage(mesh.stage(rank));
+            assert!(first <= rank && mesh.stage(first) == mesh.stage(rank) && (first == 0 || mesh.stage(first - 1) != mesh.stage(rank)));
         }
     }
 

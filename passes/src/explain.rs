@@ -77,7 +77,7 @@ fn alike(a: &Exchange, b: &Exchange) -> bool {
 }
 
 fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exchange> {
-    let first = (0..job.mesh.world()).find(|r| job.mesh.stage(*r) == stage).unwrap_or(0);
+    let first = job.mesh.first_of_stage(stage);
     let (kind, axis, members, bytes, sent) = match &c.action {
         Action::Collective { kind, group, dtype, count, .. } => {
             let group = &program.groups[group.index()];

@@ -67,8 +67,9 @@ impl<'a> Costs<'a> {
 
     /// Of a byte within the group of rank 0, or what would be that.
     fn link(&self, group: &Group) -> u64 {
-        let members = self.mesh.group(0, &group.subs);
-        let near = group.stages.is_none() && members.last().is_some_and(|last| *last < RANKS);
+        let mut last = vec![0; self.mesh.subs.len()];
+        group.subs.iter().for_each(|u| last[u.0 as usize] = self.mesh[*u].size - 1);
+        let near = group.stages.is_none() && self.mesh.rank(&last) < RANKS;
         if near { NEAR } else { FAR }
     }
 }

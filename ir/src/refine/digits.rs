@@ -1,15 +1,16 @@
 //! Indices as mixed-radix numbers: how views, slices, strides and parts of ranks are the same thing.
 
 use crate::mesh::SubAxis;
+use smallvec::SmallVec;
 
 /// An index read as a mixed-radix number, outermost digit first: a digit `(extent, stride)` counts `extent` steps of `stride`.
 /// Canonical: no digit of extent 1, no two neighbours that are one. So equal functions of the index are equal digits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digits(Vec<(u64, u64)>);
+pub struct Digits(SmallVec<[(u64, u64); 1]>);
 
 impl Digits {
     pub fn new(digits: impl IntoIterator<Item = (u64, u64)>) -> Digits {
-        let mut out: Vec<(u64, u64)> = vec![];
+        let mut out = SmallVec::<[(u64, u64); 1]>::new();
         for (n, s) in digits.into_iter().filter(|d| d.0 != 1) {
             match out.last_mut() {
                 Some(last) if last.1 == n.saturating_mul(s) => *last = (last.0.saturating_mul(n), s),
