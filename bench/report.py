@@ -53,14 +53,14 @@ def agreement(record):
 
 
 def step_times(models):
-    head = ["model", "mcc, ms", "GFLOP/s", "of peak", "torch, ms", "torch.compile, ms", "JAX, ms", "best torch / mcc", "JAX / mcc", "same losses"]
+    head = ["model", "mcc, ms", "GFLOP/s", "of peak", "torch, ms", "torch.compile, ms", "JAX, ms", "best torch / mcc", "JAX / mcc", "same losses", "revision of mcc"]
     rows = []
     for name, record in models.items():
         steps, ratios, top = by_contestant(record, "step_s"), against(record), peak(record, "2")
         rate = record["flops"] / steps["mcc"] / 1e9 if "mcc" in steps else None
         rows.append([name, number(steps.get("mcc"), scale=1e3), number(rate), number(rate and top and rate / top, "{:.0f} %", 100),
                      *(number(steps.get(n), scale=1e3) for n in PEERS), number(best_torch(ratios), "{:.2f}"), number(ratios.get("jax"), "{:.2f}"),
-                     agreement(record)])
+                     agreement(record), record.get("revision", "")])
     return table(head, rows)
 
 
