@@ -4,7 +4,7 @@
 //! the op within it.
 
 use crate::device::{Device, Location};
-use crate::executor::{offsets, reach};
+use crate::strides::{offsets, reach};
 use ir::dim::{Base, Dim};
 use ir::eval;
 use ir::graph::Type;

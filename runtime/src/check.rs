@@ -4,7 +4,8 @@
 //! so it holds for an artifact from anywhere.
 
 use crate::comm::Phase;
-use crate::executor::{calls, reach};
+use crate::executor::calls;
+use crate::strides::reach;
 use ir::dim::{Base, Dim, IndexMap, Linear, Order};
 use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};

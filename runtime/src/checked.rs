@@ -4,7 +4,7 @@
 //! What a launch is to write is NaN before it, so an element that is left out is found.
 
 use crate::device::{Device, DeviceError, Element, Location, Memory};
-use crate::executor::{offsets, reach};
+use crate::strides::{offsets, reach};
 use ir::graph::Type;
 use ir::kernel::{Kernel, dense};
 use ir::op::DType;

@@ -28,6 +28,7 @@ pub mod scale;
 pub mod schedule;
 pub mod shm;
 mod streams;
+mod strides;
 pub mod target;
 pub mod weights;
 pub mod worker;

@@ -1,7 +1,7 @@
 //! The reference device: interpreted kernels, memory of f64. What is stored as a 16-bit float is rounded to it.
 
 use crate::device::{Device, DeviceError, Element, Location, Memory};
-use crate::executor::{offsets, reach};
+use crate::strides::{offsets, reach};
 use ir::op::DType;
 use ir::program::{Arena, Job, KernelId, Program};
 

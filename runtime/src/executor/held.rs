@@ -1,0 +1,133 @@
+//! What a rank holds over steps: its parts of parameters, optimizer states and tables, written before the first step and read when they are saved.
+
+use super::Rank;
+use crate::device::{Device, Element, Location};
+use crate::host::{Part, Tensor, Whole};
+use ir::mesh::Coords;
+use ir::op::DType;
+use ir::program::{Content, Job, Program, Role, Stage};
+
+impl<D: Device> Rank<'_, D> {
+    /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
+    /// tensor for a content; none is zero.
+    pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
+        let (job, program) = (self.frame.job, self.frame.program);
+        for buffer in &program.buffers {
+            let cuts = cuts(job, program, self.frame.stage, &buffer.content);
+            let at = Location { arena: buffer.arena, byte: buffer.offset };
+            // What lies between the pieces of a bucket is zero too.
+            if cuts.iter().any(|c| c.window.is_some()) {
+                self.device.fill(at, buffer.dtype, buffer.elements(), 0.0);
+            }
+            for cut in cuts {
+                let part = cut.part(&self.coords);
+                // A copy is one of the weights as they are stored here.
+                let rounds = cut.role == Role::Copy && self.device.element(DType::F32) == Element::F32;
+                match whole(cut.held) {
+                    Some(source) if rounds => scatter(&mut self.device, &part, &InF32(source), at, buffer.dtype, &mut self.scratch),
+                    Some(source) => scatter(&mut self.device, &part, source, at, buffer.dtype, &mut self.scratch),
+                    None if cut.window.is_some() => {}
+                    None => self.device.fill(at, buffer.dtype, buffer.elements(), 0.0),
+                }
+            }
+        }
+    }
+
+    /// Gives every run of every parameter and optimizer state that this rank holds: what it is, where the run begins in the
+    /// whole tensor, its elements.
+    pub fn collect(&self, mut visit: impl FnMut(Held, u64, &[f64])) {
+        let mut values = vec![];
+        for buffer in &self.frame.program.buffers {
+            for cut in cuts(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
+                if matches!(cut.held, Held::Table(_)) || cut.role == Role::Copy {
+                    continue;
+                }
+                let bytes = buffer.dtype.bytes();
+                cut.part(&self.coords).runs(|run| {
+                    let Some(global) = run.global else { return };
+                    values.resize(run.len as usize, 0.0);
+                    self.device.read(Location { arena: buffer.arena, byte: buffer.offset + run.local * bytes }, buffer.dtype, &mut values);
+                    visit(cut.held, global, &values);
+                });
+            }
+        }
+    }
+
+    /// The persistent accumulators by name: gradients, losses.
+    pub fn accumulators(&self) -> Vec<(String, Tensor)> {
+        let buffers = self.frame.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena.lasts());
+        buffers
+            .map(|b| {
+                let mut tensor = Tensor::zeros(b.dims.iter().map(|d| d.1).collect());
+                self.device.read(Location { arena: b.arena, byte: b.offset }, b.dtype, &mut tensor.data);
+                (b.name.clone(), tensor)
+            })
+            .collect()
+    }
+}
+
+/// Something that lives over steps, as a whole: numbers are those of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Held {
+    Param(u32),
+    State(u32, u32),
+    Table(u32),
+}
+
+/// What a buffer holds a part of.
+struct Cut<'a> {
+    held: Held,
+    role: Role,
+    extents: &'a [ir::program::Extent],
+    index: &'a [ir::dim::IndexMap],
+    /// Of a bucket: where the piece begins, and which elements the buffer holds.
+    window: Option<(u64, &'a ir::dim::IndexMap)>,
+}
+
+impl<'a> Cut<'a> {
+    fn part(&self, coords: &Coords) -> Part<'a> {
+        let part = Part::new(self.extents, self.index, coords);
+        match self.window {
+            Some((at, window)) => part.within(at, window, coords),
+            None => part,
+        }
+    }
+}
+
+fn cuts<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<Cut<'a>> {
+    if let Content::Table { table, index } = content {
+        let extents = &job.tables[*table as usize].dims;
+        return vec![Cut { held: Held::Table(*table), role: Role::Weights, extents, index, window: None }];
+    }
+    let cut = |p: ir::program::Part<'a>| {
+        let param = stage.params[p.slot as usize];
+        let held = match p.role {
+            Role::Weights | Role::Copy => Held::Param(param),
+            Role::State(k) => Held::State(param, k),
+        };
+        Cut { held, role: p.role, extents: &job.params[param as usize].dims, index: p.index, window: p.bucket }
+    };
+    program.parts(stage, content).into_iter().map(cut).collect()
+}
+
+/// A tensor rounded to f32.
+struct InF32<'a>(&'a dyn Whole);
+
+impl Whole for InF32<'_> {
+    fn read(&self, at: u64, out: &mut [f64]) {
+        self.0.read(at, out);
+        out.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+    }
+}
+
+/// Copies a part of a whole tensor to a device; padding is zero.
+pub(super) fn scatter<D: Device>(device: &mut D, part: &Part, whole: &dyn Whole, at: Location, dtype: DType, scratch: &mut Vec<f64>) {
+    part.runs(|run| {
+        scratch.clear();
+        scratch.resize(run.len as usize, 0.0);
+        if let Some(global) = run.global {
+            whole.read(global, scratch);
+        }
+        device.write(Location { byte: at.byte + run.local * dtype.bytes(), ..at }, dtype, scratch);
+    });
+}

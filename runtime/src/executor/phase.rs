@@ -1,0 +1,104 @@
+//! A rank from the begin of a phase to its end: how its streams take turns, or threads.
+
+use super::{Advance, ExecError, Fault, Rank, Step, calls};
+use crate::comm::{Communicator, Phase};
+use crate::device::Device;
+use crate::hosted::Hosted;
+use crate::shm::Shm;
+use crate::streams::{self, Communication, Compute, Until};
+use ir::program::{Action, Stream};
+
+impl<D: Device> Rank<'_, D> {
+    /// Goes on to a phase, each stream from the end of the one before, and forgets the reports of that.
+    pub fn begin(&mut self, phase: Phase) {
+        self.cursors.iter_mut().for_each(|c| c.begin(phase));
+        self.reports.fill(None);
+    }
+
+    /// Runs commands until the phase has ended or all streams wait.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn advance(&mut self, step: &Step, comm: &mut dyn Communicator) -> Result<Advance, ExecError> {
+        loop {
+            let (mut moved, mut blocked) = (false, None);
+            for stream in 0..self.cursors.len() {
+                match self.turn(stream, step, comm)? {
+                    Advance::Moved => moved = true,
+                    Advance::Blocked(on) => blocked.get_or_insert(vec![]).extend(on),
+                    Advance::Finished => {}
+                }
+            }
+            match blocked {
+                Some(on) if !moved => return Ok(Advance::Blocked(on)),
+                None if !moved => return Ok(Advance::Finished),
+                Some(_) | None => {}
+            }
+        }
+    }
+
+    /// Whether its first stream, which has all but communication, is through what was begun.
+    pub fn is_computed(&mut self) -> bool {
+        self.cursors[0].next(self.frame.program, &self.frame.stage.schedule).is_none()
+    }
+
+    /// Runs a phase until compute is through, communication on a thread of its own where the device's memory can be shared. Some of that may be
+    /// left for the next phase, on which compute of this one does not depend.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn phase(&mut self, phase: Phase, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        self.begin(phase);
+        self.run(Until::Computed, step, shm)
+    }
+
+    /// Brings all communication to its end: then what the rank holds is there, and no other rank waits for it.
+    ///
+    /// # Errors
+    /// What the device or the communicator say.
+    pub fn settle(&mut self, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        self.run(Until::Settled, step, shm)
+    }
+
+    fn run(&mut self, until: Until, step: &Step, shm: &mut Shm) -> Result<(), ExecError> {
+        let Some(beside) = self.device.beside().filter(|_| self.cursors.len() > 1) else {
+            while self.advance(step, shm)? != Advance::Finished {}
+            return self.done(step);
+        };
+        let (frame, events) = (self.frame.clone(), self.events.clone());
+        let mut cursors = self.cursors.split_off(1);
+        let of_host = cursors.iter().position(|c| c.stream() == Some(Stream::Host));
+        let host = match (of_host, self.device.host()) {
+            (Some(k), Some(device)) => {
+                let device = device.map_err(|e| frame.error(step, self.at, Fault::Device(e)))?;
+                Some(Hosted { frame: &frame, cursor: cursors.remove(k), device, shm: shm.twin() })
+            }
+            (Some(_), None) | (None, _) => None,
+        };
+        let communication = Communication { frame: &frame, cursors, memory: beside.memory, shm: shm.twin() };
+        let cursors = streams::run((communication, host), beside.begin, &events, until, step, shm, |shm| {
+            Ok(match self.turn(0, step, shm)? {
+                Advance::Moved => Compute::Moved,
+                Advance::Finished => Compute::Finished,
+                Advance::Blocked(_) => self.awaited(),
+            })
+        })?;
+        self.cursors.extend(cursors);
+        self.done(step)
+    }
+
+    /// Waits until the device is through with what it was told.
+    pub(super) fn done(&mut self, step: &Step) -> Result<(), ExecError> {
+        self.device.synchronize().map_err(|e| self.frame.error(step, self.at, e.into()))
+    }
+
+    /// The event for which the first stream waits.
+    fn awaited(&self) -> Compute {
+        let cursor = &self.cursors[0];
+        let call = calls(&self.frame.stage.schedule, cursor.at.phase)[cursor.at.call as usize];
+        match self.frame.program.bodies[call.body.index()].commands[cursor.at.command as usize].action {
+            Action::Wait { event } => Compute::Waits(event, cursor.due(event)),
+            _ => Compute::Moved,
+        }
+    }
+}
