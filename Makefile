@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test test-long bench gpu-check clean
+.PHONY: deps build demo test test-long test-launchers bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -68,6 +68,11 @@ test-long-meshes: deps
 test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
+
+# `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces: as root, a minute.
+test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2
+test-launchers: build
+	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
 
 # mcc beside PyTorch and JAX on this machine's CPU (docs/benchmarks/README.md): about an hour, or some minutes with BENCH=--quick. A peer that cannot be
 # installed is named in the report.

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# One model under every launcher there is, on two machines that share nothing but files and a network: network, process, host name, IPC and mount namespaces of
+# Linux, joined by a cable. Each run must save the weights that one machine's run saves, to the byte; then a rank is killed, and the cable pulled.
+#
+# tests/launchers.sh MCC DIR: an mcc (with mcc-rank beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
+# and torchrun (TORCHRUN=, else on the PATH), and names what it does not find.
+set -euo pipefail
+mcc=$(realpath "$1")
+mkdir -p "$2"
+dir=$(realpath "$2")
+models=$(realpath "$(dirname "$0")/../models")
+torchrun=${TORCHRUN:-$(command -v torchrun || true)}
+cd "$dir"
+export SLURM_CONF=$dir/slurm.conf
+declare -a machine=()
+
+# on N COMMAND...: runs a command on a machine, for two minutes at most.
+on() {
+  local k=$1
+  shift
+  timeout 120 nsenter --target "${machine[$k]}" --net --uts --pid --mount --ipc --wd="$dir" "$@"
+}
+
+# A machine is there as long as its first process, which also collects processes that lost their parents.
+machines() {
+  printf '127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n' > hosts
+  for k in 0 1; do
+    rm -f "up$k"
+    mkdir -p "run$k"
+    unshare --net --uts --pid --mount --ipc --fork --mount-proc --kill-child sh -c "hostname node$k; mount --bind hosts /etc/hosts; mount --bind run$k /run
+      ip link set lo up; touch up$k; while :; do sleep 1; done" > /dev/null 2>&1 &
+    until [ -e "up$k" ]; do sleep 0.1; done
+    machine[$k]=$(pgrep --parent $!)
+  done
+  ip link add cable0 netns "${machine[0]}" type veth peer name cable1 netns "${machine[1]}"
+  for k in 0 1; do
+    on $k ip addr add "10.77.0.$((k + 1))/24" dev "cable$k"
+    on $k ip link set "cable$k" up
+  done
+}
+trap 'kill -9 "${machine[@]}" 2> /dev/null || true' EXIT
+
+slurm() {
+  rm -rf slurm
+  mkdir -p slurm/state slurm/node0 slurm/node1
+  cat > slurm.conf <<END
+ClusterName=mcc
+SlurmctldHost=node0
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+StateSaveLocation=$dir/slurm/state
+SlurmdSpoolDir=$dir/slurm/%n
+SlurmctldPidFile=$dir/slurm/ctld.pid
+SlurmdPidFile=$dir/slurm/%n.pid
+SlurmctldLogFile=$dir/slurm/ctld.log
+SlurmdLogFile=$dir/slurm/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SchedulerType=sched/builtin
+MpiDefault=none
+ReturnToService=2
+NodeName=node[0-1] CPUs=$(nproc)
+PartitionName=all Nodes=node[0-1] Default=YES State=UP
+END
+  [ -f /etc/munge/munge.key ] || mungekey -c
+  chown munge: /etc/munge /etc/munge/munge.key /var/lib/munge /var/log/munge
+  for k in 0 1; do
+    on $k sh -c "install -d -o munge /run/munge; su -s /bin/sh munge -c 'munged --log-file=/var/log/munge/node$k.log --seed-file=/var/lib/munge/seed$k'"
+  done
+  on 0 slurmctld
+  for k in 0 1; do on $k slurmd -N node$k; done
+  for _ in $(seq 60); do
+    [ "$(on 0 sinfo --noheader --format %D --states idle)" = 2 ] && return
+    sleep 0.5
+  done
+  echo "Slurm's nodes do not come up: see $dir/slurm"
+  exit 1
+}
+
+run="$mcc run model.mcc --data corpus.txt"
+step="--nodes 2 --ntasks-per-node 2 --overcommit"
+tried=0
+
+# same WHAT COMMAND...: the command, of which $run, with where to save, is a part, must save what one machine saved.
+same() {
+  local what=$1
+  shift
+  rm -f saved.safetensors
+  if "$@" > log 2>&1 && cmp -s alone.safetensors saved.safetensors; then
+    echo "ok      $what"
+    tried=$((tried + 1))
+  else
+    cat log
+    echo "FAILED  $what"
+    exit 1
+  fi
+}
+
+# ends WHAT TEXT COMMAND...: the command must fail in time and say so.
+ends() {
+  local what=$1 says=$2
+  shift 2
+  if "$@" > log 2>&1 || [ $? = 124 ] || ! grep -q "$says" log; then
+    cat log
+    echo "FAILED  $what"
+    exit 1
+  fi
+  echo "ok      $what: $(grep -m1 -o "$says.*" log)"
+  tried=$((tried + 1))
+}
+
+# both COMMAND: on both machines at once, with N their number.
+both() {
+  on 1 env N=1 sh -c "$1" > log1 2>&1 &
+  local other=$!
+  on 0 env N=0 sh -c "$1"
+  wait $other
+}
+
+cat /usr/share/common-licenses/* > corpus.txt
+"$mcc" compile "$models/gpt2.mdl" --tp 2 --pp 2 --micro-batch-size 2 --global-batch-size 8 \
+  -D vocab=256 -D hidden=64 -D heads=4 -D layers=4 -D seq=64 -o model.mcc > /dev/null
+$run --steps 5 --save alone.safetensors > /dev/null
+saves="$run --steps 5 --save saved.safetensors"
+machines
+
+if [ -n "$torchrun" ]; then
+  torchrun="$torchrun --no-python --nnodes 2 --nproc-per-node 2"
+  same "torchrun, a master" both "$torchrun --node-rank \$N --master-addr node0 --master-port 29500 $saves"
+  same "torchrun, c10d" both "$torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 $saves"
+else
+  echo "left    torchrun: not found"
+fi
+if command -v srun slurmctld slurmd munged > /dev/null; then
+  slurm
+  same "srun" on 0 srun $step $saves
+  printf '#!/bin/sh\n#SBATCH --nodes 2\n#SBATCH --ntasks-per-node 2\n#SBATCH --overcommit\nsrun --overcommit %s\n' "$saves" > job.sh
+  same "sbatch, srun" on 0 sbatch --wait --output job.log job.sh
+  printf '#!/bin/sh\n#SBATCH --nodes 2\n#SBATCH --ntasks-per-node 2\n#SBATCH --overcommit\n%s\n' "$saves" > job.sh
+  same "sbatch alone: all ranks on its machine" on 0 sbatch --wait --output job.log job.sh
+  [ -z "$torchrun" ] ||
+    same "srun, torchrun" on 0 srun --nodes 2 --ntasks 2 $torchrun --rdzv-backend c10d --rdzv-endpoint node0:29401 $saves
+  ends "a world of another size" "srun started 2 ranks, but the artifact is for 4" on 0 srun --nodes 2 --ntasks 2 $saves
+  (sleep 5; pkill -9 --newest -x mcc-rank) &
+  ends "a rank that is killed" "was killed by signal 9 at step" on 0 srun $step $run --steps 100000
+  (sleep 5; on 0 ip link set cable0 down; sleep 20; on 0 ip link set cable0 up) &
+  ends "a cable that is pulled" "has not been heard of" on 0 srun $step $run --steps 100000
+else
+  echo "left    Slurm: not found"
+fi
+meets="MASTER_ADDR=node0 MASTER_PORT=29600"
+if command -v mpirun.openmpi > /dev/null; then
+  same "mpirun of Open MPI, one machine" on 0 env $meets mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 $saves
+else
+  echo "left    Open MPI: not found"
+fi
+if command -v mpiexec.hydra > /dev/null; then
+  same "mpiexec of MPICH, one machine" on 0 env $meets mpiexec.hydra -n 4 $saves
+else
+  echo "left    MPICH: not found"
+fi
+[ $tried -gt 0 ] || { echo "no launcher found"; exit 1; }
+echo "launchers: $tried passed"
