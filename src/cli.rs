@@ -214,7 +214,7 @@ pub struct CompileArgs {
     /// The same as `--zero 1`.
     #[arg(long)]
     pub use_distributed_optimizer: bool,
-    /// Optimizer states, the weights that the optimizer works on, and the optimizer itself are on the host; devices keep what passes read; the same numbers either way
+    /// Optimizer states, the weights that the optimizer works on, and the optimizer itself are on the host, also beside GPUs; devices keep what passes read; the same numbers either way
     #[arg(long, visible_alias = "optimizer-cpu-offload")]
     pub optimizer_offload: bool,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
@@ -341,6 +341,9 @@ pub struct CompileArgs {
     /// `cpu` is this machine's, `x86-64-v3` any with AVX2; `sm_80` and `sm_90a` are GPUs
     #[arg(long, default_value = "cpu", help_heading = "Output")]
     pub target: String,
+    /// CPU of the kernels that run on the host beside GPUs: `x86-64-v3` any with AVX2, `cpu` this machine's [default: x86-64-v3]
+    #[arg(long, value_name = "TARGET", help_heading = "Output")]
+    pub host_target: Option<String>,
     /// Dumps to write into the artifact; `mcc dump` shows them, and makes the others when asked
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LEVEL,..", default_values = ["graph", "sharded", "local", "schedule"], help_heading = "Output")]
     pub emit: Vec<Level>,

@@ -1,14 +1,13 @@
 //! `mcc compile`.
 
 use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, TpCommOverlap};
+use crate::targets::Targets;
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
 use anyhow::{Context, anyhow};
+use codegen::Emit;
 use codegen::target::Arch;
-use codegen::{Emit, Target, WorkerCommand, Workers};
 use frontend::Options as TextOptions;
-use ir::diag::{Diagnostic, Sources};
-use ir::kernel::Kernel;
 use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
 use ir::program::Job;
@@ -24,7 +23,7 @@ use passes::rematerialize::Recompute;
 use passes::remedy;
 use passes::schedule::{Order, Schedule};
 use passes::tp_overlap::TpOverlap;
-use runtime::artifact::{self, Code, KernelEntry, Parts};
+use runtime::artifact::{self, KernelEntry, Kernels, Parts};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,6 +46,7 @@ struct Budget {
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
 pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     let start = Instant::now();
+    let targets = targets(args)?;
     let options = options(args)?;
     let mut text = Text::read(&args.model)?;
     let frontend = |training| TextOptions {
@@ -74,46 +74,42 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
     let levels = Levels { compiled, text, elaborated, budget };
     // How much scratch kernels need is known once they are compiled.
-    within(&levels, &Target::named(&args.target)?, 0)?;
+    within(&levels, &targets, 0)?;
     Ok(levels)
 }
 
+fn targets(args: &CompileArgs) -> Result<Targets, Failure> {
+    Targets::named(&args.target, args.host_target.as_deref())
+}
+
 /// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
-fn footprint(job: &Job, stage: usize, target: &Target, scratch: u64) -> Footprint {
+fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
     let own = Footprint::of(job, stage).and(Kind::Scratch, scratch);
-    match target.arch {
-        Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &of_artifact(target), rank)),
+    match targets.device.arch {
+        Arch::X86_64 => own.and(Kind::Exchanges, runtime::shm::bytes_of_rank(job, &targets.to_artifact(&job.kernels), rank)),
         // It is the GPU's memory that is planned; exchanges go through the host's.
         Arch::Nvptx => own,
     }
 }
 
-/// What the artifact says of a target.
-fn of_artifact(target: &Target) -> runtime::target::Target {
-    match target.arch {
-        Arch::X86_64 => runtime::target::Target::Cpu { cpu: target.cpu.clone(), features: target.features.clone() },
-        Arch::Nvptx => runtime::target::Target::Gpu { arch: target.cpu.clone() },
-    }
-}
-
-/// Scratch of a rank: for one thread, or for the blocks of a launch.
-fn scratch(kernel: &KernelEntry) -> u64 {
-    kernel.launch.as_ref().map_or(kernel.scratch_bytes, |l| l.scratch_bytes)
+/// Scratch of a rank in the device's memory: for one thread, or for the blocks of a launch.
+fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
+    let of_one = |kernel: &KernelEntry| match (targets.device.arch, &kernel.launch) {
+        (_, Some(launch)) => launch.scratch_bytes,
+        (Arch::X86_64, None) => kernel.scratch_bytes,
+        (Arch::Nvptx, None) => 0,
+    };
+    kernels.iter().map(of_one).max().unwrap_or(0)
 }
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
-    let target = Target::named(&args.target)?;
-    if args.optimizer_offload && target.arch == Arch::Nvptx {
-        let d = Diagnostic::error("E0643", "the optimizer cannot run on the host beside a GPU: kernels are compiled for one target");
-        show(&[d.help("leave out --optimizer-offload, or use --zero to share optimizer states out")], &Sources::default());
-        return Err(Failure::Reported);
-    }
+    let targets = targets(args)?;
     let levels = levels(args)?;
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
-    let kernels = generate(&compiled.job.kernels, &target, Emit::default(), !args.no_cache)?;
+    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.no_cache)?;
     let entry = |k: &codegen::Compiled| KernelEntry {
         name: k.name.clone(),
         tiles: k.shape.tiles,
@@ -121,32 +117,32 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         launch: k.launch.clone(),
     };
     let entries: Vec<KernelEntry> = kernels.iter().map(entry).collect();
-    let scratch = entries.iter().map(scratch).max().unwrap_or(0);
-    within(&levels, &target, scratch)?;
+    let scratch = scratch(&entries, &targets);
+    within(&levels, &targets, scratch)?;
     let out = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
-    let modules: Vec<&[u8]> = kernels.iter().map(|k| k.object.as_slice()).collect();
-    let library = match target.arch {
-        Arch::X86_64 => Some(link(&kernels, &out)?),
-        Arch::Nvptx => None,
+    let code = |launched: bool| kernels.iter().filter(move |k| k.launch.is_some() == launched).map(|k| k.object.as_slice());
+    let (ptx, native): (Vec<&[u8]>, Vec<&[u8]>) = (code(true).collect(), code(false).collect());
+    let library = match targets.device.arch {
+        Arch::Nvptx if native.is_empty() => None,
+        Arch::X86_64 | Arch::Nvptx => Some(link(&native, &out)?),
     };
-    let code = library.as_deref().map_or(Code::Ptx(&modules), Code::Library);
     let generated = generating.elapsed();
-    let dumps = dumps(compiled, args, &target)?;
-    let kernels = Some(artifact::Kernels { code, entries: &entries });
-    let parts = Parts { job: &compiled.job, target: &of_artifact(&target), kernels, dumps: &dumps };
+    let dumps = dumps(compiled, args, &targets)?;
+    let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
+    let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps };
     artifact::write(&out, &parts)?;
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());
     times.push(("kernels", generated));
-    print!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &target, scratch)), &times));
+    print!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times));
     println!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     Ok(())
 }
 
 /// E0640, with the change that would fit, if a rank needs more than the budget.
-fn within(levels: &Levels, target: &Target, scratch: u64) -> Result<(), Failure> {
+fn within(levels: &Levels, targets: &Targets, scratch: u64) -> Result<(), Failure> {
     let Levels { compiled, text, budget: Some(budget), .. } = levels else { return Ok(()) };
-    let of = |job: &Job, stage: usize| footprint(job, stage, target, scratch);
+    let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
     let all = Footprints::new(&compiled.job, &of);
     if all.most().1.total() <= budget.bytes {
         return Ok(());
@@ -314,34 +310,25 @@ fn override_train(train: &mut Train, args: &CompileArgs) {
     }
 }
 
-/// Compiles kernels in worker processes, through the cache.
-pub fn generate(kernels: &[Kernel], target: &Target, emit: Emit, cached: bool) -> Result<Vec<codegen::Compiled>, Failure> {
-    let program = std::env::current_exe().context("cannot find mcc's own executable")?;
-    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
-    let cache = cached.then(cache_dir).flatten();
-    Ok(codegen::compile(kernels, target, emit, cache.as_deref(), &workers)?)
-}
-
 /// `$MCC_CACHE`, or `mcc` in the user's cache directory.
-fn cache_dir() -> Option<PathBuf> {
+pub fn cache_dir() -> Option<PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     of("MCC_CACHE").or_else(|| of("XDG_CACHE_HOME").map(|d| d.join("mcc"))).or_else(|| of("HOME").map(|d| d.join(".cache/mcc")))
 }
 
-/// The shared library with all kernels, as bytes.
-fn link(kernels: &[codegen::Compiled], out: &Path) -> Result<Vec<u8>, Failure> {
+/// The shared library with native kernels, as bytes.
+fn link(kernels: &[&[u8]], out: &Path) -> Result<Vec<u8>, Failure> {
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
     let path = parent.join(format!(".mcc-link-{}.so", std::process::id()));
-    let linked = codegen::link_shared(kernels.iter().map(|k| k.object.as_slice()), &path).map_err(anyhow::Error::from);
+    let linked = codegen::link_shared(kernels.iter().copied(), &path).map_err(anyhow::Error::from);
     let bytes = linked.and_then(|()| std::fs::read(&path).context("cannot read the linked kernels"));
     let _ = std::fs::remove_file(&path);
     Ok(bytes?)
 }
 
 /// The texts of the levels asked for, by file name.
-fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(String, String)>, Failure> {
+fn dumps(c: &Compiled, args: &CompileArgs, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
     let mut out = vec![];
     let all: Vec<usize> = (0..c.job.kernels.len()).collect();
     let mut levels = args.emit.clone();
@@ -357,13 +344,13 @@ fn dumps(c: &Compiled, args: &CompileArgs, target: &Target) -> Result<Vec<(Strin
                 out.push(("graph.mlir".into(), ir::text::mlir::export_graph(&c.graph)));
                 out.push(("sharded.mlir".into(), ir::text::mlir::export_sharded(&c.sharded)));
                 out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.mlir"), ir::text::mlir::export_local(l))));
-                out.extend(dump::kernel_texts(&c.job, &all, level, target)?);
+                out.extend(dump::kernel_texts(&c.job, &all, level, targets)?);
             }
             Level::Program => {
                 let print = |k, p| dump::program_text(&c.job, k as u32, p);
                 out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(k, p))));
             }
-            Level::Kernel | Level::Llvm | Level::Asm | Level::Ptx => out.extend(dump::kernel_texts(&c.job, &all, level, target)?),
+            Level::Kernel | Level::Llvm | Level::Asm | Level::Ptx => out.extend(dump::kernel_texts(&c.job, &all, level, targets)?),
         }
     }
     Ok(out)

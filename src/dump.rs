@@ -2,10 +2,10 @@
 
 use crate::Failure;
 use crate::cli::{DumpArgs, Level};
-use crate::compile::generate;
+use crate::targets::Targets;
 use anyhow::{Context, anyhow};
+use codegen::Emit;
 use codegen::target::Arch;
-use codegen::{Emit, Target};
 use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
@@ -45,17 +45,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                     out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
                 }
             }
-            let target = match &artifact.manifest.target {
-                runtime::target::Target::Cpu { cpu, .. } => {
-                    if *cpu == Target::x86_64_v3().cpu {
-                        Target::x86_64_v3()
-                    } else {
-                        Target::host()?
-                    }
-                }
-                runtime::target::Target::Gpu { arch } => Target::gpu(arch),
-                runtime::target::Target::Reference => Target::host()?,
-            };
+            let targets = Targets::of_artifact(&artifact.manifest.target)?;
             let used: Vec<usize> = job
                 .programs
                 .iter()
@@ -68,7 +58,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 .collect();
             let texts = match args.level {
                 Level::Ptx => shipped(&artifact, &used)?,
-                _ => kernel_texts(job, &used, args.level, &target)?,
+                _ => kernel_texts(job, &used, args.level, &targets)?,
             };
             for (name, text) in texts {
                 writeln!(
@@ -96,7 +86,7 @@ pub fn program_text(job: &Job, class: u32, program: &Program) -> String {
     ir::text::print_program(&(job.mesh.clone(), program.clone(), stages))
 }
 
-/// The PTX of these kernels as it will run.
+/// The PTX as it will run of these kernels, but for those of the host, which have none.
 fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>, Failure> {
     if !matches!(artifact.manifest.target, runtime::target::Target::Gpu { .. }) {
         return Err(anyhow!("`{}` has no PTX: compile with --target sm_80 or sm_90a", artifact.dir.display()).into());
@@ -105,7 +95,7 @@ fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>,
         let entry = &artifact.kernels[*k];
         Ok((format!("{}.ptx", entry.name), annotated(&artifact.job, *k, entry.launch.as_ref(), &artifact.ptx(entry)?)))
     };
-    used.iter().map(text).collect()
+    used.iter().filter(|k| artifact.kernels[**k].launch.is_some()).map(text).collect()
 }
 
 /// PTX with what it computes: how it is launched, and each op with its place in the model text, above it and where it is computed. Layers share kernels, so places are those of
@@ -145,25 +135,25 @@ fn described(job: &Job, body: &Body, v: Value) -> String {
     format!("{place}{}{scope}", node.op.name())
 }
 
-/// The text of these kernels of a job at a level, by file name.
-pub fn kernel_texts(job: &Job, used: &[usize], level: Level, target: &Target) -> Result<Vec<(String, String)>, Failure> {
+/// The text of these kernels of a job at a level, each for where it runs, by file name. Kernels of the host have no PTX.
+pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
     let kernels: Vec<Kernel> = used.iter().map(|k| job.kernels[*k].clone()).collect();
     if level == Level::Kernel {
         return Ok(kernels.iter().map(|k| (format!("{}.txt", k.name()), ir::text::print_kernel(k))).collect());
     }
     if level == Level::Ptx {
-        if target.arch != Arch::Nvptx {
+        if targets.device.arch != Arch::Nvptx {
             return Err(anyhow!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
         }
-        let compiled = generate(&kernels, target, Emit::default(), true)?;
+        let compiled = targets.generate(&kernels, Emit::default(), true)?;
         let text = |(k, c): (&usize, codegen::Compiled)| {
             let ptx = String::from_utf8_lossy(&c.object).into_owned();
             (format!("{}.ptx", c.name), annotated(job, *k, c.launch.as_ref(), &ptx))
         };
-        return Ok(used.iter().zip(compiled).map(text).collect());
+        return Ok(used.iter().zip(compiled).filter(|(_, c)| c.launch.is_some()).map(text).collect());
     }
     let emit = Emit { mlir: level == Level::Mlir, llvm: level == Level::Llvm, asm: level == Level::Asm };
-    let compiled = generate(&kernels, target, emit, true)?;
+    let compiled = targets.generate(&kernels, emit, true)?;
     let (text, ending): (fn(codegen::Compiled) -> Option<String>, &str) = match level {
         Level::Mlir => (|c| c.mlir, "mlir"),
         Level::Llvm => (|c| c.llvm, "ll"),

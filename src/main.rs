@@ -8,6 +8,7 @@ mod explain;
 mod gpu_check;
 mod report;
 mod run;
+mod targets;
 mod text;
 
 use clap::parser::ValueSource;

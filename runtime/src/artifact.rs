@@ -4,8 +4,8 @@
 //! OUT.mcc/
 //!   manifest.json   format, mcc's version, model, mesh, target; sizes and hashes (BLAKE3) of all other files
 //!   job.bin         the job: postcard, zstd
-//!   kernels.so      the kernels' code, in artifacts for CPUs
-//!   ptx/NAME.ptx    a module for each kernel, in artifacts for GPUs
+//!   kernels.so      the code of the kernels that CPUs run: all, or in artifacts for GPUs those on the host
+//!   ptx/NAME.ptx    a module for each kernel that GPUs run
 //!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread, on a GPU how it is launched
 //!   dumps/          texts, as the compiler gave them
 //! ```
@@ -15,7 +15,7 @@
 use crate::check::{self, CheckError};
 use crate::target::{Target, TargetError};
 use ir::launch::Launch;
-use ir::program::Job;
+use ir::program::{Job, KernelId, Space};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,24 +42,19 @@ pub struct KernelEntry {
     pub tiles: u64,
     /// Bytes of scratch for each thread that runs tiles.
     pub scratch_bytes: u64,
-    /// How a GPU launches it, and what with.
+    /// How a GPU launches it, and what with; none of a kernel that a CPU runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Launch>,
 }
 
-/// The code of all kernels.
-#[derive(Clone, Copy)]
-pub enum Code<'a> {
-    /// A shared library.
-    Library(&'a [u8]),
-    /// A module for each kernel.
-    Ptx(&'a [&'a [u8]]),
-}
-
-/// All kernels, in the order of [`Job::kernels`].
+/// All kernels.
 pub struct Kernels<'a> {
-    pub code: Code<'a>,
+    /// In the order of [`Job::kernels`].
     pub entries: &'a [KernelEntry],
+    /// The shared library of those that CPUs run, if there are any.
+    pub library: Option<&'a [u8]>,
+    /// The modules of the others, in order.
+    pub ptx: &'a [&'a [u8]],
 }
 
 /// The file of a kernel's module.
@@ -118,6 +113,11 @@ impl Artifact {
         self.dir.join(LIBRARY)
     }
 
+    /// The kernels that a GPU launches.
+    pub fn launched(&self) -> impl Iterator<Item = (KernelId, &KernelEntry)> {
+        (0..).map(KernelId).zip(&self.kernels).filter(|(_, entry)| entry.launch.is_some())
+    }
+
     /// The PTX text of a kernel.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ pub enum ArtifactError {
     Target { dir: PathBuf, cause: TargetError },
     #[error("`{}` is inconsistent: {cause}", .file.display())]
     Check { file: PathBuf, cause: CheckError },
-    #[error("the job has {job} kernels, {given} were given")]
+    #[error("the job has {job} kernels, {given} were given, and not all with code for where they run")]
     Kernels { job: usize, given: usize },
 }
 
@@ -200,24 +200,27 @@ fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
     };
     let packed = postcard::to_stdvec(parts.job).expect("invariant: a job is plain data");
     put(JOB, &zstd::encode_all(packed.as_slice(), 3).map_err(io(&dir.join(JOB)))?)?;
+    let wrong = |given| ArtifactError::Kernels { job: parts.job.kernels.len(), given };
     match (&parts.kernels, parts.target) {
         (None, Target::Reference) => {}
-        (Some(Kernels { code: Code::Library(library), entries }), Target::Cpu { .. }) if entries.len() == parts.job.kernels.len() => {
-            put(LIBRARY, library)?;
-            put(KERNELS, &pretty(entries))?;
-        }
-        (Some(Kernels { code: Code::Ptx(modules), entries }), Target::Gpu { .. })
-            if entries.len() == parts.job.kernels.len() && modules.len() == entries.len() =>
-        {
-            fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
-            for (entry, text) in entries.iter().zip(*modules) {
+        (Some(Kernels { entries, library, ptx }), Target::Cpu(_) | Target::Gpu { .. }) => {
+            let launched: Vec<&KernelEntry> = entries.iter().filter(|e| e.launch.is_some()).collect();
+            let native = launched.len() < entries.len() || matches!(parts.target, Target::Cpu(_));
+            if entries.len() != parts.job.kernels.len() || launched.len() != ptx.len() || library.is_some() != native {
+                return Err(wrong(entries.len()));
+            }
+            if let Some(library) = library {
+                put(LIBRARY, library)?;
+            }
+            if !launched.is_empty() {
+                fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
+            }
+            for (entry, text) in launched.iter().zip(*ptx) {
                 put(&module(&entry.name), text)?;
             }
             put(KERNELS, &pretty(entries))?;
         }
-        (given, _) => {
-            return Err(ArtifactError::Kernels { job: parts.job.kernels.len(), given: given.as_ref().map_or(0, |k| k.entries.len()) });
-        }
+        (given, _) => return Err(wrong(given.as_ref().map_or(0, |k| k.entries.len()))),
     }
     fs::create_dir(dir.join("dumps")).map_err(io(dir))?;
     for (name, text) in parts.dumps {
@@ -276,8 +279,8 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
     }
     let required: &[&str] = match manifest.target {
         Target::Reference => &[JOB],
-        Target::Cpu { .. } => &[JOB, LIBRARY, KERNELS],
-        Target::Gpu { .. } => &[JOB, KERNELS],
+        Target::Cpu(_) | Target::Gpu { host: Some(_), .. } => &[JOB, LIBRARY, KERNELS],
+        Target::Gpu { host: None, .. } => &[JOB, KERNELS],
     };
     if let Some(name) = required.iter().find(|n| !manifest.files.contains_key(**n)) {
         return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {name}") });
@@ -295,13 +298,11 @@ pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
     }
     let kernels = match manifest.target {
         Target::Reference => vec![],
-        Target::Cpu { .. } | Target::Gpu { .. } => entries(&dir.join(KERNELS), &job)?,
+        Target::Cpu(_) | Target::Gpu { .. } => entries(&dir.join(KERNELS), &job)?,
     };
-    if let Target::Gpu { arch } = &manifest.target {
-        launchable(&dir.join(KERNELS), &job, &kernels, arch)?;
-        if let Some(entry) = kernels.iter().find(|e| !manifest.files.contains_key(&module(&e.name))) {
-            return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {}", module(&entry.name)) });
-        }
+    runnable(&dir.join(KERNELS), &job, &kernels, &manifest.target)?;
+    if let Some(entry) = kernels.iter().find(|e| e.launch.is_some() && !manifest.files.contains_key(&module(&e.name))) {
+        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {}", module(&entry.name)) });
     }
     Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels })
 }
@@ -351,145 +352,20 @@ fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
     }
 }
 
-/// Every kernel says how it is launched, and a GPU of the kind can do that.
-fn launchable(path: &Path, job: &Job, entries: &[KernelEntry], arch: &str) -> Result<(), ArtifactError> {
+/// Every kernel has code for where it runs: one for a GPU says how it is launched, and a GPU of the kind can do that.
+fn runnable(path: &Path, job: &Job, entries: &[KernelEntry], target: &Target) -> Result<(), ArtifactError> {
     for (entry, kernel) in entries.iter().zip(&job.kernels) {
-        let sound = entry.launch.as_ref().map_or_else(|| Err("nothing about its launch".into()), |l| l.check(kernel, arch));
+        let sound = match (target, kernel.on, &entry.launch) {
+            (Target::Gpu { arch, .. }, Space::Device, Some(launch)) => launch.check(kernel, arch),
+            (Target::Gpu { .. }, Space::Device, None) => Err("nothing about its launch".into()),
+            (Target::Gpu { host: None, .. }, Space::Host, None) => Err("no CPU to run on".into()),
+            (Target::Cpu(_), _, Some(_)) | (Target::Gpu { .. }, Space::Host, Some(_)) => Err("a launch, though a CPU runs it".into()),
+            (Target::Cpu(_), _, None) | (Target::Gpu { host: Some(_), .. }, Space::Host, None) | (Target::Reference, _, _) => Ok(()),
+        };
         sound.map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: format!("kernel `{}` has {e}", entry.name) })?;
     }
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fixture::{self, Split};
-
-    fn artifact(dir: &Path) -> PathBuf {
-        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
-        let out = dir.join("linear.mcc");
-        let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
-        write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps }).unwrap();
-        out
-    }
-
-    fn refused(out: &Path) -> String {
-        read(out).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn what_was_written_reads_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = artifact(dir.path());
-        let read = read(&out).unwrap();
-        assert_eq!(read.job, fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 }));
-        assert_eq!(read.manifest.ranks, 2);
-        assert_eq!(fs::read_to_string(out.join("dumps/program.txt")).unwrap(), "text\n");
-    }
-
-    #[test]
-    fn writing_twice_replaces_and_leaves_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        artifact(dir.path());
-        let out = artifact(dir.path());
-        read(&out).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_directory_of_someone_else_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
-        let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-        let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap_err();
-        assert!(error.to_string().contains("is not an artifact; it was left alone"), "{error}");
-        assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
-    }
-
-    /// An artifact for GPUs, of kernels that all have this launch.
-    fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
-        let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-        let entry = |k: usize| KernelEntry { name: format!("k_{k}"), tiles: 1, scratch_bytes: 0, launch: launch.clone() };
-        let entries: Vec<KernelEntry> = (0..job.kernels.len()).map(entry).collect();
-        let modules = vec![b"// PTX".as_slice(); entries.len()];
-        let kernels = Some(Kernels { code: Code::Ptx(&modules), entries: &entries });
-        let out = dir.join("gpu.mcc");
-        write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into() }, kernels, dumps: &[] }).unwrap();
-        out
-    }
-
-    #[test]
-    fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
-        let dir = tempfile::tempdir().unwrap();
-        let parameters = vec![ir::launch::Parameter::Argument(0)];
-        let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
-        let out = for_gpus(dir.path(), Some(launch.clone()));
-        let artifact = read(&out).unwrap();
-        assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
-        assert_eq!(artifact.ptx(&artifact.kernels[1]).unwrap(), "// PTX");
-        for_gpus(dir.path(), Some(Launch { grid: 0, ..launch }));
-        assert!(refused(&out).contains("kernel `k_0` has 0 blocks, not 1 to"), "{}", refused(&out));
-        for_gpus(dir.path(), None);
-        assert!(refused(&out).contains("kernel `k_0` has nothing about its launch"), "{}", refused(&out));
-    }
-
-    #[test]
-    fn every_flipped_byte_of_the_job_is_found() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = artifact(dir.path());
-        let file = out.join("job.bin");
-        let bytes = fs::read(&file).unwrap();
-        for at in (0..bytes.len()).step_by(97) {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 1;
-            fs::write(&file, damaged).unwrap();
-            assert!(refused(&out).contains("job.bin` is damaged: its hash is"));
-        }
-        fs::write(&file, &bytes[1..]).unwrap();
-        assert!(refused(&out).contains("job.bin` is damaged: it has"));
-        fs::remove_file(&file).unwrap();
-        assert!(refused(&out).contains("job.bin"));
-    }
-
-    /// Behind a manifest that vouches for it.
-    #[test]
-    fn a_forged_job_is_an_error_and_no_panic() {
-        let plain = postcard::to_stdvec(&fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 })).unwrap();
-        for at in 0..plain.len() {
-            let mut forged = plain.clone();
-            forged[at] = forged[at].wrapping_add(1 + (at % 7) as u8);
-            if let Ok(job) = postcard::from_bytes(&forged) {
-                let _ = check::check(&job);
-            }
-        }
-    }
-
-    #[test]
-    fn another_format_is_named_with_its_version() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = artifact(dir.path());
-        let manifest = out.join("manifest.json");
-        let text = fs::read_to_string(&manifest).unwrap();
-        fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 9")).unwrap();
-        assert!(refused(&out).contains("has format 9, written by mcc"));
-        fs::write(&manifest, &text[..100]).unwrap();
-        assert!(refused(&out).contains("manifest.json` is damaged"));
-        fs::write(&manifest, text.replace("job.bin", "../job.bin")).unwrap();
-        assert!(refused(&out).contains("it names a file `../job.bin` elsewhere"));
-    }
-
-    #[test]
-    fn code_for_another_cpu_is_refused_with_what_is_missing() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = artifact(dir.path());
-        let manifest = out.join("manifest.json");
-        let text = fs::read_to_string(&manifest).unwrap();
-        let foreign = r#""kind": "cpu", "cpu": "bdver4", "features": "+tbm,+prfchw""#;
-        fs::write(&manifest, text.replace(r#""kind": "reference""#, foreign)).unwrap();
-        assert!(refused(&out).contains("does not list kernels.so"));
-        let target = Target::Cpu { cpu: "bdver4".into(), features: "+tbm,+prfchw,-avx512f".into() };
-        if !std::is_x86_feature_detected!("tbm") {
-            assert_eq!(target.check().unwrap_err().to_string(), "its kernels need a CPU with tbm, which this one lacks");
-        }
-    }
-}
+mod tests;

@@ -363,6 +363,10 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let inputs = kernel.inputs.iter().map(|i| (&i.ty, &i.strides));
             let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty, &o.strides));
             for ((ty, strides), place) in inputs.chain(outputs).zip(args) {
+                let held = buffer(program, place.buffer)?;
+                ensure(held.arena.space() == kernel.on, || {
+                    format!("`{}` is not in the memory of the {}, which runs the kernel", held.name, kernel.on.name())
+                })?;
                 let sizes: Vec<u64> = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
                 place_sound(mesh, program, place, ty.dtype, reach(&sizes, strides))?;
             }

@@ -3,7 +3,7 @@
 //! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that mean something, outputs in place.
 //! What a launch is to write is NaN before it, so an element that is left out is found.
 
-use crate::device::{Device, DeviceError, Element, Location, Memory};
+use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
 use crate::strides::{offsets, reach};
 use ir::graph::Type;
 use ir::kernel::{Kernel, dense};
@@ -298,11 +298,7 @@ impl Memory for Checked<'_, '_> {
     }
 }
 
-impl Device for Checked<'_, '_> {
-    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
-        self.device.fill(at, dtype, count, value);
-    }
-
+impl Launches for Checked<'_, '_> {
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         match &mut *self.task {
             Task::Check { other, verdicts } => {
@@ -316,6 +312,12 @@ impl Device for Checked<'_, '_> {
                 self.device.launch(kernel, args, scalars)
             }
         }
+    }
+}
+
+impl Device for Checked<'_, '_> {
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
+        self.device.fill(at, dtype, count, value);
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {

@@ -68,6 +68,12 @@ pub trait Memory {
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]);
     /// Numbers as elements, rounded to the nearest.
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]);
+    /// Copies elements from one place to another.
+    fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
+        let mut bytes = vec![0; count as usize * self.element(dtype).bytes()];
+        self.load(from, dtype, &mut bytes);
+        self.store(to, dtype, &bytes);
+    }
 }
 
 /// What a thread needs that communicates beside a device's own.
@@ -85,15 +91,19 @@ pub trait Fabric {
     fn wait(&mut self, stream: Stream, event: u32);
 }
 
-/// A device executes what it is told in order; some of it maybe later, but before memory shows anything else.
-pub trait Device: Memory {
-    /// Sets `count` elements.
-    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64);
+/// Runs kernels.
+pub trait Launches {
     /// Runs a kernel: `args` are its inputs, then its outputs.
     ///
     /// # Errors
     /// If the kernel cannot run.
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError>;
+}
+
+/// A device executes what it is told in order; some of it maybe later, but before memory shows anything else.
+pub trait Device: Memory + Launches {
+    /// Sets `count` elements.
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64);
     /// Waits until everything that it was told is done: other threads may then see it.
     ///
     /// # Errors
@@ -113,7 +123,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     /// If it cannot be had.
-    fn host(&self) -> Option<Result<Box<dyn Device + Send>, DeviceError>> {
+    fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
         None
     }
     /// Told before each call of a body: what temporary memory holds is of no more use.

@@ -1,7 +1,7 @@
 //! The host's kernels of a rank, while its device computes.
 
 use crate::cursor::Cursor;
-use crate::device::Device;
+use crate::device::Launches;
 use crate::executor::{ExecError, Fault, Frame, Step};
 use crate::shm::Shm;
 use crate::streams::Events;
@@ -11,7 +11,7 @@ use ir::program::Action;
 pub struct Hosted<'a> {
     pub frame: &'a Frame<'a>,
     pub cursor: Cursor,
-    pub device: Box<dyn Device + Send>,
+    pub device: Box<dyn Launches + Send>,
     pub shm: Shm<'a>,
 }
 

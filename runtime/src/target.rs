@@ -7,12 +7,23 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Target {
-    /// Native code, by LLVM's names: `znver5` or `x86-64-v3`, and `+avx2,+fma,-avx512f`.
-    Cpu { cpu: String, features: String },
-    /// PTX for an NVIDIA GPU: `sm_80`, `sm_90a`.
-    Gpu { arch: String },
+    /// Native code.
+    Cpu(Processor),
+    /// PTX for an NVIDIA GPU: `sm_80`, `sm_90a`; and native code of kernels that run on the host, if there are any.
+    Gpu {
+        arch: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<Processor>,
+    },
     /// No code: kernels are interpreted in f64. Slow and exact.
     Reference,
+}
+
+/// A CPU by LLVM's names: `znver5` or `x86-64-v3`, and `+avx2,+fma,-avx512f`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Processor {
+    pub cpu: String,
+    pub features: String,
 }
 
 /// What runs kernels.
@@ -49,17 +60,20 @@ impl DeviceKind {
     }
 }
 
+/// Code for another CPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its kernels need a CPU with {}, which this one lacks", .missing.join(", "))]
-pub struct TargetError {
-    pub missing: Vec<String>,
+pub enum TargetError {
+    #[error("its kernels need a CPU with {}, which this one lacks", .0.join(", "))]
+    Device(Vec<String>),
+    #[error("its kernels on the host need a CPU with {}, which this one lacks (`--host-target x86-64-v3` makes code for any with AVX2)", .0.join(", "))]
+    Host(Vec<String>),
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Target::Cpu { cpu, .. } => write!(f, "the CPU {cpu}"),
-            Target::Gpu { arch } => write!(f, "GPUs ({arch})"),
+            Target::Cpu(Processor { cpu, .. }) => write!(f, "the CPU {cpu}"),
+            Target::Gpu { arch, .. } => write!(f, "GPUs ({arch})"),
             Target::Reference => f.write_str("the reference device"),
         }
     }
@@ -69,8 +83,8 @@ impl Target {
     /// What its code is made for, by LLVM's name.
     pub fn arch(&self) -> String {
         match self {
-            Target::Cpu { cpu, .. } => cpu.clone(),
-            Target::Gpu { arch } => arch.clone(),
+            Target::Cpu(Processor { cpu, .. }) => cpu.clone(),
+            Target::Gpu { arch, .. } => arch.clone(),
             Target::Reference => "reference".into(),
         }
     }
@@ -78,7 +92,7 @@ impl Target {
     /// The devices that run it, the usual one first.
     pub fn devices(&self) -> &'static [DeviceKind] {
         match self {
-            Target::Cpu { .. } => &[DeviceKind::Cpu],
+            Target::Cpu(_) => &[DeviceKind::Cpu],
             Target::Gpu { .. } => &[DeviceKind::Cuda, DeviceKind::Emulated],
             Target::Reference => &[DeviceKind::Reference],
         }
@@ -89,15 +103,21 @@ impl Target {
     /// # Errors
     /// The features that are missing.
     pub fn check(&self) -> Result<(), TargetError> {
-        match self {
+        let (lacks, error): (_, fn(Vec<String>) -> TargetError) = match self {
+            Target::Cpu(processor) => (processor.lacks(), TargetError::Device),
             // What runs PTX is a device's to say: the emulator does anywhere.
-            Target::Gpu { .. } | Target::Reference => Ok(()),
-            Target::Cpu { cpu, features } => {
-                let named = features.split(',').filter_map(|f| f.strip_prefix('+'));
-                let missing: Vec<String> = named.chain(implied(cpu).iter().copied()).filter(|f| here(f) == Some(false)).map(str::to_owned).collect();
-                if missing.is_empty() { Ok(()) } else { Err(TargetError { missing }) }
-            }
-        }
+            Target::Gpu { host: Some(processor), .. } => (processor.lacks(), TargetError::Host),
+            Target::Gpu { host: None, .. } | Target::Reference => return Ok(()),
+        };
+        if lacks.is_empty() { Ok(()) } else { Err(error(lacks)) }
+    }
+}
+
+impl Processor {
+    /// The features of it that this CPU lacks.
+    fn lacks(&self) -> Vec<String> {
+        let named = self.features.split(',').filter_map(|f| f.strip_prefix('+'));
+        named.chain(implied(&self.cpu).iter().copied()).filter(|f| here(f) == Some(false)).map(str::to_owned).collect()
     }
 }
 

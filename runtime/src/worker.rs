@@ -101,7 +101,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
         DeviceKind::Cuda => Cuda::load(&artifact, &artifact.manifest.target.arch(), near.index)
             .and_then(|card| {
                 orders.nccl.as_ref().map_or(Ok(()), |id| card.connect(&artifact, rank, id, MEETING))?;
-                Gpu::new(&artifact, card, arena_bytes(job, rank))
+                Gpu::new(&artifact, card, arena_bytes(job, rank), &threads)
             })
             .map_err(failed)
             .and_then(|device| {
@@ -110,7 +110,7 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
                 train(&artifact, &orders, Rank::new(job, rank, device, order), &mut shm, events)
             }),
         DeviceKind::Emulated => Emulated::load(&artifact, threads.count)
-            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank)))
+            .and_then(|card| Gpu::new(&artifact, card, arena_bytes(job, rank), &threads))
             .map_err(failed)
             .and_then(|device| train(&artifact, &orders, Rank::new(job, rank, device, orders.order), &mut shm, events)),
         DeviceKind::Reference => {

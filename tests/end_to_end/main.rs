@@ -8,6 +8,7 @@ mod faults;
 mod gpu;
 mod gpu_check;
 mod mcc;
+mod offload;
 mod plans;
 mod reference;
 mod repeats;

@@ -10,7 +10,7 @@ use passes::overlap::Overlap;
 use passes::remedy;
 use runtime::executor::arena_bytes;
 use runtime::shm::{Layout, bytes_of_rank};
-use runtime::target::Target;
+use runtime::target::{Processor, Target};
 
 /// Bytes of one stash slot of the first stage, per layer: of four layers more, less what is outside of layers.
 fn stash(defines: &[(&str, &str)], words: &str) -> u64 {
@@ -76,7 +76,7 @@ fn the_plan_is_what_a_rank_allocates() {
 /// The ranks of a stage have equal shares of the segment in which all meet.
 #[test]
 fn the_shares_of_shared_memory_add_up_to_what_a_run_maps() {
-    let target = Target::Cpu { cpu: String::new(), features: String::new() };
+    let target = Target::Cpu(Processor { cpu: String::new(), features: String::new() });
     for words in MESHES.iter().chain(&["dp2 cp2 zero3", "dp2 tp2 zero1 m2", "pp2 v2 m4"]) {
         let job = job(words);
         let layout = Layout::new(&job, &target, 0);

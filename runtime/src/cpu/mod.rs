@@ -3,7 +3,7 @@
 mod pool;
 
 use crate::artifact::Artifact;
-use crate::device::{Beside, Device, DeviceError, Element, Location, Memory, bits, decode, encode};
+use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, bits, decode, encode};
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
@@ -96,7 +96,7 @@ impl Drop for Mapping {
 }
 
 /// Arithmetic on denormals is slow, and results of that size do not matter: this thread takes and makes zero instead.
-fn flush_denormals() {
+pub(crate) fn flush_denormals() {
     #[cfg(target_arch = "x86_64")]
     {
         // All exceptions masked, round to nearest (the default), plus FTZ (bit 15) and DAZ (bit 6).
@@ -123,25 +123,33 @@ fn begin_thread(cores: &[usize]) {
 
 /// The kernels of an artifact. The library stays loaded as long as this lives.
 pub struct Library {
-    kernels: Vec<Loaded>,
+    /// None of those that a GPU runs.
+    kernels: Vec<Option<Loaded>>,
     _library: Option<libloading::Library>,
 }
 
 impl Library {
-    /// Loads the code of an artifact that was read, hence checked.
+    /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing.
     ///
     /// # Errors
     /// If the library cannot be loaded or lacks a kernel.
     pub fn load(artifact: &Artifact) -> Result<Library, DeviceError> {
+        if artifact.kernels.iter().all(|k| k.launch.is_some()) {
+            return Ok(Library { kernels: vec![], _library: None });
+        }
         let path = artifact.library();
         let failed = |e: libloading::Error| DeviceError::Failed(format!("`{}` cannot be loaded: {e}", path.display()));
         // SAFETY: the file's hash is the manifest's, so it is what the compiler wrote: a library without constructors.
         let library = unsafe { libloading::Library::new(&path) }.map_err(failed)?;
         let mut kernels = vec![];
         for entry in &artifact.kernels {
+            if entry.launch.is_some() {
+                kernels.push(None);
+                continue;
+            }
             // SAFETY: the compiler gives every symbol of the library this type.
             let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;
-            kernels.push(Loaded { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes });
+            kernels.push(Some(Loaded { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes }));
         }
         Ok(Library { kernels, _library: Some(library) })
     }
@@ -151,7 +159,7 @@ impl Library {
     /// # Safety
     /// Each touches only what its signature in the job says.
     pub unsafe fn linked(kernels: Vec<Loaded>) -> Library {
-        Library { kernels, _library: None }
+        Library { kernels: kernels.into_iter().map(Some).collect(), _library: None }
     }
 }
 
@@ -179,23 +187,43 @@ impl Cpu {
     /// # Errors
     /// If there is not enough memory or a thread cannot start.
     pub fn new(kernels: &[Kernel], library: Library, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Cpu, DeviceError> {
-        let map = |arena: Arena| {
-            let bytes = bytes[arena as usize];
-            Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
-        };
-        let [a, b, c, d, e] = Arena::ALL.map(map);
-        let arenas = Arenas(Arc::new([a?, b?, c?, d?, e?]));
+        Cpu::with(Arenas::new(bytes)?, kernels, library, threads)
+    }
+
+    /// The same with arenas that others use too.
+    ///
+    /// # Errors
+    /// As for [`Cpu::new`].
+    pub fn with(arenas: Arenas, kernels: &[Kernel], library: Library, threads: &Threads) -> Result<Cpu, DeviceError> {
         Cpu::over(arenas, kernels.iter().map(|k| k.scalars.clone()).collect(), Arc::new(library), allowed_cores(), threads)
     }
 
     fn over(arenas: Arenas, dtypes: Arc<[Vec<DType>]>, library: Arc<Library>, cores: Vec<usize>, threads: &Threads) -> Result<Cpu, DeviceError> {
-        let scratch = library.kernels.iter().map(|k| k.scratch_bytes).max().unwrap_or(0);
+        let scratch = library.kernels.iter().flatten().map(|k| k.scratch_bytes).max().unwrap_or(0);
         let pool = Pool::new(threads, scratch)?;
         Ok(Cpu { dtypes, arenas, cores, pool, library, arguments: vec![], scalars: vec![] })
     }
 }
 
 impl Arenas {
+    /// Memory of so many bytes, zero at first.
+    ///
+    /// # Errors
+    /// If there is not so much.
+    pub fn new(bytes: [u64; Arena::ALL.len()]) -> Result<Arenas, DeviceError> {
+        let map = |arena: Arena| {
+            let bytes = bytes[arena as usize];
+            Mapping::new(bytes).map_err(|e| DeviceError::OutOfMemory { arena: arena.name(), bytes, cause: e.to_string() })
+        };
+        let [a, b, c, d, e] = Arena::ALL.map(map);
+        Ok(Arenas(Arc::new([a?, b?, c?, d?, e?])))
+    }
+
+    /// Where a place is in this process.
+    pub fn address(&self, at: Location) -> u64 {
+        self.bytes(at, 0) as u64
+    }
+
     fn bytes(&self, at: Location, bytes: usize) -> *mut u8 {
         let mapping = &self.0[at.arena as usize];
         assert!(at.byte as usize + bytes <= mapping.bytes, "invariant: places were checked against their arenas");
@@ -203,12 +231,12 @@ impl Arenas {
         unsafe { mapping.start.as_ptr().add(at.byte as usize) }
     }
 
-    fn range(&self, at: Location, bytes: usize) -> &[u8] {
+    pub(crate) fn range(&self, at: Location, bytes: usize) -> &[u8] {
         // SAFETY: the mapping has these bytes, initialised; nobody writes to them meanwhile, see `Arenas`.
         unsafe { std::slice::from_raw_parts(self.bytes(at, bytes), bytes) }
     }
 
-    fn range_mut(&mut self, at: Location, bytes: usize) -> &mut [u8] {
+    pub(crate) fn range_mut(&mut self, at: Location, bytes: usize) -> &mut [u8] {
         // SAFETY: as above, and nobody reads them either.
         unsafe { std::slice::from_raw_parts_mut(self.bytes(at, bytes), bytes) }
     }
@@ -264,16 +292,32 @@ impl Memory for Cpu {
     }
 }
 
+impl Launches for Cpu {
+    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
+        let loaded = self.library.kernels.get(kernel.index()).copied().flatten().ok_or(DeviceError::NotLoaded(kernel.0))?;
+        let dtypes = &self.dtypes[kernel.index()];
+        self.arguments.clear();
+        for at in args {
+            // An operand without elements may begin at the very end.
+            self.arguments.push(self.arenas.bytes(*at, 0));
+        }
+        self.scalars.clear();
+        self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| bits(*t, *x)));
+        self.pool.run(&loaded, &self.arguments, &self.scalars);
+        Ok(())
+    }
+}
+
 impl Device for Cpu {
     fn beside(&self) -> Option<Beside> {
         let cores = self.cores.clone();
         Some(Beside { memory: Box::new(self.arenas.clone()), begin: Box::new(move || begin_thread(&cores)) })
     }
 
-    fn host(&self) -> Option<Result<Box<dyn Device + Send>, DeviceError>> {
+    fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
         let (arenas, dtypes, library, cores) = (self.arenas.clone(), self.dtypes.clone(), self.library.clone(), self.cores.clone());
         let cpu = Cpu::over(arenas, dtypes, library, cores, &Threads::one());
-        Some(cpu.map(|cpu| Box::new(cpu) as Box<dyn Device + Send>))
+        Some(cpu.map(|cpu| Box::new(cpu) as Box<dyn Launches + Send>))
     }
 
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
@@ -286,20 +330,6 @@ impl Device for Cpu {
         } else {
             range.chunks_exact_mut(size).for_each(|e| e.copy_from_slice(&element[..size]));
         }
-    }
-
-    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
-        let loaded = *self.library.kernels.get(kernel.index()).ok_or(DeviceError::NotLoaded(kernel.0))?;
-        let dtypes = &self.dtypes[kernel.index()];
-        self.arguments.clear();
-        for at in args {
-            // An operand without elements may begin at the very end.
-            self.arguments.push(self.arenas.bytes(*at, 0));
-        }
-        self.scalars.clear();
-        self.scalars.extend(scalars.iter().zip(dtypes).map(|(x, t)| bits(*t, *x)));
-        self.pool.run(&loaded, &self.arguments, &self.scalars);
-        Ok(())
     }
 }
 

@@ -31,9 +31,7 @@ impl Copied {
         let width = memory.element(self.dtype).bytes();
         let elements = (self.count - done).min((most / width) as u64);
         let at = |start: Location| Location { byte: start.byte + done * self.dtype.bytes(), ..start };
-        let mut bytes = vec![0; elements as usize * width];
-        memory.load(at(self.src), self.dtype, &mut bytes);
-        memory.store(at(self.dst), self.dtype, &bytes);
+        memory.copy(at(self.src), at(self.dst), self.dtype, elements);
         done + elements
     }
 }

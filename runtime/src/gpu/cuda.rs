@@ -11,7 +11,10 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use ir::launch::{FEW_PARAMETERS, Launch, MAP_BYTES, Swizzle, TensorMap};
 use ir::op::DType;
+use ir::program::KernelId;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -211,11 +214,13 @@ struct Copies {
 
 /// The kernels of an artifact on a GPU.
 pub struct Cuda {
-    kernels: Vec<Loaded>,
+    kernels: BTreeMap<KernelId, Loaded>,
     issue: Mutex<Issue>,
     /// Of the stream of kernels, and beside it.
     copies: [Mutex<Copies>; 2],
     allocations: Vec<u64>,
+    /// Memory of the host that it copies from and to by itself.
+    lent: Vec<Range<u64>>,
     // Last, as all else lives in it.
     context: Context,
 }
@@ -242,17 +247,17 @@ impl Cuda {
         context.enter()?;
         let copies = || Ok::<_, String>(Mutex::new(Copies { stream: Stream::new()?, staging: Pinned::new(STAGING)? }));
         let (copies, streams) = ([copies()?, copies()?], Streams::new()?);
-        let (mut kernels, version) = (vec![], version().map_err(text)?);
-        for entry in &artifact.kernels {
+        let (mut kernels, version) = (BTreeMap::new(), version().map_err(text)?);
+        for (id, entry) in artifact.launched() {
             let failed = |e: String| format!("kernel {}: {e}", entry.name);
             let ptx = artifact.ptx(entry).map_err(|e| failed(e.to_string()))?;
             let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             takes(version, &launch).map_err(failed)?;
-            kernels.push(Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
+            kernels.insert(id, Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
-        Ok(Cuda { kernels, issue, copies, allocations: vec![], context })
+        Ok(Cuda { kernels, issue, copies, allocations: vec![], lent: vec![], context })
     }
 
     /// Connects it to the GPUs of the other ranks, which all have the same id; then it exchanges with them by itself.
@@ -267,6 +272,11 @@ impl Cuda {
             Ok(())
         };
         connect().map_err(DeviceError::Failed)
+    }
+
+    fn is_lent(&self, bytes: &[u8]) -> bool {
+        let asked = span(bytes);
+        self.lent.iter().any(|l| l.start <= asked.start && asked.end <= l.end)
     }
 
     fn issue(&self) -> MutexGuard<'_, Issue> {
@@ -296,6 +306,12 @@ impl Cuda {
         }
         nccl.look()
     }
+}
+
+/// The addresses of bytes.
+fn span(bytes: &[u8]) -> Range<u64> {
+    let start = bytes.as_ptr() as u64;
+    start..start + bytes.len() as u64
 }
 
 /// Loads a module for its one kernel. It stays loaded as long as the context.
@@ -359,9 +375,22 @@ impl Card for Cuda {
         Ok(address)
     }
 
+    fn lend(&mut self, memory: &mut [u8]) -> Result<(), String> {
+        self.context.enter()?;
+        // SAFETY: the memory is mapped, and stays so until it is given back.
+        unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), 0) }.result().map_err(text)?;
+        self.lent.push(span(memory));
+        Ok(())
+    }
+
     fn write(&self, queue: Queue, address: u64, bytes: &[u8]) -> Result<(), String> {
         let mut copies = self.copies(queue)?;
         let Copies { stream, staging } = &mut *copies;
+        if self.is_lent(bytes) {
+            // SAFETY: places lie within their arenas; nobody else uses them until the copy has been waited for.
+            unsafe { result::memcpy_htod_async(address, bytes, stream.0) }.map_err(text)?;
+            return stream.wait();
+        }
         for (k, piece) in bytes.chunks(STAGING).enumerate() {
             let pinned = &mut staging.slice()[..piece.len()];
             pinned.copy_from_slice(piece);
@@ -375,6 +404,11 @@ impl Card for Cuda {
     fn read(&self, queue: Queue, address: u64, out: &mut [u8]) -> Result<(), String> {
         let mut copies = self.copies(queue)?;
         let Copies { stream, staging } = &mut *copies;
+        if self.is_lent(out) {
+            // SAFETY: as in `write`.
+            unsafe { result::memcpy_dtoh_async(out, address, stream.0) }.map_err(text)?;
+            return stream.wait();
+        }
         for (k, piece) in out.chunks_mut(STAGING).enumerate() {
             let pinned = &mut staging.slice()[..piece.len()];
             // SAFETY: as in `write`.
@@ -412,6 +446,10 @@ impl Drop for Cuda {
         // Communicators that are not ended in order are aborted, and with them what is under way.
         if let (Some(nccl), Ok(())) = (self.issue().nccl.take(), &through) {
             let _ = nccl.finish();
+        }
+        for memory in &self.lent {
+            // SAFETY: it was lent and is still mapped; all that used it is done.
+            let _ = unsafe { sys::cuMemHostUnregister(memory.start as *mut c_void) }.result();
         }
         for address in &self.allocations {
             // SAFETY: all that used it is done.

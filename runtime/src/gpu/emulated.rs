@@ -5,12 +5,17 @@ use crate::artifact::Artifact;
 use crate::device::DeviceError;
 use emulator::{Device, Launch, Module, Options};
 use ir::launch::{MAP_BYTES, Swizzle, TensorMap};
+use ir::program::KernelId;
+use std::collections::BTreeMap;
+
+/// Each byte of memory that nobody wrote: NaN in every float.
+const NOBODY: u8 = 0xff;
 
 /// The kernels of an artifact in the emulator.
 pub struct Emulated {
     device: Device,
-    /// Per kernel its module, its name there, and its launch.
-    kernels: Vec<(Module, String, Launch)>,
+    /// Its module, its name there, and its launch, of each kernel that is not the host's.
+    kernels: BTreeMap<KernelId, (Module, String, Launch)>,
 }
 
 impl Emulated {
@@ -20,14 +25,14 @@ impl Emulated {
     /// PTX that cannot be read or decoded, with its line.
     pub fn load(artifact: &Artifact, threads: usize) -> Result<Emulated, DeviceError> {
         let mut device = Device::new(Options { threads, ..Options::default() });
-        let mut kernels = vec![];
-        for entry in &artifact.kernels {
+        let mut kernels = BTreeMap::new();
+        for (id, entry) in artifact.launched() {
             let failed = |e: &dyn std::fmt::Display| DeviceError::Failed(format!("kernel {}: {e}", entry.name));
             let text = artifact.ptx(entry).map_err(|e| failed(&e))?;
             let module = device.load(&text).map_err(|e| failed(&e))?;
             let launch = entry.launch.as_ref().ok_or_else(|| failed(&"nothing about its launch"))?;
             let launch = Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
-            kernels.push((module, entry.name.clone(), launch));
+            kernels.insert(id, (module, entry.name.clone(), launch));
         }
         Ok(Emulated { device, kernels })
     }
@@ -36,6 +41,11 @@ impl Emulated {
 impl Card for Emulated {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         Ok(self.device.allocate(bytes))
+    }
+
+    fn lend(&mut self, memory: &mut [u8]) -> Result<(), String> {
+        memory.fill(NOBODY);
+        Ok(())
     }
 
     fn write(&self, _: Queue, address: u64, bytes: &[u8]) -> Result<(), String> {
@@ -59,14 +69,14 @@ impl Card for Emulated {
         for work in work {
             let done = match work {
                 Work::Launch { kernel, parameters } => {
-                    let (module, name, launch) = &self.kernels[kernel.index()];
+                    let (module, name, launch) = &self.kernels[kernel];
                     let code = module.kernel(name).ok_or_else(|| format!("its PTX has no kernel {name}"))?;
                     self.device.launch(code, *launch, parameters).map(drop)
                 }
                 Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
                 Work::Write { address, bytes } => self.device.write(*address, bytes),
-                Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
-                    unreachable!("invariant: only a card that is connected is told of exchanges")
+                Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+                    unreachable!("invariant: only a card that is connected is told of exchanges and copies")
                 }
             };
             done.map_err(|e| e.to_string())?;

@@ -6,9 +6,9 @@ use super::nccl::Nccl;
 use super::{Between, Work};
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys;
-use ir::program::{KernelId, Stream as Lane};
+use ir::program::{KernelId, Space, Stream as Lane};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -66,9 +66,9 @@ impl Stream {
     }
 
     /// Issues a launch or a fill.
-    fn issue(&self, work: &Work, kernels: &[Loaded]) -> Result<(), String> {
+    fn issue(&self, work: &Work, kernels: &BTreeMap<KernelId, Loaded>) -> Result<(), String> {
         match work {
-            Work::Launch { kernel, parameters } => self.launch(&kernels[kernel.index()], parameters),
+            Work::Launch { kernel, parameters } => self.launch(&kernels[kernel], parameters),
             // SAFETY: places lie within their arenas, at multiples of their width.
             Work::Fill { address, element, width, count } => unsafe {
                 let [a, b, c, d] = *element;
@@ -80,8 +80,22 @@ impl Stream {
                 .result()
                 .map_err(text)
             },
-            Work::Write { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => unreachable!("invariant: not a launch or a fill"),
+            Work::Write { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+                unreachable!("invariant: not a launch or a fill")
+            }
         }
+    }
+
+    /// Issues a copy between the memories, of which the host's is lent to the GPU.
+    fn copy(&self, to: Space, device: u64, host: u64, bytes: u64) -> Result<(), String> {
+        // SAFETY: places lie within their arenas; nobody else uses them meanwhile, as streams and events say.
+        let copied = unsafe {
+            match to {
+                Space::Host => sys::cuMemcpyDtoHAsync_v2(host as *mut c_void, device, bytes as usize, self.0),
+                Space::Device => sys::cuMemcpyHtoDAsync_v2(device, host as *const c_void, bytes as usize, self.0),
+            }
+        };
+        copied.result().map_err(text)
     }
 
     fn launch(&self, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
@@ -185,6 +199,7 @@ impl Streams {
                 }
                 Work::Fill { .. } => self.compute().issue(work, on.kernels)?,
                 Work::Write { address, bytes } => write(self.compute(), *address, bytes)?,
+                Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
                 Work::Exchange { stream, between } => {
                     let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
                     nccl.issue(between, &self.all[*stream as usize])?;
@@ -215,7 +230,7 @@ impl Streams {
 
 /// What a list is issued with.
 pub(super) struct On<'a> {
-    pub(super) kernels: &'a [Loaded],
+    pub(super) kernels: &'a BTreeMap<KernelId, Loaded>,
     pub(super) nccl: Option<&'a Nccl>,
 }
 
@@ -225,6 +240,7 @@ enum Key {
     Launch(KernelId),
     Fill(u64, [u8; 4], u8, u64),
     Write(u64, usize),
+    Copy(Lane, Space, u64, u64, u64),
     Exchange(Lane, Between),
     Record(Lane, u32),
     Wait(Lane, u32),
@@ -235,6 +251,7 @@ fn keys(work: &[Work]) -> Vec<Key> {
         Work::Launch { kernel, .. } => Key::Launch(*kernel),
         Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
         Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
+        Work::Copy { stream, to, device, host, bytes } => Key::Copy(*stream, *to, *device, *host, *bytes),
         Work::Exchange { stream, between } => Key::Exchange(*stream, between.clone()),
         Work::Record { stream, event } => Key::Record(*stream, *event),
         Work::Wait { stream, event } => Key::Wait(*stream, *event),
@@ -339,7 +356,7 @@ fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, Strin
 
 impl Graph {
     /// Gives it the parameters and the data of a list of its kind.
-    fn update(&mut self, work: &[Work], kernels: &[Loaded]) -> Result<(), String> {
+    fn update(&mut self, work: &[Work], kernels: &BTreeMap<KernelId, Loaded>) -> Result<(), String> {
         let mut at = 0;
         let mut launches = self.launches.iter_mut();
         for work in work {
@@ -353,11 +370,11 @@ impl Graph {
                 Work::Launch { kernel, parameters } => {
                     let (node, old) = launches.next().expect("invariant: a list of the same kind has as many launches");
                     if old != parameters {
-                        replace(self.exec, *node, &kernels[kernel.index()], parameters)?;
+                        replace(self.exec, *node, &kernels[kernel], parameters)?;
                         old.clone_from(parameters);
                     }
                 }
-                Work::Fill { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {}
+                Work::Fill { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {}
             }
         }
         Ok(())

@@ -1,9 +1,12 @@
 //! Kernels of PTX: what is the same on a GPU and in the emulator. One allocation per arena and one for scratch; parameters are packed as
 //! the artifact says. What is to be done is put together until somebody waits for it, so that a card can do all of it at once.
+//!
+//! Arenas of the host are memory of this process, and its kernels native code. The card copies between them and its own.
 
 pub mod cuda;
 mod emulated;
 mod graph;
+mod host;
 pub mod nccl;
 
 pub use cuda::Cuda;
@@ -11,9 +14,11 @@ pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry};
 use crate::comm::Terms;
-use crate::device::{Beside, Device, DeviceError, Element, Fabric, Location, Memory, bits, decode, encode};
+use crate::cpu::{Threads, flush_denormals};
+use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, bits, decode, encode};
 use crate::executor::{Transfer, arena_bytes};
 use crate::target::DeviceKind;
+use host::{HostArenas, Natively};
 use ir::kernel::Kernel;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
@@ -46,6 +51,14 @@ pub enum Work {
     Write {
         address: u64,
         bytes: Vec<u8>,
+    },
+    /// Bytes go from one memory to the other.
+    Copy {
+        stream: Stream,
+        to: Space,
+        device: u64,
+        host: u64,
+        bytes: u64,
     },
     /// The card exchanges with those of other ranks.
     Exchange {
@@ -81,7 +94,7 @@ impl Work {
     /// Where it goes.
     fn stream(&self) -> Stream {
         match self {
-            Work::Exchange { stream, .. } | Work::Record { stream, .. } | Work::Wait { stream, .. } => *stream,
+            Work::Copy { stream, .. } | Work::Exchange { stream, .. } | Work::Record { stream, .. } | Work::Wait { stream, .. } => *stream,
             Work::Launch { .. } | Work::Fill { .. } | Work::Write { .. } => Stream::Compute,
         }
     }
@@ -90,7 +103,7 @@ impl Work {
     fn bytes(&self) -> usize {
         match self {
             Work::Write { bytes, .. } => bytes.len(),
-            Work::Launch { .. } | Work::Fill { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => 0,
+            Work::Launch { .. } | Work::Fill { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => 0,
         }
     }
 }
@@ -105,6 +118,11 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// If there is not so much.
     fn allocate(&mut self, bytes: u64) -> Result<u64, String>;
+    /// Makes memory of the host known that copies come from and go to, before anybody uses it. It stays as long as the card.
+    ///
+    /// # Errors
+    /// What the card says.
+    fn lend(&mut self, memory: &mut [u8]) -> Result<(), String>;
     /// Copies to the device; done when it returns, after everything before on that stream.
     ///
     /// # Errors
@@ -136,11 +154,16 @@ pub trait Card: Send + Sync {
     fn synchronize(&self) -> Result<(), String>;
 }
 
+/// Of a copy that is none between memories.
+const WITHIN: &str = "a copy within one memory";
+
 /// What kernels and communication share.
 struct Held<C> {
     card: C,
-    /// Addresses of those in its memory.
+    /// Addresses of all, in its memory or the host's.
     arenas: [u64; Arena::ALL.len()],
+    /// Those of the host.
+    host: HostArenas,
     /// What failed first where nobody could be told: a copy.
     failed: Mutex<Option<String>>,
 }
@@ -148,6 +171,23 @@ struct Held<C> {
 impl<C: Card> Held<C> {
     fn address(&self, at: Location) -> u64 {
         self.arenas[at.arena as usize] + at.byte
+    }
+
+    fn load(&self, queue: Queue, at: Location, out: &mut [u8]) {
+        match at.arena.space() {
+            Space::Device => self.note(self.card.read(queue, self.address(at), out)),
+            Space::Host => out.copy_from_slice(self.host.range(at, out.len())),
+        }
+    }
+
+    /// From one memory to the other.
+    fn copy(&self, queue: Queue, from: Location, to: Location, bytes: usize) {
+        let mut host = self.host.clone();
+        self.note(match [from, to].map(|at| at.arena.space()) {
+            [Space::Device, Space::Host] => self.card.read(queue, self.address(from), host.range_mut(to, bytes)),
+            [Space::Host, Space::Device] => self.card.write(queue, self.address(to), host.range(from, bytes)),
+            [Space::Device, Space::Device] | [Space::Host, Space::Host] => Err(WITHIN.into()),
+        });
     }
 
     fn note(&self, outcome: Result<(), String>) {
@@ -165,15 +205,15 @@ impl<C: Card> Held<C> {
 /// The arenas, as communication beside kernels sees them.
 struct Arenas<C>(Arc<Held<C>>);
 
-/// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads.
+/// A card for one rank alone, with the arenas that it needs: a GPU, or the emulator on so many threads; the host's kernels run on as many.
 ///
 /// # Errors
 /// If the artifact's kernels do not load, there is not enough memory, or the device is neither.
 pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> Result<Box<dyn Device + 'a>, DeviceError> {
-    let bytes = arena_bytes(&artifact.job, 0);
+    let (bytes, of_host) = (arena_bytes(&artifact.job, 0), Threads::of_rank(0, 1, threads));
     match device {
-        DeviceKind::Cuda => Ok(Box::new(Gpu::new(artifact, Cuda::load(artifact, &artifact.manifest.target.arch(), 0)?, bytes)?)),
-        DeviceKind::Emulated => Ok(Box::new(Gpu::new(artifact, Emulated::load(artifact, threads)?, bytes)?)),
+        DeviceKind::Cuda => Ok(Box::new(Gpu::new(artifact, Cuda::load(artifact, &artifact.manifest.target.arch(), 0)?, bytes, &of_host)?)),
+        DeviceKind::Emulated => Ok(Box::new(Gpu::new(artifact, Emulated::load(artifact, threads)?, bytes, &of_host)?)),
         DeviceKind::Cpu | DeviceKind::Reference => Err(DeviceError::Failed(format!("the device `{}` is no GPU", device.name()))),
     }
 }
@@ -184,26 +224,30 @@ pub struct Gpu<'a, C> {
     entries: &'a [KernelEntry],
     held: Arc<Held<C>>,
     scratch: u64,
+    /// Runs the host's kernels, if there are any.
+    natively: Option<Natively>,
     /// What the card has not been told yet.
     work: RefCell<Vec<Work>>,
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
-    /// Arenas of so many bytes on a card that has the artifact's kernels.
+    /// Arenas of so many bytes on a card that has the artifact's kernels, and beside it. Kernels of the host run on these threads.
     ///
     /// # Errors
-    /// If there is not enough memory.
-    pub fn new(artifact: &'a Artifact, mut card: C, bytes: [u64; Arena::ALL.len()]) -> Result<Gpu<'a, C>, DeviceError> {
+    /// If there is not enough memory, or the code for the host does not load.
+    pub fn new(artifact: &'a Artifact, mut card: C, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Gpu<'a, C>, DeviceError> {
+        let (host, lent) = host::arenas(bytes, &mut card)?;
         let mut allocate =
             |arena: &'static str, bytes: u64| card.allocate(bytes.max(1)).map_err(|cause| DeviceError::OutOfMemory { arena, bytes, cause });
-        let mut arenas = [0; Arena::ALL.len()];
+        let mut arenas = lent;
         for arena in Arena::ALL.into_iter().filter(|a| a.space() == Space::Device) {
             arenas[arena as usize] = allocate(arena.name(), bytes[arena as usize])?;
         }
         let most = artifact.kernels.iter().filter_map(|k| k.launch.as_ref()).map(|l| l.scratch_bytes).max().unwrap_or(0);
         let scratch = allocate("scratch", most)?;
-        let held = Arc::new(Held { card, arenas, failed: Mutex::new(None) });
-        Ok(Gpu { signatures: &artifact.job.kernels, entries: &artifact.kernels, held, scratch, work: RefCell::default() })
+        let natively = Natively::load(artifact, &host, threads)?;
+        let held = Arc::new(Held { card, arenas, host, failed: Mutex::new(None) });
+        Ok(Gpu { signatures: &artifact.job.kernels, entries: &artifact.kernels, held, scratch, natively, work: RefCell::default() })
     }
 
     fn later(&self, work: Work) {
@@ -220,6 +264,11 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
             work => self.held.card.run(&work),
         }
     }
+
+    /// Waits until the card is through, whose copies may use the host's memory.
+    fn finish(&self) {
+        self.held.note(self.begin().and_then(|()| self.held.card.synchronize()));
+    }
 }
 
 impl<C: Card> Memory for Arenas<C> {
@@ -228,11 +277,18 @@ impl<C: Card> Memory for Arenas<C> {
     }
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
-        self.0.note(self.0.card.read(Queue::Beside, self.0.address(at), out));
+        self.0.load(Queue::Beside, at, out);
     }
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
-        self.0.note(self.0.card.write(Queue::Beside, self.0.address(at), bytes));
+        match at.arena.space() {
+            Space::Device => self.0.note(self.0.card.write(Queue::Beside, self.0.address(at), bytes)),
+            Space::Host => self.0.host.clone().range_mut(at, bytes.len()).copy_from_slice(bytes),
+        }
+    }
+
+    fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
+        self.0.copy(Queue::Beside, from, to, (count * dtype.bytes()) as usize);
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
@@ -250,11 +306,26 @@ impl<C: Card + 'static> Memory for Gpu<'_, C> {
     }
 
     fn load(&self, at: Location, _: DType, out: &mut [u8]) {
-        self.held.note(self.begin().and_then(|()| self.held.card.read(Queue::Compute, self.held.address(at), out)));
+        match at.arena.space() {
+            Space::Device => self.held.note(self.begin()),
+            Space::Host => self.finish(),
+        }
+        self.held.load(Queue::Compute, at, out);
     }
 
     fn store(&mut self, at: Location, _: DType, bytes: &[u8]) {
-        self.later(Work::Write { address: self.held.address(at), bytes: bytes.to_vec() });
+        match at.arena.space() {
+            Space::Device => self.later(Work::Write { address: self.held.address(at), bytes: bytes.to_vec() }),
+            Space::Host => {
+                self.finish();
+                self.held.host.clone().range_mut(at, bytes.len()).copy_from_slice(bytes);
+            }
+        }
+    }
+
+    fn copy(&mut self, from: Location, to: Location, dtype: DType, count: u64) {
+        self.held.note(self.begin());
+        self.held.copy(Queue::Compute, from, to, (count * dtype.bytes()) as usize);
     }
 
     fn read(&self, at: Location, dtype: DType, out: &mut [f64]) {
@@ -262,7 +333,7 @@ impl<C: Card + 'static> Memory for Gpu<'_, C> {
     }
 
     fn write(&mut self, at: Location, dtype: DType, values: &[f64]) {
-        self.later(Work::Write { address: self.held.address(at), bytes: elements(dtype, values) });
+        self.store(at, dtype, &elements(dtype, values));
     }
 }
 
@@ -282,9 +353,31 @@ fn elements(dtype: DType, values: &[f64]) -> Vec<u8> {
     bytes
 }
 
+impl<C: Card + 'static> Launches for Gpu<'_, C> {
+    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
+        let not_loaded = || DeviceError::NotLoaded(kernel.0);
+        let entry = self.entries.get(kernel.index()).ok_or_else(not_loaded)?;
+        let Some(launch) = &entry.launch else {
+            // In the order of issue: what it needs is there, and what comes later finds what it makes.
+            self.synchronize()?;
+            return self.natively.as_mut().ok_or_else(not_loaded)?.launch(kernel, args, scalars);
+        };
+        let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
+        let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
+        let encode = |map: &TensorMap, address| self.held.card.encode(map, address);
+        let parameters = launch.pack(&operands, &scalars, self.scratch, encode).map_err(DeviceError::Failed)?;
+        self.later(Work::Launch { kernel, parameters });
+        Ok(())
+    }
+}
+
 impl<C: Card + 'static> Device for Gpu<'_, C> {
     fn beside(&self) -> Option<Beside> {
-        Some(Beside { memory: Box::new(Arenas(self.held.clone())), begin: Box::new(|| {}) })
+        Some(Beside { memory: Box::new(Arenas(self.held.clone())), begin: Box::new(flush_denormals) })
+    }
+
+    fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
+        self.natively.clone().map(|n| Ok(Box::new(n) as Box<dyn Launches + Send>))
     }
 
     fn fabric(&mut self) -> Option<&mut dyn Fabric> {
@@ -294,18 +387,10 @@ impl<C: Card + 'static> Device for Gpu<'_, C> {
     fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
         let (mut element, width) = ([0; 4], dtype.bytes());
         encode(dtype, value, &mut element[..width as usize]);
+        if at.arena.space() == Space::Host {
+            return self.store(at, dtype, &element[..width as usize].repeat(count as usize));
+        }
         self.later(Work::Fill { address: self.held.address(at), element, width: width as u8, count });
-    }
-
-    fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
-        let not_loaded = || DeviceError::NotLoaded(kernel.0);
-        let launch = self.entries.get(kernel.index()).and_then(|e| e.launch.as_ref()).ok_or_else(not_loaded)?;
-        let operands: Vec<u64> = args.iter().map(|at| self.held.address(*at)).collect();
-        let scalars: Vec<u64> = scalars.iter().zip(&self.signatures[kernel.index()].scalars).map(|(x, t)| bits(*t, *x)).collect();
-        let encode = |map: &TensorMap, address| self.held.card.encode(map, address);
-        let parameters = launch.pack(&operands, &scalars, self.scratch, encode).map_err(DeviceError::Failed)?;
-        self.later(Work::Launch { kernel, parameters });
-        Ok(())
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
@@ -324,7 +409,15 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
                 let end = if matches!(transfer, Transfer::Send(..)) { End::SendTo(*other) } else { End::ReceiveFrom(*other) };
                 Between::Message { end, channel: m.channel, dtype: m.dtype, count: m.count, address: self.held.address(m.at) }
             }
-            Transfer::Copy(_) => return self.held.note(Err("a copy to or from the host's memory, of which a GPU has none".into())),
+            Transfer::Copy(c) => {
+                let [from, to] = [c.src, c.dst].map(|at| self.held.address(at));
+                let (device, host) = match [c.src, c.dst].map(|at| at.arena.space()) {
+                    [Space::Device, Space::Host] => (from, to),
+                    [Space::Host, Space::Device] => (to, from),
+                    [Space::Device, Space::Device] | [Space::Host, Space::Host] => return self.held.note(Err(WITHIN.into())),
+                };
+                return self.later(Work::Copy { stream, to: c.dst.arena.space(), device, host, bytes: c.count * c.dtype.bytes() });
+            }
         };
         self.later(Work::Exchange { stream, between });
     }
@@ -339,131 +432,4 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::artifact::{self, Code, Kernels, Parts};
-    use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress};
-    use crate::executor::{Order, Rank, Step};
-    use crate::fixture::{self, Split};
-    use crate::target::Target;
-    use ir::launch::{Launch, Parameter};
-    use ir::program::Action;
-    use std::collections::BTreeSet;
-
-    /// A card that is connected, and keeps what it is told.
-    struct Told(Arc<Mutex<Vec<Work>>>, u64);
-
-    impl Card for Told {
-        fn allocate(&mut self, _: u64) -> Result<u64, String> {
-            self.1 += 1 << 20;
-            Ok(self.1)
-        }
-        fn write(&self, _: Queue, _: u64, _: &[u8]) -> Result<(), String> {
-            Err("nothing communicates beside it".into())
-        }
-        fn read(&self, queue: Queue, _: u64, out: &mut [u8]) -> Result<(), String> {
-            assert_eq!(queue, Queue::Compute);
-            out.fill(0);
-            Ok(())
-        }
-        fn encode(&self, _: &TensorMap, _: u64) -> Result<[u8; MAP_BYTES], String> {
-            Err("its kernels have no tensor maps".into())
-        }
-        fn run(&self, work: &[Work]) -> Result<(), String> {
-            self.0.lock().unwrap().extend_from_slice(work);
-            Ok(())
-        }
-        fn is_connected(&self) -> bool {
-            true
-        }
-        fn synchronize(&self) -> Result<(), String> {
-            Ok(())
-        }
-    }
-
-    /// Nobody asks it.
-    struct Nobody;
-
-    impl Communicator for Nobody {
-        fn collective(&mut self, _: &mut dyn Memory, _: &[u64], _: &Exchange) -> Result<Progress, CommError> {
-            unreachable!("the card exchanges by itself")
-        }
-        fn send(&mut self, _: &mut dyn Memory, _: u64, _: &Message) -> Result<Progress, CommError> {
-            unreachable!("the card exchanges by itself")
-        }
-        fn recv(&mut self, _: &mut dyn Memory, _: u64, _: &Message) -> Result<Progress, CommError> {
-            unreachable!("the card exchanges by itself")
-        }
-    }
-
-    #[test]
-    fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue() {
-        let job = fixture::streamed(fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 }));
-        let dir = tempfile::tempdir().unwrap();
-        let entry = |k: &Kernel| {
-            let arguments = (0..(k.inputs.len() + k.outputs.len()) as u32).map(Parameter::Argument);
-            let parameters = arguments.chain([Parameter::Scratch]).collect();
-            let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
-            KernelEntry { name: k.name(), tiles: 1, scratch_bytes: 0, launch: Some(launch) }
-        };
-        let entries: Vec<KernelEntry> = job.kernels.iter().map(entry).collect();
-        let modules = vec![b"".as_slice(); entries.len()];
-        let kernels = Some(Kernels { code: Code::Ptx(&modules), entries: &entries });
-        let out = dir.path().join("gpu.mcc");
-        artifact::write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into() }, kernels, dumps: &[] }).unwrap();
-        let artifact = artifact::read(&out).unwrap();
-
-        let told = Arc::new(Mutex::new(vec![]));
-        let gpu = Gpu::new(&artifact, Told(told.clone(), 0), arena_bytes(&job, 0)).unwrap();
-        let mut rank = Rank::new(&job, 0, gpu, Order::List);
-        let inputs = fixture::inputs();
-        let batch: Vec<_> = job.inputs.iter().map(|i| inputs[&i.name].clone()).collect();
-        let step = Step { number: 1, learning_rate: 0.5, loss_scale: 1.0, seed: 0, batch: &batch };
-        rank.begin(Phase::Train);
-        rank.advance(&step, &mut Nobody).unwrap();
-        rank.device.synchronize().unwrap();
-
-        let program = &job.programs[0];
-        let calls = &job.stages[0].schedule.train;
-        let commands = || calls.iter().flat_map(|c| &program.bodies[c.body.index()].commands);
-        let issued: Vec<_> = commands()
-            .filter_map(|c| match &c.action {
-                Action::Launch { .. } => Some((c.stream, "launch")),
-                Action::Collective { .. } => Some((c.stream, "exchange")),
-                Action::Record { .. } => Some((c.stream, "record")),
-                Action::Wait { .. } => Some((c.stream, "wait")),
-                _ => None,
-            })
-            .collect();
-        let told = told.lock().unwrap();
-        let got: Vec<_> = told
-            .iter()
-            .filter_map(|w| match w {
-                Work::Launch { .. } => Some((w.stream(), "launch")),
-                Work::Exchange { .. } => Some((w.stream(), "exchange")),
-                Work::Record { .. } => Some((w.stream(), "record")),
-                Work::Wait { .. } => Some((w.stream(), "wait")),
-                Work::Fill { .. } | Work::Write { .. } => None,
-            })
-            .collect();
-        assert_eq!(got, issued);
-        assert!(got.iter().any(|(stream, what)| *what == "exchange" && *stream != Stream::Compute), "{got:?}");
-
-        let mut recorded = BTreeSet::new();
-        for work in told.iter() {
-            match work {
-                Work::Record { event, .. } => {
-                    recorded.insert(*event);
-                }
-                Work::Wait { event, .. } => assert!(recorded.contains(event), "event {event} was never recorded"),
-                Work::Exchange { between: Between::Collective { members, from, to, .. }, .. } => {
-                    assert!(*members == [0] || *members == [0, 1], "{members:?}");
-                    assert!([from, to].iter().all(|a| (1 << 20..4 << 20).contains(*a)), "{from:#x}, {to:#x}");
-                }
-                // The last parameter is the scratch, which was allocated last.
-                Work::Launch { parameters, .. } => assert_eq!(parameters[parameters.len() - 8..], (4u64 << 20).to_le_bytes()),
-                Work::Exchange { .. } | Work::Fill { .. } | Work::Write { .. } => {}
-            }
-        }
-    }
-}
+mod tests;

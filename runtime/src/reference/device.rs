@@ -1,6 +1,6 @@
 //! The reference device: interpreted kernels, memory of f64. What is stored as a 16-bit float is rounded to it.
 
-use crate::device::{Device, DeviceError, Element, Location, Memory};
+use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
 use crate::strides::{offsets, reach};
 use ir::op::DType;
 use ir::program::{Arena, Job, KernelId, Program};
@@ -123,12 +123,7 @@ impl Memory for Reference<'_> {
     }
 }
 
-impl Device for Reference<'_> {
-    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
-        let (slots, step) = self.slots_mut(at, dtype);
-        (0..count as usize).for_each(|i| slots[i * step] = dtype.round(value));
-    }
-
+impl Launches for Reference<'_> {
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         let plans = self.plans;
         let plan = plans.kernels.get(kernel.index()).ok_or(DeviceError::NotLoaded(kernel.0))?;
@@ -138,6 +133,13 @@ impl Device for Reference<'_> {
             self.scatter(*at, operand, *accumulate, values);
         }
         Ok(())
+    }
+}
+
+impl Device for Reference<'_> {
+    fn fill(&mut self, at: Location, dtype: DType, count: u64, value: f64) {
+        let (slots, step) = self.slots_mut(at, dtype);
+        (0..count as usize).for_each(|i| slots[i * step] = dtype.round(value));
     }
 
     /// Makes what an earlier call left in temporary memory visible as a mistake.

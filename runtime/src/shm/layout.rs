@@ -125,7 +125,7 @@ struct Needs {
 impl Needs {
     fn of(job: &Job, target: &Target, rank: u64) -> Needs {
         let width = |dtype: DType| match target {
-            Target::Cpu { .. } | Target::Gpu { .. } => dtype.bytes(),
+            Target::Cpu(_) | Target::Gpu { .. } => dtype.bytes(),
             Target::Reference => 8,
         };
         let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();

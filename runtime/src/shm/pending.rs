@@ -44,8 +44,11 @@ pub struct Polled {
     pub moved: bool,
 }
 
-/// Bytes of a message that are moved before the other side is told, and of a copy at a time.
+/// Bytes of a message that are moved before the other side is told.
 const PIECE: usize = 64 << 10;
+
+/// Bytes of a copy between memories at a time: enough that beginning it costs little, and other streams wait for some tens of microseconds.
+const COPIED: usize = 512 << 10;
 
 /// Bytes of a chunk from which on each of several members sums a part of it for all: then each reads two chunks, not one of every member, and waits once more.
 const APART: usize = 64 << 10;
@@ -62,7 +65,7 @@ impl<'a> Shm<'a> {
             Transfer::Send(to, message) => self.push(memory, to, &message, pending)?,
             Transfer::Recv(from, message) => self.pull(memory, from, &message, pending)?,
             Transfer::Copy(copied) => {
-                pending.through.done = copied.go(memory, pending.through.done, PIECE);
+                pending.through.done = copied.go(memory, pending.through.done, COPIED);
                 pending.through.done == copied.count
             }
         };

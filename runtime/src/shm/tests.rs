@@ -6,12 +6,12 @@ use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::protocol::{Place as Seat, Spread};
 use crate::reference::{Plans, Reference};
-use crate::target::Target;
+use crate::target::{Processor, Target};
 use ir::graph::Origin;
 use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
 use std::net::Ipv4Addr;
 
-const NATIVE: Target = Target::Cpu { cpu: String::new(), features: String::new() };
+const NATIVE: Target = Target::Cpu(Processor { cpu: String::new(), features: String::new() });
 
 /// The fixture's job with one more body that does only this.
 fn job(split: &Split, actions: Vec<Action>) -> Job {

@@ -1,11 +1,11 @@
 //! An artifact of the fixture's job with what it needs to run.
 
 use crate::fixture::{self, Split};
-use runtime::artifact::{self, Artifact, Code, KernelEntry, Kernels, Parts};
+use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
 use runtime::executor::Held;
 use runtime::launch::{Progress, RunOptions, run};
-use runtime::target::Target;
+use runtime::target::{Processor, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -76,8 +76,9 @@ impl Bench {
             entry("k_root", 1),
             entry("k_update", columns),
         ];
-        let kernels = Some(Kernels { code: Code::Library(&fs::read(&library).unwrap()), entries: &entries });
-        let target = Target::Cpu { cpu: "x86-64".into(), features: String::new() };
+        let library = fs::read(&library).unwrap();
+        let kernels = Some(Kernels { entries: &entries, library: Some(&library), ptx: &[] });
+        let target = Target::Cpu(Processor { cpu: "x86-64".into(), features: String::new() });
         Bench::of(&Parts { job, target: &target, kernels, dumps: &[] })
     }
 

@@ -1,0 +1,117 @@
+//! Optimizers on the host beside GPUs: the same bits as without, less of the device's memory, and code for both in one artifact.
+
+use crate::mcc::{Dir, Ran};
+use ir::program::Space;
+use passes::footprint::Footprint;
+use runtime::artifact::{self, Artifact};
+use std::fs;
+
+const GPT2: &str = "compile {models}/gpt2.mdl --global-batch-size 4 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-2 --lr-warmup-iters 0 --lr-decay-style constant --clip-grad 0.1";
+
+/// Few steps, with held-out losses, and what they came to: weights, states, metrics.
+fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
+    let valid = "--valid-data text.txt --eval-interval 2 --eval-iters 1";
+    let files = ["w.safetensors", "s.safetensors", "m.jsonl"];
+    let [weights, states, metrics] = files;
+    dir.line(&format!("run out.mcc --device emulated --data text.txt {valid} --save {weights} --save-state {states} --metrics {metrics} {more}"))
+        .succeeds();
+    // Times differ.
+    let timeless = |line: &str| {
+        let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line.as_object_mut().expect("an object").retain(|name, _| !["tokens_per_s", "step_ms"].contains(&name.as_str()));
+        line.to_string()
+    };
+    let read = |name: &str| fs::read(dir.path(name)).expect("a file");
+    let lines: Vec<String> = String::from_utf8(read(metrics)).expect("UTF-8").lines().map(timeless).collect();
+    [read(weights), read(states), lines.join("\n").into_bytes()]
+}
+
+fn text(dir: &Dir) {
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(10));
+}
+
+fn compiled(dir: &Dir, flags: &str) -> (Artifact, Ran) {
+    let ran = dir.line(&format!("{GPT2} {flags} -o out.mcc")).succeeds();
+    (artifact::read(&dir.path("out.mcc")).expect("an artifact"), ran)
+}
+
+/// Bytes of the devices and of the host that each stage's ranks are planned to hold.
+fn planned(artifact: &Artifact) -> Vec<[u64; 2]> {
+    (0..artifact.job.stages.len()).map(|stage| Footprint::of(&artifact.job, stage)).map(|f| [f.total(), f.on_host()]).collect()
+}
+
+/// Also after a stop, on threads of streams and in the order of issue.
+#[test]
+fn an_optimizer_on_the_host_beside_gpus_gives_the_same_bits_in_less_memory() {
+    let dir = Dir::new();
+    text(&dir);
+    for (flags, run) in [
+        ("--target sm_80 --dp 2 --zero 1", ""),
+        ("--target sm_90a --tp 2 --pp 2", "--in-order"),
+        ("--target sm_80 --bf16 --dp 2 --zero 1 --overlap off", ""),
+        ("--target sm_90a --fp16 --initial-loss-scale 1024 --dp 2 --zero 3", "--threads-per-rank 2"),
+    ] {
+        let (artifact, _) = compiled(&dir, flags);
+        let (all, device) = (planned(&artifact), trained(&dir, &format!("--steps 4 {run}")));
+        let (artifact, said) = compiled(&dir, &format!("{flags} --optimizer-offload"));
+        for ([before, none], [after, host]) in all.into_iter().zip(planned(&artifact)) {
+            assert!(none == 0 && host > 0 && after < before, "{flags}: {before} bytes of a device, then {after} and {host} of the host");
+        }
+        assert!(said.stdout.contains("\nhost       "), "{}", said.stdout);
+        assert!(trained(&dir, &format!("--steps 4 {run}")) == device, "{flags}");
+        trained(&dir, &format!("--steps 2 {run}"));
+        fs::rename(dir.path("s.safetensors"), dir.path("half.safetensors")).expect("renamed");
+        let [weights, states, _] = trained(&dir, &format!("--steps 4 {run} --resume half.safetensors"));
+        assert!([&weights, &states] == [&device[0], &device[1]], "{flags}, resumed");
+    }
+    // Weights come back as they were.
+    trained(&dir, "--steps 0 --init w.safetensors");
+    let [again, ..] = trained(&dir, "--steps 0 --init w.safetensors");
+    assert!(again == fs::read(dir.path("w.safetensors")).expect("weights"));
+}
+
+#[test]
+fn an_artifact_has_code_for_gpus_and_for_the_host() {
+    let dir = Dir::new();
+    text(&dir);
+    let flags = "--target sm_80 --bf16 --optimizer-offload";
+    let (artifact, _) = compiled(&dir, flags);
+    let of = |space: Space| artifact.job.kernels.iter().filter(|k| k.on == space).count();
+    let (host, device) = (of(Space::Host), of(Space::Device));
+    assert_eq!((fs::read_dir(dir.path("out.mcc/ptx")).expect("modules").count(), artifact.launched().count()), (device, device));
+    let dumped = |level: &str| dir.line(&format!("dump out.mcc --level {level}")).succeeds().stdout;
+    let lines = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();
+    assert_eq!(lines(&dumped("kernel"), " on host"), host);
+    assert_eq!(lines(&dumped("ptx"), ".visible .entry"), device);
+    let (asm, llvm) = (dumped("asm"), dumped("llvm"));
+    assert_eq!((lines(&asm, ".visible .entry"), lines(&asm, "\t.globl\tk_")), (device, host));
+    assert_eq!(["nvptx64-", "x86_64-"].map(|t| lines(&llvm, &format!("target triple = \"{t}"))), [device, host]);
+    let manifest = fs::read_to_string(dir.path("out.mcc/manifest.json")).expect("a manifest");
+    assert!(manifest.contains(r#""cpu": "x86-64-v3""#), "{manifest}");
+
+    // What is to run where that cannot be.
+    let run = || dir.line("run out.mcc --device emulated --data text.txt --steps 1");
+    fs::write(dir.path("out.mcc/manifest.json"), manifest.replace(r#""features": """#, r#""features": "+tbm""#)).expect("written");
+    if !std::is_x86_feature_detected!("tbm") {
+        run().fails_with(&[
+            "its kernels on the host need a CPU with tbm, which this one lacks",
+            "--host-target x86-64-v3",
+            "compile the model again",
+        ]);
+    }
+    fs::write(dir.path("out.mcc/manifest.json"), &manifest).expect("written");
+    let library = dir.path("out.mcc/kernels.so");
+    let mut code = fs::read(&library).expect("code");
+    code[99] ^= 1;
+    fs::write(&library, code).expect("written");
+    run().fails_with(&["kernels.so` is damaged: its hash is"]);
+
+    // For this machine's CPU alone, where that is wanted; and names that mean nothing.
+    compiled(&dir, &format!("{flags} --host-target cpu"));
+    run().succeeds();
+    let here = fs::read_to_string(dir.path("out.mcc/manifest.json")).expect("a manifest");
+    assert!(!here.contains("x86-64-v3") && here.contains("+avx2"), "{here}");
+    let refused = |flags: &str, words: &[&str]| drop(dir.line(&format!("{GPT2} {flags} -o out.mcc")).fails_with(words));
+    refused("--host-target x86-64-v3", &["--host-target is for kernels beside GPUs", "compiled for the same CPU"]);
+    refused("--target sm_80 --host-target sm_80", &["--host-target `sm_80` is a GPU: hosts are `cpu` (this machine) or `x86-64-v3`"]);
+}
