@@ -30,6 +30,9 @@ pub fn narrow(e: Element, x: f32) -> u16 {
 
 /// Of f64, rounded once.
 pub fn narrow_f64(e: Element, x: f64) -> u16 {
+    // The conversions leave out the lower half; whether there was anything decides ties.
+    let (upper, lower) = (x.to_bits() >> 32, x.to_bits() as u32);
+    let x = f64::from_bits((upper | u64::from(lower != 0)) << 32);
     match e {
         Element::F16 => f16::from_f64(x).to_bits(),
         Element::Bf16 => bf16::from_f64(x).to_bits(),
@@ -121,4 +124,19 @@ pub fn two(f: Float2, a: f32, b: f32) -> f32 {
 
 pub fn two_f64(f: Float2, a: f64, b: f64) -> f64 {
     two!(f, a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_digits_decide_what_is_nearest() {
+        for (element, bits) in [(Element::Bf16, 8), (Element::F16, 11)] {
+            let (tie, next) = (2f64.powi(-bits), 2f64.powi(1 - bits));
+            for (x, nearest) in [(tie, 0.0), (tie + 2f64.powi(-50), next), (tie - 2f64.powi(-50), 0.0)] {
+                assert_eq!(f64::from(widen(element, narrow_f64(element, 1.0 + x))), 1.0 + nearest, "1 + {x:e} as {element:?}");
+            }
+        }
+    }
 }

@@ -148,8 +148,9 @@ pub(crate) fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
     match dtype {
         DType::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
         DType::I32 => bytes.copy_from_slice(&(x as i32).to_le_bytes()),
-        DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
-        DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
+        // Rounded before: the conversions themselves leave out the lower half of an f64.
+        DType::Bf16 => bytes.copy_from_slice(&half::bf16::from_f64(dtype.round(x)).to_le_bytes()),
+        DType::F16 => bytes.copy_from_slice(&half::f16::from_f64(dtype.round(x)).to_le_bytes()),
         DType::Bool => bytes[0] = u8::from(x != 0.0),
     }
 }
@@ -157,4 +158,21 @@ pub(crate) fn encode(dtype: DType, x: f64, bytes: &mut [u8]) {
 /// A scalar argument of a kernel: the bits of an f64 or an i64.
 pub(crate) fn bits(dtype: DType, x: f64) -> u64 {
     if dtype.is_float() { x.to_bits() } else { x as i64 as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_digits_decide_what_is_nearest() {
+        for (dtype, bits) in [(DType::Bf16, 8), (DType::F16, 11)] {
+            let (tie, next) = (2f64.powi(-bits), 2f64.powi(1 - bits));
+            for (x, nearest) in [(tie, 0.0), (tie + 2f64.powi(-23), next), (tie + 2f64.powi(-50), next), (tie - 2f64.powi(-50), 0.0)] {
+                let mut bytes = [0; 2];
+                encode(dtype, 1.0 + x, &mut bytes);
+                assert_eq!(decode(dtype, &bytes), 1.0 + nearest, "1 + {x:e} as {}", dtype.name());
+            }
+        }
+    }
 }

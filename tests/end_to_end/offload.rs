@@ -47,7 +47,7 @@ fn an_optimizer_on_the_host_beside_gpus_gives_the_same_bits_in_less_memory() {
     text(&dir);
     for (flags, run) in [
         ("--target sm_80 --dp 2 --zero 1", ""),
-        ("--target sm_90a --tp 2 --pp 2", "--in-order"),
+        ("--target sm_90a --bf16 --tp 2 --pp 2", "--in-order"),
         ("--target sm_80 --bf16 --dp 2 --zero 1 --overlap off", ""),
         ("--target sm_90a --fp16 --initial-loss-scale 1024 --dp 2 --zero 3", "--threads-per-rank 2"),
     ] {
