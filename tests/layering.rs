@@ -72,6 +72,7 @@ fn the_pipeline_knows_only_what_is_before_it() {
         ("passes", vec!["ir"]),
         ("codegen", vec!["ir"]),
         ("runtime", vec!["emulator", "ir"]),
+        ("emulated-driver", vec!["emulator"]),
         ("convert", vec!["frontend", "ir"]),
     ] {
         let siblings: Vec<&String> = all[package].iter().filter(|d| all.contains_key(*d)).collect();

@@ -3,6 +3,7 @@
 mod cases;
 mod cli;
 mod docs;
+mod driver;
 mod dumps;
 mod faults;
 mod gpu;

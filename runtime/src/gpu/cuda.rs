@@ -4,6 +4,7 @@
 
 use super::graph::{Graphs, On, Stream, Streams};
 use super::nccl::{self, Nccl};
+use super::outbox::Outboxes;
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
@@ -160,6 +161,28 @@ impl Drop for Pinned {
     }
 }
 
+/// Memory of the GPU, owned.
+pub(super) struct Reserved(u64);
+
+impl Reserved {
+    /// The context is current; the driver aligns it to 256 bytes.
+    pub(super) fn new(bytes: u64) -> Result<Reserved, String> {
+        // SAFETY: a new allocation.
+        unsafe { result::malloc_sync(bytes as usize) }.map(Reserved).map_err(text)
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: it is owned, and all that used it is done.
+        let _ = unsafe { result::free_sync(self.0) };
+    }
+}
+
 /// A kernel that can be launched.
 #[derive(Clone)]
 pub(super) struct Loaded {
@@ -268,7 +291,9 @@ impl Cuda {
         let connect = || {
             nccl::probe()?;
             self.context.enter()?;
-            self.issue().nccl = Some(Nccl::new(&artifact.job, rank, id, limit)?);
+            let mut issue = self.issue();
+            issue.nccl = Some(Nccl::new(&artifact.job, rank, id, limit, issue.streams.compute())?);
+            issue.streams.outboxes = Outboxes::new(&artifact.job, rank)?;
             Ok(())
         };
         connect().map_err(DeviceError::Failed)
@@ -443,10 +468,17 @@ impl Card for Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let through = self.synchronize();
+        let mut issue = self.issue();
+        // NCCL waits for graphs with calls of a communicator before that ends, and freeing what they copy from waits for their copies.
+        let data = issue.graphs.end();
         // Communicators that are not ended in order are aborted, and with them what is under way.
-        if let (Some(nccl), Ok(())) = (self.issue().nccl.take(), &through) {
-            let _ = nccl.finish();
+        match (issue.nccl.take(), through) {
+            (Some(nccl), Ok(())) => drop(nccl.finish()),
+            (nccl, _) => drop(nccl),
         }
+        // After an error there may be something left, which nothing holds any more.
+        let _ = issue.streams.compute().wait();
+        drop((issue, data));
         for memory in &self.lent {
             // SAFETY: it was lent and is still mapped; all that used it is done.
             let _ = unsafe { sys::cuMemHostUnregister(memory.start as *mut c_void) }.result();

@@ -3,6 +3,7 @@
 
 use super::cuda::{Loaded, Pinned, text};
 use super::nccl::Nccl;
+use super::outbox::Outboxes;
 use super::{Between, Work};
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys;
@@ -128,22 +129,22 @@ impl Stream {
 }
 
 /// An event, owned.
-struct Event(sys::CUevent);
+pub(super) struct Event(sys::CUevent);
 
 // SAFETY: a handle that may be used from any thread.
 unsafe impl Send for Event {}
 
 impl Event {
-    fn new() -> Result<Event, String> {
+    pub(super) fn new() -> Result<Event, String> {
         event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event).map_err(text)
     }
 
-    fn record(&self, on: &Stream) -> Result<(), String> {
+    pub(super) fn record(&self, on: &Stream) -> Result<(), String> {
         // SAFETY: both are alive.
         unsafe { event::record(self.0, on.0) }.map_err(text)
     }
 
-    fn hold(&self, on: &Stream) -> Result<(), String> {
+    pub(super) fn hold(&self, on: &Stream) -> Result<(), String> {
         // SAFETY: as above.
         unsafe { stream::wait_event(on.0, self.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }.map_err(text)
     }
@@ -163,13 +164,15 @@ pub(super) struct Streams {
     fork: Event,
     joins: Vec<Event>,
     events: HashMap<u32, Event>,
+    /// What is sent to other GPUs, once it is connected to them.
+    pub(super) outboxes: Outboxes,
 }
 
 impl Streams {
     pub(super) fn new() -> Result<Streams, String> {
         let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
         let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
-        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new() })
+        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), outboxes: Outboxes::default() })
     }
 
     /// Of kernels.
@@ -202,7 +205,7 @@ impl Streams {
                 Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
                 Work::Exchange { stream, between } => {
                     let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
-                    nccl.issue(between, &self.all[*stream as usize])?;
+                    self.outboxes.issue(nccl, between, &self.all[*stream as usize])?;
                 }
                 Work::Record { stream, event } => {
                     let known = match self.events.entry(*event) {
@@ -224,7 +227,7 @@ impl Streams {
             self.joins[*s].record(&self.all[*s])?;
             self.joins[*s].hold(self.compute())?;
         }
-        Ok(())
+        self.outboxes.join(&self.all[Lane::Compute as usize])
     }
 }
 
@@ -287,6 +290,8 @@ impl Drop for Graph {
 #[derive(Default)]
 pub(super) struct Graphs {
     known: HashMap<Vec<Key>, Graph>,
+    /// What the last list that is no graph copies from.
+    data: Option<Pinned>,
 }
 
 impl Graphs {
@@ -295,13 +300,17 @@ impl Graphs {
         work.iter().filter(|w| matches!(w, Work::Launch { .. })).count() >= LEAST
     }
 
+    /// Gives up all graphs, but not what is copied from, which may be under way.
+    pub(super) fn end(&mut self) -> Vec<Pinned> {
+        self.known.drain().filter_map(|(_, mut graph)| graph.data.take()).chain(self.data.take()).collect()
+    }
+
     /// Does a list. All before is through: so data may change, and events of other lists are of no matter.
     pub(super) fn run(&mut self, work: &[Work], on: &On, streams: &mut Streams) -> Result<(), String> {
         if !Graphs::takes(work) {
-            let mut data = pinned(work)?;
-            streams.issue(work, on, |_, _| Ok(()), copies(&mut data))?;
-            // The data goes with this call.
-            return if data.is_some() { streams.compute().wait() } else { Ok(()) };
+            // What the last such list copied from is free now.
+            self.data = pinned(work)?;
+            return streams.issue(work, on, |_, _| Ok(()), copies(&mut self.data));
         }
         let keys = keys(work);
         if !self.known.contains_key(&keys) {

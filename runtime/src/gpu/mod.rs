@@ -8,6 +8,7 @@ mod emulated;
 mod graph;
 mod host;
 pub mod nccl;
+mod outbox;
 
 pub use cuda::Cuda;
 pub use emulated::Emulated;

@@ -6,6 +6,7 @@
 
 mod library;
 
+use super::cuda::Reserved;
 use super::graph::Stream;
 use super::{Between, End};
 use crate::comm::Terms;
@@ -149,6 +150,21 @@ impl Comm {
     }
 }
 
+impl Comm {
+    /// Passes a byte from the sender of a channel to its receiver.
+    fn connect(&self, sends: bool, byte: u64, stream: &Stream) -> Result<(), String> {
+        let (ty, on) = (ncclDataType_t::ncclUint8, stream.0.cast());
+        // SAFETY: the communicator, the stream and the memory are alive until the stream has been waited for.
+        unsafe {
+            if sends {
+                check("ncclSend", library::ncclSend(byte as *const c_void, 1, ty, 1, self.0, on))
+            } else {
+                check("ncclRecv", library::ncclRecv(byte as *mut c_void, 1, ty, 0, self.0, on))
+            }
+        }
+    }
+}
+
 /// A configuration of NCCL 2.18, whose fields the bindings have: newer versions take what they know beyond them from their defaults.
 fn configuration() -> sys::ncclConfig_t {
     sys::ncclConfig_t {
@@ -174,11 +190,14 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current.
+    /// Makes the communicators of a rank; all ranks do, at the same time. The GPU's context is current, its stream does nothing else.
+    ///
+    /// The ends of channels are connected by a byte each, as NCCL connects two ranks when both come to what they exchange first: here they do so in one order,
+    /// while in a program one may wait for the other's send.
     ///
     /// # Errors
     /// What NCCL says, or if others do not take part within the time.
-    pub fn new(job: &Job, rank: u64, id: &[u8], limit: Duration) -> Result<Nccl, String> {
+    pub(super) fn new(job: &Job, rank: u64, id: &[u8], limit: Duration, stream: &Stream) -> Result<Nccl, String> {
         let mut unique = sys::ncclUniqueId { internal: [0; 128] };
         if id.len() != unique.internal.len() {
             return Err(format!("an id of {} bytes", id.len()));
@@ -190,21 +209,38 @@ impl Nccl {
         // SAFETY: all arguments live during the call.
         check("ncclCommInitRankConfig", unsafe { library::ncclCommInitRankConfig(&mut world.0, count, unique, rank as i32, &mut config) })?;
         world.settle("ncclCommInitRankConfig", deadline)?;
+        let byte = Reserved::new(1)?;
         let mut links = BTreeMap::new();
         for round in rounds(job) {
             let own = round.into_iter().find(|l| l.members.contains(&rank));
             let color = own.as_ref().map_or(NO_COLOR, |l| l.members[0] as i32);
             let key = own.as_ref().and_then(|l| l.members.iter().position(|m| *m == rank)).unwrap_or(0) as i32;
-            let (mut config, mut comm) = (configuration(), Comm(null_mut()));
+            let mut config = configuration();
+            // Written when the split is through, by a thread of NCCL's; so if it fails, the place is left to that.
+            let place = Box::into_raw(Box::new(null_mut()));
             // SAFETY: as above.
-            check("ncclCommSplit", unsafe { library::ncclCommSplit(world.0, color, key, &mut comm.0, &mut config) })?;
+            check("ncclCommSplit", unsafe { library::ncclCommSplit(world.0, color, key, place, &mut config) })?;
             world.settle("ncclCommSplit", deadline)?;
+            // SAFETY: it came from a box, and NCCL is through with it.
+            let comm = Comm(*unsafe { Box::from_raw(place) });
             if let Some(link) = own {
                 comm.settle("ncclCommSplit", deadline)?;
+                if link.channel.is_some() {
+                    comm.connect(link.members[0] == rank, byte.start(), stream)?;
+                    comm.settle("the first message", deadline)?;
+                }
                 links.insert(link, comm);
             }
         }
-        Ok(Nccl { rank, links, limit, world })
+        let nccl = Nccl { rank, links, limit, world };
+        while !stream.is_idle()? {
+            nccl.look()?;
+            if Instant::now() > deadline {
+                return Err("the first messages took too long: is another rank gone?".into());
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Ok(nccl)
     }
 
     /// Looks for errors that came since a call returned.

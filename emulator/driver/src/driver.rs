@@ -1,0 +1,559 @@
+//! The C interface of the driver: what mcc looks up in it, under the names of its header. Pointers must be valid as CUDA demands; handles and
+//! addresses are checked.
+#![expect(clippy::missing_safety_doc, reason = "the header's functions are documented by NVIDIA")]
+
+use crate::objects::{Context, Event, Function, Lent, MEMORY, Module, Recorded, Stream};
+use crate::state::{CURRENT, Cuda, State, answer, lock, notify, refuse, told, wait};
+use crate::tasks::Op;
+use cudarc::driver::sys::{self, CUresult};
+use emulator::{Device, Options, Swizzle, TensorMap};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::transmute;
+
+const GOOD: CUresult = CUresult::CUDA_SUCCESS;
+/// Shared memory of a block that needs no leave.
+const SHARED: u64 = 48 << 10;
+
+fn put<T>(to: *mut T, value: T) -> Cuda {
+    if to.is_null() {
+        return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "a result has no place");
+    }
+    // SAFETY: the caller's pointers are valid.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// A handle as the pointer that it is to the caller.
+fn pointer<T>(handle: u64) -> *mut T {
+    handle as *mut T
+}
+
+fn text(of: *const c_char) -> Cuda<String> {
+    if of.is_null() {
+        return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "no text");
+    }
+    // SAFETY: the caller's texts end with a zero byte.
+    Ok(unsafe { CStr::from_ptr(of) }.to_string_lossy().into_owned())
+}
+
+fn list<T: Copy>(start: *const T, count: usize) -> Vec<T> {
+    // SAFETY: the caller's lists are as long as it says.
+    unsafe { std::slice::from_raw_parts(start, count) }.to_vec()
+}
+
+macro_rules! functions {
+    ($(fn $name:ident($($argument:ident: $ty:ty),*) |$state:ident| $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $ty),*) -> CUresult {
+                answer(stringify!($name), GOOD, |$state: &mut State| $body)
+            }
+        )*
+    };
+}
+
+functions! {
+    fn cuInit(flags: c_uint) |state| {
+        if flags != 0 {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "flags must be 0");
+        }
+        state.initialised = true;
+        if state.settings.gpus > 0 { Ok(()) } else { refuse(CUresult::CUDA_ERROR_NO_DEVICE, "") }
+    }
+    fn cuDriverGetVersion(version: *mut c_int) |state| { put(version, state.settings.driver) }
+    fn cuDeviceGetCount(count: *mut c_int) |state| { state.started()?; put(count, state.settings.gpus) }
+    fn cuDeviceGet(device: *mut c_int, ordinal: c_int) |state| { state.has(ordinal)?; put(device, ordinal) }
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) |state| {
+        state.has(device)?;
+        let [major, minor] = state.settings.capability;
+        let text = format!("emulated GPU {major}.{minor}");
+        let kept = text.bytes().take((length - 1).max(0) as usize).chain([0]);
+        // SAFETY: there is room for so many bytes.
+        kept.enumerate().for_each(|(k, b)| unsafe { name.add(k).write(b as c_char) });
+        Ok(())
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) |state| {
+        state.has(device)?;
+        match attribute {
+            75 => put(value, state.settings.capability[0]),
+            76 => put(value, state.settings.capability[1]),
+            other => refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("attribute {other} of a GPU is not modelled")),
+        }
+    }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) |state| { state.has(device)?; put(bytes, MEMORY as usize) }
+    fn cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: c_int) |state| {
+        state.has(device)?;
+        let handle = match state.primary.get(&device) {
+            Some(handle) => *handle,
+            None => {
+                let handle = state.handle();
+                let memory = Device::new(Options { threads: state.settings.threads, ..Options::default() });
+                let new = Context { ordinal: device, uses: 0, device: memory, allocations: BTreeMap::new(), failed: None };
+                state.contexts.insert(handle, new);
+                state.primary.insert(device, handle);
+                handle
+            }
+        };
+        state.context(handle).uses += 1;
+        put(context, pointer(handle))
+    }
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) |state| { state.has(device)?; state.release(device) }
+    fn cuCtxSetCurrent(context: sys::CUcontext) |state| {
+        state.started()?;
+        if !context.is_null() && !state.contexts.contains_key(&(context as u64)) {
+            return refuse(CUresult::CUDA_ERROR_INVALID_CONTEXT, format!("there is no context {context:?}, or not any more"));
+        }
+        CURRENT.set(context as u64);
+        Ok(())
+    }
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) |state| { let new = state.allocate(bytes as u64)?; put(address, new) }
+    fn cuMemFree_v2(address: u64) |state| { state.free(address) }
+    fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) |state| {
+        if flags != 0 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("pinned memory with the flags {flags:#x} is not modelled"));
+        }
+        let new = state.allocate_host(bytes as u64)?;
+        put(address, pointer(new))
+    }
+    fn cuMemFreeHost(address: *mut c_void) |state| { state.free_host(address as u64, Lent::ByDriver) }
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint) |state| {
+        if flags != 0 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("registering with the flags {flags:#x} is not modelled"));
+        }
+        state.register(address as u64, bytes as u64)
+    }
+    fn cuMemHostUnregister(address: *mut c_void) |state| { state.free_host(address as u64, Lent::ByProgram) }
+    fn cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) |state| {
+        let new = state.load(&text(image.cast())?)?;
+        put(module, pointer(new))
+    }
+    fn cuModuleGetFunction(function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char) |state| {
+        let new = state.function(module as u64, &text(name)?)?;
+        put(function, pointer(new))
+    }
+    fn cuFuncSetAttribute(function: sys::CUfunction, attribute: c_uint, value: c_int) |state| {
+        let most = state.most_shared();
+        let function = state.launchable(function as u64)?;
+        if attribute != 8 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("attribute {attribute} of a function is not modelled"));
+        }
+        if value < 0 || value as u64 + function.shared_bytes > most {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("{value} bytes of shared memory are more than a block can have"));
+        }
+        function.most_shared = value as u64;
+        Ok(())
+    }
+    fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |state| {
+        let context = state.current()?;
+        if flags != 1 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "streams that wait for the default stream are not modelled");
+        }
+        let handle = state.handle();
+        state.streams.insert(handle, Stream { context, tail: vec![], capture: None });
+        put(stream, pointer(handle))
+    }
+    fn cuStreamDestroy_v2(stream: sys::CUstream) |state| {
+        if state.stream(stream as u64)?.capture.is_some() {
+            return refuse(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures");
+        }
+        state.streams.remove(&(stream as u64));
+        Ok(())
+    }
+    fn cuStreamQuery(stream: sys::CUstream) |state| {
+        match state.waited_for(stream as u64)? {
+            true => Ok(()),
+            // No mistake.
+            false => refuse(CUresult::CUDA_ERROR_NOT_READY, ""),
+        }
+    }
+    fn cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint) |state| {
+        if flags != 0 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "waiting with flags is not modelled");
+        }
+        state.hold(stream as u64, event as u64)
+    }
+    fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint) |state| { state.begin_capture(stream as u64, mode) }
+    fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) |state| {
+        put(graph, pointer(0))?;
+        let new = state.end_capture(stream as u64)?;
+        put(graph, pointer(new))
+    }
+    fn cuStreamGetCaptureInfo_v2(
+        stream: sys::CUstream, status: *mut c_uint, id: *mut u64, graph: *mut sys::CUgraph, nodes: *mut *const sys::CUgraphNode, count: *mut usize
+    ) |state| {
+        if !graph.is_null() {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "the graph of a capture under way is not modelled");
+        }
+        let Some((capture, after)) = state.stream(stream as u64)?.capture.clone() else { return put(status, 0) };
+        put(status, 1)?;
+        if !id.is_null() {
+            put(id, capture)?;
+        }
+        let asked = &mut state.capture(capture).asked;
+        *asked = after.into_boxed_slice();
+        let (start, length) = (asked.as_ptr(), asked.len());
+        if !nodes.is_null() {
+            put(nodes, start.cast())?;
+        }
+        if count.is_null() { Ok(()) } else { put(count, length) }
+    }
+    fn cuEventCreate(event: *mut sys::CUevent, flags: c_uint) |state| {
+        let context = state.current()?;
+        if flags != 2 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "events that take times are not modelled");
+        }
+        let handle = state.handle();
+        state.events.insert(handle, Event { context, last: Recorded::Never });
+        put(event, pointer(handle))
+    }
+    fn cuEventRecord(event: sys::CUevent, stream: sys::CUstream) |state| { state.record(event as u64, stream as u64) }
+    fn cuEventDestroy_v2(event: sys::CUevent) |state| {
+        state.event(event as u64)?;
+        state.events.remove(&(event as u64));
+        Ok(())
+    }
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: sys::CUstream) |state| {
+        state.copied(to, from as u64, bytes as u64)?;
+        state.issue(stream as u64, Op::ToDevice { to, from: from as u64, bytes: bytes as u64 })
+    }
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: sys::CUstream) |state| {
+        state.copied(from, to as u64, bytes as u64)?;
+        state.issue(stream as u64, Op::ToHost { to: to as u64, from, bytes: bytes as u64 })
+    }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: sys::CUstream) |state| {
+        let (context, bytes) = (state.current()?, bytes as u64);
+        state.on_device(context, to, bytes)?;
+        state.on_device(context, from, bytes)?;
+        if from < to + bytes && to < from + bytes {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "a copy to a range that overlaps what it reads");
+        }
+        state.issue(stream as u64, Op::Copy { to, from, bytes })
+    }
+    fn cuMemsetD8Async(address: u64, element: u8, count: usize, stream: sys::CUstream) |state| {
+        state.fill(address, &element.to_le_bytes(), count, stream)
+    }
+    fn cuMemsetD16Async(address: u64, element: u16, count: usize, stream: sys::CUstream) |state| {
+        state.fill(address, &element.to_le_bytes(), count, stream)
+    }
+    fn cuMemsetD32Async(address: u64, element: u32, count: usize, stream: sys::CUstream) |state| {
+        state.fill(address, &element.to_le_bytes(), count, stream)
+    }
+    fn cuLaunchKernel(
+        function: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: sys::CUstream,
+        parameters: *mut *mut c_void, extra: *mut *mut c_void
+    ) |state| {
+        let op = state.launch(function as u64, [gx, gy, gz], [bx, by, bz], shared, parameters, extra)?;
+        state.issue(stream as u64, op)
+    }
+    fn cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) |state| {
+        let new = state.instantiate(graph as u64, flags)?;
+        put(exec, pointer(new))
+    }
+    fn cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) |state| { state.launch_graph(exec as u64, stream as u64) }
+    fn cuGraphExecDestroy(exec: sys::CUgraphExec) |state| {
+        state.exec(exec as u64)?;
+        state.execs.remove(&(exec as u64));
+        Ok(())
+    }
+    fn cuGraphDestroy(graph: sys::CUgraph) |state| {
+        state.current()?;
+        match state.graphs.remove(&(graph as u64)) {
+            Some(_) => Ok(()),
+            None => refuse(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("there is no graph {graph:?}, or not any more")),
+        }
+    }
+    fn cuGraphExecKernelNodeSetParams_v2(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: *const sys::CUDA_KERNEL_NODE_PARAMS) |state| {
+        // SAFETY: the caller's pointers are valid.
+        let p = unsafe { new.read() };
+        let (grid, threads) = ([p.gridDimX, p.gridDimY, p.gridDimZ], [p.blockDimX, p.blockDimY, p.blockDimZ]);
+        let op = state.launch(p.func as u64, grid, threads, p.sharedMemBytes, p.kernelParams, p.extra)?;
+        let exec = state.exec(exec as u64)?;
+        let Some(found) = exec.nodes.get_mut(&(node as u64)) else {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("{node:?} is no node of the graph"));
+        };
+        match (&found.op, &op) {
+            (Op::Launch { function: old, .. }, Op::Launch { function: new, .. }) if old == new => found.op = op,
+            (Op::Launch { .. }, _) => return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "the node launches another function"),
+            _ => return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "the node launches no kernel"),
+        }
+        Ok(())
+    }
+    fn cuTensorMapEncodeTiled(
+        map: *mut sys::CUtensorMap, dtype: c_uint, dims: u32, address: *mut c_void, sizes: *const u64, strides: *const u64, extents: *const u32,
+        steps: *const u32, interleave: c_uint, swizzle: c_uint, _l2: c_uint, fill: c_uint
+    ) |state| {
+        if state.settings.capability[0] < 9 {
+            return refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, "GPUs have tensor maps from 9.0 on");
+        }
+        let no = |why: String| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, why);
+        if !(map as u64).is_multiple_of(64) {
+            return no(format!("the map's place {map:?} is no multiple of 64"));
+        }
+        if !(1..=5).contains(&dims) {
+            return no(format!("{dims} dims"));
+        }
+        let count = dims as usize;
+        // Of the header's types those of 16 and 32 bits: unsigned, signed, half, single, brain.
+        let element = match dtype { 1 | 6 | 9 => 2, 2 | 3 | 7 => 4, other => return no(format!("a map of type {other} is not modelled")) };
+        let swizzle = match swizzle { 0 => Swizzle::None, 1 => Swizzle::B32, 2 => Swizzle::B64, 3 => Swizzle::B128, other => return no(format!("swizzle {other}")) };
+        if interleave != 0 || fill != 0 || list(steps, count).iter().any(|s| *s != 1) {
+            return no("maps that interleave, skip or fill with NaN are not modelled".into());
+        }
+        let (size, stride) = (list(sizes, count), list(strides, count - 1));
+        if stride.iter().zip(&size).any(|(stride, size)| stride < size) {
+            return no(format!("strides {stride:?} do not step over sizes {size:?}"));
+        }
+        let encoded = TensorMap { base: address as u64, element, size, stride, extent: list(extents, count), swizzle }.encode().or_else(|why| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, why))?;
+        let mut words = [0; 16];
+        words.iter_mut().zip(encoded.chunks_exact(8)).for_each(|(w, b)| *w = b.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
+        put(map, sys::CUtensorMap { opaque: words })
+    }
+}
+
+/// Waits until all is done that was issued on a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(stream: sys::CUstream) -> CUresult {
+    let mut state = lock();
+    let outcome = loop {
+        match state.waited_for(stream as u64) {
+            Ok(true) => break Ok(()),
+            Ok(false) => {
+                notify();
+                state = wait(state);
+            }
+            Err(e) => break Err(e),
+        }
+    };
+    drop(state);
+    told("cuStreamSynchronize", GOOD, outcome)
+}
+
+/// Name and meaning of the errors that this library gives.
+fn meaning(error: CUresult) -> Option<(&'static CStr, &'static CStr)> {
+    Some(match error {
+        CUresult::CUDA_SUCCESS => (c"CUDA_SUCCESS", c"no error"),
+        CUresult::CUDA_ERROR_INVALID_VALUE => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => (c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => (c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+        CUresult::CUDA_ERROR_NO_DEVICE => (c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+        CUresult::CUDA_ERROR_INVALID_DEVICE => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+        CUresult::CUDA_ERROR_INVALID_CONTEXT => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => (c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
+        CUresult::CUDA_ERROR_INVALID_PTX => (c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            (c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain")
+        }
+        CUresult::CUDA_ERROR_INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+        CUresult::CUDA_ERROR_ILLEGAL_STATE => (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
+        CUresult::CUDA_ERROR_NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+        CUresult::CUDA_ERROR_NOT_READY => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+        CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => (c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+        CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {
+            (c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped")
+        }
+        CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => {
+            (c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region")
+        }
+        CUresult::CUDA_ERROR_LAUNCH_FAILED => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
+        }
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture")
+        }
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"operation would result in a merge of separate capture sequences")
+        }
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not ended in the same stream as it began")
+        }
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream")
+        }
+        CUresult::CUDA_ERROR_CAPTURED_EVENT => {
+            (c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream")
+        }
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a thread-local capture sequence from another thread")
+        }
+        _ => return None,
+    })
+}
+
+/// # Safety
+/// `error` is a number of the header.
+unsafe fn said(error: c_uint) -> Option<(&'static CStr, &'static CStr)> {
+    // SAFETY: the caller's.
+    meaning(unsafe { transmute::<c_uint, CUresult>(error) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(error: c_uint, text: *mut *const c_char) -> CUresult {
+    // SAFETY: errors come from this library.
+    let found = unsafe { said(error) }.map(|m| m.0.as_ptr());
+    found.map_or(CUresult::CUDA_ERROR_INVALID_VALUE, |t| told("cuGetErrorName", GOOD, put(text, t)))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> CUresult {
+    // SAFETY: as above.
+    let found = unsafe { said(error) }.map(|m| m.1.as_ptr());
+    found.map_or(CUresult::CUDA_ERROR_INVALID_VALUE, |t| told("cuGetErrorString", GOOD, put(text, t)))
+}
+
+impl State {
+    fn started(&self) -> Cuda {
+        if self.initialised { Ok(()) } else { refuse(CUresult::CUDA_ERROR_NOT_INITIALIZED, "cuInit has not been called") }
+    }
+
+    fn has(&self, ordinal: c_int) -> Cuda {
+        self.started()?;
+        if (0..self.settings.gpus).contains(&ordinal) {
+            return Ok(());
+        }
+        refuse(CUresult::CUDA_ERROR_INVALID_DEVICE, format!("there is no GPU {ordinal}"))
+    }
+
+    /// Asks for all that was issued on a stream; whether it is done.
+    fn waited_for(&mut self, on: u64) -> Cuda<bool> {
+        let stream = self.stream(on)?;
+        let (tail, capture) = (stream.tail.clone(), stream.capture.as_ref().map(|c| c.0));
+        if let Some(id) = capture {
+            self.capture(id).spoil("a stream of it was waited for");
+            return refuse(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the stream captures: there is nothing to wait for");
+        }
+        self.not_while_capturing()?;
+        tail.iter().for_each(|t| self.tasks.need(*t));
+        Ok(tail.iter().all(|t| self.tasks.is_done(*t)))
+    }
+
+    /// Whether a copy can be made.
+    fn copied(&self, device: u64, host: u64, bytes: u64) -> Cuda {
+        let context = self.current()?;
+        self.on_device(context, device, bytes)?;
+        self.host(host, bytes).map(drop)
+    }
+
+    fn fill(&mut self, address: u64, element: &[u8], count: usize, on: sys::CUstream) -> Cuda {
+        let (context, width) = (self.current()?, element.len() as u64);
+        self.on_device(context, address, count as u64 * width)?;
+        if !address.is_multiple_of(width) {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("{address:#x} is no multiple of {width}"));
+        }
+        self.issue(on as u64, Op::Fill { address, element: element.to_vec(), count: count as u64 })
+    }
+
+    /// Shared memory that a block can have at most.
+    fn most_shared(&self) -> u64 {
+        if self.settings.capability[0] >= 9 { 227 << 10 } else { 163 << 10 }
+    }
+
+    fn load(&mut self, ptx: &str) -> Cuda<u64> {
+        let context = self.current()?;
+        self.not_while_capturing()?;
+        let directive = |name: &str| ptx.lines().find_map(|l| l.trim().strip_prefix(name)).map(str::trim).unwrap_or_default();
+        let (version, target) = (directive(".version"), directive(".target"));
+        let [major, minor] = self.settings.capability;
+        let number = |s: &str| s.chars().filter(char::is_ascii_digit).collect::<String>().parse::<i32>().unwrap_or(i32::MAX);
+        let (own, wanted, isa) = (10 * major + minor, number(target), number(version));
+        if wanted > own || target.ends_with('a') && wanted != own {
+            return refuse(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, format!("PTX for {target} does not run on a GPU of {major}.{minor}"));
+        }
+        // PTX 8.n came with CUDA 12.n, for small n.
+        if isa > 80 + self.settings.driver % 1000 / 10 {
+            return refuse(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, format!("PTX {version} is too new for the driver"));
+        }
+        let code = match self.context(context).device.load(ptx) {
+            Ok(code) => code,
+            Err(e) => return refuse(CUresult::CUDA_ERROR_INVALID_PTX, e.to_string()),
+        };
+        if let Some(kernel) = code.kernels().iter().find(|k| k.parameter_bytes > 4096 && isa < 81) {
+            let why = format!("{} has {} bytes of parameters, for which PTX 8.1 is needed", kernel.name, kernel.parameter_bytes);
+            return refuse(CUresult::CUDA_ERROR_INVALID_PTX, why);
+        }
+        let handle = self.handle();
+        self.modules.insert(handle, Module { context, code });
+        Ok(handle)
+    }
+
+    fn function(&mut self, module: u64, name: &str) -> Cuda<u64> {
+        let context = self.current()?;
+        let Some(m) = self.modules.get(&module) else {
+            return refuse(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("there is no module {module:#x}, or not any more"));
+        };
+        let Some(k) = m.code.kernel(name) else {
+            return refuse(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no kernel {name}"));
+        };
+        let function = Function {
+            context,
+            module,
+            name: name.into(),
+            parameter_bytes: k.parameter_bytes,
+            threads: k.threads,
+            threads_exact: k.threads_exact,
+            shared_bytes: k.shared_bytes,
+            most_shared: SHARED.saturating_sub(k.shared_bytes),
+        };
+        let handle = self.handle();
+        self.functions.insert(handle, function);
+        Ok(handle)
+    }
+
+    fn launchable(&mut self, function: u64) -> Cuda<&mut Function> {
+        let context = self.current()?;
+        match self.functions.get_mut(&function) {
+            Some(f) if f.context == context => Ok(f),
+            _ => refuse(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("there is no function {function:#x} in this context")),
+        }
+    }
+
+    /// What launches a kernel, whose parameters are packed.
+    fn launch(&mut self, function: u64, grid: [u32; 3], threads: [u32; 3], shared: u32, each: *mut *mut c_void, extra: *mut *mut c_void) -> Cuda<Op> {
+        let f = self.launchable(function)?;
+        let no = |why: String| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("{}: {why}", f.name));
+        if !each.is_null() || extra.is_null() {
+            return no("only packed parameters are modelled".into());
+        }
+        let parameters = packed(extra)?;
+        if parameters.len() as u64 != f.parameter_bytes {
+            return no(format!("{} bytes of parameters instead of {}", parameters.len(), f.parameter_bytes));
+        }
+        if u64::from(shared) > f.most_shared {
+            return no(format!("{shared} bytes of dynamic shared memory, where {} are allowed", f.most_shared));
+        }
+        let block = threads.iter().map(|t| u64::from(*t)).product::<u64>();
+        let most = f.threads.map_or(1024, |t| t.iter().map(|t| u64::from(*t)).product());
+        if !(1..=most).contains(&block) || f.threads_exact && f.threads != Some(threads) {
+            return no(format!("blocks of {threads:?} threads, where there may be {most}"));
+        }
+        if grid.contains(&0) || grid[0] > i32::MAX as u32 || grid[1] > 65_535 || grid[2] > 65_535 {
+            return no(format!("a grid of {grid:?} blocks"));
+        }
+        Ok(Op::Launch { function, grid, threads, shared, parameters })
+    }
+}
+
+/// Parameters that are given by address and length.
+fn packed(extra: *mut *mut c_void) -> Cuda<Vec<u8>> {
+    let (mut start, mut bytes, mut at) = (std::ptr::null::<u8>(), None, 0);
+    // SAFETY: the caller's list ends with the mark for that, and has a value behind each other one.
+    let of = |k: usize| unsafe { *extra.add(k) };
+    loop {
+        match of(at) as u32 {
+            sys::CU_LAUNCH_PARAM_END_AS_INT => break,
+            sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT => start = of(at + 1).cast(),
+            // SAFETY: it points to a size.
+            sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT => bytes = Some(unsafe { *of(at + 1).cast::<usize>() }),
+            other => return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("what is {other} among the ways to give parameters?")),
+        }
+        at += 2;
+    }
+    match bytes {
+        Some(bytes) if !start.is_null() || bytes == 0 => Ok(list(if bytes == 0 { std::ptr::dangling() } else { start }, bytes)),
+        _ => refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "packed parameters without an address or a length"),
+    }
+}

@@ -1,0 +1,45 @@
+//! What the environment says of the machine that is pretended.
+
+use std::time::Duration;
+
+/// Of a process, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// GPUs (`EMULATED_GPUS`, 1).
+    pub gpus: i32,
+    /// Their compute capability (`EMULATED_GPU_CAPABILITY`, `9.0`).
+    pub capability: [i32; 2],
+    /// Of the order in which streams run (`EMULATED_GPU_SEED`): 0 for what was issued last first, others for random ones.
+    pub seed: u64,
+    /// Threads that execute a kernel (`EMULATED_GPU_THREADS`, 1).
+    pub threads: usize,
+    /// As the driver says it (`EMULATED_DRIVER_VERSION`, 12040 for CUDA 12.4).
+    pub driver: i32,
+    /// As NCCL says it (`EMULATED_NCCL_VERSION`, 22203).
+    pub nccl: i32,
+    /// How long an exchange waits for other ranks until it is reported, in seconds (`EMULATED_NCCL_PATIENCE`, 120).
+    pub patience: Duration,
+    /// Which `cuStreamWaitEvent` of a process is not heeded, counted from 0 (`EMULATED_GPU_FORGETS`): so tests learn whether what waits are for is noticed.
+    pub forgets: Option<u64>,
+}
+
+impl Settings {
+    /// What variables say, by their names; what they do not say, or not in numbers, is as usual.
+    pub fn new(variable: impl Fn(&str) -> Option<String>) -> Settings {
+        let number = |name: &str, usual: u64| variable(name).and_then(|v| v.parse().ok()).unwrap_or(usual);
+        let capability = variable("EMULATED_GPU_CAPABILITY").and_then(|v| {
+            let (major, minor) = v.split_once('.')?;
+            Some([major.parse().ok()?, minor.parse().ok()?])
+        });
+        Settings {
+            gpus: number("EMULATED_GPUS", 1) as i32,
+            capability: capability.unwrap_or([9, 0]),
+            seed: number("EMULATED_GPU_SEED", 0),
+            threads: number("EMULATED_GPU_THREADS", 1) as usize,
+            driver: number("EMULATED_DRIVER_VERSION", 12_040) as i32,
+            nccl: number("EMULATED_NCCL_VERSION", 22_203) as i32,
+            patience: Duration::from_secs(number("EMULATED_NCCL_PATIENCE", 120)),
+            forgets: variable("EMULATED_GPU_FORGETS").and_then(|v| v.parse().ok()),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The `cuda` device and NCCL on a stand-in for the driver, which checks how it is used: graphs, copies, events and exchanges as on GPUs, the kernels
+//! in the emulator. So the numbers are, bit by bit, those of emulated ranks.
+
+use crate::mcc::{Dir, Ran, models};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The library. Cargo builds it for a test of the whole workspace, but not for the first one of this package alone.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let profile = Path::new(env!("CARGO_BIN_EXE_mcc")).parent().expect("a profile's directory");
+        let library = profile.join("libemulated_driver.so");
+        if !library.exists() {
+            let mut c = Command::new(env!("CARGO"));
+            c.args(["build", "--quiet", "--package", "emulated-driver", "--target-dir"]).arg(profile.parent().expect("a target directory"));
+            if profile.ends_with("release") {
+                c.arg("--release");
+            }
+            assert!(c.status().expect("cargo starts").success(), "the stand-in for the driver does not build");
+        }
+        library
+    })
+}
+
+/// Runs `mcc` where the stand-in is the driver and NCCL, with words about the machine.
+fn on_driver(dir: &Dir, line: &str, machine: &[(&str, &str)]) -> Ran {
+    let libraries = dir.path("libraries");
+    if !libraries.exists() {
+        fs::create_dir(&libraries).expect("created");
+        for name in ["libcuda.so.1", "libnccl.so.2"] {
+            symlink(library(), libraries.join(name)).expect("linked");
+        }
+    }
+    let models = models().display().to_string();
+    let mut c = dir.command(line.split_whitespace().map(|w| w.replace("{models}", &models)));
+    c.env("LD_LIBRARY_PATH", libraries).env("EMULATED_DRIVER_LOG", dir.path("complaints")).envs(machine.iter().copied());
+    Ran::new(c.output().expect("mcc starts"))
+}
+
+/// What the stand-in had to say.
+fn complaints(dir: &Dir) -> String {
+    fs::read_to_string(dir.path("complaints")).unwrap_or_default()
+}
+
+/// Metrics without times, and the bytes of the weights.
+fn trained(dir: &Dir) -> (Vec<serde_json::Value>, Vec<u8>) {
+    let mut steps = crate::mcc::metrics(&dir.path("m.jsonl"));
+    for step in &mut steps {
+        let step = step.as_object_mut().expect("an object");
+        step.retain(|name, _| !["tokens_per_s", "step_ms"].contains(&name.as_str()));
+        assert!(step.contains_key("loss"), "{step:?}");
+    }
+    (steps, fs::read(dir.path("w.safetensors")).expect("saved weights"))
+}
+
+/// A job of four ranks: emulated, on one GPU that they share with exchanges through the host, and on four with NCCL.
+fn all_ways_are_one(compile: &str, [host, nccl]: [&str; 2]) {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    dir.line(&format!("compile {compile} -o out.mcc")).succeeds();
+    // The learning rate changes with each step: graphs get other parameters.
+    let run = "run out.mcc --data text.txt --steps 4 --metrics m.jsonl --save w.safetensors --device";
+    dir.line(&format!("{run} emulated")).succeeds();
+    let want = trained(&dir);
+    for (how, machine) in [
+        ("cuda", [("EMULATED_GPUS", "1"), ("EMULATED_GPU_SEED", host)]),
+        ("cuda --exchanges nccl", [("EMULATED_GPUS", "4"), ("EMULATED_GPU_SEED", nccl)]),
+    ] {
+        on_driver(&dir, &format!("{run} {how}"), &machine).succeeds();
+        assert_eq!(complaints(&dir), "", "{how}");
+        let got = trained(&dir);
+        assert_eq!(got.0, want.0, "{how}");
+        assert!(got.1 == want.1, "{how}: other weights");
+    }
+}
+
+const TINY: &str = "-D vocab=256 -D hidden=32 -D seq=8 --lr 1e-2 --min-lr 1e-3 --lr-warmup-iters 2 --lr-decay-iters 4";
+
+#[test]
+fn gpt2_trains_on_the_cuda_device_as_in_the_emulator() {
+    all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=2 -D heads=2 -D head_dim=64 --pp 2 --tp 2 --target sm_80"), ["0", "0"]);
+}
+
+/// Products of 16 bits, whose factors have tensor maps.
+#[test]
+fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
+    let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp";
+    all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["1", "2"]);
+}
+
+/// Experts exchange all with all.
+#[test]
+fn mixtral_trains_on_the_cuda_device_as_in_the_emulator() {
+    let model = "mixtral.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D experts=4 -D expert_ffn=32 --micro-batch-size 2 --global-batch-size 2";
+    all_ways_are_one(&format!("{{models}}/{model} {TINY} --pp 2 --tp 2 --ep 2 --etp 1 --target sm_90a"), ["3", "4"]);
+}
+
+/// A schedule whose sends would wait for each other if nothing were buffered.
+#[test]
+fn schedules_that_need_buffers_have_them() {
+    let mesh = "--pp 2 --pipeline-schedule zb-v --micro-batch-size 1 --global-batch-size 4";
+    all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=4 -D heads=2 {mesh} --target sm_80"), ["5", "6"]);
+}
