@@ -64,6 +64,14 @@ impl Chunk {
         }
     }
 
+    /// Whether it has always run for a microbatch when another does, both of the same virtual stage.
+    pub fn precedes(self, other: Chunk) -> bool {
+        match (self, other) {
+            (Chunk::Forward(a), Chunk::Backward(b) | Chunk::Weight(b)) | (Chunk::Backward(a), Chunk::Weight(b)) => a == b,
+            _ => false,
+        }
+    }
+
     /// The backward pass goes down the virtual stages.
     fn place(self) -> (u8, u32) {
         match self {

@@ -2,7 +2,8 @@
 //!
 //! Each chunk of a local graph becomes a body of commands. A value becomes a buffer where a kernel or a transfer writes it, and
 //! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
-//! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent.
+//! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent. The last to read an
+//! operand element by element writes over it.
 
 mod arenas;
 mod emit;
@@ -132,6 +133,8 @@ struct LocalLowering<'l, 'a, 'k> {
     names: &'a Names<'a>,
     groups: Vec<Fused>,
     group_of: HashMap<Value, usize>,
+    /// Groups that have their command.
+    done: BTreeSet<usize>,
     users: Users,
     /// The update that makes a value a new parameter or state.
     renews: HashMap<Value, usize>,
@@ -184,6 +187,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             names,
             groups,
             group_of,
+            done: BTreeSet::new(),
             users,
             renews,
             readers,

@@ -265,8 +265,8 @@ fn compile_prints_a_table() {
         pp         send                 # calls, # B sent by a rank in a step
         tp         all_reduce          # calls, # KiB sent by a rank in a step
         pipeline   bubble # % of the work, where a forward pass takes #, a backward pass #; stage #: # forward passes before the first backward pass, # microbatches in flight; stage #: # forward pass before the first backward pass, # microbatches in flight
-        memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # x # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
-                   a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
+        memory     a rank of stage # (most): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
+                   a rank of stage # (least): # KiB = parameters # KiB + gradients # KiB + optimizer # KiB + activations # x # KiB + messages # B + temporary # KiB + exchanges # KiB + scratch of a thread # KiB
     "#]]
     .assert_eq(&shape);
     assert!(text.contains("seconds    parse ") && text.contains("wrote out.mcc in "), "{text}");

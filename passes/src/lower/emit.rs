@@ -9,7 +9,7 @@ use ir::graph::{Origin, Value};
 use ir::kernel::Kernel;
 use ir::local::Chunk;
 use ir::op::{Collective, Op};
-use ir::program::{Action, Command, Content, Group, Space, Stream};
+use ir::program::{Action, BufferId, Command, Content, Group, Space, Stream};
 use std::collections::{BTreeSet, HashMap};
 
 impl LocalLowering<'_, '_, '_> {
@@ -46,7 +46,7 @@ impl LocalLowering<'_, '_, '_> {
                 views.insert(*a, view);
             }
         }
-        let mut targets = vec![];
+        let (mut targets, mut taken): (Vec<Target>, Vec<BufferId>) = (vec![], vec![]);
         for v in &group.outputs {
             let order = body[*v].ty.dims.clone();
             let summed = self.is_summed(*v);
@@ -60,8 +60,12 @@ impl LocalLowering<'_, '_, '_> {
                 let view = match self.in_place(*v, &group) {
                     Some(view) => view,
                     None if !summed && self.homes.contains_key(v) => self.sum_buffer(*v),
-                    None => self.copy_of_param(*v).unwrap_or_else(|| self.buffer(*v, &order, Content::Activation)),
+                    None => {
+                        let copy = self.copy_of_param(*v).or_else(|| self.over_operand(*v, &group, &taken));
+                        copy.unwrap_or_else(|| self.buffer(*v, &order, Content::Activation))
+                    }
                 };
+                taken.push(view.place.buffer);
                 self.views.insert(*v, view.clone());
                 targets.push(Target { value: *v, view, accumulate: false });
             }
@@ -69,6 +73,7 @@ impl LocalLowering<'_, '_, '_> {
         let launch = kernels::build(body, &group.nodes, &group.family, targets, &|v| views[&v].clone());
         let named = *group.outputs.last().unwrap_or(&group.nodes[0]);
         self.launch(launch, named);
+        self.done.insert(g);
         if group.space == Space::Host {
             self.renew_params(&group.outputs);
         }

@@ -1,13 +1,16 @@
-//! What may be written over what: new parameters and states over old ones, sums over ranks over their operands, and ranks' parts within the whole.
+//! What may be written over what: new parameters and states over old ones, results over operands that nothing reads any more, sums over ranks over their
+//! operands, and ranks' parts within the whole.
 
 use super::LocalLowering;
 use crate::fuse::{Group as Fused, Role, role};
 use crate::storage::View;
 use ir::graph::Value;
+use ir::kernel::Family;
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op};
-use ir::program::{Content, Place, own_part};
+use ir::program::{BufferId, Content, Place, own_part};
+use std::collections::BTreeSet;
 
 impl LocalLowering<'_, '_, '_> {
     /// The buffer of the parameter or state that a value replaces, if nothing else reads the old one any more.
@@ -42,6 +45,58 @@ impl LocalLowering<'_, '_, '_> {
         let order = body.dims_of(v).to_vec();
         let coords = own_part(&self.local.mesh, &subs, body.elements(v));
         Some(View { place: Place { coords, ..whole.place }, strides: body.dims.strides(&order), dims: order })
+    }
+
+    /// The buffer of an operand that a group reads element by element and is the last to read: less memory, and less to fetch into caches.
+    /// So the gradient of the logits comes where they were. `taken` are those of the group's other results.
+    pub(super) fn over_operand(&mut self, v: Value, group: &Fused, taken: &[BufferId]) -> Option<View> {
+        let body = &self.local.body;
+        let fits = match group.family {
+            Family::Loops { .. } | Family::Gemm => true,
+            Family::Attention | Family::AttentionGrad | Family::Scatter => false,
+        };
+        if !fits || self.renews.contains_key(&v) {
+            return None;
+        }
+        // What a product or a reduction reads, it reads for other elements too.
+        let mut factors: BTreeSet<Value> = BTreeSet::new();
+        let mut open: Vec<Value> = group.nodes.iter().copied().filter(|n| !body[*n].op.is_pointwise()).collect();
+        while let Some(n) = open.pop() {
+            let new = body[n].args.iter().filter(|a| factors.insert(**a));
+            open.extend(new.filter(|a| group.nodes.contains(a)));
+        }
+        let operands = group.nodes.iter().flat_map(|n| &body[*n].args).copied().filter(|x| !factors.contains(x));
+        let x = operands.filter(|x| body[*x].ty == body[v].ty && self.is_last_read(*x, group)).find(|x| {
+            let view = &self.views[x];
+            view.is_dense(&body.dims, body.dims_of(v)) && !taken.contains(&view.place.buffer) && self.memory(view) == self.space
+        })?;
+        Some(self.own_view(x))
+    }
+
+    /// Whether a group is the last to read a value, which has a buffer of its own.
+    fn is_last_read(&self, x: Value, group: &Fused) -> bool {
+        let body = &self.local.body;
+        let Some(view) = self.views.get(&x).filter(|_| role(body, x) == Role::Compute) else { return false };
+        let own =
+            self.touched.contains_key(&view.place.buffer) && !self.is_summed(x) && !self.homes.contains_key(&x) && !self.renews.contains_key(&x);
+        own && view.place == Place::start(view.place.buffer) && self.is_behind(x, self.local.chunks[x.index()], &group.nodes)
+    }
+
+    /// Whether whatever reads a value made in chunk `from` is done, but for the nodes of a group.
+    fn is_behind(&self, x: Value, from: Chunk, group: &[Value]) -> bool {
+        let body = &self.local.body;
+        !self.is_root(x)
+            && self.users[x.index()].iter().all(|(c, _)| match role(body, *c) {
+                // Who reads a view may read other elements.
+                Role::Alias => self.is_behind(*c, from, &[]),
+                Role::Compute => {
+                    let at = self.local.chunks[c.index()];
+                    group.contains(c) || self.done.contains(&self.group_of[c]) && (at == self.chunk || at == from && from.precedes(self.chunk))
+                }
+                // Under way beside the kernels, maybe for long.
+                Role::Exchange => false,
+                Role::Source | Role::Inline => unreachable!("invariant: they read nothing"),
+            })
     }
 
     /// The nodes of the update that read a parameter, or a state of it.

@@ -59,6 +59,27 @@ fn job(words: &str) -> Job {
     compiled(GPT2.0, &[GPT2.1, &[("hidden", "64"), ("ffn", "256"), ("vocab", "128"), ("seq", "32")]].concat(), &case(words)).job
 }
 
+/// Buffers of training that have both dims, on the last stage.
+fn buffers(words: &str, dims: [&str; 2]) -> usize {
+    let job = job(words);
+    let stage = job.stages.last().expect("a stage");
+    let has = |b: &&Buffer| dims.iter().all(|d| b.dims.iter().any(|(name, _)| name.starts_with(d)));
+    job.programs[stage.program as usize].buffers.iter().filter(has).filter(|b| !b.name.starts_with("eval_")).count()
+}
+
+#[test]
+fn the_gradient_of_the_logits_comes_where_they_were() {
+    for words in ["", "m2", "tp2 m2", "pp2 m4", "pp2 m4 zbh1", "zbv m2", "b2 full1", "cp2"] {
+        assert_eq!(buffers(words, ["seq", "vocab"]), 1, "{words}");
+    }
+}
+
+/// Of tied embeddings, the gradient of the head is added to that of the look-up where it is: parameter, gradient, two states.
+#[test]
+fn the_gradients_of_tied_embeddings_share_a_place() {
+    assert_eq!(buffers("", ["vocab", "hidden"]), 4);
+}
+
 const MESHES: &[&str] = &["b2 m2", "tp2 m2", "tp4 sp m2 full1", "pp4 m8", "pp2 m4 gpipe selective", "dp2 tp2 pp2 sp m4 b2", "cp2 m2 full2"];
 
 #[test]
