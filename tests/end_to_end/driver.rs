@@ -92,6 +92,13 @@ fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["1", "2"]);
 }
 
+/// Kernels of the host, and copies to and from its memory.
+#[test]
+fn an_optimizer_on_the_host_beside_the_cuda_device_computes_as_beside_the_emulator() {
+    let model = "gpt2.mdl -D heads=2 -D head_dim=64 --bf16 --optimizer-offload";
+    all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["5", "6"]);
+}
+
 /// Experts exchange all with all.
 #[test]
 fn mixtral_trains_on_the_cuda_device_as_in_the_emulator() {

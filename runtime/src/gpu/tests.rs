@@ -4,7 +4,7 @@ use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress};
 use crate::executor::{Order, Rank, Step};
 use crate::fixture::{self, Split};
 use crate::target::Target;
-use ir::launch::{Launch, Parameter};
+use ir::launch::{Launch, MAP_BYTES, Parameter};
 use ir::program::Action;
 use std::collections::BTreeSet;
 
