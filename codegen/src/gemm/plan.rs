@@ -35,7 +35,10 @@ pub struct Blocks {
     /// Contracted elements of a block, and blocks. All but the last are full.
     pub depth: i64,
     pub depths: i64,
-    /// Row panels and column panels of one tile.
+    /// In how many parts columns and rows are divided, as equal as can be: tiles.
+    pub column_tiles: i64,
+    pub row_tiles: i64,
+    /// Row panels and column panels of one tile at most.
     pub tile_rows: i64,
     pub tile_columns: i64,
     /// Tiles of rows, one after the other, that are computed together at most.
@@ -43,6 +46,15 @@ pub struct Blocks {
     /// Copies of `A` and `B` in the order the micro-kernel reads them.
     pub pack_a: bool,
     pub pack_b: bool,
+}
+
+/// One way to divide a product into tiles.
+struct Division {
+    column_tiles: i64,
+    row_tiles: i64,
+    tile_rows: i64,
+    tile_columns: i64,
+    run: i64,
 }
 
 /// The contracted elements that one pass over a tile covers at most. Few more than one pass takes are not worth a second one, in which sums are stored
@@ -92,7 +104,7 @@ impl Plan {
 
     pub fn tiles(&self) -> i64 {
         let b = &self.blocks;
-        self.repeats() * b.row_tiles() * b.column_tiles()
+        self.repeats() * b.row_tiles * b.column_tiles
     }
 
     /// Blocks of contracted elements of a tile, if that does not depend on who owns them.
@@ -107,7 +119,8 @@ impl Blocks {
     fn new(target: &Target, [m, n, k]: [i64; 3], users: i64, repeats: i64, pack_a: bool) -> Blocks {
         let (vectors, tallest) = micro(target, n);
         let panels = div_ceil(m, tallest);
-        let width = vectors * target.lanes() as i64;
+        let lanes = target.lanes() as i64;
+        let width = vectors * lanes;
         let column_panels = div_ceil(n, width);
 
         let pack_b = users >= FEW_ROWS;
@@ -116,8 +129,8 @@ impl Blocks {
         let depth = if depths == 1 { k } else { div_ceil(div_ceil(k, depths), 16) * 16 };
         let depths = div_ceil(k, depth);
 
-        // Columns of a tile: its block of B stays in the second-level cache.
-        let resident = (i64::from(target.l2_bytes) * 6 / 10 / (4 * depth * width)).clamp(1, 16);
+        // Columns of a tile: its block of B stays in the second-level cache, beside what comes by.
+        let resident = (i64::from(target.l2_bytes) / 2 / (4 * depth * width)).clamp(1, 16);
         let resident = column_panels.min(resident);
         let rows_within = |elements: i64| (i64::from(target.l2_bytes) / (4 * elements * height_of(m, panels))).max(4);
         // Row panels of which copies of `A`, and sums that wait, stay there too.
@@ -126,38 +139,54 @@ impl Blocks {
             let waiting = if depths > 1 { rows_within(columns * width) } else { panels };
             panels.min(copied).min(waiting)
         };
-        let flops = |rows: i64, columns: i64| 2 * rows * height_of(m, panels) * columns * width * k;
-        let mut tile_columns = resident;
-        if pack_a && depths > 1 {
-            // Each column of tiles copies `A`, each run of rows copies `B`: as few elements as can be.
-            let wanted = TILES.min(flops(panels, column_panels) * repeats / MIN_TILE_FLOPS).max(1);
-            let copies = |columns: i64| {
-                let column_tiles = div_ceil(column_panels, columns);
-                let runs = div_ceil(div_ceil(wanted, repeats * column_tiles), RUN).max(div_ceil(panels, most_rows(columns)));
-                column_tiles * m + runs * n
+        // A little more than stays there does less harm than one more copy of `B`.
+        let together = |columns: i64| panels.min(most_rows(columns) * 9 / 8);
+        // Threads are mostly a power of two.
+        let wanted = 1 << (2 * m * n * k * repeats / MIN_TILE_FLOPS).clamp(1, TILES).ilog2();
+        let division = |column_tiles: i64, row_tiles: i64| {
+            let (tile_rows, tile_columns) = (div_ceil(panels, row_tiles), div_ceil(column_panels, column_tiles));
+            // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
+            let run = if depths > 1 { div_ceil(row_tiles, div_ceil(panels, together(tile_columns))) } else { 1 };
+            let tiles = repeats * column_tiles * row_tiles;
+            let claimed = (tiles / wanted).max(RUN);
+            let (copies_a, copies_b) = match (pack_a, depths) {
+                (true, 1) => (div_ceil(column_tiles, claimed), row_tiles),
+                (_, 1) => (column_tiles, div_ceil(row_tiles, claimed)),
+                _ => (column_tiles, div_ceil(row_tiles, run.min(claimed))),
             };
-            tile_columns = (1..=resident).rev().min_by_key(|columns| copies(*columns)).unwrap_or(resident);
-        }
-        let most = most_rows(tile_columns);
-        let mut tile_rows = most;
-        let tiles = |rows: i64, columns: i64| repeats * div_ceil(panels, rows) * div_ceil(column_panels, columns);
-        // Fewer columns per tile, down to four panels, then fewer rows, until there are enough tiles.
-        while tiles(tile_rows, tile_columns) < TILES && flops(tile_rows, tile_columns) > 2 * MIN_TILE_FLOPS {
-            if tile_columns > 4 && !(pack_a && depths > 1) {
-                tile_columns = div_ceil(tile_columns, 2);
-            } else if tile_rows > 8 {
-                tile_rows = div_ceil(tile_rows, 2);
-            } else {
-                break;
-            }
-        }
-        // Equal shares.
-        let tile_columns = div_ceil(column_panels, div_ceil(column_panels, tile_columns));
-        let tile_rows = div_ceil(panels, div_ceil(panels, tile_rows));
-        // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
-        let run = if depths > 1 { (most / tile_rows).max(1) } else { 1 };
+            // For each contracted element, in multiply-adds of a vector: a copy takes about one for an element, rows read in place a quarter of one.
+            let copies = if pack_a { copies_a * m } else { copies_a * m / 4 } + copies_b * n;
+            let idle = m * n / lanes * (div_ceil(tiles, wanted) * wanted - tiles) / tiles;
+            (copies + idle, Division { column_tiles, row_tiles, tile_rows, tile_columns, run })
+        };
+        let fewest = div_ceil(column_panels, resident);
+        let (_, division) = (fewest..=column_panels.min(2 * fewest + TILES))
+            .flat_map(|columns| {
+                let fewest = div_ceil(panels, together(div_ceil(column_panels, columns)));
+                (fewest..=panels.min(2 * fewest + TILES)).map(move |rows| (columns, rows))
+            })
+            .map(|(columns, rows)| division(columns, rows))
+            .min_by_key(|(cost, _)| *cost)
+            .expect("invariant: one tile of all columns that fit");
+        let Division { column_tiles, row_tiles, tile_rows, tile_columns, run } = division;
         let (height, tall) = (m / panels, m % panels);
-        Blocks { panels, height, tall, vectors, width, column_panels, depth, depths, tile_rows, tile_columns, run, pack_a, pack_b }
+        Blocks {
+            panels,
+            height,
+            tall,
+            vectors,
+            width,
+            column_panels,
+            depth,
+            depths,
+            column_tiles,
+            row_tiles,
+            tile_rows,
+            tile_columns,
+            run,
+            pack_a,
+            pack_b,
+        }
     }
 
     /// Contracted elements of a pass at most. A copy of `A` serves the columns of a tile, one of `B` its rows, and sums are stored once per pass; as
@@ -180,15 +209,8 @@ impl Blocks {
     /// The same tiles with row panels of any height up to the one at which these are full.
     fn of_any_rows(self, m: i64) -> Blocks {
         let tallest = height_of(m, self.panels);
-        Blocks { panels: div_ceil(m, tallest), height: tallest, tall: 0, ..self }
-    }
-
-    pub fn row_tiles(&self) -> i64 {
-        div_ceil(self.panels, self.tile_rows)
-    }
-
-    pub fn column_tiles(&self) -> i64 {
-        div_ceil(self.column_panels, self.tile_columns)
+        let panels = div_ceil(m, tallest);
+        Blocks { panels, height: tallest, tall: 0, row_tiles: div_ceil(panels, self.tile_rows), ..self }
     }
 
     /// The greatest height of a row panel.

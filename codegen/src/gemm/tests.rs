@@ -1,3 +1,5 @@
+use super::plan::Plan;
+use crate::target::Target;
 use crate::testing::{Make, Numbers, check};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -46,6 +48,28 @@ fn products_of_odd_sizes_agree_in_all_four_layouts() {
 fn several_blocks_of_contracted_elements_add_up() {
     for layout in LAYOUTS {
         check(&plain(layout, [105, 40, 1030]), &[], 1e-4);
+    }
+}
+
+#[test]
+fn tiles_with_a_panel_more_or_less_cover_the_product() {
+    for layout in LAYOUTS {
+        let kernel = plain(layout, [113, 150, 260]);
+        let blocks = Plan::new(&kernel, &Target::host().expect("invariant: the tests run where kernels do")).expect("invariant: a product").blocks;
+        assert!(blocks.panels % blocks.row_tiles != 0 || blocks.column_panels % blocks.column_tiles != 0, "{blocks:?}");
+        check(&kernel, &[], 1e-5);
+    }
+}
+
+#[test]
+fn two_threads_and_eight_get_equal_shares_of_the_models_products() {
+    let target = Target { vector_bytes: 64, registers: 32, l2_bytes: 1 << 20, ..Target::x86_64_v3() };
+    for sizes in [[2048, 512, 512], [2048, 1536, 512], [2048, 512, 1536], [512, 1536, 2048], [1536, 512, 2048], [2048, 8192, 512], [2048, 384, 8192]]
+    {
+        for layout in LAYOUTS {
+            let plan = Plan::new(&plain(layout, sizes), &target).expect("invariant: a product");
+            assert_eq!(plan.tiles() % 8, 0, "{sizes:?}: {:?}", plan.blocks);
+        }
     }
 }
 

@@ -78,8 +78,8 @@ impl<'c> Tile<'_, 'c> {
     pub fn emit(&self, first: Index<'c>, end: Index<'c>) {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let (fast, slow, together) = match self.kept() {
-            Kept::A => (blocks.column_tiles(), blocks.row_tiles(), 1),
-            Kept::B => (blocks.row_tiles(), blocks.column_tiles(), blocks.run),
+            Kept::A => (blocks.column_tiles, blocks.row_tiles, 1),
+            Kept::B => (blocks.row_tiles, blocks.column_tiles, blocks.run),
         };
         let after = b.index_div(b.index_add(end, b.index(fast - 1)), b.index(fast));
         b.for_each(b.index_div(first, b.index(fast)), after, 1, &mut |line| {
@@ -103,13 +103,14 @@ impl<'c> Tile<'_, 'c> {
     fn tiles(&self, rows: Range<'c>, columns: Range<'c>, outer: Index<'c>, line: Index<'c>, renew: IntValue<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let columns = self.range(columns, blocks.tile_columns, blocks.column_panels);
+        let columns = self.share(columns, blocks.column_tiles, blocks.column_panels);
         let starts = self.starts(outer);
         if plan.owns(Own::Rows) {
-            let rows = self.range(rows, blocks.tile_rows * blocks.height, plan.m.size);
+            let length = b.index(blocks.tile_rows * blocks.height);
+            let rows = Range { from: b.index_mul(rows.from, length), to: b.index_min(b.index_mul(rows.to, length), b.index(plan.m.size)) };
             return self.rows_of_experts(rows, columns, outer, &starts, line);
         }
-        let panels = self.range(rows, blocks.tile_rows, blocks.panels);
+        let panels = self.share(rows, blocks.row_tiles, blocks.panels);
         let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
         let part = Part { rows, columns, outer, starts: &starts };
         if plan.owns(Own::Contracted) {
@@ -118,11 +119,11 @@ impl<'c> Tile<'_, 'c> {
         self.passes(&part, renew);
     }
 
-    /// What the ranges of these numbers, each of this length, cover of `0..end`.
-    fn range(&self, numbers: Range<'c>, length: i64, end: i64) -> Range<'c> {
+    /// What parts of these numbers have of `0..end`, divided into so many.
+    fn share(&self, numbers: Range<'c>, parts: i64, end: i64) -> Range<'c> {
         let b = self.g.b;
-        let scaled = |number: Index<'c>| b.index_mul(number, b.index(length));
-        Range { from: scaled(numbers.from), to: b.index_min(scaled(numbers.to), b.index(end)) }
+        let border = |number: Index<'c>| b.index_div(b.index_mul(number, b.index(end)), b.index(parts));
+        Range { from: border(numbers.from), to: border(numbers.to) }
     }
 
     /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before.
