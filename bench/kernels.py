@@ -12,8 +12,8 @@ PRODUCTS = ["1024x1024x1024", "2048x384x1536", "1024x768x3072", "1024x3072x768",
             "1024x768x50304"]
 # Which factors are stored transposed, and whether the product is added to its result: a model's are NN forward, NT and TN 1 backward.
 LAYOUTS = ["NN 0", "NT 0", "TN 0", "TT 0", "TN 1"]
-# Heads, positions, size of a head.
-ATTENTIONS = ["12x256x64", "12x512x64", "12x1024x64"]
+# Batch, heads (of queries/of keys where they differ), positions, size of a head: gpt-nano, gpt-small, llama-mini, and longer ones.
+ATTENTIONS = ["8x6x256x64", "2x12x512x64", "8x8/4x256x64", "1x12x1024x64", "1x12x2048x64"]
 
 
 class Server:
@@ -56,14 +56,14 @@ def flops(request):
     if words[0] == "gemm":
         m, k, n = map(int, words[1].split("x"))
         return 2 * m * k * n
-    heads, seq, d = map(int, words[2].split("x"))
-    return (2 if words[1] == "forward" else 5) * heads * seq * seq * d
+    batch, heads, seq, d = (int(size.split("/")[0]) for size in words[2].split("x"))
+    return (2 if words[1] == "forward" else 5) * batch * heads * seq * seq * d
 
 
 def requests(quick):
     """Groups of requests; a group is a session."""
     groups = [[f"gemm {shape} {layout}" for layout in LAYOUTS] for shape in (PRODUCTS[1:3] if quick else PRODUCTS)]
-    return groups + [[f"attention {way} {shape}" for way in ("forward", "backward")] for shape in (ATTENTIONS[1:2] if quick else ATTENTIONS)]
+    return groups + [[f"attention {way} {shape}" for way in ("forward", "backward")] for shape in (ATTENTIONS[:1] if quick else ATTENTIONS)]
 
 
 def turns(order):

@@ -182,7 +182,7 @@ SECTIONS = [
     ("ranks", "Ranks", ranks, "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9).", "ranks.svg"),
     ("storage", "16-bit storage", storage, "Weights and what the optimizer keeps are f32 in both; activations and the weights that they meet are 16-bit in one.", None),
     ("kernels", "Kernels", kernels,
-     "`gemm MxKxN`, which factors are stored transposed, 1 if the product is added to its result; PyTorch's are MKL's. `attention HEADSxSEQxD`, causal, of one sequence,\nas [seq, heads, d]; only unmasked work counts, two products forward and five backward. mcc's backward takes the sums over rows of output and its gradient from a kernel that is not\ncounted here.", "kernels.svg"),
+     "`gemm MxKxN`, which factors are stored transposed, 1 if the product is added to its result; PyTorch's are MKL's. `attention BATCHxHEADS[/KV]xSEQxD`, causal,\nas [batch, seq, heads, d]; only unmasked work counts, two products forward and five backward. mcc's backward takes the sums over rows of output and its gradient from a kernel that is not\ncounted here.", "kernels.svg"),
 ]
 
 

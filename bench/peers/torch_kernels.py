@@ -19,13 +19,20 @@ def product(shape, layout, beta):
 
 
 def attention(way, shape):
-    heads, seq, d = map(int, shape.split("x"))
+    batch, heads, seq, d = shape.split("x")
+    batch, seq, d = map(int, (batch, seq, d))
+    heads, *shared = map(int, heads.split("/"))
+    kv = shared[0] if shared else heads
     # Stored as projections give it, [batch, seq, heads, d].
-    q, k, v, grad = (torch.full((1, seq, heads, d), 0.5).transpose(1, 2) for _ in range(4))
+    q, k, v, grad = (torch.full((batch, seq, h, d), 0.5).transpose(1, 2) for h in (heads, kv, kv, heads))
+
+    def forward(*operands):
+        return F.scaled_dot_product_attention(*operands, is_causal=True, enable_gqa=kv != heads)
+
     if way == "forward":
-        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return lambda: forward(q, k, v)
     operands = [t.requires_grad_() for t in (q, k, v)]
-    out = F.scaled_dot_product_attention(*operands, is_causal=True)
+    out = forward(*operands)
     return lambda: torch.autograd.grad(out, operands, grad, retain_graph=True)
 
 

@@ -1,4 +1,4 @@
-//! Causal attention of one sequence: `cargo run --release -p codegen --example attention_bench [HEADSxSEQxD]`.
+//! Causal attention: `cargo run --release -p codegen --example attention_bench [BATCHxHEADS[/KV]xSEQxD]`.
 //!
 //! Prints medians of thread time, and rates of the work that the mask leaves. Backward and forward take turns in one thread.
 
@@ -6,7 +6,7 @@ mod common;
 
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Workers};
-use common::{attention, thread_seconds};
+use common::{Heads, attention, thread_seconds};
 use ir::kernel::Family;
 use ir::op::DType;
 use std::error::Error;
@@ -15,9 +15,8 @@ const TURNS: usize = 40;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let target = Target::host()?;
-    let shape = std::env::args().nth(1).unwrap_or_else(|| "12x512x64".into());
-    let sizes: Vec<u64> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
-    let sizes: [u64; 3] = sizes.try_into().map_err(|_| "a shape is written HEADSxSEQxD")?;
+    let shape = std::env::args().nth(1).unwrap_or_else(|| "1x12x512x64".into());
+    let sizes = Heads::parse(&shape)?;
     let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family));
     let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess)?;
     let directory = tempfile::tempdir()?;
@@ -47,11 +46,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     // A product of queries and keys, one of probabilities and values; backward five. Half is masked.
-    let [heads, seq, d] = sizes.map(|s| s as f64);
     for ((name, products), seconds) in [("forward", 2.0), ("backward", 5.0)].into_iter().zip(&mut seconds) {
         seconds.sort_by(f64::total_cmp);
         let median = seconds[seconds.len() / 2];
-        println!("{shape} {name}: {:.3} ms, {:.0} GFLOP/s", median * 1e3, products * heads * seq * seq * d / median / 1e9);
+        println!("{shape} {name}: {:.3} ms, {:.0} GFLOP/s", median * 1e3, sizes.flops(products) / median / 1e9);
     }
     Ok(())
 }

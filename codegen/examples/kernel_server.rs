@@ -2,7 +2,7 @@
 //!
 //! - `peak THREADS SECONDS`: of a loop of independent multiply-adds, their rate in GFLOP/s instead.
 //! - `gemm MxKxN NN|NT|TN|TT 0|1 THREADS SECONDS`: a product, or one that is added to its result.
-//! - `attention forward|backward HEADSxSEQxD THREADS SECONDS`: causal, of one sequence.
+//! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD THREADS SECONDS`: causal.
 //!
 //! A call's tiles are claimed by threads as those of a rank claim them, and its time is that of the clock.
 
@@ -10,7 +10,7 @@ mod common;
 
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Workers};
-use common::{Layout, PEAK_FLOPS, attention, peak, product};
+use common::{Heads, Layout, PEAK_FLOPS, attention, peak, product};
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
 use std::collections::HashMap;
@@ -139,8 +139,8 @@ fn answer(line: &str, target: &Target, known: &mut HashMap<String, Ready>) -> Re
             let layout = LAYOUTS.iter().find(|l| l.name == *layout).ok_or("no such layout")?;
             product(sizes(shape)?, *layout, *beta == "1")
         }
-        ["attention", "forward", shape] => attention(sizes(shape)?, Family::Attention),
-        ["attention", "backward", shape] => attention(sizes(shape)?, Family::AttentionGrad),
+        ["attention", "forward", shape] => attention(Heads::parse(shape)?, Family::Attention),
+        ["attention", "backward", shape] => attention(Heads::parse(shape)?, Family::AttentionGrad),
         _ => return Err(format!("`{line}` is no request").into()),
     };
     let ready = match known.entry(what.join(" ")) {

@@ -7,6 +7,7 @@ use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Origin, Phase, Type, Value};
 use ir::kernel::{Family, Kernel, Operand, Output, dense};
 use ir::op::{Attention, AttentionGrad, DType, Op, Real};
+use std::error::Error;
 
 /// Which factors are stored with their contracted dim outermost (a) or innermost (b).
 #[derive(Clone, Copy)]
@@ -55,14 +56,46 @@ impl Maker {
     }
 }
 
-/// Causal attention of one sequence: forward with its logarithms, or all three gradients.
-pub fn attention([heads, seq, d]: [u64; 3], family: Family) -> Kernel {
+/// Sizes of attention, written `BATCHxHEADSxSEQxD`, or `BATCHxHEADS/KVxSEQxD` where heads of queries share those of keys.
+#[derive(Clone, Copy)]
+pub struct Heads {
+    pub batch: u64,
+    pub kv: u64,
+    /// Heads of queries for each of keys.
+    pub group: u64,
+    pub seq: u64,
+    pub d: u64,
+}
+
+impl Heads {
+    /// # Errors
+    /// The text is something else.
+    pub fn parse(text: &str) -> Result<Heads, Box<dyn Error>> {
+        let sizes = |text: &str, between: char| text.split(between).map(str::parse).collect::<Result<Vec<u64>, _>>();
+        let [batch, heads, seq, d] = text.split('x').collect::<Vec<_>>()[..] else { return Err("sizes are written BATCHxHEADSxSEQxD".into()) };
+        let (heads, kv) = match sizes(heads, '/')?[..] {
+            [heads] => (heads, heads),
+            [heads, kv] if kv > 0 && heads % kv == 0 => (heads, kv),
+            _ => return Err("heads are written HEADS or HEADS/KV".into()),
+        };
+        Ok(Heads { batch: batch.parse()?, kv, group: heads / kv, seq: seq.parse()?, d: d.parse()? })
+    }
+
+    /// Operations of so many products of queries and keys that the mask leaves.
+    pub fn flops(&self, products: f64) -> f64 {
+        products * (self.batch * self.kv * self.group * self.seq * self.seq * self.d) as f64
+    }
+}
+
+/// Causal attention: forward with its logarithms, or all three gradients.
+pub fn attention(heads: Heads, family: Family) -> Kernel {
     let mut m = Maker { body: Body::default(), inputs: vec![] };
-    let [at, keys, head, d] = [("at", seq), ("keys", seq), ("head", heads), ("d", d)].map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
+    let sizes = [("b", heads.batch), ("at", heads.seq), ("keys", heads.seq), ("kv", heads.kv), ("group", heads.group), ("d", heads.d)];
+    let [batch, at, keys, kv, group, d] = sizes.map(|(n, s)| m.body.dims.add(DimInfo::new(n, s)));
     let a = Attention { at, keys, d, scale: Real(0.125), causal: true, window: None };
-    let q = m.input(DType::F32, &[at, head, d]);
-    let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[keys, head, d]));
-    let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [at, head]));
+    let q = m.input(DType::F32, &[batch, at, kv, group, d]);
+    let [k, v] = [0, 1].map(|_| m.input(DType::F32, &[batch, keys, kv, d]));
+    let (q_ty, k_ty, row) = (m.body[q].ty.clone(), m.body[k].ty.clone(), Type::new(DType::F32, [batch, at, kv, group]));
     if family == Family::Attention {
         let places = [m.input(DType::I32, &[at]), m.input(DType::I32, &[keys])];
         let out = (Op::Attention(a.clone()), [&[q, k, v], &places[..]].concat(), q_ty);
