@@ -85,10 +85,10 @@ fn gpt2_trains_on_the_cuda_device_as_in_the_emulator() {
     all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=2 -D heads=2 -D head_dim=64 --pp 2 --tp 2 --target sm_80"), ["0", "0"]);
 }
 
-/// Products of 16 bits, whose factors have tensor maps.
+/// Products of 16 bits, whose factors have tensor maps; updates on the host, which the GPU copies from and to.
 #[test]
 fn llama_trains_on_the_cuda_device_as_in_the_emulator() {
-    let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp";
+    let model = "llama.mdl -D layers=2 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=32 --bf16 --sp --optimizer-offload";
     all_ways_are_one(&format!("{{models}}/{model} {TINY} --dp 2 --tp 2 --zero 1 --target sm_90a"), ["1", "2"]);
 }
 
@@ -111,4 +111,20 @@ fn mixtral_trains_on_the_cuda_device_as_in_the_emulator() {
 fn schedules_that_need_buffers_have_them() {
     let mesh = "--pp 2 --pipeline-schedule zb-v --micro-batch-size 1 --global-batch-size 4";
     all_ways_are_one(&format!("{{models}}/gpt2.mdl {TINY} -D layers=4 -D heads=2 {mesh} --target sm_80"), ["5", "6"]);
+}
+
+/// The first wait is that of a list's streams for what was before it, which is through then: all others are for something.
+#[test]
+fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    dir.line(&format!("compile {{models}}/gpt2.mdl {TINY} -D layers=1 -D heads=2 --tp 2 --target sm_80 -o out.mcc")).succeeds();
+    let run = "run out.mcc --data text.txt --steps 1 --metrics m.jsonl --save w.safetensors --device cuda --exchanges nccl";
+    on_driver(&dir, run, &[("EMULATED_GPUS", "2")]).succeeds();
+    let want = trained(&dir);
+    for wait in 1..=8 {
+        let machine = [("EMULATED_GPUS", "2"), ("EMULATED_NCCL_PATIENCE", "20"), ("EMULATED_GPU_FORGETS", &wait.to_string())];
+        let ran = on_driver(&dir, run, &machine);
+        assert!(ran.code != Some(0) || trained(&dir) != want, "wait {wait} is for nothing");
+    }
 }

@@ -7,7 +7,7 @@ use crate::tasks::{Op, TaskId};
 use cudarc::nccl::sys::{ncclComm_t, ncclResult_t};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// Where a new communicator is to be written, as late as it is made.
 pub struct Place(pub *mut ncclComm_t);
@@ -30,7 +30,7 @@ pub enum Doing {
         stream: u64,
         calls: Arc<Vec<Call>>,
         looks: u32,
-        since: Instant,
+        since: Duration,
     },
     Ending,
 }
@@ -205,7 +205,8 @@ impl State {
                 return refuse(WHO_IS_IT, "the ranges of a collective overlap, but not as in place");
             }
         }
-        self.idle(comm)?.doing = Doing::Issuing { stream, calls: Arc::new(calls), looks: 1, since: Instant::now() };
+        let since = self.clock;
+        self.idle(comm)?.doing = Doing::Issuing { stream, calls: Arc::new(calls), looks: 1, since };
         Ok(())
     }
 
@@ -310,8 +311,8 @@ impl State {
     }
 
     /// Whether all ways of calls are connected, which their first use does: both ends have to come to it.
-    fn connects(&mut self, handle: u64, calls: &[Call], since: Instant) -> Nccl<bool> {
-        let patience = self.settings.patience;
+    fn connects(&mut self, handle: u64, calls: &[Call], since: Duration) -> Nccl<bool> {
+        let (patience, clock) = (self.settings.patience, self.clock);
         let c = self.comms.get_mut(&handle).expect("invariant: it is looked at");
         let Some(mesh) = self.meshes.get_mut(&c.mesh) else { return Ok(false) };
         let me = c.me;
@@ -336,7 +337,7 @@ impl State {
         let Some((member, what)) = waits.first() else { return Ok(true) };
         if mesh.gone.contains(&c.members[*member]) {
             self.comm_fails(handle, ncclResult_t::ncclRemoteError, &format!("connecting: member {member} is gone"));
-        } else if since.elapsed() > patience {
+        } else if clock - since > patience {
             let why = format!("nothing has moved for {} s: connecting for {what:?} waits for member {member}", patience.as_secs());
             self.comm_fails(handle, ncclResult_t::ncclSystemError, &why);
         }

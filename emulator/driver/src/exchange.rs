@@ -9,7 +9,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::ncclResult_t;
 use emulator::{Device, LaunchError};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
@@ -71,7 +71,7 @@ struct Begun {
 pub struct Open {
     pub comm: u64,
     calls: Vec<Begun>,
-    since: Instant,
+    since: Duration,
 }
 
 fn failed(e: LaunchError) -> Refused<CUresult> {
@@ -123,7 +123,7 @@ impl State {
             }
             begun.push(Begun { call: call.clone(), number, data, waits: vec![], ended: false });
         }
-        self.open.insert(task, Open { comm, calls: begun, since: Instant::now() });
+        self.open.insert(task, Open { comm, calls: begun, since: self.clock });
         Ok(())
     }
 
@@ -231,11 +231,11 @@ impl State {
 
     /// Says of exchanges that wait too long for whom they do.
     pub fn complain(&mut self) {
-        let patience = self.settings.patience;
+        let (patience, clock) = (self.settings.patience, self.clock);
         let late: Vec<(u64, String)> = self
             .open
             .values()
-            .filter(|o| o.since.elapsed() > patience && self.comms.get(&o.comm).is_some_and(|c| c.error.is_none()))
+            .filter(|o| clock - o.since > patience && self.comms.get(&o.comm).is_some_and(|c| c.error.is_none()))
             .map(|o| {
                 let waits = o.calls.iter().filter(|b| !b.ended).map(|b| format!("{} waits for members {:?}", b.call.terms(), b.waits));
                 (o.comm, waits.collect::<Vec<_>>().join(", "))

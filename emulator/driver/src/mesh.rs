@@ -112,7 +112,10 @@ pub fn connect(id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn()
         sockets[rank as usize] = Some(socket);
         Ok(())
     };
-    let again = || if is_wanted() { Ok(std::thread::sleep(AGAIN)) } else { refuse(ncclResult_t::ncclInternalError, "") };
+    let again = || {
+        std::thread::sleep(AGAIN);
+        if is_wanted() { Ok(()) } else { refuse(ncclResult_t::ncclInternalError, "") }
+    };
     for other in 0..me {
         loop {
             match place(other).and_then(|a| UnixStream::connect_addr(&a)) {

@@ -16,10 +16,13 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// With what every line begins that this library writes.
 pub const MARK: &str = "emulated driver: ";
+
+/// Who waits looks again after so long.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Why a call is refused.
 #[derive(Debug)]
@@ -41,6 +44,9 @@ pub struct State {
     pub initialised: bool,
     /// Waits of streams for events that were asked for.
     pub waits: u64,
+    /// How long this process has run, when it was looked at last: while it is stopped nobody waits in vain.
+    pub clock: Duration,
+    looked: Instant,
     /// Handles and numbers are never used twice, so what is gone is known as such.
     next: u64,
     pub contexts: BTreeMap<u64, Context>,
@@ -123,7 +129,7 @@ pub fn lock() -> MutexGuard<'static, State> {
 
 /// Until something changes, or a little while.
 pub fn wait(state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
-    shared().moved.wait_timeout(state, Duration::from_millis(100)).unwrap_or_else(|held| held.into_inner()).0
+    shared().moved.wait_timeout(state, TICK).unwrap_or_else(|held| held.into_inner()).0
 }
 
 pub fn notify() {
@@ -155,6 +161,8 @@ impl State {
             settings,
             initialised: false,
             waits: 0,
+            clock: Duration::ZERO,
+            looked: Instant::now(),
             next: 1,
             contexts: BTreeMap::new(),
             primary: HashMap::new(),
@@ -200,6 +208,8 @@ impl State {
 
     /// One step of what is needed; whether there was one.
     fn step(&mut self) -> bool {
+        self.clock += self.looked.elapsed().min(2 * TICK);
+        self.looked = Instant::now();
         self.heed();
         let open: Vec<TaskId> = self.open.keys().copied().collect();
         if open.into_iter().any(|id| self.exchange_ends(id)) {

@@ -355,7 +355,7 @@ fn what_an_exchange_reads_stays_as_it_is() {
 #[test]
 fn ranks_are_on_gpus_of_their_own_and_have_other_numbers() {
     let id = unique();
-    let gpu = Gpu::new();
+    let _gpu = Gpu::new();
     let join = |me: i32, count: i32| {
         let mut comm = null_mut();
         assert_eq!(unsafe { ncclCommInitRankConfig(&mut comm, count, id, me, &mut config(0)) }, BEGUN);
@@ -369,19 +369,17 @@ fn ranks_are_on_gpus_of_their_own_and_have_other_numbers() {
     assert_eq!((asked, last_words().contains("rank 2 of 2")), (ncclResult_t::ncclInvalidArgument, true));
     let blocking = unsafe { ncclCommInitRankConfig(&mut comm, 2, id, 0, &mut config(1)) };
     assert_eq!((blocking, last_words().contains("that block are not modelled")), (ncclResult_t::ncclInvalidArgument, true));
-    drop(gpu);
 }
 
 #[test]
 fn who_waits_for_ranks_that_do_not_come_can_give_up() {
-    let (id, gpu) = (unique(), Gpu::new());
+    let (id, _gpu) = (unique(), Gpu::new());
     let mut comm = null_mut();
     assert_eq!(unsafe { ncclCommInitRankConfig(&mut comm, 2, id, 0, &mut config(0)) }, BEGUN);
     assert_eq!(state(comm), BEGUN);
     assert_eq!(unsafe { ncclCommAbort(comm) }, GOOD);
     assert_eq!(state(comm), ncclResult_t::ncclInvalidArgument);
     assert!(last_words().contains("there is no communicator"), "{}", last_words());
-    drop(gpu);
 }
 
 #[test]

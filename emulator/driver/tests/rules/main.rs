@@ -76,7 +76,7 @@ fn memory_is_not_freed_under_work() {
 fn copies_are_of_pinned_memory_and_read_it_when_they_are_waited_for() {
     let gpu = Gpu::new();
     let (at, host, stream) = (gpu.allocate(64), gpu.pinned(64), gpu.stream());
-    let pageable = vec![0u8; 64];
+    let pageable = [0u8; 64];
     unsafe {
         refused(cuMemcpyHtoDAsync_v2(at, pageable.as_ptr().cast(), 64, stream as _), CUresult::CUDA_ERROR_INVALID_VALUE, "not pinned");
         host.write_bytes(1, 64);
