@@ -2,10 +2,11 @@
 # One model under every launcher there is, on two machines that share nothing but files and a network: network, process, host name, IPC and mount namespaces of
 # Linux, joined by a cable. Each run must save the weights that one machine's run saves, to the byte; then a rank is killed, and the cable pulled.
 #
-# tests/launchers.sh MCC DIR: an mcc (with mcc-rank beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
+# tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
 # and torchrun (TORCHRUN=, else on the PATH), and names what it does not find.
 set -euo pipefail
 mcc=$(realpath "$1")
+driver=$(dirname "$mcc")/libemulated_driver.so
 mkdir -p "$2"
 dir=$(realpath "$2")
 models=$(realpath "$(dirname "$0")/../models")
@@ -83,12 +84,12 @@ run="$mcc run model.mcc --data corpus.txt"
 step="--nodes 2 --ntasks-per-node 2 --overcommit"
 tried=0
 
-# same WHAT COMMAND...: the command, of which $run, with where to save, is a part, must save what one machine saved.
+# same WHAT COMMAND...: the command must save, as saved.safetensors, what one machine saved, or $wanted.
 same() {
   local what=$1
   shift
   rm -f saved.safetensors
-  if "$@" > log 2>&1 && cmp -s alone.safetensors saved.safetensors; then
+  if "$@" > log 2>&1 && cmp -s "${wanted:-alone.safetensors}" saved.safetensors; then
     echo "ok      $what"
     tried=$((tried + 1))
   else
@@ -142,6 +143,18 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
   same "sbatch alone: all ranks on its machine" on 0 sbatch --wait --output job.log job.sh
   [ -z "$torchrun" ] ||
     same "srun, torchrun" on 0 srun --nodes 2 --ntasks 2 $torchrun --rdzv-backend c10d --rdzv-endpoint node0:29401 $saves
+  if [ -f "$driver" ]; then
+    mkdir -p libraries sockets
+    ln -sf "$driver" libraries/libcuda.so.1
+    ln -sf "$driver" libraries/libnccl.so.2
+    "$mcc" compile "$models/gpt2.mdl" --target sm_80 --tp 2 --pp 2 -D vocab=256 -D hidden=32 -D heads=2 -D head_dim=16 -D layers=2 -D seq=8 -o gpu.mcc > /dev/null
+    "$mcc" run gpu.mcc --device emulated --data corpus.txt --steps 3 --save emulated.safetensors > /dev/null
+    wanted=emulated.safetensors same "srun, two GPUs of the stand-in a machine, NCCL" \
+      on 0 env LD_LIBRARY_PATH="$dir/libraries" EMULATED_GPUS=2 EMULATED_NCCL_SOCKETS="$dir/sockets" \
+      srun $step "$mcc" run gpu.mcc --device cuda --exchanges nccl --data corpus.txt --steps 3 --save saved.safetensors
+  else
+    echo "left    GPUs of the stand-in: no $driver"
+  fi
   ends "a world of another size" "srun started 2 ranks, but the artifact is for 4" on 0 srun --nodes 2 --ntasks 2 $saves
   (sleep 5; pkill -9 --newest -x mcc-rank) &
   ends "a rank that is killed" "was killed by signal 9 at step" on 0 srun $step $run --steps 100000

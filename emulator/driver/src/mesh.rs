@@ -1,12 +1,14 @@
-//! Processes that know each other: a socket between each two of them, in the namespace of the machine. Messages are read by a thread for each and kept until an
+//! Processes that know each other: a socket between each two of them, by default in the namespace of the machine. Messages are read by a thread for each and kept until an
 //! exchange takes them; whose socket ends is gone.
 
 use crate::state::{Nccl, Refused, lock, notify, refuse};
 use cudarc::nccl::sys::ncclResult_t;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -65,8 +67,19 @@ impl Mesh {
     }
 }
 
+/// In the machine's namespace of names, or a file in the directory `EMULATED_NCCL_SOCKETS`, where machines that share files meet.
 fn address(name: &str) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(name)
+    match std::env::var_os("EMULATED_NCCL_SOCKETS").filter(|d| !d.is_empty()) {
+        Some(dir) => SocketAddr::from_pathname(Path::new(&dir).join(name)),
+        None => SocketAddr::from_abstract_name(name),
+    }
+}
+
+/// Which GPU of all machines, these told apart by their names.
+fn identity(gpu: i32) -> io::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    (std::fs::read("/proc/sys/kernel/hostname")?, gpu).hash(&mut hasher);
+    Ok(hasher.finish())
 }
 
 /// Where those of an id begin; it lasts as long as the process that made the id.
@@ -99,8 +112,9 @@ pub fn connect(id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn()
     };
     listener.set_nonblocking(true).map_err(system)?;
     let mut sockets: Vec<Option<UnixStream>> = (0..count).map(|_| None).collect();
-    let mut gpus = vec![gpu; count];
-    let own: Vec<u8> = [me as u64, count as u64, gpu as u64].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let identity = identity(gpu).map_err(system)?;
+    let mut gpus = vec![identity; count];
+    let own: Vec<u8> = [me as u64, count as u64, identity].iter().flat_map(|n| n.to_le_bytes()).collect();
     let mut greet = |mut socket: UnixStream| -> Nccl {
         socket.set_nonblocking(false).map_err(system)?;
         socket.write_all(&own).map_err(system)?;
@@ -108,7 +122,7 @@ pub fn connect(id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn()
         if theirs != count as u64 || rank >= theirs {
             return refuse(ncclResult_t::ncclInvalidUsage, format!("rank {me} is one of {count}, rank {rank} one of {theirs}"));
         }
-        gpus[rank as usize] = gpu as i32;
+        gpus[rank as usize] = gpu;
         sockets[rank as usize] = Some(socket);
         Ok(())
     };
@@ -135,7 +149,7 @@ pub fn connect(id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn()
             Err(e) => return Err(system(e)),
         }
     }
-    match (0..count).find(|k| *k != me && gpus[*k] == gpu) {
+    match (0..count).find(|k| *k != me && gpus[*k] == identity) {
         Some(other) => refuse(ncclResult_t::ncclInvalidUsage, format!("ranks {me} and {other} are both on GPU {gpu}")),
         None => Ok(sockets),
     }
