@@ -5,7 +5,7 @@ use ir::op::DType;
 use ir::program::{Arena, KernelId, Stream};
 
 /// A byte of an arena; for the stash, of the whole stash with all its slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     pub arena: Arena,
     pub byte: u64,
@@ -86,6 +86,8 @@ pub struct Beside {
 /// What exchanges with the devices of other ranks, on streams of the device. It is told in the order of issue.
 pub trait Fabric {
     fn transfer(&mut self, stream: Stream, transfer: &Transfer);
+    /// Runs a kernel of the host when the stream comes to it.
+    fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]);
     fn record(&mut self, stream: Stream, event: u32);
     /// The stream goes on when what was before the event's last record is done.
     fn wait(&mut self, stream: Stream, event: u32);

@@ -123,7 +123,9 @@ pub fn nccl(check: &Check) -> anyhow::Result<Steps> {
     let case = CASES[0];
     let want = train(check, case, "", "cpu", "")?;
     let mut rows = vec![];
-    for (ranks, mesh) in [(1, ""), (2, "--tp 2"), (2, "--pp 2"), (2, "--dp 2 --zero 1"), (2, OFFLOADED), (4, "--tp 2 --pp 2"), (8, "--tp 2 --pp 2 --dp 2")] {
+    for (ranks, mesh) in
+        [(1, ""), (2, "--tp 2"), (2, "--pp 2"), (2, "--dp 2 --zero 1"), (2, OFFLOADED), (4, "--tp 2 --pp 2"), (8, "--tp 2 --pp 2 --dp 2")]
+    {
         if ranks <= cards {
             let found = train(check, case, mesh, &check.target, "--device cuda --exchanges nccl").map(|got| distances(&got, &want));
             rows.push(Row::new(case, mesh, found));

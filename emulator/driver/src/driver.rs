@@ -243,6 +243,12 @@ functions! {
         let op = state.launch(function as u64, [gx, gy, gz], [bx, by, bz], shared, parameters, extra)?;
         state.issue(stream as u64, op)
     }
+    fn cuLaunchHostFunc(stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void) |state| {
+        let Some(function) = function else {
+            return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "no function");
+        };
+        state.issue(stream as u64, Op::Call { function: function as usize as u64, data: data as u64 })
+    }
     fn cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) |state| {
         let new = state.instantiate(graph as u64, flags)?;
         put(exec, pointer(new))

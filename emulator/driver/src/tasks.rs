@@ -37,6 +37,11 @@ pub enum Op {
         from: u64,
         bytes: u64,
     },
+    /// A function of the program, and what it gets.
+    Call {
+        function: u64,
+        data: u64,
+    },
     /// What a communicator does at once.
     Exchange {
         comm: u64,
@@ -52,7 +57,7 @@ impl Op {
         match self {
             Op::ToDevice { from, bytes, .. } => Some((*from, *bytes)),
             Op::ToHost { to, bytes, .. } => Some((*to, *bytes)),
-            Op::Launch { .. } | Op::Fill { .. } | Op::Copy { .. } | Op::Exchange { .. } | Op::Join => None,
+            Op::Launch { .. } | Op::Fill { .. } | Op::Copy { .. } | Op::Call { .. } | Op::Exchange { .. } | Op::Join => None,
         }
     }
 
@@ -60,7 +65,7 @@ impl Op {
     pub fn comm(&self) -> Option<u64> {
         match self {
             Op::Exchange { comm, .. } => Some(*comm),
-            Op::Launch { .. } | Op::Fill { .. } | Op::ToDevice { .. } | Op::ToHost { .. } | Op::Copy { .. } | Op::Join => None,
+            Op::Launch { .. } | Op::Fill { .. } | Op::ToDevice { .. } | Op::ToHost { .. } | Op::Copy { .. } | Op::Call { .. } | Op::Join => None,
         }
     }
 }

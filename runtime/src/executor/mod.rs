@@ -25,7 +25,7 @@ use crate::streams::Events;
 use held::scatter;
 use ir::mesh::Coords;
 use ir::op::DType;
-use ir::program::{Action, Call, Command, Job};
+use ir::program::{Action, Call, Command, Job, Space};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -233,6 +233,12 @@ impl<'a, D: Device> Rank<'a, D> {
             launch @ Action::Launch { kernel, .. } => {
                 let found = self.frame.launch(&mut self.coords, call, launch, step);
                 let (_, places, values) = found.expect("invariant: it is a launch");
+                if job.kernels[kernel.index()].on == Space::Host
+                    && let Some(fabric) = self.device.fabric()
+                {
+                    fabric.run_on_host(command.stream, *kernel, &places, &values);
+                    return Ok(Progress::Done);
+                }
                 let suspect = match self.watch {
                     Some(None) => Suspect::before(&self.device, &job.kernels[kernel.index()], &places, &values),
                     Some(Some(_)) | None => None,

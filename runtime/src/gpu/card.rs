@@ -1,6 +1,8 @@
 //! What a card can do, and in what words it is told.
 
+use super::host::Natively;
 use crate::comm::Terms;
+use crate::device::Location;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Channel, KernelId, Space, Stream};
@@ -39,6 +41,13 @@ pub enum Work {
         host: u64,
         bytes: u64,
     },
+    /// A kernel of the host, and its scalars as bits.
+    Host {
+        stream: Stream,
+        kernel: KernelId,
+        args: Vec<Location>,
+        scalars: Vec<u64>,
+    },
     /// The card exchanges with those of other ranks.
     Exchange {
         stream: Stream,
@@ -73,7 +82,11 @@ impl Work {
     /// Where it goes.
     pub(super) fn stream(&self) -> Stream {
         match self {
-            Work::Copy { stream, .. } | Work::Exchange { stream, .. } | Work::Record { stream, .. } | Work::Wait { stream, .. } => *stream,
+            Work::Copy { stream, .. }
+            | Work::Host { stream, .. }
+            | Work::Exchange { stream, .. }
+            | Work::Record { stream, .. }
+            | Work::Wait { stream, .. } => *stream,
             Work::Launch { .. } | Work::Fill { .. } | Work::Write { .. } => Stream::Compute,
         }
     }
@@ -82,7 +95,13 @@ impl Work {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Work::Write { bytes, .. } => bytes.len(),
-            Work::Launch { .. } | Work::Fill { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => 0,
+            Work::Launch { .. }
+            | Work::Fill { .. }
+            | Work::Copy { .. }
+            | Work::Host { .. }
+            | Work::Exchange { .. }
+            | Work::Record { .. }
+            | Work::Wait { .. } => 0,
         }
     }
 }
@@ -114,11 +133,11 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// What is wrong with it.
     fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String>;
-    /// Does something, on each stream one after the other; maybe later.
+    /// Does something, on each stream one after the other; maybe later. Kernels of the host, if there are any, run natively.
     ///
     /// # Errors
     /// As for [`Card::write`].
-    fn run(&self, work: &[Work]) -> Result<(), String>;
+    fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String>;
     /// Whether it exchanges with the cards of other ranks by itself ([`Work::Exchange`]).
     fn is_connected(&self) -> bool {
         false

@@ -3,6 +3,7 @@
 //! Host memory that the GPU copies from or to is pinned. Kernels run on one stream, copies for communication on another.
 
 use super::graph::{Graphs, On, Stream, Streams};
+use super::host::Natively;
 use super::nccl::{self, Nccl};
 use super::outbox::Outboxes;
 use super::{Card, Queue, Work};
@@ -448,11 +449,11 @@ impl Card for Cuda {
         encoded(map, address)
     }
 
-    fn run(&self, work: &[Work]) -> Result<(), String> {
+    fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String> {
         self.context.enter()?;
         self.settle()?;
         let Issue { graphs, nccl, streams } = &mut *self.issue();
-        graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref() }, streams)
+        graphs.run(work, &On { kernels: &self.kernels, nccl: nccl.as_ref(), natively }, streams)
     }
 
     fn is_connected(&self) -> bool {

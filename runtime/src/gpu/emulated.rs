@@ -1,5 +1,6 @@
 //! A card that is the emulator: the PTX, parameters and launches of a GPU, on this machine's CPU. Memory that nobody wrote is NaN.
 
+use super::host::Natively;
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
 use crate::device::DeviceError;
@@ -65,7 +66,7 @@ impl Card for Emulated {
         emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle }.encode()
     }
 
-    fn run(&self, work: &[Work]) -> Result<(), String> {
+    fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {
         for work in work {
             let done = match work {
                 Work::Launch { kernel, parameters } => {
@@ -75,8 +76,8 @@ impl Card for Emulated {
                 }
                 Work::Fill { address, element, width, count } => self.device.write(*address, &element[..usize::from(*width)].repeat(*count as usize)),
                 Work::Write { address, bytes } => self.device.write(*address, bytes),
-                Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
-                    unreachable!("invariant: only a card that is connected is told of exchanges and copies")
+                Work::Copy { .. } | Work::Host { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+                    unreachable!("invariant: only a card that is connected is told of other streams")
                 }
             };
             done.map_err(|e| e.to_string())?;

@@ -2,9 +2,11 @@
 //! learning rate) are replaced, data is put where the graph copies it from, and one launch does it all.
 
 use super::cuda::{Loaded, Pinned, text};
+use super::host::{Call, Natively};
 use super::nccl::Nccl;
 use super::outbox::Outboxes;
 use super::{Between, Work};
+use crate::device::Location;
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys;
 use ir::program::{KernelId, Space, Stream as Lane};
@@ -12,6 +14,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// Fewer launches are issued one by one.
 const LEAST: usize = 4;
@@ -81,7 +84,7 @@ impl Stream {
                 .result()
                 .map_err(text)
             },
-            Work::Write { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
+            Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {
                 unreachable!("invariant: not a launch or a fill")
             }
         }
@@ -180,13 +183,13 @@ impl Streams {
         &self.all[Lane::Compute as usize]
     }
 
-    /// Issues a list; `launched` is called after each launch, `write` issues what comes from the host.
+    /// Issues a list, which uses what is kept for it; `launched` is called after each launch.
     fn issue(
         &mut self,
         work: &[Work],
         on: &On,
+        kept: &mut Kept,
         mut launched: impl FnMut(&Stream, &[u8]) -> Result<(), String>,
-        mut write: impl FnMut(&Stream, u64, &[u8]) -> Result<(), String>,
     ) -> Result<(), String> {
         let beside: BTreeSet<usize> = work.iter().map(|w| w.stream() as usize).filter(|s| *s != Lane::Compute as usize).collect();
         self.fork.record(self.compute())?;
@@ -201,8 +204,12 @@ impl Streams {
                     launched(self.compute(), parameters)?;
                 }
                 Work::Fill { .. } => self.compute().issue(work, on.kernels)?,
-                Work::Write { address, bytes } => write(self.compute(), *address, bytes)?,
+                Work::Write { address, bytes } => kept.write(self.compute(), *address, bytes)?,
                 Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
+                Work::Host { stream, kernel, args, scalars } => {
+                    let natively = on.natively.ok_or("there is no code for the host's kernels")?;
+                    kept.call(&self.all[*stream as usize], Call::new(natively, *kernel, args, scalars))?;
+                }
                 Work::Exchange { stream, between } => {
                     let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
                     self.outboxes.issue(nccl, between, &self.all[*stream as usize])?;
@@ -235,6 +242,7 @@ impl Streams {
 pub(super) struct On<'a> {
     pub(super) kernels: &'a BTreeMap<KernelId, Loaded>,
     pub(super) nccl: Option<&'a Nccl>,
+    pub(super) natively: Option<&'a Natively>,
 }
 
 /// What makes two lists the same graph.
@@ -244,6 +252,7 @@ enum Key {
     Fill(u64, [u8; 4], u8, u64),
     Write(u64, usize),
     Copy(Lane, Space, u64, u64, u64),
+    Host(Lane, KernelId, Vec<Location>),
     Exchange(Lane, Between),
     Record(Lane, u32),
     Wait(Lane, u32),
@@ -255,6 +264,7 @@ fn keys(work: &[Work]) -> Vec<Key> {
         Work::Fill { address, element, width, count } => Key::Fill(*address, *element, *width, *count),
         Work::Write { address, bytes } => Key::Write(*address, bytes.len()),
         Work::Copy { stream, to, device, host, bytes } => Key::Copy(*stream, *to, *device, *host, *bytes),
+        Work::Host { stream, kernel, args, .. } => Key::Host(*stream, *kernel, args.clone()),
         Work::Exchange { stream, between } => Key::Exchange(*stream, between.clone()),
         Work::Record { stream, event } => Key::Record(*stream, *event),
         Work::Wait { stream, event } => Key::Wait(*stream, *event),
@@ -267,8 +277,7 @@ struct Graph {
     exec: sys::CUgraphExec,
     /// Of each launch in order: its node, and the parameters that the graph has.
     launches: Vec<(sys::CUgraphNode, Vec<u8>)>,
-    /// What is written comes from here, one after the other.
-    data: Option<Pinned>,
+    kept: Kept,
     /// Owns the nodes.
     graph: sys::CUgraph,
 }
@@ -290,27 +299,28 @@ impl Drop for Graph {
 #[derive(Default)]
 pub(super) struct Graphs {
     known: HashMap<Vec<Key>, Graph>,
-    /// What the last list that is no graph copies from.
-    data: Option<Pinned>,
+    /// Of the last list that is no graph.
+    kept: Kept,
 }
 
 impl Graphs {
     /// Whether a list is worth a graph.
     fn takes(work: &[Work]) -> bool {
-        work.iter().filter(|w| matches!(w, Work::Launch { .. })).count() >= LEAST
+        work.iter().filter(|w| matches!(w, Work::Launch { .. } | Work::Host { .. })).count() >= LEAST
     }
 
-    /// Gives up all graphs, but not what is copied from, which may be under way.
-    pub(super) fn end(&mut self) -> Vec<Pinned> {
-        self.known.drain().filter_map(|(_, mut graph)| graph.data.take()).chain(self.data.take()).collect()
+    /// Gives up all graphs, but not what is kept for them, which may be in use.
+    pub(super) fn end(&mut self) -> Vec<Kept> {
+        let of_graphs = self.known.drain().map(|(_, mut graph)| std::mem::take(&mut graph.kept));
+        of_graphs.chain([std::mem::take(&mut self.kept)]).collect()
     }
 
     /// Does a list. All before is through: so data may change, and events of other lists are of no matter.
     pub(super) fn run(&mut self, work: &[Work], on: &On, streams: &mut Streams) -> Result<(), String> {
         if !Graphs::takes(work) {
-            // What the last such list copied from is free now.
-            self.data = pinned(work)?;
-            return streams.issue(work, on, |_, _| Ok(()), copies(&mut self.data));
+            // What was kept for the last such list is free now.
+            self.kept = Kept::new(work)?;
+            return streams.issue(work, on, &mut self.kept, |_, _| Ok(()));
         }
         let keys = keys(work);
         if !self.known.contains_key(&keys) {
@@ -324,27 +334,50 @@ impl Graphs {
     }
 }
 
-/// Room for what a list writes.
-fn pinned(work: &[Work]) -> Result<Option<Pinned>, String> {
-    let bytes: usize = work.iter().map(Work::bytes).sum();
-    if bytes > 0 { Pinned::new(bytes).map(Some) } else { Ok(None) }
+/// What work under way uses of the host, and a graph as long as it lives.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// What is written comes from here, one after the other.
+    data: Option<Pinned>,
+    written: usize,
+    /// Kernels of the host, in order.
+    calls: Vec<Arc<Call>>,
 }
 
-/// Issues copies from pinned memory, one after the other, after having put there what they copy.
-fn copies(data: &mut Option<Pinned>) -> impl FnMut(&Stream, u64, &[u8]) -> Result<(), String> {
-    let mut at = 0;
-    move |stream, address, bytes| {
-        let Some(data) = data else { return Ok(()) };
-        let piece = &mut data.slice()[at..at + bytes.len()];
+impl Kept {
+    /// Room for what a list writes.
+    fn new(work: &[Work]) -> Result<Kept, String> {
+        let bytes: usize = work.iter().map(Work::bytes).sum();
+        let data = if bytes > 0 { Some(Pinned::new(bytes)?) } else { None };
+        Ok(Kept { data, ..Kept::default() })
+    }
+
+    /// Issues a copy from pinned memory, after having put there what it copies.
+    fn write(&mut self, on: &Stream, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let Some(data) = &mut self.data else { return Ok(()) };
+        let piece = &mut data.slice()[self.written..self.written + bytes.len()];
         piece.copy_from_slice(bytes);
-        at += bytes.len();
+        self.written += bytes.len();
         // SAFETY: places lie within their arenas; the memory lives until the copy is done, or as long as the graph.
-        unsafe { result::memcpy_htod_async(address, piece, stream.0) }.map_err(text)
+        unsafe { result::memcpy_htod_async(address, piece, on.0) }.map_err(text)
+    }
+
+    /// Issues a kernel of the host.
+    fn call(&mut self, on: &Stream, call: Call) -> Result<(), String> {
+        unsafe extern "C" fn run(call: *mut c_void) {
+            // SAFETY: it is a call that is kept until the stream is through.
+            unsafe { &*call.cast_const().cast::<Call>() }.run();
+        }
+        let call = Arc::new(call);
+        // SAFETY: the stream is alive; what is called uses no driver, and operands that are its own by the order of streams.
+        unsafe { sys::cuLaunchHostFunc(on.0, Some(run), Arc::as_ptr(&call).cast_mut().cast()) }.result().map_err(text)?;
+        self.calls.push(call);
+        Ok(())
     }
 }
 
 fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, String> {
-    let mut data = pinned(work)?;
+    let mut kept = Kept::new(work)?;
     let mut launches = vec![];
     let compute = streams.compute().0;
     // SAFETY: the stream is alive and captures nothing else.
@@ -353,25 +386,25 @@ fn capture(work: &[Work], on: &On, streams: &mut Streams) -> Result<Graph, Strin
         launches.push((stream.last_node()?, parameters.to_vec()));
         Ok(())
     };
-    let issued = streams.issue(work, on, launched, copies(&mut data));
+    let issued = streams.issue(work, on, &mut kept, launched);
     // SAFETY: the capture was begun above; it is ended whatever came of it.
     let graph = unsafe { stream::end_capture(compute) }.map_err(text);
     issued?;
     let graph = graph?;
     // SAFETY: the graph is complete.
     let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) }.map_err(text)?;
-    Ok(Graph { exec, launches, data, graph })
+    Ok(Graph { exec, launches, kept, graph })
 }
 
 impl Graph {
     /// Gives it the parameters and the data of a list of its kind.
     fn update(&mut self, work: &[Work], kernels: &BTreeMap<KernelId, Loaded>) -> Result<(), String> {
         let mut at = 0;
-        let mut launches = self.launches.iter_mut();
+        let (mut launches, mut calls) = (self.launches.iter_mut(), self.kept.calls.iter());
         for work in work {
             match work {
                 Work::Write { bytes, .. } => {
-                    if let Some(data) = &mut self.data {
+                    if let Some(data) = &mut self.kept.data {
                         data.slice()[at..at + bytes.len()].copy_from_slice(bytes);
                     }
                     at += bytes.len();
@@ -383,6 +416,7 @@ impl Graph {
                         old.clone_from(parameters);
                     }
                 }
+                Work::Host { scalars, .. } => calls.next().expect("invariant: a list of the same kind has as many calls").set(scalars),
                 Work::Fill { .. } | Work::Copy { .. } | Work::Exchange { .. } | Work::Record { .. } | Work::Wait { .. } => {}
             }
         }

@@ -2,7 +2,7 @@
 
 use super::Card;
 use crate::artifact::Artifact;
-use crate::cpu::{Arenas, Cpu, Library, Threads};
+use crate::cpu::{Arenas, Cpu, Library, Threads, flush_denormals};
 use crate::device::{DeviceError, Launches, Location};
 use ir::program::{Arena, KernelId, Space};
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ pub(super) fn arenas<C: Card>(bytes: [u64; Arena::ALL.len()], card: &mut C) -> R
 
 /// Runs the host's kernels of an artifact.
 #[derive(Clone)]
-pub(super) struct Natively(Arc<Mutex<Cpu>>);
+pub struct Natively(Arc<Mutex<Cpu>>);
 
 impl Natively {
     /// None if there are no such kernels. Threads go where the system puts them: a card's own may need their cores.
@@ -50,5 +50,33 @@ impl Natively {
 impl Launches for Natively {
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         self.0.lock().expect("invariant: no holder panics").launch(kernel, args, scalars)
+    }
+}
+
+/// A kernel of the host with its operands, for whoever comes to its turn.
+pub(super) struct Call {
+    natively: Natively,
+    kernel: KernelId,
+    args: Vec<Location>,
+    scalars: Mutex<Vec<f64>>,
+}
+
+impl Call {
+    pub(super) fn new(natively: &Natively, kernel: KernelId, args: &[Location], scalars: &[u64]) -> Call {
+        let call = Call { natively: natively.clone(), kernel, args: args.to_vec(), scalars: Mutex::default() };
+        call.set(scalars);
+        call
+    }
+
+    /// Other scalars, as bits. It is nobody's turn.
+    pub(super) fn set(&self, scalars: &[u64]) {
+        *self.scalars.lock().expect("invariant: no holder panics") = scalars.iter().map(|x| f64::from_bits(*x)).collect();
+    }
+
+    /// Runs it on this thread.
+    pub(super) fn run(&self) {
+        flush_denormals();
+        let scalars = self.scalars.lock().expect("invariant: no holder panics");
+        self.natively.clone().launch(self.kernel, &self.args, &scalars).expect("invariant: kernels of the host are loaded");
     }
 }

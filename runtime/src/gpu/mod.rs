@@ -138,7 +138,7 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     fn begin(&self) -> Result<(), String> {
         match self.work.take() {
             work if work.is_empty() => Ok(()),
-            work => self.held.card.run(&work),
+            work => self.held.card.run(&work, self.natively.as_ref()),
         }
     }
 
@@ -297,6 +297,10 @@ impl<C: Card + 'static> Fabric for Gpu<'_, C> {
             }
         };
         self.later(Work::Exchange { stream, between });
+    }
+
+    fn run_on_host(&mut self, stream: Stream, kernel: KernelId, args: &[Location], scalars: &[f64]) {
+        self.later(Work::Host { stream, kernel, args: args.to_vec(), scalars: scalars.iter().map(|x| x.to_bits()).collect() });
     }
 
     fn record(&mut self, stream: Stream, event: u32) {

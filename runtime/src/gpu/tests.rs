@@ -30,7 +30,7 @@ impl Card for Told {
     fn encode(&self, _: &TensorMap, _: u64) -> Result<[u8; MAP_BYTES], String> {
         Err("its kernels have no tensor maps".into())
     }
-    fn run(&self, work: &[Work]) -> Result<(), String> {
+    fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {
         self.0.lock().unwrap().extend_from_slice(work);
         Ok(())
     }
@@ -104,7 +104,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             Work::Exchange { .. } => Some((w.stream(), "exchange")),
             Work::Record { .. } => Some((w.stream(), "record")),
             Work::Wait { .. } => Some((w.stream(), "wait")),
-            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } => None,
+            Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => None,
         })
         .collect();
     assert_eq!(got, issued);
@@ -123,7 +123,7 @@ fn a_connected_card_is_told_launches_exchanges_and_events_in_the_order_of_issue(
             }
             // The last parameter is the scratch, which was allocated last.
             Work::Launch { parameters, .. } => assert_eq!(parameters[parameters.len() - 8..], (4u64 << 20).to_le_bytes()),
-            Work::Exchange { .. } | Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } => {}
+            Work::Exchange { .. } | Work::Fill { .. } | Work::Write { .. } | Work::Copy { .. } | Work::Host { .. } => {}
         }
     }
 }

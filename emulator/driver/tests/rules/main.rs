@@ -72,6 +72,29 @@ fn memory_is_not_freed_under_work() {
     }
 }
 
+/// Between a copy to the host and one back: neither early nor late.
+#[test]
+fn functions_of_the_host_have_their_turn_on_a_stream() {
+    unsafe extern "C" fn increase(byte: *mut c_void) {
+        unsafe { *byte.cast::<u8>() += 1 };
+    }
+    let gpu = Gpu::new();
+    let (at, host, stream) = (gpu.allocate(1), gpu.pinned(1), gpu.stream());
+    unsafe {
+        refused(cuLaunchHostFunc(stream as _, None, host.cast()), CUresult::CUDA_ERROR_INVALID_VALUE, "no function");
+        *host = 7;
+        assert_eq!(cuMemsetD8Async(at, 40, 1, stream as _), GOOD);
+        for _ in 0..2 {
+            assert_eq!(cuMemcpyDtoHAsync_v2(host.cast(), at, 1, stream as _), GOOD);
+            assert_eq!(cuLaunchHostFunc(stream as _, Some(increase), host.cast()), GOOD);
+            assert_eq!(cuMemcpyHtoDAsync_v2(at, host.cast(), 1, stream as _), GOOD);
+        }
+        assert_eq!(*host, 7, "nobody waited for it");
+        assert_eq!((cuStreamSynchronize(stream as _), *host), (GOOD, 42));
+        assert_eq!([cuMemFreeHost(host.cast()), cuMemFree_v2(at)], [GOOD, GOOD]);
+    }
+}
+
 #[test]
 fn copies_are_of_pinned_memory_and_read_it_when_they_are_waited_for() {
     let gpu = Gpu::new();
