@@ -146,7 +146,7 @@ impl Blocks {
         let division = |column_tiles: i64, row_tiles: i64| {
             let (tile_rows, tile_columns) = (div_ceil(panels, row_tiles), div_ceil(column_panels, column_tiles));
             // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
-            let run = if depths > 1 { div_ceil(row_tiles, div_ceil(panels, together(tile_columns))) } else { 1 };
+            let run = if depths > 1 { ((together(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
             let tiles = repeats * column_tiles * row_tiles;
             let claimed = (tiles / wanted).max(RUN);
             let (copies_a, copies_b) = match (pack_a, depths) {
