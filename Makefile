@@ -69,7 +69,7 @@ test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 
-# `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces: as root, a minute.
+# `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces: as root, two minutes.
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2
 test-launchers: build
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
