@@ -81,18 +81,56 @@ MODELS = [
 ]
 
 
-def deep():
-    """What is only compiled: few layers and many, at gpt-small's sizes."""
-    small = MODELS[1]
-    return [replace(small, name=f"gpt-small, {n} layers", layers=n) for n in (12, 48, 128)]
+def base(quick):
+    """The small GPT that grows."""
+    return named(gpt("", 2, 128, 2, 64, 1024, 2) if quick else gpt("", 4, 384, 6, 256, 8192, 4))
 
 
-def growth():
-    """From a small Llama, one size at a time: name of the size, and the models."""
-    base = replace(LLAMA_MINI, layers=4, batch=2)
-    sizes = {
-        "layers": [replace(base, layers=n) for n in (2, 4, 8, 16)],
-        "hidden": [replace(base, hidden=n, heads=n // 64, kv_heads=n // 128, ffn=3 * n) for n in (256, 512, 1024)],
-        "seq": [replace(base, seq=n, batch=2048 // n) for n in (128, 256, 512, 1024, 2048)],
+def named(model):
+    return replace(model, name=f"{model.layers} layers, hidden {model.hidden}, {model.batch} x {model.seq} tokens")
+
+
+def growth(quick):
+    """What is trained, from a small GPT one size at a time: models, and with each the lines it is on and where (`{"layers": 4}`)."""
+    start = base(quick)
+    layers, hidden, seq, tokens = (2, 4, 8, 16), (192, 384, 768, 1536), (256, 512, 1024, 2048, 4096), 4096
+    if quick:
+        layers, hidden, seq, tokens = (1, 2), (128, 256), (64, 256), 256
+    lines = {
+        "layers": [replace(start, layers=n) for n in layers],
+        "hidden": [replace(start, hidden=n, heads=n // 64, kv_heads=n // 64, ffn=4 * n) for n in hidden],
+        "seq": [replace(start, seq=n, batch=tokens // n) for n in seq],
     }
-    return {size: [replace(c, name=f"{size}-{getattr(c, size)}") for c in configs] for size, configs in sizes.items()}
+    points = {}
+    for size, models in lines.items():
+        for model in models:
+            points.setdefault(named(model), {})[size] = getattr(model, size)
+    return points
+
+
+def compiled(quick):
+    """What is only compiled: gpt-small with few layers and many, and a large GPT for one rank and for many, in microbatches of one sequence.
+
+    By name: a model, how it is compiled, and where it is on which lines, as above.
+    """
+    small, large = MODELS[1], gpt("large", 64, 4096, 64, 1024, 50304, 64)
+    depths, counts = (12, 24, 48, 96, 128), (4, 16, 64)
+    if quick:
+        large, depths, counts = gpt("large", 4, 256, 4, 64, 1024, 4), (2, 4), (2, 4)
+    points = {f"gpt-small, {n} layers": (replace(small, layers=n), {}, {"layers": n}) for n in depths}
+    points["large, 1 rank"] = (large, {"micro": 1}, {"dp": 1, "tp": 1, "pp": 1})
+    for axis in ("dp", "tp", "pp"):
+        for n in counts:
+            points[f"large, {axis} {n}"] = (large, {"micro": 1, "mesh": [f"--{axis}", str(n)]}, {axis: n})
+    return points
+
+
+def counts(config, cores):
+    """One session: one rank, and up to as many as there are cores, each of one thread and in microbatches of one sequence."""
+    common = {"threads_per_rank": 1, "micro": 1}
+    found, n = {"1 rank": common}, 2
+    while n <= cores:
+        sizes = {"dp": config.batch, "tp": config.heads, "pp": config.layers}
+        found |= {f"{axis} {n}": common | {"mesh": [f"--{axis}", str(n)]} for axis, size in sizes.items() if size % n == 0}
+        n *= 2
+    return [found]

@@ -131,7 +131,8 @@ class Mcc:
 
 
 def compile_mcc(binary, config, output, cache, mesh=(), micro=None, dtype="fp32"):
-    """`mcc compile`: its seconds, its kernels, and the bytes of its memory plan for a rank. Kernels go to and come from the directory `cache`."""
+    """`mcc compile`: its seconds, the most memory it had, its kernels, and the bytes of its memory plan for a rank. Kernels go to and come from the
+    directory `cache`."""
     a = configs.ADAMW
     command = [binary, "compile", Path(__file__).parent.parent / "models" / f"{config.family}.mdl"]
     command += [x for name, value in config.defines().items() for x in ("-D", f"{name}={value}")]
@@ -140,12 +141,16 @@ def compile_mcc(binary, config, output, cache, mesh=(), micro=None, dtype="fp32"
     command += ["--weight-decay", a["weight_decay"], "--adam-beta1", a["beta1"], "--adam-beta2", a["beta2"], "--adam-eps", a["eps"]]
     command += ["--emit", "schedule", "-o", output]
     began = time.perf_counter()
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=os.environ | {"MCC_CACHE": str(cache)})
+    with subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=os.environ | {"MCC_CACHE": str(cache)}) as process:
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - began
-    if done.returncode != 0:
-        raise Failure((done.stdout + done.stderr).strip()[-400:])
-    kernels = re.search(r"(\d+) kernels", done.stdout)
+    if process.returncode != 0:
+        raise Failure(said.strip()[-400:])
+    kernels = re.search(r"(\d+) kernels", said)
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    plan = re.search(r"a rank: ([\d.]+) (B|KiB|MiB|GiB)", done.stdout)
-    return {"compile_s": seconds, "kernels": int(kernels[1]) if kernels else None,
+    plan = re.search(r"a rank(?: of stage \d+ \(most\))?: ([\d.]+) (B|KiB|MiB|GiB)", said)
+    return {"compile_s": seconds, "compiler_bytes": 1024 * usage.ru_maxrss, "kernels": int(kernels[1]) if kernels else None,
             "plan_bytes": float(plan[1]) * units[plan[2]] if plan else None}

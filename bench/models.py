@@ -17,6 +17,8 @@ from .session import BATCHES
 # what rounding does to tiny gradients.
 LOSS_STEPS = 3
 FIRST_TOLERANCE, LATER_TOLERANCE = 2e-5, 2e-3
+# Seconds after which a session is given up.
+PATIENCE = 1800
 
 
 @dataclass
@@ -61,10 +63,21 @@ def session(settings, work, order):
     order_path.write_text(json.dumps(order))
     answer_path.unlink(missing_ok=True)
     command = [*shlex.split(settings.before), settings.python, "-m", "bench.session", order_path, answer_path]
-    subprocess.run([str(c) for c in command], cwd=Path(__file__).parent.parent)
+    try:
+        subprocess.run([str(c) for c in command], cwd=Path(__file__).parent.parent, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"the session had not ended after {PATIENCE} s") from None
     if not answer_path.exists():
         raise Failure("the session ended without an answer")
-    return json.loads(answer_path.read_text())
+    answer = json.loads(answer_path.read_text())
+    if "failed" in answer:
+        raise Failure(answer["failed"])
+    return answer
+
+
+def compiling(config, how):
+    """The order of a session that only compiles: with an empty cache of kernels, and again."""
+    return {"compile": config.describe(), "how": how}
 
 
 def training(contestants, rounds, first=1):

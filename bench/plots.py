@@ -68,25 +68,32 @@ def memory(models, path):
     save(figure, path)
 
 
-def growth(records, path):
-    sizes = list(dict.fromkeys(r["size"] for r in records.values()))
-    figure, panels = plt.subplots(2, len(sizes), figsize=(4 * len(sizes), 7), squeeze=False)
-    for size, (above, below) in zip(sizes, panels.T):
-        own = sorted((r for r in records.values() if r["size"] == size), key=lambda r: r["config"][size])
-        for name in ALL:
-            step = [(r["config"][size], 1e3 * s) for r in own if (s := report.by_contestant(r, "step_s").get(name))]
-            key = "cold_compile_s" if name == "mcc" else "cold_first_step_s"
-            compiled = [(r["config"][size], s) for r in own if name != "torch" and (s := r["contestants"].get(name, {}).get(key))]
-            for axes, points in ((above, step), (below, compiled)):
-                if points:
-                    axes.plot(*zip(*points), marker="o", label=name, color=COLOURS[name])
-        for axes, label in ((above, "step, ms"), (below, "compile, cold, s")):
+def lines(records, shown, path):
+    """A column for each size and a row for each thing that grows with it, both logarithmic; in the legend the powers."""
+    found = report.lines(records)
+    figure, panels = plt.subplots(len(shown), len(found), figsize=(4 * len(found), 3.2 * len(shown)), squeeze=False)
+    for (size, points), column in zip(found.items(), panels.T):
+        at = [x for x, _ in points]
+        for (label, value, scale), axes in zip(shown, column):
+            for name, line in report.series(points, value).items():
+                p = report.power(line)
+                axes.plot(*zip(*((x, scale * y) for x, y in line)), marker="o", color=COLOURS[name], label=name if p is None else f"{name}, p = {p:.2f}")
             axes.set(xscale="log", yscale="log", xlabel=size, ylabel=label)
-            axes.set_xticks([r["config"][size] for r in own], [str(r["config"][size]) for r in own])
-            axes.minorticks_off()
+            axes.set_xticks(at, [str(x) for x in at])
+            axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
             axes.grid(alpha=0.3)
-        above.legend(fontsize=8)
+            axes.legend(fontsize=8)
     save(figure, path)
+
+
+def growth(records, path):
+    v = report.values
+    lines(records, [("step, ms", v("step_s"), 1e3), ("first step, cold, s", v("latency_s"), 1), ("compile, warm, s", v("warm_s"), 1), ("peak memory, MiB", v("peak_bytes"), 1 / 2**20)], path)
+
+
+def compiles(records, path):
+    v = report.values
+    lines(records, [("compile, cold, s", v("cold_s"), 1), ("warm, s", v("warm_s"), 1), ("plan of a rank, MiB", v("plan_bytes"), 1 / 2**20)], path)
 
 
 def ranks(records, path):
@@ -116,6 +123,6 @@ def kernels(records, path):
 
 def write(record, directory):
     for part, draw, name in (("models", steps, "steps.svg"), ("models", starts, "starts.svg"), ("models", memory, "memory.svg"),
-                             ("growth", growth, "growth.svg"), ("ranks", ranks, "ranks.svg"), ("kernels", kernels, "kernels.svg")):
+                             ("growth", growth, "growth.svg"), ("compile", compiles, "compile.svg"), ("ranks", ranks, "ranks.svg"), ("kernels", kernels, "kernels.svg")):
         if record.get(part):
             draw(record[part], directory / name)

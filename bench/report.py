@@ -1,5 +1,7 @@
 """The table, from a record. Needs nothing but Python."""
 
+import math
+import re
 import statistics
 
 PEERS = ["torch", "torch.compile", "jax"]
@@ -45,6 +47,12 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
+def filled(head, rows):
+    """A table without columns that are empty."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
 def agreement(record):
     apart = [max(found["first"], found["later"]) for found in record["losses"].values()]
     if not apart:
@@ -61,7 +69,7 @@ def step_times(models):
         rows.append([name, number(steps.get("mcc"), scale=1e3), number(rate), number(rate and top and rate / top, "{:.0f} %", 100),
                      *(number(steps.get(n), scale=1e3) for n in PEERS), number(best_torch(ratios), "{:.2f}"), number(ratios.get("jax"), "{:.2f}"),
                      agreement(record), record.get("revision", "")])
-    return table(head, rows)
+    return filled(head, rows)
 
 
 def starts(models):
@@ -91,14 +99,75 @@ def memory(models):
 
 
 def growth(records):
-    head = ["model", "mcc, ms", "torch", "torch.compile", "JAX", "best torch / mcc", "JAX / mcc", "mcc's kernels", "compile, cold: mcc, s", "torch.compile", "JAX"]
+    """What grows with which size: times, memory, and the powers of the size that they follow."""
+    return "\n".join([step_times(records), grown_starts(records), powers(records, GROWN)])
+
+
+def grown_starts(records):
+    head = ["model", "mcc's compile, cold, s", "warm", "kernels", "first step, cold: mcc, s", "torch", "torch.compile", "JAX",
+            "plan, MiB", "peak: mcc, MiB", "torch", "torch.compile", "JAX"]
     rows = []
     for name, record in records.items():
-        steps, ratios, cold = by_contestant(record, "step_s"), against(record), record["contestants"]
-        compiles = [cold.get("mcc", {}).get("cold_compile_s"), *(cold.get(n, {}).get("cold_first_step_s") for n in ("torch.compile", "jax"))]
-        rows.append([name, *(number(steps.get(n), "{:.1f}", 1e3) for n in ["mcc", *PEERS]), number(best_torch(ratios), "{:.2f}"),
-                     number(ratios.get("jax"), "{:.2f}"), number(cold.get("mcc", {}).get("kernels")), *(number(x, "{:.1f}") for x in compiles)])
-    return table(head, rows)
+        first, peaks, compiled = by_contestant(record, "latency_s"), by_contestant(record, "peak_bytes"), record["compile"]
+        rows.append([name, number(compiled["cold_s"], "{:.2f}"), number(compiled["warm_s"], "{:.2f}"), number(compiled["kernels"]),
+                     *(number(first.get(n), "{:.2f}") for n in ["mcc", *PEERS]), number(compiled["plan_bytes"], scale=1 / MIB),
+                     *(number(peaks.get(n), scale=1 / MIB) for n in ["mcc", *PEERS])])
+    return filled(head, rows)
+
+
+def lines(records):
+    """`{size: [(how much of it, record), ..]}`, in order: a record can be on several lines."""
+    found = {}
+    for record in records.values():
+        for size, at in record.get("at", {}).items():
+            found.setdefault(size, []).append((at, record))
+    return {size: sorted(own, key=lambda point: point[0]) for size, own in found.items()}
+
+
+def power(points):
+    """The p of y = c x^p, by least squares of the logarithms."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    xs, ys = ([math.log(point[i]) for point in points] for i in (0, 1))
+    middle_x, middle_y = statistics.mean(xs), statistics.mean(ys)
+    return sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys)) / sum((x - middle_x) ** 2 for x in xs)
+
+
+def values(key):
+    """Of a record, by contestant; for what is known of mcc alone, under that name."""
+    if key == "flops":
+        return lambda record: dict.fromkeys(by_contestant(record, "step_s"), record["flops"])
+    if key in ("cold_s", "warm_s", "compiler_bytes", "plan_bytes"):
+        return lambda record: {"mcc": record.get("compile", record).get(key)}
+    return lambda record: by_contestant(record, key)
+
+
+# What grows: its name, and what it is in a record.
+GROWN = [("operations", values("flops")), ("step", values("step_s")), ("compile, cold", values("cold_s")), ("compile, warm", values("warm_s")),
+         ("first step, cold", values("latency_s")), ("plan", values("plan_bytes")), ("peak memory", values("peak_bytes"))]
+COMPILED = [("cold", values("cold_s")), ("warm", values("warm_s")), ("memory of the compiler", values("compiler_bytes")), ("plan of a rank", values("plan_bytes"))]
+
+
+def series(points, value):
+    """`{contestant: [(size, value), ..]}` of a line."""
+    found = {}
+    for at, record in points:
+        for name, x in value(record).items():
+            if x:
+                found.setdefault(name, []).append((at, x))
+    return found
+
+
+def powers(records, grown):
+    """A line for each size and for all that grows with it; beside the power of the whole line that of its last two points."""
+    rows = []
+    for size, points in lines(records).items():
+        for what, value in grown:
+            own = series(points, value)
+            found = [(power(line), power(line[-2:])) for line in (own.get(n, []) for n in ["mcc", *PEERS])]
+            cells = ["" if p is None else f"{round(p, 2) + 0:.2f}, {round(end, 2) + 0:.2f}" for p, end in found]
+            rows.append([f"{size}, {points[0][0]} to {points[-1][0]}", what, *cells])
+    return filled(["with", "grows", "mcc", "torch", "torch.compile", "JAX"], rows)
 
 
 # What a mesh is compared with, and the share of the time that is left beside its own bubble.
@@ -111,7 +180,10 @@ def efficiency(record):
         steps = {name: own["step_s"] for name, own in session["contestants"].items() if "step_s" in own}
         for mesh, (base, share) in BASES.items():
             if mesh in steps and base in steps:
-                found[mesh] = steps[base] / steps[mesh] / share
+                found[mesh] = (steps[base] / steps[mesh] / share, base)
+        for mesh in steps:
+            if "1 rank" in steps and (many := re.fullmatch(r"[dt]p (\d+)|pp (\d+)", mesh)):
+                found[mesh] = (steps["1 rank"] / steps[mesh] / int(many[1] or many[2]), "its ranks")
     return found
 
 
@@ -120,7 +192,7 @@ def ranks(records):
     for model, record in records.items():
         steps, peaks, share = by_contestant(record, "step_s"), by_contestant(record, "peak_bytes"), efficiency(record)
         for name, step in steps.items():
-            of = f"{share[name]:.2f} of {BASES[name][0]}" if name in share else ""
+            of = "{:.2f} of {}".format(*share[name]) if name in share else ""
             rows.append([model, name, number(step, scale=1e3), of, number(peaks.get(name), scale=1 / MIB)])
     return table(["model", "", "step, ms", "efficiency", "peak memory, MiB"], rows)
 
@@ -137,8 +209,10 @@ def storage(records):
 
 
 def compiles(records):
-    rows = [[name, number(r["cold_s"], "{:.2f}"), number(r["warm_s"], "{:.2f}"), number(r["kernels"])] for name, r in records.items()]
-    return table(["model", "cold, s", "warm, s", "kernels"], rows)
+    rows = [[name, number(r["cold_s"], "{:.2f}"), number(r["warm_s"], "{:.2f}"), number(r["kernels"]), number(r.get("compiler_bytes"), scale=1 / MIB),
+             number(r["plan_bytes"], scale=1 / MIB)] for name, r in records.items()]
+    found = table(["model", "cold, s", "warm, s", "kernels", "memory of the compiler, MiB", "plan of a rank, MiB"], rows)
+    return found + ("\n" + powers(records, COMPILED) if lines(records) else "")
 
 
 def kernels(records):
@@ -177,9 +251,15 @@ SECTIONS = [
      "Seconds. For peers compiling is what their first step takes longer than a later one; the last columns are from the start of the process (mcc: of `mcc compile`)\n"
      "to the end of the first step.", "starts.svg"),
     ("models", "Peak memory", memory, "MiB resident at most (VmHWM): launcher and ranks, or the Python process.", "memory.svg"),
-    ("compile", "Compiling deep models", compiles, "`mcc compile` with an empty cache of kernels, and again. Layers share their kernels.", None),
-    ("growth", "Growth", growth, "A Llama of 4 layers, hidden 512, 8 heads, two sequences of 256 tokens, one size at a time. Compiling counts the first step of peers.", "growth.svg"),
-    ("ranks", "Ranks", ranks, "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9).", "ranks.svg"),
+    ("compile", "Compiling deep models, and for many ranks", compiles,
+     "`mcc compile` with an empty cache of kernels, and again (the median of three). Layers and ranks share their kernels. `large` is a GPT of 64 layers, hidden 4096, 64 heads, 64 sequences of 1024 tokens\n"
+     "in as many microbatches, for one rank and for many. Below: p of size^p, of the whole line and of its last two points; 1 is linear.", "compile.svg"),
+    ("growth", "Growth", growth,
+     "A GPT of 4 layers, hidden 384, 6 heads, 4 sequences of 256 tokens, vocabulary 8192, one size at a time; longer sequences at 4096 tokens a step. First steps are from the start of the process\n"
+     "(mcc: of `mcc compile`) with empty caches. The last table: p of size^p, of the whole line and of its last two points.", "growth.svg"),
+    ("ranks", "Ranks", ranks,
+     "Two ranks of one thread against one rank of two. For pp2 with 8 microbatches, beside its own bubble (8/9). And the small GPT that grows above, in microbatches of one sequence:\n"
+     "ranks of one thread against one rank of one, divided by their number.", "ranks.svg"),
     ("storage", "16-bit storage", storage, "Weights and what the optimizer keeps are f32 in both; activations and the weights that they meet are 16-bit in one.", None),
     ("kernels", "Kernels", kernels,
      "`gemm MxKxN`, which factors are stored transposed, 1 if the product is added to its result; PyTorch's are MKL's. `attention BATCHxHEADS[/KV]xSEQxD`, causal,\nas [batch, seq, heads, d]; only unmasked work counts, two products forward and five backward. mcc's backward takes the sums over rows of output and its gradient from a kernel that is not\ncounted here.", "kernels.svg"),

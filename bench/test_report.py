@@ -2,9 +2,13 @@
 
 import ast
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 from . import configs, report
+
+# What goes with a size of the models that grow.
+ALONG = {"hidden": {"heads": 0, "kv_heads": 0, "ffn": 0}, "seq": {"batch": 0}}
 
 
 def session(**steps):
@@ -22,8 +26,16 @@ def small():
     model = {"config": config.describe(), "flops": 15e10, "contestants": cold, "sessions": sessions,
              "losses": {"torch": {"first": 1e-7, "later": 3e-6, "agree": True}}, "revision": "abc"}
     meshes = [session(**{"mcc": 1.0, "one rank": 0.9, "tp2": 1.0}), session(**{"mcc": 1.0, "one rank, mb8": 0.8, "pp2, mb8": 0.9})]
+    many = session(**{"mcc": 1.0, "1 rank": 1.0, "tp 4": 0.5, "pp 2": 0.8})
+    # Twice the layers take three times as long, and four times as many four times as long as these.
+    grown = {f"{n} layers": {"flops": 1e9 * n, "at": {"layers": n}, "losses": {}, "sessions": [session(mcc=s, torch=1.0 * n)],
+                             "compile": {"cold_s": 1.0, "warm_s": 0.1 * n, "kernels": 60, "plan_bytes": 2**29}}
+             for n, s in ((2, 0.1), (4, 0.3), (16, 1.2))}
+    # One is on two lines, and one was measured before there were any.
+    compiled = {name: {"cold_s": 2.0, "warm_s": s, "kernels": 60, "plan_bytes": 2**30 / s} | ({"at": at} if at else {})
+                for name, s, at in (("large, tp 4", 4.0, {"tp": 4}), ("large, 1 rank", 1.0, {"tp": 1, "dp": 1}), ("deep", 9.0, None))}
     return {"machine": {"cpu": "a CPU", "cores": 2, "caches": {"L1": "32K"}, "memory_gib": 8}, "versions": {"torch": "1.0", "jax": None},
-            "models": {"gpt-nano": model}, "growth": {"layers-2": model | {"size": "layers"}}, "ranks": {"llama-mini": {"sessions": meshes}}}
+            "models": {"gpt-nano": model}, "growth": grown, "compile": compiled, "ranks": {"llama-mini": {"sessions": meshes}, "small": {"sessions": [many]}}}
 
 
 class Report(unittest.TestCase):
@@ -32,12 +44,47 @@ class Report(unittest.TestCase):
 
     def test_a_page_has_times_shares_ratios_and_reasons(self):
         page = report.page(small())
-        self.assertIn("| gpt-nano | 1500 | 100 | 50 % | 2250 |  |  | 1.50 |  | yes, 3e-06 |", page)
+        self.assertIn("| gpt-nano | 1500 | 100 | 50 % | 2250 | 1.50 | yes, 3e-06 | abc |", page)
         self.assertIn("- gpt-nano, jax: no such module", page)
         self.assertIn("0.90 of one rank", page)
 
     def test_a_pipeline_is_compared_beside_its_bubble(self):
-        self.assertAlmostEqual(report.efficiency(small()["ranks"]["llama-mini"])["pp2, mb8"], 1.0)
+        self.assertAlmostEqual(report.efficiency(small()["ranks"]["llama-mini"])["pp2, mb8"][0], 1.0)
+
+    def test_growth_is_a_power_of_a_size(self):
+        self.assertAlmostEqual(report.power([(x, 3 * x**1.5) for x in (7, 1, 4)]), 1.5)
+        self.assertIsNone(report.power([(4, 1.0), (4, 2.0)]))
+        page = report.page(small())
+        self.assertIn("| layers, 2 to 16 | step | 1.17, 1.00 | 1.00, 1.00 |", page)
+        self.assertIn("| layers, 2 to 16 | compile, cold | 0.00, 0.00 |  |", page)
+
+    def test_compiles_are_on_lines_in_order_of_size(self):
+        lines = report.lines(small()["compile"])
+        self.assertEqual({size: [at for at, _ in points] for size, points in lines.items()}, {"tp": [1, 4], "dp": [1]})
+        page = report.page(small())
+        self.assertIn("| tp, 1 to 4 | warm | 1.00, 1.00 |", page)
+        self.assertIn("| tp, 1 to 4 | plan of a rank | -1.00, -1.00 |", page)
+        self.assertIn("| deep | 2.00 | 9.00 | 60 |", page)
+
+    def test_more_ranks_are_compared_with_one(self):
+        self.assertEqual(report.efficiency(small()["ranks"]["small"]), {"tp 4": (0.5, "its ranks"), "pp 2": (0.625, "its ranks")})
+
+    def test_points_of_growth_differ_in_one_size(self):
+        for quick in (False, True):
+            models = {model.name: model for model in configs.growth(quick)}
+            self.assertIn(configs.base(quick), models.values())
+            self.assertEqual(len(models), len(configs.growth(quick)))
+            for size, points in report.lines({m.name: {"at": at, "model": m} for m, at in configs.growth(quick).items()}).items():
+                others = {replace(p["model"], name="", **{size: 0}, **ALONG.get(size, {})) for _, p in points}
+                self.assertEqual(len(others), 1, size)
+                if size == "seq":
+                    self.assertEqual(len({p["model"].tokens for _, p in points}), 1)
+            self.assertEqual(max(at.get("tp", 0) for _, _, at in configs.compiled(quick).values()), 4 if quick else 64)
+
+    def test_ranks_are_as_many_as_there_are_cores_and_divide_the_model(self):
+        names = [list(configs.counts(configs.base(False), cores)[0]) for cores in (1, 2, 4)]
+        self.assertEqual(names[:2], [["1 rank"], ["1 rank", "dp 2", "tp 2", "pp 2"]])
+        self.assertEqual(names[2][4:], ["dp 4", "pp 4"])
 
     def test_operations_are_those_of_the_formula(self):
         nano = configs.MODELS[0]
