@@ -464,6 +464,9 @@ pub struct GpuCheckArgs {
     /// One case of each kind
     #[arg(long)]
     pub quick: bool,
+    /// No times, only what is checked; where the driver is a stand-in
+    #[arg(long)]
+    pub no_times: bool,
     /// Where gpu-check.json and gpu-check.md go
     #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
     pub output: PathBuf,

@@ -138,7 +138,8 @@ struct TimedStep {
 
 #[derive(Default, Serialize)]
 pub struct Benchmarks {
-    measured: bool,
+    /// Why no times were taken.
+    unmeasured: Option<&'static str>,
     /// Why there is no PyTorch to compare with.
     torch: Option<String>,
     kernels: Vec<Timed>,
@@ -161,7 +162,8 @@ struct Answered {
 }
 
 pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
-    let measured = check.is_measured();
+    let unmeasured = check.unmeasured();
+    let measured = unmeasured.is_none();
     let (models, gpt) = if measured { (&KERNELS[..], GPT) } else { (&SMALL[..], TINY) };
     let mut kernels = vec![];
     for (model, flags) in models {
@@ -190,7 +192,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
     }
     let mut step = timed_step(check, gpt)?;
     let torch = match measured {
-        false => Some("in the emulator nothing is measured".into()),
+        false => Some("nothing is measured".into()),
         true => {
             let shapes: Vec<&Shape> = kernels.iter().map(|k| &k.shape).collect();
             match torch(&Asked { shapes, gpt }) {
@@ -210,7 +212,7 @@ pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
             }
         }
     };
-    Ok(Benchmarks { measured, torch, kernels, step: Some(step) })
+    Ok(Benchmarks { unmeasured, torch, kernels, step: Some(step) })
 }
 
 fn torch(asked: &Asked) -> anyhow::Result<Answered> {
@@ -235,7 +237,7 @@ fn timed_step(check: &Check, gpt: Gpt) -> anyhow::Result<TimedStep> {
     let Gpt { vocab, hidden, heads, layers, seq, batch } = gpt;
     let sizes = format!("-D vocab={vocab} -D hidden={hidden} -D heads={heads} -D layers={layers} -D seq={seq}");
     let artifact = check.compile("gpt2", &format!("--dtype bf16 {sizes} --micro-batch-size {batch} --global-batch-size {batch}"), &check.target)?;
-    let (metrics, steps) = (check.work.join("metrics.jsonl"), if check.is_measured() { 12 } else { 2 });
+    let (metrics, steps) = (check.work.join("metrics.jsonl"), if check.unmeasured().is_none() { 12 } else { 2 });
     let device = check.device.name();
     check.mcc(&format!("run {} --device {device} --data text.txt --steps {steps} --metrics {}", artifact.display(), metrics.display()))?;
     let lines = std::fs::read_to_string(&metrics)?;
@@ -256,9 +258,9 @@ fn peak(name: &str) -> Option<f64> {
 
 impl Table for Benchmarks {
     fn table(&self) -> String {
-        if !self.measured {
+        if let Some(why) = self.unmeasured {
             let kernels: u64 = self.kernels.iter().map(|k| k.kernels).sum();
-            return format!("## Benchmarks\n\nNot measured: there is no GPU. {kernels} kernels and a step were run once, to see that this can be.\n");
+            return format!("## Benchmarks\n\nNot measured: {why}. {kernels} kernels and a step were run once, to see that this can be.\n");
         }
         let ratio = |reference: Option<f64>, seconds: f64| reference.map_or("-".into(), |r| format!("{:.0} %", 100.0 * r / seconds));
         let rows = self.kernels.iter().map(|k| {

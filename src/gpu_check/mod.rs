@@ -35,8 +35,12 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn is_measured(&self) -> bool {
-        self.gpu.is_some()
+    /// Why no times are taken.
+    fn unmeasured(&self) -> Option<&'static str> {
+        match self.gpu {
+            None => Some("there is no GPU"),
+            Some(_) => self.args.no_times.then_some("`--no-times`"),
+        }
     }
 
     fn model(&self, name: &str) -> PathBuf {

@@ -37,7 +37,7 @@ impl Report {
             gpu: check.gpu.clone(),
             target: check.target.clone(),
             seed: check.seed,
-            measured: check.is_measured(),
+            measured: check.unmeasured().is_none(),
             kernels: Kernels::default(),
             steps: Steps::default(),
             nccl: Steps::default(),
