@@ -121,7 +121,8 @@ def compiled(quick):
     points["large, 1 rank"] = (large, {"micro": 1}, {"dp": 1, "tp": 1, "pp": 1})
     for axis in ("dp", "tp", "pp"):
         for n in counts:
-            points[f"large, {axis} {n}"] = (large, {"micro": 1, "mesh": [f"--{axis}", str(n)]}, {axis: n})
+            shared = ["--zero", "1"] if axis == "dp" else []
+            points[f"large, {axis} {n}"] = (large, {"micro": 1, "mesh": [f"--{axis}", str(n), *shared]}, {axis: n})
     return points
 
 

@@ -6,6 +6,7 @@ from . import report
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import LogFormatter  # noqa: E402
 
 COLOURS = {"mcc": "#1b6ca8", "torch": "#e07a1f", "torch.compile": "#f2b134", "jax": "#5b9a5b"}
 ALL = ["mcc", *report.PEERS]
@@ -71,7 +72,7 @@ def memory(models, path):
 def lines(records, shown, path):
     """A column for each size and a row for each thing that grows with it, both logarithmic; in the legend the powers."""
     found = report.lines(records)
-    figure, panels = plt.subplots(len(shown), len(found), figsize=(4 * len(found), 3.2 * len(shown)), squeeze=False)
+    figure, panels = plt.subplots(len(shown), len(found), figsize=(4 * len(found), 3.2 * len(shown)), sharey="row", squeeze=False)
     for (size, points), column in zip(found.items(), panels.T):
         at = [x for x, _ in points]
         for (label, value, scale), axes in zip(shown, column):
@@ -81,6 +82,9 @@ def lines(records, shown, path):
             axes.set(xscale="log", yscale="log", xlabel=size, ylabel=label)
             axes.set_xticks(at, [str(x) for x in at])
             axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+            axes.tick_params(labelleft=True)
+            axes.yaxis.set_major_formatter(LogFormatter())
+            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
             axes.grid(alpha=0.3)
             axes.legend(fontsize=8)
     save(figure, path)

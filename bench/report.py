@@ -253,7 +253,7 @@ SECTIONS = [
     ("models", "Peak memory", memory, "MiB resident at most (VmHWM): launcher and ranks, or the Python process.", "memory.svg"),
     ("compile", "Compiling deep models, and for many ranks", compiles,
      "`mcc compile` with an empty cache of kernels, and again (the median of three). Layers and ranks share their kernels. `large` is a GPT of 64 layers, hidden 4096, 64 heads, 64 sequences of 1024 tokens\n"
-     "in as many microbatches, for one rank and for many. Below: p of size^p, of the whole line and of its last two points; 1 is linear.", "compile.svg"),
+     "in as many microbatches, for one rank and for many (dp with `--zero 1`). Below: p of size^p, of the whole line and of its last two points; 1 is linear.", "compile.svg"),
     ("growth", "Growth", growth,
      "A GPT of 4 layers, hidden 384, 6 heads, 4 sequences of 256 tokens, vocabulary 8192, one size at a time; longer sequences at 4096 tokens a step. First steps are from the start of the process\n"
      "(mcc: of `mcc compile`) with empty caches. The last table: p of size^p, of the whole line and of its last two points.", "growth.svg"),
