@@ -3,7 +3,7 @@
 //! A tile is one head of keys with all queries that share it, so the gradients of k and v need no sums between tiles. Scores and
 //! probabilities are computed again from q, k and the forward pass's logarithms.
 
-use super::tiles::{Column, End, Product, Stored, copy, product, store_column, transpose, vector_columns};
+use super::tiles::{self, Column, Copy, End, Product, Stored, product, store_column, transpose, vector_columns};
 use super::{Arguments, GradientOperands, Plan, Rows, Run, Span, Visible, span};
 use crate::build::llvm::{Index, Llvm, Pointer, Visibility};
 use crate::build::{Builder, Lane};
@@ -19,7 +19,6 @@ struct Scratch {
     q: i64,
     dout: i64,
     k: i64,
-    v: i64,
     k_transposed: i64,
     v_transposed: i64,
     p: i64,
@@ -48,7 +47,6 @@ impl Scratch {
             q: take(query_rows),
             dout: take(query_rows),
             k: take(key_rows),
-            v: take(key_rows),
             k_transposed: take(key_rows),
             v_transposed: take(key_rows),
             p: take(square),
@@ -67,7 +65,6 @@ impl Scratch {
 struct Functions<'c> {
     copy_q: Option<FunctionValue<'c>>,
     copy_k: Option<FunctionValue<'c>>,
-    copy_v: Option<FunctionValue<'c>>,
     copy_dout: Option<FunctionValue<'c>>,
     bounds: Option<[FunctionValue<'c>; 2]>,
     transpose_k: FunctionValue<'c>,
@@ -130,7 +127,7 @@ impl<'c> Backward<'_, 'c> {
 
     fn functions(&self, target: &Target) -> Functions<'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let copy = |name: &str, rows: &Rows| (!plan.in_place(rows)).then(|| copy(b, plan, name, rows));
+        let copy = |name: &str, rows: &Rows| (!plan.in_place(rows)).then(|| tiles::copy(b, plan, &Copy::plain(plan, name, rows)));
         let against_keys = |name: &'static str, rows: &Rows, end: End| {
             let product_of = Product {
                 name,
@@ -174,11 +171,10 @@ impl<'c> Backward<'_, 'c> {
         Functions {
             copy_q: copy("copy_q", &operands.q),
             copy_k: copy("copy_k", &operands.k),
-            copy_v: copy("copy_v", &operands.v),
             copy_dout: copy("copy_dout", &operands.dout),
             bounds: plan.bounds(b),
-            transpose_k: transpose(b, plan, "transpose_k", plan.row_length(&operands.k)),
-            transpose_v: transpose(b, plan, "transpose_v", plan.row_length(&operands.v)),
+            transpose_k: transpose(b, plan, "transpose_k", &operands.k, plan.key_block),
+            transpose_v: transpose(b, plan, "transpose_v", &operands.v, plan.key_block),
             scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0)),
             dp: against_keys("dp", &operands.dout, End::Store),
             gradient: self.gradient("gradient", false),
@@ -243,9 +239,8 @@ impl<'c> Backward<'_, 'c> {
             let keys = span(b, key_block, plan.key_block, plan.keys);
             let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
             let k = ready(functions.copy_k, &operands.k, keys, self.scratch.k);
-            let v = ready(functions.copy_v, &operands.v, keys, self.scratch.v);
-            b.call(functions.transpose_k, &[k, part(self.scratch.k_transposed)], &[]);
-            b.call(functions.transpose_v, &[v, part(self.scratch.v_transposed)], &[]);
+            b.call(functions.transpose_k, &[source(&operands.k, keys.first), part(self.scratch.k_transposed)], &[keys.count]);
+            b.call(functions.transpose_v, &[source(&operands.v, keys.first), part(self.scratch.v_transposed)], &[keys.count]);
             b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
                 let rows = span(b, query_block, plan.query_block, plan.queries);
                 let queries = Run { span: rows, bounds: self.query_bounds(at, query_block) };
@@ -281,10 +276,10 @@ impl<'c> Backward<'_, 'c> {
         let [queries, of] = plan.position_tensors(at);
         let pointers = [p, ds, of_query(operands.lse), of_query(operands.delta), queries, of];
         let numbers = [rows.first, keys.first, b.index_add(keys.first, keys.count), rows.count];
-        match plan.visible() {
+        match plan.visible(plan.key_block) {
             Visible::All => b.call(functions.gradient, &pointers, &numbers),
             Visible::Some => {
-                let all = plan.all_visible(b, blocks.rows, blocks.keys);
+                let all = plan.all_visible(b, blocks.rows, blocks.keys, plan.key_block);
                 b.branch(all, || b.call(functions.gradient, &pointers, &numbers), || b.call(functions.gradient_masked, &pointers, &numbers));
             }
         }

@@ -10,6 +10,7 @@ mod backward;
 mod cores;
 mod forward;
 mod lanes;
+mod panels;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -267,8 +268,9 @@ pub enum Visible {
 }
 
 impl Plan<'_> {
-    pub fn visible(&self) -> Visible {
-        if self.positions.is_some() || self.keys % self.key_block != 0 { Visible::Some } else { Visible::All }
+    /// Of blocks of so many keys.
+    pub fn visible(&self, block: i64) -> Visible {
+        if self.positions.is_some() || self.keys % block != 0 { Visible::Some } else { Visible::All }
     }
 
     fn window(&self) -> Option<i64> {
@@ -284,9 +286,9 @@ impl Plan<'_> {
         })
     }
 
-    /// Whether all of a whole block of keys are seen by all of the queries.
-    pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>) -> inkwell::values::IntValue<'c> {
-        let whole = b.index_equal(keys.span.count, b.index(self.key_block));
+    /// Whether these are all keys of a block of so many, and seen by all of the queries.
+    pub fn all_visible<'c>(&self, b: &Llvm<'c>, queries: Run<'c>, keys: Run<'c>, block: i64) -> inkwell::values::IntValue<'c> {
+        let whole = b.index_equal(keys.span.count, b.index(block));
         match self.positions {
             None => whole,
             Some(_) => {

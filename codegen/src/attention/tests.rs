@@ -162,6 +162,22 @@ fn a_query_that_sees_no_key_has_no_result() {
     check_case(&case);
 }
 
+/// Scores of hundreds. Where they grow from key to key, what was summed before is next to nothing, again and again.
+#[test]
+fn scores_far_apart_agree() {
+    let case = Case { queries: 70, keys: 300, batch: 1, causal: false, ..BASE };
+    let kernel = forward(&case);
+    let growing: fn(u64, u64) -> u64 = |key, _| key;
+    for size in [growing, |key, keys| keys - 1 - key] {
+        let mut inputs = inputs(&case, &kernel);
+        inputs[0].iter_mut().for_each(|q| *q *= 20.0);
+        for (i, k) in inputs[1].iter_mut().enumerate() {
+            *k *= size(i as u64 / (case.kv * case.d), case.keys) as f64 / 50.0;
+        }
+        check_with(&kernel, &inputs, &[], 1e-3);
+    }
+}
+
 #[test]
 fn heads_wider_than_the_registers_of_a_warp_agree() {
     for d in [96, 260] {

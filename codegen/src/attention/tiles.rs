@@ -1,7 +1,7 @@
 //! Operations on blocks of rows in scratch: products, copies, transposes.
 
 use super::{Plan, Rows};
-use crate::build::llvm::{Carried, Index, Llvm, Pointer, Vector, Visibility};
+use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
 use crate::build::{Builder, Compare, Lane};
 use crate::layout::div_ceil;
 use crate::loops::accumulated;
@@ -31,13 +31,23 @@ pub enum End {
     Add,
 }
 
+/// The vectors abreast of a block of sums over rows of so many vectors' worth of columns: two, if that leaves no single one.
+pub fn vectors_abreast(columns: i64, lanes: i64) -> i64 {
+    if columns % (2 * lanes) == 0 { 2 } else { 1 }
+}
+
+/// The rows of the tallest block of sums, beside which registers hold a row of the second factor and an element of the first.
+pub fn tallest(registers: u32, vectors: i64) -> i64 {
+    ((i64::from(registers) - vectors - 1) / vectors).min(16)
+}
+
 /// A function `(a, b, c)` for the product.
 pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'c> {
     let lanes = b.lanes() as i64;
-    let vectors = if p.columns % (2 * lanes) == 0 { 2 } else { 1 };
-    let tallest = ((i64::from(registers) - vectors - 1) / vectors).min(16);
-    let panels = div_ceil(p.rows, tallest);
+    let vectors = vectors_abreast(p.columns, lanes);
+    let panels = div_ceil(p.rows, tallest(registers, vectors));
     let (height, tall) = (p.rows / panels, p.rows % panels);
+    let factors = Factors { a: p.a, b_row: p.b_row, unroll: if p.depth % 4 == 0 { 4 } else { 1 } };
     let function = b.function(p.name, 3, 0, Visibility::Local);
     let [a, factor, c] = [0, 1, 2].map(|i| b.pointer_parameter(function, i));
     b.for_each(b.index(0), b.index(p.columns), vectors * lanes, &mut |column| {
@@ -46,7 +56,8 @@ pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'
         let panel = |rows: i64, first: Index<'c>| {
             let a = b.at(a, b.index_mul(first, b.index(4 * p.a.0)));
             let c = b.at(c, b.index_mul(first, b.index(4 * p.c_row)));
-            multiply(b, p, Block { rows, vectors }, [a, factor, c]);
+            let block = Block { rows, vectors };
+            store_sums(b, block, p.end, (c, p.c_row), &multiply(b, block, &factors, b.index(p.depth), [a, factor]));
         };
         b.for_each(b.index(0), b.index(tall), 1, &mut |i| panel(height + 1, b.index_mul(i, b.index(height + 1))));
         b.for_each(b.index(tall), b.index(panels), 1, &mut |i| {
@@ -59,35 +70,52 @@ pub fn product<'c>(b: &Llvm<'c>, p: &Product, registers: u32) -> FunctionValue<'
 
 /// A block of sums in registers.
 #[derive(Clone, Copy)]
-struct Block {
-    rows: i64,
-    vectors: i64,
+pub struct Block {
+    pub rows: i64,
+    pub vectors: i64,
 }
 
-fn multiply<'c>(b: &Llvm<'c>, p: &Product, block: Block, [a, factor, c]: [Pointer<'c>; 3]) {
+/// How the factors of a block of sums lie.
+pub struct Factors {
+    /// Elements between rows and between columns of the first.
+    pub a: (i64, i64),
+    /// Elements between rows of the second.
+    pub b_row: i64,
+    /// Contracted elements of a step; their number is a multiple of it.
+    pub unroll: i64,
+}
+
+/// The sums of a block over `depth` contracted elements, row by row.
+pub fn multiply<'c>(b: &Llvm<'c>, block: Block, factors: &Factors, depth: Index<'c>, [a, factor]: [Pointer<'c>; 2]) -> Vec<Vector<'c>> {
     let lanes = b.lanes() as i64;
-    let unroll = if p.depth % 4 == 0 { 4 } else { 1 };
+    let &Factors { a: (a_row, a_column), b_row, unroll } = factors;
     let start = Carried { pointers: vec![a, factor], vectors: vec![b.f32(0.0); (block.rows * block.vectors) as usize] };
-    let sums = b.repeat_carrying(b.index(0), b.index(p.depth), b.index(unroll), &start, &mut |_, state| {
+    let sums = b.repeat_carrying(b.index(0), depth, b.index(unroll), &start, &mut |_, state| {
         let (a, factor) = (state.pointers[0], state.pointers[1]);
         let mut sums = state.vectors.clone();
         for k in 0..unroll {
-            let row: Vec<Vector> = (0..block.vectors).map(|j| b.load(b.at_const(factor, 4 * (k * p.b_row + j * lanes)), Lane::F32, None)).collect();
+            let row: Vec<Vector> = (0..block.vectors).map(|j| b.load(b.at_const(factor, 4 * (k * b_row + j * lanes)), Lane::F32, None)).collect();
             for i in 0..block.rows {
-                let element = b.load_splat(b.at_const(a, 4 * (i * p.a.0 + k * p.a.1)), Lane::F32);
+                let element = b.load_splat(b.at_const(a, 4 * (i * a_row + k * a_column)), Lane::F32);
                 for j in 0..block.vectors {
                     let sum = &mut sums[(i * block.vectors + j) as usize];
                     *sum = b.fma(element, row[j as usize], *sum);
                 }
             }
         }
-        Carried { pointers: vec![b.at_const(a, 4 * unroll * p.a.1), b.at_const(factor, 4 * unroll * p.b_row)], vectors: sums }
+        Carried { pointers: vec![b.at_const(a, 4 * unroll * a_column), b.at_const(factor, 4 * unroll * b_row)], vectors: sums }
     });
+    sums.vectors
+}
+
+/// Puts the sums of a block to rows at `c`, so many elements apart.
+pub fn store_sums<'c>(b: &Llvm<'c>, block: Block, end: End, (c, c_row): (Pointer<'c>, i64), sums: &[Vector<'c>]) {
+    let lanes = b.lanes() as i64;
     for i in 0..block.rows {
         for j in 0..block.vectors {
-            let place = b.at_const(c, 4 * (i * p.c_row + j * lanes));
-            let sum = sums.vectors[(i * block.vectors + j) as usize];
-            let value = match p.end {
+            let place = b.at_const(c, 4 * (i * c_row + j * lanes));
+            let sum = sums[(i * block.vectors + j) as usize];
+            let value = match end {
                 End::Store => sum,
                 End::StoreScaled(scale) => b.mul(sum, b.f32(scale)),
                 End::Add => b.add(sum, b.load(place, Lane::F32, None)),
@@ -97,23 +125,57 @@ fn multiply<'c>(b: &Llvm<'c>, p: &Product, block: Block, [a, factor, c]: [Pointe
     }
 }
 
-/// A function `(from, to, count)` that copies `count` rows into a block of padded rows of f32; the rest of the block is zero.
-pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows) -> FunctionValue<'c> {
-    let function = b.function(name, 2, 1, Visibility::Local);
+/// Rows that a copy fetches ahead: of another block or head, far apart, so that the processor does not foresee them.
+const AHEAD: i64 = 32;
+
+/// Brings a row of an operand into the second-level cache, if it lies in one piece.
+fn fetch_row<'c>(b: &Llvm<'c>, plan: &Plan, rows: &Rows, row: Pointer<'c>) {
+    if rows.column_stride == 1 {
+        (0..rows.bytes(plan.d)).step_by(64).for_each(|byte| b.prefetch(b.at_const(row, byte), Level::Second));
+    }
+}
+
+/// A copy of rows of an operand in f32.
+pub struct Copy<'a> {
+    pub name: &'a str,
+    pub rows: &'a Rows,
+    /// What each element is multiplied by.
+    pub factor: f64,
+    /// Columns of a panel, a whole number of vectors. Panels lie one after another, each with all rows.
+    pub panel: i64,
+    /// Rows of the copy. Those that are not there become zero.
+    pub height: i64,
+}
+
+impl<'a> Copy<'a> {
+    /// Rows as they are, each in one piece.
+    pub fn plain(plan: &Plan, name: &'a str, rows: &'a Rows) -> Copy<'a> {
+        Copy { name, rows, factor: 1.0, panel: plan.width, height: rows.block }
+    }
+}
+
+/// A function `(from, to, count)` that copies `count` rows into padded rows of f32.
+pub fn copy<'c>(b: &Llvm<'c>, plan: &Plan, copy: &Copy) -> FunctionValue<'c> {
+    let &Copy { rows, factor, panel, height, .. } = copy;
+    let function = b.function(copy.name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
     let count = b.index_parameter(function, 2);
-    let target = |row: Index<'c>| b.at(to, b.index_mul(row, b.index(4 * plan.width)));
+    let store = |row: Index<'c>, column: i64, value: Vector<'c>| {
+        let line = b.at(to, b.index_mul(row, b.index(4 * panel)));
+        b.store(b.at_const(line, 4 * (column / panel * panel * height + column % panel)), value, Lane::F32, None);
+    };
     b.for_each(b.index(0), count, 1, &mut |row| {
         let source = b.at(from, b.index_mul(row, b.index(rows.bytes(rows.row_stride))));
+        fetch_row(b, plan, rows, b.at_const(source, rows.bytes(AHEAD * rows.row_stride)));
         for column in vector_columns(b, plan) {
             let place = b.at_const(source, rows.bytes(column.first * rows.column_stride));
             let value = load_strided(b, place, rows.column_stride, rows.lane, column.mask);
-            b.store(b.at_const(target(row), 4 * column.first), value, Lane::F32, None);
+            store(row, column.first, if factor == 1.0 { value } else { b.mul(value, b.f32(factor)) });
         }
     });
-    b.for_each(count, b.index(rows.block), 1, &mut |row| {
+    b.for_each(count, b.index(height), 1, &mut |row| {
         for column in vector_columns(b, plan) {
-            b.store(b.at_const(target(row), 4 * column.first), b.f32(0.0), Lane::F32, None);
+            store(row, column.first, b.f32(0.0));
         }
     });
     b.finish_function();
@@ -192,23 +254,27 @@ pub fn store_column<B: Builder>(b: &B, row: B::Pointer, column: &Column<B::Vecto
     }
 }
 
-/// A function `(from, to)` that transposes a block of `key_block` rows of `width` elements, `row_length` apart, to rows of `key_block`.
-pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, row_length: i64) -> FunctionValue<'c> {
-    let function = b.function(name, 2, 0, Visibility::Local);
+/// A function `(from, to; count)` that transposes a block of `count` rows of an operand to rows of `block` f32. Columns beyond the rows repeat the last.
+pub fn transpose<'c>(b: &Llvm<'c>, plan: &Plan, name: &str, rows: &Rows, block: i64) -> FunctionValue<'c> {
+    let function = b.function(name, 2, 1, Visibility::Local);
     let (from, to) = (b.pointer_parameter(function, 0), b.pointer_parameter(function, 1));
+    let last = b.index_sub(b.index_parameter(function, 2), b.index(1));
     let lanes = b.lanes() as i64;
-    let place = |start: Pointer<'c>, row: Index<'c>, column: Index<'c>, length: i64| {
-        b.at(b.at(start, b.index_mul(row, b.index(4 * length))), b.index_mul(column, b.index(4)))
-    };
-    b.for_each(b.index(0), b.index(plan.key_block), lanes, &mut |row| {
-        b.for_each(b.index(0), b.index(plan.width), lanes, &mut |column| {
-            let source = place(from, row, column, row_length);
-            let square: Vec<Vector> = (0..lanes).map(|i| b.load(b.at_const(source, 4 * i * row_length), Lane::F32, None)).collect();
-            let target = place(to, column, row, plan.key_block);
+    b.for_each(b.index(0), b.index(block), lanes, &mut |row| {
+        let sources: Vec<Pointer> = (0..lanes)
+            .map(|i| b.at(from, b.index_mul(b.index_min(b.index_add(row, b.index(i)), last), b.index(rows.bytes(rows.row_stride)))))
+            .collect();
+        for source in &sources {
+            fetch_row(b, plan, rows, b.at_const(*source, rows.bytes(AHEAD * rows.row_stride)));
+        }
+        for column in vector_columns(b, plan) {
+            let place = |source: &Pointer<'c>| b.at_const(*source, rows.bytes(column.first * rows.column_stride));
+            let square: Vec<Vector> = sources.iter().map(|s| load_strided(b, place(s), rows.column_stride, rows.lane, column.mask)).collect();
+            let target = b.at(b.at_const(to, 4 * column.first * block), b.index_mul(row, b.index(4)));
             for (i, value) in b.transpose(&square).into_iter().enumerate() {
-                b.store(b.at_const(target, 4 * i as i64 * plan.key_block), value, Lane::F32, None);
+                b.store(b.at_const(target, 4 * i as i64 * block), value, Lane::F32, None);
             }
-        });
+        }
     });
     b.finish_function();
     function

@@ -179,6 +179,12 @@ impl<'c> Llvm<'c> {
         self.compare_int(Compare::Lt, self.lane_numbers(), self.splat(n))
     }
 
+    /// Whether some lane of a mask is true.
+    pub fn any(&self, mask: Vector<'c>) -> IntValue<'c> {
+        let types = [mask.get_type().as_basic_type_enum()];
+        self.intrinsic("llvm.vector.reduce.or", &types, &[mask.into()]).expect("invariant: the intrinsic has a result").into_int_value()
+    }
+
     /// Brings the line at `p` into a cache before it is read.
     pub fn prefetch(&self, p: Pointer<'c>, level: Level) {
         let number = |n| self.context.i32_type().const_int(n, false).into();

@@ -36,6 +36,22 @@ pub fn exp<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     b.select(b.compare_float(Compare::Eq, x, x), result, x)
 }
 
+/// 2^x for x below 128: 2^n times a polynomial of the remainder, |r| <= 1/2. Below -126.5 zero. A minimax fit of 2^r / p(r) - 1 that is exact at 0.
+pub fn exp2<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
+    // Rounds to an integer, which it leaves in the low bits with the bias of exponents. Not-a-number stays.
+    let magic = b.f32(12_582_912.0 + 127.0);
+    let x = b.max(b.f32(-127.0), x);
+    let shifted = b.add(x, magic);
+    let r = b.sub(x, b.sub(shifted, magic));
+    let p = polynomial(
+        b,
+        r,
+        &[1.535_335_306e-4, 1.339_887_458_8e-3, 9.618_437_358_5e-3, 5.550_332_470_7e-2, 2.402_264_791_36e-1, 6.931_472_028_55e-1, 1.0],
+    );
+    let exponent = b.int2(IntBinary::Shl, b.convert(Convert::Bits(Lane::I32), shifted), b.i32(23));
+    b.mul(p, b.convert(Convert::Bits(Lane::F32), exponent))
+}
+
 /// The natural logarithm: zero gives minus infinity, less gives not-a-number. Subnormal numbers count as they are.
 pub fn log<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let tiny = b.compare_float(Compare::Lt, x, b.f32(f64::from(f32::MIN_POSITIVE)));
