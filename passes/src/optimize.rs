@@ -72,8 +72,10 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
             Optimizer::AdamW { beta1, beta2, eps } => {
                 let (m, v) = (state(&mut b, 0), state(&mut b, 1));
                 let m = average(&mut b, m, grad, beta1.0);
-                let square = b.mul(grad, grad);
-                let v = average(&mut b, v, square, beta2.0);
+                // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until the update.
+                let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
+                let added = b.mul(part, grad);
+                let v = b.add(&[kept, added]);
                 let c1 = b.op(Op::Scalar(Scalar::BiasCorrection(beta1)), &[]);
                 let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(beta2)), &[]);
                 let mean = b.div(m, c1);

@@ -150,6 +150,19 @@ fn parameters_gradients_and_optimizer_are_sixteen_bytes_per_parameter() {
     }
 }
 
+/// The gradient norm squares them, and so does AdamW: neither keeps squares for the other.
+#[test]
+fn gradients_that_nothing_clips_take_no_more_memory() {
+    let unclipped = GPT2.0.replace("clip: 1.0;", "clip: 0.0;");
+    assert_ne!(unclipped, GPT2.0);
+    for words in ["m2", "dp2 m2", "dp2 zero1 m2", "pp2 m2", "bf16 m2", "f16 m2"] {
+        let held = |text: &str| Footprint::of(&compiled(text, GPT2.1, &case(words)).job, 0).bytes[&Kind::Gradients];
+        let (clipped, unclipped) = (held(GPT2.0), held(&unclipped));
+        // The norm is kept if it clips.
+        assert!(unclipped <= clipped, "{words}: {unclipped} and {clipped}");
+    }
+}
+
 /// 4 + 2 for the parameter and its copy, which training and evaluation share; 4 for the gradient, 8 for AdamW's states.
 #[test]
 fn sixteen_bits_are_eighteen_bytes_per_parameter() {
