@@ -197,9 +197,9 @@ fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules
     if used.len() < 2 {
         return;
     }
-    let cells = Cells::new(mesh, kernels, program);
+    let sites = Sites::new(mesh, kernels, program);
     for schedule in schedules {
-        Player::new(&cells, &schedule.slots, &mut needed).play(schedule);
+        Player::new(program, &sites, &schedule.slots, &mut needed).play(schedule);
     }
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
@@ -218,7 +218,7 @@ fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules
     }
 }
 
-/// Where cells are.
+/// Where bytes are.
 #[derive(Clone, Copy)]
 enum Home {
     /// In an arena that has one slot.
@@ -227,84 +227,89 @@ enum Home {
     Stash(usize),
 }
 
-/// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
+/// Bytes `from..to` that a command touches, of an arena or of a slot of a stash.
 struct Range {
     place: Home,
-    from: usize,
-    to: usize,
+    from: u64,
+    to: u64,
     writes: bool,
 }
 
-/// The bytes of a program, cut where what a command touches begins or ends, and what commands do to them.
-struct Cells {
+/// What commands do to a program's bytes.
+struct Sites {
     /// Per body, the number of its first command.
     first: Vec<Site>,
     commands: Vec<(usize, Vec<Range>)>,
-    /// Cells of each arena; the stash's are those of one slot of each stash.
-    arenas: [usize; Arena::ALL.len()],
-    /// Of a slot of each stash.
-    stashes: Vec<usize>,
 }
 
-impl Cells {
-    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> Cells {
-        let bytes = |touch: &Touch| {
-            let b = &program.buffers[touch.buffer.index()];
-            [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes())
-        };
-        let mut cuts: [Vec<u64>; Arena::ALL.len()] = Default::default();
-        let (mut first, mut touched) = (vec![], vec![]);
-        for body in &program.bodies {
-            first.push(touched.len());
-            for command in &body.commands {
-                let touches = touches(mesh, kernels, program, &command.action);
-                touches.iter().for_each(|t| cuts[program.buffers[t.buffer.index()].arena as usize].extend(bytes(t)));
-                touched.push((command.stream as usize, touches));
-            }
-        }
-        for list in &mut cuts {
-            list.sort_unstable();
-            list.dedup();
-        }
+impl Sites {
+    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> Sites {
         let range = |touch: &Touch| {
             let b = &program.buffers[touch.buffer.index()];
-            let cell = |byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
             let (place, begin) = match (b.arena, program.stash(b)) {
                 (Arena::Stash, stash) => {
                     let (k, begin) = stash.expect("invariant: a buffer of the stash arena is in a stash");
-                    (Home::Stash(k), cell(begin))
+                    (Home::Stash(k), begin)
                 }
                 (arena, _) => (Home::Arena(arena), 0),
             };
-            let [from, to] = bytes(touch);
-            Range { place, from: cell(from) - begin, to: cell(to) - begin, writes: touch.writes }
+            let [from, to] = [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes() - begin);
+            Range { place, from, to, writes: touch.writes }
         };
-        let mut end = 0;
-        let of_stash = |bytes: &u64| {
-            let begin = end;
-            end += bytes;
-            let cell = |byte: u64| cuts[Arena::Stash as usize].partition_point(|c| *c < byte);
-            cell(end) - cell(begin)
-        };
-        let stashes = program.stashes.iter().map(of_stash).collect();
-        let commands = touched.iter().map(|(stream, touches)| (*stream, touches.iter().map(range).collect())).collect();
-        Cells { first, commands, arenas: cuts.each_ref().map(Vec::len), stashes }
+        let (mut first, mut commands) = (vec![], vec![]);
+        for body in &program.bodies {
+            first.push(commands.len());
+            let touched = |c: &Command| touches(mesh, kernels, program, &c.action).iter().map(range).collect();
+            commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
+        }
+        Sites { first, commands }
+    }
+}
+
+/// Bytes by what is in flight on them: each key begins a cell, which ends at the next one. A write makes one cell of all that it covers, so cells are as few as
+/// what was last written there, not as all that is ever placed there.
+struct Cells(BTreeMap<u64, Cell>);
+
+impl Cells {
+    fn new() -> Cells {
+        Cells([(0, Cell::default())].into())
+    }
+
+    /// The cells of some bytes, cut at both ends.
+    fn of(&mut self, bytes: &std::ops::Range<u64>) -> impl Iterator<Item = &mut Cell> {
+        for at in [bytes.start, bytes.end] {
+            let (begin, cell) = self.0.range(..=at).next_back().expect("invariant: the first cell begins at 0");
+            if *begin < at {
+                let cell = *cell;
+                self.0.insert(at, cell);
+            }
+        }
+        self.0.range_mut(bytes.clone()).map(|(_, cell)| cell)
+    }
+
+    /// Makes one cell of bytes that begin and end where cells do.
+    fn join(&mut self, bytes: &std::ops::Range<u64>, cell: Cell) {
+        while let Some((begin, _)) = self.0.range(bytes.start + 1..bytes.end).next() {
+            let begin = *begin;
+            self.0.remove(&begin);
+        }
+        self.0.insert(bytes.start, cell);
     }
 }
 
 /// Plays the order of issue of one stage.
 struct Player<'a> {
-    program: &'a Cells,
-    /// Slots of each stash, and the first cell of its first slot.
-    slots: Vec<(usize, usize)>,
-    /// The first cell of each arena; the stash's are with its slots.
-    arenas: [usize; Arena::ALL.len()],
+    sites: &'a Sites,
+    /// Of each stash: slots, bytes of one, and the first byte of the first one.
+    slots: Vec<(u64, u64, u64)>,
+    /// The first byte of each arena; the stash's are with its slots.
+    arenas: [u64; Arena::ALL.len()],
     /// Per command, those whose events it waits for.
     needed: &'a mut Vec<BTreeSet<Site>>,
     clocks: [Clock; STREAMS],
     /// Per command, its stream's clock when it was last done.
     done: Vec<Clock>,
-    cells: Vec<Cell>,
+    cells: Cells,
 }
 
 /// Calls of a phase without most of those of bodies that are called over and over: first and last ones of a body show what the
@@ -323,29 +328,22 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
 }
 
 impl<'a> Player<'a> {
-    fn new(program: &'a Cells, slots: &[u32], needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+    fn new(program: &Program, sites: &'a Sites, slots: &[u32], needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
         let mut end = 0;
-        let mut take = |cells: usize| {
+        let mut take = |bytes: u64| {
             let first = end;
-            end += cells;
+            end += bytes;
             first
         };
-        let slots = program.stashes.iter().zip(slots).map(|(cells, slots)| (*slots as usize, take(cells * *slots as usize))).collect();
-        let arenas = Arena::ALL.map(|arena| take(if arena == Arena::Stash { 0 } else { program.arenas[arena as usize] }));
-        Player {
-            program,
-            slots,
-            arenas,
-            needed,
-            clocks: [[0; STREAMS]; STREAMS],
-            done: vec![[0; STREAMS]; program.commands.len()],
-            cells: vec![Cell::default(); end],
-        }
+        let slots = program.stashes.iter().zip(slots).map(|(bytes, slots)| (u64::from(*slots), *bytes, take(bytes * u64::from(*slots)))).collect();
+        let arenas = Arena::ALL.map(|arena| take(if arena == Arena::Stash { 0 } else { program.arena_bytes[arena as usize] }));
+        let done = vec![[0; STREAMS]; sites.commands.len()];
+        Player { sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
     }
 
     /// Steps, with and without their updates, and evaluations, each after each.
     fn play(&mut self, schedule: &CallSchedule) {
-        let slots = self.slots.iter().map(|s| s.0).max().unwrap_or(1);
+        let slots = self.slots.iter().map(|s| s.0 as usize).max().unwrap_or(1);
         let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, slots));
         for phase in [&train, &update, &train, &update, &eval, &eval, &train, &train, &eval, &train, &update, &train, &update] {
             phase.iter().for_each(|call| self.call(call));
@@ -353,15 +351,16 @@ impl<'a> Player<'a> {
     }
 
     fn call(&mut self, call: &Call) {
-        let first = self.program.first[call.body.index()];
-        let end = self.program.first.get(call.body.index() + 1).copied().unwrap_or(self.program.commands.len());
-        (first..end).for_each(|site| self.command(site, call.microbatch as usize));
+        let first = self.sites.first[call.body.index()];
+        let end = self.sites.first.get(call.body.index() + 1).copied().unwrap_or(self.sites.commands.len());
+        (first..end).for_each(|site| self.command(site, u64::from(call.microbatch)));
     }
 
-    fn command(&mut self, site: Site, microbatch: usize) {
-        let program = self.program;
-        let (s, touches) = &program.commands[site];
+    fn command(&mut self, site: Site, microbatch: u64) {
+        let (s, touches) = &self.sites.commands[site];
         let s = *s;
+        let touches = touches.iter().map(|t| (self.bytes(t, microbatch), t.writes));
+        let touches: Vec<(std::ops::Range<u64>, bool)> = touches.filter(|(bytes, _)| !bytes.is_empty()).collect();
         for other in &self.needed[site] {
             join(&mut self.clocks[s], &self.done[*other]);
         }
@@ -372,12 +371,12 @@ impl<'a> Player<'a> {
                 after[t] = after[t].max(Some((moment, site)));
             }
         };
-        for touch in touches {
-            for cell in &self.cells[self.range(touch, microbatch)] {
+        for (bytes, writes) in &touches {
+            for cell in self.cells.of(bytes) {
                 if let Some((t, moment, site)) = cell.written {
                     hazard(t, moment, site);
                 }
-                if touch.writes {
+                if *writes {
                     cell.read.iter().enumerate().for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
                 }
             }
@@ -397,23 +396,23 @@ impl<'a> Player<'a> {
         self.clocks[s][s] += 1;
         let now = self.clocks[s][s];
         self.done[site] = self.clocks[s];
-        for touch in touches {
-            let range = self.range(touch, microbatch);
-            for cell in &mut self.cells[range] {
-                if touch.writes {
-                    *cell = Cell { written: Some((s, now, site)), ..Cell::default() };
-                } else {
-                    cell.read[s] = Some((now, site));
-                }
+        for (bytes, writes) in &touches {
+            if *writes {
+                self.cells.join(bytes, Cell { written: Some((s, now, site)), ..Cell::default() });
+            } else {
+                self.cells.of(bytes).for_each(|cell| cell.read[s] = Some((now, site)));
             }
         }
     }
 
-    /// The cells of a touch by a call for a microbatch.
-    fn range(&self, touch: &Range, microbatch: usize) -> std::ops::Range<usize> {
+    /// What is touched by a call for a microbatch.
+    fn bytes(&self, touch: &Range, microbatch: u64) -> std::ops::Range<u64> {
         let first = match touch.place {
             Home::Arena(arena) => self.arenas[arena as usize],
-            Home::Stash(k) => self.slots[k].1 + microbatch % self.slots[k].0 * self.program.stashes[k],
+            Home::Stash(k) => {
+                let (slots, bytes, first) = self.slots[k];
+                first + microbatch % slots * bytes
+            }
         };
         first + touch.from..first + touch.to
     }
