@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import traceback
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -138,7 +139,11 @@ def measure(args, record, save, publish):
     for part in (p for p in PARTS if p in parts):
         for name, make in entries(part):
             keep(part, name, make)
-        publish()
+        try:
+            publish()
+        except Exception:
+            # The other parts are measured all the same, and it is tried again after each.
+            traceback.print_exc()
 
 
 if __name__ == "__main__":

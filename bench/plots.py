@@ -72,6 +72,8 @@ def memory(models, path):
 def lines(records, shown, path):
     """A column for each size and a row for each thing that grows with it, both logarithmic; in the legend the powers."""
     found = report.lines(records)
+    if not found:
+        return
     figure, panels = plt.subplots(len(shown), len(found), figsize=(4 * len(found), 3.2 * len(shown)), sharey="row", squeeze=False)
     for (size, points), column in zip(found.items(), panels.T):
         at = [x for x, _ in points]

@@ -166,8 +166,9 @@ def powers(records, grown):
             own = series(points, value)
             found = [(power(line), power(line[-2:])) for line in (own.get(n, []) for n in ["mcc", *PEERS])]
             cells = ["" if p is None else f"{round(p, 2) + 0:.2f}, {round(end, 2) + 0:.2f}" for p, end in found]
-            rows.append([f"{size}, {points[0][0]} to {points[-1][0]}", what, *cells])
-    return filled(["with", "grows", "mcc", "torch", "torch.compile", "JAX"], rows)
+            if any(cells):
+                rows.append([f"{size}, {points[0][0]} to {points[-1][0]}", what, *cells])
+    return filled(["with", "grows", "mcc", "torch", "torch.compile", "JAX"], rows) if rows else ""
 
 
 # What a mesh is compared with, and the share of the time that is left beside its own bubble.
@@ -277,7 +278,7 @@ def page(record):
     for part, title, make, words, plot in SECTIONS:
         if record.get(part):
             text += f"\n## {title}\n\n{words}\n\n{make(record[part])}"
-            text += f"\n![{title}]({plot})\n" if plot else ""
+            text += f"\n![{title}]({plot})\n" if plot and (part not in ("compile", "growth") or lines(record[part])) else ""
     if failed := failures(record):
         text += f"\n## Not measured\n\n{failed}"
     return text

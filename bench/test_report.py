@@ -65,6 +65,10 @@ class Report(unittest.TestCase):
         self.assertIn("| tp, 1 to 4 | warm | 1.00, 1.00 |", page)
         self.assertIn("| tp, 1 to 4 | plan of a rank | -1.00, -1.00 |", page)
         self.assertIn("| deep | 2.00 | 9.00 | 60 |", page)
+        self.assertNotIn("| dp, ", page)
+        record = small()
+        record["compile"] = {"deep": record["compile"]["deep"]}
+        self.assertNotIn("compile.svg", report.page(record))
 
     def test_more_ranks_are_compared_with_one(self):
         self.assertEqual(report.efficiency(small()["ranks"]["small"]), {"tp 4": (0.5, "its ranks"), "pp 2": (0.625, "its ranks")})
