@@ -310,6 +310,10 @@ impl<'c> Llvm<'c> {
         built(self.writer.build_select(condition, yes, no, "")).into_int_value()
     }
 
+    pub fn pointer_select(&self, condition: IntValue<'c>, yes: Pointer<'c>, no: Pointer<'c>) -> Pointer<'c> {
+        built(self.writer.build_select(condition, yes, no, "")).into_pointer_value()
+    }
+
     pub fn branch(&self, condition: IntValue<'c>, yes: impl FnOnce(), no: impl FnOnce()) {
         let function = self.current_function();
         let [yes_block, no_block, join] = ["then", "else", "join"].map(|n| self.context.append_basic_block(function, n));

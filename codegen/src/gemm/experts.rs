@@ -4,7 +4,7 @@
 //! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
 
 use super::product::Experts;
-use super::tile::{Part, Pass, Range, Rows, Tile};
+use super::tile::{Copies, Part, Pass, Range, Rows, Tile};
 use crate::build::llvm::{Index, Pointer};
 use crate::build::{Builder, Lane};
 
@@ -53,7 +53,15 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// The rows `tile`: those of every expert with its `B`, then those of nobody. Copies of one `B` for equal `copies` are the same.
-    pub fn rows_of_experts(&self, tile: Range<'c>, columns: Range<'c>, outer: Index<'c>, starts: &[Pointer<'c>], copies: Index<'c>) {
+    pub fn rows_of_experts(
+        &self,
+        tile: Range<'c>,
+        columns: Range<'c>,
+        outer: Index<'c>,
+        starts: &[Pointer<'c>],
+        copies: Index<'c>,
+        next: Copies<'c>,
+    ) {
         let (b, plan, experts) = (self.g.b, self.g.plan, self.experts());
         let ends = starts[experts.ends];
         let count = b.index(experts.axis.size);
@@ -68,13 +76,13 @@ impl<'c> Tile<'_, 'c> {
                 let copy = b.index_add(b.index_mul(copies, count), expert);
                 let renew = b.index_unequal(self.get(Cell::Copy), copy);
                 self.set(Cell::Copy, copy);
-                self.passes(&Part { rows: self.panels(from, to), columns, outer, starts: &starts }, renew);
+                self.passes(&Part { rows: self.panels(from, to), columns, outer, starts: &starts }, renew, next);
             };
             b.branch(b.index_less(from, to), some, || ());
         });
         let last = b.index(experts.axis.size - 1);
         let from = b.index_max(self.owned(end_of(last), last, plan.m.size).to, tile.from);
-        b.branch(b.index_less(from, tile.to), || self.nothing(&Part { rows: self.panels(from, tile.to), columns, outer, starts }), || ());
+        b.branch(b.index_less(from, tile.to), || self.nothing(&Part { rows: self.panels(from, tile.to), columns, outer, starts }, next), || ());
     }
 
     /// Rows `from..to`, at least one, in panels.
@@ -87,15 +95,15 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// A tile of sums of 0.
-    fn nothing(&self, part: &Part<'_, 'c>) {
+    fn nothing(&self, part: &Part<'_, 'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let always = b.index_equal(b.index(0), b.index(0));
         let (a, factor) = (part.starts[plan.a], part.starts[plan.b]);
-        self.products(part, &Pass { a, b: factor, depth: b.index(0), first: always, last: always, renew: None });
+        self.products(part, &Pass { a, b: factor, depth: b.index(0), first: always, last: always, renew: None, next });
     }
 
     /// A tile of the sum over what one expert owns of the contracted elements, in every repetition of these.
-    pub fn elements_of_expert(&self, part: &Part<'_, 'c>) {
+    pub fn elements_of_expert(&self, part: &Part<'_, 'c>, next: Copies<'c>) {
         let (b, plan, experts) = (self.g.b, self.g.plan, self.experts());
         let depth = plan.blocks.depth;
         let expert = b.index_div(part.outer, b.index(plan.outer[1..].iter().map(|x| x.size).product()));
@@ -120,11 +128,11 @@ impl<'c> Tile<'_, 'c> {
                     let [a, factor] = self.factors(part.starts, repeat, k);
                     let depth = b.index_min(b.index(depth), b.index_sub(own.to, k));
                     let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(after, passes));
-                    self.pass(part, &Pass { a, b: factor, depth, first, last, renew: None });
+                    self.pass(part, &Pass { a, b: factor, depth, first, last, renew: None, next });
                 });
             });
         };
-        b.branch(b.index_equal(self.get(Cell::Passes), b.index(0)), || self.nothing(part), some);
+        b.branch(b.index_equal(self.get(Cell::Passes), b.index(0)), || self.nothing(part, next), some);
     }
 }
 

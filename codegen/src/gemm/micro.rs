@@ -2,6 +2,7 @@
 
 use super::Gemm;
 use super::epilogue::{Epilogue, Spot};
+use super::next::{Next, Part};
 use super::product::Own;
 use crate::CompileError;
 use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
@@ -27,7 +28,7 @@ pub struct Variant {
 }
 
 /// Contracted elements per iteration.
-const UNROLL: i64 = 4;
+pub const UNROLL: i64 = 4;
 /// How many contracted elements ahead packed operands are fetched.
 const AHEAD: i64 = 16;
 /// The same for `B` in place, whose rows are far apart.
@@ -40,15 +41,19 @@ const PARTIAL: u32 = 2;
 const SCALARS: u32 = 3;
 /// Room for the sums of one micro-kernel.
 const SPILL: u32 = 4;
+/// Its parts of the blocks of `A` and `B` that are copied next.
+const NEXT: [u32; 2] = [5, 6];
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
-const TENSORS: u32 = 5;
+const TENSORS: u32 = 7;
 
 /// Positions of the index parameters, which follow the pointers.
 const ROW: u32 = 0;
 const COLUMN: u32 = 1;
 const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
-/// Of [`finish`] in its place.
+/// Lines after the first of these parts.
+const MORE: [u32; 2] = [4, 5];
+/// Of [`finish`] in place of the depth.
 const ROWS: u32 = 3;
 
 /// The position of the first index parameter.
@@ -56,8 +61,8 @@ fn first_index(g: &Gemm) -> u32 {
     TENSORS + (g.kernel.inputs.len() + g.kernel.outputs.len()) as u32
 }
 
-/// A function `(a, b, partial, scalars, spill, tensors.., row, column, outer, depth)`; row and column are the first ones in the product,
-/// `outer` counts the repetitions of the product. A long epilogue is in `finish`.
+/// A function `(a, b, partial, scalars, spill, next_a, next_b, tensors.., row, column, outer, depth, more_a, more_b)`; row and column are the first ones in
+/// the product, `outer` counts the repetitions of the product. A long epilogue is in `finish`.
 ///
 /// # Errors
 /// The epilogue has an op that is not supported.
@@ -71,7 +76,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
         (true, true) => "last",
     };
     let name = format!("micro_{}x{}_{stage}", variant.rows, variant.columns);
-    let function = b.function(&name, TENSORS as usize + tensors, 4, Visibility::Local);
+    let function = b.function(&name, TENSORS as usize + tensors, 6, Visibility::Local);
     let sums = multiply(g, function, variant);
     let lanes = b.lanes() as i64;
     let partial = b.pointer_parameter(function, PARTIAL);
@@ -174,10 +179,12 @@ struct Ahead<'a, 'c> {
     next: Option<(Index<'c>, Vec<i64>)>,
     /// What is read or written at the end: where it begins, bytes from row to row, and of a row.
     blocks: Vec<(Pointer<'c>, i64, i64)>,
+    /// What is copied after these products.
+    copies: Vec<(&'a Next, Part<'c>)>,
 }
 
 impl<'a, 'c> Ahead<'a, 'c> {
-    fn new(g: &Gemm<'a, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> Ahead<'a, 'c> {
+    fn new(g: &'a Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant, vectors: i64) -> Ahead<'a, 'c> {
         let (b, plan, stage) = (g.b, g.plan, variant.stage);
         let blocks = &plan.blocks;
         let next = (!blocks.pack_a).then(|| {
@@ -195,7 +202,9 @@ impl<'a, 'c> Ahead<'a, 'c> {
             let bytes = g.bytes(t);
             (b.pointer_parameter(function, TENSORS + t as u32), bytes * plan.m.strides[t], bytes * width)
         });
-        Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect() }
+        let part = |f: usize| Part { start: b.pointer_parameter(function, NEXT[f]), more: b.index_parameter(function, first_index(g) + MORE[f]) };
+        let copies = g.next.iter().enumerate().filter_map(|(f, next)| Some((next.as_ref()?, part(f)))).collect();
+        Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect(), copies }
     }
 
     /// The share of the iteration that begins at contracted element `k`, with `A` at `a`: a row of what the end needs.
@@ -204,7 +213,9 @@ impl<'a, 'c> Ahead<'a, 'c> {
         if let Some((first, rows)) = &self.next {
             rows.iter().for_each(|row| b.prefetch(b.at_const(b.at(a, *first), *row), Level::First));
         }
-        let row = b.index_min(b.index_div(k, b.index(UNROLL)), b.index(self.rows - 1));
+        let number = b.index_div(k, b.index(UNROLL));
+        self.copies.iter().for_each(|(next, part)| next.fetch(b, *part, number));
+        let row = b.index_min(number, b.index(self.rows - 1));
         for (start, stride, bytes) in &self.blocks {
             let place = b.at(*start, b.index_mul(row, b.index(*stride)));
             (0..*bytes).step_by(64).for_each(|byte| b.prefetch(b.at_const(place, byte), Level::First));

@@ -9,6 +9,7 @@ mod epilogue;
 mod experts;
 pub mod gpu;
 mod micro;
+mod next;
 mod pack;
 pub mod plan;
 pub mod product;
@@ -22,12 +23,13 @@ pub use vector::as_loops;
 use crate::CompileError;
 use crate::build::Builder;
 use crate::build::llvm::{Llvm, Pointer};
-use crate::layout::div_ceil;
+use crate::layout::{Axis, div_ceil};
 use crate::pointwise;
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
 use micro::{Stage, Variant};
+use next::Next;
 use plan::Plan;
 use product::Own;
 use std::collections::BTreeMap;
@@ -42,6 +44,8 @@ pub struct Gemm<'a, 'c> {
     pub partials: Option<i64>,
     /// The ops after the product are many: they are written as a loop over rows.
     pub long_epilogue: bool,
+    /// How the next blocks of `A` and `B` are brought near, of those that are copied and have one.
+    pub next: [Option<Next>; 2],
 }
 
 impl Gemm<'_, '_> {
@@ -53,6 +57,15 @@ impl Gemm<'_, '_> {
             None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
         };
         pointwise::stored(ty.dtype).bytes()
+    }
+
+    fn next_blocks(&self) -> [Option<Next>; 2] {
+        let (plan, blocks) = (self.plan, &self.plan.blocks);
+        let rows = blocks.most_panels().min(blocks.panels) * blocks.tallest();
+        let strides = |axis: &Axis, tensor: usize| [axis.strides[tensor], plan.k.strides[tensor]];
+        let a = blocks.pack_a.then(|| Next::new(self, plan.a, rows, strides(&plan.m, plan.a)));
+        let b = blocks.pack_b.then(|| Next::new(self, plan.b, blocks.tile_columns * blocks.width, strides(&plan.n, plan.b)));
+        [a.flatten(), b.flatten()]
     }
 }
 
@@ -87,7 +100,8 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &st
     let blocks = &plan.blocks;
     let passes = plan.passes();
     let partials = (passes != Some(1)).then(|| blocks.partial_stride());
-    let g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)) };
+    let mut g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)), next: [None, None] };
+    g.next = g.next_blocks();
 
     let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
     let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
@@ -138,7 +152,7 @@ impl<'c> Functions<'c> {
             _ if plan.experts.is_some() => several.into_iter().chain([whole]).collect(),
             _ => several.to_vec(),
         };
-        let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &crate::layout::Axis, tensor: usize| {
+        let panel = |name: &str, items, [out_stride, out_panel]: [i64; 2], axis: &Axis, tensor: usize| {
             let panel = pack::Panel {
                 name: format!("{name}_{items}"),
                 bounded: of_rows && tensor == plan.a,

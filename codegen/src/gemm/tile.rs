@@ -1,6 +1,7 @@
 //! One tile: what is copied when, and which micro-kernel runs where.
 
 use super::micro::{Stage, Variant};
+use super::next;
 use super::product::Own;
 use super::{Functions, Gemm, Scratch};
 use crate::build::Builder;
@@ -70,6 +71,15 @@ pub struct Pass<'c> {
     pub last: IntValue<'c>,
     /// Whether the kept copy must be made anew; absent if it always must.
     pub renew: Option<IntValue<'c>>,
+    /// What is copied next.
+    pub next: Copies<'c>,
+}
+
+/// Blocks of both factors that are copied next: where they begin, and 1 for each that there is.
+#[derive(Clone, Copy)]
+pub struct Copies<'c> {
+    pub starts: [Pointer<'c>; 2],
+    pub wanted: [Index<'c>; 2],
 }
 
 impl<'c> Tile<'_, 'c> {
@@ -94,13 +104,56 @@ impl<'c> Tile<'_, 'c> {
                     Kept::A => (slow_tiles, fast_tiles),
                     Kept::B => (fast_tiles, slow_tiles),
                 };
-                self.tiles(rows, columns, outer, line, b.index_equal(tile, from));
+                let next = self.after([line, tile, b.index(together)], [to, after]);
+                self.tiles(rows, columns, outer, line, b.index_equal(tile, from), next);
             });
         });
     }
 
+    /// What is copied first after tiles `tile..tile + together` of `line`, of which the last is before `to`; the last line is before `after`. Where experts own anything it
+    /// is not known.
+    fn after(&self, [line, tile, together]: [Index<'c>; 3], [to, after]: [Index<'c>; 2]) -> Copies<'c> {
+        let (b, plan) = (self.g.b, self.g.plan);
+        let blocks = &plan.blocks;
+        let slow = match self.kept() {
+            Kept::A => blocks.row_tiles,
+            Kept::B => blocks.column_tiles,
+        };
+        let further = b.index_add(tile, together);
+        let same = b.index_less(further, to);
+        let line = b.index_select(same, line, b.index_add(line, b.index(1)));
+        let tile = b.index_select(same, further, b.index(0));
+        let flag = |condition| b.index_select(condition, b.index(1), b.index(0));
+        let known = plan.experts.is_none();
+        let some = if known { flag(b.index_less(line, after)) } else { b.index(0) };
+        // Copies that are kept serve a line.
+        let kept = if plan.passes() == Some(1) { b.index_select(same, b.index(0), some) } else { some };
+        let slow_tile = b.index_rem(line, b.index(slow));
+        let (row_tile, column_tile, wanted) = match self.kept() {
+            Kept::A => (slow_tile, tile, [kept, some]),
+            Kept::B => (tile, slow_tile, [some, kept]),
+        };
+        let row_panel = b.index_div(b.index_mul(row_tile, b.index(blocks.panels)), b.index(blocks.row_tiles));
+        let column_panel = b.index_div(b.index_mul(column_tile, b.index(blocks.column_panels)), b.index(blocks.column_tiles));
+        let starts = self.factors(&self.starts(b.index_div(line, b.index(slow))), b.index(0), b.index(0));
+        let row = b.index_add(b.index_mul(row_panel, b.index(blocks.height)), b.index_min(row_panel, b.index(blocks.tall)));
+        Copies { starts: [self.row_at(starts[0], row), self.column_at(starts[1], column_panel)], wanted }
+    }
+
+    /// The first factor, from `a`, at a row.
+    fn row_at(&self, a: Pointer<'c>, row: Index<'c>) -> Pointer<'c> {
+        let (b, plan) = (self.g.b, self.g.plan);
+        b.at(a, b.index_mul(row, b.index(self.bytes(plan.a) * plan.m.strides[plan.a])))
+    }
+
+    /// The second factor, from `factor`, at the first column of a panel.
+    fn column_at(&self, factor: Pointer<'c>, panel: Index<'c>) -> Pointer<'c> {
+        let (b, plan) = (self.g.b, self.g.plan);
+        b.at(factor, b.index_mul(panel, b.index(self.bytes(plan.b) * plan.blocks.width * plan.n.strides[plan.b])))
+    }
+
     /// Tiles of rows and one of columns in repetition `outer`. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
-    fn tiles(&self, rows: Range<'c>, columns: Range<'c>, outer: Index<'c>, line: Index<'c>, renew: IntValue<'c>) {
+    fn tiles(&self, rows: Range<'c>, columns: Range<'c>, outer: Index<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let columns = self.share(columns, blocks.column_tiles, blocks.column_panels);
@@ -108,15 +161,15 @@ impl<'c> Tile<'_, 'c> {
         if plan.owns(Own::Rows) {
             let length = b.index(blocks.tile_rows * blocks.height);
             let rows = Range { from: b.index_mul(rows.from, length), to: b.index_min(b.index_mul(rows.to, length), b.index(plan.m.size)) };
-            return self.rows_of_experts(rows, columns, outer, &starts, line);
+            return self.rows_of_experts(rows, columns, outer, &starts, line, next);
         }
         let panels = self.share(rows, blocks.row_tiles, blocks.panels);
         let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
         let part = Part { rows, columns, outer, starts: &starts };
         if plan.owns(Own::Contracted) {
-            return self.elements_of_expert(&part);
+            return self.elements_of_expert(&part, next);
         }
-        self.passes(&part, renew);
+        self.passes(&part, renew, next);
     }
 
     /// What parts of these numbers have of `0..end`, divided into so many.
@@ -126,20 +179,32 @@ impl<'c> Tile<'_, 'c> {
         Range { from: border(numbers.from), to: border(numbers.to) }
     }
 
-    /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before.
-    pub fn passes(&self, part: &Part<'_, 'c>, renew: IntValue<'c>) {
+    /// All blocks of contracted elements. `renew`: whether the kept copy is another one than before; `next`: what is copied after them.
+    pub fn passes(&self, part: &Part<'_, 'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
         b.for_each(b.index(0), b.index(passes), 1, &mut |number| {
-            let block = b.index_rem(number, b.index(blocks.depths));
-            let k = b.index_mul(block, b.index(blocks.depth));
+            let k_of = |number| b.index_mul(b.index_rem(number, b.index(blocks.depths)), b.index(blocks.depth));
+            let block_of = |number| self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k_of(number));
+            let k = k_of(number);
             let depth = b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k));
-            let [a, factor] = self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k);
+            let [a, factor] = block_of(number);
             // With several passes the copies change within the tile.
             let renew = if passes == 1 { Some(renew) } else { None };
             let (first, last) = (b.index_equal(number, b.index(0)), b.index_equal(number, b.index(passes - 1)));
-            self.pass(part, &Pass { a, b: factor, depth, first, last, renew });
+            let next = if passes == 1 {
+                next
+            } else {
+                let [a, factor] = block_of(b.index_add(number, b.index(1)));
+                let row = self.first_row(part.rows, part.rows.panels.from);
+                let starts = [self.row_at(a, row), self.column_at(factor, part.columns.from)];
+                Copies {
+                    starts: [0, 1].map(|f| b.pointer_select(last, next.starts[f], starts[f])),
+                    wanted: [0, 1].map(|f| b.index_select(last, next.wanted[f], b.index(1))),
+                }
+            };
+            self.pass(part, &Pass { a, b: factor, depth, first, last, renew, next });
         });
     }
 
@@ -208,12 +273,21 @@ impl<'c> Tile<'_, 'c> {
         let (blocks, rows, columns) = (&plan.blocks, part.rows, part.columns);
         b.for_each(rows.panels.from, rows.panels.to, 1, &mut |row_panel| {
             let row = self.first_row(rows, row_panel);
+            let [number, count] = [row_panel, rows.panels.to].map(|panel| b.index_sub(panel, rows.panels.from));
             let a = if blocks.pack_a { self.packed_row(rows, row_panel) } else { self.row_start(pass, rows, row_panel) };
             b.for_each(columns.from, columns.to, 1, &mut |panel| {
                 let column = b.index_mul(panel, b.index(blocks.width));
                 let factor = if blocks.pack_b { self.packed_column(columns, panel) } else { self.column_start(pass, panel) };
                 let mut pointers = vec![a, factor, self.partial(part, row, column), self.scalars];
                 pointers.push(b.at_const(self.area, self.scratch.spill));
+                let mut indices = vec![row, column, part.outer, pass.depth];
+                for (next, (start, wanted)) in self.g.next.iter().zip(pass.next.starts.into_iter().zip(pass.next.wanted)) {
+                    let at = [number, count, b.index_sub(panel, columns.from)];
+                    let part = next.as_ref().map(|next| next.part(b, start, wanted, at));
+                    let part = part.unwrap_or(next::Part { start: a, more: b.index(0) });
+                    pointers.push(part.start);
+                    indices.push(part.more);
+                }
                 for (tensor, start) in part.starts.iter().enumerate() {
                     let bytes = self.bytes(tensor);
                     let down = b.at(*start, b.index_mul(row, b.index(bytes * plan.m.strides[tensor])));
@@ -223,7 +297,7 @@ impl<'c> Tile<'_, 'c> {
                     self.by_width(panel, &mut |columns| {
                         self.by_stage(pass, &mut |stage| {
                             let micro = self.functions.micro[&Variant { rows, columns, stage }];
-                            b.call(micro, &pointers, &[row, column, part.outer, pass.depth]);
+                            b.call(micro, &pointers, &indices);
                         });
                     });
                 });
@@ -237,8 +311,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     fn column_start(&self, pass: &Pass<'c>, panel: Index<'c>) -> Pointer<'c> {
-        let (b, plan) = (self.g.b, self.g.plan);
-        b.at(pass.b, b.index_mul(panel, b.index(self.bytes(plan.b) * plan.blocks.width * plan.n.strides[plan.b])))
+        self.column_at(pass.b, panel)
     }
 
     fn packed_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
@@ -248,8 +321,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     fn row_start(&self, pass: &Pass<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
-        let (b, plan) = (self.g.b, self.g.plan);
-        b.at(pass.a, b.index_mul(self.first_row(rows, panel), b.index(self.bytes(plan.a) * plan.m.strides[plan.a])))
+        self.row_at(pass.a, self.first_row(rows, panel))
     }
 
     /// Columns of the last column panel.
