@@ -15,7 +15,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, heads, optimize, order, pad, simplify, tables, terms, widen, zero};
+use crate::{bucket, heads, optimize, order, pad, simplify, sums, tables, terms, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Param, Table};
@@ -237,6 +237,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
             trace.step("offload", || both.map(|(l, e)| offload::offload(l, e)).collect::<Vec<_>>(), shared)?.into_iter().unzip()
         }
     };
+    let locals: Vec<Local> = trace.step("sums", || locals.into_iter().map(sums::cut).collect(), joined)?;
     let (before, after) = (Graphs { training: &stages, evaluation: &evaluated_stages }, Graphs { training: &locals, evaluation: &evaluations });
     trace.step("rewrites", || (), |()| rewrites::verify(before, after).map_err(|e| e.to_string()))?;
 

@@ -33,6 +33,7 @@ pub mod schedule;
 pub mod simplify;
 pub mod stages;
 pub mod storage;
+pub mod sums;
 pub mod tables;
 pub mod terms;
 pub mod timeline;

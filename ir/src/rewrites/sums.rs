@@ -55,6 +55,9 @@ impl Rules<'_> {
         if sums && self.is_zero(x.term) {
             return self.zero(dtype);
         }
+        if let Some(of) = self.summed(kind, x) {
+            return self.reduce(kind, &of, dtype);
+        }
         let apart = of_coords(x);
         let mut digits: Vec<(u64, u64)> = x.dims.iter().flat_map(Digits::iter).collect();
         let parts = sums && apart != 0 && self.varies(x.term) & apart == 0;
@@ -71,6 +74,18 @@ impl Rules<'_> {
         let key = Key { what, args: vec![x], labels: vec![vec![Dim(0)], vec![]], sizes: vec![n], dtype };
         let out = Access::whole(self.terms.intern(key), &[]);
         if parts { self.parts(&subs, vec![out], dtype) } else { out }
+    }
+
+    /// What `x` has all sums of, each once, where it is such a value: their sum is that of all its elements.
+    fn summed(&self, kind: Reduce, x: &Access) -> Option<Access> {
+        let key = self.terms.key(x.term);
+        let What::Op(Op::Reduce { kind: inner, .. }, _) = &key.what else { return None };
+        let all: u64 = key.labels.last()?.iter().map(|d| key.sizes[d.0 as usize]).product();
+        let mut digits: Vec<(u64, u64)> = x.dims.iter().flat_map(Digits::iter).filter(|d| d.0 > 1).collect();
+        digits.sort_unstable_by_key(|d| d.1);
+        let dense = digits.iter().try_fold(1, |next, (n, stride)| (*stride == next).then_some(next * n));
+        let is_all = x.coords.is_empty() && x.offset == 0 && dense == Some(all);
+        (kind == *inner && kind == Reduce::Sum && is_all).then(|| key.args[0].flat())
     }
 
     /// A scalar of which each rank has a part: all together the sum of these.
@@ -343,6 +358,23 @@ mod tests {
         let whole = rules.reduce(Reduce::Sum, &sum, DType::F32);
         assert_ne!(parts, whole);
         assert_eq!(rules.linear(&EXCHANGE(Collective::AllReduce(Reduce::Sum), subs), &parts, DType::F32), whole);
+    }
+
+    #[test]
+    fn the_sum_of_all_sums_is_that_of_the_elements_and_of_some_is_not() {
+        let mesh = crate::mesh::Mesh::new(1, 1, 1, 1, 1);
+        let mut rules = Rules::new(&mesh);
+        let x = input(&mut rules, 0, &[6, 4]);
+        let over = |dims: &[u32]| Op::Reduce { kind: Reduce::Sum, over: dims.iter().map(|d| Dim(*d)).collect() };
+        let labels = vec![vec![Dim(0), Dim(1)], vec![Dim(0)]];
+        let rows = rules.apply(Key { what: What::Op(over(&[1]), vec![]), args: vec![x.clone()], labels, sizes: vec![6, 4], dtype: DType::F32 });
+        let whole = rules.reduce(Reduce::Sum, &x.flat(), DType::F32);
+        assert_eq!(rules.reduce(Reduce::Sum, &rows, DType::F32), whole);
+        let some = |n: u64, stride: u64| Access { dims: vec![Digits::new([(n, stride)])], ..rows.clone() };
+        for part in [some(5, 1), some(3, 2), some(6, 0), Access { offset: 1, ..some(5, 1) }] {
+            assert_ne!(rules.reduce(Reduce::Sum, &part, DType::F32), whole);
+        }
+        assert_ne!(rules.reduce(Reduce::Max, &rows, DType::F32), rules.reduce(Reduce::Max, &x.flat(), DType::F32));
     }
 
     #[test]

@@ -27,5 +27,6 @@ mod random;
 mod rewrites;
 mod shared;
 mod shrink;
+mod sums;
 mod verdicts;
 mod wanted;
