@@ -13,6 +13,7 @@ use crate::{CompileError, Shape, math, pointwise};
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{AttentionGrad, Op};
+use std::f64::consts::LOG2_E;
 
 /// Offsets in scratch, in bytes.
 struct Scratch {
@@ -64,7 +65,7 @@ impl Scratch {
 /// The functions of one kernel. Those of gradients that it does not store are absent.
 struct Functions<'c> {
     copy_q: Option<FunctionValue<'c>>,
-    copy_k: Option<FunctionValue<'c>>,
+    copy_k: FunctionValue<'c>,
     copy_dout: Option<FunctionValue<'c>>,
     bounds: Option<[FunctionValue<'c>; 2]>,
     transpose_k: FunctionValue<'c>,
@@ -162,7 +163,7 @@ impl<'c> Backward<'_, 'c> {
                 columns: plan.width,
                 depth: plan.key_block,
                 a: (plan.key_block, 1),
-                b_row: plan.row_length(&operands.k),
+                b_row: plan.width,
                 c_row: plan.width,
                 end: End::Add,
             };
@@ -170,12 +171,12 @@ impl<'c> Backward<'_, 'c> {
         };
         Functions {
             copy_q: copy("copy_q", &operands.q),
-            copy_k: copy("copy_k", &operands.k),
+            copy_k: tiles::copy(b, plan, &Copy::plain(plan, "copy_k", &operands.k)),
             copy_dout: copy("copy_dout", &operands.dout),
             bounds: plan.bounds(b),
             transpose_k: transpose(b, plan, "transpose_k", &operands.k, plan.key_block),
             transpose_v: transpose(b, plan, "transpose_v", &operands.v, plan.key_block),
-            scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0)),
+            scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0 * LOG2_E)),
             dp: against_keys("dp", &operands.dout, End::Store),
             gradient: self.gradient("gradient", false),
             gradient_masked: self.gradient("gradient_masked", true),
@@ -185,8 +186,8 @@ impl<'c> Backward<'_, 'c> {
         }
     }
 
-    /// A function `(p, ds, lse, delta, positions of queries and of keys; query, key, keys' end, queries)`: scores to probabilities, the gradient of probabilities to that
-    /// of scores. Rows from `queries` on are padding and become zero.
+    /// A function `(p, ds, lse, delta, positions of queries and of keys; query, key, keys' end, queries)`: scores, as exponents of two, to probabilities, the gradient of probabilities to that
+    /// of scores but for the scale. Rows from `queries` on are padding and become zero.
     fn gradient(&self, name: &str, masked: bool) -> FunctionValue<'c> {
         let (b, plan) = (self.b, self.plan);
         let function = b.function(name, 6, 4, Visibility::Local);
@@ -198,11 +199,12 @@ impl<'c> Backward<'_, 'c> {
             b.load_splat(b.at(start, b.index_mul(row, b.index(4 * stride))), Lane::F32)
         };
         b.for_each(b.index(0), queries, 1, &mut |row| {
-            let (log, delta) = (of_query(lse, self.operands.lse, row), of_query(delta, self.operands.delta, row));
+            let log = b.mul(of_query(lse, self.operands.lse, row), b.f32(LOG2_E));
+            let delta = of_query(delta, self.operands.delta, row);
             let positions = plan.row_positions(b, [at, of], b.index_add(query, row));
             for first in (0..plan.key_block).step_by(b.lanes()) {
                 let (p, ds) = (b.at_const(line(p, row), 4 * first), b.at_const(line(ds, row), 4 * first));
-                let mut probability = math::exp(b, b.sub(b.load(p, Lane::F32, None), log));
+                let mut probability = math::exp2(b, b.sub(b.load(p, Lane::F32, None), log));
                 let mut slope = b.sub(b.load(ds, Lane::F32, None), delta);
                 if masked {
                     let mask = plan.row_mask(b, positions, b.index_add(key, b.index(first)), end);
@@ -210,7 +212,7 @@ impl<'c> Backward<'_, 'c> {
                     slope = b.select(mask, slope, b.f32(0.0));
                 }
                 b.store(p, probability, Lane::F32, None);
-                b.store(ds, b.mul(b.mul(probability, b.f32(plan.attention.scale.0)), slope), Lane::F32, None);
+                b.store(ds, b.mul(probability, slope), Lane::F32, None);
             }
         });
         b.for_each(queries, b.index(plan.query_block), 1, &mut |row| {
@@ -238,7 +240,7 @@ impl<'c> Backward<'_, 'c> {
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
             let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
-            let k = ready(functions.copy_k, &operands.k, keys, self.scratch.k);
+            let k = ready(Some(functions.copy_k), &operands.k, keys, self.scratch.k);
             b.call(functions.transpose_k, &[source(&operands.k, keys.first), part(self.scratch.k_transposed)], &[keys.count]);
             b.call(functions.transpose_v, &[source(&operands.v, keys.first), part(self.scratch.v_transposed)], &[keys.count]);
             b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
@@ -306,10 +308,11 @@ impl<'c> Backward<'_, 'c> {
     /// Stores the sums of one gradient, if the kernel has it.
     fn finish(&self, at: &Arguments<Pointer<'c>>, which: AttentionGrad) {
         let (b, plan) = (self.b, self.plan);
-        let (sums, rows, dim) = match which {
-            AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at),
-            AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys),
-            AttentionGrad::V => (self.scratch.dv, plan.keys, plan.attention.keys),
+        let scale = plan.attention.scale.0;
+        let (sums, rows, dim, factor) = match which {
+            AttentionGrad::Q => (self.scratch.dq, plan.queries, plan.attention.at, scale),
+            AttentionGrad::K => (self.scratch.dk, plan.keys, plan.attention.keys, scale),
+            AttentionGrad::V => (self.scratch.dv, plan.keys, plan.attention.keys, 1.0),
         };
         for (position, output) in plan.kernel.outputs.iter().enumerate() {
             if !matches!(plan.kernel.body[output.value].op, Op::AttentionGrad(_, w) if w == which) {
@@ -325,7 +328,7 @@ impl<'c> Backward<'_, 'c> {
                 for column in vector_columns(b, plan) {
                     let Column { first, .. } = column;
                     let value = b.load(b.at_const(from, 4 * first), Lane::F32, None);
-                    store_column(b, to, &column, stored, value);
+                    store_column(b, to, &column, stored, b.mul(value, b.f32(factor)));
                 }
             });
         }

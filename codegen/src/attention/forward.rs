@@ -67,7 +67,7 @@ struct Functions<'c> {
     transpose_k: FunctionValue<'c>,
     copy_v: FunctionValue<'c>,
     bounds: Option<[FunctionValue<'c>; 2]>,
-    /// For each height that panels have.
+    /// For each height that panels have, the greater first.
     panels: Vec<Panel<'c>>,
 }
 
@@ -157,7 +157,7 @@ impl<'c> Forward<'_, 'c> {
                     b.call(functions.transpose_k, &[source(k, strip.span.first), self.strip_keys(at, column)], &[strip.span.count]);
                 });
                 b.call(functions.copy_v, &[source(v, keys.first), part(scratch.v)], &[keys.count]);
-                for (functions, (_, [first_panel, end_panel])) in functions.panels.iter().zip(division.heights(b, panels)) {
+                for (functions, [first_panel, end_panel]) in functions.panels.iter().zip(division.by_height(b, panels)) {
                     b.for_each(first_panel, end_panel, 1, &mut |panel| {
                         let rows = Run { span: rows_of(panel), bounds: panel_bounds(panel) };
                         self.panel(functions, at, &Meeting { row: b.index_sub(rows.span.first, first), rows, keys });

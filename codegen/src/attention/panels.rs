@@ -76,11 +76,11 @@ impl Division {
         b.index_add(b.index_mul(panel, b.index(self.height)), b.index_min(panel, b.index(self.tall)))
     }
 
-    /// The heights that panels have, each with the panels `first .. end` of it among those of a run.
-    pub fn heights<'c>(&self, b: &Llvm<'c>, [first, end]: [Index<'c>; 2]) -> Vec<(i64, [Index<'c>; 2])> {
+    /// Of a run's panels `first .. end` those of each height that panels have, the greater first.
+    pub fn by_height<'c>(&self, b: &Llvm<'c>, [first, end]: [Index<'c>; 2]) -> Vec<[Index<'c>; 2]> {
         let tall = b.index(self.tall);
-        let heights = [(self.height + 1, [first, b.index_min(end, tall)]), (self.height, [b.index_max(first, tall), end])];
-        heights.into_iter().skip(usize::from(self.tall == 0)).collect()
+        let all = [[first, b.index_min(end, tall)], [b.index_max(first, tall), end]];
+        all.into_iter().skip(usize::from(self.tall == 0)).collect()
     }
 }
 
