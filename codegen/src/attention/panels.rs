@@ -12,9 +12,10 @@ use crate::math;
 use crate::target::Target;
 use inkwell::values::FunctionValue;
 
-/// Rows of queries of a tile, about: the more, the fewer copies of keys and values; but that there be tiles enough for every thread.
-const TILES: [i64; 2] = [512, 256];
-const ENOUGH: i64 = 32;
+/// Queries of a tile at least, if there are as many: they share copies of keys and values.
+const TILE: i64 = 256;
+/// Tiles, with which eight threads have two each.
+const TILES: i64 = 16;
 /// Keys of a block at most.
 const KEYS: i64 = 128;
 /// A score that no softmax sees.
@@ -45,12 +46,14 @@ impl Division {
         let lanes = target.lanes() as i64;
         let panels = div_ceil(plan.queries, tiles::tallest(target.registers, 2));
         let strip = 2 * lanes;
-        let runs = TILES.map(|rows| div_ceil(plan.queries, rows));
+        // The more queries in a tile, the fewer copies: as many as half of the second-level cache holds with their sums, if that leaves enough tiles.
+        let most = (i64::from(target.l2_bytes) / 2 / (8 * plan.width)).max(TILE);
+        let enough = div_ceil(TILES, plan.sizes(&plan.heads())).min(div_ceil(plan.queries, TILE));
         Division {
             panels,
             height: plan.queries / panels,
             tall: plan.queries % panels,
-            runs: if plan.sizes(&plan.heads()) * runs[0] >= ENOUGH { runs[0] } else { runs[1] },
+            runs: div_ceil(plan.queries, most).max(enough),
             block: KEYS.min(div_ceil(plan.keys, strip) * strip),
             strip,
             columns: lanes * tiles::vectors_abreast(plan.width, lanes),
