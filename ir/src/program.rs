@@ -72,14 +72,35 @@ pub struct Stage {
 /// The order in which a stage calls the bodies of its program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSchedule {
-    /// Slots of each stash of the program: microbatches that have something there at a time.
-    pub slots: Vec<u32>,
+    /// Where each stash of the program lies.
+    pub slots: Vec<Slots>,
     /// A training step up to the gradient norm.
     pub train: Vec<Call>,
     /// The rest of a step, once loss and gradient norm were found finite.
     pub update: Vec<Call>,
     /// A forward pass alone, without random drops, over one global batch; reports the losses and metrics.
     pub eval: Vec<Call>,
+}
+
+/// Slots of a stash, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slots {
+    /// Microbatches that have something there at a time.
+    pub count: u32,
+    /// Byte of the temporary arena at which the first begins.
+    pub at: u64,
+}
+
+impl CallSchedule {
+    /// Bytes of each arena of a rank, in the order of [`Arena::ALL`]: the temporary one reaches to the end of the last stash, which has none of its own.
+    /// Saturates instead of overflowing.
+    pub fn arena_bytes(&self, program: &Program) -> [u64; Arena::ALL.len()] {
+        let ends = self.slots.iter().zip(&program.stashes).map(|(s, bytes)| bytes.saturating_mul(u64::from(s.count)).saturating_add(s.at));
+        let mut bytes = program.arena_bytes;
+        bytes[Arena::Stash as usize] = 0;
+        bytes[Arena::Temporary as usize] = ends.fold(bytes[Arena::Temporary as usize], u64::max);
+        bytes
+    }
 }
 
 impl Job {
@@ -135,7 +156,7 @@ pub struct TableEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     pub buffers: Vec<Buffer>,
-    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot of each stash.
+    /// Bytes of each arena, in the order of [`Arena::ALL`]; the stash's is for one slot of each stash, the temporary one's without stashes.
     pub arena_bytes: [u64; Arena::ALL.len()],
     /// Bytes of a slot of each stash. They divide the stash arena, in this order.
     pub stashes: Vec<u64>,
@@ -217,7 +238,8 @@ pub struct Part<'a> {
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.
     Persistent,
-    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward pass.
+    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward pass. It lies in the memory of
+    /// temporary buffers, where the stage says ([`Slots`]): beyond those of all calls from the first to the last of a phase that touch it.
     Stash,
     /// Within one call of a body.
     Temporary,
@@ -313,6 +335,12 @@ impl Program {
         let (Some(bucket), [window]) = (self.bucket(stage, slot), index.as_slice()) else { return vec![] };
         let role = bucket.holds.role(state);
         bucket.pieces.iter().map(|p| Part { slot: p.slot, role, index: &p.index, bucket: Some((p.at, window)) }).collect()
+    }
+
+    /// The byte of a memory's temporary arena before which all temporary buffers of a body end.
+    pub fn end_of_temporaries(&self, body: &Body, space: Space) -> u64 {
+        let buffers = body.commands.iter().flat_map(|c| c.action.buffers()).map(|id| &self.buffers[id.index()]);
+        buffers.filter(|b| b.arena == space.temporary()).map(|b| b.offset + b.bytes()).max().unwrap_or(0)
     }
 
     /// The stash in which a buffer of the stash arena lies, and where that begins; none if it lies in no one stash.
@@ -620,4 +648,19 @@ pub enum Action {
     Wait {
         event: u32,
     },
+}
+
+impl Action {
+    /// The buffers that it reads or writes.
+    pub fn buffers(&self) -> Vec<BufferId> {
+        match self {
+            Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),
+            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src.buffer, dst.buffer],
+            Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src.buffer],
+            Action::Recv { dst, .. } => vec![dst.buffer],
+            Action::Fill { buffer, .. } => vec![*buffer],
+            Action::Load { dst, .. } => vec![*dst],
+            Action::Record { .. } | Action::Wait { .. } => vec![],
+        }
+    }
 }

@@ -4,7 +4,6 @@
 //! are there, and takes as long as its kind. Messages and what is outside of the passes take no time. So a bubble is what the programs make
 //! of a schedule, not what its author had in mind.
 
-use crate::lower::buffers_of;
 use crate::schedule::Order;
 use ir::program::{Action, Arena, Body, BodyKind, Call, Channel, Job, Program};
 use std::collections::{BTreeMap, VecDeque};
@@ -178,7 +177,7 @@ pub struct Life {
 pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     let mut touches = vec![vec![false; program.stashes.len()]; program.bodies.len()];
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
-        let buffers = body.commands.iter().flat_map(|c| buffers_of(&c.action));
+        let buffers = body.commands.iter().flat_map(|c| c.action.buffers());
         for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash) {
             let (k, _) = program.stash(buffer).expect("invariant: a buffer of the stash arena is in a stash");
             touches[k] = true;

@@ -15,7 +15,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, heads, optimize, order, pad, simplify, sums, tables, terms, widen, zero};
+use crate::{bucket, heads, optimize, order, pad, simplify, stashes, sums, tables, terms, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Param, Table};
@@ -23,7 +23,7 @@ use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::{Model, Plan};
 use ir::op::Op;
-use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Stage, TableEntry};
+use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Slots, Stage, TableEntry};
 use ir::refine::{self, Meaning};
 use ir::rewrites::{self, Graphs};
 use ir::sharded::Sharded;
@@ -523,7 +523,8 @@ fn lower(job: &mut Job, locals: &[Local], evaluation: &mut Evaluation, order: &O
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &pipeline::forward(passes), m),
             };
-            s.slots = pipeline::slots(&program, [&s.train, &s.eval], |_| 1);
+            s.slots = pipeline::slots(&program, [&s.train, &s.eval], |_| 1).into_iter().map(|count| Slots { count, at: 0 }).collect();
+            stashes::place(&program, &mut s);
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);

@@ -1,13 +1,13 @@
 //! What a rank holds in memory: bytes by kind, and by line of the model text.
 //!
-//! Everything is planned before a rank starts: the persistent arena, the stashes with a slot for every microbatch in flight, and a temporary arena
-//! as large as the body that needs most. So the peak is a sum, and its owners are buffers. What a rank takes beside its arenas is for its device to
-//! say ([`Footprint::and`]).
+//! Everything is planned before a rank starts: the persistent arena, and the temporary one, in which the stashes lie with a slot for every microbatch in flight.
+//! That is as large as the call needs that needs most, for its temporary buffers and for all that is stashed meanwhile: of a step, or of an evaluation. So the peak is a sum,
+//! and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
 
-use crate::lower::buffers_of;
 use crate::memory::ALIGN;
+use crate::stashes;
 use ir::diag::{Diagnostic, Sources, Span};
-use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Job, Program, Space};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, CallSchedule, Content, Job, Program, Space, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What bytes are for.
@@ -23,7 +23,7 @@ pub enum Kind {
     Activations,
     /// To and from other stages, where they have slots of their own.
     Messages,
-    /// Within one body.
+    /// Within one body, and what a plan of offsets leaves free.
     Temporary,
     /// What exchanges with other ranks go through.
     Exchanges,
@@ -76,7 +76,8 @@ impl Kind {
 /// Which stashes hold nothing but messages.
 fn of_messages(program: &Program) -> Vec<bool> {
     let commands = program.bodies.iter().flat_map(|b| &b.commands).map(|c| &c.action);
-    let messages: BTreeSet<BufferId> = commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(buffers_of).collect();
+    let messages: BTreeSet<BufferId> =
+        commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(Action::buffers).collect();
     let mut out = vec![true; program.stashes.len()];
     for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
         if let Some((stash, _)) = program.stash(buffer) {
@@ -86,23 +87,53 @@ fn of_messages(program: &Program) -> Vec<bool> {
     out
 }
 
+/// The call of a rank with the most bytes in temporary buffers and stashes.
+#[derive(Default)]
+struct Peak {
+    /// Stashes that are in use.
+    stashed: Vec<usize>,
+    temporary: Vec<BufferId>,
+}
+
+impl Peak {
+    fn of(program: &Program, schedule: &CallSchedule) -> Peak {
+        let fullest: Vec<(u64, Vec<BufferId>)> = program.bodies.iter().map(|b| fullest(program, b)).collect();
+        let bytes = |k: &usize| program.stashes[*k] * u64::from(schedule.slots[*k].count);
+        let (mut most, mut peak) = (None, Peak::default());
+        for calls in [&schedule.train, &schedule.update, &schedule.eval] {
+            let spans = stashes::spans(program, calls);
+            let mut seen = BTreeSet::new();
+            for (c, call) in calls.iter().enumerate() {
+                let lives = |k: &usize| spans[*k].is_some_and(|(first, last)| (first..=last).contains(&c));
+                let stashed: Vec<usize> = (0..spans.len()).filter(lives).collect();
+                let needed = fullest[call.body.index()].0 + stashed.iter().map(bytes).sum::<u64>();
+                if seen.insert((call.body, stashed.clone())) && Some(needed) > most {
+                    (most, peak) = (Some(needed), Peak { stashed, temporary: fullest[call.body.index()].1.clone() });
+                }
+            }
+        }
+        peak
+    }
+}
+
 /// The bytes of a rank of one stage, by kind: of its device's memory, unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     pub bytes: BTreeMap<Kind, u64>,
     /// Of the host's memory, by kind.
     pub host: BTreeMap<Kind, u64>,
-    /// Slots of the stashes of activations, if all have as many; else 1.
+    /// Slots of the stashes of activations at the peak, if all have as many; else 1.
     pub slots: u64,
 }
 
 impl Footprint {
     /// Of the ranks of a pipeline stage. Its total is what the arenas hold.
     pub fn of(job: &Job, stage: usize) -> Footprint {
-        let program = &job.programs[job.stages[stage].program as usize];
-        let of_stashes = &job.stages[stage].schedule.slots;
+        let Stage { program, schedule, .. } = &job.stages[stage];
+        let program = &job.programs[*program as usize];
         let messages = of_messages(program);
-        let of_activations: Vec<u32> = of_stashes.iter().zip(&messages).filter(|(_, message)| !**message).map(|(n, _)| *n).collect();
+        let Peak { stashed, .. } = Peak::of(program, schedule);
+        let of_activations: Vec<u32> = stashed.iter().filter(|k| !messages[**k]).map(|k| schedule.slots[*k].count).collect();
         let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
         let [mut bytes, mut host] = Space::ALL.map(|space| {
             let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
@@ -111,11 +142,15 @@ impl Footprint {
             }
             bytes
         });
-        for ((each, slots), message) in program.stashes.iter().zip(of_stashes).zip(&messages) {
-            *bytes.entry(if *message { Kind::Messages } else { Kind::Activations }).or_default() += each * u64::from(*slots);
+        let arenas = schedule.arena_bytes(program);
+        let mut temporary = arenas[Arena::Temporary as usize];
+        for k in stashed {
+            let stash = program.stashes[k] * u64::from(schedule.slots[k].count);
+            *bytes.entry(if messages[k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
+            temporary -= stash;
         }
-        bytes.insert(Kind::Temporary, program.arena_bytes[Arena::Temporary as usize]);
-        host.insert(Kind::Temporary, program.arena_bytes[Arena::Staging as usize]);
+        bytes.insert(Kind::Temporary, temporary);
+        host.insert(Kind::Temporary, arenas[Arena::Staging as usize]);
         Footprint { bytes, host, slots }
     }
 
@@ -174,20 +209,24 @@ pub struct Owner {
     pub buffers: u64,
 }
 
-/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, the stash in all its slots, and the temporary buffers that live at the
-/// moment when most bytes do; by kind and line, largest first.
+/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and of the call that needs most, what is stashed meanwhile, in all its slots, and the
+/// temporary buffers that live when most of their bytes do; by kind and line, largest first.
 pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
-    let program = &job.programs[job.stages[stage].program as usize];
-    let slots = |b: &Buffer| program.stash(b).and_then(|(k, _)| job.stages[stage].schedule.slots.get(k)).map_or(1, |n| u64::from(*n));
+    let Stage { program, schedule, .. } = &job.stages[stage];
+    let program = &job.programs[*program as usize];
     let messages = of_messages(program);
-    let at_peak = program.bodies.iter().map(|b| fullest(program, b)).max_by_key(|p| p.0).map(|p| p.1).unwrap_or_default();
+    let peak = Peak::of(program, schedule);
     let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
     for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Space::Device) {
         let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
-        if kind == Kind::Temporary && !at_peak.contains(&BufferId(k as u32)) {
-            continue;
-        }
-        let copies = if b.arena == Arena::Stash { slots(b) } else { 1 };
+        let copies = match b.arena {
+            Arena::Stash => match program.stash(b) {
+                Some((stash, _)) if peak.stashed.contains(&stash) => u64::from(schedule.slots[stash].count),
+                _ => continue,
+            },
+            Arena::Temporary if !peak.temporary.contains(&BufferId(k as u32)) => continue,
+            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging => 1,
+        };
         let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
         owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
         owner.buffers += 1;
@@ -201,7 +240,7 @@ pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
 pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
     let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
     for (k, c) in body.commands.iter().enumerate() {
-        for id in buffers_of(&c.action) {
+        for id in c.action.buffers() {
             if program.buffers[id.index()].arena == Arena::Temporary {
                 lives.entry(id).or_insert((k, k)).1 = k;
             }

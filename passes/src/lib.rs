@@ -32,6 +32,7 @@ pub mod rows;
 pub mod schedule;
 pub mod simplify;
 pub mod stages;
+pub mod stashes;
 pub mod storage;
 pub mod sums;
 pub mod tables;

@@ -22,7 +22,7 @@ use ir::graph::{Users, Value};
 use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op};
-use ir::program::{Action, Arena, BodyId, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
+use ir::program::{Arena, BodyId, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
 use items::Item;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
@@ -228,18 +228,5 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
         self.report();
         self.zero_sums();
         self.finish()
-    }
-}
-
-/// The buffers that an action reads or writes.
-pub fn buffers_of(action: &Action) -> Vec<BufferId> {
-    match action {
-        Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),
-        Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src.buffer, dst.buffer],
-        Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src.buffer],
-        Action::Recv { dst, .. } => vec![dst.buffer],
-        Action::Fill { buffer, .. } => vec![*buffer],
-        Action::Load { dst, .. } => vec![*dst],
-        Action::Record { .. } | Action::Wait { .. } => vec![],
     }
 }

@@ -1,13 +1,12 @@
 //! Memory of what goes from stage to stage: slots of its own, one more than the schedule needs. So a message is received while the pass before
 //! still reads the last one, and a pass does not wait for what the one before it sends.
 
-use crate::lower::buffers_of;
 use crate::memory::ALIGN;
 use crate::pipeline;
-use ir::program::{Action, Arena, BufferId, CallSchedule, Job, Program};
+use ir::program::{Action, Arena, BufferId, CallSchedule, Job, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives the messages of all programs their slots.
+/// Gives the messages of all programs their slots, whose places follow from those of temporary buffers ([`crate::stashes`]).
 pub fn set_apart(job: &mut Job) {
     let Job { programs, stages, .. } = job;
     for (p, program) in programs.iter_mut().enumerate() {
@@ -15,7 +14,8 @@ pub fn set_apart(job: &mut Job) {
         for stage in stages.iter_mut().filter(|s| s.program as usize == p) {
             let CallSchedule { slots, train, eval, .. } = &mut stage.schedule;
             let needed = pipeline::slots(program, [train, eval], |_| 1);
-            *slots = pipeline::slots(program, [train, eval], |k| needed[k] + u32::from(messages[k]));
+            let counts = pipeline::slots(program, [train, eval], |k| needed[k] + u32::from(messages[k]));
+            *slots = counts.into_iter().map(|count| Slots { count, at: 0 }).collect();
         }
     }
 }
@@ -26,7 +26,7 @@ fn stashes(program: &mut Program) -> Vec<bool> {
     let mut bodies: BTreeMap<BufferId, BTreeSet<usize>> = BTreeMap::new();
     for (b, body) in program.bodies.iter().enumerate() {
         for command in &body.commands {
-            let touched = buffers_of(&command.action);
+            let touched = command.action.buffers();
             if matches!(command.action, Action::Send { .. } | Action::Recv { .. }) {
                 messages.extend(&touched);
             }

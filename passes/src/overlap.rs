@@ -6,14 +6,14 @@
 //! played for that with vector clocks, call by call; a wait that another one implies is left out.
 
 use crate::issue;
-use crate::lower::buffers_of;
 use crate::memory::{self, Need};
 use crate::messages;
+use crate::stashes;
 use crate::timeline::Costs;
 use crate::touch::{Touch, touches};
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
-use ir::program::{Action, Arena, Body, BodyId, Buffer, BufferId, Call, CallSchedule, Command, Group, Job, Program, Space, Stream};
+use ir::program::{Action, Arena, Body, BodyId, Buffer, BufferId, Call, CallSchedule, Command, Group, Job, Program, Slots, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,45 +35,53 @@ pub fn overlap(mut job: Job) -> Job {
                 command.stream = stream_of(mesh, kernels, &program.buffers, &program.groups, &command.action);
             }
         }
-        let mut schedules: Vec<&CallSchedule> = vec![];
-        for stage in stages.iter().filter(|s| s.program as usize == p) {
-            if !schedules.contains(&&stage.schedule) {
-                schedules.push(&stage.schedule);
-            }
-        }
-        if let Some(first) = schedules.first() {
+        let own: Vec<&mut CallSchedule> = stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect();
+        if let Some(first) = own.first() {
             issue(mesh, kernels, &costs, program, first);
         }
         place_temporaries(program);
+        let mut schedules: Vec<&CallSchedule> = vec![];
+        for schedule in own {
+            stashes::place(program, schedule);
+            if !schedules.contains(&&*schedule) {
+                schedules.push(schedule);
+            }
+        }
         synchronise(mesh, kernels, program, &schedules);
     }
     job
 }
 
-/// Of the memory of a rank's device with a slot of each stash, and of the host, how much more a new order of issue may cost: a 32nd.
+/// Of the memory of a rank's device with a slot of each stash, and of the host, how much more temporary memory a new order of issue may cost: a 32nd.
 const PRICE: u64 = 32;
 
 /// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
 fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
     let alive = |space: Space, program: &Program, commands: &[Command]| memory::most_alive(&lives(space.temporary(), program, commands).1);
-    let bounds = Space::ALL.map(|space| {
-        let most = program.bodies.iter().map(|b| alive(space, program, &b.commands)).max().unwrap_or(0);
-        let all: u64 = Arena::ALL.into_iter().filter(|a| a.space() == space).map(|a| program.arena_bytes[a as usize]).sum();
-        match space {
-            Space::Device => most + all / PRICE,
-            // While one piece is worked on, the next one comes and the last one goes.
-            Space::Host => 3 * most + all / PRICE,
-        }
+    let lists = [&schedule.train, &schedule.update, &schedule.eval];
+    // By list of calls: they use the same memory one after the other.
+    let bounds = lists.map(|calls| {
+        Space::ALL.map(|space| {
+            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
+            let all: u64 = Arena::ALL.into_iter().filter(|a| a.space() == space).map(|a| program.arena_bytes[a as usize]).sum();
+            match space {
+                Space::Device => most + all / PRICE,
+                // While one piece is worked on, the next one comes and the last one goes.
+                Space::Host => 3 * most + all / PRICE,
+            }
+        })
     });
-    let calls = || schedule.train.iter().chain(&schedule.update).chain(&schedule.eval);
+    let calls = || lists.into_iter().flatten();
     let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
     bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
     let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
     for b in bodies {
         let commands = &program.bodies[b].commands;
-        let commands = issue::order(mesh, kernels, costs, program, commands, &written, |c| {
-            Space::ALL.into_iter().all(|space| alive(space, program, c) <= bounds[space as usize])
-        });
+        let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
+        let fits =
+            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
+        let commands = issue::order(mesh, kernels, costs, program, commands, &written, fits);
         for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
             count += 1;
             written.insert(touch.buffer, count);
@@ -115,7 +123,7 @@ fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId
     let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
     // Kernels of the host, and bytes that come and go through them.
     let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
-    let staged = |c: &Command| buffers_of(&c.action).into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
+    let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
     let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
     // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
     let meanwhile = |k: usize, bytes: u64| {
@@ -128,7 +136,7 @@ fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId
         until.or(later.last()).map_or(k, |h| h.0)
     };
     for (k, c) in commands.iter().enumerate().rev() {
-        for id in buffers_of(&c.action).into_iter().filter(temporary) {
+        for id in c.action.buffers().into_iter().filter(temporary) {
             lives.entry(id).or_insert((k, k)).0 = k;
         }
         let read = match &c.action {
@@ -150,7 +158,7 @@ fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId
             life.1 = life.1.max(end.unwrap_or(commands.len()));
         }
         if c.stream == Stream::Compute {
-            used.extend(buffers_of(&c.action).into_iter().map(|id| (id, k)));
+            used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
         }
     }
     let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
@@ -199,7 +207,7 @@ fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules
     }
     let sites = Sites::new(mesh, kernels, program);
     for schedule in schedules {
-        Player::new(program, &sites, &schedule.slots, &mut needed).play(schedule);
+        Player::new(program, &sites, schedule, &mut needed).play(schedule);
     }
     let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
     let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
@@ -300,9 +308,9 @@ impl Cells {
 /// Plays the order of issue of one stage.
 struct Player<'a> {
     sites: &'a Sites,
-    /// Of each stash: slots, bytes of one, and the first byte of the first one.
+    /// Of each stash: slots, bytes of one, and the first byte of the first one, among those of temporary buffers.
     slots: Vec<(u64, u64, u64)>,
-    /// The first byte of each arena; the stash's are with its slots.
+    /// The first byte of each arena.
     arenas: [u64; Arena::ALL.len()],
     /// Per command, those whose events it waits for.
     needed: &'a mut Vec<BTreeSet<Site>>,
@@ -328,15 +336,14 @@ fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
 }
 
 impl<'a> Player<'a> {
-    fn new(program: &Program, sites: &'a Sites, slots: &[u32], needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+    fn new(program: &Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
         let mut end = 0;
-        let mut take = |bytes: u64| {
-            let first = end;
+        let arenas = schedule.arena_bytes(program).map(|bytes| {
             end += bytes;
-            first
-        };
-        let slots = program.stashes.iter().zip(slots).map(|(bytes, slots)| (u64::from(*slots), *bytes, take(bytes * u64::from(*slots)))).collect();
-        let arenas = Arena::ALL.map(|arena| take(if arena == Arena::Stash { 0 } else { program.arena_bytes[arena as usize] }));
+            end - bytes
+        });
+        let stash = |(bytes, s): (&u64, &Slots)| (u64::from(s.count), *bytes, arenas[Arena::Temporary as usize] + s.at);
+        let slots = program.stashes.iter().zip(&schedule.slots).map(stash).collect();
         let done = vec![[0; STREAMS]; sites.commands.len()];
         Player { sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
     }

@@ -224,9 +224,12 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
         }
     }
     let slots = &stage.schedule.slots;
-    ensure(slots.len() == program.stashes.len() && !slots.contains(&0), || format!("slots {slots:?} for {} stashes", program.stashes.len()))?;
-    let bytes = slots.iter().zip(&program.stashes).try_fold(0u64, |n, (s, b)| n.checked_add(b.checked_mul(u64::from(*s))?));
-    ensure(bytes.is_some_and(|b| b <= MOST), || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
+    let sound = slots.len() == program.stashes.len()
+        && slots.iter().all(|s| s.count > 0 && s.at.is_multiple_of(64))
+        && program.stashes.iter().all(|b| b.is_multiple_of(64));
+    ensure(sound, || format!("slots {slots:?} for {} stashes", program.stashes.len()))?;
+    let bytes = stage.schedule.arena_bytes(program)[Arena::Temporary as usize];
+    ensure(bytes <= MOST, || format!("the stashes have slots {slots:?} of {:?} bytes", program.stashes))?;
     for bucket in &program.buckets {
         let mut end = 0u64;
         for piece in &bucket.pieces {

@@ -8,7 +8,7 @@ use crate::strides::{offsets, reach};
 use ir::graph::Type;
 use ir::kernel::{Kernel, dense};
 use ir::op::DType;
-use ir::program::{Job, KernelId};
+use ir::program::{Job, KernelId, Space};
 use ir::random::mix;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -324,8 +324,8 @@ impl Device for Checked<'_, '_> {
         self.device.synchronize()
     }
 
-    fn begin_call(&mut self) {
-        self.device.begin_call();
+    fn begin_call(&mut self, temporary: [u64; Space::ALL.len()]) {
+        self.device.begin_call(temporary);
     }
 }
 

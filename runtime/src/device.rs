@@ -2,9 +2,9 @@
 
 use crate::executor::Transfer;
 use ir::op::DType;
-use ir::program::{Arena, KernelId, Stream};
+use ir::program::{Arena, KernelId, Space, Stream};
 
-/// A byte of an arena; for the stash, of the whole stash with all its slots.
+/// A byte of an arena. Stashes lie in the temporary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     pub arena: Arena,
@@ -128,8 +128,8 @@ pub trait Device: Memory + Launches {
     fn host(&self) -> Option<Result<Box<dyn Launches + Send>, DeviceError>> {
         None
     }
-    /// Told before each call of a body: what temporary memory holds is of no more use.
-    fn begin_call(&mut self) {}
+    /// Told before each call of a body: what so many bytes hold, from the start of each memory's temporary arena on, is of no more use.
+    fn begin_call(&mut self, _temporary: [u64; Space::ALL.len()]) {}
 }
 
 /// A number from memory that holds elements in their dtype.

@@ -63,7 +63,7 @@ fn all_ways_are_one(compile: &str, [host, nccl]: [&str; 2]) {
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
     dir.line(&format!("compile {compile} -o out.mcc")).succeeds();
     // The learning rate changes with each step: graphs get other parameters.
-    let run = "run out.mcc --data text.txt --steps 4 --metrics m.jsonl --save w.safetensors --device";
+    let run = "run out.mcc --data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1 --metrics m.jsonl --save w.safetensors --device";
     dir.line(&format!("{run} emulated")).succeeds();
     let want = trained(&dir);
     for (how, machine) in [

@@ -24,6 +24,18 @@ fn two_runs_give_the_same_bits_with_any_number_of_threads() {
     assert!(first != trained(&dir, "--threads-per-rank 1 --seed 1"), "the seed makes no difference");
 }
 
+/// An evaluation has its memory where a step keeps what its backward passes need.
+#[test]
+fn an_evaluation_before_each_step_changes_no_bit_of_it() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    for flags in ["", "--pp 2 --micro-batch-size 1"] {
+        dir.line(&format!("compile {{models}}/gpt2.mdl --global-batch-size 2 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 --lr 1e-2 {flags} -o out.mcc"))
+            .succeeds();
+        assert!(trained(&dir, "") == trained(&dir, "--valid-data text.txt --eval-interval 1 --eval-iters 2"), "{flags}");
+    }
+}
+
 #[test]
 fn two_compiles_give_the_same_artifact() {
     let dir = Dir::new();

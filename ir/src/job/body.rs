@@ -34,6 +34,8 @@ pub struct Summary {
     pub reports: Vec<(usize, u32)>,
     /// A command that does something else for each microbatch, or adds to a sum over them.
     pub per_microbatch: Option<usize>,
+    /// Where the last of its temporary buffers ends in the device's memory.
+    pub temporary: u64,
 }
 
 /// Whether a buffer's content comes from outside and lives over steps.
@@ -61,7 +63,7 @@ struct Life {
 pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
-    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None };
+    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
     let mut flow = Flow::new();
     let mut trace = Trace::default();
     for (k, command) in body.commands.iter().enumerate() {
@@ -101,6 +103,9 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
     }
     for (id, life) in &lives {
         let buffer = &buffers[id.index()];
+        if buffer.arena == Arena::Temporary {
+            summary.temporary = summary.temporary.max(buffer.offset + buffer.bytes());
+        }
         if buffer.arena.is_temporary() {
             continue;
         }

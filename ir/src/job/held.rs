@@ -8,10 +8,10 @@ use crate::program::{Arena, Bucket, BufferId, Content, Extent, Job, ParamEntry, 
 use std::collections::BTreeMap;
 
 /// Alignment of every buffer, in bytes.
-const ALIGN: u64 = 64;
+pub const ALIGN: u64 = 64;
 
 /// The most bytes of an arena: sums and products of sizes below it cannot overflow.
-const MOST: u64 = 1 << 48;
+pub const MOST: u64 = 1 << 48;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {

@@ -1,8 +1,9 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
 use super::body::{Summary, Touch, is_held};
+use super::held::{ALIGN, MOST};
 use super::{At, JobError, Phase, ensure};
-use crate::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, Program};
+use crate::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By the body that writes it: a buffer, and the command that reads it.
@@ -28,15 +29,19 @@ pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Su
     let stashes = program.stashes.len();
     ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
         .map_err(|e| at.error(e))?;
-    for slots in &schedule.slots {
-        ensure(*slots > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
-        ensure(u64::from(*slots) <= job.microbatches, || format!("{slots} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
+    for Slots { count, at: begin } in &schedule.slots {
+        ensure(*count > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
+        ensure(u64::from(*count) <= job.microbatches, || format!("{count} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
+        ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
     }
+    let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
+    ensure(size <= MOST, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());
         uses.push(calls(job, program, schedule, bodies, phase, &at)?);
         stash(program, schedule, bodies, phase, &at)?;
+        apart(program, schedule, bodies, phase, &at)?;
     }
     for (b, body) in program.bodies.iter().enumerate() {
         ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
@@ -139,7 +144,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             all.entry(*from).or_insert((*id, k));
         }
     }
-    let mut stashes: Vec<Vec<(u32, Vec<usize>)>> = schedule.slots.iter().map(|n| vec![(0, vec![]); *n as usize]).collect();
+    let mut stashes: Vec<Vec<(u32, Vec<usize>)>> = schedule.slots.iter().map(|s| vec![(0, vec![]); s.count as usize]).collect();
     for call in calls {
         let b = call.body.index();
         for (stash, needs) in needs.get(&b).into_iter().flatten() {
@@ -161,6 +166,42 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
                 return Err(error(*k, format!("it reads buffer `{}` before that is written", name(id))));
             }
             ran.push(b);
+        }
+    }
+    Ok(())
+}
+
+/// Nothing lies where a stash is from the first to the last call of a phase that touch it: temporary buffers of the calls meanwhile end before it, and
+/// what else is stashed meanwhile lies apart. Nothing is stashed from phase to phase ([`stash`]), so phases share their memory.
+fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+    let calls = phase.calls(schedule);
+    let touched = |summary: &Summary| -> BTreeSet<usize> {
+        let buffers = summary.touches.keys().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash);
+        buffers.filter_map(|b| program.stash(b)).map(|(k, _)| k).collect()
+    };
+    let touched: Vec<BTreeSet<usize>> = bodies.iter().map(touched).collect();
+    let mut lives: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (c, call) in calls.iter().enumerate() {
+        for k in &touched[call.body.index()] {
+            lives.entry(*k).or_insert((c, c)).1 = c;
+        }
+    }
+    let bytes = |k: usize| {
+        let Slots { count, at } = schedule.slots[k];
+        (at, at + u64::from(count) * program.stashes[k])
+    };
+    for (k, (first, last)) in &lives {
+        let (from, to) = bytes(*k);
+        if let Some(call) = calls[*first..=*last].iter().find(|call| bodies[call.body.index()].temporary > from) {
+            let (name, end) = (&program.bodies[call.body.index()].name, bodies[call.body.index()].temporary);
+            return Err(at.of(name).error(format!("its temporary buffers end at {end}, stash {k}, which is in use, begins at {from}")));
+        }
+        let meets = |other: &usize, life: &(usize, usize)| {
+            let (begin, end) = bytes(*other);
+            life.0 <= *last && *first <= life.1 && begin < to && from < end
+        };
+        if let Some((other, _)) = lives.range(k + 1..).find(|(other, life)| meets(other, life)) {
+            return Err(at.error(format!("stashes {k} and {other}, both in use, overlap")));
         }
     }
     Ok(())

@@ -12,7 +12,8 @@
 //!
 //! Shown by vector clocks (Fidge 1988, Mattern 1989). A *moment* of a stream is the number of commands issued on it so far; `clocks[s][t]` is
 //! the last moment of stream `t` that is before the next command of `s`. A byte's last write, and each stream's last read
-//! since, suffice: what came earlier is before them. Bytes that one stream alone touches are left out.
+//! since, suffice: what came earlier is before them. Bytes that one stream alone touches are left out. Bytes of temporary buffers are those of
+//! stashes of other phases, so their order is shown with that of what stashes hold.
 //!
 //! What a call does depends on the moments it finds through comparisons of a byte's moments with clocks alone, so states in
 //! which all of these have the same outcomes have the same future ([`State::normalise`]). A call is looked at once per such state; so a
@@ -21,29 +22,18 @@
 #[cfg(test)]
 use super::access::Facts;
 use super::access::{Access, Effect};
+use super::cells::{Bytes, Homes, Streams, Touch};
 use super::{At, JobError, Phase, ensure};
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
-use crate::program::{Action, Arena, Call, CallSchedule, Channel, Command, GroupId, Program, Space, Stream};
+use crate::program::{Action, Call, CallSchedule, Channel, Command, GroupId, Program, Slots, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 const STREAMS: usize = Stream::ALL.len();
 
-/// A set of streams, by bit. As many as there are.
-type Streams = u8;
-
 /// Per stream, a moment; 0 is before its first command.
 type Clock = [u32; STREAMS];
-
-/// Bytes `from..to` of an arena (of one slot of each stash, there).
-#[derive(Clone, Copy, Debug)]
-struct Bytes {
-    arena: Arena,
-    from: u64,
-    to: u64,
-    writes: bool,
-}
 
 /// What a body's commands touch, in order.
 #[derive(Default)]
@@ -69,32 +59,6 @@ struct Cell {
     written: (usize, u32),
     /// Each stream's last read since.
     read: Clock,
-}
-
-/// Cells `from..to` that a command touches, of an arena or of a slot of a stash.
-#[derive(Clone, Copy)]
-struct Touch {
-    place: Home,
-    from: usize,
-    to: usize,
-    writes: bool,
-}
-
-/// Where cells are.
-#[derive(Clone, Copy)]
-enum Home {
-    /// In an arena that has one slot.
-    Arena,
-    /// In the microbatch's slot of this stash.
-    Stash(usize),
-}
-
-/// The cells of a stash: where slot 0 begins, how many a slot has, how many slots there are.
-#[derive(Clone, Copy)]
-struct Slots {
-    first: usize,
-    cells: usize,
-    slots: usize,
 }
 
 enum Act {
@@ -151,10 +115,10 @@ struct Order<'a> {
     program: &'a Program,
     /// Per body, its commands.
     bodies: Vec<Vec<(usize, Act)>>,
-    stashes: Vec<Slots>,
-    /// Per body, the stashes that it touches.
+    homes: Homes,
+    /// Per body, the homes that it touches which have more than one slot.
     touched: Vec<BTreeSet<usize>>,
-    /// Per cell, slots told apart, the streams that touch it.
+    /// Per cell, the streams that touch it.
     users: Vec<Streams>,
     /// Per event, the streams that wait for it.
     waiters: Vec<Streams>,
@@ -162,7 +126,7 @@ struct Order<'a> {
     used: Streams,
     states: Vec<Rc<State>>,
     numbers: HashMap<Rc<State>, usize>,
-    /// Per state, body and slots of the stashes that it touches: the state after the call.
+    /// Per state, body and slots of the homes that it touches: the state after the call.
     after: HashMap<(usize, usize, Vec<usize>), usize>,
 }
 
@@ -245,67 +209,10 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &At) -> Result
 }
 
 impl<'a> Order<'a> {
-    fn new(program: &'a Program, slots: &[u32], traces: &[Trace]) -> Order<'a> {
-        let mut cuts: [Vec<u64>; Arena::ALL.len()] = Default::default();
-        for bytes in traces.iter().flat_map(|t| &t.0).flatten() {
-            cuts[bytes.arena as usize].extend([bytes.from, bytes.to]);
-        }
-        for list in &mut cuts {
-            list.sort_unstable();
-            list.dedup();
-        }
-        let at = |b: &Bytes, byte: u64| cuts[b.arena as usize].partition_point(|c| *c < byte);
-        // Bytes that one stream alone touches, or that nobody writes, cannot be raced for: they have no cell.
-        let mut users: [Vec<(Streams, bool)>; Arena::ALL.len()] = cuts.each_ref().map(|c| vec![(0, false); c.len()]);
-        for (command, bytes) in program.bodies.iter().zip(traces).flat_map(|(body, trace)| body.commands.iter().zip(&trace.0)) {
-            for b in bytes {
-                for (streams, written) in &mut users[b.arena as usize][at(b, b.from)..at(b, b.to)] {
-                    *streams |= 1 << command.stream as usize;
-                    *written |= b.writes;
-                }
-            }
-        }
-        let shared = |(streams, written): &(Streams, bool)| *written && streams.count_ones() > 1;
-        // Cells before each cut, and before the end.
-        let before = users.each_ref().map(|list| {
-            let mut before = vec![0];
-            before.extend(list.iter().scan(0, |count, u| {
-                *count += usize::from(shared(u));
-                Some(*count)
-            }));
-            before
-        });
-        let users: [Vec<Streams>; Arena::ALL.len()] = users.each_ref().map(|list| list.iter().filter(|u| shared(u)).map(|u| u.0).collect());
-        let cell = |arena: Arena, byte: u64| before[arena as usize][cuts[arena as usize].partition_point(|c| *c < byte)];
-        // Of each stash: its end among the arena's bytes, its first cell among the arena's.
-        let (mut ends, mut begins, mut stashes) = (vec![], vec![], vec![]);
-        let mut of_cells: Vec<Streams> = vec![];
-        for (bytes, slots) in program.stashes.iter().zip(slots) {
-            let begin = ends.last().copied().unwrap_or(0);
-            let (end, slots) = (begin + bytes, *slots as usize);
-            let (from, to) = (cell(Arena::Stash, begin), cell(Arena::Stash, end));
-            stashes.push(Slots { first: of_cells.len(), cells: to - from, slots });
-            of_cells.extend(users[Arena::Stash as usize][from..to].repeat(slots));
-            begins.push(from);
-            ends.push(end);
-        }
-        // Of each other arena: its first cell.
-        let firsts = Arena::ALL.map(|arena| {
-            let first = of_cells.len();
-            if arena != Arena::Stash {
-                of_cells.extend(&users[arena as usize]);
-            }
-            first
-        });
-        let touch = |b: &Bytes| {
-            let (from, to) = (cell(b.arena, b.from), cell(b.arena, b.to));
-            if b.arena == Arena::Stash {
-                let k = ends.partition_point(|end| *end <= b.from);
-                return Touch { place: Home::Stash(k), from: from - begins[k], to: to - begins[k], writes: b.writes };
-            }
-            let first = firsts[b.arena as usize];
-            Touch { place: Home::Arena, from: first + from, to: first + to, writes: b.writes }
-        };
+    fn new(program: &'a Program, slots: &[Slots], traces: &[Trace]) -> Order<'a> {
+        let mut homes = Homes::new(program, slots);
+        let commands = program.bodies.iter().zip(traces).flat_map(|(body, trace)| body.commands.iter().zip(&trace.0));
+        let users = homes.divide(commands.map(|(c, bytes)| (c.stream, bytes.as_slice())));
         let mut events: BTreeMap<u32, usize> = BTreeMap::new();
         let mut event = |event: u32| {
             let next = events.len();
@@ -322,7 +229,7 @@ impl<'a> Order<'a> {
             | Action::Fill { .. }
             | Action::Load { .. }
             | Action::Report { .. }
-            | Action::Limit { .. } => Act::Touch(bytes.iter().map(touch).collect()),
+            | Action::Limit { .. } => Act::Touch(bytes.iter().map(|b| homes.touch(b)).collect()),
         };
         let bodies: Vec<Vec<(usize, Act)>> = program
             .bodies
@@ -338,10 +245,10 @@ impl<'a> Order<'a> {
         }
         Order {
             program,
-            touched: bodies.iter().map(|acts| stashes_of(acts)).collect(),
+            touched: bodies.iter().map(|acts| touched(&homes, acts)).collect(),
             bodies,
-            stashes,
-            users: of_cells,
+            homes,
+            users,
             waiters,
             used: program.bodies.iter().flat_map(|b| &b.commands).fold(0, |set, c| set | 1 << c.stream as usize),
             states: vec![],
@@ -383,7 +290,7 @@ impl<'a> Order<'a> {
         let mut now = from;
         for (c, call) in phase.calls(schedule).iter().enumerate() {
             let (body, microbatch) = (call.body.index(), call.microbatch as usize);
-            let key = (now, body, self.touched[body].iter().map(|s| microbatch % self.stashes[*s].slots).collect());
+            let key = (now, body, self.touched[body].iter().map(|h| microbatch % self.homes.slots(*h)).collect());
             if let Some(next) = self.after.get(&key) {
                 now = *next;
                 continue;
@@ -404,18 +311,6 @@ impl<'a> Order<'a> {
         Ok(now)
     }
 
-    /// The cells of a touch by a call for a microbatch.
-    fn range(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
-        let first = match touch.place {
-            Home::Arena => 0,
-            Home::Stash(k) => {
-                let Slots { first, cells, slots } = self.stashes[k];
-                first + microbatch % slots * cells
-            }
-        };
-        first + touch.from..first + touch.to
-    }
-
     fn step(&self, state: &mut State, body: usize, k: usize, microbatch: usize) -> Result<(), Race> {
         let (s, act) = &self.bodies[body][k];
         let s = *s;
@@ -429,7 +324,7 @@ impl<'a> Order<'a> {
                 state.clocks[s][s] += 1;
                 let clock = state.clocks[s];
                 for touch in touches {
-                    for c in self.range(touch, microbatch) {
+                    for c in self.homes.cells(touch, microbatch) {
                         let cell = &mut state.cells[c];
                         let race = |stream: usize, wrote: bool| Race { stream, wrote, cell: c };
                         let (writer, moment) = cell.written;
@@ -458,7 +353,7 @@ impl<'a> Order<'a> {
         for (c, call) in calls[..=now].iter().enumerate().rev() {
             let (body, microbatch) = (&self.program.bodies[call.body.index()], call.microbatch as usize);
             let acts = &self.bodies[call.body.index()];
-            let same = |touch: &Touch| touch.writes == race.wrote && self.range(touch, microbatch).contains(&race.cell);
+            let same = |touch: &Touch| touch.writes == race.wrote && self.homes.cells(touch, microbatch).contains(&race.cell);
             let other = acts[..if c == now { k } else { acts.len() }].iter().rposition(|(s, act)| match act {
                 Act::Touch(touches) => *s == race.stream && touches.iter().any(same),
                 Act::Record(_) | Act::Wait(_) => false,
@@ -472,10 +367,10 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The stashes that a body touches.
-fn stashes_of(acts: &[(usize, Act)]) -> BTreeSet<usize> {
+/// The homes that a body touches which have more than one slot.
+fn touched(homes: &Homes, acts: &[(usize, Act)]) -> BTreeSet<usize> {
     let touches = acts.iter().filter_map(|(_, act)| if let Act::Touch(touches) = act { Some(touches) } else { None });
-    touches.flatten().filter_map(|t| if let Home::Stash(k) = t.place { Some(k) } else { None }).collect()
+    touches.flatten().map(|t| t.home).filter(|h| homes.slots(*h) > 1).collect()
 }
 
 /// A cell that a stream may still be reading or writing.

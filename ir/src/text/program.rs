@@ -14,7 +14,7 @@ use crate::model::{Decay, LossScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Job,
-    KernelId, ParamEntry, Place, Program, Space, Stage, Stream, TableEntry,
+    KernelId, ParamEntry, Place, Program, Slots, Space, Stage, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -240,7 +240,12 @@ fn transfer(io: &mut Io, count: &mut u64, t: &mut DType) -> Result {
 
 /// A stage's schedule, given the labels of its program's bodies.
 pub(super) fn schedule(io: &mut Io, s: &mut CallSchedule) -> Result {
-    io.with(" slots ", &mut s.slots, |io, s| io.list(s, 0, Io::number))?;
+    io.with(" slots ", &mut s.slots, |io, all| {
+        io.list(all, Slots { count: 0, at: 0 }, |io, s| {
+            io.number(&mut s.count)?;
+            io.with(" @", &mut s.at, Io::number)
+        })
+    })?;
     for (list, words) in [(&mut s.train, "train:"), (&mut s.update, "update:"), (&mut s.eval, "eval:")] {
         io.line(words)?;
         calls(io, list)?;

@@ -10,7 +10,7 @@ use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry, Job,
-    KernelId, ParamEntry, Piece, Place, Program, Space, Stage, Stream, TableEntry,
+    KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
 
@@ -335,7 +335,7 @@ pub fn program() -> Program {
 pub fn schedule() -> CallSchedule {
     let calls = |list: &[(u32, u32)]| list.iter().map(|&(body, microbatch)| Call { body: BodyId(body), microbatch }).collect::<Vec<_>>();
     CallSchedule {
-        slots: vec![2, 1],
+        slots: vec![Slots { count: 2, at: 64 }, Slots { count: 1, at: 192 }],
         train: calls(&[(4, 0), (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]),
         update: calls(&[(3, 0), (3, 0)]),
         eval: calls(&[(0, u32::MAX), (0, 0)]),

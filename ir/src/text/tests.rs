@@ -370,7 +370,7 @@ fn a_program_in_text() {
         body reduce kind reduce
         body reduce#1 kind update
         body "" kind prologue
-        stage 1 slots [2, 1]
+        stage 1 slots [2 @64, 1 @192]
         train:
           "" 0
           forward 0..3

@@ -1,6 +1,6 @@
 //! Which arena each buffer is in, which follows from who touches it; and the plan of temporary ones.
 
-use super::{Bodies, LocalLowering, buffers_of};
+use super::{Bodies, LocalLowering};
 use crate::memory::{self, Need};
 use ir::local::Chunk;
 use ir::program::{Arena, Body, BodyId, BodyKind, BufferId, Command, Content, Space};
@@ -47,7 +47,7 @@ impl LocalLowering<'_, '_, '_> {
         for arena in Space::ALL.map(Space::temporary) {
             let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
             for (k, c) in commands.iter().enumerate() {
-                for id in buffers_of(&c.action) {
+                for id in c.action.buffers() {
                     if self.l.program.buffers[id.index()].arena == arena {
                         lives.entry(id).or_insert((k, k)).1 = k;
                     }

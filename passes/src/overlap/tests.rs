@@ -29,7 +29,8 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     let mut program =
         Program { buffers, arena_bytes, stashes: vec![128], groups, copied: Default::default(), buckets: vec![], bodies: vec![pass, late] };
     let call = |body, microbatch| Call { body: BodyId(body), microbatch };
-    let schedule = CallSchedule { slots: vec![2], train: vec![call(0, 0), call(0, 1), call(1, 0)], ..CallSchedule::default() };
+    let schedule =
+        CallSchedule { slots: vec![Slots { count: 2, at: 0 }], train: vec![call(0, 0), call(0, 1), call(1, 0)], ..CallSchedule::default() };
     synchronise(&Mesh::new(2, 1, 1, 1, 1), &[], &mut program, &[&schedule]);
     let waits = program.bodies[1].commands.iter().filter(|c| matches!(c.action, Action::Wait { .. })).count();
     assert_eq!(waits, 1);

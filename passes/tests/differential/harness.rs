@@ -214,7 +214,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if !want.fits {
         return if wrong.is_empty() { Ok(Outcome::Right(Data::Real)) } else { Err(wrong.join("; ")) };
     }
-    let settings = Settings { step: STEP, steps: 1, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
+    let settings = Settings { step: STEP, steps: 1, evaluations: 0, learning_rate: RATE, seed: SEED, interleaving: Interleaving::Random(case.seed) };
     let other = reference::run_step_with(&c.job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("streams: {e}"))?;
     if (&other.reports, &other.params, &other.states) != (&got.reports, &got.params, &got.states) {
         return Err("streams and list order give different results".into());
@@ -296,14 +296,15 @@ fn planned_differently(
     Ok((!same).then(|| format!("{:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload)))
 }
 
-/// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams.
+/// Runs a job, which `c` may have been before it was changed, in list order and in some interleavings of its streams, with none, one or two evaluations before each step.
 ///
 /// # Errors
 /// What differs or stops one of them.
 pub fn interleaved(c: &Compiled, job: &Job, case: &Case, interleavings: u64) -> Result<(), String> {
     let given = Given::new(c, case, &Ranges::new());
     let run = |interleaving| {
-        let settings = Settings { step: STEP, steps: 2, learning_rate: RATE, seed: SEED, interleaving };
+        let evaluations = if let Interleaving::Random(seed) = interleaving { seed % 3 } else { 0 };
+        let settings = Settings { step: STEP, steps: 2, evaluations, learning_rate: RATE, seed: SEED, interleaving };
         reference::run_step_with(job, &given.params, &given.states, &given.inputs, &settings).map_err(|e| format!("{interleaving:?}: {e}"))
     };
     let ordered = run(Interleaving::List)?;
@@ -397,17 +398,18 @@ impl Runner {
     }
 
     /// # Errors
-    /// What stopped a rank, and orders of streams that give different results.
+    /// What stopped a rank, and orders of streams that give different results, or evaluations before steps that do.
     pub fn outcomes(&self, job: &Job) -> Result<Outcomes, String> {
         let Given { params, inputs, states } = &self.0;
         let mut out: Option<Outcomes> = None;
-        for interleaving in [Interleaving::List, Interleaving::Random(1), Interleaving::Random(2), Interleaving::Random(3)] {
-            let settings = Settings { step: STEP, steps: 2, learning_rate: RATE, seed: SEED, interleaving };
+        let orders = [Interleaving::List, Interleaving::Random(1), Interleaving::Random(2), Interleaving::Random(3)];
+        for (interleaving, evaluations) in orders.into_iter().zip([0, 0, 1, 2]) {
+            let settings = Settings { step: STEP, steps: 2, evaluations, learning_rate: RATE, seed: SEED, interleaving };
             let got = reference::run_step_with(job, params, states, inputs, &settings).map_err(|e| e.to_string())?;
             let eval = reference::run_eval(job, params, inputs, SEED).map_err(|e| format!("evaluation: {e}"))?;
             let got = (got.reports, got.params, got.states, eval);
             match &out {
-                Some(first) if *first != got => return Err("another order gives other results".into()),
+                Some(first) if *first != got => return Err("another order, or an evaluation before each step, gives other results".into()),
                 Some(_) => {}
                 None => out = Some(got),
             }

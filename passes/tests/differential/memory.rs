@@ -1,13 +1,14 @@
 //! What a rank keeps: activation bytes per layer, counted from programs.
 
-use crate::harness::{compiled, elaborate, options};
+use crate::harness::{compiled, elaborate, interleaved, options};
 use crate::models::{GPT2, case};
-use ir::program::{Arena, Buffer, Content, Job, Stage};
+use ir::program::{Arena, Buffer, Call, Content, Job, Space, Stage};
 use passes::compile::{Options, compile};
 use passes::footprint::{Footprint, Kind, fullest, owners};
 use passes::memory::ALIGN;
 use passes::overlap::Overlap;
 use passes::remedy;
+use passes::stashes::spans;
 use runtime::executor::arena_bytes;
 use runtime::shm::{Layout, bytes_of_rank};
 use runtime::target::{Processor, Target};
@@ -107,6 +108,36 @@ fn the_shares_of_shared_memory_add_up_to_what_a_run_maps() {
             let first = (0..rank).find(|r| job.mesh.stage(*r) == job.mesh.stage(rank)).unwrap_or(rank);
             assert_eq!(shares[rank as usize], shares[first as usize], "rank {rank} of {words}");
         }
+    }
+}
+
+/// Where logits are what an evaluation needs most, which a step has in its stash: the memory is that of a step.
+#[test]
+fn an_evaluation_needs_no_memory_beside_that_of_steps() {
+    for words in ["", "m2", "tp2", "pp2 m4", "zbv m4", "dp2 zero3", "offload m2", "bf16 dp2 zero1 m2"] {
+        let job = compiled(GPT2.0, &[GPT2.1, &[("hidden", "64"), ("ffn", "256"), ("vocab", "4096"), ("seq", "32")]].concat(), &case(words)).job;
+        let Stage { program, schedule, .. } = job.stages.last().expect("a stage");
+        let program = &job.programs[*program as usize];
+        let temporary =
+            |calls: &[Call]| calls.iter().map(|c| program.end_of_temporaries(&program.bodies[c.body.index()], Space::Device)).max().unwrap_or(0);
+        let [step, evaluation] = [[&schedule.train[..], &schedule.update].concat(), schedule.eval.clone()].map(|calls| temporary(&calls));
+        let spans = spans(program, &schedule.train);
+        let stashed = spans.iter().zip(&schedule.slots).zip(&program.stashes).filter(|s| s.0.0.is_some());
+        let stashed: u64 = stashed.map(|((_, slots), bytes)| bytes * u64::from(slots.count)).sum();
+        let all = schedule.arena_bytes(program)[Arena::Temporary as usize];
+        assert!(evaluation > 0 && all <= step + stashed, "{words}: {evaluation} for an evaluation, {step} and {stashed} for a step, {all} in all");
+        // The logits are as large as the rest.
+        assert!(all >= stashed && evaluation * 4 > stashed, "{words}: {evaluation} for an evaluation, {stashed} stashed, {all} in all");
+    }
+}
+
+/// In list order and on streams, on one rank and on stages.
+#[test]
+fn evaluations_between_steps_change_no_bit_of_them() {
+    for words in ["", "m2", "pp2 m4", "pp2 v2 m4", "zbv m2", "dp2 zero2 m2", "dp2 zero3", "tp2 sp pp2 m2", "cp2 m2", "offload pp2 dp2 zero1 m2"] {
+        let case = case(words);
+        let c = compiled(GPT2.0, GPT2.1, &case);
+        interleaved(&c, &c.job, &case, 6).unwrap_or_else(|e| panic!("{words}: {e}"));
     }
 }
 

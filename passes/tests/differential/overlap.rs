@@ -139,7 +139,7 @@ fn a_message_has_a_slot_while_the_last_one_is_in_use() {
                 let buffer = &program.buffers[place.buffer.index()];
                 assert_eq!(buffer.arena, Arena::Stash);
                 let (stash, _) = program.stash(buffer).expect("in a stash");
-                assert!(stage.schedule.slots[stash] > 1, "{words}: {}", buffer.name);
+                assert!(stage.schedule.slots[stash].count > 1, "{words}: {}", buffer.name);
                 messages += 1;
             }
         }

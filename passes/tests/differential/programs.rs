@@ -278,7 +278,14 @@ const KINDS: &[(&str, Mutate)] = &[
         let s = schedule(d, job);
         let k = d.below(s.slots.len().max(1));
         let slots = s.slots.get_mut(k)?;
-        *slots = slots.checked_sub(1).filter(|n| *n > 0)?;
+        slots.count = slots.count.checked_sub(1).filter(|n| *n > 0)?;
+        Some(())
+    }),
+    ("move a stash", |d, job| {
+        let s = schedule(d, job);
+        let (i, j) = (d.below(s.slots.len().max(1)), d.below(s.slots.len().max(1)));
+        let to = if i == j { 0 } else { s.slots.get(j)?.at };
+        s.slots.get_mut(i)?.at = to;
         Some(())
     }),
 ];

@@ -165,6 +165,7 @@ pub fn unrounded(job: &Job) -> Job {
     }
     job.tables.iter_mut().for_each(|t| t.dtype = wide(t.dtype));
     job.inputs.iter_mut().for_each(|i| i.dtype = wide(i.dtype));
+    job.stages.iter_mut().flat_map(|s| &mut s.schedule.slots).for_each(|s| s.at *= 2);
     for program in &mut job.programs {
         for b in &mut program.buffers {
             b.dtype = wide(b.dtype);

@@ -6,36 +6,33 @@ use crate::comm::{Exchange, Message, Phase, Position};
 use crate::device::Location;
 use ir::mesh::{Axis, Coords};
 use ir::op::Scalar;
-use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Job, KernelId, Place, Program, Stage, linear};
+use ir::program::{Action, Arena, Buffer, BufferId, Call, CallSchedule, Job, KernelId, Place, Program, Slots, Space, Stage, linear};
 
-/// Where the stash of a buffer is; whatever for buffers of other arenas.
-#[derive(Clone, Copy, Default)]
-struct Stash {
-    /// From a buffer's offset to its byte in slot 0.
-    shift: u64,
+/// Where a buffer is in its arena: of the stash's, in that of temporary buffers, once per slot.
+#[derive(Clone, Copy)]
+struct Spot {
+    arena: Arena,
+    /// In slot 0.
+    byte: u64,
+    slots: u32,
     /// Bytes of a slot.
     bytes: u64,
-    slots: u32,
 }
 
-impl Stash {
-    fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Stash> {
-        let mut shifts = vec![];
-        let mut shift = 0;
-        for (bytes, slots) in program.stashes.iter().zip(&schedule.slots) {
-            shifts.push(shift);
-            shift += bytes * (u64::from(*slots) - 1);
-        }
+impl Spot {
+    fn of_buffers(program: &Program, schedule: &CallSchedule) -> Vec<Spot> {
         let of = |b: &Buffer| match program.stash(b) {
-            Some((k, _)) if b.arena == Arena::Stash => Stash { shift: shifts[k], bytes: program.stashes[k], slots: schedule.slots[k] },
-            _ => Stash::default(),
+            Some((k, begin)) if b.arena == Arena::Stash => {
+                let Slots { count, at } = schedule.slots[k];
+                Spot { arena: Arena::Temporary, byte: at + b.offset - begin, slots: count, bytes: program.stashes[k] }
+            }
+            _ => Spot { arena: b.arena, byte: b.offset, slots: 1, bytes: 0 },
         };
         program.buffers.iter().map(of).collect()
     }
 
-    /// What to add to an offset for a microbatch.
-    fn slot(self, microbatch: u32) -> u64 {
-        self.shift + u64::from(microbatch % self.slots) * self.bytes
+    fn at(self, microbatch: u32) -> Location {
+        Location { arena: self.arena, byte: self.byte + u64::from(microbatch % self.slots) * self.bytes }
     }
 }
 
@@ -48,7 +45,9 @@ pub struct Frame<'a> {
     /// Members, per group of the program.
     groups: Vec<Vec<u64>>,
     /// Of each buffer.
-    stashes: Vec<Stash>,
+    spots: Vec<Spot>,
+    /// Of each body: bytes that its temporary buffers take, from the start of each memory's arena.
+    temporary: Vec<[u64; Space::ALL.len()]>,
 }
 
 impl<'a> Frame<'a> {
@@ -57,7 +56,9 @@ impl<'a> Frame<'a> {
         let stage = &job.stages[job.mesh.stage(rank) as usize];
         let program = &job.programs[stage.program as usize];
         let groups = program.groups.iter().map(|g| g.members(&job.mesh, rank)).collect();
-        Frame { job, rank, program, stage, groups, stashes: Stash::of_buffers(program, &stage.schedule) }
+        let spots = Spot::of_buffers(program, &stage.schedule);
+        let temporary = program.bodies.iter().map(|body| Space::ALL.map(|space| program.end_of_temporaries(body, space))).collect();
+        Frame { job, rank, program, stage, groups, spots, temporary }
     }
 
     /// The rank's coordinates in a call.
@@ -68,12 +69,12 @@ impl<'a> Frame<'a> {
     }
 
     pub(super) fn start(&self, call: &Call, buffer: BufferId) -> Location {
-        let held = &self.program.buffers[buffer.index()];
-        let slot = match held.arena {
-            Arena::Stash => self.stashes[buffer.index()].slot(call.microbatch),
-            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging => 0,
-        };
-        Location { arena: held.arena, byte: slot + held.offset }
+        self.spots[buffer.index()].at(call.microbatch)
+    }
+
+    /// Bytes that a call's temporary buffers take, from the start of each memory's arena.
+    pub(super) fn temporary(&self, call: &Call) -> [u64; Space::ALL.len()] {
+        self.temporary[call.body.index()]
     }
 
     pub(super) fn locate(&self, coords: &Coords, call: &Call, place: &Place) -> Location {
@@ -133,13 +134,11 @@ pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
     }
 }
 
-/// Bytes of the arenas of a rank, the stashes with all their slots; in the order of [`Arena::ALL`].
+/// Bytes of the arenas of a rank, in the order of [`Arena::ALL`] ([`CallSchedule::arena_bytes`]).
 pub fn arena_bytes(job: &Job, rank: u64) -> [u64; Arena::ALL.len()] {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let program = &job.programs[stage.program as usize];
-    let mut bytes = program.arena_bytes;
-    bytes[Arena::Stash as usize] = program.stashes.iter().zip(&stage.schedule.slots).map(|(bytes, slots)| bytes * u64::from(*slots)).sum();
-    bytes
+    stage.schedule.arena_bytes(program)
 }
 
 /// The rank `hops` stages on from a rank.

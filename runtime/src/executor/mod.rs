@@ -199,7 +199,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let cursor = &self.cursors[stream];
         self.at = cursor.at;
         if self.at.command == 0 && cursor.stream().is_none() {
-            self.device.begin_call();
+            self.device.begin_call(self.frame.temporary(call));
         }
         if let (Action::Wait { event }, Some(_)) = (&command.action, cursor.stream())
             && self.events.reached(*event) < cursor.due(*event)

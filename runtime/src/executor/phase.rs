@@ -2,6 +2,7 @@
 
 use super::{Advance, ExecError, Fault, Rank, Step, calls};
 use crate::comm::{Communicator, Phase};
+use crate::cursor::Cursor;
 use crate::device::Device;
 use crate::hosted::Hosted;
 use crate::shm::Shm;
@@ -37,9 +38,11 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
-    /// Whether its first stream, which has all but communication, is through what was begun.
+    /// Whether the streams of kernels, of the device and of the host, are through what was begun: the next step has other scalars.
     pub fn is_computed(&mut self) -> bool {
-        self.cursors[0].next(self.frame.program, &self.frame.stage.schedule).is_none()
+        let kernels = |c: &&mut Cursor| matches!(c.stream(), None | Some(Stream::Compute | Stream::Host));
+        let mut all = self.cursors.iter_mut().filter(kernels);
+        all.all(|c| c.next(self.frame.program, &self.frame.stage.schedule).is_none())
     }
 
     /// Runs a phase until compute is through, communication on a thread of its own where the device's memory can be shared. Some of that may be

@@ -3,7 +3,7 @@
 use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
 use crate::strides::{offsets, reach};
 use ir::op::DType;
-use ir::program::{Arena, Job, KernelId, Program};
+use ir::program::{Arena, Job, KernelId, Program, Space};
 
 /// For every kernel of a job, where the elements of its operands lie.
 pub struct Plans {
@@ -142,8 +142,10 @@ impl Device for Reference<'_> {
         (0..count as usize).for_each(|i| slots[i * step] = dtype.round(value));
     }
 
-    /// Makes what an earlier call left in temporary memory visible as a mistake.
-    fn begin_call(&mut self) {
-        Arena::ALL.into_iter().filter(|a| a.is_temporary()).for_each(|a| self.arenas[a as usize].fill(f64::NAN));
+    /// Makes what an earlier call left where this one has its temporary buffers visible as a mistake.
+    fn begin_call(&mut self, temporary: [u64; Space::ALL.len()]) {
+        for (space, bytes) in Space::ALL.into_iter().zip(temporary) {
+            self.arenas[space.temporary() as usize][..bytes.div_ceil(self.unit) as usize].fill(f64::NAN);
+        }
     }
 }

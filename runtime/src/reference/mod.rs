@@ -85,6 +85,8 @@ pub struct Settings {
     pub step: u64,
     /// Steps one after the other, on the same batch.
     pub steps: u64,
+    /// Before each step, on the same batch.
+    pub evaluations: u64,
     pub learning_rate: f64,
     pub seed: u64,
     pub interleaving: Interleaving,
@@ -104,7 +106,7 @@ pub fn run_step(
     learning_rate: f64,
     seed: u64,
 ) -> Result<StepResult, Error> {
-    run_step_with(job, params, states, inputs, &Settings { step, steps: 1, learning_rate, seed, interleaving: Interleaving::List })
+    run_step_with(job, params, states, inputs, &Settings { step, steps: 1, evaluations: 0, learning_rate, seed, interleaving: Interleaving::List })
 }
 
 /// As [`run_step`], with every setting.
@@ -118,7 +120,7 @@ pub fn run_step_with(
     inputs: &BTreeMap<String, Tensor>,
     settings: &Settings,
 ) -> Result<StepResult, Error> {
-    let Settings { step: first, steps, learning_rate, seed, interleaving } = *settings;
+    let Settings { step: first, steps, evaluations, learning_rate, seed, interleaving } = *settings;
     check::check(job)?;
     let batch = batch(job, inputs)?;
     let loss_scale = Scaler::new(job.train.loss_scale).scale();
@@ -129,6 +131,9 @@ pub fn run_step_with(
     let (mut reports, mut updated) = (BTreeMap::new(), false);
     for number in first..first + steps {
         let step = Step { number, learning_rate, loss_scale, seed, batch: &batch };
+        for _ in 0..evaluations {
+            run_phase(job, &mut ranks, &mut hub, Phase::Eval, &step, &mut turns)?;
+        }
         run_phase(job, &mut ranks, &mut hub, Phase::Train, &step, &mut turns)?;
         reports = self::reports(job, &ranks)?;
         updated = ranks.iter().all(Rank::is_finite);

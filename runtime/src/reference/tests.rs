@@ -35,7 +35,7 @@ fn every_interleaving_of_streams_gives_exactly_the_same_step() {
         let job = fixture::streamed(fixture::job(split));
         let ordered = step(&job).unwrap();
         for seed in 0..20 {
-            let settings = Settings { step: 1, steps: 1, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
+            let settings = Settings { step: 1, steps: 1, evaluations: 0, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
             let result = run_step_with(&job, &fixture::params(), &States::new(), &fixture::inputs(), &settings).unwrap();
             assert_eq!((result.reports, result.params), (ordered.reports.clone(), ordered.params.clone()));
         }
@@ -50,7 +50,7 @@ fn a_missing_wait_shows_in_some_interleaving() {
     forward.remove(k);
     let ordered = step(&job).unwrap();
     let differs = |seed| {
-        let settings = Settings { step: 1, steps: 1, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
+        let settings = Settings { step: 1, steps: 1, evaluations: 0, learning_rate: 0.25, seed: 0, interleaving: Interleaving::Random(seed) };
         run_step_with(&job, &fixture::params(), &States::new(), &fixture::inputs(), &settings).map_or(true, |r| r.reports != ordered.reports)
     };
     assert!((0..20).any(differs));

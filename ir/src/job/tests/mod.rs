@@ -8,7 +8,7 @@ use super::{least_in_flight, verify};
 use crate::dim::Base;
 use crate::mesh::SubAxis;
 use crate::op::{Channel, Collective, DType, Real, Reduce, Scalar};
-use crate::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place};
+use crate::program::{Action, Arena, BodyId, Buffer, Call, Command, Content, GroupId, Job, KernelId, Place, Slots};
 use sample::{MUL, UPDATE, job};
 
 #[test]
@@ -196,10 +196,44 @@ fn temporary_buffers_share_memory_one_after_the_other() {
 fn the_stash_has_a_slot_for_each_microbatch_in_flight() {
     let lost =
         "stage 0, train, backward microbatch 0, command 1 (launch of kernel 1): the stash's slot holds microbatch 1, not buffer `x` of this one";
-    refused(|job| job.stages[0].schedule.slots[0] = 1, lost);
-    refused(|job| job.stages[0].schedule.slots[0] = 0, "a stash has no slot");
-    refused(|job| job.stages[0].schedule.slots[0] = 3, "3 slots for 2 microbatches");
-    refused(|job| job.stages[0].schedule.slots.push(1), "numbers of slots for 2 of 1 stashes");
+    refused(|job| job.stages[0].schedule.slots[0].count = 1, lost);
+    refused(|job| job.stages[0].schedule.slots[0].count = 0, "a stash has no slot");
+    refused(|job| job.stages[0].schedule.slots[0].count = 3, "3 slots for 2 microbatches");
+    refused(|job| job.stages[0].schedule.slots.push(Slots { count: 1, at: 0 }), "numbers of slots for 2 of 1 stashes");
+}
+
+#[test]
+fn an_evaluation_has_its_temporary_buffers_where_steps_have_their_stash() {
+    let sound = job();
+    assert_eq!(buffer(&mut job(), 0, "ex").offset, sound.stages[0].schedule.slots[0].at);
+    let during =
+        |job: &mut Job| job.stages[0].schedule.train.splice(3..3, [0, 1].map(|microbatch| Call { body: BodyId(6), microbatch })).for_each(drop);
+    refused(during, "stage 0, train, eval_forward: its temporary buffers end at 400, stash 0, which is in use, begins at 384");
+}
+
+#[test]
+fn nothing_lies_on_a_stash_in_use() {
+    refused(
+        |job| job.stages[0].schedule.slots[0].at = 0,
+        "stage 0, train, forward: its temporary buffers end at 16, stash 0, which is in use, begins at 0",
+    );
+    refused(|job| job.stages[0].schedule.slots[0].at += 4, "a stash begins at 388, not a multiple of 64");
+    refused(|job| job.stages[0].schedule.slots[0].at = 1 << 60, "temporary memory has");
+    // What stage 0 sends, in a stash of its own: from forward to forward.
+    let sent = |at: u64| {
+        move |job: &mut Job| {
+            let y = buffer(job, 0, "y");
+            (y.arena, y.offset) = (Arena::Stash, 64);
+            job.programs[0].arena_bytes[1] += 64;
+            job.programs[0].stashes.push(64);
+            job.stages[0].schedule.slots.push(Slots { count: 1, at });
+        }
+    };
+    refused(sent(448), "stage 0, train: stashes 0 and 1, both in use, overlap");
+    refused(sent(320), "stage 0, eval, eval_forward: its temporary buffers end at 400, stash 1, which is in use, begins at 320");
+    let mut apart = job();
+    sent(512)(&mut apart);
+    assert_eq!(verify(&apart), Ok(()));
 }
 
 #[test]
@@ -423,7 +457,7 @@ fn two_stages_do_not_wait_for_each_other() {
     let impatient = |job: &mut Job| {
         job.stages[0].schedule.train.swap(2, 3);
         job.stages[1].schedule.train.swap(2, 3);
-        job.stages[1].schedule.slots[0] = 2;
+        job.stages[1].schedule.slots[0].count = 2;
     };
     refused(impatient, expected);
 }

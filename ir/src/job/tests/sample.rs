@@ -10,7 +10,7 @@ use crate::model::Train;
 use crate::op::{Channel, Collective, DType, Op, Real, Reduce, Scalar};
 use crate::program::{
     Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, InputEntry, Job, KernelId,
-    ParamEntry, Place, Program, Space, Stage, Stream,
+    ParamEntry, Place, Program, Slots, Space, Stage, Stream,
 };
 
 /// Elements of a rank's part.
@@ -214,7 +214,8 @@ fn stage(stage: u32) -> Stage {
     let calls = |list: &[(u32, u32)]| list.iter().map(|(body, microbatch)| Call { body: BodyId(*body), microbatch: *microbatch }).collect();
     let train = if stage == 0 { [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)] } else { [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)] };
     let schedule = CallSchedule {
-        slots: vec![if stage == 0 { 2 } else { 1 }],
+        // `ex` of an evaluation lies where the stash begins.
+        slots: vec![Slots { count: if stage == 0 { 2 } else { 1 }, at: 6 * 64 }],
         train: calls(&train),
         update: calls(&[(4, 0)]),
         eval: calls(&[(5, 0), (6, 0), (6, 1), (7, 0)]),

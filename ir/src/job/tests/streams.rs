@@ -96,6 +96,27 @@ fn a_race_may_be_with_an_earlier_call() {
 }
 
 #[test]
+fn an_evaluation_may_race_with_a_step_whose_stash_it_overwrites() {
+    // What an evaluation of stage 1 receives waits for evaluations before, and no longer for what the compute stream did since.
+    let own = |job: &mut Job| {
+        let list = commands(job, 1, "eval_forward");
+        let receive = list.iter().position(|c| matches!(c.action, Action::Recv { .. })).expect("a receive");
+        let read = Command { stream: Stream::Compute, action: Action::Record { event: 1000 }, ..list[receive].clone() };
+        list[receive - 1].action = Action::Wait { event: 1000 };
+        list.push(read);
+    };
+    refused(
+        own,
+        "stage 1, eval, eval_forward microbatch 0, command 2 (recv of 4 f32 from -1 stages on, channel 0): \
+         nothing orders it after what stream compute does in an earlier phase, which reads the same memory",
+    );
+    let mut apart = streamed();
+    own(&mut apart);
+    apart.stages[1].schedule.slots[0].at += 64;
+    assert_eq!(verify(&apart), Ok(()));
+}
+
+#[test]
 fn kernels_run_on_the_compute_stream() {
     let astray = |job: &mut Job| commands(job, 0, "update")[0].stream = Stream::Data;
     refused(astray, "stage 0, update, command 0 (launch of kernel 4): it is on stream data");

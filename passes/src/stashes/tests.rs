@@ -1,0 +1,69 @@
+use super::*;
+use ir::graph::{Origin, Phase};
+use ir::op::{DType, Real};
+use ir::program::{Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Command, Content, Slots, Stream};
+
+/// A program whose bodies fill buffers: `(name, end of its temporary buffers, stashes it touches)`; stashes have 64 bytes.
+fn program(bodies: &[(&str, u64, &[u32])], stashes: u32) -> Program {
+    let buffer = |arena, offset, bytes: u64| Buffer {
+        name: String::new(),
+        dtype: DType::F32,
+        dims: vec![("d".into(), bytes / 4)],
+        arena,
+        offset,
+        content: Content::Activation,
+        origin: None,
+    };
+    let mut buffers: Vec<Buffer> = (0..stashes).map(|k| buffer(Arena::Stash, u64::from(k) * 64, 64)).collect();
+    let fill = |k: u32| Command {
+        stream: Stream::Compute,
+        action: Action::Fill { buffer: BufferId(k), value: Real(0.0) },
+        origin: Origin::new(Phase::Forward),
+        reason: None,
+    };
+    let mut all = vec![];
+    for (name, end, touched) in bodies {
+        let mut commands: Vec<Command> = touched.iter().map(|k| fill(*k)).collect();
+        if *end > 0 {
+            commands.push(fill(buffers.len() as u32));
+            buffers.push(buffer(Arena::Temporary, 0, *end));
+        }
+        all.push(Body { name: name.to_string(), kind: BodyKind::Forward(0), commands });
+    }
+    let arena_bytes = [0, u64::from(stashes) * 64, bodies.iter().map(|b| b.1).max().unwrap_or(0), 0, 0];
+    let stashes = vec![64; stashes as usize];
+    Program { buffers, arena_bytes, stashes, groups: vec![], copied: Default::default(), buckets: vec![], bodies: all }
+}
+
+fn calls(bodies: &[u32]) -> Vec<Call> {
+    bodies.iter().map(|body| Call { body: BodyId(*body), microbatch: 0 }).collect()
+}
+
+/// The places of stashes and the bytes that all take.
+fn placed(program: &Program, counts: &[u32], [train, update, eval]: [&[u32]; 3]) -> (Vec<u64>, u64) {
+    let slots = counts.iter().map(|count| Slots { count: *count, at: 0 }).collect();
+    let mut schedule = CallSchedule { slots, train: calls(train), update: calls(update), eval: calls(eval) };
+    place(program, &mut schedule);
+    (schedule.slots.iter().map(|s| s.at).collect(), schedule.arena_bytes(program)[Arena::Temporary as usize])
+}
+
+#[test]
+fn other_phases_have_their_temporary_buffers_where_a_stash_is() {
+    let program = program(&[("prologue", 320, &[]), ("forward", 128, &[0]), ("backward", 64, &[0]), ("update", 256, &[]), ("eval", 192, &[])], 1);
+    assert_eq!(placed(&program, &[3], [&[0, 1, 2], &[3], &[4]]), (vec![128], 320));
+    // As large as the phase that needs most.
+    assert_eq!(placed(&program, &[4], [&[0, 1, 2], &[3], &[4]]), (vec![128], 384));
+}
+
+#[test]
+fn stashes_of_a_time_lie_beside_each_other_and_others_do_not() {
+    let program = program(&[("forward", 64, &[0, 1]), ("backward", 128, &[0]), ("weight", 0, &[2]), ("eval", 0, &[3])], 4);
+    // Stash 1 is done when `backward` needs more memory, stash 2 comes later.
+    assert_eq!(placed(&program, &[2, 1, 1, 1], [&[0, 1, 2], &[], &[3]]), (vec![128, 64, 0, 0], 256));
+}
+
+#[test]
+fn a_stash_in_use_is_safe_from_calls_that_do_not_touch_it() {
+    let program = program(&[("forward", 64, &[0]), ("other", 512, &[]), ("backward", 64, &[0])], 1);
+    assert_eq!(placed(&program, &[1], [&[0, 1, 2], &[], &[]]), (vec![512], 576));
+}
