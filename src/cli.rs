@@ -287,6 +287,9 @@ pub struct CompileArgs {
     /// The same as --dtype fp16
     #[arg(long, conflicts_with_all = ["dtype", "bf16"], help_heading = "Precision")]
     pub fp16: bool,
+    /// Matrix products of f32 factors on tensor cores: each factor is rounded to tf32, which has 10 bits of mantissa, sums stay f32. For GPUs
+    #[arg(long, help_heading = "Precision")]
+    pub tf32: bool,
     /// Multiplies the loss by a constant for the backward pass, and divides gradients by it [fp16 without it: a scale that adapts]
     #[arg(long, value_name = "X", value_parser = scale, conflicts_with_all = ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"], help_heading = "Precision")]
     pub loss_scale: Option<f64>,

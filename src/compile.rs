@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow};
 use codegen::Emit;
 use codegen::target::Arch;
 use frontend::Options as TextOptions;
+use ir::diag::{Diagnostic, Sources};
 use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
 use ir::program::Job;
@@ -47,6 +48,10 @@ struct Budget {
 pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     let start = Instant::now();
     let targets = targets(args)?;
+    if args.tf32 && targets.device.arch == Arch::X86_64 {
+        show(&[tf32_on_cpu(&args.target)], &Sources::default());
+        return Err(Failure::Reported);
+    }
     let options = options(args)?;
     let mut text = Text::read(&args.model)?;
     let frontend = |training| TextOptions {
@@ -76,6 +81,12 @@ pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
     // How much scratch kernels need is known once they are compiled.
     within(&levels, &targets, 0)?;
     Ok(levels)
+}
+
+/// E0642: CPUs have no tf32.
+fn tf32_on_cpu(target: &str) -> Diagnostic {
+    let d = Diagnostic::error("E0642", format!("--tf32 is for tensor cores, and --target {target} is a CPU, which has none"));
+    d.help("without it f32 is multiplied with all its bits; `--target sm_80` or `--target sm_90a` for GPUs")
 }
 
 fn targets(args: &CompileArgs) -> Result<Targets, Failure> {
@@ -214,6 +225,7 @@ fn options(args: &CompileArgs) -> Result<Options, Failure> {
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
+        tf32: args.tf32,
         micro_batch,
         global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
         schedule: schedule(&args.pipeline_schedule)?,

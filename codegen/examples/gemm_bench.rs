@@ -76,7 +76,7 @@ fn of_experts(layout: Layout, experts: u64) -> Kernel {
     let inputs: Vec<Operand> = types.into_iter().map(|ty| Operand { strides: dense(&body.dims, &ty), ty }).collect();
     let origin = || Origin::new(Phase::Forward);
     let args: Vec<_> = (0..3).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
-    let value = body.push(Op::GroupedDot { rows, experts, over }, args, Type::new(DType::F32, out), origin());
+    let value = body.push(Op::grouped_dot(rows, experts, over), args, Type::new(DType::F32, out), origin());
     let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate: false }];
     Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }

@@ -47,7 +47,7 @@ fn product(layout: &str, [m, n, k]: [u64; 3], dtype: DType, to: DType) -> (Maker
     let [m, n, k] = make.dims([("m", m), ("n", n), ("k", k)]);
     let a = make.input(dtype, &if layout.starts_with('T') { [k, m] } else { [m, k] });
     let b = make.input(dtype, &if layout.ends_with('T') { [n, k] } else { [k, n] });
-    let c = make.op(Op::Dot { over: vec![k] }, &[a, b], Type::new(to, [m, n]));
+    let c = make.op(Op::dot(vec![k]), &[a, b], Type::new(to, [m, n]));
     (make, [m, n], c)
 }
 
@@ -72,13 +72,13 @@ fn gradient(sizes: [u64; 3]) -> Kernel {
 }
 
 /// Rows of experts times their matrices.
-fn experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
+fn experts([rows, experts, h, f]: [u64; 4], dtype: DType) -> Kernel {
     let mut make = Maker::default();
     let [rows, experts, h, f] = make.dims([("rows", rows), ("experts", experts), ("h", h), ("f", f)]);
-    let a = make.input(DType::Bf16, &[rows, h]);
-    let b = make.input(DType::Bf16, &[experts, h, f]);
+    let a = make.input(dtype, &[rows, h]);
+    let b = make.input(dtype, &[experts, h, f]);
     let ends = make.input(DType::I32, &[experts]);
-    let y = make.op(Op::GroupedDot { rows, experts, over: vec![experts, h] }, &[a, b, ends], Type::new(DType::Bf16, [rows, f]));
+    let y = make.op(Op::grouped_dot(rows, experts, vec![experts, h]), &[a, b, ends], Type::new(dtype, [rows, f]));
     make.kernel(y, false)
 }
 
@@ -89,8 +89,18 @@ fn gradients_of_experts([rows, experts, h, f]: [u64; 4]) -> Kernel {
     let a = make.input(DType::Bf16, &[rows, h]);
     let b = make.input(DType::Bf16, &[rows, f]);
     let ends = make.input(DType::I32, &[experts]);
-    let y = make.op(Op::GroupedDot { rows, experts, over: vec![rows] }, &[a, b, ends], Type::new(DType::F32, [experts, h, f]));
+    let y = make.op(Op::grouped_dot(rows, experts, vec![rows]), &[a, b, ends], Type::new(DType::F32, [experts, h, f]));
     make.kernel(y, true)
+}
+
+/// The same of factors that are rounded to tf32.
+fn rounding(mut kernel: Kernel) -> Kernel {
+    for node in &mut kernel.body.nodes {
+        if let Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. } = &mut node.op {
+            *tf32 = true;
+        }
+    }
+    kernel
 }
 
 /// Causal attention of 4,096 positions, 16 heads of which two share keys: forward, or the gradients.
@@ -137,10 +147,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("bf16 4096 x 3072 x 768 NN, bias, tanh".into(), activated(gpt)),
         ("bf16 768 x 3072 x 4096 TN, added to f32".into(), gradient([768, 3072, 4096])),
         ("bf16 1000 x 777 x 333 NN (ragged, unaligned)".into(), plain("NN", [1000, 777, 333], DType::Bf16)),
-        ("bf16 8 experts, 4096 rows, 512 x 768".into(), experts([4096, 8, 512, 768])),
+        ("bf16 8 experts, 4096 rows, 512 x 768".into(), experts([4096, 8, 512, 768], DType::Bf16)),
         ("bf16 gradients of 8 experts, 4096 rows, 512 x 768, added to f32".into(), gradients_of_experts([4096, 8, 512, 768])),
         ("f32 4096 x 3072 x 768 NN".into(), plain("NN", gpt, DType::F32)),
         ("f32 4096 x 3072 x 768 NT".into(), plain("NT", gpt, DType::F32)),
+    ]);
+    kernels.extend(["NN", "NT", "TN", "TT"].iter().map(|l| (format!("tf32 4096 x 3072 x 768 {l}"), rounding(plain(l, gpt, DType::F32)))));
+    kernels.extend([
+        ("tf32 8192 x 8192 x 8192 NT".into(), rounding(plain("NT", square, DType::F32))),
+        ("tf32 1000 x 777 x 333 NT (ragged, unaligned)".into(), rounding(plain("NT", [1000, 777, 333], DType::F32))),
+        ("tf32 8 experts, 4096 rows, 512 x 768".into(), rounding(experts([4096, 8, 512, 768], DType::F32))),
     ]);
     for d in [64, 128] {
         kernels.push((format!("bf16 causal attention, heads of {d}"), attention(false, d)));

@@ -7,7 +7,7 @@ use crate::build::Builder;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
-use crate::build::squares::LINE_ELEMENTS;
+use crate::build::squares::LINE;
 use ir::kernel::Kernel;
 use ir::launch::{MAP_ALIGN, Swizzle, TensorMap};
 
@@ -29,9 +29,10 @@ pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(Along
     let map = TensorMap {
         argument: tensor as u32,
         dtype,
+        tf32: false,
         sizes: std::iter::once(dense).chain(others.iter().map(|(along, _)| along.size)).map(|s| s as u64).collect(),
         strides: others.iter().map(|(along, _)| bytes(along)).collect(),
-        extents: std::iter::once(LINE_ELEMENTS).chain(others.iter().map(|(along, _)| along.extent)).map(|e| e as u32).collect(),
+        extents: std::iter::once(LINE / dtype.bytes() as i64).chain(others.iter().map(|(along, _)| along.extent)).map(|e| e as u32).collect(),
         swizzle: Swizzle::B128,
     };
     map.check(kernel).ok()?;

@@ -190,7 +190,7 @@ mod tests {
         let mut make = Make::default();
         let [m, n, k] = [("m", 17), ("n", 40), ("k", 9)].map(|(n, size)| make.dim(n, size));
         let (a, b) = (make.input(DType::F32, &[m, k]), make.input(DType::F32, &[n, k]));
-        let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+        let c = make.op(Op::dot(vec![k]), &[a, b]);
         let product = make.kernel(Family::Gemm, &[c]);
         let emit = Emit { mlir: true, llvm: true, asm: true };
         for kernel in [loops, product] {

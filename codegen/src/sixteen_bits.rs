@@ -147,7 +147,7 @@ fn a_stride_of_sixteen_bits_is_two_bytes() {
 fn product(make: &mut Make, [m, n, k]: [Dim; 3], transposed: [bool; 2], from: DType, to: DType) -> Value {
     let a = make.input(from, &if transposed[0] { [k, m] } else { [m, k] });
     let b = make.input(from, &if transposed[1] { [n, k] } else { [k, n] });
-    make.op_as(Op::Dot { over: vec![k] }, &[a, b], Type::new(to, [m, n]))
+    make.op_as(Op::dot(vec![k]), &[a, b], Type::new(to, [m, n]))
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::block::{Block, Timing};
 use crate::decode::PARAM;
 use crate::fault::Wrong;
+use crate::float::round_tf32;
 use crate::inst::*;
 use crate::order::{Engine, Stamp, View};
 use crate::shared::{Access, aligned};
@@ -57,7 +58,7 @@ enum What {
     /// All copies of the warp before this number.
     Copies(u64),
     /// Pieces: address in shared memory, bytes, and where they come from; zeros if absent.
-    Load(Vec<(u64, u64, Option<u64>)>),
+    Load(Vec<(u64, u64, Option<u64>)>, bool),
 }
 
 impl Engines {
@@ -149,14 +150,14 @@ impl Block<'_> {
                         }
                     }
                 }
-                self.start_load(w, pc, pieces, *barrier, l)?;
+                self.start_load(w, pc, pieces, map.tf32, *barrier, l)?;
             }
             Op::BulkLoad { d, s, bytes, barrier } => {
                 let l = mask.trailing_zeros() as usize;
                 self.single(mask, "a bulk copy")?;
                 let (to, from) = (self.shared_address(self.warps[w].addresses(*d)[l]), self.warps[w].addresses(*s)[l]);
                 let bytes = self.bulk_bytes(w, *bytes, l, to, from)?;
-                self.start_load(w, pc, vec![(to, bytes, Some(from))], *barrier, l)?;
+                self.start_load(w, pc, vec![(to, bytes, Some(from))], false, *barrier, l)?;
             }
             Op::TensorStore { map, at, s } => {
                 let l = mask.trailing_zeros() as usize;
@@ -230,12 +231,20 @@ impl Block<'_> {
         TensorMap::decode(&bytes).map(|m| (m, at))
     }
 
-    fn start_load(&mut self, w: usize, pc: u32, pieces: Vec<(u64, u64, Option<u64>)>, barrier: Address, lane: usize) -> Result<(), Wrong> {
+    fn start_load(
+        &mut self,
+        w: usize,
+        pc: u32,
+        pieces: Vec<(u64, u64, Option<u64>)>,
+        tf32: bool,
+        barrier: Address,
+        lane: usize,
+    ) -> Result<(), Wrong> {
         let barrier = self.shared_address(self.warps[w].addresses(barrier)[lane]);
         self.open_to_copies(w, barrier)?;
         let (stamp, view) = (self.warps[w].stamp(Engine::Bulk), Rc::new(self.warps[w].view.clone()));
         self.warps[w].tick(Engine::Bulk);
-        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], what: What::Load(pieces) })
+        self.begin(Task { warp: w, pc, stamp, view, barriers: vec![barrier], what: What::Load(pieces, tf32) })
     }
 
     fn begin(&mut self, task: Task) -> Result<(), Wrong> {
@@ -254,7 +263,7 @@ impl Block<'_> {
                 self.perform_copies(warp, end)?;
                 barriers.iter().try_for_each(|b| self.arrive_with(*b, 1, None, Some(stamp)))
             }
-            What::Load(pieces) => {
+            What::Load(pieces, tf32) => {
                 let mut all = 0;
                 let mut data = vec![];
                 for (to, bytes, from) in pieces {
@@ -262,6 +271,11 @@ impl Block<'_> {
                     data.resize(bytes as usize, 0);
                     if let Some(from) = from {
                         self.memory.read(from, &mut data)?;
+                    }
+                    if tf32 {
+                        for word in data.as_chunks_mut().0 {
+                            *word = round_tf32(u32::from_le_bytes(*word)).to_le_bytes();
+                        }
                     }
                     self.shared.note_write(to, data.len(), Access { stamp, view: &view })?;
                     self.shared.poke(to, &data)?;

@@ -71,7 +71,13 @@ pub fn one(f: Float1, x: f32) -> f32 {
         Float1::Sin => x.sin(),
         Float1::Cos => x.cos(),
         Float1::Tanh => x.tanh(),
+        Float1::Tf32 => f32::from_bits(round_tf32(x.to_bits())),
     }
+}
+
+/// The nearest number of 10 bits of mantissa, ties away from zero.
+pub fn round_tf32(bits: u32) -> u32 {
+    if f32::from_bits(bits).is_nan() { bits | 1 << 22 } else { (bits + 0x1000) & !0x1FFF }
 }
 
 pub fn one_f64(f: Float1, x: f64) -> f64 {
@@ -86,6 +92,7 @@ pub fn one_f64(f: Float1, x: f64) -> f64 {
         Float1::Sin => x.sin(),
         Float1::Cos => x.cos(),
         Float1::Tanh => x.tanh(),
+        Float1::Tf32 => unreachable!("invariant: it is decoded of f32 alone"),
     }
 }
 

@@ -176,6 +176,8 @@ pub enum Float1 {
     Sin,
     Cos,
     Tanh,
+    /// The nearest number of tf32, ties away from zero. Of f32 alone.
+    Tf32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -60,6 +60,8 @@ pub struct TensorMap {
     pub stride: Vec<u64>,
     pub extent: Vec<u32>,
     pub swizzle: Swizzle,
+    /// Elements are f32, and are rounded to tf32 on their way to shared memory.
+    pub tf32: bool,
 }
 
 const MAGIC: u32 = u32::from_le_bytes(*b"tmap");
@@ -73,6 +75,9 @@ impl TensorMap {
         let dims = self.size.len();
         if !(1..=5).contains(&dims) || self.stride.len() + 1 != dims || self.extent.len() != dims {
             return Err("a tensor map has 1 to 5 dims, a stride less, and as many extents".into());
+        }
+        if self.tf32 && self.element != 4 {
+            return Err(format!("tf32 has 4 bytes, the elements {}", self.element));
         }
         if ![1, 2, 4, 8].contains(&self.element)
             || !self.base.is_multiple_of(16)
@@ -94,7 +99,7 @@ impl TensorMap {
             at += bytes.len();
         };
         put(&MAGIC.to_le_bytes());
-        put(&[dims as u8, self.element as u8, self.swizzle as u8, 0]);
+        put(&[dims as u8, self.element as u8, self.swizzle as u8, self.tf32.into()]);
         put(&self.base.to_le_bytes());
         // A size of 2^32 is stored as 0.
         self.size.iter().for_each(|s| put(&(*s as u32).to_le_bytes()));
@@ -119,7 +124,7 @@ impl TensorMap {
         let stride = (1..dims).map(|d| long(strides + 8 * (d - 1))).collect::<Result<_, _>>()?;
         let extents = strides + 8 * (dims - 1);
         let extent = (0..dims).map(|d| word(extents + 4 * d)).collect::<Result<_, _>>()?;
-        Ok(TensorMap { base: long(8)?, element: u32::from(bytes[5]), size, stride, extent, swizzle })
+        Ok(TensorMap { base: long(8)?, element: u32::from(bytes[5]), size, stride, extent, swizzle, tf32: bytes[7] != 0 })
     }
 
     /// Bytes of a box.
@@ -153,14 +158,18 @@ mod tests {
 
     #[test]
     fn a_map_survives_its_128_bytes_and_clips_boxes() {
-        let map = TensorMap { base: 1 << 45, element: 2, size: vec![100, 7], stride: vec![208], extent: vec![64, 4], swizzle: Swizzle::B128 };
+        let map =
+            TensorMap { base: 1 << 45, element: 2, size: vec![100, 7], stride: vec![208], extent: vec![64, 4], swizzle: Swizzle::B128, tf32: false };
         assert_eq!(TensorMap::decode(&map.encode().expect("it is sound")), Ok(map.clone()));
         let rows = map.rows(&[64, 5]);
         assert_eq!(rows[0], (map.base + 5 * 208 + 128, 0..36));
         assert_eq!(rows[2].1, 0..0);
         assert_eq!(map.rows(&[-8, 0])[0], (map.base - 16, 8..64));
-        let wide = TensorMap { extent: vec![128, 1], ..map };
+        let wide = TensorMap { extent: vec![128, 1], ..map.clone() };
         assert!(wide.encode().is_err());
+        let rounded = TensorMap { element: 4, extent: vec![32, 4], tf32: true, ..map.clone() };
+        assert_eq!(TensorMap::decode(&rounded.encode().expect("it is sound")), Ok(rounded));
+        assert!(TensorMap { tf32: true, ..map }.encode().is_err());
     }
 
     #[test]

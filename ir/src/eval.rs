@@ -4,8 +4,9 @@
 
 use crate::dim::{Base, Dim, DimInfo, Dims, IndexMap};
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Routing, Scalar, Unary};
+use crate::op::{self, Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Routing, Scalar, Unary};
 use crate::random;
+use std::borrow::Cow;
 
 /// What a body's sources hold, and where the shards it computes on begin.
 pub trait Env {
@@ -308,8 +309,14 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
                 })
                 .collect()
         }
-        Op::Dot { over } => contract(dims, &node.ty.dims, over, (args[0], body.dims_of(node.args[0])), (args[1], body.dims_of(node.args[1]))),
-        Op::GroupedDot { rows, experts, .. } => grouped(body, v, *rows, *experts, args),
+        Op::Dot { over, tf32 } => {
+            let [a, b] = factors(args, *tf32);
+            contract(dims, &node.ty.dims, over, (&a, body.dims_of(node.args[0])), (&b, body.dims_of(node.args[1])))
+        }
+        Op::GroupedDot { rows, experts, tf32, .. } => {
+            let [a, b] = factors(args, *tf32);
+            grouped(body, v, *rows, *experts, &[&a, &b, args[2]])
+        }
         Op::Reduce { kind, over } => {
             let mut out = vec![if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 }; total];
             let source = body.dims_of(node.args[0]);
@@ -452,6 +459,11 @@ fn view(body: &Body, v: Value, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f6
     let (inner, outer) = ([&rest[..], from].concat(), [&rest[..], to].concat());
     let flat = reorder(&body.dims, data, source, &inner);
     reorder(&body.dims, &flat, &outer, body.dims_of(v))
+}
+
+/// The factors of a dot, as it multiplies them.
+fn factors<'a>(args: &[&'a [f64]], tf32: bool) -> [Cow<'a, [f64]>; 2] {
+    [args[0], args[1]].map(|x| if tf32 { x.iter().map(|x| op::tf32(*x)).collect() } else { x.into() })
 }
 
 /// `sum over over of a * b`, in the storage order `out`.

@@ -128,6 +128,13 @@ impl Body {
         }
     }
 
+    /// Whether both factors of a dot have dims of their own. Else no element is used twice: it is a reduction.
+    pub fn is_matrix_product(&self, dot: Value) -> bool {
+        let [a, b] = [0, 1].map(|k| &self[self[dot].args[k]].ty);
+        let own = |of: &Type, other: &Type| of.dims.iter().any(|d| !other.has(*d) && self.dims.size(*d) > 1);
+        own(a, b) && own(b, a)
+    }
+
     /// Elements of a value.
     pub fn elements(&self, v: Value) -> u64 {
         self.dims.elements(self.dims_of(v))

@@ -213,7 +213,10 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             Some(d) if index.len() == dims.size(*to) => Type::new(args[0].dtype, d),
             _ => return fail("the part does not fit its dim"),
         },
-        Op::Dot { over } => {
+        Op::Dot { tf32: true, .. } | Op::GroupedDot { tf32: true, .. } if args[0].dtype != DType::F32 => {
+            return fail("rounds f32 factors to tf32, and has others");
+        }
+        Op::Dot { over, .. } => {
             if !same(args) || !args[0].dtype.is_float() || over.iter().any(|d| !args[0].has(*d) || !args[1].has(*d)) {
                 return fail("wants floats that both have the contracted dims");
             }
@@ -221,7 +224,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
             out.retain(|d| !over.contains(d));
             Type::new(sum(args[0].dtype), out)
         }
-        Op::GroupedDot { rows, experts, over } => {
+        Op::GroupedDot { rows, experts, over, .. } => {
             if !same(&args[..2]) || !args[0].dtype.is_float() || !grouped(*rows, *experts, over, args) {
                 return fail("wants floats and i32 ends, rows in the first operand, rows or experts in the second, and a sum that fits them");
             }

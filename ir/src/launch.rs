@@ -70,6 +70,8 @@ pub struct TensorMap {
     pub argument: u32,
     /// Of its elements.
     pub dtype: DType,
+    /// Its elements, of f32, are rounded to tf32 on their way.
+    pub tf32: bool,
     /// Elements along each dim, the innermost first.
     pub sizes: Vec<u64>,
     /// Bytes from one index to the next, of all dims but the innermost, whose elements are neighbours; each a multiple of the one before.
@@ -106,6 +108,9 @@ impl TensorMap {
         let operand = kernel.inputs.iter().map(|i| i.ty.dtype).chain(outputs).nth(self.argument as usize);
         if operand != Some(self.dtype) || !matches!(self.dtype, DType::F32 | DType::Bf16 | DType::F16) {
             return Err(format!("a tensor map of {} elements for operand {}", self.dtype.name(), self.argument));
+        }
+        if self.tf32 && self.dtype != DType::F32 {
+            return Err(format!("a tensor map that rounds {} to tf32", self.dtype.name()));
         }
         let dims = self.sizes.len();
         if !(1..=5).contains(&dims) || self.strides.len() + 1 != dims || self.extents.len() != dims {
@@ -231,7 +236,7 @@ mod tests {
     /// Of 200 rows of 100 bf16, padded to 104, in boxes of 8 rows.
     fn map() -> TensorMap {
         let (sizes, strides, extents) = (vec![100, 200], vec![208], vec![64, 8]);
-        TensorMap { argument: 0, dtype: DType::Bf16, sizes, strides, extents, swizzle: Swizzle::B128 }
+        TensorMap { argument: 0, dtype: DType::Bf16, tf32: false, sizes, strides, extents, swizzle: Swizzle::B128 }
     }
 
     fn kernel() -> Kernel {
@@ -302,6 +307,7 @@ mod tests {
         };
         assert_eq!(refused(|m| m.argument = 1), "a tensor map of bf16 elements for operand 1");
         assert_eq!(refused(|m| m.dtype = DType::F16), "a tensor map of f16 elements for operand 0");
+        assert_eq!(refused(|m| m.tf32 = true), "a tensor map that rounds bf16 to tf32");
         assert_eq!(refused(|m| m.sizes.push(1)), "a tensor map of 3 dims, 1 strides, 2 extents");
         assert_eq!(refused(|m| m.sizes[1] = 1 << 31), "a tensor map of sizes [100, 2147483648] in boxes of [64, 8]");
         assert_eq!(refused(|m| m.extents[1] = 257), "a tensor map of sizes [100, 200] in boxes of [64, 257]");

@@ -81,20 +81,11 @@ impl DType {
     /// The nearest value of a 16-bit float, ties to even, beyond its range infinite (IEEE 754, section 4.3.1); other types as they are: the
     /// evaluator computes those in f64.
     pub fn round(self, x: f64) -> f64 {
-        // Bits of the significand, exponents of the least normal and of the greatest number.
-        let (bits, least, most) = match self {
-            DType::Bf16 => (8, -126, 127),
-            DType::F16 => (11, -14, 15),
-            DType::F32 | DType::I32 | DType::Bool => return x,
-        };
-        if x == 0.0 || !x.is_finite() {
-            return x;
+        match self {
+            DType::Bf16 => nearest(x, 8, [-126, 127], f64::round_ties_even),
+            DType::F16 => nearest(x, 11, [-14, 15], f64::round_ties_even),
+            DType::F32 | DType::I32 | DType::Bool => x,
         }
-        // Exact: powers of two far from the limits of f64.
-        let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
-        let unit = 2f64.powi(exponent + 1 - bits);
-        let rounded = (x / unit).round_ties_even() * unit;
-        if rounded.abs() >= 2f64.powi(most + 1) { f64::INFINITY.copysign(x) } else { rounded }
     }
 
     pub fn name(self) -> &'static str {
@@ -110,6 +101,23 @@ impl DType {
     pub fn parse(name: &str) -> Option<DType> {
         [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool].into_iter().find(|t| t.name() == name)
     }
+}
+
+/// The nearest number with so many bits in its significand, by the exponents of the least normal and of the greatest one.
+fn nearest(x: f64, bits: i32, [least, most]: [i32; 2], round: impl Fn(f64) -> f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    // Exact: powers of two far from the limits of f64.
+    let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
+    let unit = 2f64.powi(exponent + 1 - bits);
+    let rounded = round(x / unit) * unit;
+    if rounded.abs() >= 2f64.powi(most + 1) { f64::INFINITY.copysign(x) } else { rounded }
+}
+
+/// The nearest number of tf32, the exponents of f32 with 10 bits of mantissa; ties away from zero, as `cvt.rna.tf32.f32` of PTX rounds.
+pub fn tf32(x: f64) -> f64 {
+    nearest(x, 11, [-126, 127], f64::round)
 }
 
 macro_rules! named {
@@ -378,9 +386,11 @@ pub enum Op {
 
     // Contraction and reduction.
     // Of 16-bit operands, the result is theirs or, unrounded, f32; so is that of a `reduce_sum`, of a `scatter` and of attention.
-    /// `(a, b)`: product summed over `over`; dims that both have go along.
+    /// `(a, b)`: product summed over `over`; dims that both have go along. `tf32`: of f32 factors alone, each of which is first rounded ([`tf32`]), as
+    /// tensor cores take them.
     Dot {
         over: Vec<Dim>,
+        tf32: bool,
     },
     /// `(a, b, ends)`, `Local` level and kernels only: the dot of `a`, `b` and the experts' rows. `ends` is i32, `[experts]` and any dims of `a`, its
     /// *parts*. The rows of an expert are those from the end of the expert before it (or 0) to its own end, which is not less and counts as
@@ -388,11 +398,12 @@ pub enum Op {
     /// the result is the sum over `over` of `a * b * m`; operands of nobody's rows are never read.
     ///
     /// `a` has `rows`, `b` has either `experts` (then `over` has them too, and no part: each row times its expert's matrix, 0 for nobody's) or `rows` as
-    /// well (then `over` has them: each expert's sum over its rows, and over the parts that `over` names).
+    /// well (then `over` has them: each expert's sum over its rows, and over the parts that `over` names). `tf32` as for `dot`.
     GroupedDot {
         rows: Dim,
         experts: Dim,
         over: Vec<Dim>,
+        tf32: bool,
     },
     Reduce {
         kind: Reduce,
@@ -437,6 +448,16 @@ pub enum Op {
 }
 
 impl Op {
+    /// The dot of factors as they are.
+    pub fn dot(over: Vec<Dim>) -> Op {
+        Op::Dot { over, tf32: false }
+    }
+
+    /// Likewise, of experts' rows.
+    pub fn grouped_dot(rows: Dim, experts: Dim, over: Vec<Dim>) -> Op {
+        Op::GroupedDot { rows, experts, over, tf32: false }
+    }
+
     /// The name in the text form.
     pub fn name(&self) -> &'static str {
         match self {
@@ -492,8 +513,8 @@ impl Op {
         match self {
             Op::View { from, to } => Op::View { from: list(from), to: list(to) },
             Op::Concat { from, to } => Op::Concat { from: list(from), to: f(*to) },
-            Op::Dot { over } => Op::Dot { over: list(over) },
-            Op::GroupedDot { rows, experts, over } => Op::GroupedDot { over: list(over), rows: f(*rows), experts: f(*experts) },
+            Op::Dot { over, tf32 } => Op::Dot { over: list(over), tf32: *tf32 },
+            Op::GroupedDot { rows, experts, over, tf32 } => Op::GroupedDot { over: list(over), rows: f(*rows), experts: f(*experts), tf32: *tf32 },
             Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
             Op::Iota(d) => Op::Iota(f(*d)),
             Op::Slice { from, to, at } => Op::Slice { from: f(*from), to: to.map(f), at: *at },
@@ -590,7 +611,7 @@ impl Op {
 
 #[cfg(test)]
 mod tests {
-    use super::DType;
+    use super::{DType, tf32};
 
     #[test]
     fn bf16_has_eight_bits_and_ties_go_to_even() {
@@ -602,6 +623,16 @@ mod tests {
         let most = 255.0 * 2f64.powi(120);
         assert_eq!([most, most * 1.0019, most * 1.002].map(round), [most, most, f64::INFINITY]);
         assert!(round(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn tf32_has_eleven_bits_and_ties_go_away_from_zero() {
+        assert_eq!([2048.0, 2049.0, 2050.9, 2051.0, -2049.0].map(tf32), [2048.0, 2050.0, 2050.0, 2052.0, -2050.0]);
+        // As the bits say: half of the last place that stays is added, what is below it cut off.
+        for bits in [0x0000_0001, 0x0000_1000, 0x0012_3456, 0x3F80_0FFF, 0x3F80_1000, 0xC049_0FDB, 0x7F7F_EFFF, 0x7F7F_F000] {
+            let want = f32::from_bits((bits + 0x1000) & !0x1FFF);
+            assert_eq!(tf32(f32::from_bits(bits).into()), f64::from(want), "{bits:x}");
+        }
     }
 
     #[test]

@@ -81,9 +81,9 @@ fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u6
         (u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))) as u64
     };
     match &node.op {
-        Op::Dot { over } => 2 * body.elements(v) * over.iter().map(|d| body.dims.size(*d)).product::<u64>(),
+        Op::Dot { over, .. } => 2 * body.elements(v) * over.iter().map(|d| body.dims.size(*d)).product::<u64>(),
         // Each row meets one expert alone.
-        Op::GroupedDot { rows, experts, over } => {
+        Op::GroupedDot { rows, experts, over, .. } => {
             let summed = over.iter().filter(|d| *d != experts).map(|d| body.dims.size(*d)).product::<u64>();
             let each = 2 * body.elements(v) * summed;
             if over.contains(rows) { each / body.dims.size(*experts) } else { each }

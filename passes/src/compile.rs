@@ -15,7 +15,7 @@ use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::{Kind, Order, Pass, Schedule};
 use crate::tp_overlap::{self, TpOverlap};
-use crate::{bucket, heads, optimize, order, pad, simplify, stashes, sums, tables, terms, widen, zero};
+use crate::{bucket, heads, optimize, order, pad, simplify, stashes, sums, tables, terms, tf32, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::dim::Dim;
 use ir::graph::{Graph, Param, Table};
@@ -58,6 +58,8 @@ pub struct Options {
     pub overlap: Overlap,
     /// Whether optimizers run on the host, in its memory.
     pub offload: Offload,
+    /// Whether products of f32 factors are multiplied as tf32.
+    pub tf32: bool,
     pub tp_overlap: TpOverlap,
     pub recompute: Recompute,
     pub rows: Rows,
@@ -88,6 +90,7 @@ impl Default for Options {
             pad_vocab_to: 1,
             overlap: Overlap::On,
             offload: Offload::Off,
+            tf32: false,
             tp_overlap: TpOverlap::Off,
             recompute: Recompute::None,
             rows: Rows::Rules,
@@ -240,6 +243,13 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let locals: Vec<Local> = trace.step("sums", || locals.into_iter().map(sums::cut).collect(), joined)?;
     let (before, after) = (Graphs { training: &stages, evaluation: &evaluated_stages }, Graphs { training: &locals, evaluation: &evaluations });
     trace.step("rewrites", || (), |()| rewrites::verify(before, after).map_err(|e| e.to_string()))?;
+    let (locals, evaluations): (Vec<Local>, Vec<Local>) = match options.tf32 {
+        false => (locals, evaluations),
+        true => {
+            let both = locals.into_iter().zip(evaluations);
+            trace.step("tf32", || both.map(|(l, e)| (tf32::mark(l), tf32::mark(e))).collect::<Vec<_>>(), shared)?.into_iter().unzip()
+        }
+    };
 
     // Both graphs have tables, mostly the same.
     let mut job = describe(&sharded, options, &mesh);

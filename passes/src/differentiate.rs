@@ -390,7 +390,7 @@ fn contract_like(b: &mut Builder, x: Value, y: Value, over: Vec<Dim>, like: Valu
             dims.insert(0, d);
         }
     }
-    let d = b.op(Op::Dot { over }, &[x, y]);
+    let d = b.op(Op::dot(over), &[x, y]);
     b.body[d].ty.dims = dims;
     d
 }

@@ -258,7 +258,7 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
     };
     let args = &body[v].args;
     let products = match &body[v].op {
-        Op::Dot { over } => {
+        Op::Dot { over, .. } => {
             let contracted: u64 = over.iter().map(|d| local(args[0], *d)).product();
             return 2 * s.local_elements(v) * contracted;
         }

@@ -177,9 +177,10 @@ impl Building<'_> {
             Op::Scalar(s) => Op::Scalar(Scalar::Slot(self.scalar(s.clone(), node.ty.dtype))),
             Op::Pad { from, to, at } => Op::Pad { from: from.map(|d| self.dim(d)), to: self.dim(*to), at: *at },
             Op::Concat { from, to } => Op::Concat { from: from.iter().map(|d| self.dim(*d)).collect(), to: self.dim(*to) },
-            Op::Dot { over } => Op::Dot { over: over.iter().map(|d| self.dim(*d)).collect() },
-            Op::GroupedDot { rows, experts, over } => {
-                Op::GroupedDot { rows: self.dim(*rows), experts: self.dim(*experts), over: over.iter().map(|d| self.dim(*d)).collect() }
+            Op::Dot { over, tf32 } => Op::Dot { over: over.iter().map(|d| self.dim(*d)).collect(), tf32: *tf32 },
+            Op::GroupedDot { rows, experts, over, tf32 } => {
+                let [rows, experts] = [rows, experts].map(|d| self.dim(*d));
+                Op::GroupedDot { rows, experts, over: over.iter().map(|d| self.dim(*d)).collect(), tf32: *tf32 }
             }
             Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: over.iter().map(|d| self.dim(*d)).collect() },
             Op::ArgMax { over } => Op::ArgMax { over: self.indexed(*over) },

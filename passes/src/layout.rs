@@ -146,7 +146,7 @@ pub fn costs(graph: &Graph) -> Vec<u64> {
         let node = &body[v];
         after[v.index()] = node.origin.layer.is_some() || node.args.iter().any(|a| after[a.index()]);
         let each = match &node.op {
-            Op::Dot { over } => 2 * over.iter().map(size).product::<u64>(),
+            Op::Dot { over, .. } => 2 * over.iter().map(size).product::<u64>(),
             Op::Attention(a) => {
                 let seen = size(&a.keys) / if a.causal { 2 } else { 1 };
                 4 * a.window.map_or(seen, |w| seen.min(w.into()))
@@ -269,7 +269,7 @@ mod tests {
         let chosen = input(1, Type::new(DType::I32, [tokens, choice]));
         let w = input(2, Type::new(DType::F32, [experts, h, f]));
         let rows = b.op(Op::Dispatch(Routing { experts, choice }), &[x, chosen]);
-        let y = b.op(Op::Dot { over: vec![h] }, &[rows, w]);
+        let y = b.op(Op::dot(vec![h]), &[rows, w]);
         b.op(Op::Combine(Routing { experts, choice }), &[y, chosen]);
         let graph = Graph { body, layers: 1, ..Graph::default() };
         assert_eq!(costs(&graph), [0, 6 * 2 * (3 + 2 * 3 * 5 + 5), 0]);

@@ -37,6 +37,7 @@ pub mod storage;
 pub mod sums;
 pub mod tables;
 pub mod terms;
+pub mod tf32;
 pub mod timeline;
 pub mod touch;
 pub mod tp_overlap;

@@ -38,7 +38,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
             }
             Op::ArgMax { over } if padded.contains(over) => node.args[0] = mask(&mut b, node.args[0], *over, f64::NEG_INFINITY),
             Op::Cumsum { over, .. } if padded.contains(over) => node.args[0] = mask(&mut b, node.args[0], *over, 0.0),
-            Op::Dot { over } => {
+            Op::Dot { over, .. } => {
                 for d in over.iter().filter(|d| padded.contains(d)) {
                     if !zero[&(node.args[0], *d)] && !zero[&(node.args[1], *d)] {
                         node.args[0] = mask(&mut b, node.args[0], *d, 0.0);

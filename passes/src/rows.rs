@@ -180,7 +180,7 @@ impl Rows {
                 let matches = self.of[node.args[0].index()] == Some(l) && r == routing && same[node.args[1].index()] == *chosen;
                 return matches.then_some((l, Leaves::Combined));
             }
-            Op::Dot { over } | Op::Reduce { kind: Reduce::Sum, over } => over,
+            Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over } => over,
             _ => return None,
         };
         // Of a product, one factor is enough.

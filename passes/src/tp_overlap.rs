@@ -138,7 +138,7 @@ impl Finder<'_> {
     /// Whether a product maps a dim, and stays a product of matrices if it has `size` elements.
     fn maps(&self, v: Value, along: Dim, size: u64) -> bool {
         let body = &self.local.body;
-        let Op::Dot { over } = &body[v].op else { return false };
+        let Op::Dot { over, .. } = &body[v].op else { return false };
         let [a, b] = [body.dims_of(body[v].args[0]), body.dims_of(body[v].args[1])];
         let own = |x: &[Dim], y: &[Dim]| {
             let sizes = x.iter().filter(|d| !y.contains(d)).map(|d| if *d == along { size } else { body.dims.size(*d) });

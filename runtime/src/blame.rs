@@ -96,9 +96,9 @@ fn work(kernel: &Kernel) -> u64 {
     let body = &kernel.body;
     let each = body.values().map(|v| {
         let summed = match &body[v].op {
-            Op::Dot { over } => body.dims.elements(over),
+            Op::Dot { over, .. } => body.dims.elements(over),
             // At most all rows, each once.
-            Op::GroupedDot { rows, experts, over } => {
+            Op::GroupedDot { rows, experts, over, .. } => {
                 let all: BTreeSet<Dim> = over.iter().chain([rows]).chain(&body[v].ty.dims).copied().filter(|d| d != experts).collect();
                 return all.into_iter().map(|d| body.dims.size(d)).product();
             }

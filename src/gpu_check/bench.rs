@@ -77,7 +77,7 @@ impl Shape {
         let dims = |v: Value| body[v].ty.dims.clone();
         match body.values().map(|v| &body[v]).find(|n| matches!(n.op, Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad(..))) {
             Some(node) => match &node.op {
-                Op::Dot { over } => {
+                Op::Dot { over, .. } => {
                     let (a, b) = (dims(node.args[0]), dims(node.args[1]));
                     let only = |own: &[Dim], other: &[Dim]| size(&mut own.iter().copied().filter(|d| !other.contains(d)));
                     let count = size(&mut a.iter().copied().filter(|d| b.contains(d) && !over.contains(d)));

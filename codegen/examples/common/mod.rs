@@ -29,7 +29,7 @@ pub fn product([m, k, n]: [u64; 3], layout: Layout, accumulate: bool) -> Kernel 
         vec![operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }), operand(&body, if layout.b_transposed { [n, k] } else { [k, n] })];
     let origin = || Origin::new(Phase::Forward);
     let args: Vec<_> = (0..2).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
-    let value = body.push(Op::Dot { over: vec![k] }, args, Type::new(DType::F32, [m, n]), origin());
+    let value = body.push(Op::dot(vec![k]), args, Type::new(DType::F32, [m, n]), origin());
     let outputs = vec![Output { value, strides: dense(&body.dims, &body[value].ty), accumulate }];
     Kernel { on: ir::program::Space::Device, family: Family::Gemm, body, inputs, scalars: vec![], outputs }
 }

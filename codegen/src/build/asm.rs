@@ -21,6 +21,42 @@ impl Half {
     }
 }
 
+/// What tensor cores multiply, to sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factor {
+    Half(Half),
+    /// f32, of which the last 13 bits do not count.
+    Tf32,
+}
+
+impl From<Half> for Factor {
+    fn from(half: Half) -> Factor {
+        Factor::Half(half)
+    }
+}
+
+impl Factor {
+    fn name(self) -> &'static str {
+        match self {
+            Factor::Half(half) => half.name(),
+            Factor::Tf32 => "tf32",
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> i64 {
+        match self {
+            Factor::Half(_) => 2,
+            Factor::Tf32 => 4,
+        }
+    }
+
+    /// Contracted elements of an instruction: 32 bytes of them.
+    pub fn depth(self) -> i64 {
+        32 / self.bytes()
+    }
+}
+
 /// An instruction. Addresses of shared memory are 32-bit numbers, those of global memory 64-bit numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
@@ -34,8 +70,8 @@ pub enum Instruction {
     WaitCopies { left: u32 },
     /// `(row in shared)`: four 8 x 8 matrices of 16-bit numbers, the rows' addresses from lanes 0-7, 8-15, .., or, of their transposes, the columns'.
     LoadMatrices { transposed: bool },
-    /// `(4 words of A, 2 words of B, 4 sums)`: 16 x 8 sums of 16 products each, to four sums.
-    Multiply(Half),
+    /// `(4 words of A, 2 words of B, 4 sums)`: 16 x 8 sums of 16 products each, 8 of tf32, to four sums.
+    Multiply(Factor),
     /// Not an instruction: at the start of a loop, asks the assembler to leave it rolled.
     LeaveRolled,
     /// What this thread wrote to shared memory, by copies that it waited for too, may be read by the matrix engine.
@@ -44,9 +80,9 @@ pub enum Instruction {
     GroupFence,
     /// `(f32)`: the same, with sums that must have been made before.
     FenceSums { count: usize },
-    /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, to the sums, in
-    /// the background. Transposed: of the factor whose contracted elements are apart.
-    GroupMultiply { half: Half, columns: u32, transposed: [bool; 2] },
+    /// `(descriptor of A, descriptor of B, columns / 2 sums)`: a warpgroup's 64 rows of so many columns of sums of 16 products each, 8 of tf32, to the
+    /// sums, in the background. Transposed: of the factor whose contracted elements are apart, which those of tf32 never are.
+    GroupMultiply { factor: Factor, columns: u32, transposed: [bool; 2] },
     /// `(descriptor of A, descriptor of B)`: such products, of which neither factor is transposed, as sums that begin with them.
     GroupProduct { half: Half, columns: u32 },
     /// `(4 words of A, descriptor of B, columns / 2 sums)`: as `GroupMultiply`, with A in registers: a warp's 16 rows as `Multiply` has them. Transposed: B.
@@ -154,15 +190,17 @@ impl Instruction {
             Instruction::GroupFence => nothing("wgmma.fence.sync.aligned;".into(), &[]),
             Instruction::CommitProducts => nothing("wgmma.commit_group.sync.aligned;".into(), &[]),
             Instruction::WaitProducts { left } => nothing(format!("wgmma.wait_group.sync.aligned {left};"), &[]),
-            Instruction::GroupMultiply { half, columns, transposed: [a, b] } => {
-                let (half, count) = (half.name(), columns as usize / 2);
+            Instruction::GroupMultiply { factor, columns, transposed: [a, b] } => {
+                let (name, depth, count) = (factor.name(), factor.depth(), columns as usize / 2);
+                let transposed = match factor {
+                    Factor::Half(_) => format!(", {}, {}", u8::from(a), u8::from(b)),
+                    Factor::Tf32 => String::new(),
+                };
                 Text {
                     template: format!(
-                        "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{half}.{half} {}, ${count}, ${}, p, 1, 1, {}, {}; }}",
+                        "{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{name}.{name} {}, ${count}, ${}, p, 1, 1{transposed}; }}",
                         list(0, count),
                         count + 1,
-                        u8::from(a),
-                        u8::from(b)
                     ),
                     constraints: constraints(&[("=f", count), ("l", 2)], false) + &tied(count) + ",~{memory}",
                     results: Results::Floats(count),
@@ -223,11 +261,11 @@ impl Instruction {
             }
             Instruction::MoreRegisters(count) => nothing(format!("setmaxnreg.inc.sync.aligned.u32 {count};"), &[]),
             Instruction::FewerRegisters(count) => nothing(format!("setmaxnreg.dec.sync.aligned.u32 {count};"), &[]),
-            Instruction::Multiply(half) => {
-                let half = half.name();
+            Instruction::Multiply(factor) => {
+                let (name, depth) = (factor.name(), factor.depth());
                 Text {
                     template: format!(
-                        "mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 {}, {}, {}, {};",
+                        "mma.sync.aligned.m16n8k{depth}.row.col.f32.{name}.{name}.f32 {}, {}, {}, {};",
                         list(0, 4),
                         list(4, 4),
                         list(8, 2),
@@ -247,12 +285,22 @@ mod tests {
 
     #[test]
     fn operands_are_numbered_results_first() {
-        let text = Instruction::Multiply(Half::Bf16).text();
+        let text = Instruction::Multiply(Half::Bf16.into()).text();
         assert_eq!(
             text.template,
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
         );
         assert_eq!(text.constraints, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f");
+        let text = Instruction::Multiply(Factor::Tf32).text();
+        assert_eq!(
+            text.template,
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        );
+        let text = Instruction::GroupMultiply { factor: Factor::Tf32, columns: 8, transposed: [false; 2] }.text();
+        assert_eq!(
+            text.template,
+            "{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {$0, $1, $2, $3}, $4, $5, p, 1, 1; }"
+        );
         assert_eq!(Instruction::WaitCopies { left: 2 }.text().constraints, "~{memory}");
     }
 }

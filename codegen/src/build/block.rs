@@ -183,11 +183,12 @@ impl<'c> Simt<'c> {
         built(self.writer.build_store(self.shared_at(address), vector));
     }
 
-    /// A 16-bit number of global memory, as 32 bits.
-    pub fn load_half(&self, address: Index<'c>) -> Index<'c> {
-        let pointer = self.global(address);
-        let narrow = built(self.writer.build_load(self.context.i16_type(), pointer, "")).into_int_value();
-        built(self.writer.build_int_z_extend(narrow, self.context.i32_type(), ""))
+    /// A number of 2 or 4 bytes of global memory, as 32 bits.
+    pub fn load_bits(&self, address: Index<'c>, bytes: i64) -> Index<'c> {
+        let (pointer, int) = (self.global(address), self.context.i32_type());
+        let ty = if bytes == 2 { self.context.i16_type() } else { int };
+        let number = built(self.writer.build_load(ty, pointer, "")).into_int_value();
+        built(self.writer.build_int_z_extend_or_bit_cast(number, int, ""))
     }
 
     /// All threads of the block have done what is before this, and see it.

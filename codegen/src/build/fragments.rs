@@ -3,7 +3,7 @@
 use super::asm::Half;
 use super::block::Index;
 use super::simt::{Pointer, Simt, Value, built};
-use super::{Builder, Lane};
+use super::{Builder, Convert, Lane};
 use inkwell::types::BasicTypeEnum;
 
 impl<'c> Simt<'c> {
@@ -31,6 +31,11 @@ impl<'c> Simt<'c> {
         built(self.writer.build_bit_cast(self.value(name, &[], &[high, low]), self.context.i32_type(), ""))
     }
 
+    /// The bits of an f32, or of a word that holds one, rounded to tf32: ties away from zero.
+    pub fn round_tf32(&self, x: Value<'c>) -> Value<'c> {
+        self.value("llvm.nvvm.f2tf32.rna", &[], &[self.convert(Convert::Bits(Lane::F32), x)])
+    }
+
     /// Stores two neighbouring f32 to memory, at a multiple of 8 bytes.
     pub fn store_two(&self, to: Pointer<'c>, values: [Value<'c>; 2]) {
         let BasicTypeEnum::FloatType(ty) = values[0].get_type() else { unreachable!("invariant: the values are floats") };
@@ -48,7 +53,7 @@ impl<'c> Simt<'c> {
 
     /// A 32-bit number of shared memory.
     pub fn load_shared_word(&self, address: Index<'c>) -> Index<'c> {
-        self.convert(super::Convert::Bits(Lane::I32), self.load_shared(address, 1)[0]).into_int_value()
+        self.convert(Convert::Bits(Lane::I32), self.load_shared(address, 1)[0]).into_int_value()
     }
 
     /// The least of the lanes' signed 32-bit numbers, in all lanes.

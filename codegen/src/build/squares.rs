@@ -1,15 +1,16 @@
-//! How 16-bit matrices lie in shared memory for `wgmma`: in lines of 128 bytes, swizzled, as tensor copies put them there.
+//! How matrices lie in shared memory for `wgmma`: in lines of 128 bytes, swizzled, as tensor copies put them there.
 //!
-//! Lines have 64 elements. Where a matrix is longer along them, 64 elements of all lines come first, then the next 64 of all.
+//! Lines have 64 elements of 16 bits. Where a matrix is longer along them, 64 elements of all lines come first, then the next 64 of all. Matrices of tf32 have
+//! 32 elements a line, contracted ones.
 
 use super::block::Index;
 use super::simt::Simt;
 use super::{Builder, IntBinary};
 
-/// Bytes of a line, and its elements.
+/// Bytes of a line, and its elements of 16 bits.
 pub const LINE: i64 = 128;
 pub const LINE_ELEMENTS: i64 = 64;
-/// Contracted elements of an instruction.
+/// Contracted elements of an instruction, of 16 bits.
 pub const DEPTH: i64 = 16;
 /// The code of a swizzle of 128 bytes in a matrix descriptor.
 const SWIZZLE_128: i64 = 1 << 62;
@@ -21,7 +22,8 @@ pub fn descriptor<'c>(b: &Simt<'c>, start: Index<'c>, lines: i64) -> Index<'c> {
     b.bits(IntBinary::Or, b.widen(b.bits(IntBinary::ShrLogical, start, b.word(4))), b.index(constant))
 }
 
-/// What a descriptor grows by from 16 contracted elements to the next, within a line or, transposed, where lines are contracted elements.
+/// What a descriptor grows by from the contracted elements of an instruction, 32 bytes, to those of the next: within a line or, transposed, where lines are
+/// contracted elements.
 pub fn advance(transposed: bool) -> i64 {
     if transposed { DEPTH * LINE / 16 } else { 2 * DEPTH / 16 }
 }

@@ -79,9 +79,12 @@ impl Plan {
     /// Finds product and blocks of a kernel of family `Gemm`.
     ///
     /// # Errors
-    /// Those of [`Product::new`].
+    /// Those of [`Product::new`]; factors are to be rounded to tf32.
     pub fn new(kernel: &Kernel, target: &Target) -> Result<Plan, CompileError> {
         let product = Product::new(kernel)?;
+        if product.tf32 {
+            return Err(CompileError::unsupported("products of tf32 on CPUs"));
+        }
         let Product { a, b, m, n, k, .. } = &product;
         let (a, b, of_rows) = (*a, *b, product.owns(Own::Rows));
         // The micro-kernel reads f32: the copy of a 16-bit factor is where it becomes that.

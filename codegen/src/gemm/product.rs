@@ -23,6 +23,8 @@ pub struct Product {
     pub outer: Vec<Axis>,
     /// Contracted directions beside `k`, because no single stride walks both.
     pub outer_k: Vec<Axis>,
+    /// Factors are rounded to tf32.
+    pub tf32: bool,
     pub experts: Option<Experts>,
 }
 
@@ -51,11 +53,11 @@ impl Product {
     /// The kernel's factors are not inputs or not floats, which is not supported yet.
     pub fn new(kernel: &Kernel) -> Result<Product, CompileError> {
         let body = &kernel.body;
-        let (dot, over, grouped) = body
+        let (dot, over, tf32, grouped) = body
             .values()
             .find_map(|v| match &body[v].op {
-                Op::Dot { over } => Some((v, over.clone(), None)),
-                Op::GroupedDot { rows, experts, over } => Some((v, over.clone(), Some((*rows, *experts)))),
+                Op::Dot { over, tf32 } => Some((v, over.clone(), *tf32, None)),
+                Op::GroupedDot { rows, experts, over, tf32 } => Some((v, over.clone(), *tf32, Some((*rows, *experts)))),
                 _ => None,
             })
             .ok_or_else(|| CompileError::unsupported("a matrix product without `dot`"))?;
@@ -125,7 +127,7 @@ impl Product {
             Some((of, _)) if !of_rows => single(of),
             _ => outer_k.pop().unwrap_or_else(|| Axis::unit(tensors.len())),
         };
-        Ok(Product { dot, a, b, m, n, k, outer, outer_k, experts })
+        Ok(Product { dot, a, b, m, n, k, outer, outer_k, tf32, experts })
     }
 
     /// How often the product is repeated.

@@ -24,7 +24,7 @@ fn product(make: &mut Make, layout: Layout, [m, n, k]: [u64; 3]) -> ([Dim; 2], V
     let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let a = make.input(DType::F32, &if layout.a_transposed { [k, m] } else { [m, k] });
     let b = make.input(DType::F32, &if layout.b_transposed { [n, k] } else { [k, n] });
-    let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+    let c = make.op(Op::dot(vec![k]), &[a, b]);
     let c = if layout.a_transposed { make.ordered(c, &[m, n]) } else { c };
     ([m, n], c)
 }
@@ -120,7 +120,7 @@ fn an_index_in_the_epilogue_counts_repetitions_too() {
     let [b, c, m, n, k] = [("b", 3), ("c", 2), ("m", 5), ("n", 20), ("k", 4)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[b, m, k, c]);
     let w = make.input(DType::F32, &[c, k, b, n]);
-    let y = make.op(Op::Dot { over: vec![k] }, &[x, w]);
+    let y = make.op(Op::dot(vec![k]), &[x, w]);
     let y = make.ordered(y, &[b, c, m, n]);
     let uniform = make.source(Op::Uniform { key: 77 }, DType::F32, &[b, c, m, n]);
     let (_, _) = (make.scalar(DType::I32), make.scalar(DType::I32));
@@ -134,7 +134,7 @@ fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
     let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[b, s, t, k, e]);
     let w = make.input(DType::F32, &[b, k, e, h, d]);
-    let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
+    let y = make.op(Op::dot(vec![k, e]), &[x, w]);
     check(&make.kernel(Family::Gemm, &[y]), &[], 1e-5);
 
     // Storage orders that no single stride walks.
@@ -142,7 +142,7 @@ fn batch_dims_and_several_dims_of_each_kind_collapse_or_loop() {
     let [b, s, t, h, d, e, k] = [("b", 3), ("s", 5), ("t", 4), ("h", 2), ("d", 9), ("e", 3), ("k", 6)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::F32, &[t, e, b, s, k]);
     let w = make.input(DType::F32, &[h, k, b, e, d]);
-    let y = make.op(Op::Dot { over: vec![k, e] }, &[x, w]);
+    let y = make.op(Op::dot(vec![k, e]), &[x, w]);
     let y = make.ordered(y, &[h, s, d, b, t]);
     check(&make.kernel(Family::Gemm, &[y]), &[], 1e-5);
 }
@@ -153,7 +153,7 @@ fn a_weight_gradient_has_the_weights_layout() {
     let [batch, seq, hidden, ffn] = [("batch", 3), ("seq", 11), ("hidden", 40), ("ffn", 21)].map(|(n, s)| make.dim(n, s));
     let x = make.input(DType::F32, &[batch, seq, hidden]);
     let dy = make.input(DType::F32, &[batch, seq, ffn]);
-    let dw = make.op(Op::Dot { over: vec![batch, seq] }, &[dy, x]);
+    let dw = make.op(Op::dot(vec![batch, seq]), &[dy, x]);
     let dw = make.ordered(dw, &[hidden, ffn]);
     check(&make.kernel(Family::Gemm, &[dw]), &[], 1e-5);
 }
@@ -164,7 +164,7 @@ fn a_strided_view_is_read_and_written_in_place() {
     let [m, n, k] = [("m", 21), ("n", 34), ("k", 10)].map(|(name, size)| make.dim(name, size));
     let a = make.strided_input(DType::F32, &[m, k], &[40, 2]);
     let b = make.strided_input(DType::F32, &[k, n], &[100, 2]);
-    let c = make.op(Op::Dot { over: vec![k] }, &[a, b]);
+    let c = make.op(Op::dot(vec![k]), &[a, b]);
     let mut kernel = make.kernel(Family::Gemm, &[c]);
     kernel.outputs[0].strides = vec![150, 3];
     check(&kernel, &[], 1e-5);
@@ -178,7 +178,7 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
         let dims = sizes.map(|(n, s)| make.dim(n, s));
         let (x, y) = (make.input(DType::F32, &dims), make.input(DType::F32, &dims));
         let over: Vec<Dim> = over.iter().map(|i: &usize| dims[*i]).collect();
-        let z = make.op(Op::Dot { over }, &[x, y]);
+        let z = make.op(Op::dot(over), &[x, y]);
         let half = make.number(0.5);
         let w = make.op(Op::Binary(Binary::Mul), &[z, half]);
         let kernel = make.kernel(Family::Gemm, &[w, z]);
@@ -191,7 +191,7 @@ fn a_dot_without_rows_or_columns_of_its_own_is_a_reduction() {
         let [m, k] = [("m", 21), ("k", 50)].map(|(n, s)| make.dim(n, s));
         let a = make.input(DType::F32, &if transposed { [k, m] } else { [m, k] });
         let v = make.input(DType::F32, &[k]);
-        let z = make.op(Op::Dot { over: vec![k] }, &[v, a]);
+        let z = make.op(Op::dot(vec![k]), &[v, a]);
         check(&make.kernel(Family::Gemm, &[z]), &[], 1e-5);
     }
 }
@@ -215,7 +215,7 @@ fn random_product(seed: u64) -> Kernel {
     let a = make.input(DType::F32, &shuffled(&[&batch, &rows, &over], &mut numbers));
     let b = make.input(DType::F32, &shuffled(&[&batch, &columns, &over], &mut numbers));
     let result = shuffled(&[&batch, &rows, &columns], &mut numbers);
-    let dot = make.op(Op::Dot { over }, &[a, b]);
+    let dot = make.op(Op::dot(over), &[a, b]);
     let dot = make.ordered(dot, &result);
     let some_dims: Vec<Dim> = result.iter().copied().filter(|_| numbers.below(2) == 0).collect();
     let other = make.input(DType::F32, &shuffled(&[&some_dims], &mut numbers));

@@ -6,22 +6,16 @@ use ir::graph::{Node, Type, Value};
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Reduce};
 
-/// The `dot` of a kernel, and what it sums over.
+/// The `dot` of a kernel, of factors as they are, and what it sums over.
 fn product(kernel: &Kernel) -> Option<(Value, Vec<Dim>)> {
     let body = &kernel.body;
-    body.values().find_map(|v| if let Op::Dot { over } = &body[v].op { Some((v, over.clone())) } else { None })
+    body.values().find_map(|v| if let Op::Dot { over, tf32: false } = &body[v].op { Some((v, over.clone())) } else { None })
 }
 
 /// The kernel as loops that multiply and sum, if one factor of its `dot` has no dims of its own.
 pub fn as_loops(kernel: &Kernel) -> Option<Kernel> {
-    let body = &kernel.body;
     let (dot, _) = product(kernel)?;
-    let own = |factor: usize, other: usize| {
-        let args = &body[dot].args;
-        let dims = body.dims_of(args[factor]).iter();
-        dims.filter(|d| !body[args[other]].ty.has(**d)).map(|d| body.dims.size(*d)).product::<u64>()
-    };
-    if own(0, 1) == 1 || own(1, 0) == 1 { spelled_out(kernel) } else { None }
+    if kernel.body.is_matrix_product(dot) { None } else { spelled_out(kernel) }
 }
 
 /// The kernel as loops that multiply and sum, unless an output lacks a dim of the product.

@@ -373,7 +373,7 @@ pub fn run_ptx_shifted(
             ir::launch::Swizzle::B128 => emulator::Swizzle::B128,
         };
         let (stride, extent) = (map.strides.clone(), map.extents.clone());
-        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle }.encode()
+        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
     };
     let parameters = launch.pack(&pointers, &bits, scratch, encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
@@ -390,17 +390,36 @@ pub fn run_ptx_shifted(
         .collect())
 }
 
-/// Compiles for this machine, for AVX2 and for GPUs; runs on random inputs and compares with the evaluator within `tolerance` (absolute
-/// plus relative).
+/// Compiles for this machine, for AVX2 and for GPUs, for these with products of f32 in tf32 too; runs on random inputs and compares with the evaluator within
+/// `tolerance` (absolute plus relative).
 pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
-    kernel.verify().expect("a well-formed test");
-    let want = kernel.run(inputs, scalars);
-    assembling::check_assembles(kernel);
     // Their instructions differ only there.
     let groups =
         matches!(kernel.family, Family::Gemm | Family::Attention | Family::AttentionGrad) && kernel.inputs.iter().any(|i| i.ty.dtype.is_half());
     let newer = groups.then(|| Target::gpu("sm_90a"));
-    for target in [Target::host().expect("a supported machine"), Target::x86_64_v3(), Target::gpu("sm_80")].into_iter().chain(newer) {
+    let targets = [Target::host().expect("a supported machine"), Target::x86_64_v3(), Target::gpu("sm_80")].into_iter().chain(newer);
+    check_on(targets, kernel, inputs, scalars, tolerance);
+    if let Some(rounding) = with_tf32(kernel) {
+        check_on(["sm_80", "sm_90a"].map(Target::gpu), &rounding, inputs, scalars, tolerance);
+    }
+}
+
+/// The same kernel with its product in tf32, if it is one of f32.
+pub fn with_tf32(kernel: &Kernel) -> Option<Kernel> {
+    let mut kernel = kernel.clone();
+    let product = |v: &Value| matches!(kernel.body[*v].op, Op::Dot { .. } | Op::GroupedDot { .. });
+    let v = kernel.body.values().find(product)?;
+    let is_f32 = kernel.body[kernel.body[v].args[0]].ty.dtype == DType::F32;
+    let (Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }) = &mut kernel.body.nodes[v.index()].op else { return None };
+    *tf32 = true;
+    is_f32.then_some(kernel)
+}
+
+fn check_on(targets: impl IntoIterator<Item = Target>, kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], tolerance: f64) {
+    kernel.verify().expect("a well-formed test");
+    let want = kernel.run(inputs, scalars);
+    assembling::check_assembles(kernel);
+    for target in targets {
         let got = match target.arch {
             Arch::X86_64 => run(kernel, &target, inputs, scalars, 2.0),
             Arch::Nvptx => emulate(kernel, &target, inputs, scalars, 2.0),

@@ -297,8 +297,8 @@ functions! {
             return no(format!("{dims} dims"));
         }
         let count = dims as usize;
-        // Of the header's types those of 16 and 32 bits: unsigned, signed, half, single, brain.
-        let element = match dtype { 1 | 6 | 9 => 2, 2 | 3 | 7 => 4, other => return no(format!("a map of type {other} is not modelled")) };
+        // Of the header's types those of 16 and 32 bits: unsigned, signed, half, single, brain, and single that is rounded to tf32.
+        let element = match dtype { 1 | 6 | 9 => 2, 2 | 3 | 7 | 11 => 4, other => return no(format!("a map of type {other} is not modelled")) };
         let swizzle = match swizzle { 0 => Swizzle::None, 1 => Swizzle::B32, 2 => Swizzle::B64, 3 => Swizzle::B128, other => return no(format!("swizzle {other}")) };
         if interleave != 0 || fill != 0 || list(steps, count).iter().any(|s| *s != 1) {
             return no("maps that interleave, skip or fill with NaN are not modelled".into());
@@ -307,7 +307,7 @@ functions! {
         if stride.iter().zip(&size).any(|(stride, size)| stride < size) {
             return no(format!("strides {stride:?} do not step over sizes {size:?}"));
         }
-        let encoded = TensorMap { base: address as u64, element, size, stride, extent: list(extents, count), swizzle }.encode().or_else(|why| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, why))?;
+        let encoded = TensorMap { base: address as u64, element, size, stride, extent: list(extents, count), swizzle, tf32: dtype == 11 }.encode().or_else(|why| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, why))?;
         let mut words = [0; 16];
         words.iter_mut().zip(encoded.chunks_exact(8)).for_each(|(w, b)| *w = b.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
         put(map, sys::CUtensorMap { opaque: words })

@@ -328,6 +328,12 @@ impl Cursor<'_> {
                 _ => return None,
             })
         };
+        if self.has("tf32") {
+            if !self.has("rna") || !self.has("f32") {
+                return self.unsupported();
+            }
+            return Ok(Op::F1(Float1::Tf32, Mode::default(), self.w(0)?, self.sw(1)?));
+        }
         let (round, integral) = self.find(rounds).unwrap_or((Round::Nearest, false));
         let mode = self.mode();
         if let Some(to) = self.find(packed) {

@@ -79,5 +79,6 @@ fn floats() {
     check("cvt.rn.bf16x2.f32 %r3, %r1, %r2;", &[(f(1.0), f(-2.0), 0x3F80_C000), (f(1.003_906_3), f(0.0), 0x3F80_0000)]);
     check("cvt.rn.f16.f32 %h1, %r1; cvt.f32.f16 %r3, %h1;", &[(f(1.0005), 0, f(1.0009766)), (f(1e6), 0, f(f32::INFINITY))]);
     check("fma.rn.bf16x2 %r3, %r1, %r2, %r1;", &[(0x3F80_4000, 0x4040_4040, 0x4080_4100)]);
+    check("cvt.rna.tf32.f32 %r3, %r1;", &[(0x3F80_1000, 0, 0x3F80_2000), (0xBF80_0FFF, 0, 0xBF80_0000), (0x7F7F_FFFF, 0, f(f32::INFINITY))]);
     check("cvt.f64.f32 %d3, %r1; mul.f64 %d3, %d3, %d3; cvt.rn.f32.f64 %r3, %d3;", &[(f(1.5), 0, f(2.25))]);
 }

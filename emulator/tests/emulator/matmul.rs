@@ -42,7 +42,7 @@ fn run_hopper(text: &str, options: Options) -> Result<Vec<f32>, LaunchError> {
     for x in [&a, &b] {
         let base = upload(&mut device, &bytes(x, |v| f16::from_f32(v).to_le_bytes()));
         let size = vec![64 * STEPS as u64, 64];
-        let map = TensorMap { base, element: 2, size, stride: vec![128 * STEPS as u64], extent: vec![64, 64], swizzle: Swizzle::B128 };
+        let map = TensorMap { base, element: 2, size, stride: vec![128 * STEPS as u64], extent: vec![64, 64], swizzle: Swizzle::B128, tf32: false };
         parameters.extend(map.encode().expect("it is sound"));
     }
     let out = device.allocate(64 * 64 * 4);

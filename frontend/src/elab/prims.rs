@@ -318,7 +318,7 @@ impl Elab<'_> {
         dims.retain(|d| !over.contains(d));
         let ty = Type::new(dtype, dims);
         // Nothing to contract is an outer product, elementwise.
-        let op = if over.is_empty() { Op::Binary(Binary::Mul) } else { Op::Dot { over } };
+        let op = if over.is_empty() { Op::Binary(Binary::Mul) } else { Op::dot(over) };
         Val::Tensor(self.push(op, vec![a, b], ty))
     }
 

@@ -44,9 +44,9 @@ fn check(a: &[usize], b: &[usize], over: &[usize], out: &[usize]) {
     let mut input = |k: u32, dtype: DType, of: &[usize]| make.typed(Op::Input(k), &[], Type::new(dtype, list(of)));
     let (x, y) = (input(0, DType::F32, a), input(1, DType::F32, b));
     let (z, ones) = (input(2, DType::I32, &[0, 2]), input(3, DType::F32, &[0, 1, 2]));
-    let got = make.op(Op::GroupedDot { rows: dims[1], experts: dims[2], over: list(over) }, &[x, y, z]);
+    let got = make.op(Op::grouped_dot(dims[1], dims[2], list(over)), &[x, y, z]);
     let own = make.op(Op::Binary(Binary::Mul), &[x, ones]);
-    let want = make.op(Op::Dot { over: list(over) }, &[own, y]);
+    let want = make.op(Op::dot(list(over)), &[own, y]);
     for v in [got, want] {
         let mut have = make.dims(v);
         make.body[v].ty.dims = list(out);

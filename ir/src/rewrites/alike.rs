@@ -11,7 +11,7 @@ use crate::refine::term::{Access, Key, Term, What};
 /// The dims of an op that its result lacks.
 fn summed(key: &Key) -> &[Dim] {
     match &key.what {
-        What::Op(Op::Dot { over }, _) => over,
+        What::Op(Op::Dot { over, .. }, _) => over,
         _ => &[],
     }
 }

@@ -217,7 +217,7 @@ impl Step<'_, '_> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let maps = match &node.op {
-            Op::Dot { over } => over.as_slice(),
+            Op::Dot { over, .. } => over.as_slice(),
             Op::Expand => &[],
             op if op.is_pointwise() => &[],
             op => return Err(format!("{} of values in pieces", op.name())),

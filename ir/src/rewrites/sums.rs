@@ -291,7 +291,7 @@ mod tests {
     fn product(rules: &mut Rules, a: &Access, b: &Access) -> Access {
         let sizes = vec![a.dims[0].extent(), a.dims[1].extent(), b.dims[1].extent()];
         let labels = [[0, 1], [1, 2], [0, 2]].map(|l| l.map(Dim).to_vec()).to_vec();
-        let what = What::Op(Op::Dot { over: vec![Dim(1)] }, vec![]);
+        let what = What::Op(Op::dot(vec![Dim(1)]), vec![]);
         rules.apply(Key { what, args: vec![a.clone(), b.clone()], labels, sizes, dtype: DType::F32 })
     }
 

@@ -97,11 +97,15 @@ ops! { io;
     Op::Recv { hops, channel }, [Op::Recv { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Send { hops, channel }, [Op::Send { hops: 0, channel: Channel(0) }] => route(io, hops, channel);
     Op::Limit { most }, [Op::Limit { most: 0 }] => io.with(" to ", most, Io::number);
-    Op::Dot { over }, [Op::Dot { over: vec![] }] => io.with(" over ", over, dims);
-    Op::GroupedDot { rows, experts, over }, [Op::GroupedDot { rows: D, experts: D, over: vec![] }] => {
+    Op::Dot { over, tf32 }, [Op::dot(vec![])] => {
+        io.with(" over ", over, dims)?;
+        io.flag(tf32, " tf32")
+    };
+    Op::GroupedDot { rows, experts, over, tf32 }, [Op::grouped_dot(D, D, vec![])] => {
         io.with(" rows ", rows, dim)?;
         io.with(" experts ", experts, dim)?;
-        io.with(" over ", over, dims)
+        io.with(" over ", over, dims)?;
+        io.flag(tf32, " tf32")
     };
     Op::Reduce { kind: _, over }, each(Reduce::ALL, |kind| Op::Reduce { kind, over: vec![] }) => io.with(" over ", over, dims);
     Op::ArgMax { over }, [Op::ArgMax { over: D }] => io.with(" over ", over, dim);

@@ -29,7 +29,7 @@ pub fn graph() -> Graph {
     let plain = Origin::new(Phase::Forward);
     let x = body.push(Op::Input(0), [], x_ty.clone(), plain.clone());
     let w = body.push(Op::Param(0), [], w_ty.clone(), plain.clone());
-    let y = body.push(Op::Dot { over: vec![hidden] }, [x, w], Type::new(DType::F32, [batch, out]), origin(Phase::Forward, "layers.3.proj"));
+    let y = body.push(Op::dot(vec![hidden]), [x, w], Type::new(DType::F32, [batch, out]), origin(Phase::Forward, "layers.3.proj"));
     let loss = body.push(Op::Reduce { kind: Reduce::Sum, over: vec![batch, out] }, [y], Type::scalar(DType::F32), plain);
     let dw = body.push(
         Op::Reduce { kind: Reduce::Sum, over: vec![batch] },
@@ -107,8 +107,10 @@ pub fn every_op() -> Vec<Op> {
         Op::Recv { hops: -2, channel: Channel(3) },
         Op::Send { hops: 1, channel: Channel(0) },
         Op::Limit { most: 96 },
-        Op::Dot { over: vec![a, b] },
-        Op::GroupedDot { rows: a, experts: b, over: vec![b, c] },
+        Op::dot(vec![a, b]),
+        Op::Dot { over: vec![a], tf32: true },
+        Op::grouped_dot(a, b, vec![b, c]),
+        Op::GroupedDot { rows: a, experts: b, over: vec![a], tf32: true },
         Op::ArgMax { over: a },
         Op::Cumsum { over: a, reverse: false },
         Op::Cumsum { over: a, reverse: true },

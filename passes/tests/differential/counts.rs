@@ -286,7 +286,7 @@ fn of_experts(words: &str, buffer: Buffer) -> (Vec<u64>, Vec<u64>, u64) {
         body.values().filter(layer).filter(of).map(|v| body.elements(v)).collect()
     };
     let products = body.values().filter(layer).filter_map(|v| match &body[v].op {
-        Op::GroupedDot { rows, experts, over } => {
+        Op::GroupedDot { rows, experts, over, .. } => {
             let mut dims = [&over[..], &[*rows], body.dims_of(v)].concat();
             dims.sort_unstable();
             dims.dedup();

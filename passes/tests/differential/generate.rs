@@ -121,6 +121,7 @@ fn case(dice: &mut Dice, seed: u64) -> Case {
             Recompute::Block(1),
         ]),
         precision,
+        tf32: Dice(mix(!seed ^ 5)).pick(&[false, false, true]),
     }
 }
 

@@ -5,7 +5,7 @@ use frontend::Options as Text;
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
 use ir::eval::{self, Env};
-use ir::graph::{Graph, Report, Type, Value};
+use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::{LossScale, Model};
 use ir::op::{DType, Op, Real, Scalar};
 use ir::program::Job;
@@ -55,6 +55,8 @@ pub struct Case {
     pub recompute: Recompute,
     /// The working precision; f16 goes with a constant loss scale.
     pub precision: DType,
+    /// Mark products for tensor cores; what the marks mean is the interpreter's affair, so the job is run without them.
+    pub tf32: bool,
 }
 
 /// What parameters, states and inputs hold.
@@ -95,6 +97,7 @@ impl Default for Case {
             inline_ops: false,
             recompute: Recompute::None,
             precision: DType::F32,
+            tf32: false,
         }
     }
 }
@@ -155,6 +158,7 @@ pub fn options(case: &Case) -> Options {
         tp_overlap: case.tp_overlap,
         zero: case.zero,
         offload: case.offload,
+        tf32: case.tf32,
         bucket_size: case.bucket_size,
         moe_buffer: case.moe_buffer,
         micro_batch: case.micro_batch,
@@ -194,11 +198,12 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     let mut eval_graph = evaluation.graph.clone();
     eval_graph.outputs.clear();
     let eval_graph = sum_losses(eval_graph);
-    let c = match compile(training, evaluation, &options(case)) {
+    let mut c = match compile(training, evaluation, &options(case)) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => return Ok(Outcome::Refused(errors)),
         Err(e @ CompileError::Broken { .. }) => return Err(e.to_string()),
     };
+    c.job.kernels.iter_mut().for_each(|k| without_marks(&mut k.body));
     let given = Given::new(&c, case, ranges);
     let graph = &c.graph;
     let want = Wanted::new(graph, &given, case.precision, RUNS[0]);
@@ -244,6 +249,15 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     Ok(Outcome::Right(if exact { Data::Exact } else { Data::Real }))
 }
 
+/// The body with products of factors as they are.
+pub fn without_marks(body: &mut Body) {
+    for node in &mut body.nodes {
+        if let Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. } = &mut node.op {
+            *tf32 = false;
+        }
+    }
+}
+
 /// What differs of a step and an evaluation, to 1e-9, if nothing is rounded to 16 bits.
 fn without_rounding(c: &Compiled, eval_graph: &Graph, given: &Given) -> Result<Vec<String>, String> {
     let plain = |e: String| format!("without rounding: {e}");
@@ -285,7 +299,7 @@ fn planned_differently(
     got: &reference::StepResult,
 ) -> Result<Option<String>, String> {
     let recompute = if case.rows == Rows::Rules { Recompute::None } else { case.recompute };
-    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, ..case.clone() };
+    let plain = Case { recompute, tp_overlap: TpOverlap::Off, offload: Offload::Off, tf32: false, ..case.clone() };
     if plain == *case {
         return Ok(None);
     }

@@ -28,5 +28,6 @@ mod rewrites;
 mod shared;
 mod shrink;
 mod sums;
+mod tf32;
 mod verdicts;
 mod wanted;

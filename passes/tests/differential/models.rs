@@ -103,6 +103,7 @@ pub fn case(words: &str) -> Case {
             "chunks" => case.tp_overlap = TpOverlap::Pipeline { chunks: number() },
             "zero" => case.zero = Zero::ALL[number() as usize],
             "offload" => case.offload = Offload::Optimizer,
+            "tf" => case.tf32 = true,
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
             "selective" => case.recompute = Recompute::Selective,

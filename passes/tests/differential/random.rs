@@ -49,6 +49,7 @@ fn features(Triple { text, case, .. }: &Triple) -> Vec<&'static str> {
         ("recompute", case.recompute != Recompute::None),
         ("bf16", case.precision == DType::Bf16),
         ("f16", case.precision == DType::F16),
+        ("tf32", case.tf32),
         ("random rows", case.rows != Rows::Rules),
         ("microbatches", case.global_batch > case.dp * case.micro_batch),
     ];

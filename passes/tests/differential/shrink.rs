@@ -22,6 +22,7 @@ const SIMPLER: &[fn(&mut Case)] = &[
     |c| c.rows = Rows::Rules,
     |c| c.zero = Zero::None,
     |c| c.offload = Offload::Off,
+    |c| c.tf32 = false,
     |c| c.moe_buffer = Buffer::Whole,
     |c| c.layout = Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
     |c| (c.schedule, c.vpp, c.group) = (Schedule::OneFOneB, None, None),

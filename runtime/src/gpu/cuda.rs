@@ -357,6 +357,7 @@ fn function(ptx: &CString, name: &CString, launch: &Launch) -> Result<sys::CUfun
 /// The driver's bytes of a tensor map. Its memory is read in pieces of 256 bytes, as neighbouring boxes share them.
 fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
     let dtype = match map.dtype {
+        DType::F32 if map.tf32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         DType::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

@@ -63,7 +63,7 @@ impl Card for Emulated {
             Swizzle::B128 => emulator::Swizzle::B128,
         };
         let (stride, extent) = (map.strides.clone(), map.extents.clone());
-        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle }.encode()
+        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
     }
 
     fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {

@@ -162,7 +162,7 @@ fn name(kernel: &Kernel) -> String {
     };
     let node = &body[*first];
     let shape = match &node.op {
-        Op::Dot { over } | Op::GroupedDot { over, .. } => {
+        Op::Dot { over, .. } | Op::GroupedDot { over, .. } => {
             let [a, b] = [node.args[0], node.args[1]].map(|v| body.dims_of(v));
             let elements = |keep: &dyn Fn(&Dim) -> bool| node.ty.dims.iter().filter(|d| keep(d)).map(|d| body.dims.size(*d)).product::<u64>();
             let both = elements(&|d| a.contains(d) == b.contains(d));

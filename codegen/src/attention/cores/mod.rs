@@ -268,7 +268,7 @@ impl<'c> Cores<'_, 'c> {
     fn multiply(&self, sums: &mut [Value<'c>], rows: &[Vec<Value<'c>>], columns: &[Value<'c>]) {
         let pairs = rows.iter().flat_map(|row| columns.chunks_exact(2).map(move |column| (row, column)));
         for (sums, (row, column)) in sums.chunks_exact_mut(4).zip(pairs) {
-            sums.copy_from_slice(&self.b.asm(Instruction::Multiply(self.half), &[row, column, &*sums].concat()));
+            sums.copy_from_slice(&self.b.asm(Instruction::Multiply(self.half.into()), &[row, column, &*sums].concat()));
         }
     }
 

@@ -69,7 +69,7 @@ fn forward([rows, experts, h, f]: [u64; 4], transposed: bool, dtype: DType, to: 
     let a = make.input(dtype, &[rows, h]);
     let b = make.input(dtype, &if transposed { [experts, f, h] } else { [experts, h, f] });
     let ends = make.input(DType::I32, &[experts]);
-    let y = make.op_as(Op::GroupedDot { rows, experts, over: vec![experts, h] }, &[a, b, ends], Type::new(to, [rows, f]));
+    let y = make.op_as(Op::grouped_dot(rows, experts, vec![experts, h]), &[a, b, ends], Type::new(to, [rows, f]));
     Grouped { kernel: make.kernel(Family::Gemm, &[y]), rows, experts }
 }
 
@@ -80,7 +80,7 @@ fn gradient([rows, experts, h, f]: [u64; 4], dtype: DType, to: DType) -> Grouped
     let a = make.input(dtype, &[rows, h]);
     let b = make.input(dtype, &[rows, f]);
     let ends = make.input(DType::I32, &[experts]);
-    let y = make.op_as(Op::GroupedDot { rows, experts, over: vec![rows] }, &[a, b, ends], Type::new(to, [experts, h, f]));
+    let y = make.op_as(Op::grouped_dot(rows, experts, vec![rows]), &[a, b, ends], Type::new(to, [experts, h, f]));
     Grouped { kernel: make.kernel(Family::Gemm, &[y]), rows, experts }
 }
 
@@ -189,7 +189,7 @@ fn random_grouped(numbers: &mut Numbers) -> Grouped {
     let b = make.input(dtype, &shuffled(&[&shared, &[b_own], &other, &both], numbers));
     let ends = make.input(DType::I32, &ends_dims);
     let result = shuffled(&[&kept], numbers);
-    let dot: Value = make.op_as(Op::GroupedDot { rows, experts, over: summed }, &[a, b, ends], Type::new(DType::F32, result.clone()));
+    let dot: Value = make.op_as(Op::grouped_dot(rows, experts, summed), &[a, b, ends], Type::new(DType::F32, result.clone()));
     let some_dims: Vec<Dim> = result.iter().copied().filter(|_| numbers.below(2) == 0).collect();
     let other = make.input(DType::F32, &shuffled(&[&some_dims], numbers));
     let out = match numbers.below(3) {

@@ -1,5 +1,5 @@
 //! The form of a product whose threads all copy (`cp.async`), multiply and store: for f32, for GPUs before sm_90, and for factors that tensor maps
-//! cannot describe.
+//! cannot describe or `wgmma` not read.
 //!
 //! While one stage is multiplied the next ones are on their way. The sums go through shared memory once more, so that the epilogue, which is the
 //! CPU's, sees neighbouring columns in neighbouring lanes.
@@ -55,10 +55,10 @@ enum Multiplier<'c> {
 impl<'c> Multiplier<'c> {
     fn new(b: &Simt<'c>, plan: &Plan) -> Self {
         match plan.core {
-            Core::Tensor(half) => Multiplier::Tensor(Mma::new(b, plan, half)),
+            Core::Tensor(factor) => Multiplier::Tensor(Mma::new(b, plan, factor)),
             Core::Groups(half) => {
                 let transposed = [plan.a.lines, plan.b.lines].map(|lines| lines == Lines::Contracted);
-                Multiplier::Groups(Groups::new(b, half, &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
+                Multiplier::Groups(Groups::new(b, half.into(), &plan.tile, transposed, b.uniform(b.index_div(b.thread(), b.word(LANES as i64)))))
             }
             Core::Plain => Multiplier::Plain(Fma::new(b, plan)),
         }

@@ -1,9 +1,9 @@
 //! How a stage of a factor comes to shared memory.
 //!
-//! A stage is lines of units. 16-bit factors keep their order in memory, in units of 16 bytes that change places so that the eight that
-//! `ldmatrix` reads at a time lie in different banks. f32 factors are turned to lines of one contracted element each. Copies run in the background
-//! (`cp.async`), and what lies beyond the factor is filled with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is
-//! collected by ordinary loads.
+//! A stage is lines of units. Factors for tensor cores keep their order in memory, in units of 16 bytes that change places so that the eight that
+//! `ldmatrix` reads at a time lie in different banks; lines of one contracted element that has 32 bits, which it cannot turn, are padded instead. f32
+//! factors for multiply-adds are turned to lines of one contracted element each. Copies run in the background (`cp.async`), and what lies beyond the factor
+//! is filled with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is collected by ordinary loads.
 
 use super::Gpu;
 use super::plan::Tile;
@@ -22,6 +22,8 @@ pub enum Element {
     Half,
     /// 16 bits, in lines of 128 bytes: where lines are contracted elements, 64 rows (columns) after the other. As `wgmma` wants them.
     Narrow,
+    /// f32 that tensor cores multiply as tf32, in lines as long as the stage.
+    Tf32,
     /// f32.
     Word,
 }
@@ -30,7 +32,7 @@ impl Element {
     fn bytes(self) -> i64 {
         match self {
             Element::Half | Element::Narrow => 2,
-            Element::Word => 4,
+            Element::Tf32 | Element::Word => 4,
         }
     }
 }
@@ -56,7 +58,7 @@ impl Lines {
 pub struct Copy {
     pub tensor: usize,
     element: Element,
-    /// In global memory; of 16-bit factors in shared memory too.
+    /// In global memory; of factors for tensor cores in shared memory too.
     pub lines: Lines,
     /// Rows or columns of a tile, and contracted elements of a stage.
     own: i64,
@@ -77,6 +79,8 @@ pub struct Copy {
 const UNIT_BYTES: i64 = 16;
 /// f32 beside a line of words.
 const WORDS_PAD: i64 = 4;
+/// Bytes beside a line of tf32 of one contracted element: four lines of eight elements each, which a warp reads at a time, lie in different banks.
+const TF32_PAD: i64 = 32;
 
 /// What a thread's copies have in common in all stages of a tile.
 pub struct Place<'c> {
@@ -110,7 +114,7 @@ impl Copy {
         let (axis, own) = if tensor == product.a { (&product.m, tile.rows) } else { (&product.n, tile.columns) };
         let (own_stride, k_stride) = (axis.strides[tensor], product.k.strides[tensor]);
         let lines = Lines::of(product, tensor);
-        let elements = UNIT_BYTES / 2;
+        let elements = UNIT_BYTES / element.bytes();
         let (dense, other) = match lines {
             Lines::Own => (k_stride == 1, own_stride),
             Lines::Contracted => (own_stride == 1, k_stride),
@@ -138,7 +142,7 @@ impl Copy {
 
     fn unit(&self) -> i64 {
         match self.element {
-            Element::Half | Element::Narrow => UNIT_BYTES / 2,
+            Element::Half | Element::Narrow | Element::Tf32 => UNIT_BYTES / self.element.bytes(),
             Element::Word => 1,
         }
     }
@@ -161,9 +165,11 @@ impl Copy {
 
     /// Bytes of a line of units in shared memory.
     pub fn line_bytes(&self) -> i64 {
-        match self.element {
-            Element::Narrow => LINE,
-            Element::Half | Element::Word => self.units_per_line() * UNIT_BYTES,
+        let units = self.units_per_line() * UNIT_BYTES;
+        match (self.element, self.lines) {
+            (Element::Narrow, _) => LINE,
+            (Element::Tf32, Lines::Contracted) => units + TF32_PAD,
+            (Element::Half | Element::Tf32 | Element::Word, _) => units,
         }
     }
 
@@ -176,6 +182,7 @@ impl Copy {
     pub fn bytes(&self) -> i64 {
         match self.element {
             Element::Half | Element::Narrow => 2 * self.own * self.depth,
+            Element::Tf32 => self.line_bytes() * if self.lines == Lines::Own { self.own } else { self.depth },
             Element::Word => self.depth * self.words_line(),
         }
     }
@@ -199,7 +206,7 @@ impl Copy {
     /// Bytes from one line to the next, and from one unit to the next, in shared memory, but for the swizzle.
     fn shared_steps(&self) -> [i64; 2] {
         match (self.element, self.lines) {
-            (Element::Half | Element::Narrow, _) => [self.line_bytes(), UNIT_BYTES],
+            (Element::Half | Element::Narrow | Element::Tf32, _) => [self.line_bytes(), UNIT_BYTES],
             (Element::Word, Lines::Own) => [4, self.words_line()],
             (Element::Word, Lines::Contracted) => [self.words_line(), 4],
         }
@@ -211,14 +218,14 @@ impl Copy {
         let per_line = b.word(self.units_per_line());
         let (line, unit) = (b.index_div(thread, per_line), b.index_rem(thread, per_line));
         let [line_step, unit_step] = self.shared_steps();
-        let shifted = match self.element {
-            Element::Half => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
-            Element::Narrow => {
+        let shifted = match (self.element, self.lines) {
+            (Element::Half, _) | (Element::Tf32, Lines::Own) => b.bits(IntBinary::Xor, unit, self.swizzle(b, line)),
+            (Element::Narrow, _) => {
                 let in_line = b.word(LINE / UNIT_BYTES);
                 let lines = b.index_mul(b.index_div(unit, in_line), b.word(self.depth * LINE / UNIT_BYTES));
                 b.index_add(b.bits(IntBinary::Xor, b.index_rem(unit, in_line), self.swizzle(b, line)), lines)
             }
-            Element::Word => unit,
+            (Element::Tf32, Lines::Contracted) | (Element::Word, _) => unit,
         };
         let to = b.index_add(b.index_mul(line, b.word(line_step)), b.index_mul(shifted, b.word(unit_step)));
         let [line_step, unit_step] = self.steps();
@@ -248,10 +255,10 @@ impl Copy {
         }
         let to = b.index_add(stage.to, place.to);
         match (self.element, place.aligned) {
-            (Element::Half | Element::Narrow, Some(aligned)) => {
+            (Element::Half | Element::Narrow | Element::Tf32, Some(aligned)) => {
                 b.either(aligned, || self.units(g, place, stage, from, to), || self.collected(g, place, stage, from, to));
             }
-            (Element::Half | Element::Narrow, None) => self.collected(g, place, stage, from, to),
+            (Element::Half | Element::Narrow | Element::Tf32, None) => self.collected(g, place, stage, from, to),
             (Element::Word, _) => self.units(g, place, stage, from, to),
         }
     }
@@ -280,7 +287,7 @@ impl Copy {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
         let bytes = match self.element {
-            Element::Half | Element::Narrow => UNIT_BYTES,
+            Element::Half | Element::Narrow | Element::Tf32 => UNIT_BYTES,
             Element::Word => 4,
         };
         for number in 0..self.count() {
@@ -298,7 +305,7 @@ impl Copy {
         }
     }
 
-    /// Units of 16 bits each, element by element.
+    /// Units of several elements, one by one.
     fn collected<'c>(&self, g: &Gpu<'_, 'c>, place: &Place<'c>, stage: Stage<'c>, from: Index<'c>, to: Index<'c>) {
         let b = g.b;
         let (global, shared) = (self.steps()[0], self.shared_steps()[0]);
@@ -308,18 +315,21 @@ impl Copy {
             let from = b.index_add(from, b.index_mul(b.widen(lines), b.index(global)));
             let to = b.index_add(to, b.index_mul(lines, b.word(shared)));
             let counted = self.counted(b, place, stage, lines);
+            let load = |at| b.load_bits(at, self.element.bytes());
             let element = |k: i64| {
                 let at = b.index_add(from, b.index(k * step));
-                let Some(counted) = counted else { return b.load_half(at) };
+                let Some(counted) = counted else { return load(at) };
                 let counts = b.less(b.word(k), counted);
-                b.choose(counts, b.load_half(b.choose(counts, at, place.start)), b.word(0))
+                b.choose(counts, load(b.choose(counts, at, place.start)), b.word(0))
             };
-            let words: Vec<_> = (0..self.unit() / 2)
-                .map(|k| {
+            let word = |k: i64| match self.element {
+                Element::Half | Element::Narrow => {
                     let upper = b.bits(IntBinary::Shl, element(2 * k + 1), b.word(16));
                     b.bits(IntBinary::Or, element(2 * k), upper).into()
-                })
-                .collect();
+                }
+                Element::Tf32 | Element::Word => element(k).into(),
+            };
+            let words: Vec<_> = (0..UNIT_BYTES / 4).map(word).collect();
             b.store_shared(to, &words);
             vec![]
         });

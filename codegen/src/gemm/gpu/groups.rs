@@ -1,13 +1,13 @@
-//! Products of 16-bit floats on the tensor cores of sm_90a: a warpgroup multiplies 64 rows out of shared memory, in the background (`wgmma`).
+//! Products of 16-bit floats and of tf32 on the tensor cores of sm_90a: a warpgroup multiplies 64 rows out of shared memory, in the background (`wgmma`).
 //!
 //! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
 
 use super::plan::Tile;
 use crate::build::Builder;
-use crate::build::asm::{Half, Instruction};
+use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
-use crate::build::squares::{self, DEPTH, LINE, LINE_ELEMENTS};
+use crate::build::squares::{self, LINE, LINE_ELEMENTS};
 
 /// Threads, warps and rows of a warpgroup, rows of its warps.
 pub const THREADS: i64 = 128;
@@ -15,15 +15,16 @@ const WARPS: i64 = 4;
 const ROWS: i64 = 64;
 pub const WARP_ROWS: i64 = 16;
 
-/// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 64 contracted elements.
+/// Bytes of 64 lines: what 64 rows or columns have of a stage, whichever its lines are. Stages have 128 bytes of contracted elements.
 pub const SQUARE: i64 = LINE_ELEMENTS * LINE;
 
 /// The warpgroup's part of a tile.
 pub struct Groups<'c> {
     instruction: Instruction,
     columns: i64,
-    depth: i64,
-    /// 16-byte units from 16 contracted elements to the next, of both factors.
+    /// Instructions of a stage.
+    steps: i64,
+    /// 16-byte units from the contracted elements of one to those of the next, of both factors.
     advance: [i64; 2],
     /// The warpgroup's first row in the factor, in bytes of a stage, and the warp's in the tile.
     rows: Index<'c>,
@@ -32,12 +33,12 @@ pub struct Groups<'c> {
 
 impl<'c> Groups<'c> {
     /// Of the warp of this number among those that multiply. Transposed: of the factor whose lines are contracted elements.
-    pub fn new(b: &Simt<'c>, half: Half, tile: &Tile, transposed: [bool; 2], warp: Index<'c>) -> Self {
+    pub fn new(b: &Simt<'c>, factor: Factor, tile: &Tile, transposed: [bool; 2], warp: Index<'c>) -> Self {
         let (group, warp) = (b.index_div(warp, b.word(WARPS)), b.index_rem(warp, b.word(WARPS)));
         Groups {
-            instruction: Instruction::GroupMultiply { half, columns: tile.columns as u32, transposed },
+            instruction: Instruction::GroupMultiply { factor, columns: tile.columns as u32, transposed },
             columns: tile.columns,
-            depth: tile.depth,
+            steps: tile.depth / factor.depth(),
             advance: transposed.map(squares::advance),
             rows: b.index_mul(group, b.word(SQUARE)),
             first_row: b.index_add(b.index_mul(group, b.word(ROWS)), b.index_mul(warp, b.word(WARP_ROWS))),
@@ -58,7 +59,7 @@ impl<'c> Groups<'c> {
     pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
         let (a, second) = (squares::descriptor(b, b.index_add(a, self.rows), LINE_ELEMENTS), squares::descriptor(b, second, LINE_ELEMENTS));
         b.asm(Instruction::GroupFence, &[]);
-        for q in 0..self.depth / DEPTH {
+        for q in 0..self.steps {
             let at = |descriptor, advance: i64| b.index_add(descriptor, b.index(q * advance)).into();
             let operands = [&[at(a, self.advance[0]), at(second, self.advance[1])], &*sums].concat();
             sums.copy_from_slice(&b.asm(self.instruction, &operands));

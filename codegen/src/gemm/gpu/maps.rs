@@ -8,7 +8,6 @@ use super::plan::Tile;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;
-use crate::build::squares::LINE_ELEMENTS;
 use crate::gemm::product::{Own, Product};
 use crate::layout::Axis;
 use crate::maps::{self, Along};
@@ -64,8 +63,10 @@ impl Map {
         let others = outer.chain(outer_k).chain(experts).filter(|(axis, ..)| axis.size > 1 && axis.strides[tensor] != 0);
         let along = |(axis, direction, extent): (&Axis, Direction, i64)| (Along { size: axis.size, stride: axis.strides[tensor], extent }, direction);
         let (map, directions) = maps::map(kernel, tensor, dense.0.size, std::iter::once(line).chain(others).map(along).collect())?;
+        let map = TensorMap { tf32: product.tf32, ..map };
         let directions = std::iter::once(dense.1).chain(directions).collect();
-        Some(Map { map, lines, directions, copies: dense.2 / LINE_ELEMENTS, is_first })
+        let line = i64::from(map.extents[0]);
+        Some(Map { copies: dense.2 / line, map, lines, directions, is_first })
     }
 
     /// Before the stages of a part. `map`: its address, and by how many elements it begins before the factor.
@@ -96,7 +97,7 @@ impl Map {
             };
             let at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
             // The dense direction has several lines only where it is the factor's own.
-            let map = [corner.map[0], b.index_add(corner.map[1], b.word(number * LINE_ELEMENTS))];
+            let map = [corner.map[0], b.index_add(corner.map[1], b.word(number * i64::from(self.map.extents[0])))];
             maps::copy_box(b, map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
         }
     }

@@ -1,20 +1,21 @@
-//! Products of 16-bit floats on the tensor cores of sm_80: `ldmatrix` and `mma.sync` of 16 x 8 sums.
+//! Products of 16-bit floats and of tf32 on the tensor cores of sm_80: `ldmatrix` and `mma.sync` of 16 x 8 sums.
 
 use super::copy::{Copy, Lines};
 use super::plan::Plan;
-use crate::build::asm::{Half, Instruction};
+use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
 use crate::build::{Builder, IntBinary};
 
-/// Rows of an instruction, columns of one, contracted elements of one.
+/// Rows of an instruction, columns of one.
 const ROWS: i64 = 16;
 const COLUMNS: i64 = 8;
-const DEPTH: i64 = 16;
+/// Bytes of its contracted elements.
+const DEPTH_BYTES: i64 = 32;
 
 /// The warp's part of a tile.
 pub struct Mma<'c> {
-    half: Half,
+    factor: Factor,
     rows: i64,
     columns: i64,
     depth: i64,
@@ -25,19 +26,37 @@ pub struct Mma<'c> {
 }
 
 /// Where a warp reads a factor, in a stage.
-struct Fragments<'c> {
-    /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else for each 16 of those.
-    addresses: Vec<Index<'c>>,
-    lines: Lines,
-    /// Bytes between 16 lines.
-    step: i64,
+enum Fragments<'c> {
+    /// Four matrices of 8 x 16 bytes at a time.
+    Matrices {
+        /// Addresses of this lane's lines: for each part of the contracted elements if lines are rows (columns), else for each 16 of those.
+        addresses: Vec<Index<'c>>,
+        lines: Lines,
+        /// Bytes between 16 lines.
+        step: i64,
+    },
+    /// A word at a time, where matrices would have to be turned and elements have 32 bits.
+    Words {
+        /// Of the lane's first word, its distance from one contracted element to the next in bytes, and in which order it takes the four words of a
+        /// fragment: eight rows (columns) further, four contracted elements further.
+        address: Index<'c>,
+        line: i64,
+        order: [(i64, i64); 4],
+    },
 }
 
 impl<'c> Fragments<'c> {
     /// Of a factor from row (column) `own` on, `count` of them. `first`: of the first factor, whose fragments are 16 rows; those of the second
     /// are two times 8 columns, in another order.
-    fn new(b: &Simt<'c>, copy: &Copy, first: bool, own: Index<'c>, count: i64, depth: i64) -> Self {
+    fn new(b: &Simt<'c>, copy: &Copy, factor: Factor, first: bool, own: Index<'c>, count: i64) -> Self {
         let lane = b.narrow(b.lane());
+        if factor == Factor::Tf32 && copy.lines == Lines::Contracted {
+            let (down, k) = (b.index_div(lane, b.word(4)), b.index_rem(lane, b.word(4)));
+            let line = copy.line_bytes();
+            let address = b.index_add(b.index_mul(k, b.word(line)), b.index_mul(b.index_add(own, down), b.word(4)));
+            let order = if first { [(0, 0), (8, 0), (0, 4), (8, 4)] } else { [(0, 0), (0, 4), (8, 0), (8, 4)] };
+            return Fragments::Words { address, line, order };
+        }
         let bit = |from: i64| b.bits(IntBinary::And, b.bits(IntBinary::ShrLogical, lane, b.word(from)), b.word(1));
         let below = |n: i64| b.bits(IntBinary::And, lane, b.word(n - 1));
         // Lines and units of the four matrices: they go along lines first, or along units first.
@@ -51,37 +70,51 @@ impl<'c> Fragments<'c> {
             b.index_add(b.index_mul(line, b.word(copy.line_bytes())), unit)
         };
         let addresses = match copy.lines {
-            Lines::Own => (0..depth / DEPTH).map(|q| at(b.index_add(own, line), b.index_add(unit, b.word(2 * q)))).collect(),
+            Lines::Own => (0..copy.line_bytes() / DEPTH_BYTES).map(|q| at(b.index_add(own, line), b.index_add(unit, b.word(2 * q)))).collect(),
             Lines::Contracted => {
                 let first = b.index_add(b.index_div(own, b.word(8)), unit);
                 (0..count / 16).map(|i| at(line, b.index_add(first, b.word(2 * i)))).collect()
             }
         };
-        Fragments { addresses, lines: copy.lines, step: 16 * copy.line_bytes() }
+        Fragments::Matrices { addresses, lines: copy.lines, step: 16 * copy.line_bytes() }
     }
 
     /// Fragment `i` of 16 rows or columns, at part `q` of the contracted elements.
-    fn load(&self, b: &Simt<'c>, stage: Index<'c>, i: i64, q: i64) -> Vec<Value<'c>> {
-        let (address, lines, transposed) = match self.lines {
-            Lines::Own => (self.addresses[q as usize], i, false),
-            Lines::Contracted => (self.addresses[i as usize], q, true),
+    fn load(&self, b: &Simt<'c>, factor: Factor, stage: Index<'c>, i: i64, q: i64) -> Vec<Value<'c>> {
+        let words = match self {
+            Fragments::Matrices { addresses, lines, step } => {
+                let (address, lines, transposed) = match lines {
+                    Lines::Own => (addresses[q as usize], i, false),
+                    Lines::Contracted => (addresses[i as usize], q, true),
+                };
+                let address = b.index_add(b.index_add(stage, address), b.word(lines * step));
+                b.asm(Instruction::LoadMatrices { transposed }, &[address.into()])
+            }
+            Fragments::Words { address, line, order } => {
+                let first = b.index_add(stage, *address);
+                let word =
+                    |(own, k): &(i64, i64)| b.load_shared(b.index_add(first, b.word((factor.depth() * q + k) * line + 4 * (16 * i + own))), 1)[0];
+                order.iter().map(word).collect()
+            }
         };
-        let address = b.index_add(b.index_add(stage, address), b.word(lines * self.step));
-        b.asm(Instruction::LoadMatrices { transposed }, &[address.into()])
+        match factor {
+            Factor::Half(_) => words,
+            Factor::Tf32 => words.into_iter().map(|x| b.round_tf32(x)).collect(),
+        }
     }
 }
 
 impl<'c> Mma<'c> {
-    pub fn new(b: &Simt<'c>, plan: &Plan, half: Half) -> Self {
+    pub fn new(b: &Simt<'c>, plan: &Plan, factor: Factor) -> Self {
         let tile = &plan.tile;
         let [down, across] = tile.warps;
         let (rows, columns) = (tile.rows / down, tile.columns / across);
         let warp = b.index_div(b.thread(), b.word(32));
         let first_row = b.index_mul(b.index_div(warp, b.word(across)), b.word(rows));
         let first_column = b.index_mul(b.index_rem(warp, b.word(across)), b.word(columns));
-        let fragments = |copy: &Copy, first, own, count| Fragments::new(b, copy, first, own, count, tile.depth);
+        let fragments = |copy: &Copy, first, own, count| Fragments::new(b, copy, factor, first, own, count);
         Mma {
-            half,
+            factor,
             rows,
             columns,
             depth: tile.depth,
@@ -99,12 +132,12 @@ impl<'c> Mma<'c> {
 
     /// Adds the products of a stage.
     pub fn multiply(&self, b: &Simt<'c>, [a, second]: [Index<'c>; 2], sums: &mut [Value<'c>]) {
-        for q in 0..self.depth / DEPTH {
-            let rows: Vec<_> = (0..self.rows / ROWS).map(|i| self.a.load(b, a, i, q)).collect();
-            let columns: Vec<_> = (0..self.columns / 16).flat_map(|j| self.b.load(b, second, j, q)).collect();
+        for q in 0..self.depth / self.factor.depth() {
+            let rows: Vec<_> = (0..self.rows / ROWS).map(|i| self.a.load(b, self.factor, a, i, q)).collect();
+            let columns: Vec<_> = (0..self.columns / 16).flat_map(|j| self.b.load(b, self.factor, second, j, q)).collect();
             for (sums, (row, column)) in sums.chunks_exact_mut(4).zip(rows.iter().flat_map(|r| columns.chunks_exact(2).map(move |c| (r, c)))) {
                 let operands = [row, column, &*sums].concat();
-                sums.copy_from_slice(&b.asm(Instruction::Multiply(self.half), &operands));
+                sums.copy_from_slice(&b.asm(Instruction::Multiply(self.factor), &operands));
             }
         }
     }

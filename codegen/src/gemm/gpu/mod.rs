@@ -1,6 +1,7 @@
 //! Products on GPUs: a block of threads computes a tile, which it takes through shared memory in stages of contracted elements.
 //!
-//! While one stage is multiplied the next ones are on their way. 16-bit factors meet in tensor cores, others in f32 multiply-adds. There are two forms:
+//! While one stage is multiplied the next ones are on their way. 16-bit factors meet in tensor cores, f32 ones that are to be rounded to tf32 too, others
+//! in f32 multiply-adds. There are two forms:
 //! all threads do the same ([`blocks`]), or some copy and others multiply ([`roles`]), where tensor maps describe both factors ([`plan::Ring`]). Blocks
 //! take tiles in an order in which those at work at a time share rows and columns. Where experts own rows or contracted elements, a tile of rows goes
 //! through the experts that own some of them, and then through nobody's, whose sums are 0.

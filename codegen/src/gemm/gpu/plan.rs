@@ -1,9 +1,10 @@
 //! In which tiles a GPU computes a product, and with which instructions.
 
-use super::copy::{Copy, Element};
+use super::copy::{Copy, Element, Lines};
 use super::maps::Map;
 use super::rows;
-use crate::build::asm::Half;
+use crate::build::asm::{Factor, Half};
+use crate::build::squares::LINE;
 use crate::build::stages::Stages;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
@@ -16,7 +17,7 @@ use ir::op::DType;
 pub struct Tile {
     pub rows: i64,
     pub columns: i64,
-    /// Contracted elements of a stage.
+    /// Contracted elements of a stage; the tables have those of 16 bits, of tf32 a stage has half as many.
     pub depth: i64,
     /// Stages in shared memory: one is computed with while the others are filled.
     pub stages: i64,
@@ -70,8 +71,8 @@ const SUMS_PAD: i64 = 8;
 /// The instructions that multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
-    /// `mma.sync` on 16-bit floats of one type.
-    Tensor(Half),
+    /// `mma.sync` on floats of one type.
+    Tensor(Factor),
     /// `wgmma` on 16-bit floats of one type.
     Groups(Half),
     /// f32 multiply-adds.
@@ -88,22 +89,21 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Plan {
-        // Both factors of a product have one type.
-        let core = match kernel.inputs[product.a].ty.dtype {
-            DType::Bf16 if target.has_wgmma() => Core::Groups(Half::Bf16),
-            DType::F16 if target.has_wgmma() => Core::Groups(Half::F16),
-            DType::Bf16 => Core::Tensor(Half::Bf16),
-            DType::F16 => Core::Tensor(Half::F16),
-            DType::F32 | DType::I32 | DType::Bool => Core::Plain,
+        let core = match factor(kernel, product) {
+            Some(Factor::Half(half)) if target.has_wgmma() => Core::Groups(half),
+            Some(factor) => Core::Tensor(factor),
+            None => Core::Plain,
         };
+        let multiprocessors = if target.has_wgmma() { HOPPER_MULTIPROCESSORS } else { MULTIPROCESSORS };
         let tile = match core {
-            Core::Tensor(_) => choose(&TENSOR, product, MULTIPROCESSORS),
-            Core::Groups(_) => choose(&GROUPS, product, HOPPER_MULTIPROCESSORS),
+            Core::Tensor(factor) => choose(&TENSOR, product, multiprocessors).of(factor),
+            Core::Groups(_) => choose(&GROUPS, product, multiprocessors),
             Core::Plain => choose(&PLAIN, product, MULTIPROCESSORS),
         };
         let copy = |tensor: usize| {
             let element = match core {
-                Core::Tensor(_) => Element::Half,
+                Core::Tensor(Factor::Half(_)) => Element::Half,
+                Core::Tensor(Factor::Tf32) => Element::Tf32,
                 Core::Groups(_) => Element::Narrow,
                 Core::Plain => Element::Word,
             };
@@ -135,7 +135,22 @@ impl Plan {
     }
 }
 
+/// What tensor cores multiply, if they do. Both factors of a product have one type.
+fn factor(kernel: &Kernel, product: &Product) -> Option<Factor> {
+    match kernel.inputs[product.a].ty.dtype {
+        DType::Bf16 => Some(Half::Bf16.into()),
+        DType::F16 => Some(Half::F16.into()),
+        DType::F32 if product.tf32 => Some(Factor::Tf32),
+        DType::F32 | DType::I32 | DType::Bool => None,
+    }
+}
+
 impl Tile {
+    /// The tile of a table with as many bytes a stage, of elements of this type.
+    fn of(self, factor: Factor) -> Tile {
+        Tile { depth: 2 * self.depth / factor.bytes(), ..self }
+    }
+
     /// Of those that multiply.
     pub fn threads(&self) -> i64 {
         32 * self.warps[0] * self.warps[1]
@@ -155,34 +170,27 @@ impl Tile {
 
 /// A product whose factors come by tensor maps to a ring of stages, which one warp fills and warpgroups empty.
 pub struct Ring {
-    pub half: Half,
+    pub factor: Factor,
     pub tile: Tile,
     pub maps: [Map; 2],
 }
 
 impl Ring {
-    /// Nothing if the GPU has no tensor copies, or a factor no tensor map.
+    /// Nothing if the GPU has no tensor copies, a factor no tensor map, or one of tf32 its contracted elements apart: `wgmma` turns only those of 16 bits.
     pub fn new(kernel: &Kernel, product: &Product, target: &Target) -> Option<Ring> {
-        let half = match kernel.inputs[product.a].ty.dtype {
-            DType::Bf16 => Half::Bf16,
-            DType::F16 => Half::F16,
-            DType::F32 | DType::I32 | DType::Bool => return None,
-        };
-        if !target.has_wgmma() {
-            return None;
-        }
-        let tile = choose(&RING, product, HOPPER_MULTIPROCESSORS);
-        let map = |tensor| Map::new(kernel, product, tensor, &tile);
-        Some(Ring { half, tile, maps: [map(product.a)?, map(product.b)?] })
+        let factor = factor(kernel, product).filter(|_| target.has_wgmma())?;
+        let tile = choose(&RING, product, HOPPER_MULTIPROCESSORS).of(factor);
+        let map = |tensor| Map::new(kernel, product, tensor, &tile).filter(|m| factor != Factor::Tf32 || m.lines == Lines::Own);
+        Some(Ring { factor, tile, maps: [map(product.a)?, map(product.b)?] })
     }
 
     /// Of a stage, those of the first factor, which the second one's follow.
     pub fn first_bytes(&self) -> i64 {
-        2 * self.tile.rows * self.tile.depth
+        LINE * self.tile.rows
     }
 
     pub fn stage_bytes(&self) -> i64 {
-        self.first_bytes() + 2 * self.tile.columns * self.tile.depth
+        self.first_bytes() + LINE * self.tile.columns
     }
 
     /// Where sums on their way to the epilogue lie in shared memory, and where the mbarriers.

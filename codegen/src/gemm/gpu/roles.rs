@@ -133,7 +133,7 @@ impl<'c> Roles<'_, 'c> {
         let thread = b.index_sub(b.thread(), b.word(WARPGROUP));
         let transposed = ring.maps.each_ref().map(|m| m.lines == Lines::Contracted);
         let warp = b.uniform(b.index_div(thread, b.word(LANES as i64)));
-        let groups = Groups::new(b, ring.half, &ring.tile, transposed, warp);
+        let groups = Groups::new(b, ring.factor, &ring.tile, transposed, warp);
         let rows = Rows::new(&self.g, b.index_add(self.base, b.word(ring.sums_at())), warp, &self.tensors);
         let position = self.stages.using();
         let mut result = Ok(());

@@ -1,7 +1,7 @@
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use crate::testing::ordering::every_line_is_needed;
-use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx};
+use crate::testing::{Make, assembling, check_with, golden, random_inputs, run_ptx, with_tf32};
 use emulator::{Options, Timing};
 use ir::kernel::{Family, Kernel};
 use ir::op::{Binary, DType, Op, Unary};
@@ -12,8 +12,13 @@ fn product([a_turned, b_turned]: [bool; 2], [m, n, k]: [u64; 3], dtype: DType) -
     let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
     let a = make.input(dtype, &if a_turned { [k, m] } else { [m, k] });
     let b = make.input(dtype, &if b_turned { [n, k] } else { [k, n] });
-    let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+    let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
     make.kernel(Family::Gemm, &[c])
+}
+
+/// Such a product of f32 in tf32.
+fn rounding(turned: [bool; 2], sizes: [u64; 3]) -> Kernel {
+    with_tf32(&product(turned, sizes, DType::F32)).expect("a product of f32")
 }
 
 /// Small integers: all sums are exact, in whatever order.
@@ -36,6 +41,12 @@ fn asynchronous_copies_need_every_wait_and_barrier() {
         check_with(&kernel, &inputs, &[], 0.0);
         every_line_is_needed(&kernel, "sm_80", &inputs, &["cp.async.commit", "cp.async.wait", "bar.sync"], at_least);
     }
+    // In tf32: lines of rows and columns, of contracted elements, and the latter on a GPU whose warpgroups cannot turn them. Nine steps, so that the last
+    // stage lies where sums are put.
+    for (turned, cpu) in [([false, true], "sm_80"), ([true, false], "sm_80"), ([true, false], "sm_90a")] {
+        let kernel = rounding(turned, [100, 72, 132]);
+        every_line_is_needed(&kernel, cpu, &integers(&kernel), &["cp.async.commit", "cp.async.wait", "bar.sync"], 8);
+    }
 }
 
 /// The sums over an expert's rows of products of `[rows, m]` and `[rows, n]`.
@@ -45,7 +56,7 @@ fn gradient([rows, experts, m, n]: [u64; 4]) -> Kernel {
     let a = make.input(DType::Bf16, &[rows, m]);
     let b = make.input(DType::Bf16, &[rows, n]);
     let ends = make.input(DType::I32, &[experts]);
-    let dot = Op::GroupedDot { rows, experts, over: vec![rows] };
+    let dot = Op::grouped_dot(rows, experts, vec![rows]);
     let c = make.op_as(dot, &[a, b, ends], ir::graph::Type::new(DType::F32, [experts, m, n]));
     make.kernel(Family::Gemm, &[c])
 }
@@ -57,7 +68,7 @@ fn apart([m, n, k]: [u64; 3]) -> Kernel {
     let sizes = [m, k].map(|d| make.body.dims.size(d));
     let x = make.strided_input(DType::Bf16, &[b, m, k], &[sizes[0] * sizes[1] + 8, sizes[1], 1]);
     let w = make.input(DType::Bf16, &[b, k, n]);
-    let y = make.op_as(Op::Dot { over: vec![k] }, &[x, w], ir::graph::Type::new(DType::F32, [b, m, n]));
+    let y = make.op_as(Op::dot(vec![k]), &[x, w], ir::graph::Type::new(DType::F32, [b, m, n]));
     make.kernel(Family::Gemm, &[y])
 }
 
@@ -79,6 +90,8 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
         let kernel = product(turned, [104, 72, 400], DType::Bf16);
         every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 20);
     }
+    let kernel = rounding([false, true], [104, 72, 200]);
+    every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &ordering, 20);
     // So many tiles that one has two warpgroups.
     let kernel = product([false, true], [768, 768, 200], DType::Bf16);
     every_line_is_needed(&kernel, "sm_90a", &integers(&kernel), &["mbarrier.arrive", "mbarrier.try_wait", "wgmma.wait"], 6);
@@ -96,10 +109,15 @@ fn rings_need_every_arrival_wait_fence_and_barrier() {
 #[test]
 fn large_products_have_tiles_of_256_columns() {
     let sizes = [136, 25600, 72];
-    for (turned, timing) in [([false, true], Timing::Late), ([true, false], Timing::Early)] {
-        let kernel = product(turned, sizes, DType::F16);
+    let kernels = [
+        (product([false, true], sizes, DType::F16), [false, true], Timing::Late),
+        (product([true, false], sizes, DType::F16), [true, false], Timing::Early),
+        (rounding([false, true], sizes), [false, true], Timing::Late),
+    ];
+    for (kernel, turned, timing) in kernels {
         let (compiled, text) = compiled(&kernel, "sm_90a");
-        assert!(text.contains("m64n256k16") && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
+        let depth = 32 / kernel.inputs[0].ty.dtype.bytes();
+        assert!(text.contains(&format!("m64n256k{depth}")) && text.contains("setmaxnreg.inc.sync.aligned.u32 232"), "{text}");
         let inputs = integers(&kernel);
         let options = Options { timing, ..Options::default() };
         let got = run_ptx(&kernel, &compiled, &text, options, &inputs, &[], f64::NAN).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -123,6 +141,11 @@ fn tensor_cores_multiply_all_layouts_and_sizes_of_tiles() {
             let kernel = product(turned, sizes, DType::F16);
             check_with(&kernel, &integers(&kernel), &[], 0.0);
         }
+        // In tf32 likewise.
+        for sizes in [[72, 80, 40], [136, 128, 64], [65, 66, 35]] {
+            let kernel = product(turned, sizes, DType::F32);
+            check_with(&kernel, &integers(&kernel), &[], 0.0);
+        }
     }
 }
 
@@ -133,7 +156,7 @@ fn rings_go_through_repetitions_of_rows_and_of_contracted_elements() {
     let [b, s, n, e, k] = [("b", 3), ("s", 40), ("n", 72), ("e", 2), ("k", 88)].map(|(name, size)| make.dim(name, size));
     let x = make.input(DType::Bf16, &[e, b, s, k]);
     let w = make.input(DType::Bf16, &[b, e, k, n]);
-    let y = make.op_as(Op::Dot { over: vec![e, k] }, &[x, w], ir::graph::Type::new(DType::F32, [b, s, n]));
+    let y = make.op_as(Op::dot(vec![e, k]), &[x, w], ir::graph::Type::new(DType::F32, [b, s, n]));
     let kernel = make.kernel(Family::Gemm, &[y]);
     assert!(compiled(&kernel, "sm_90a").1.contains("cp.async.bulk.tensor.4d"));
     check_with(&kernel, &integers(&kernel), &[], 0.0);
@@ -142,17 +165,19 @@ fn rings_go_through_repetitions_of_rows_and_of_contracted_elements() {
 #[test]
 fn epilogues_of_rings_take_runs_of_columns() {
     // The second and the fourth end within a tile; of the last the rows begin anywhere.
-    for ([m, n, k], dtype, accumulate) in [
-        ([64, 128, 64], DType::Bf16, false),
-        ([72, 104, 40], DType::F16, false),
-        ([64, 64, 64], DType::F32, true),
-        ([72, 84, 40], DType::F32, true),
-        ([40, 90, 40], DType::Bf16, true),
+    for (factor, [m, n, k], dtype, accumulate) in [
+        (DType::Bf16, [64, 128, 64], DType::Bf16, false),
+        (DType::Bf16, [72, 104, 40], DType::F16, false),
+        (DType::Bf16, [64, 64, 64], DType::F32, true),
+        (DType::Bf16, [72, 84, 40], DType::F32, true),
+        (DType::Bf16, [40, 90, 40], DType::Bf16, true),
+        (DType::F32, [72, 84, 40], DType::F32, true),
+        (DType::F32, [40, 90, 40], DType::Bf16, false),
     ] {
         let mut make = Make::default();
         let [m, n, k] = [("m", m), ("n", n), ("k", k)].map(|(name, size)| make.dim(name, size));
-        let (a, b) = (make.input(DType::Bf16, &[m, k]), make.input(DType::Bf16, &[n, k]));
-        let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+        let (a, b) = (make.input(factor, &[m, k]), make.input(factor, &[n, k]));
+        let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
         let (bias, row) = (make.input(DType::Bf16, &[n]), make.input(DType::F32, &[m]));
         let (residual, keep) = (make.input(DType::F32, &[m, n]), make.input(DType::Bool, &[m, n]));
         let uniform = make.source(Op::Uniform { key: 77 }, DType::F32, &[m, n]);
@@ -165,7 +190,8 @@ fn epilogues_of_rings_take_runs_of_columns() {
         let mut kernel = make.kernel(Family::Gemm, &[out, sum]);
         kernel.outputs[0].accumulate = accumulate;
         check_with(&kernel, &integers(&kernel), &[5.0, 6.0], if dtype.is_half() { 0.01 } else { 1e-5 });
-        let text = compiled(&kernel, "sm_90a").1;
+        let text = compiled(&with_tf32(&kernel).unwrap_or_else(|| kernel.clone()), "sm_90a").1;
+        assert!(text.contains("cp.async.bulk.tensor"), "{text}");
         // Outputs that are f32 are the widest.
         assert_eq!(text.contains("st.global.v4.b32"), kernel.body.dims.size(n).is_multiple_of(4), "{text}");
     }
@@ -174,21 +200,39 @@ fn epilogues_of_rings_take_runs_of_columns() {
 /// Rows that begin anywhere, as those of a shard may.
 #[test]
 fn factors_that_are_not_aligned_are_collected_by_element() {
-    let kernel = product([false, false], [40, 48, 40], DType::Bf16);
-    for (cpu, shift) in [("sm_80", 2), ("sm_80", 8), ("sm_90a", 14)] {
-        let (compiled, text) = compiled(&kernel, cpu);
-        let inputs = integers(&kernel);
+    let halves = product([false, false], [40, 48, 40], DType::Bf16);
+    let [own, contracted] = [[false, true], [true, false]].map(|turned| rounding(turned, [40, 48, 40]));
+    for (kernel, cpu, shift) in [
+        (&halves, "sm_80", 2),
+        (&halves, "sm_80", 8),
+        (&halves, "sm_90a", 14),
+        (&own, "sm_80", 4),
+        (&contracted, "sm_80", 8),
+        (&own, "sm_90a", 12),
+        (&contracted, "sm_90a", 4),
+    ] {
+        let (compiled, text) = compiled(kernel, cpu);
+        let inputs = integers(kernel);
         let want = kernel.run(&inputs, &[]);
         let got =
-            crate::testing::run_ptx_shifted(&kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
+            crate::testing::run_ptx_shifted(kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}\n{text}")), want, "{shift} bytes");
     }
 }
 
 #[test]
 fn the_instructions_of_tensor_cores_are_there() {
-    for (cpu, names) in [("sm_80", ["HMMA", "LDGSTS", "LDSM"].as_slice()), ("sm_90a", &["HGMMA", "UTMALDG"])] {
-        let (_, text) = compiled(&product([false, true], [128, 128, 64], DType::Bf16), cpu);
+    let halves = product([false, true], [128, 128, 64], DType::Bf16);
+    let [own, contracted] = [[false, true], [true, false]].map(|turned| rounding(turned, [128, 128, 64]));
+    for (kernel, cpu, names) in [
+        (&halves, "sm_80", ["HMMA", "LDGSTS", "LDSM"].as_slice()),
+        (&halves, "sm_90a", &["HGMMA", "UTMALDG"]),
+        (&own, "sm_80", &["HMMA", "LDGSTS", "LDSM"]),
+        (&own, "sm_90a", &["HGMMA", "UTMALDG"]),
+        (&contracted, "sm_80", &["HMMA", "LDGSTS", "LDS"]),
+        (&contracted, "sm_90a", &["HMMA", "LDGSTS", "LDS"]),
+    ] {
+        let (_, text) = compiled(kernel, cpu);
         let Some(assembled) = assembling::assemble(&text, &Target::gpu(cpu)) else { return };
         let counts = assembling::ptxas().expect("it assembled").instructions(&assembled.cubin).expect("nvdisasm knows the code");
         for name in names {
@@ -202,7 +246,7 @@ fn texts_are_as_they_were() {
     let mut make = Make::default();
     let [m, n, k] = [("m", 64), ("n", 64), ("k", 64)].map(|(name, size)| make.dim(name, size));
     let (a, b, bias) = (make.input(DType::Bf16, &[m, k]), make.input(DType::Bf16, &[n, k]), make.input(DType::F32, &[n]));
-    let c = make.op_as(Op::Dot { over: vec![k] }, &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
+    let c = make.op_as(Op::dot(vec![k]), &[a, b], ir::graph::Type::new(DType::F32, [m, n]));
     let sum = make.op(Op::Add, &[c, bias]);
     let out = make.op(Op::Unary(Unary::Abs), &[sum]);
     let kernel = make.kernel(Family::Gemm, &[out]);

@@ -353,6 +353,7 @@ fn tensor_maps_are_checked() {
     let at = gpu.allocate(1 << 16);
     let good = gpu::Map { dtype: 9, address: at, sizes: [64, 32], stride: 128, extents: [64, 8], swizzle: 3 };
     assert_eq!(good.encode(0), GOOD);
+    assert_eq!(gpu::Map { dtype: 11, stride: 256, extents: [32, 8], ..good }.encode(0), GOOD);
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
     refused(good.encode(8), invalid, "no multiple of 64");
     refused(gpu::Map { address: at + 8, ..good }.encode(0), invalid, "multiples of 16 bytes");

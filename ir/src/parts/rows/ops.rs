@@ -35,7 +35,7 @@ impl Stage<'_, '_> {
                 let (a, b) = (*a, *b);
                 self.dispatched(w, a, b).or_else(|| self.dispatched(w, b, a))
             }
-            (Op::GroupedDot { rows, experts, over }, [a, b, ends]) => self.weighted(w, (*rows, *experts, over.as_slice()), [*a, *b, *ends]),
+            (Op::GroupedDot { rows, experts, over, .. }, [a, b, ends]) => self.weighted(w, (*rows, *experts, over.as_slice()), [*a, *b, *ends]),
             _ => None,
         };
         match p {
@@ -292,7 +292,7 @@ impl Stage<'_, '_> {
         let over: Vec<Dim> = over.iter().copied().filter(|d| *d != experts).collect();
         for v in self.places.routed.users[p.of.index()].clone() {
             let g = &s.graph.body[v];
-            let Op::Dot { over: summed } = &g.op else { continue };
+            let Op::Dot { over: summed, .. } = &g.op else { continue };
             if g.ty.dtype != local.body[w].ty.dtype || !self.places.maps(v, p.layout.home) {
                 continue;
             }

@@ -56,7 +56,7 @@ impl Stage<'_, '_> {
         let mut out = vec![Product { factors: vec![self.exact(x)], over: vec![] }];
         let over = match &node.op {
             Op::Binary(Binary::Mul) => vec![],
-            Op::Dot { over } | Op::Reduce { kind: Reduce::Sum, over } => over.clone(),
+            Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over } => over.clone(),
             _ => return out,
         };
         let factors: Vec<Value> = node.args.iter().map(|a| self.exact(*a)).collect();
@@ -85,7 +85,7 @@ impl Stage<'_, '_> {
                 let by = (table != Table::Expert, table != Table::Token);
                 self.is_plain(*dim).then(|| (layout, self.products(*x), view, (*dim, steps, by)))?
             }
-            (Op::GroupedDot { rows, experts, over }, [a, b, ends]) => {
+            (Op::GroupedDot { rows, experts, over, .. }, [a, b, ends]) => {
                 let p = self.read_rows(*a, chunk)?;
                 self.ends_of(&p, *rows, *experts, *ends, chunk)?;
                 let rest = over.iter().copied().filter(|d| p.row.of(*d).is_none()).collect();
@@ -165,7 +165,7 @@ impl Stage<'_, '_> {
     fn sums_to(&mut self, w: Value, v: Value, sum: &Sum, product: &Product, packs: &[Packed]) -> Option<Names> {
         let s = self.places.s;
         let g = &s.graph.body[v];
-        let (Op::Dot { over } | Op::Reduce { kind: Reduce::Sum, over }) = &g.op else { return None };
+        let (Op::Dot { over, .. } | Op::Reduce { kind: Reduce::Sum, over }) = &g.op else { return None };
         if g.args.len() != packs.len() || self.local.body[w].ty.dtype != g.ty.dtype && self.local.body[w].ty.dtype != wide(g.ty.dtype) {
             return None;
         }

@@ -83,7 +83,7 @@ impl Emitter<'_> {
         match &node.op {
             Op::Dispatch(_) => self.dispatched(v, at.layout, spot),
             Op::Reshard { kind, subs } => self.rows_resharded(v, *kind, subs, spot),
-            Op::Dot { over } => match self.weights(v, at.layout) {
+            Op::Dot { over, .. } => match self.weights(v, at.layout) {
                 Some(k) => self.grouped(v, over, k, &at, spot),
                 None => self.place_by_place(v, &at, spot),
             },
@@ -149,7 +149,7 @@ impl Emitter<'_> {
         let (rows, experts) = (self.row_dim(RowDim::Slot(at.layout)), self.group(at.layout));
         let over = over.iter().map(|d| self.dim_of(args[k], *d)).chain([experts]).collect();
         let ty = self.type_like(v, at, a);
-        self.push(Op::GroupedDot { rows, experts, over }, vec![a, b, ends], ty, spot.chunk, spot.origin, None)
+        self.push(Op::grouped_dot(rows, experts, over), vec![a, b, ends], ty, spot.chunk, spot.origin, None)
     }
 
     /// Rows of tokens at their home.
@@ -220,14 +220,14 @@ impl Emitter<'_> {
             // A gradient of a rank's experts is made as it rests.
             let own = self.dim(job.rows.layouts[layout].routing.experts, &at.split);
             let ends = self.view(table, &[experts], &[own], spot.chunk, spot.origin, None);
-            let (op, ty) = (Op::GroupedDot { rows, experts: own, over: [vec![rows], homes, over].concat() }, self.local_type(v));
+            let (op, ty) = (Op::grouped_dot(rows, own, [vec![rows], homes, over].concat()), self.local_type(v));
             return self.push(op, vec![*x, *y, ends], ty, spot.chunk, spot.origin, Some(v));
         }
         let w = self.build(spot, |b| {
             let sum = match args[..] {
                 [x, y] => {
                     let over = [vec![rows], homes, over].concat();
-                    b.typed(Op::GroupedDot { rows, experts, over }, &[x, y, table], ty.clone())
+                    b.typed(Op::grouped_dot(rows, experts, over), &[x, y, table], ty.clone())
                 }
                 _ => {
                     let x = wide_sum(b, args[0], &over);
@@ -258,7 +258,7 @@ impl Emitter<'_> {
                     let [x, y] = [x, y].map(|x| b.cast(x, ty.dtype));
                     b.mul(x, y)
                 }
-                [x, y] => b.typed(Op::Dot { over }, &[x, y], Type::scalar(ty.dtype)),
+                [x, y] => b.typed(Op::dot(over), &[x, y], Type::scalar(ty.dtype)),
                 _ => wide_sum(b, args[0], &over),
             };
             let sum = b.typed(Op::Scatter { dim: token }, &[x, table], ty.clone());
@@ -274,7 +274,7 @@ impl Emitter<'_> {
         let job = self.job;
         let (node, l) = (&job.s.graph.body[v], &job.rows.layouts[layout]);
         let over = match &node.op {
-            Op::Dot { over } | Op::Reduce { over, .. } => over,
+            Op::Dot { over, .. } | Op::Reduce { over, .. } => over,
             other => unreachable!("invariant: `{}` is no sum", other.name()),
         };
         let rest = over.iter().filter(|d| !l.tokens.contains(d) && **d != l.routing.experts);

@@ -41,7 +41,9 @@ impl<'c> Matrices<'_, 'c> {
             let factors = [at(first), at(second)];
             sums = Some(match sums {
                 None => b.asm(Instruction::GroupProduct { half, columns }, &factors),
-                Some(sums) => b.asm(Instruction::GroupMultiply { half, columns, transposed: [false; 2] }, &[&factors, &*sums].concat()),
+                Some(sums) => {
+                    b.asm(Instruction::GroupMultiply { factor: half.into(), columns, transposed: [false; 2] }, &[&factors, &*sums].concat())
+                }
             });
         }
         sums.expect("invariant: a head has elements")
