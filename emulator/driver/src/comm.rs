@@ -133,8 +133,9 @@ impl State {
         }
         let (mesh, gpu) = (self.handle(), self.contexts[&context].ordinal);
         let handle = self.new_comm(0, mesh, (0..count).collect(), me, context, Doing::Connecting);
+        let directory = self.settings.sockets.clone();
         std::thread::spawn(move || {
-            let sockets = connect(&id, count, me, gpu, || lock().comms.contains_key(&handle));
+            let sockets = connect(directory.as_deref(), &id, count, me, gpu, || lock().comms.contains_key(&handle));
             let mut state = lock();
             if !state.comms.contains_key(&handle) {
                 return;

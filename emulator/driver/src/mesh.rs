@@ -67,10 +67,10 @@ impl Mesh {
     }
 }
 
-/// In the machine's namespace of names, or a file in the directory `EMULATED_NCCL_SOCKETS`, where machines that share files meet.
-fn address(name: &str) -> io::Result<SocketAddr> {
-    match std::env::var_os("EMULATED_NCCL_SOCKETS").filter(|d| !d.is_empty()) {
-        Some(dir) => SocketAddr::from_pathname(Path::new(&dir).join(name)),
+/// In the machine's namespace of names, or a file in a directory.
+fn address(sockets: Option<&Path>, name: &str) -> io::Result<SocketAddr> {
+    match sockets {
+        Some(dir) => SocketAddr::from_pathname(dir.join(name)),
         None => SocketAddr::from_abstract_name(name),
     }
 }
@@ -83,8 +83,8 @@ fn identity(gpu: i32) -> io::Result<u64> {
 }
 
 /// Where those of an id begin; it lasts as long as the process that made the id.
-pub fn root(id: &str) -> io::Result<UnixListener> {
-    UnixListener::bind_addr(&address(id)?)
+pub fn root(sockets: Option<&Path>, id: &str) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&address(sockets, id)?)
 }
 
 fn read_words<const N: usize>(from: &mut UnixStream) -> io::Result<[u64; N]> {
@@ -98,10 +98,10 @@ fn read_words<const N: usize>(from: &mut UnixStream) -> io::Result<[u64; N]> {
 }
 
 /// Connects one of `count` to all others, each of which says on which GPU it is; `is_wanted` is asked now and then.
-pub fn connect(id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn() -> bool) -> Nccl<Vec<Option<UnixStream>>> {
+pub fn connect(sockets: Option<&Path>, id: &str, count: usize, me: usize, gpu: i32, is_wanted: impl Fn() -> bool) -> Nccl<Vec<Option<UnixStream>>> {
     let system = |e: io::Error| Refused { code: ncclResult_t::ncclSystemError, why: format!("rank {me} of {count} cannot be connected: {e}") };
-    let place = |rank: usize| address(&format!("{id}-{rank}"));
-    if address(id).and_then(|a| UnixStream::connect_addr(&a)).is_err() {
+    let place = |rank: usize| address(sockets, &format!("{id}-{rank}"));
+    if address(sockets, id).and_then(|a| UnixStream::connect_addr(&a)).is_err() {
         return refuse(ncclResult_t::ncclSystemError, "the process that made the id is gone");
     }
     let listener = match place(me).and_then(|a| UnixListener::bind_addr(&a)) {

@@ -69,7 +69,7 @@ functions! {
     fn ncclGetUniqueId(id: *mut ncclUniqueId) -> GOOD |state| {
         let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos());
         let name = format!("emulated-nccl-{}-{}-{now:x}", std::process::id(), state.roots.len());
-        let listener = root(&name).or_else(|e| refuse(ncclResult_t::ncclSystemError, e.to_string()))?;
+        let listener = root(state.settings.sockets.as_deref(), &name).or_else(|e| refuse(ncclResult_t::ncclSystemError, e.to_string()))?;
         state.roots.push(listener);
         let mut internal = [0; 128];
         internal.iter_mut().zip(name.bytes()).for_each(|(to, b)| *to = b as c_char);

@@ -1,9 +1,10 @@
 //! What the environment says of the machine that is pretended.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Of a process, read once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// GPUs (`EMULATED_GPUS`, 1).
     pub gpus: i32,
@@ -19,6 +20,8 @@ pub struct Settings {
     pub nccl: i32,
     /// How long an exchange waits for other ranks until it is reported, in seconds (`EMULATED_NCCL_PATIENCE`, 120).
     pub patience: Duration,
+    /// A directory in which machines that share files meet (`EMULATED_NCCL_SOCKETS`); else processes do in the machine's namespace of names.
+    pub sockets: Option<PathBuf>,
     /// Which `cuStreamWaitEvent` of a process is not heeded, counted from 0 (`EMULATED_GPU_FORGETS`): so tests learn whether what waits are for is noticed.
     pub forgets: Option<u64>,
 }
@@ -39,6 +42,7 @@ impl Settings {
             driver: number("EMULATED_DRIVER_VERSION", 12_040) as i32,
             nccl: number("EMULATED_NCCL_VERSION", 22_203) as i32,
             patience: Duration::from_secs(number("EMULATED_NCCL_PATIENCE", 120)),
+            sockets: variable("EMULATED_NCCL_SOCKETS").filter(|d| !d.is_empty()).map(PathBuf::from),
             forgets: variable("EMULATED_GPU_FORGETS").and_then(|v| v.parse().ok()),
         }
     }

@@ -159,6 +159,7 @@ pub fn told<C>(name: &str, good: C, outcome: Result<(), Refused<C>>) -> C {
 
 impl State {
     fn new(settings: Settings) -> State {
+        let seed = settings.seed;
         State {
             settings,
             initialised: false,
@@ -176,7 +177,7 @@ impl State {
             graphs: BTreeMap::new(),
             execs: BTreeMap::new(),
             hosts: BTreeMap::new(),
-            tasks: Tasks::new(settings.seed),
+            tasks: Tasks::new(seed),
             comms: BTreeMap::new(),
             meshes: BTreeMap::new(),
             open: BTreeMap::new(),
