@@ -22,12 +22,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A model and its flags. Heads of 64 and hidden sizes of 128 and more take the paths that tensor cores have.
-const CASES: [(&str, &str); 6] = [
+const CASES: [(&str, &str); 7] = [
     ("gpt2", "--dtype fp32"),
     ("gpt2", "--dtype bf16"),
     ("gpt2", "--dtype fp16 -D dropout_rate=0.1"),
     ("llama", "--dtype bf16 -D kv_heads=1 -D ffn=200"),
     ("llama", "--dtype fp32 -D kv_heads=1 -D ffn=200"),
+    ("llama", "--dtype fp32 --tf32 -D kv_heads=1 -D ffn=200"),
     ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
 ];
 

@@ -119,12 +119,43 @@ fn emulated_ranks_train_mixtral_with_experts_split_as_cpus_do() {
     trains_as_on_cpus(&format!("mixtral.mdl {EXPERTS} --ep 2 --etp 1"), ["sm_90a", "sm_80"]);
 }
 
+/// Each factor of a product is off by 2^-11 of itself at most: what comes of it is near to f32, and something else.
+#[test]
+fn emulated_ranks_train_in_tf32() {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
+    let compile = format!("compile {{models}}/llama.mdl -D heads=4 -D kv_heads=2 -D head_dim=8 -D ffn=32 {TINY}");
+    let run = "--data text.txt --steps 3";
+    let want = train(&dir, &compile, run, "cpu");
+    for target in ["sm_80", "sm_90a"] {
+        let plain = train(&dir, &compile, run, target);
+        let got = train(&dir, &format!("{compile} --tf32"), run, target);
+        for (((what, got), (_, want)), (_, plain)) in got.parts().into_iter().zip(want.parts()).zip(plain.parts()) {
+            let most = got.iter().zip(want).map(|(g, w)| (g - w).abs() / w.abs().max(1.0)).fold(0.0, f64::max);
+            assert!(most < 2e-3 && got != plain, "{target}, {what}: {most:e} from the CPU's");
+        }
+        let ptx = dir.line(&format!("dump {target}.mcc --level ptx")).succeeds().stdout;
+        assert!(ptx.contains("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"), "{ptx}");
+        assert_eq!(ptx.contains(".f32.tf32.tf32 {"), target == "sm_90a", "{ptx}");
+    }
+    dir.line(&format!("{compile} --tf32 -o cpu.mcc")).fails_with(&["error[E0642]: --tf32 is for tensor cores", "= help: "]);
+}
+
 /// The models of `models/` at small sizes, with the flags of their jobs and the GPUs whose kernels are assembled. Heads of 64 and 128, as tensor cores take them.
-const JOBS: [(&str, &[&str]); 9] = [
+const JOBS: [(&str, &[&str]); 11] = [
     ("gpt2.mdl --bf16 --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=2 -D layers=2 -D seq=128", &["sm_80", "sm_90a"]),
     ("gpt2.mdl --tp 2 --pp 2 -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128", &["sm_80"]),
     (
         "llama.mdl --bf16 --tp 2 --pp 2 --sp -D vocab=256 -D hidden=256 -D heads=4 -D kv_heads=2 -D head_dim=128 -D ffn=512 -D layers=2 -D seq=128",
+        &["sm_80", "sm_90a"],
+    ),
+    (
+        "llama.mdl --tf32 --tp 2 -D vocab=256 -D hidden=256 -D heads=4 -D kv_heads=2 -D head_dim=64 -D ffn=512 -D layers=1 -D seq=128",
+        &["sm_80", "sm_90a"],
+    ),
+    (
+        "mixtral.mdl --tf32 --ep 2 --dp 2 --micro-batch-size 2 --global-batch-size 4 -D vocab=256 -D hidden=128 -D heads=2 -D kv_heads=2 -D experts=4 \
+         -D expert_ffn=64 -D layers=1 -D seq=64",
         &["sm_80", "sm_90a"],
     ),
     (
@@ -144,7 +175,7 @@ const JOBS: [(&str, &[&str]); 9] = [
 ];
 
 /// What must be among the instructions of a kernel: 16-bit factors that both have dims of their own, and attention of 16 bits with heads of 64 or
-/// 128, are multiplied by tensor cores; by those of warpgroups where there are any.
+/// 128, are multiplied by tensor cores; by those of warpgroups where there are any. Factors of tf32 too, by the latter only if they lie right.
 fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     let body = &kernel.body;
     let of_groups = if target == "sm_90a" { "HGMMA" } else { "HMMA" };
@@ -152,6 +183,7 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     body.values().find_map(|v| {
         let args = &body[v].args;
         match &body[v].op {
+            Op::Dot { tf32: true, .. } | Op::GroupedDot { tf32: true, .. } => (target == "sm_80").then_some("HMMA"),
             Op::Dot { .. } | Op::GroupedDot { .. } if kernel.family == Family::Gemm => {
                 let [a, b] = [long(args[0]), long(args[1])];
                 let both = a.iter().any(|d| !b.contains(d)) && b.iter().any(|d| !a.contains(d));
