@@ -6,7 +6,6 @@
 mod card;
 pub mod cuda;
 mod emulated;
-mod graph;
 mod host;
 pub mod nccl;
 mod outbox;

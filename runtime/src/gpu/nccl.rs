@@ -6,8 +6,7 @@
 
 mod library;
 
-use super::cuda::Reserved;
-use super::graph::Stream;
+use super::cuda::{Reserved, Stream};
 use super::{Between, End};
 use crate::comm::Terms;
 use crate::executor::peer;

@@ -2,8 +2,7 @@
 //! has in flight ([`Job::in_flight`]): with those its check shows that no rank waits for ever. So each message is copied to a slot, from which a
 //! stream of the channel's own sends it.
 
-use super::cuda::{Reserved, text};
-use super::graph::{Event, Stream};
+use super::cuda::{Event, Reserved, Stream, text};
 use super::nccl::Nccl;
 use super::{Between, End};
 use crate::executor::peer;

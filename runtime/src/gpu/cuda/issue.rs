@@ -1,0 +1,143 @@
+//! Issues lists of work on the streams of a rank, ordered by events as the list says.
+
+use super::driver::text;
+use super::kernel::Loaded;
+use super::memory::Pinned;
+use super::stream::{Event, Stream};
+use crate::gpu::Work;
+use crate::gpu::host::{Call, Natively};
+use crate::gpu::nccl::Nccl;
+use crate::gpu::outbox::Outboxes;
+use cudarc::driver::{result, sys};
+use ir::program::{KernelId, Stream as Lane};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// The streams of a rank, in the order of [`Lane::ALL`], and the events that order them. Each list of work begins on all streams after what was
+/// before on that of kernels, which goes on when all are through.
+pub(super) struct Streams {
+    all: Vec<Stream>,
+    fork: Event,
+    joins: Vec<Event>,
+    events: HashMap<u32, Event>,
+    /// What is sent to other GPUs, once it is connected to them.
+    pub(super) outboxes: Outboxes,
+}
+
+impl Streams {
+    pub(super) fn new() -> Result<Streams, String> {
+        let all = Lane::ALL.iter().map(|_| Stream::new()).collect::<Result<_, _>>()?;
+        let joins = Lane::ALL.iter().map(|_| Event::new()).collect::<Result<_, _>>()?;
+        Ok(Streams { all, fork: Event::new()?, joins, events: HashMap::new(), outboxes: Outboxes::default() })
+    }
+
+    /// Of kernels.
+    pub(super) fn compute(&self) -> &Stream {
+        &self.all[Lane::Compute as usize]
+    }
+
+    /// Issues a list, which uses what is kept for it; `launched` is called after each launch.
+    pub(super) fn issue(
+        &mut self,
+        work: &[Work],
+        on: &On,
+        kept: &mut Kept,
+        mut launched: impl FnMut(&Stream, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let beside: BTreeSet<usize> = work.iter().map(|w| w.stream() as usize).filter(|s| *s != Lane::Compute as usize).collect();
+        self.fork.record(self.compute())?;
+        for s in &beside {
+            self.fork.hold(&self.all[*s])?;
+        }
+        let mut recorded = BTreeSet::new();
+        for work in work {
+            match work {
+                Work::Launch { kernel, parameters } => {
+                    self.compute().launch(&on.kernels[kernel], parameters)?;
+                    launched(self.compute(), parameters)?;
+                }
+                Work::Fill { address, element, width, count } => self.compute().fill(*address, *element, *width, *count)?,
+                Work::Write { address, bytes } => kept.write(self.compute(), *address, bytes)?,
+                Work::Copy { stream, to, device, host, bytes } => self.all[*stream as usize].copy(*to, *device, *host, *bytes)?,
+                Work::Host { stream, kernel, args, scalars } => {
+                    let natively = on.natively.ok_or("there is no code for the host's kernels")?;
+                    kept.call(&self.all[*stream as usize], Call::new(natively, *kernel, args, scalars))?;
+                }
+                Work::Exchange { stream, between } => {
+                    let nccl = on.nccl.ok_or("the GPU is not connected to others")?;
+                    self.outboxes.issue(nccl, between, &self.all[*stream as usize])?;
+                }
+                Work::Record { stream, event } => {
+                    let known = match self.events.entry(*event) {
+                        Entry::Occupied(e) => e.into_mut(),
+                        Entry::Vacant(e) => e.insert(Event::new()?),
+                    };
+                    known.record(&self.all[*stream as usize])?;
+                    recorded.insert(*event);
+                }
+                // What was recorded in a list before is through.
+                Work::Wait { stream, event } => {
+                    if let Some(known) = self.events.get(event).filter(|_| recorded.contains(event)) {
+                        known.hold(&self.all[*stream as usize])?;
+                    }
+                }
+            }
+        }
+        for s in &beside {
+            self.joins[*s].record(&self.all[*s])?;
+            self.joins[*s].hold(self.compute())?;
+        }
+        self.outboxes.join(&self.all[Lane::Compute as usize])
+    }
+}
+
+/// What a list is issued with.
+pub(super) struct On<'a> {
+    pub(super) kernels: &'a BTreeMap<KernelId, Loaded>,
+    pub(super) nccl: Option<&'a Nccl>,
+    pub(super) natively: Option<&'a Natively>,
+}
+
+/// What work under way uses of the host, and a graph as long as it lives.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// What is written comes from here, one after the other.
+    pub(super) data: Option<Pinned>,
+    written: usize,
+    /// Kernels of the host, in order.
+    pub(super) calls: Vec<Arc<Call>>,
+}
+
+impl Kept {
+    /// Room for what a list writes.
+    pub(super) fn new(work: &[Work]) -> Result<Kept, String> {
+        let bytes: usize = work.iter().map(Work::bytes).sum();
+        let data = if bytes > 0 { Some(Pinned::new(bytes)?) } else { None };
+        Ok(Kept { data, ..Kept::default() })
+    }
+
+    /// Issues a copy from pinned memory, after having put there what it copies.
+    fn write(&mut self, on: &Stream, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let Some(data) = &mut self.data else { return Ok(()) };
+        let piece = &mut data.slice()[self.written..self.written + bytes.len()];
+        piece.copy_from_slice(bytes);
+        self.written += bytes.len();
+        // SAFETY: places lie within their arenas; the memory lives until the copy is done, or as long as the graph.
+        unsafe { result::memcpy_htod_async(address, piece, on.0) }.map_err(text)
+    }
+
+    /// Issues a kernel of the host.
+    fn call(&mut self, on: &Stream, call: Call) -> Result<(), String> {
+        unsafe extern "C" fn run(call: *mut c_void) {
+            // SAFETY: it is a call that is kept until the stream is through.
+            unsafe { &*call.cast_const().cast::<Call>() }.run();
+        }
+        let call = Arc::new(call);
+        // SAFETY: the stream is alive; what is called uses no driver, and operands that are its own by the order of streams.
+        unsafe { sys::cuLaunchHostFunc(on.0, Some(run), Arc::as_ptr(&call).cast_mut().cast()) }.result().map_err(text)?;
+        self.calls.push(call);
+        Ok(())
+    }
+}
