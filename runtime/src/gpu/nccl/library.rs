@@ -1,7 +1,6 @@
 //! NCCL's library, found by the names under which it is installed: packages of distributions and of Python have `libnccl.so.2` alone, which
 //! the bindings' own loader does not look for. Types are the bindings'.
 
-use super::recent;
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -57,6 +56,9 @@ functions! {
     ncclReduceScatter(from: *const c_void, to: *mut c_void, count: usize, ty: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
 }
 
+/// The least version, as NCCL writes it: 2.18.0.
+pub(super) const LEAST: i32 = 21_800;
+
 static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
 
 /// Loads the library, once.
@@ -65,6 +67,16 @@ static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
 /// It is not there, or not one that mcc can use.
 pub fn find() -> Result<(), String> {
     LOADED.get_or_init(|| open(&NAMES)).as_ref().map(drop).map_err(Clone::clone)
+}
+
+/// Whether mcc can use a version.
+fn recent(version: i32) -> Result<(), String> {
+    if version >= LEAST {
+        return Ok(());
+    }
+    // Before 2.9 there were two digits less.
+    let (major, minor) = if version < 10_000 { (version / 1000, version % 1000 / 100) } else { (version / 10_000, version % 10_000 / 100) };
+    Err(format!("NCCL {major}.{minor} is too old, mcc needs 2.18 or newer"))
 }
 
 fn open(names: &[&str]) -> Result<Functions, String> {
@@ -104,5 +116,13 @@ mod tests {
     fn the_first_name_that_loads_is_taken_and_must_be_nccl() {
         let said = open(&["libnothing.so.2", "libm.so.6"]).err().expect("it is another library");
         assert!(said.starts_with("libm.so.6 is no NCCL that mcc can use: ") && said.contains("ncclGetVersion"), "{said}");
+    }
+
+    #[test]
+    fn old_versions_are_named() {
+        assert_eq!(recent(21_800), Ok(()));
+        assert_eq!(recent(23_004), Ok(()));
+        assert_eq!(recent(21_706), Err("NCCL 2.17 is too old, mcc needs 2.18 or newer".into()));
+        assert_eq!(recent(2_804), Err("NCCL 2.8 is too old, mcc needs 2.18 or newer".into()));
     }
 }
