@@ -4,9 +4,10 @@
 //! Rank 0's process leads the run, as the one launcher does elsewhere. The others pass on to it what their ranks say and how they are, and hear from
 //! it that the run goes on, is done, or has failed and why.
 
+use super::orders::nccl_id;
 use super::process::{Ended, Process, Pulse, Said, leave};
 use super::ranks::{BEAT, Ranks, TAKES, waits};
-use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct, nccl_id};
+use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct};
 use crate::artifact::Artifact;
 use crate::cpu;
 use crate::protocol::{self, Event, Orders, Place, Spread};

@@ -5,24 +5,25 @@
 //! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within a few
 //! seconds ([`RunOptions::patience`]), with who waits for whom.
 
+mod gather;
 mod joined;
+mod orders;
 mod process;
 mod ranks;
 mod save;
 
 use crate::artifact::Artifact;
-use crate::data::{Data, DataError, Spec};
-use crate::executor::{Order, named};
-use crate::gpu::cuda::{self, Unavailable};
-use crate::gpu::nccl;
-use crate::profile::{self, Ceilings, Profile, WARM_UP, Window};
-use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
+use crate::data::{DataError, Spec};
+use crate::executor::Order;
+use crate::gpu::cuda::Unavailable;
+use crate::profile::{self, Ceilings, Profile};
+use crate::protocol::{self, Event, OnNonfinite, Orders};
 use crate::shm::{Board, Layout, Segment};
 use crate::target::{DeviceKind, Exchanges};
-use crate::weights::{self, Mark, Weights, WeightsError};
+use crate::weights::{self, Mark, WeightsError};
 use crate::world::{World, WorldError};
-use ir::op::DType;
-use ir::program::Job;
+use gather::Gather;
+use orders::{nccl_id, orders};
 use process::Said;
 use ranks::Ranks;
 use save::{Reached, Target};
@@ -313,197 +314,4 @@ fn conduct(
         }
     }
     Ok(summary)
-}
-
-/// The device that was asked for, if it runs what was compiled, or the usual one.
-fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, RunError> {
-    let target = &artifact.manifest.target;
-    let can = target.devices();
-    match asked.unwrap_or(can[0]) {
-        DeviceKind::Cuda if can.contains(&DeviceKind::Cuda) => match cuda::probe() {
-            Ok(_) => Ok(DeviceKind::Cuda),
-            Err(cause) => Err(RunError::NoGpu { dir: artifact.dir.clone(), target: target.to_string(), cause }),
-        },
-        device if can.contains(&device) => Ok(device),
-        device => {
-            let can = can.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
-            Err(RunError::Device { dir: artifact.dir.clone(), target: target.to_string(), device: device.name(), can })
-        }
-    }
-}
-
-/// Whether GPUs can exchange by themselves, if they are to.
-fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
-    if options.exchanges == Exchanges::Host {
-        return Ok(());
-    }
-    let ranks = artifact.manifest.ranks;
-    if device != DeviceKind::Cuda {
-        return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
-    }
-    if options.profile.is_some() {
-        return Err(RunError::Exchanges("what GPUs exchange by themselves has no times that a profile could show".into()));
-    }
-    match cuda::probe() {
-        // Of a world, only some ranks are on this machine.
-        Ok(count) if count < ranks && options.world.is_none() => {
-            Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}")))
-        }
-        Ok(_) => nccl::probe().map_err(RunError::Exchanges),
-        Err(e) => Err(RunError::Exchanges(e.to_string())),
-    }
-}
-
-/// By which GPUs find each other, made by the process that leads.
-fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Vec<u8>>, RunError> {
-    match options.exchanges {
-        Exchanges::Nccl if orders.device == DeviceKind::Cuda => nccl::unique_id().map(Some).map_err(RunError::Exchanges),
-        Exchanges::Nccl | Exchanges::Host => Ok(None),
-    }
-}
-
-/// Checks the options and settles what they leave open.
-fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
-    let job = &artifact.job;
-    let device = device(artifact, options.device)?;
-    check_exchanges(artifact, device, options)?;
-    if options.seed >= 1 << 53 {
-        return Err(RunError::Seed(options.seed));
-    }
-    // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
-    let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
-    let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> {
-        list.iter().map(|s| Ok(Spec { input: s.input.clone(), file: absolute(&s.file)? })).collect()
-    };
-    let steps = match options.steps {
-        Some(0) => 0,
-        given => {
-            let data = Data::open(job, &options.data)?;
-            // A first look finds files of another kind before anything starts.
-            data.batch(0)?;
-            let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
-            let steps = given.or(data.end()).or(scheduled).unwrap_or_else(|| data.batches());
-            if let Some(end) = data.end().filter(|end| *end < steps) {
-                // Names the file.
-                data.batch(end)?;
-            }
-            steps
-        }
-    };
-    if !options.valid_data.is_empty() {
-        Data::open(job, &options.valid_data)?.batch(0)?;
-    }
-    if let Some(file) = &options.init {
-        Weights::open(file, job)?;
-    }
-    let resume = match &options.resume {
-        None => None,
-        Some(file) => {
-            let (_, mark) = Weights::resume(file, job)?;
-            if mark.step >= steps {
-                return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
-            }
-            Some((absolute(file)?, mark))
-        }
-    };
-    let done = resume.as_ref().map_or(0, |r| r.1.step);
-    let steps = match options.profile {
-        Some(timed) if options.steps.is_none() => steps.min(done + WARM_UP + timed),
-        Some(_) | None => steps,
-    };
-    Ok(Orders {
-        artifact: absolute(&artifact.dir)?,
-        id: artifact.id.clone(),
-        data: specs(&options.data)?,
-        valid_data: specs(&options.valid_data)?,
-        eval_interval: options.eval_interval,
-        eval_batches: options.eval_batches,
-        steps,
-        init: options.init.as_ref().map(absolute).transpose()?,
-        save: None,
-        save_state: None,
-        threads: options.threads_per_rank,
-        seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
-        resume,
-        on_nonfinite: options.on_nonfinite,
-        order: options.order,
-        profile: options.profile.and_then(|n| Window::new(done, steps, n)),
-        device,
-        nccl: None,
-        spread: None,
-    })
-}
-
-/// Puts together what ranks say about the same step.
-struct Gather<'a> {
-    job: &'a Job,
-    steps: u64,
-    tokens: f64,
-    /// By step: events that have come, until all have.
-    open: BTreeMap<u64, Vec<StepEvent>>,
-    nonfinite: Option<(u64, Vec<String>)>,
-    blame: Option<(Blamed, u64)>,
-}
-
-impl<'a> Gather<'a> {
-    fn new(job: &'a Job, steps: u64) -> Self {
-        // Tokens are the elements of the first input of whole numbers; without one, rows count.
-        let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
-        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None }
-    }
-
-    /// The step that is complete with this event.
-    fn step(&mut self, event: StepEvent) -> Option<Progress> {
-        let step = event.step;
-        let events = self.open.entry(step).or_default();
-        events.push(event);
-        if (events.len() as u64) < self.job.mesh.world() {
-            return None;
-        }
-        let events = self.open.remove(&step)?;
-        let step_ms = events.iter().map(|e| e.milliseconds).fold(0.0, f64::max);
-        let mut reports: BTreeMap<String, f64> = BTreeMap::new();
-        let mut valid_loss = None;
-        for event in &events {
-            reports.extend(named(self.job, &event.reports));
-            valid_loss = event.valid.as_ref().and_then(|v| named(self.job, v).remove("loss")).or(valid_loss);
-        }
-        Some(Progress {
-            step,
-            steps: self.steps,
-            loss: reports.remove("loss"),
-            grad_norm: reports.remove("grad_norm"),
-            lr: events[0].learning_rate,
-            tokens_per_s: self.tokens / (step_ms / 1e3).max(1e-9),
-            step_ms,
-            valid_loss,
-            loss_scale: events[0].loss_scale,
-            skipped: events.iter().any(|e| e.skipped),
-            reports,
-        })
-    }
-
-    fn nonfinite(&mut self, rank: u64, step: u64, reports: &[Option<f64>], blame: Option<Blamed>) {
-        let wrong = self.job.reports.iter().zip(reports).filter_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| format!("{n} = {v}")));
-        let (_, values) = self.nonfinite.get_or_insert((step, vec![]));
-        wrong.for_each(|w| {
-            if !values.contains(&w) {
-                values.push(w)
-            }
-        });
-        if let Some(blame) = blame
-            && self.blame.as_ref().is_none_or(|(b, r)| (blame.order, rank) < (b.order, *r))
-        {
-            self.blame = Some((blame, rank));
-        }
-    }
-
-    fn error(self) -> Option<RunError> {
-        let (step, values) = self.nonfinite?;
-        let blame = match self.blame {
-            Some((blame, rank)) => format!("it comes from rank {rank}, {}", blame.what),
-            None => "no single kernel made it from finite numbers".into(),
-        };
-        Some(RunError::NonFinite { step, values, blame })
-    }
 }

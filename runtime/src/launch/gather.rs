@@ -1,0 +1,82 @@
+//! What ranks say about the same step, put together: a step of the run, or the first number that is not finite and where it comes from.
+
+use super::{Progress, RunError};
+use crate::executor::named;
+use crate::protocol::{Blamed, StepEvent};
+use ir::op::DType;
+use ir::program::Job;
+use std::collections::BTreeMap;
+
+/// Puts together what ranks say about the same step.
+pub(super) struct Gather<'a> {
+    job: &'a Job,
+    steps: u64,
+    tokens: f64,
+    /// By step: events that have come, until all have.
+    open: BTreeMap<u64, Vec<StepEvent>>,
+    nonfinite: Option<(u64, Vec<String>)>,
+    blame: Option<(Blamed, u64)>,
+}
+
+impl<'a> Gather<'a> {
+    pub(super) fn new(job: &'a Job, steps: u64) -> Self {
+        // Tokens are the elements of the first input of whole numbers; without one, rows count.
+        let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
+        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None }
+    }
+
+    /// The step that is complete with this event.
+    pub(super) fn step(&mut self, event: StepEvent) -> Option<Progress> {
+        let step = event.step;
+        let events = self.open.entry(step).or_default();
+        events.push(event);
+        if (events.len() as u64) < self.job.mesh.world() {
+            return None;
+        }
+        let events = self.open.remove(&step)?;
+        let step_ms = events.iter().map(|e| e.milliseconds).fold(0.0, f64::max);
+        let mut reports: BTreeMap<String, f64> = BTreeMap::new();
+        let mut valid_loss = None;
+        for event in &events {
+            reports.extend(named(self.job, &event.reports));
+            valid_loss = event.valid.as_ref().and_then(|v| named(self.job, v).remove("loss")).or(valid_loss);
+        }
+        Some(Progress {
+            step,
+            steps: self.steps,
+            loss: reports.remove("loss"),
+            grad_norm: reports.remove("grad_norm"),
+            lr: events[0].learning_rate,
+            tokens_per_s: self.tokens / (step_ms / 1e3).max(1e-9),
+            step_ms,
+            valid_loss,
+            loss_scale: events[0].loss_scale,
+            skipped: events.iter().any(|e| e.skipped),
+            reports,
+        })
+    }
+
+    pub(super) fn nonfinite(&mut self, rank: u64, step: u64, reports: &[Option<f64>], blame: Option<Blamed>) {
+        let wrong = self.job.reports.iter().zip(reports).filter_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| format!("{n} = {v}")));
+        let (_, values) = self.nonfinite.get_or_insert((step, vec![]));
+        wrong.for_each(|w| {
+            if !values.contains(&w) {
+                values.push(w)
+            }
+        });
+        if let Some(blame) = blame
+            && self.blame.as_ref().is_none_or(|(b, r)| (blame.order, rank) < (b.order, *r))
+        {
+            self.blame = Some((blame, rank));
+        }
+    }
+
+    pub(super) fn error(self) -> Option<RunError> {
+        let (step, values) = self.nonfinite?;
+        let blame = match self.blame {
+            Some((blame, rank)) => format!("it comes from rank {rank}, {}", blame.what),
+            None => "no single kernel made it from finite numbers".into(),
+        };
+        Some(RunError::NonFinite { step, values, blame })
+    }
+}

@@ -1,0 +1,130 @@
+//! What ranks are told to do: the options of a run, checked, and settled where they leave something open.
+
+use super::{RunError, RunOptions};
+use crate::artifact::Artifact;
+use crate::data::{Data, Spec};
+use crate::gpu::{cuda, nccl};
+use crate::profile::{WARM_UP, Window};
+use crate::protocol::Orders;
+use crate::target::{DeviceKind, Exchanges};
+use crate::weights::Weights;
+use std::path::PathBuf;
+
+/// The device that was asked for, if it runs what was compiled, or the usual one.
+fn device(artifact: &Artifact, asked: Option<DeviceKind>) -> Result<DeviceKind, RunError> {
+    let target = &artifact.manifest.target;
+    let can = target.devices();
+    match asked.unwrap_or(can[0]) {
+        DeviceKind::Cuda if can.contains(&DeviceKind::Cuda) => match cuda::probe() {
+            Ok(_) => Ok(DeviceKind::Cuda),
+            Err(cause) => Err(RunError::NoGpu { dir: artifact.dir.clone(), target: target.to_string(), cause }),
+        },
+        device if can.contains(&device) => Ok(device),
+        device => {
+            let can = can.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
+            Err(RunError::Device { dir: artifact.dir.clone(), target: target.to_string(), device: device.name(), can })
+        }
+    }
+}
+
+/// Whether GPUs can exchange by themselves, if they are to.
+fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions) -> Result<(), RunError> {
+    if options.exchanges == Exchanges::Host {
+        return Ok(());
+    }
+    let ranks = artifact.manifest.ranks;
+    if device != DeviceKind::Cuda {
+        return Err(RunError::Exchanges(format!("GPUs do, the device `{}` does not", device.name())));
+    }
+    if options.profile.is_some() {
+        return Err(RunError::Exchanges("what GPUs exchange by themselves has no times that a profile could show".into()));
+    }
+    match cuda::probe() {
+        // Of a world, only some ranks are on this machine.
+        Ok(count) if count < ranks && options.world.is_none() => {
+            Err(RunError::Exchanges(format!("each of {ranks} ranks needs a GPU of its own, there are {count}")))
+        }
+        Ok(_) => nccl::probe().map_err(RunError::Exchanges),
+        Err(e) => Err(RunError::Exchanges(e.to_string())),
+    }
+}
+
+/// By which GPUs find each other, made by the process that leads.
+pub(super) fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Vec<u8>>, RunError> {
+    match options.exchanges {
+        Exchanges::Nccl if orders.device == DeviceKind::Cuda => nccl::unique_id().map(Some).map_err(RunError::Exchanges),
+        Exchanges::Nccl | Exchanges::Host => Ok(None),
+    }
+}
+
+/// Checks the options and settles what they leave open.
+pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders, RunError> {
+    let job = &artifact.job;
+    let device = device(artifact, options.device)?;
+    check_exchanges(artifact, device, options)?;
+    if options.seed >= 1 << 53 {
+        return Err(RunError::Seed(options.seed));
+    }
+    // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
+    let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
+    let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> {
+        list.iter().map(|s| Ok(Spec { input: s.input.clone(), file: absolute(&s.file)? })).collect()
+    };
+    let steps = match options.steps {
+        Some(0) => 0,
+        given => {
+            let data = Data::open(job, &options.data)?;
+            // A first look finds files of another kind before anything starts.
+            data.batch(0)?;
+            let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
+            let steps = given.or(data.end()).or(scheduled).unwrap_or_else(|| data.batches());
+            if let Some(end) = data.end().filter(|end| *end < steps) {
+                // Names the file.
+                data.batch(end)?;
+            }
+            steps
+        }
+    };
+    if !options.valid_data.is_empty() {
+        Data::open(job, &options.valid_data)?.batch(0)?;
+    }
+    if let Some(file) = &options.init {
+        Weights::open(file, job)?;
+    }
+    let resume = match &options.resume {
+        None => None,
+        Some(file) => {
+            let (_, mark) = Weights::resume(file, job)?;
+            if mark.step >= steps {
+                return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
+            }
+            Some((absolute(file)?, mark))
+        }
+    };
+    let done = resume.as_ref().map_or(0, |r| r.1.step);
+    let steps = match options.profile {
+        Some(timed) if options.steps.is_none() => steps.min(done + WARM_UP + timed),
+        Some(_) | None => steps,
+    };
+    Ok(Orders {
+        artifact: absolute(&artifact.dir)?,
+        id: artifact.id.clone(),
+        data: specs(&options.data)?,
+        valid_data: specs(&options.valid_data)?,
+        eval_interval: options.eval_interval,
+        eval_batches: options.eval_batches,
+        steps,
+        init: options.init.as_ref().map(absolute).transpose()?,
+        save: None,
+        save_state: None,
+        threads: options.threads_per_rank,
+        seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
+        resume,
+        on_nonfinite: options.on_nonfinite,
+        order: options.order,
+        profile: options.profile.and_then(|n| Window::new(done, steps, n)),
+        device,
+        nccl: None,
+        spread: None,
+    })
+}
