@@ -275,7 +275,9 @@ fn adjoint(
             give(b, 0, d);
         }
         Op::Slice { from, to, at } => {
-            let d = b.op(Op::Pad { from: *to, to: *from, at: *at }, &[dz]);
+            // Its dims in the order of what was sliced: a sum of such parts needs no transposition.
+            let whole = b.body[x(0)].ty.clone();
+            let d = b.body.push(Op::Pad { from: *to, to: *from, at: *at }, [dz], whole, b.origin.clone());
             give(b, 0, d);
         }
         Op::Pad { from, to, at } => {

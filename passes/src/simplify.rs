@@ -1,8 +1,9 @@
 //! Normal form, after differentiation: no `sub`, no nested sums, no repeated or dead nodes; all forward nodes first, then backward, then update.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
+use ir::dim::Dim;
 use ir::graph::{Body, Graph, Node, Phase, Value};
-use ir::op::{Binary, Op, Unary};
+use ir::op::{Binary, Compare, Op, Reduce, Unary};
 use std::hash::BuildHasher;
 
 /// Rewrites the graph into normal form. The values it computes are the same, bit for bit, but for the order of sums.
@@ -37,10 +38,49 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
             Step::Keep(Node { op: Op::Add, args: vec![node.args[0], minus], ..node })
         }
         Op::Cast | Op::Expand if body[node.args[0]].ty == node.ty => Step::Is(node.args[0]),
+        Op::Reduce { kind: Reduce::Sum, ref over } => match one_index(body, node.args[0], over) {
+            Some((x, d, at)) if body[x].ty.dtype == node.ty.dtype => {
+                let mut ty = body[x].ty.clone();
+                ty.dims.retain(|e| *e != d);
+                let slice = Op::Slice { from: d, to: None, at };
+                if over.len() == 1 {
+                    return Step::Keep(Node { op: slice, args: vec![x], ty, ..node });
+                }
+                let rest = over.iter().copied().filter(|e| *e != d).collect();
+                let part = body.push(slice, [x], ty, node.origin.clone());
+                Step::Keep(Node { op: Op::Reduce { kind: Reduce::Sum, over: rest }, args: vec![part], ..node })
+            }
+            Some(_) | None => Step::Keep(node),
+        },
         // It has done its work in differentiation.
         Op::StopGradient => Step::Is(node.args[0]),
         _ => Step::Keep(node),
     }
+}
+
+/// What is summed over dims, if only its elements at one index of one of the dims count, with that dim and index: `select(iota d == at, x, 0)`.
+/// Of two indices, one is also where the other is not.
+fn one_index(body: &Body, v: Value, over: &[Dim]) -> Option<(Value, Dim, u64)> {
+    let number = |v: Value| if let Op::Const(c) = body[v].op { Some(c.0) } else { None };
+    let [hit, x, other] = body[v].args[..] else { return None };
+    if body[v].op != Op::Select || number(other) != Some(0.0) {
+        return None;
+    }
+    let (equal, not) = if body[hit].op == Op::Unary(Unary::Not) { (body[hit].args[0], true) } else { (hit, false) };
+    let Op::Compare(Compare::Eq) = body[equal].op else { return None };
+    let [a, b] = body[equal].args[..] else { return None };
+    let (d, at) = match (&body[a].op, &body[b].op) {
+        (Op::Iota(d), Op::Const(at)) | (Op::Const(at), Op::Iota(d)) => (*d, at.0),
+        _ => return None,
+    };
+    let size = body.dims.size(d);
+    let at = (0..size).find(|i| *i as f64 == at)?;
+    let at = match not {
+        false => at,
+        true if size == 2 => 1 - at,
+        true => return None,
+    };
+    (over.contains(&d) && body[x].ty.has(d)).then_some((x, d, at))
 }
 
 /// Where a node can be shared. Parameters, their copies and states are the same in every phase; other nodes are shared within a phase and layer

@@ -13,6 +13,7 @@ mod formulas;
 mod generate;
 mod harness;
 mod labels;
+mod loops;
 mod memory;
 mod meshes;
 mod models;

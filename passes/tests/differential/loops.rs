@@ -1,0 +1,40 @@
+//! What kernels of loops read and write: no pass over memory that fusion can avoid.
+
+use crate::harness::compiled;
+use crate::models::{LLAMA, case};
+use ir::graph::Phase;
+use ir::kernel::{Family, Kernel, dense};
+use ir::program::{Action, Job};
+
+/// The kernels of loops that the first rank launches in its backward pass for ops of a scope, in order, and the names of their ops.
+fn loops<'j>(job: &'j Job, scope: &str) -> Vec<(&'j Kernel, Vec<&'static str>)> {
+    let launched = job.programs[0].bodies.iter().flat_map(|b| &b.commands).filter_map(|c| match &c.action {
+        Action::Launch { kernel, .. } if &*c.origin.scope == scope && c.origin.phase == Phase::Backward => Some(&job.kernels[kernel.index()]),
+        _ => None,
+    });
+    let named = |kernel: &'j Kernel| {
+        let mut names: Vec<&str> = vec![];
+        for node in kernel.body.nodes.iter().filter(|n| !n.op.is_source()) {
+            if !names.contains(&node.op.name()) {
+                names.push(node.op.name());
+            }
+        }
+        (kernel, names)
+    };
+    launched.filter(|k| matches!(k.family, Family::Loops { .. })).map(named).collect()
+}
+
+#[test]
+fn gradients_of_rotated_pairs_take_one_pass() {
+    let c = compiled(LLAMA.0, LLAMA.1, &case("m2"));
+    let all = loops(&c.job, "layers.3.attn");
+    // Queries and keys; nothing is copied to another order.
+    let rotations: Vec<_> = all.iter().filter(|k| k.1.contains(&"pad")).collect();
+    assert_eq!(rotations.len(), 2, "{all:?}");
+    assert!(all.iter().all(|k| k.1 != ["expand"]), "{all:?}");
+    for (kernel, ops) in rotations {
+        assert_eq!(*ops, ["mul", "neg", "add", "pad"]);
+        let [output] = &kernel.outputs[..] else { panic!("{kernel:?}") };
+        assert_eq!(output.strides, dense(&kernel.body.dims, &kernel.body[output.value].ty));
+    }
+}
