@@ -1,0 +1,48 @@
+//! What the user can mend and no pass can say alone.
+
+use super::CompileError;
+use crate::differentiate::DifferentiateError;
+use ir::diag::Diagnostic;
+use ir::graph::{Graph, Param};
+use ir::model::Plan;
+use ir::op::Op;
+use std::collections::BTreeSet;
+
+/// Parameters that no stage would have.
+pub(super) fn unused(graph: &Graph) -> Vec<Diagnostic> {
+    let used: BTreeSet<u32> = graph.body.nodes.iter().filter_map(|n| if let Op::Param(p) = n.op { Some(p) } else { None }).collect();
+    let params = graph.params.iter().zip(0..).filter(|(_, k)| !used.contains(k));
+    let diagnostic = |(param, _): (&Param, u32)| {
+        let d = Diagnostic::error("E0507", format!("training does not use parameter `{}`", param.name));
+        let d = param.span.into_iter().fold(d, |d, span| d.label(span, "declared here"));
+        d.help("remove it, or let the loss depend on it")
+    };
+    params.map(diagnostic).collect()
+}
+
+/// Selective recomputation of a model that calls none of the functions.
+pub(super) fn nothing_selected(plan: &Plan) -> Diagnostic {
+    let entry = plan.get("recompute");
+    let names: Vec<&str> = entry.map_or(vec!["attention"], |e| e.tiers.iter().flatten().map(String::as_str).collect());
+    let mut d = Diagnostic::warning("W0641", format!("selective recomputation recomputes nothing: the model does not call `{}`", names.join("`, `")));
+    if let Some(span) = entry.and_then(|e| e.span) {
+        d = d.label(span, "these are what it recomputes");
+    }
+    d.help("name functions that the model calls: `plan { recompute: attention; }`")
+}
+
+/// Why the loss has no gradient.
+pub(super) fn no_gradient(e: DifferentiateError) -> CompileError {
+    let mut d = Diagnostic::error("E0502", e.to_string());
+    match e {
+        DifferentiateError::NoGradient { origin, .. } => {
+            if let Some(span) = origin.span {
+                d = d.label(span, "a parameter reaches the loss through this");
+            }
+            d = d.help("wrap it in `stop_gradient(..)` if none should flow");
+        }
+        DifferentiateError::NoLoss => d = d.help("end the model with `loss ..;`"),
+        DifferentiateError::NothingToTrain => d = d.help("leave a `param` out of `frozen: true` groups and `stop_gradient(..)`"),
+    }
+    CompileError::User(vec![d])
+}

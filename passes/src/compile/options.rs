@@ -1,0 +1,130 @@
+//! How a model is split and run, and the mesh that follows.
+
+use super::CompileError;
+use crate::layout::{Counts, Cuts};
+use crate::offload::Offload;
+use crate::overlap::Overlap;
+use crate::partition::Buffer;
+use crate::plan::{CpComm, SequenceParallel, Zero};
+use crate::propagate::Rows;
+use crate::rematerialize::Recompute;
+use crate::schedule::Schedule;
+use crate::tp_overlap::TpOverlap;
+use ir::diag::Diagnostic;
+use ir::mesh::{Mesh, Sizes};
+
+/// Most ranks, and most passes of a step over all stages.
+const MOST: u64 = 1 << 20;
+
+/// How a model is split and run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub dp: u64,
+    pub cp: u64,
+    pub tp: u64,
+    pub pp: u64,
+    /// Ranks over which experts are split; a part of dp x cp x tp.
+    pub ep: u64,
+    /// Ranks over which each expert is split; none: tp.
+    pub etp: Option<u64>,
+    pub sp: SequenceParallel,
+    pub cp_comm: CpComm,
+    pub zero: Zero,
+    /// Sequences per microbatch and data-parallel rank.
+    pub micro_batch: u64,
+    pub global_batch: u64,
+    pub schedule: Schedule,
+    /// Virtual stages of a stage; none: as many as the schedule needs, or one.
+    pub vpp: Option<u64>,
+    /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
+    pub group: Option<u64>,
+    pub layout: Cuts,
+    /// Vocabularies are padded to a multiple of this times the axes that split them.
+    pub pad_vocab_to: u64,
+    pub overlap: Overlap,
+    /// Whether optimizers run on the host, in its memory.
+    pub offload: Offload,
+    /// Whether products of f32 factors are multiplied as tf32.
+    pub tf32: bool,
+    pub tp_overlap: TpOverlap,
+    pub recompute: Recompute,
+    pub rows: Rows,
+    /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
+    pub bucket_size: Option<u64>,
+    /// How many rows go from a rank to the experts of another at most.
+    pub moe_buffer: Buffer,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            pp: 1,
+            ep: 1,
+            etp: None,
+            sp: SequenceParallel::Off,
+            cp_comm: CpComm::Ring,
+            zero: Zero::None,
+            micro_batch: 1,
+            global_batch: 1,
+            schedule: Schedule::OneFOneB,
+            vpp: None,
+            group: None,
+            layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
+            pad_vocab_to: 1,
+            overlap: Overlap::On,
+            offload: Offload::Off,
+            tf32: false,
+            tp_overlap: TpOverlap::Off,
+            recompute: Recompute::None,
+            rows: Rows::Rules,
+            bucket_size: None,
+            moe_buffer: Buffer::Whole,
+        }
+    }
+}
+
+/// The mesh of so many ranks and microbatches.
+///
+/// # Errors
+/// E0208, E0634, E0635: sizes that do not divide, or are absurd.
+pub(super) fn mesh(o: &Options) -> Result<Mesh, CompileError> {
+    let rows = o.micro_batch.saturating_mul(o.dp);
+    let empty = [o.tp, o.cp, o.pp, o.ep, o.etp.unwrap_or(1)].contains(&0);
+    if rows == 0 || empty || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
+        let above = o.global_batch.max(1).checked_next_multiple_of(rows.max(1)).unwrap_or(rows);
+        let d = Diagnostic::error(
+            "E0208",
+            format!("global batch {} does not divide into microbatches of {} on dp = {}", o.global_batch, o.micro_batch, o.dp),
+        );
+        return Err(CompileError::User(vec![d.help(format!("`--global-batch-size {above}` does"))]));
+    }
+    // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
+    let microbatches = o.global_batch / rows;
+    let too_many = |what: &str, n: Option<u64>, help: &str| {
+        let n = n.map_or("far".to_string(), |n| n.to_string());
+        let d = Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}"));
+        Err(CompileError::User(vec![d.help(help)]))
+    };
+    let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
+    if ranks.is_none_or(|n| n > MOST) {
+        return too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp");
+    }
+    let passes = microbatches.checked_mul(o.pp).and_then(|n| n.checked_mul(o.vpp.unwrap_or(1)));
+    if passes.is_none_or(|n| n > MOST) {
+        return too_many("passes of microbatches through pipeline stages", passes, "raise --micro-batch-size, or lower --global-batch-size");
+    }
+    let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp };
+    Mesh::of_sizes(&sizes).ok_or_else(|| {
+        let etp = o.etp.unwrap_or(o.tp);
+        let d = Diagnostic::error(
+            "E0635",
+            format!("ep = {} and etp = {etp} do not divide the ranks of a stage, dp x cp x tp = {}", o.ep, o.dp * o.cp * o.tp),
+        );
+        CompileError::User(vec![
+            d.help("experts are split over the ranks that dense layers are split over: --ep times --etp must divide --dp x --cp x --tp"),
+        ])
+    })
+}
