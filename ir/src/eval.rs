@@ -2,10 +2,16 @@
 //!
 //! Ints and bools are f64 too (exact below 2^53). Values are dense, in the storage order of their type.
 
+mod attention;
+mod numbers;
+
+pub use numbers::erf;
+
 use crate::dim::{Base, Dim, DimInfo, Dims, IndexMap};
 use crate::graph::{Body, Type, Value};
-use crate::op::{self, Attention, AttentionGrad, Binary, Compare, DType, Op, Reduce, Routing, Scalar, Unary};
+use crate::op::{self, Binary, DType, Op, Reduce, Routing, Scalar};
 use crate::random;
+use numbers::{binary, compare, unary};
 use std::borrow::Cow;
 
 /// What a body's sources hold, and where the shards it computes on begin.
@@ -68,97 +74,6 @@ fn strides(dims: &Dims, ty: &[Dim], over: &[Dim]) -> Vec<usize> {
         dense[k - 1] = dense[k] * dims.size(ty[k]) as usize;
     }
     over.iter().map(|d| ty.iter().position(|e| e == d).map_or(0, |k| dense[k])).collect()
-}
-
-fn unary(op: Unary, x: f64) -> f64 {
-    match op {
-        Unary::Neg => -x,
-        Unary::Exp => x.exp(),
-        Unary::Log => x.ln(),
-        Unary::Sqrt => x.sqrt(),
-        Unary::Rsqrt => 1.0 / x.sqrt(),
-        Unary::Recip => 1.0 / x,
-        Unary::Tanh => x.tanh(),
-        Unary::Sin => x.sin(),
-        Unary::Cos => x.cos(),
-        Unary::Erf => erf(x),
-        Unary::Abs => x.abs(),
-        Unary::Floor => x.floor(),
-        Unary::Sign => {
-            if x == 0.0 || x.is_nan() {
-                x
-            } else {
-                x.signum()
-            }
-        }
-        Unary::Not => f64::from(x == 0.0),
-    }
-}
-
-/// The error function to about 1e-16: the series below 3, the continued fraction of erfc above (Abramowitz & Stegun 7.1.5, 7.1.14).
-pub fn erf(x: f64) -> f64 {
-    let a = x.abs();
-    if a.is_nan() {
-        return x;
-    }
-    if a > 6.0 {
-        return x.signum();
-    }
-    if a < 3.0 {
-        let (mut term, mut sum, mut n) = (a, a, 0.0);
-        while term.abs() > 1e-18 * sum.abs() {
-            n += 1.0;
-            term *= -a * a / n;
-            sum += term / (2.0 * n + 1.0);
-            if term == 0.0 {
-                break;
-            }
-        }
-        return x.signum() * sum * 2.0 / std::f64::consts::PI.sqrt();
-    }
-    let mut fraction = 0.0;
-    for k in (1..=60).rev() {
-        fraction = f64::from(k) / 2.0 / (a + fraction);
-    }
-    x.signum() * (1.0 - (-a * a).exp() / ((a + fraction) * std::f64::consts::PI.sqrt()))
-}
-
-fn binary(op: Binary, dtype: DType, a: f64, b: f64) -> f64 {
-    match op {
-        Binary::Sub => a - b,
-        Binary::Mul => a * b,
-        Binary::Div if dtype.is_float() => a / b,
-        Binary::Div => (a / b).floor(),
-        Binary::Rem => a - b * (a / b).floor(),
-        Binary::Pow => a.powf(b),
-        Binary::Max => {
-            if a > b || a.is_nan() {
-                a
-            } else {
-                b
-            }
-        }
-        Binary::Min => {
-            if a < b || a.is_nan() {
-                a
-            } else {
-                b
-            }
-        }
-        Binary::And => f64::from(a != 0.0 && b != 0.0),
-        Binary::Or => f64::from(a != 0.0 || b != 0.0),
-    }
-}
-
-fn compare(op: Compare, a: f64, b: f64) -> f64 {
-    f64::from(match op {
-        Compare::Eq => a == b,
-        Compare::Ne => a != b,
-        Compare::Lt => a < b,
-        Compare::Le => a <= b,
-        Compare::Gt => a > b,
-        Compare::Ge => a >= b,
-    })
 }
 
 fn pointwise(body: &Body, v: Value, args: &[&[f64]], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
@@ -399,24 +314,9 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
             }
             out
         }
-        Op::Attention(a) => {
-            let p = probabilities(body, a, v, args, None);
-            contract(dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
-        }
-        Op::AttentionLse(a) => {
-            let s = scores(body, a, v, args);
-            let n = dims.size(a.keys) as usize;
-            let rows: Vec<f64> = s
-                .data
-                .chunks(n)
-                .map(|row| {
-                    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    if top == f64::NEG_INFINITY { top } else { row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top }
-                })
-                .collect();
-            reorder(dims, &rows, &s.dims[..s.dims.len() - 1], &node.ty.dims)
-        }
-        Op::AttentionGrad(a, which) => attention_grad(body, v, a, *which, args),
+        Op::Attention(a) => attention::result(body, v, a, args),
+        Op::AttentionLse(a) => attention::log_sums(body, v, a, args),
+        Op::AttentionGrad(a, which) => attention::gradient(body, v, a, *which, args),
     }
 }
 
@@ -514,74 +414,6 @@ fn grouped(body: &Body, v: Value, rows: Dim, experts: Dim, args: &[&[f64]]) -> V
         walk.step();
     }
     out
-}
-
-/// A tensor on its way.
-struct Tensor {
-    data: Vec<f64>,
-    dims: Vec<Dim>,
-}
-
-/// Scaled scores, masked by minus infinity; `keys` innermost.
-fn scores(body: &Body, a: &Attention, v: Value, args: &[&[f64]]) -> Tensor {
-    let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
-    let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
-    let place = over.iter().position(|d| *d == a.at).expect("invariant: checked by infer");
-    over.push(a.keys);
-    let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
-    let positions = a.positions(args);
-    let mut walk = Walk::new(dims, &over);
-    for x in &mut data {
-        *x *= a.scale.0;
-        if let Some([queries, keys]) = positions
-            && !a.sees(queries[walk.at[place]], keys[walk.at[over.len() - 1]])
-        {
-            *x = f64::NEG_INFINITY;
-        }
-        walk.step();
-    }
-    Tensor { data, dims: over }
-}
-
-/// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
-fn probabilities(body: &Body, a: &Attention, v: Value, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>) -> Tensor {
-    let mut s = scores(body, a, v, args);
-    let n = body.dims.size(a.keys) as usize;
-    let lse = lse.map(|(data, dims)| reorder(&body.dims, data, dims, &s.dims[..s.dims.len() - 1]));
-    for (r, row) in s.data.chunks_mut(n).enumerate() {
-        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if top == f64::NEG_INFINITY {
-            row.fill(0.0);
-            continue;
-        }
-        let log = lse.as_ref().map_or_else(|| row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top, |l| l[r]);
-        row.iter_mut().for_each(|x| *x = (*x - log).exp());
-    }
-    s
-}
-
-/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`.
-fn attention_grad(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
-    let (node, dims) = (&body[v], &body.dims);
-    let of = |k: usize| (args[k], body.dims_of(node.args[k]));
-    let p = probabilities(body, a, v, args, Some(of(3)));
-    // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
-    let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
-    if which == AttentionGrad::V {
-        let over = rest(&p.dims, &node.ty.dims);
-        return contract(dims, &node.ty.dims, &over, (&p.data, &p.dims), of(5));
-    }
-    let mut ds = contract(dims, &p.dims, &[a.d], of(5), of(2));
-    let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
-    let n = dims.size(a.keys) as usize;
-    for (k, x) in ds.iter_mut().enumerate() {
-        *x = p.data[k] * (*x - delta[k / n]) * a.scale.0;
-    }
-    let (other, over) = match which {
-        AttentionGrad::Q => (of(1), vec![a.keys]),
-        AttentionGrad::K | AttentionGrad::V => (of(0), rest(&p.dims, &node.ty.dims)),
-    };
-    contract(dims, &node.ty.dims, &over, (&ds, &p.dims), other)
 }
 
 #[cfg(test)]

@@ -1,0 +1,95 @@
+//! Attention, its log-sum-exp and its gradients, row of scores by row.
+
+use super::{Walk, contract, reorder};
+use crate::dim::Dim;
+use crate::graph::{Body, Value};
+use crate::op::{Attention, AttentionGrad};
+
+/// A tensor on its way.
+struct Tensor {
+    data: Vec<f64>,
+    dims: Vec<Dim>,
+}
+
+/// Scaled scores, masked by minus infinity; `keys` innermost.
+fn scores(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Tensor {
+    let (dims, q, k) = (&body.dims, body[v].args[0], body[v].args[1]);
+    let mut over: Vec<Dim> = body.dims_of(q).iter().copied().filter(|d| *d != a.d).collect();
+    let place = over.iter().position(|d| *d == a.at).expect("invariant: checked by infer");
+    over.push(a.keys);
+    let mut data = contract(dims, &over, &[a.d], (args[0], body.dims_of(q)), (args[1], body.dims_of(k)));
+    let positions = a.positions(args);
+    let mut walk = Walk::new(dims, &over);
+    for x in &mut data {
+        *x *= a.scale.0;
+        if let Some([queries, keys]) = positions
+            && !a.sees(queries[walk.at[place]], keys[walk.at[over.len() - 1]])
+        {
+            *x = f64::NEG_INFINITY;
+        }
+        walk.step();
+    }
+    Tensor { data, dims: over }
+}
+
+/// Softmax over `keys`, from its own sums or from given log-sum-exps. A row without any key is all zero.
+fn probabilities(body: &Body, v: Value, a: &Attention, args: &[&[f64]], lse: Option<(&[f64], &[Dim])>) -> Tensor {
+    let mut s = scores(body, v, a, args);
+    let n = body.dims.size(a.keys) as usize;
+    let lse = lse.map(|(data, dims)| reorder(&body.dims, data, dims, &s.dims[..s.dims.len() - 1]));
+    for (r, row) in s.data.chunks_mut(n).enumerate() {
+        if greatest(row) == f64::NEG_INFINITY {
+            row.fill(0.0);
+            continue;
+        }
+        let log = lse.as_ref().map_or_else(|| log_sum(row), |l| l[r]);
+        row.iter_mut().for_each(|x| *x = (*x - log).exp());
+    }
+    s
+}
+
+fn greatest(row: &[f64]) -> f64 {
+    row.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+}
+
+/// The logarithm of a row's sum of exponentials; minus infinity without any key.
+fn log_sum(row: &[f64]) -> f64 {
+    let top = greatest(row);
+    if top == f64::NEG_INFINITY { top } else { row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top }
+}
+
+pub(super) fn result(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Vec<f64> {
+    let node = &body[v];
+    let p = probabilities(body, v, a, args, None);
+    contract(&body.dims, &node.ty.dims, &[a.keys], (&p.data, &p.dims), (args[2], body.dims_of(node.args[2])))
+}
+
+pub(super) fn log_sums(body: &Body, v: Value, a: &Attention, args: &[&[f64]]) -> Vec<f64> {
+    let s = scores(body, v, a, args);
+    let rows: Vec<f64> = s.data.chunks(body.dims.size(a.keys) as usize).map(log_sum).collect();
+    reorder(&body.dims, &rows, &s.dims[..s.dims.len() - 1], &body[v].ty.dims)
+}
+
+/// Gradients of attention (Dao et al. 2022, appendix B.2): `dS = P * (dP - delta)`.
+pub(super) fn gradient(body: &Body, v: Value, a: &Attention, which: AttentionGrad, args: &[&[f64]]) -> Vec<f64> {
+    let (node, dims) = (&body[v], &body.dims);
+    let of = |k: usize| (args[k], body.dims_of(node.args[k]));
+    let p = probabilities(body, v, a, args, Some(of(3)));
+    // Sums over dims that the result lacks (the queries of a group) are part of the contraction.
+    let rest = |has: &[Dim], out: &[Dim]| has.iter().copied().filter(|d| !out.contains(d)).collect::<Vec<_>>();
+    if which == AttentionGrad::V {
+        let over = rest(&p.dims, &node.ty.dims);
+        return contract(dims, &node.ty.dims, &over, (&p.data, &p.dims), of(5));
+    }
+    let mut ds = contract(dims, &p.dims, &[a.d], of(5), of(2));
+    let delta = reorder(dims, args[4], body.dims_of(node.args[4]), &p.dims[..p.dims.len() - 1]);
+    let n = dims.size(a.keys) as usize;
+    for (k, x) in ds.iter_mut().enumerate() {
+        *x = p.data[k] * (*x - delta[k / n]) * a.scale.0;
+    }
+    let (other, over) = match which {
+        AttentionGrad::Q => (of(1), vec![a.keys]),
+        AttentionGrad::K | AttentionGrad::V => (of(0), rest(&p.dims, &node.ty.dims)),
+    };
+    contract(dims, &node.ty.dims, &over, (&ds, &p.dims), other)
+}
