@@ -1,0 +1,192 @@
+//! What a rank does: bodies of commands, each on a stream.
+
+use super::{BodyId, BufferId, GroupId, KernelId, Place};
+use crate::dim::IndexMap;
+use crate::graph::Origin;
+use crate::op::{Channel, Collective, DType, Real, Scalar};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum BodyKind {
+    /// Once per step before the first forward: sums of data over the whole batch.
+    Prologue,
+    /// Of this virtual stage of the rank's, as are the next two.
+    Forward(u32),
+    /// Gradients of activations; those of parameters too, if no body computes them apart.
+    Backward(u32),
+    /// Gradients of parameters.
+    Weight(u32),
+    /// Gradients to their resting place, reports, gradient norm.
+    Reduce,
+    /// Optimizer.
+    Update,
+}
+
+impl BodyKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            BodyKind::Prologue => "prologue",
+            BodyKind::Forward(_) => "forward",
+            BodyKind::Backward(_) => "backward",
+            BodyKind::Weight(_) => "weight",
+            BodyKind::Reduce => "reduce",
+            BodyKind::Update => "update",
+        }
+    }
+}
+
+/// A list of commands that a schedule calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Body {
+    pub name: String,
+    pub kind: BodyKind,
+    pub commands: Vec<Command>,
+}
+
+/// One call of a body: for this microbatch, in slot `microbatch % slots` of each stash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Call {
+    pub body: BodyId,
+    pub microbatch: u32,
+}
+
+/// An ordered queue of commands. A rank issues its step in one order (calls as scheduled, commands as listed); each command
+/// goes to its stream, which runs its own in the order of issue and, events apart, waits for no other stream. Nothing joins
+/// streams where a call or phase ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Stream {
+    /// Everything but communication, and any of that and of what follows.
+    Compute,
+    /// Collectives within a pass over a microbatch.
+    Tensor,
+    /// Collectives of gradients, parameters and reports.
+    Data,
+    Send,
+    Receive,
+    /// Kernels of the host.
+    Host,
+    /// Copies to the host's memory.
+    ToHost,
+    /// Copies to the device's memory.
+    ToDevice,
+}
+
+impl Stream {
+    pub const ALL: [Stream; 8] =
+        [Stream::Compute, Stream::Tensor, Stream::Data, Stream::Send, Stream::Receive, Stream::Host, Stream::ToHost, Stream::ToDevice];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Compute => "compute",
+            Stream::Tensor => "tensor",
+            Stream::Data => "data",
+            Stream::Send => "send",
+            Stream::Receive => "receive",
+            Stream::Host => "host",
+            Stream::ToHost => "to_host",
+            Stream::ToDevice => "to_device",
+        }
+    }
+}
+
+/// A command with its queue and the reason it is there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Command {
+    pub stream: Stream,
+    pub action: Action,
+    pub origin: Origin,
+    /// Of a collective: which operand of which op needs it, and which sharding rule.
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    /// Runs a kernel where it is at home ([`Kernel::on`](crate::kernel::Kernel::on)): places of inputs, then of outputs, all in that memory; scalars in the kernel's order.
+    Launch {
+        kernel: KernelId,
+        args: Vec<Place>,
+        scalars: Vec<Scalar>,
+    },
+    /// Works on dense ranges; `count` is in elements. Reductions combine members in rank order, so every member gets the
+    /// same bits, and every run too.
+    /// All-reduce: `src` and `dst` hold `count`, may be the same. All-gather: `src` holds `count`, `dst` `count` per member in
+    /// order. Reduce-scatter: `src` holds `count` per member, `dst` this member's part. Of these two, the part may lie at its place in the
+    /// whole ([`own_part`](super::own_part)). All-to-all: both hold `count` per
+    /// member; part k of `src` goes to member k. Shift: `src` and `dst` hold `count`; the next member gets it, the first the last one's.
+    Collective {
+        kind: Collective,
+        group: GroupId,
+        dtype: DType,
+        count: u64,
+        src: Place,
+        dst: Place,
+    },
+    /// To the rank with the same coordinates `hops` stages further on (negative: back). Ordered per sender, receiver and channel.
+    Send {
+        hops: i64,
+        channel: Channel,
+        dtype: DType,
+        count: u64,
+        src: Place,
+    },
+    Recv {
+        hops: i64,
+        channel: Channel,
+        dtype: DType,
+        count: u64,
+        dst: Place,
+    },
+    /// Dense ranges of `count` elements, from one memory to another.
+    Copy {
+        dtype: DType,
+        count: u64,
+        src: Place,
+        dst: Place,
+    },
+    /// Every element of the buffer.
+    Fill {
+        buffer: BufferId,
+        value: Real,
+    },
+    /// This microbatch's part of an input: `index` maps local to global, per dim in storage order (the base of a dim
+    /// split by microbatches has their coordinate).
+    Load {
+        input: u32,
+        dst: BufferId,
+        index: Vec<IndexMap>,
+    },
+    /// A scalar f32 for the host: number `report` of [`Job::reports`](super::Job::reports).
+    Report {
+        report: u32,
+        src: Place,
+    },
+    /// Stops the run with an error if the i32 there is more. The command's reason says what it counts.
+    Limit {
+        src: Place,
+        most: u64,
+    },
+    /// Marks this point of the stream. Events are the program's: they live across calls and phases, and each is always
+    /// recorded on one stream.
+    Record {
+        event: u32,
+    },
+    /// Holds the stream until the event's last record issued before is reached; goes on if there is none.
+    Wait {
+        event: u32,
+    },
+}
+
+impl Action {
+    /// The buffers that it reads or writes.
+    pub fn buffers(&self) -> Vec<BufferId> {
+        match self {
+            Action::Launch { args, .. } => args.iter().map(|p| p.buffer).collect(),
+            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => vec![src.buffer, dst.buffer],
+            Action::Send { src, .. } | Action::Report { src, .. } | Action::Limit { src, .. } => vec![src.buffer],
+            Action::Recv { dst, .. } => vec![dst.buffer],
+            Action::Fill { buffer, .. } => vec![*buffer],
+            Action::Load { dst, .. } => vec![*dst],
+            Action::Record { .. } | Action::Wait { .. } => vec![],
+        }
+    }
+}

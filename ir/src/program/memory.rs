@@ -1,0 +1,174 @@
+//! Where values lie: arenas, buffers in them, and places in those.
+
+use super::BufferId;
+use crate::dim::{IndexMap, Linear};
+use crate::graph::Origin;
+use crate::mesh::{Coords, Mesh, SubAxis};
+use crate::op::DType;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Arena {
+    /// Lives over steps: parameters, optimizer state, gradients, tables.
+    Persistent,
+    /// One copy per microbatch in flight: what a call leaves for later calls of its microbatch, such as the backward pass. It lies in the memory of
+    /// temporary buffers, where the stage says ([`Slots`](super::Slots)): beyond those of all calls from the first to the last of a phase that touch it.
+    Stash,
+    /// Within one call of a body.
+    Temporary,
+    /// Lives over steps, in the host's memory.
+    Host,
+    /// Within one call of a body, in the host's memory.
+    Staging,
+}
+
+/// A memory, and the processor that works on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Space {
+    #[default]
+    Device,
+    Host,
+}
+
+impl Space {
+    pub const ALL: [Space; 2] = [Space::Device, Space::Host];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Space::Device => "device",
+            Space::Host => "host",
+        }
+    }
+
+    /// The arena of what lives over steps.
+    pub fn lasting(self) -> Arena {
+        match self {
+            Space::Device => Arena::Persistent,
+            Space::Host => Arena::Host,
+        }
+    }
+
+    /// The arena of what lives within one call.
+    pub fn temporary(self) -> Arena {
+        match self {
+            Space::Device => Arena::Temporary,
+            Space::Host => Arena::Staging,
+        }
+    }
+}
+
+impl Arena {
+    pub const ALL: [Arena; 5] = [Arena::Persistent, Arena::Stash, Arena::Temporary, Arena::Host, Arena::Staging];
+
+    pub fn space(self) -> Space {
+        match self {
+            Arena::Persistent | Arena::Stash | Arena::Temporary => Space::Device,
+            Arena::Host | Arena::Staging => Space::Host,
+        }
+    }
+
+    /// Whether what it holds lives over steps.
+    pub fn lasts(self) -> bool {
+        self == self.space().lasting()
+    }
+
+    /// Whether what it holds lives within one call of a body.
+    pub fn is_temporary(self) -> bool {
+        self == self.space().temporary()
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Arena::Persistent => "persistent",
+            Arena::Stash => "stash",
+            Arena::Temporary => "temporary",
+            Arena::Host => "host",
+            Arena::Staging => "staging",
+        }
+    }
+}
+
+/// What a buffer holds, for the memory table and for loading.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Content {
+    /// Parameter slot (see [`Stage::params`](super::Stage::params)) or bucket; `index` maps local to global, per dim in storage order.
+    Param {
+        slot: u32,
+        index: Vec<IndexMap>,
+    },
+    /// Optimizer state `state` of a parameter slot or bucket.
+    State {
+        slot: u32,
+        state: u32,
+        index: Vec<IndexMap>,
+    },
+    /// Table of [`Job::tables`](super::Job::tables).
+    Table {
+        table: u32,
+        index: Vec<IndexMap>,
+    },
+    /// Accumulated over microbatches: gradients, losses.
+    Accumulator,
+    Activation,
+}
+
+/// A typed range of an arena, dense, 64-byte aligned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    pub name: String,
+    pub dtype: DType,
+    /// Local dims, outermost first: name and size.
+    pub dims: Vec<(String, u64)>,
+    pub arena: Arena,
+    /// Byte offset in the arena (of one slot of each stash, there).
+    pub offset: u64,
+    pub content: Content,
+    pub origin: Option<Origin>,
+}
+
+impl Buffer {
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().map(|d| d.1).product()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes()
+    }
+}
+
+/// A place in a buffer: `offset + sum(coordinate * stride)` elements from its start.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place {
+    pub buffer: BufferId,
+    pub offset: u64,
+    pub coords: Linear,
+}
+
+impl Place {
+    pub fn start(buffer: BufferId) -> Place {
+        Place { buffer, offset: 0, coords: vec![] }
+    }
+
+    /// Elements from the start of the buffer, for a rank and microbatch.
+    pub fn resolve(&self, coords: &Coords) -> u64 {
+        self.offset + linear(&self.coords, coords)
+    }
+}
+
+/// The value of a linear form at coordinates.
+pub fn linear(form: &Linear, coords: &Coords) -> u64 {
+    form.iter().map(|(u, stride)| coords[u.0 as usize] * stride).sum()
+}
+
+/// Where each member's part begins, of as many parts of `count` elements one after the other as a group over `subs` has members.
+pub fn own_part(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
+    let mut stride = count;
+    let mut form: Linear = vec![];
+    // Members are in rank order: the last sub-axis counts fastest.
+    for u in mesh.ids().filter(|u| subs.contains(u)).collect::<Vec<_>>().into_iter().rev() {
+        form.push((u, stride));
+        stride = stride.saturating_mul(mesh[u].size);
+    }
+    form.reverse();
+    form
+}
