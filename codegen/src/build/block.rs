@@ -3,7 +3,8 @@
 //! The threads of a block compute a tile together. Numbers of threads and addresses in shared memory are 32-bit [`Index`]es that may differ among lanes.
 
 use super::asm::{Instruction, Results};
-use super::simt::{Simt, Value, built};
+use super::instructions::built;
+use super::simt::{Simt, Value};
 use super::{Builder, IntBinary, LoopBody};
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};

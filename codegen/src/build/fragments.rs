@@ -2,7 +2,8 @@
 
 use super::asm::Half;
 use super::block::Index;
-use super::simt::{Pointer, Simt, Value, built};
+use super::instructions::built;
+use super::simt::{Pointer, Simt, Value};
 use super::{Builder, Convert, Lane};
 use inkwell::types::BasicTypeEnum;
 

@@ -3,16 +3,19 @@
 //! Every function carries `target-cpu`, `target-features` and `prefer-vector-width` itself: the code generator reads the
 //! attributes, not the target machine's defaults.
 
+mod control;
+
+pub use control::{Carried, Visibility, set_target_attributes};
+
+use super::instructions::{self, built, intrinsic, of_floats, of_ints};
 use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::target::Target;
-use inkwell::attributes::{Attribute, AttributeLoc};
-use inkwell::builder::{Builder as Writer, BuilderError};
+use inkwell::builder::Builder as Writer;
 use inkwell::context::Context;
-use inkwell::intrinsics::Intrinsic;
-use inkwell::module::{Linkage, Module};
-use inkwell::types::{BasicMetadataTypeEnum, BasicType, BasicTypeEnum, VectorType};
-use inkwell::values::{BasicMetadataValueEnum, BasicValue, BasicValueEnum, FunctionValue, IntValue, PointerValue, VectorValue};
-use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
+use inkwell::module::Module;
+use inkwell::types::{BasicType, BasicTypeEnum, VectorType};
+use inkwell::values::{BasicValue, BasicValueEnum, IntValue, PointerValue, VectorValue};
+use inkwell::{AddressSpace, IntPredicate};
 
 pub type Index<'c> = IntValue<'c>;
 pub type Pointer<'c> = PointerValue<'c>;
@@ -45,26 +48,6 @@ impl Level {
             Level::Second => 2,
         }
     }
-}
-
-/// Where a function can be seen from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Visibility {
-    Exported,
-    /// Inside the module, kept out of line so that each body gets the whole register file.
-    Local,
-}
-
-/// The values that a loop carries: pointers that advance and vectors that accumulate.
-#[derive(Clone, Default)]
-pub struct Carried<'c> {
-    pub pointers: Vec<Pointer<'c>>,
-    pub vectors: Vec<Vector<'c>>,
-}
-
-/// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
-fn built<T>(result: Result<T, BuilderError>) -> T {
-    result.expect("invariant: operand types agree and a block is open")
 }
 
 impl<'c> Llvm<'c> {
@@ -130,11 +113,7 @@ impl<'c> Llvm<'c> {
     }
 
     fn intrinsic(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
-        let function = Intrinsic::find(name)
-            .and_then(|found| found.get_declaration(&self.module, types))
-            .expect("invariant: the intrinsic exists for these types");
-        let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
-        built(self.writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
+        intrinsic(&self.module, &self.writer, name, types, arguments)
     }
 
     fn vector_intrinsic(&self, name: &str, arguments: &[Vector<'c>]) -> Vector<'c> {
@@ -190,61 +169,6 @@ impl<'c> Llvm<'c> {
         let number = |n| self.context.i32_type().const_int(n, false).into();
         let (read, keep, data) = (number(0), number(level.locality()), number(1));
         self.intrinsic("llvm.prefetch", &[self.pointer_type().into()], &[p.into(), read, keep, data]);
-    }
-
-    /// Starts a function of `pointers` pointers followed by `indices` 64-bit integers and leaves the builder in its entry block.
-    pub fn function(&self, name: &str, pointers: usize, indices: usize, visibility: Visibility) -> FunctionValue<'c> {
-        let mut types: Vec<BasicMetadataTypeEnum> = vec![self.pointer_type().into(); pointers];
-        types.extend(vec![BasicMetadataTypeEnum::from(self.context.i64_type()); indices]);
-        self.start_function(name, &types, visibility)
-    }
-
-    /// Starts a function of the given parameter types.
-    fn start_function(&self, name: &str, types: &[BasicMetadataTypeEnum<'c>], visibility: Visibility) -> FunctionValue<'c> {
-        let linkage = match visibility {
-            Visibility::Exported => Linkage::External,
-            Visibility::Local => Linkage::Internal,
-        };
-        let function = self.module.add_function(name, self.context.void_type().fn_type(types, false), Some(linkage));
-        set_target_attributes(self.context, function, &self.cpu, &self.features);
-        if visibility == Visibility::Local {
-            let id = Attribute::get_named_enum_kind_id("noinline");
-            function.add_attribute(AttributeLoc::Function, self.context.create_enum_attribute(id, 0));
-        }
-        let entry = self.context.append_basic_block(function, "entry");
-        self.writer.position_at_end(entry);
-        function
-    }
-
-    /// Starts the exported kernel `name` with mcc's kernel ABI and returns its parameters.
-    pub fn kernel(&self, name: &str) -> crate::abi::Entry<Index<'c>, Pointer<'c>> {
-        let (pointer, index) = (self.pointer_type().into(), self.context.i64_type().into());
-        let function = self.start_function(name, &[pointer, pointer, index, index, pointer], Visibility::Exported);
-        crate::abi::Entry {
-            arguments: self.pointer_parameter(function, 0),
-            scalars: self.pointer_parameter(function, 1),
-            first_tile: self.index_parameter(function, 2),
-            end_tile: self.index_parameter(function, 3),
-            scratch: self.pointer_parameter(function, 4),
-        }
-    }
-
-    pub fn pointer_parameter(&self, function: FunctionValue<'c>, position: u32) -> Pointer<'c> {
-        function.get_nth_param(position).expect("invariant: the parameter exists").into_pointer_value()
-    }
-
-    pub fn index_parameter(&self, function: FunctionValue<'c>, position: u32) -> Index<'c> {
-        function.get_nth_param(position).expect("invariant: the parameter exists").into_int_value()
-    }
-
-    pub fn finish_function(&self) {
-        built(self.writer.build_return(None));
-    }
-
-    pub fn call(&self, function: FunctionValue<'c>, pointers: &[Pointer<'c>], indices: &[Index<'c>]) {
-        let mut arguments: Vec<BasicMetadataValueEnum> = pointers.iter().map(|p| (*p).into()).collect();
-        arguments.extend(indices.iter().map(|i| BasicMetadataValueEnum::from(*i)));
-        built(self.writer.build_call(function, &arguments, ""));
     }
 
     /// The pointer stored at `from`.
@@ -313,97 +237,6 @@ impl<'c> Llvm<'c> {
     pub fn pointer_select(&self, condition: IntValue<'c>, yes: Pointer<'c>, no: Pointer<'c>) -> Pointer<'c> {
         built(self.writer.build_select(condition, yes, no, "")).into_pointer_value()
     }
-
-    pub fn branch(&self, condition: IntValue<'c>, yes: impl FnOnce(), no: impl FnOnce()) {
-        let function = self.current_function();
-        let [yes_block, no_block, join] = ["then", "else", "join"].map(|n| self.context.append_basic_block(function, n));
-        built(self.writer.build_conditional_branch(condition, yes_block, no_block));
-        self.writer.position_at_end(yes_block);
-        yes();
-        built(self.writer.build_unconditional_branch(join));
-        self.writer.position_at_end(no_block);
-        no();
-        built(self.writer.build_unconditional_branch(join));
-        self.writer.position_at_end(join);
-    }
-
-    fn current_function(&self) -> FunctionValue<'c> {
-        self.writer.get_insert_block().and_then(|b| b.get_parent()).expect("invariant: a block is open")
-    }
-
-    /// A counted loop that carries pointers as well as vectors. `step` may be any run-time index.
-    pub fn repeat_carrying(
-        &self,
-        from: Index<'c>,
-        to: Index<'c>,
-        step: Index<'c>,
-        carried: &Carried<'c>,
-        body: &mut dyn FnMut(Index<'c>, &Carried<'c>) -> Carried<'c>,
-    ) -> Carried<'c> {
-        let before = self.writer.get_insert_block().expect("invariant: a block is open");
-        let function = self.current_function();
-        let [inside, after] = ["loop", "done"].map(|n| self.context.append_basic_block(function, n));
-        built(self.writer.build_conditional_branch(self.index_less(from, to), inside, after));
-
-        self.writer.position_at_end(inside);
-        let counter = built(self.writer.build_phi(self.context.i64_type(), "i"));
-        counter.add_incoming(&[(&from, before)]);
-        let initial: Vec<Value> = carried.pointers.iter().map(|p| Value::from(*p)).chain(carried.vectors.iter().map(|v| Value::from(*v))).collect();
-        let entering: Vec<_> = initial
-            .iter()
-            .map(|value| {
-                let phi = built(self.writer.build_phi(value.get_type(), ""));
-                phi.add_incoming(&[(value, before)]);
-                phi
-            })
-            .collect();
-        let split = |values: &[Value<'c>]| Carried {
-            pointers: values[..carried.pointers.len()].iter().map(|v| v.into_pointer_value()).collect(),
-            vectors: values[carried.pointers.len()..].iter().map(|v| v.into_vector_value()).collect(),
-        };
-        let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
-        let i = counter.as_basic_value().into_int_value();
-        let result = body(i, &split(&current));
-        let leaving: Vec<Value> = result.pointers.iter().map(|p| Value::from(*p)).chain(result.vectors.iter().map(|v| Value::from(*v))).collect();
-
-        let next = self.index_add(i, step);
-        let last = self.writer.get_insert_block().expect("invariant: a block is open");
-        counter.add_incoming(&[(&next, last)]);
-        for (phi, value) in entering.iter().zip(&leaving) {
-            phi.add_incoming(&[(value, last)]);
-        }
-        built(self.writer.build_conditional_branch(self.index_less(next, to), inside, after));
-
-        self.writer.position_at_end(after);
-        let joined: Vec<Value> = initial
-            .iter()
-            .zip(&leaving)
-            .map(|(start, end)| {
-                let phi = built(self.writer.build_phi(start.get_type(), ""));
-                phi.add_incoming(&[(start, before), (end, last)]);
-                phi.as_basic_value()
-            })
-            .collect();
-        split(&joined)
-    }
-
-    /// A counted loop that carries nothing.
-    pub fn for_each(&self, from: Index<'c>, to: Index<'c>, step: i64, body: &mut dyn FnMut(Index<'c>)) {
-        self.repeat(from, to, step, &[], &mut |i, _| {
-            body(i);
-            Vec::new()
-        });
-    }
-}
-
-/// Gives a function the target's attributes; also used on functions that came from MLIR.
-pub fn set_target_attributes<'c>(context: &'c Context, function: FunctionValue<'c>, cpu: &str, features: &str) {
-    let attributes = [("target-cpu", cpu), ("target-features", features), ("prefer-vector-width", "512"), ("no-builtins", "")];
-    for (name, value) in attributes {
-        function.add_attribute(AttributeLoc::Function, context.create_string_attribute(name, value));
-    }
-    let id = Attribute::get_named_enum_kind_id("nounwind");
-    function.add_attribute(AttributeLoc::Function, context.create_enum_attribute(id, 0));
 }
 
 impl<'c> Builder for Llvm<'c> {
@@ -550,43 +383,15 @@ impl<'c> Builder for Llvm<'c> {
     }
 
     fn int2(&self, op: IntBinary, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
-        built(match op {
-            IntBinary::Add => self.writer.build_int_add(a, b, ""),
-            IntBinary::Sub => self.writer.build_int_sub(a, b, ""),
-            IntBinary::Mul => self.writer.build_int_mul(a, b, ""),
-            IntBinary::Div => self.writer.build_int_signed_div(a, b, ""),
-            IntBinary::Rem => self.writer.build_int_signed_rem(a, b, ""),
-            IntBinary::And => self.writer.build_and(a, b, ""),
-            IntBinary::Or => self.writer.build_or(a, b, ""),
-            IntBinary::Xor => self.writer.build_xor(a, b, ""),
-            IntBinary::Shl => self.writer.build_left_shift(a, b, ""),
-            IntBinary::ShrLogical => self.writer.build_right_shift(a, b, false, ""),
-            IntBinary::ShrArithmetic => self.writer.build_right_shift(a, b, true, ""),
-        })
+        instructions::int2(&self.writer, op, a, b)
     }
 
     fn compare_float(&self, op: Compare, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
-        let predicate = match op {
-            Compare::Lt => FloatPredicate::OLT,
-            Compare::Le => FloatPredicate::OLE,
-            Compare::Gt => FloatPredicate::OGT,
-            Compare::Ge => FloatPredicate::OGE,
-            Compare::Eq => FloatPredicate::OEQ,
-            Compare::Ne => FloatPredicate::UNE,
-        };
-        built(self.writer.build_float_compare(predicate, a, b, ""))
+        built(self.writer.build_float_compare(of_floats(op), a, b, ""))
     }
 
     fn compare_int(&self, op: Compare, a: Vector<'c>, b: Vector<'c>) -> Vector<'c> {
-        let predicate = match op {
-            Compare::Lt => IntPredicate::SLT,
-            Compare::Le => IntPredicate::SLE,
-            Compare::Gt => IntPredicate::SGT,
-            Compare::Ge => IntPredicate::SGE,
-            Compare::Eq => IntPredicate::EQ,
-            Compare::Ne => IntPredicate::NE,
-        };
-        built(self.writer.build_int_compare(predicate, a, b, ""))
+        built(self.writer.build_int_compare(of_ints(op), a, b, ""))
     }
 
     fn select(&self, mask: Vector<'c>, yes: Vector<'c>, no: Vector<'c>) -> Vector<'c> {

@@ -2,12 +2,13 @@
 //!
 //! [`Builder`] is what a kernel's text sees: indices, pointers, vectors of a fixed number of lanes, and counted loops.
 //! [`llvm::Llvm`] writes LLVM IR through inkwell and adds what register-blocked kernels need (functions, prefetch, shuffles);
-//! [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where the lanes of a vector are those of a warp. The vector
-//! math library (`crate::math`) and the generic loops are written once, against the trait.
+//! [`mlir::Mlir`] writes upstream MLIR dialects; [`simt::Simt`] writes LLVM IR for GPUs, where the lanes of a vector are those of a warp. What it has in
+//! common with the first is in `instructions`. The vector math library (`crate::math`) and the generic loops are written once, against the trait.
 
 pub mod asm;
 pub mod block;
 pub mod fragments;
+mod instructions;
 pub mod lines;
 pub mod llvm;
 pub mod mlir;

@@ -4,29 +4,26 @@
 //! library are written once for CPUs and GPUs, and a warp computes tiles as a thread of a CPU does. Loads and stores of a vector are
 //! adjacent over the lanes, which is what memory wants.
 
-use super::asm::Instruction;
+mod frame;
+
+pub use frame::{Bounds, Given};
+
+use super::instructions::{self, built, counted, intrinsic, of_floats, of_ints, open_function};
 use super::lines::{Added, Lines};
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, Frame, IntBinary, KernelBody, Lane, LoopBody};
+use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::CompileError;
-use crate::abi::Entry;
-use crate::build::llvm::set_target_attributes;
 use crate::target::Target;
-use inkwell::attributes::{Attribute, AttributeLoc};
-use inkwell::builder::{Builder as Writer, BuilderError};
+use inkwell::builder::Builder as Writer;
 use inkwell::context::Context;
-use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
-use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
-use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, IntValue, PointerValue};
-use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
-use ir::launch::MAP_BYTES;
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{BasicValueEnum, FunctionValue, IntValue, PointerValue};
+use inkwell::{AddressSpace, IntPredicate};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
 /// Warps of a block.
 pub const WARPS: u32 = 4;
-/// LLVM's number of the calling convention `ptx_kernel`.
-const PTX_KERNEL: u32 = 71;
 pub(super) const GLOBAL: u16 = 1;
 const ALL: u64 = 0xFFFF_FFFF;
 
@@ -41,11 +38,6 @@ pub struct Simt<'c> {
     cpu: String,
     features: String,
     lines: Lines<'c>,
-}
-
-/// inkwell refuses an instruction only when types disagree or no block is open: both are bugs of the kernel's text.
-pub(super) fn built<T>(result: Result<T, BuilderError>) -> T {
-    result.expect("invariant: operand types agree and a block is open")
 }
 
 impl<'c> Simt<'c> {
@@ -121,11 +113,7 @@ impl<'c> Simt<'c> {
     }
 
     pub(super) fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Option<Value<'c>> {
-        let function = Intrinsic::find(name)
-            .and_then(|found| found.get_declaration(&self.module, types))
-            .expect("invariant: the intrinsic exists for these types");
-        let arguments: Vec<BasicMetadataValueEnum> = arguments.iter().map(|a| (*a).into()).collect();
-        built(self.writer.build_call(function, &arguments, "")).try_as_basic_value().basic()
+        intrinsic(&self.module, &self.writer, name, types, arguments)
     }
 
     pub(super) fn value(&self, name: &str, types: &[BasicTypeEnum<'c>], arguments: &[Value<'c>]) -> Value<'c> {
@@ -183,7 +171,7 @@ impl<'c> Simt<'c> {
     }
 
     pub(super) fn function(&self) -> FunctionValue<'c> {
-        self.writer.get_insert_block().and_then(|b| b.get_parent()).expect("invariant: a block is open")
+        open_function(&self.writer)
     }
 
     /// Does something in the lanes of a mask alone; the others get zero.
@@ -250,40 +238,7 @@ impl<'c> Simt<'c> {
         carried: &[Value<'c>],
         body: &mut LoopBody<'_, IntValue<'c>, Value<'c>>,
     ) -> Vec<Value<'c>> {
-        let before = self.writer.get_insert_block().expect("invariant: a block is open");
-        let [inside, after] = ["loop", "done"].map(|n| self.context.append_basic_block(self.function(), n));
-        let less = |a, b| built(self.writer.build_int_compare(IntPredicate::ULT, a, b, ""));
-        built(self.writer.build_conditional_branch(less(from, to), inside, after));
-
-        self.writer.position_at_end(inside);
-        let counter = built(self.writer.build_phi(from.get_type(), "i"));
-        counter.add_incoming(&[(&from, before)]);
-        let entering: Vec<_> = carried
-            .iter()
-            .map(|value| {
-                let phi = built(self.writer.build_phi(value.get_type(), ""));
-                phi.add_incoming(&[(value, before)]);
-                phi
-            })
-            .collect();
-        let current: Vec<Value> = entering.iter().map(|phi| phi.as_basic_value()).collect();
-        let i = counter.as_basic_value().into_int_value();
-        let leaving = body(i, &current);
-        let next = self.index_add(i, step());
-        let last = self.writer.get_insert_block().expect("invariant: a block is open");
-        counter.add_incoming(&[(&next, last)]);
-        for (phi, value) in entering.iter().zip(&leaving) {
-            phi.add_incoming(&[(value, last)]);
-        }
-        built(self.writer.build_conditional_branch(less(next, to), inside, after));
-
-        self.writer.position_at_end(after);
-        let joined = carried.iter().zip(&leaving).map(|(start, end)| {
-            let phi = built(self.writer.build_phi(start.get_type(), ""));
-            phi.add_incoming(&[(start, before), (end, last)]);
-            phi.as_basic_value()
-        });
-        joined.collect()
+        counted(self.context, &self.writer, [from, to], step, carried, body)
     }
 }
 
@@ -311,159 +266,6 @@ impl<'c> Simt<'c> {
             phi.as_basic_value()
         });
         joined.collect()
-    }
-}
-
-/// What a kernel's registers must leave room for on a multiprocessor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Of a block.
-    pub threads: u32,
-    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
-    pub blocks: u32,
-}
-
-/// Who computes a tile.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unit {
-    Warp,
-    Block,
-}
-
-/// What a kernel is called with.
-pub struct Given<'c> {
-    /// Where pointers and scalars lie, 8 bytes each.
-    pub arguments: PointerValue<'c>,
-    pub scalars: PointerValue<'c>,
-    /// The number of tiles, where scratch is, its bytes per warp.
-    tiles: IntValue<'c>,
-    scratch: IntValue<'c>,
-    stride: IntValue<'c>,
-    /// Of each tensor map its address, and by how many elements it begins before the operand.
-    pub maps: Vec<[IntValue<'c>; 2]>,
-}
-
-impl<'c> Simt<'c> {
-    /// Begins a kernel of the module [`crate::abi`].
-    fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: Bounds) -> Given<'c> {
-        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA + maps);
-        let parameters = vec![BasicMetadataTypeEnum::from(self.context.ptr_type(AddressSpace::default())); maps + 1];
-        let function = self.module.add_function(name, self.context.void_type().fn_type(&parameters, false), None);
-        function.set_call_conventions(PTX_KERNEL);
-        set_target_attributes(self.context, function, &self.cpu, &self.features);
-        for (name, value) in [("nvvm.maxntid", bounds.threads), ("nvvm.minctasm", bounds.blocks)] {
-            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, &value.to_string()));
-        }
-        let kind = Attribute::get_named_enum_kind_id;
-        let by_value = |number: usize, bytes: usize, align| {
-            let at = AttributeLoc::Param(number as u32);
-            let block = self.context.i8_type().array_type(bytes as u32);
-            function.add_attribute(at, self.context.create_type_attribute(kind("byval"), block.into()));
-            function.add_attribute(at, self.context.create_enum_attribute(kind("align"), align));
-        };
-        for number in 0..maps {
-            by_value(number, MAP_BYTES, 64);
-            // It is read where the launch put it.
-            function.add_attribute(AttributeLoc::Param(number as u32), self.context.create_string_attribute("nvvm.grid_constant", ""));
-        }
-        by_value(maps, bytes, 8);
-        self.writer.position_at_end(self.context.append_basic_block(function, "entry"));
-        self.lines.enter(self.context, &self.writer, name, function);
-
-        let parameter = |number: usize| function.get_nth_param(number as u32).expect("invariant: there is a parameter").into_pointer_value();
-        let arguments = parameter(maps);
-        let scalar = |k: usize| {
-            let from = self.at_const(arguments, 8 * (pointers + k) as i64);
-            built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
-        };
-        let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
-        let map = |number: usize| {
-            let address = built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
-            [address, scalar(scalars + crate::abi::GPU_EXTRA + number)]
-        };
-        Given { arguments, scalars: self.at_const(arguments, 8 * pointers as i64), tiles, scratch, stride, maps: (0..maps).map(map).collect() }
-    }
-
-    /// A kernel of which each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
-    fn frame<T>(
-        &self,
-        name: &str,
-        counts: [usize; 2],
-        unit: Unit,
-        bounds: Bounds,
-        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
-    ) -> Result<T, CompileError> {
-        let Given { arguments, scalars, tiles, scratch, stride, .. } = self.begin(name, counts, 0, bounds);
-        let (unit, units) = match unit {
-            Unit::Warp => {
-                let threads = self.register("ntid.x");
-                let thread = self.index_add(self.index_mul(self.register("ctaid.x"), threads), self.register("tid.x"));
-                let warps = self.index_div(self.index_mul(self.register("nctaid.x"), threads), self.index(LANES as i64));
-                (self.index_div(thread, self.index(LANES as i64)), warps)
-            }
-            Unit::Block => (self.register("ctaid.x"), self.register("nctaid.x")),
-        };
-        let scratch = self.global(self.index_add(scratch, self.index_mul(unit, stride)));
-        let mut result = None;
-        self.counted([unit, tiles, units], &[], &mut |tile, _| {
-            let entry = Entry { arguments, scalars, first_tile: tile, end_tile: self.index_add(tile, self.index(1)), scratch };
-            result = Some(body(&entry));
-            vec![]
-        });
-        built(self.writer.build_return(None));
-        result.expect("invariant: a loop's body is written once")
-    }
-
-    /// A kernel whose tiles are computed by blocks, one tile after the other.
-    ///
-    /// # Errors
-    /// Those of `body`.
-    pub fn kernel_of_blocks<T>(
-        &self,
-        name: &str,
-        arguments: [usize; 2],
-        bounds: Bounds,
-        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
-    ) -> Result<T, CompileError> {
-        self.frame(name, arguments, Unit::Block, bounds, body)
-    }
-
-    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. The tiles are the block's to go through ([`Simt::tiles`]).
-    ///
-    /// # Errors
-    /// Those of `body`.
-    pub fn kernel_of_roles<T>(
-        &self,
-        name: &str,
-        arguments: [usize; 2],
-        maps: usize,
-        bounds: Bounds,
-        body: impl FnOnce(&Given<'c>) -> Result<T, CompileError>,
-    ) -> Result<T, CompileError> {
-        let result = body(&self.begin(name, arguments, maps, bounds));
-        built(self.writer.build_return(None));
-        result
-    }
-
-    /// Every n-th tile, n being the number of blocks. Numbers have 32 bits.
-    pub fn tiles(&self, given: &Given<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
-        let first = self.narrow(self.register("ctaid.x"));
-        // Read anew each time: a tile may need all registers.
-        let blocks = || self.asm(Instruction::Blocks, &[])[0].into_int_value();
-        self.counted_by([first, self.narrow(given.tiles)], &blocks, &[], &mut |tile, _| {
-            body(tile);
-            vec![]
-        });
-    }
-}
-
-impl<'c> Frame for Simt<'c> {
-    fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>) -> Result<T, CompileError> {
-        self.frame(name, arguments, Unit::Warp, Bounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
-    }
-
-    fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
-        self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
     }
 }
 
@@ -591,42 +393,13 @@ impl<'c> Builder for Simt<'c> {
     }
     fn int2(&self, op: IntBinary, a: Value<'c>, b: Value<'c>) -> Value<'c> {
         let (a, b) = (a.into_int_value(), b.into_int_value());
-        built(match op {
-            IntBinary::Add => self.writer.build_int_add(a, b, ""),
-            IntBinary::Sub => self.writer.build_int_sub(a, b, ""),
-            IntBinary::Mul => self.writer.build_int_mul(a, b, ""),
-            IntBinary::Div => self.writer.build_int_signed_div(a, b, ""),
-            IntBinary::Rem => self.writer.build_int_signed_rem(a, b, ""),
-            IntBinary::And => self.writer.build_and(a, b, ""),
-            IntBinary::Or => self.writer.build_or(a, b, ""),
-            IntBinary::Xor => self.writer.build_xor(a, b, ""),
-            IntBinary::Shl => self.writer.build_left_shift(a, b, ""),
-            IntBinary::ShrLogical => self.writer.build_right_shift(a, b, false, ""),
-            IntBinary::ShrArithmetic => self.writer.build_right_shift(a, b, true, ""),
-        })
-        .into()
+        instructions::int2(&self.writer, op, a, b).into()
     }
     fn compare_float(&self, op: Compare, a: Value<'c>, b: Value<'c>) -> Value<'c> {
-        let predicate = match op {
-            Compare::Lt => FloatPredicate::OLT,
-            Compare::Le => FloatPredicate::OLE,
-            Compare::Gt => FloatPredicate::OGT,
-            Compare::Ge => FloatPredicate::OGE,
-            Compare::Eq => FloatPredicate::OEQ,
-            Compare::Ne => FloatPredicate::UNE,
-        };
-        built(self.writer.build_float_compare(predicate, a.into_float_value(), b.into_float_value(), "")).into()
+        built(self.writer.build_float_compare(of_floats(op), a.into_float_value(), b.into_float_value(), "")).into()
     }
     fn compare_int(&self, op: Compare, a: Value<'c>, b: Value<'c>) -> Value<'c> {
-        let predicate = match op {
-            Compare::Lt => IntPredicate::SLT,
-            Compare::Le => IntPredicate::SLE,
-            Compare::Gt => IntPredicate::SGT,
-            Compare::Ge => IntPredicate::SGE,
-            Compare::Eq => IntPredicate::EQ,
-            Compare::Ne => IntPredicate::NE,
-        };
-        built(self.writer.build_int_compare(predicate, a.into_int_value(), b.into_int_value(), "")).into()
+        built(self.writer.build_int_compare(of_ints(op), a.into_int_value(), b.into_int_value(), "")).into()
     }
     fn select(&self, mask: Value<'c>, yes: Value<'c>, no: Value<'c>) -> Value<'c> {
         built(self.writer.build_select(mask.into_int_value(), yes, no, ""))

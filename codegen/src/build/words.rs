@@ -1,6 +1,7 @@
 //! Several neighbouring elements of global memory in one access of a lane: up to 16 bytes, as 32-bit words.
 
-use super::simt::{Simt, Value, built};
+use super::instructions::built;
+use super::simt::{Simt, Value};
 use super::{Builder, IntBinary, Lane};
 use inkwell::types::{BasicType, IntType};
 use inkwell::values::{BasicValue, IntValue, PointerValue};

@@ -1,0 +1,170 @@
+//! How kernels of GPUs begin, and which tiles a warp or a block of a launch computes.
+
+use super::{LANES, Simt, WARPS};
+use crate::CompileError;
+use crate::abi::Entry;
+use crate::build::asm::Instruction;
+use crate::build::instructions::built;
+use crate::build::llvm::set_target_attributes;
+use crate::build::{Builder, Frame, KernelBody};
+use inkwell::AddressSpace;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::types::BasicMetadataTypeEnum;
+use inkwell::values::{IntValue, PointerValue};
+use ir::launch::MAP_BYTES;
+
+/// LLVM's number of the calling convention `ptx_kernel`.
+const PTX_KERNEL: u32 = 71;
+
+/// What a kernel's registers must leave room for on a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of a block.
+    pub threads: u32,
+    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
+    pub blocks: u32,
+}
+
+/// Who computes a tile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Warp,
+    Block,
+}
+
+/// What a kernel is called with.
+pub struct Given<'c> {
+    /// Where pointers and scalars lie, 8 bytes each.
+    pub arguments: PointerValue<'c>,
+    pub scalars: PointerValue<'c>,
+    /// The number of tiles, where scratch is, its bytes per warp.
+    tiles: IntValue<'c>,
+    scratch: IntValue<'c>,
+    stride: IntValue<'c>,
+    /// Of each tensor map its address, and by how many elements it begins before the operand.
+    pub maps: Vec<[IntValue<'c>; 2]>,
+}
+
+impl<'c> Simt<'c> {
+    /// Begins a kernel of the module [`crate::abi`].
+    fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: Bounds) -> Given<'c> {
+        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA + maps);
+        let parameters = vec![BasicMetadataTypeEnum::from(self.context.ptr_type(AddressSpace::default())); maps + 1];
+        let function = self.module.add_function(name, self.context.void_type().fn_type(&parameters, false), None);
+        function.set_call_conventions(PTX_KERNEL);
+        set_target_attributes(self.context, function, &self.cpu, &self.features);
+        for (name, value) in [("nvvm.maxntid", bounds.threads), ("nvvm.minctasm", bounds.blocks)] {
+            function.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(name, &value.to_string()));
+        }
+        let kind = Attribute::get_named_enum_kind_id;
+        let by_value = |number: usize, bytes: usize, align| {
+            let at = AttributeLoc::Param(number as u32);
+            let block = self.context.i8_type().array_type(bytes as u32);
+            function.add_attribute(at, self.context.create_type_attribute(kind("byval"), block.into()));
+            function.add_attribute(at, self.context.create_enum_attribute(kind("align"), align));
+        };
+        for number in 0..maps {
+            by_value(number, MAP_BYTES, 64);
+            // It is read where the launch put it.
+            function.add_attribute(AttributeLoc::Param(number as u32), self.context.create_string_attribute("nvvm.grid_constant", ""));
+        }
+        by_value(maps, bytes, 8);
+        self.writer.position_at_end(self.context.append_basic_block(function, "entry"));
+        self.lines.enter(self.context, &self.writer, name, function);
+
+        let parameter = |number: usize| function.get_nth_param(number as u32).expect("invariant: there is a parameter").into_pointer_value();
+        let arguments = parameter(maps);
+        let scalar = |k: usize| {
+            let from = self.at_const(arguments, 8 * (pointers + k) as i64);
+            built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
+        };
+        let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
+        let map = |number: usize| {
+            let address = built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
+            [address, scalar(scalars + crate::abi::GPU_EXTRA + number)]
+        };
+        Given { arguments, scalars: self.at_const(arguments, 8 * pointers as i64), tiles, scratch, stride, maps: (0..maps).map(map).collect() }
+    }
+
+    /// A kernel of which each warp, or block, computes every n-th tile, n being the number of them. A block has no scratch.
+    fn frame<T>(
+        &self,
+        name: &str,
+        counts: [usize; 2],
+        unit: Unit,
+        bounds: Bounds,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
+    ) -> Result<T, CompileError> {
+        let Given { arguments, scalars, tiles, scratch, stride, .. } = self.begin(name, counts, 0, bounds);
+        let (unit, units) = match unit {
+            Unit::Warp => {
+                let threads = self.register("ntid.x");
+                let thread = self.index_add(self.index_mul(self.register("ctaid.x"), threads), self.register("tid.x"));
+                let warps = self.index_div(self.index_mul(self.register("nctaid.x"), threads), self.index(LANES as i64));
+                (self.index_div(thread, self.index(LANES as i64)), warps)
+            }
+            Unit::Block => (self.register("ctaid.x"), self.register("nctaid.x")),
+        };
+        let scratch = self.global(self.index_add(scratch, self.index_mul(unit, stride)));
+        let mut result = None;
+        self.counted([unit, tiles, units], &[], &mut |tile, _| {
+            let entry = Entry { arguments, scalars, first_tile: tile, end_tile: self.index_add(tile, self.index(1)), scratch };
+            result = Some(body(&entry));
+            vec![]
+        });
+        built(self.writer.build_return(None));
+        result.expect("invariant: a loop's body is written once")
+    }
+
+    /// A kernel whose tiles are computed by blocks, one tile after the other.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn kernel_of_blocks<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        bounds: Bounds,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
+    ) -> Result<T, CompileError> {
+        self.frame(name, arguments, Unit::Block, bounds, body)
+    }
+
+    /// A kernel whose warps differ in what they do, with tensor maps; `body` is all of it. The tiles are the block's to go through ([`Simt::tiles`]).
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn kernel_of_roles<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        maps: usize,
+        bounds: Bounds,
+        body: impl FnOnce(&Given<'c>) -> Result<T, CompileError>,
+    ) -> Result<T, CompileError> {
+        let result = body(&self.begin(name, arguments, maps, bounds));
+        built(self.writer.build_return(None));
+        result
+    }
+
+    /// Every n-th tile, n being the number of blocks. Numbers have 32 bits.
+    pub fn tiles(&self, given: &Given<'c>, body: &mut dyn FnMut(IntValue<'c>)) {
+        let first = self.narrow(self.register("ctaid.x"));
+        // Read anew each time: a tile may need all registers.
+        let blocks = || self.asm(Instruction::Blocks, &[])[0].into_int_value();
+        self.counted_by([first, self.narrow(given.tiles)], &blocks, &[], &mut |tile, _| {
+            body(tile);
+            vec![]
+        });
+    }
+}
+
+impl<'c> Frame for Simt<'c> {
+    fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>) -> Result<T, CompileError> {
+        self.frame(name, arguments, Unit::Warp, Bounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
+    }
+
+    fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
+        self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
+    }
+}
