@@ -3,41 +3,13 @@
 //! The tiles are those of all rows, whoever owns them. A tile of rows goes through the experts that own some of them and cuts these into panels of
 //! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
 
+use super::copies::{Cell, Copies};
 use super::product::Experts;
-use super::tile::{Copies, Part, Pass, Range, Rows, Tile};
+use super::tile::{Part, Pass, Range, Rows, Tile};
 use crate::build::llvm::{Index, Pointer};
 use crate::build::{Builder, Lane};
 
-/// What a call's tiles remember, in 64-bit cells of the scratch.
-#[derive(Clone, Copy)]
-enum Cell {
-    /// Which copy of `B` there is.
-    Copy,
-    /// Blocks of contracted elements of a tile: of all, and of those done.
-    Passes,
-    Done,
-}
-
 impl<'c> Tile<'_, 'c> {
-    /// Before the first tile: there is no copy yet.
-    pub fn begin(&self) {
-        if self.g.plan.experts.is_some() {
-            self.set(Cell::Copy, self.g.b.index(-1));
-        }
-    }
-
-    fn cell(&self, cell: Cell) -> Pointer<'c> {
-        self.g.b.at_const(self.area, self.scratch.cells + 8 * cell as i64)
-    }
-
-    fn set(&self, cell: Cell, value: Index<'c>) {
-        self.g.b.store_index(self.cell(cell), value);
-    }
-
-    fn get(&self, cell: Cell) -> Index<'c> {
-        self.g.b.load_index(self.cell(cell))
-    }
-
     fn experts(&self) -> &Experts {
         self.g.plan.experts.as_ref().expect("invariant: asked for plans with experts")
     }

@@ -2,7 +2,7 @@
 
 use super::Gemm;
 use super::epilogue::{Epilogue, Spot};
-use super::next::{Next, Part};
+use super::next::{self, Part, Work};
 use super::product::Own;
 use crate::CompileError;
 use crate::build::llvm::{Carried, Index, Level, Llvm, Pointer, Vector, Visibility};
@@ -41,18 +41,19 @@ const PARTIAL: u32 = 2;
 const SCALARS: u32 = 3;
 /// Room for the sums of one micro-kernel.
 const SPILL: u32 = 4;
-/// Its parts of the blocks of `A` and `B` that are copied next.
-const NEXT: [u32; 2] = [5, 6];
+/// Its parts of the next blocks of `A` and `B`.
+const NEXT: u32 = 5;
 /// Then one per tensor of the kernel, at the micro-kernel's first element.
-const TENSORS: u32 = 7;
+const TENSORS: u32 = NEXT + 2 * next::POINTERS;
 
 /// Positions of the index parameters, which follow the pointers.
 const ROW: u32 = 0;
 const COLUMN: u32 = 1;
 const OUTER: u32 = 2;
 const DEPTH: u32 = 3;
-/// Lines after the first of these parts.
-const MORE: [u32; 2] = [4, 5];
+/// Of the parts of the next blocks.
+const NUMBERS: u32 = 4;
+const INDICES: u32 = NUMBERS + 2 * next::NUMBERS;
 /// Of [`finish`] in place of the depth.
 const ROWS: u32 = 3;
 
@@ -61,7 +62,7 @@ fn first_index(g: &Gemm) -> u32 {
     TENSORS + (g.kernel.inputs.len() + g.kernel.outputs.len()) as u32
 }
 
-/// A function `(a, b, partial, scalars, spill, next_a, next_b, tensors.., row, column, outer, depth, more_a, more_b)`; row and column are the first ones in
+/// A function `(a, b, partial, scalars, spill, pointers of next.., tensors.., row, column, outer, depth, numbers of next..)`; row and column are the first ones in
 /// the product, `outer` counts the repetitions of the product. A long epilogue is in `finish`.
 ///
 /// # Errors
@@ -76,7 +77,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
         (true, true) => "last",
     };
     let name = format!("micro_{}x{}_{stage}", variant.rows, variant.columns);
-    let function = b.function(&name, TENSORS as usize + tensors, 6, Visibility::Local);
+    let function = b.function(&name, TENSORS as usize + tensors, INDICES as usize, Visibility::Local);
     let sums = multiply(g, function, variant);
     let lanes = b.lanes() as i64;
     let partial = b.pointer_parameter(function, PARTIAL);
@@ -179,8 +180,8 @@ struct Ahead<'a, 'c> {
     next: Option<(Index<'c>, Vec<i64>)>,
     /// What is read or written at the end: where it begins, bytes from row to row, and of a row.
     blocks: Vec<(Pointer<'c>, i64, i64)>,
-    /// What is copied after these products.
-    copies: Vec<(&'a Next, Part<'c>)>,
+    /// The factors' next blocks.
+    copies: Vec<Work<'a, 'c>>,
 }
 
 impl<'a, 'c> Ahead<'a, 'c> {
@@ -202,8 +203,11 @@ impl<'a, 'c> Ahead<'a, 'c> {
             let bytes = g.bytes(t);
             (b.pointer_parameter(function, TENSORS + t as u32), bytes * plan.m.strides[t], bytes * width)
         });
-        let part = |f: usize| Part { start: b.pointer_parameter(function, NEXT[f]), more: b.index_parameter(function, first_index(g) + MORE[f]) };
-        let copies = g.next.iter().enumerate().filter_map(|(f, next)| Some((next.as_ref()?, part(f)))).collect();
+        let part = |f: u32| Part {
+            pointers: std::array::from_fn(|i| b.pointer_parameter(function, NEXT + f * next::POINTERS + i as u32)),
+            numbers: std::array::from_fn(|i| b.index_parameter(function, first_index(g) + NUMBERS + f * next::NUMBERS + i as u32)),
+        };
+        let copies = (0..).zip(&g.next).filter_map(|(f, next)| Some(Work::new(b, next.as_ref()?, part(f)))).collect();
         Ahead { b, rows: variant.rows, next, blocks: partial.into_iter().chain(tensors).collect(), copies }
     }
 
@@ -214,7 +218,7 @@ impl<'a, 'c> Ahead<'a, 'c> {
             rows.iter().for_each(|row| b.prefetch(b.at_const(b.at(a, *first), *row), Level::First));
         }
         let number = b.index_div(k, b.index(UNROLL));
-        self.copies.iter().for_each(|(next, part)| next.fetch(b, *part, number));
+        self.copies.iter().for_each(|work| work.step(b, number));
         let row = b.index_min(number, b.index(self.rows - 1));
         for (start, stride, bytes) in &self.blocks {
             let place = b.at(*start, b.index_mul(row, b.index(*stride)));
@@ -268,6 +272,7 @@ fn multiply<'c>(g: &Gemm<'_, 'c>, function: FunctionValue<'c>, variant: Variant)
         beside.fetch(k, s.pointers[0]);
         step(s, UNROLL)
     });
+    beside.copies.iter().for_each(|work| work.finish(b, b.index_div(depth, b.index(UNROLL))));
     if g.plan.k.size % UNROLL != 0 || plan.owns(Own::Contracted) {
         state = b.repeat_carrying(whole, depth, b.index(1), &state, &mut |_, s| step(s, 1));
     }

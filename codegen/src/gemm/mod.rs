@@ -5,6 +5,7 @@
 //! no thin remainder is left; the last column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run
 //! time only ([`experts`]).
 
+mod copies;
 mod epilogue;
 mod experts;
 pub mod gpu;
@@ -22,9 +23,11 @@ pub use vector::as_loops;
 
 use crate::CompileError;
 use crate::build::Builder;
+use crate::build::Lane;
 use crate::build::llvm::{Llvm, Pointer};
 use crate::layout::{Axis, div_ceil};
 use crate::pointwise;
+use crate::target::Target;
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
@@ -40,43 +43,70 @@ pub struct Gemm<'a, 'c> {
     pub b: &'a Llvm<'c>,
     pub kernel: &'a Kernel,
     pub plan: &'a Plan,
+    pub target: &'a Target,
     /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one block they never leave registers.
     pub partials: Option<i64>,
     /// The ops after the product are many: they are written as a loop over rows.
     pub long_epilogue: bool,
-    /// How the next blocks of `A` and `B` are brought near, of those that are copied and have one.
+    /// What products do for the next blocks of `A` and `B`, of those that are copied.
     pub next: [Option<Next>; 2],
 }
 
 impl Gemm<'_, '_> {
-    /// Bytes of an element of a tensor in memory.
-    pub fn bytes(&self, tensor: usize) -> i64 {
+    /// A tensor's elements in memory.
+    pub fn lane(&self, tensor: usize) -> Lane {
         let kernel = self.kernel;
         let ty = match kernel.inputs.get(tensor) {
             Some(input) => &input.ty,
             None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
         };
-        pointwise::stored(ty.dtype).bytes()
+        pointwise::stored(ty.dtype)
     }
 
-    fn next_blocks(&self) -> [Option<Next>; 2] {
-        let (plan, blocks) = (self.plan, &self.plan.blocks);
-        let rows = blocks.most_panels().min(blocks.panels) * blocks.tallest();
-        let strides = |axis: &Axis, tensor: usize| [axis.strides[tensor], plan.k.strides[tensor]];
-        let a = blocks.pack_a.then(|| Next::new(self, plan.a, rows, strides(&plan.m, plan.a)));
-        let b = blocks.pack_b.then(|| Next::new(self, plan.b, blocks.tile_columns * blocks.width, strides(&plan.n, plan.b)));
-        [a.flatten(), b.flatten()]
+    /// Bytes of an element of a tensor in memory.
+    pub fn bytes(&self, tensor: usize) -> i64 {
+        self.lane(tensor).bytes()
     }
 }
 
-/// Bytes of scratch by part; each part starts at a multiple of 64.
+/// Where parts of the scratch begin, at multiples of 64 bytes.
 struct Scratch {
-    packed_a: i64,
+    /// Copies of `A` and `B`.
+    packed: [Room; 2],
     partials: i64,
     spill: i64,
-    /// What experts' tiles remember.
     cells: i64,
     bytes: i64,
+}
+
+/// Room for one copy of a factor, or for two, one after the other.
+struct Room {
+    start: i64,
+    /// Of one.
+    bytes: i64,
+}
+
+impl Scratch {
+    fn new(g: &Gemm) -> Scratch {
+        let (plan, blocks) = (g.plan, &g.plan.blocks);
+        let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
+        let copies = [(blocks.pack_a, blocks.most_panels() * blocks.packed_a()), (blocks.pack_b, blocks.tile_columns * blocks.packed_b())];
+        let mut bytes = 0;
+        let mut part = |count: i64, of: i64| {
+            bytes += count * of;
+            bytes - count * of
+        };
+        let packed = [0, 1].map(|factor| {
+            let (is_copied, elements) = copies[factor];
+            let of = if is_copied { aligned(elements) } else { 0 };
+            let is_made_ahead = g.next[factor].as_ref().is_some_and(Next::is_copied);
+            Room { start: part(1 + i64::from(is_made_ahead), of), bytes: of }
+        });
+        let partials = part(1, g.partials.map_or(0, |row_stride| aligned(blocks.most_panels() * blocks.tallest() * row_stride)));
+        let spill = part(1, if g.long_epilogue { aligned(micro::spill_bytes(plan) / 4) } else { 0 });
+        let cells = part(1, 64);
+        Scratch { packed, partials, spill, cells, bytes }
+    }
 }
 
 /// Whether an op takes more than a few instructions.
@@ -95,24 +125,14 @@ fn is_long(op: &Op) -> bool {
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit(b: &Llvm, kernel: &Kernel, target: &crate::target::Target, name: &str) -> Result<crate::Shape, CompileError> {
+pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<crate::Shape, CompileError> {
     let plan = Plan::new(kernel, target)?;
-    let blocks = &plan.blocks;
     let passes = plan.passes();
-    let partials = (passes != Some(1)).then(|| blocks.partial_stride());
-    let mut g = Gemm { b, kernel, plan: &plan, partials, long_epilogue: kernel.body.nodes.iter().any(|n| is_long(&n.op)), next: [None, None] };
-    g.next = g.next_blocks();
-
-    let aligned = |elements: i64| div_ceil(4 * elements, 64) * 64;
-    let packed_a = if blocks.pack_b { aligned(blocks.tile_columns * blocks.packed_b()) } else { 0 };
-    let partial_start = packed_a + if blocks.pack_a { aligned(blocks.most_panels() * blocks.packed_a()) } else { 0 };
-    let partial_bytes = partials.map_or(0, |row_stride| aligned(blocks.most_panels() * blocks.tallest() * row_stride));
-    let spill = partial_start + partial_bytes;
-    let spill_bytes = if g.long_epilogue { aligned(micro::spill_bytes(&plan) / 4) } else { 0 };
-    let cells = spill + spill_bytes;
-    let cell_bytes = if plan.experts.is_some() { 64 } else { 0 };
-    let scratch = Scratch { packed_a, partials: partial_start, spill, cells, bytes: cells + cell_bytes };
-
+    let partials = (passes != Some(1)).then(|| plan.blocks.partial_stride());
+    let long_epilogue = kernel.body.nodes.iter().any(|n| is_long(&n.op));
+    let mut g = Gemm { b, kernel, plan: &plan, target, partials, long_epilogue, next: [None, None] };
+    g.next = [0, 1].map(|factor| Next::new(&g, factor));
+    let scratch = Scratch::new(&g);
     let functions = Functions::new(&g, passes)?;
     let entry = b.kernel(name);
     let tensors: Vec<Pointer> =

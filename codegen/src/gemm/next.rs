@@ -1,16 +1,46 @@
-//! What is copied next, brought near while the products before it run: a copy that waits for memory takes several times as long as one that does not.
+//! What the products of a block do for the blocks that follow it. They wait for arithmetic alone: loads and stores between their steps cost next to
+//! nothing, while a copy by itself waits for memory.
 
 use super::Gemm;
-use crate::build::Builder;
-use crate::build::llvm::{Index, Level, Llvm, Pointer};
+use super::copies::Block;
+use super::pack;
+use super::plan::Panels;
+use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector};
+use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
 
 /// Bytes of a line of the cache.
 const LINE: i64 = 64;
+/// With so many vector registers, and others for masks, products leave one free.
+const REGISTERS: u32 = 32;
 
-/// How the micro-kernels of a block share out the next block of a factor: its lines (contracted elements or rows, whichever are apart in memory) over row
-/// panels and the iterations of each, and what is dense of a line over column panels.
-pub struct Next {
+/// Iterations from when a contracted element is brought near to when it is copied: as long as memory takes to answer.
+const DELAY: i64 = 8;
+
+/// How the micro-kernels of a pass see to the next block of a factor.
+pub enum Next {
+    /// Its own dim is dense: they copy it.
+    Copied(Strips),
+    /// Its contracted dim is: a copy transposes, which takes registers that products do not leave. They bring it near.
+    Fetched(Lines),
+}
+
+/// A copy in strips: some contracted elements of one panel for each micro-kernel. Strips that follow one another are of adjacent panels, which share pages.
+pub struct Strips {
+    panels: Panels,
+    lane: Lane,
+    /// Bytes in the factor: of an element, and from one contracted element to the next.
+    bytes: i64,
+    stride: i64,
+    /// Bytes in the copy: from one contracted element to the next, if that is not by the panel's size, and of a panel.
+    copied_stride: Option<i64>,
+    copied_panel: i64,
+    /// Contracted elements of one iteration.
+    times: i64,
+}
+
+/// Lines (contracted elements or rows, whichever are apart in memory) for row panels and the iterations of each, and what is dense of a line for column panels.
+pub struct Lines {
     lines: i64,
     /// Bytes from line to line.
     stride: i64,
@@ -20,43 +50,206 @@ pub struct Next {
     times: i64,
 }
 
-/// The part of one micro-kernel: its first line, and how many follow.
+/// A micro-kernel of a pass: which of its row panels and column panels.
+#[derive(Clone, Copy)]
+pub struct Spot<'c> {
+    pub row: Index<'c>,
+    pub rows: Index<'c>,
+    pub column: Index<'c>,
+    pub columns: Index<'c>,
+}
+
+/// What all parts of a pass have in common.
+pub struct Share<'c> {
+    block: Block<'c>,
+    /// Where the copy is to be.
+    to: Pointer<'c>,
+    /// Panels, contracted elements of all strips of one, and of each strip.
+    panels: Index<'c>,
+    depth: Index<'c>,
+    each: Index<'c>,
+    /// Whether the strips are the whole block.
+    pub complete: Index<'c>,
+}
+
+/// The part of one micro-kernel.
 #[derive(Clone, Copy)]
 pub struct Part<'c> {
-    pub start: Pointer<'c>,
-    pub more: Index<'c>,
+    /// Of a strip: where it begins, in the factor and in the copy. Of lines: where the first begins.
+    pub pointers: [Pointer<'c>; POINTERS as usize],
+    /// Of a strip: contracted elements, and items of the panel. Of lines: how many follow the first.
+    pub numbers: [Index<'c>; NUMBERS as usize],
+}
+
+pub const POINTERS: u32 = 2;
+pub const NUMBERS: u32 = 2;
+
+impl<'c> Part<'c> {
+    /// Of a factor that is not copied, or of which nothing is known.
+    pub fn none(b: &Llvm<'c>, anywhere: Pointer<'c>) -> Part<'c> {
+        Part { pointers: [anywhere; POINTERS as usize], numbers: [b.index(0); NUMBERS as usize] }
+    }
 }
 
 impl Next {
-    /// For the factor `tensor`, whose blocks have so many rows (or columns), with these strides along them and along contracted elements. Absent if neither is dense.
-    pub fn new(g: &Gemm, tensor: usize, rows: i64, [own, k]: [i64; 2]) -> Option<Next> {
-        let (blocks, bytes) = (&g.plan.blocks, g.bytes(tensor));
+    /// Of `A` (0) or `B` (1). Absent if the factor is used in place, or neither of its dims is dense.
+    pub fn new(g: &Gemm, factor: usize) -> Option<Next> {
+        let (plan, blocks) = (g.plan, &g.plan.blocks);
+        if ![blocks.pack_a, blocks.pack_b][factor] {
+            return None;
+        }
+        let (tensor, axis) = [(plan.a, &plan.m), (plan.b, &plan.n)][factor];
+        let (own, k, bytes) = (axis.strides[tensor], plan.k.strides[tensor], g.bytes(tensor));
+        let panels = plan.panels(factor);
+        let most = [blocks.most_panels().min(blocks.panels), blocks.tile_columns];
+        let iterations = div_ceil(blocks.depth, super::micro::UNROLL);
+        let times = |lines: i64, parts: i64, iterations: i64| div_ceil(div_ceil(lines, parts.max(1)), iterations.max(1));
+        if own == 1 && plan.experts.is_none() && g.target.registers >= REGISTERS {
+            return Some(Next::Copied(Strips {
+                panels,
+                lane: g.lane(tensor),
+                bytes,
+                stride: bytes * k,
+                copied_stride: [None, Some(4 * blocks.width)][factor],
+                copied_panel: 4 * [blocks.packed_a(), blocks.packed_b()][factor],
+                times: times(blocks.depth, most[0] * most[1] / most[factor], iterations - DELAY),
+            }));
+        }
+        let items = most[factor] * panels.largest();
         let (lines, stride, dense) = match (own, k) {
-            (1, _) => (blocks.depth, k, rows),
-            (_, 1) => (rows, own, blocks.depth),
+            (1, _) => (blocks.depth, k, items),
+            (_, 1) => (items, own, blocks.depth),
             _ => return None,
         };
         let share = div_ceil(bytes * dense, blocks.tile_columns * LINE) * LINE;
-        let iterations = div_ceil(blocks.depth, super::micro::UNROLL);
-        Some(Next { lines, stride: bytes * stride, share, times: div_ceil(div_ceil(lines, blocks.tile_rows), iterations) })
+        Some(Next::Fetched(Lines { lines, stride: bytes * stride, share, times: times(lines, blocks.tile_rows, iterations) }))
     }
 
-    /// The part of row panel `row` of `rows`, and of column panel `column`, of a block that begins at `start`; of no block if it is not `wanted`.
-    pub fn part<'c>(&self, b: &Llvm<'c>, start: Pointer<'c>, wanted: Index<'c>, [row, rows, column]: [Index<'c>; 3]) -> Part<'c> {
-        let lines = b.index_mul(wanted, b.index(self.lines - 1));
-        let each = b.index_div(b.index_add(b.index(self.lines - 1), rows), rows);
-        let first = b.index_min(b.index_mul(row, each), lines);
+    pub fn is_copied(&self) -> bool {
+        matches!(self, Next::Copied(_))
+    }
+
+    /// How `block`, whose copy is to be at `to`, is divided among so many micro-kernels. Fewer than panels copy nothing.
+    pub fn share<'c>(&self, b: &Llvm<'c>, block: Block<'c>, to: Pointer<'c>, micros: Index<'c>) -> Share<'c> {
+        let (one, zero) = (b.index(1), b.index(0));
+        let wanted = b.index_equal(block.wanted, one);
+        let panels = b.index_select(wanted, b.index_sub(block.panels.to, block.panels.from), one);
+        let strips = b.index_div(micros, panels);
+        let complete = b.both(wanted, b.index_less(zero, strips));
+        let depth = b.index_select(complete, block.depth, zero);
+        let strips = b.index_max(strips, one);
+        let each = b.index_div(b.index_add(depth, b.index_sub(strips, one)), strips);
+        Share { block, to, panels, depth, each, complete: b.index_select(complete, one, zero) }
+    }
+
+    pub fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, spot: Spot<'c>) -> Part<'c> {
+        match self {
+            Next::Copied(strips) => strips.part(b, share, spot),
+            Next::Fetched(lines) => lines.part(b, &share.block, spot),
+        }
+    }
+}
+
+impl Strips {
+    fn part<'c>(&self, b: &Llvm<'c>, share: &Share<'c>, spot: Spot<'c>) -> Part<'c> {
+        let start = share.block.panels.from;
+        let number = b.index_add(b.index_mul(spot.row, spot.columns), spot.column);
+        let part = b.index_div(number, share.panels);
+        let panel = b.index_sub(number, b.index_mul(part, share.panels));
+        let first = b.index_min(b.index_mul(part, share.each), share.depth);
+        let before = b.index_sub(self.panels.start(b, b.index_add(start, panel)), self.panels.start(b, start));
+        let down = b.at(share.block.start, b.index_mul(first, b.index(self.stride)));
+        let from = b.at(down, b.index_mul(before, b.index(self.bytes)));
+        let items = self.panels.size(b, b.index_add(start, panel));
+        let along = b.at(share.to, b.index_mul(panel, b.index(self.copied_panel)));
+        let to = b.at(along, b.index_mul(first, self.copied_stride(b, items)));
+        Part { pointers: [from, to], numbers: [b.index_min(share.each, b.index_sub(share.depth, first)), items] }
+    }
+
+    fn copied_stride<'c>(&self, b: &Llvm<'c>, items: Index<'c>) -> Index<'c> {
+        self.copied_stride.map_or_else(|| b.index_mul(items, b.index(4)), |bytes| b.index(bytes))
+    }
+}
+
+impl Lines {
+    /// Of a block that is not wanted, the first line.
+    fn part<'c>(&self, b: &Llvm<'c>, block: &Block<'c>, spot: Spot<'c>) -> Part<'c> {
+        let lines = b.index_mul(block.wanted, b.index(self.lines - 1));
+        let each = b.index_div(b.index_add(b.index(self.lines - 1), spot.rows), spot.rows);
+        let first = b.index_min(b.index_mul(spot.row, each), lines);
         let last = b.index_min(b.index_add(first, b.index_sub(each, b.index(1))), lines);
-        let down = b.at(start, b.index_mul(first, b.index(self.stride)));
-        Part { start: b.at(down, b.index_mul(column, b.index(self.share))), more: b.index_sub(last, first) }
+        let down = b.at(block.start, b.index_mul(first, b.index(self.stride)));
+        let start = b.at(down, b.index_mul(spot.column, b.index(self.share)));
+        Part { pointers: [start; 2], numbers: [b.index_sub(last, first); 2] }
     }
 
-    /// What iteration `number` of a micro-kernel fetches of its part.
-    pub fn fetch<'c>(&self, b: &Llvm<'c>, part: Part<'c>, number: Index<'c>) {
+    fn fetch<'c>(&self, b: &Llvm<'c>, part: &Part<'c>, iteration: Index<'c>) {
         for time in 0..self.times {
-            let line = b.index_min(b.index_add(b.index_mul(number, b.index(self.times)), b.index(time)), part.more);
-            let place = b.at(part.start, b.index_mul(line, b.index(self.stride)));
+            let line = b.index_min(b.index_add(b.index_mul(iteration, b.index(self.times)), b.index(time)), part.numbers[0]);
+            let place = b.at(part.pointers[0], b.index_mul(line, b.index(self.stride)));
             (0..self.share).step_by(LINE as usize).for_each(|byte| b.prefetch(b.at_const(place, byte), Level::Second));
+        }
+    }
+}
+
+/// A part, while the micro-kernel goes through it.
+pub struct Work<'a, 'c> {
+    next: &'a Next,
+    part: Part<'c>,
+    /// Vectors of a panel, with the lanes that are its items'.
+    vectors: Vec<(i64, Vector<'c>)>,
+}
+
+impl<'a, 'c> Work<'a, 'c> {
+    pub fn new(b: &Llvm<'c>, next: &'a Next, part: Part<'c>) -> Work<'a, 'c> {
+        let vectors = match next {
+            Next::Copied(strips) => (0..strips.panels.largest()).step_by(b.lanes()),
+            Next::Fetched(_) => (0..0).step_by(1),
+        };
+        let vectors = vectors.map(|first| (first, b.mask_below(b.index_sub(part.numbers[1], b.index(first))))).collect();
+        Work { next, part, vectors }
+    }
+
+    /// What belongs to an iteration of the micro-kernel.
+    pub fn step(&self, b: &Llvm<'c>, iteration: Index<'c>) {
+        match self.next {
+            Next::Fetched(lines) => lines.fetch(b, &self.part, iteration),
+            Next::Copied(strips) => {
+                let is_mine = |element| b.index_less(element, self.part.numbers[0]);
+                for time in 0..strips.times {
+                    let element = b.index_add(b.index_mul(iteration, b.index(strips.times)), b.index(time));
+                    b.branch(is_mine(element), || self.fetch(b, strips, element), || ());
+                    let earlier = b.index_sub(element, b.index(strips.times * DELAY));
+                    b.branch(is_mine(earlier), || self.copy(b, strips, earlier), || ());
+                }
+            }
+        }
+    }
+
+    /// What is left after so many iterations: of a pass with fewer micro-kernels than most, or of less depth.
+    pub fn finish(&self, b: &Llvm<'c>, iterations: Index<'c>) {
+        if let Next::Copied(strips) = self.next {
+            let iterations = b.index_sub(b.index_max(iterations, b.index(DELAY)), b.index(DELAY));
+            let done = b.index_mul(iterations, b.index(strips.times));
+            b.for_each(done, self.part.numbers[0], 1, &mut |element| self.copy(b, strips, element));
+        }
+    }
+
+    /// Brings a contracted element of the strip near, and a line beyond: it is the next strip's, and memory may take longer than the delay to answer.
+    fn fetch(&self, b: &Llvm<'c>, strips: &Strips, element: Index<'c>) {
+        let from = b.at(self.part.pointers[0], b.index_mul(element, b.index(strips.stride)));
+        let end = strips.bytes * strips.panels.largest() + LINE;
+        for byte in (0..end).step_by(LINE as usize).chain([end - 1]) {
+            b.prefetch(b.at_const(from, byte), Level::First);
+        }
+    }
+
+    /// Copies a contracted element of the strip.
+    fn copy(&self, b: &Llvm<'c>, strips: &Strips, element: Index<'c>) {
+        let from = b.at(self.part.pointers[0], b.index_mul(element, b.index(strips.stride)));
+        let to = b.at(self.part.pointers[1], b.index_mul(element, strips.copied_stride(b, self.part.numbers[1])));
+        for &(first, mask) in &self.vectors {
+            pack::copy_vector(b, [from, to], first, strips.lane, Some(mask));
         }
     }
 }

@@ -75,11 +75,16 @@ fn copy_rows<'c>(b: &Llvm<'c>, function: FunctionValue<'c>, panel: &Panel) {
             let target = b.at(target, b.index_mul(number, b.index(4 * panel.out_panel)));
             for (first, used) in vectors(b, panel.items) {
                 b.prefetch(b.at_const(source, panel.bytes(first + AHEAD * panel.k_stride)), Level::Second);
-                let value = b.load(b.at_const(source, panel.bytes(first)), panel.lane, mask_of(b, function, panel, [first, used]));
-                b.store(b.at_const(target, 4 * first), value, Lane::F32, None);
+                copy_vector(b, [source, target], first, panel.lane, mask_of(b, function, panel, [first, used]));
             }
         });
     });
+}
+
+/// Copies the items from number `first` on that are in the mask, of a contracted element at `from`.
+pub fn copy_vector<'c>(b: &Llvm<'c>, [from, to]: [Pointer<'c>; 2], first: i64, lane: Lane, mask: Option<Vector<'c>>) {
+    let value = b.load(b.at_const(from, lane.bytes() * first), lane, mask);
+    b.store(b.at_const(to, 4 * first), value, Lane::F32, None);
 }
 
 /// One panel after the other: `body` gets where each begins, in the source and in the copy.

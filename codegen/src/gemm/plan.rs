@@ -1,6 +1,8 @@
 //! In which blocks and tiles a CPU computes a product.
 
 use crate::CompileError;
+use crate::build::Builder;
+use crate::build::llvm::{Index, Llvm};
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
@@ -75,6 +77,32 @@ const SMALL_SHARE: i64 = 256;
 /// A tile of less work than this is not worth claiming.
 const MIN_TILE_FLOPS: i64 = 4_000_000;
 
+/// Panels before number `border` have one size, those from it on another.
+#[derive(Clone, Copy)]
+pub struct Panels {
+    pub before: i64,
+    pub border: i64,
+    pub after: i64,
+}
+
+impl Panels {
+    /// The size of a panel.
+    pub fn size<'c>(&self, b: &Llvm<'c>, panel: Index<'c>) -> Index<'c> {
+        b.index_select(b.index_less(panel, b.index(self.border)), b.index(self.before), b.index(self.after))
+    }
+
+    /// The first row, or column, of a panel.
+    pub fn start<'c>(&self, b: &Llvm<'c>, panel: Index<'c>) -> Index<'c> {
+        let longer = b.index_mul(b.index_min(panel, b.index(self.border)), b.index(self.before - self.after));
+        b.index_add(b.index_mul(panel, b.index(self.after)), longer)
+    }
+
+    /// The size of the larger ones.
+    pub fn largest(&self) -> i64 {
+        if self.border > 0 { self.before.max(self.after) } else { self.after }
+    }
+}
+
 impl Plan {
     /// Finds product and blocks of a kernel of family `Gemm`.
     ///
@@ -103,6 +131,14 @@ impl Plan {
         };
         blocks.pack_b |= n.strides[b] != 1 || is_half(b);
         Ok(Plan { product, blocks })
+    }
+
+    /// The panels of rows (0) or columns (1).
+    pub fn panels(&self, factor: usize) -> Panels {
+        let b = &self.blocks;
+        let last = self.n.size - (b.column_panels - 1) * b.width;
+        [Panels { before: b.height + 1, border: b.tall, after: b.height }, Panels { before: b.width, border: b.column_panels - 1, after: last }]
+            [factor]
     }
 
     pub fn tiles(&self) -> i64 {
@@ -142,14 +178,12 @@ impl Blocks {
             let waiting = if depths > 1 { rows_within(columns * width) } else { panels };
             panels.min(copied).min(waiting)
         };
-        // A little more than stays there does less harm than one more copy of `B`.
-        let together = |columns: i64| panels.min(most_rows(columns) * 9 / 8);
         // Threads are mostly a power of two.
         let wanted = 1 << (2 * m * n * k * repeats / MIN_TILE_FLOPS).clamp(1, TILES).ilog2();
         let division = |column_tiles: i64, row_tiles: i64| {
             let (tile_rows, tile_columns) = (div_ceil(panels, row_tiles), div_ceil(column_panels, column_tiles));
             // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
-            let run = if depths > 1 { ((together(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
+            let run = if depths > 1 { ((most_rows(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
             let tiles = repeats * column_tiles * row_tiles;
             let claimed = (tiles / wanted).max(RUN);
             let (copies_a, copies_b) = match (pack_a, depths) {
@@ -165,7 +199,7 @@ impl Blocks {
         let fewest = div_ceil(column_panels, resident);
         let (_, division) = (fewest..=column_panels.min(2 * fewest + TILES))
             .flat_map(|columns| {
-                let fewest = div_ceil(panels, together(div_ceil(column_panels, columns)));
+                let fewest = div_ceil(panels, most_rows(div_ceil(column_panels, columns)));
                 (fewest..=panels.min(2 * fewest + TILES)).map(move |rows| (columns, rows))
             })
             .map(|(columns, rows)| division(columns, rows))

@@ -1,7 +1,9 @@
 //! One tile: what is copied when, and which micro-kernel runs where.
 
+use super::copies::{Block, Copies, Kept};
 use super::micro::{Stage, Variant};
-use super::next;
+use super::next::{self, Spot};
+use super::plan::Panels;
 use super::product::Own;
 use super::{Functions, Gemm, Scratch};
 use crate::build::Builder;
@@ -21,22 +23,7 @@ pub struct Tile<'a, 'c> {
     pub area: Pointer<'c>,
 }
 
-/// The factor whose copy outlives a tile: the tiles that share it follow one another.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
-    A,
-    B,
-}
-
-/// Panels before number `border` have one size, those from it on another.
-#[derive(Clone, Copy)]
-struct Sizes<'c> {
-    before: i64,
-    border: Index<'c>,
-    after: i64,
-}
-
-/// Panels `from..to`.
+/// Panels, or tiles, `from..to`.
 #[derive(Clone, Copy)]
 pub struct Range<'c> {
     pub from: Index<'c>,
@@ -60,6 +47,14 @@ pub struct Part<'a, 'c> {
     pub starts: &'a [Pointer<'c>],
 }
 
+/// Tiles of a line that are computed together: of rows, of columns, in which repetition of the product, and the number in the line that follows them.
+pub struct Place<'c> {
+    pub rows: Range<'c>,
+    pub columns: Range<'c>,
+    pub outer: Index<'c>,
+    pub end: Index<'c>,
+}
+
 /// One block of contracted elements of a tile.
 pub struct Pass<'c> {
     /// The factors at the block's first contracted element.
@@ -75,88 +70,71 @@ pub struct Pass<'c> {
     pub next: Copies<'c>,
 }
 
-/// Blocks of both factors that are copied next: where they begin, and 1 for each that there is.
-#[derive(Clone, Copy)]
-pub struct Copies<'c> {
-    pub starts: [Pointer<'c>; 2],
-    pub wanted: [Index<'c>; 2],
-}
-
 impl<'c> Tile<'_, 'c> {
     /// Tiles `first..end`. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
     /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
     pub fn emit(&self, first: Index<'c>, end: Index<'c>) {
         let (b, blocks) = (self.g.b, &self.g.plan.blocks);
-        let (fast, slow, together) = match self.kept() {
-            Kept::A => (blocks.column_tiles, blocks.row_tiles, 1),
-            Kept::B => (blocks.row_tiles, blocks.column_tiles, blocks.run),
+        let fast = match self.kept() {
+            Kept::A => blocks.column_tiles,
+            Kept::B => blocks.row_tiles,
         };
         let after = b.index_div(b.index_add(end, b.index(fast - 1)), b.index(fast));
         b.for_each(b.index_div(first, b.index(fast)), after, 1, &mut |line| {
-            let (slow_tile, outer) = (b.index_rem(line, b.index(slow)), b.index_div(line, b.index(slow)));
             let start = b.index_mul(line, b.index(fast));
             let from = b.index_sub(b.index_max(first, start), start);
             let to = b.index_min(b.index_sub(end, start), b.index(fast));
-            b.for_each(from, to, together, &mut |tile| {
-                let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(together)), to) };
-                let slow_tiles = Range { from: slow_tile, to: b.index_add(slow_tile, b.index(1)) };
-                let (rows, columns) = match self.kept() {
-                    Kept::A => (slow_tiles, fast_tiles),
-                    Kept::B => (fast_tiles, slow_tiles),
-                };
-                let next = self.after([line, tile, b.index(together)], [to, after]);
-                self.tiles(rows, columns, outer, line, b.index_equal(tile, from), next);
+            b.for_each(from, to, self.together(), &mut |tile| {
+                let place = self.place(line, tile, to);
+                let next = self.after(line, &place, [to, end, after]);
+                self.tiles(&place, line, b.index_equal(tile, from), next);
             });
         });
     }
 
-    /// What is copied first after tiles `tile..tile + together` of `line`, of which the last is before `to`; the last line is before `after`. Where experts own anything it
-    /// is not known.
-    fn after(&self, [line, tile, together]: [Index<'c>; 3], [to, after]: [Index<'c>; 2]) -> Copies<'c> {
-        let (b, plan) = (self.g.b, self.g.plan);
-        let blocks = &plan.blocks;
+    /// Tiles of a line from number `tile` on that are computed together, of which the last is before `to`.
+    pub fn place(&self, line: Index<'c>, tile: Index<'c>, to: Index<'c>) -> Place<'c> {
+        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
         let slow = match self.kept() {
             Kept::A => blocks.row_tiles,
             Kept::B => blocks.column_tiles,
         };
-        let further = b.index_add(tile, together);
-        let same = b.index_less(further, to);
-        let line = b.index_select(same, line, b.index_add(line, b.index(1)));
-        let tile = b.index_select(same, further, b.index(0));
-        let flag = |condition| b.index_select(condition, b.index(1), b.index(0));
-        let known = plan.experts.is_none();
-        let some = if known { flag(b.index_less(line, after)) } else { b.index(0) };
-        // Copies that are kept serve a line.
-        let kept = if plan.passes() == Some(1) { b.index_select(same, b.index(0), some) } else { some };
-        let slow_tile = b.index_rem(line, b.index(slow));
-        let (row_tile, column_tile, wanted) = match self.kept() {
-            Kept::A => (slow_tile, tile, [kept, some]),
-            Kept::B => (tile, slow_tile, [some, kept]),
+        let (slow_tile, outer) = (b.index_rem(line, b.index(slow)), b.index_div(line, b.index(slow)));
+        let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(self.together())), to) };
+        let slow_tiles = Range { from: slow_tile, to: b.index_add(slow_tile, b.index(1)) };
+        let (rows, columns) = match self.kept() {
+            Kept::A => (slow_tiles, fast_tiles),
+            Kept::B => (fast_tiles, slow_tiles),
         };
-        let row_panel = b.index_div(b.index_mul(row_tile, b.index(blocks.panels)), b.index(blocks.row_tiles));
-        let column_panel = b.index_div(b.index_mul(column_tile, b.index(blocks.column_panels)), b.index(blocks.column_tiles));
-        let starts = self.factors(&self.starts(b.index_div(line, b.index(slow))), b.index(0), b.index(0));
-        let row = b.index_add(b.index_mul(row_panel, b.index(blocks.height)), b.index_min(row_panel, b.index(blocks.tall)));
-        Copies { starts: [self.row_at(starts[0], row), self.column_at(starts[1], column_panel)], wanted }
+        Place { rows, columns, outer, end: fast_tiles.to }
+    }
+
+    /// Tiles of a line that are computed together at most.
+    fn together(&self) -> i64 {
+        match self.kept() {
+            Kept::A => 1,
+            Kept::B => self.g.plan.blocks.run,
+        }
     }
 
     /// The first factor, from `a`, at a row.
-    fn row_at(&self, a: Pointer<'c>, row: Index<'c>) -> Pointer<'c> {
+    pub fn row_at(&self, a: Pointer<'c>, row: Index<'c>) -> Pointer<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         b.at(a, b.index_mul(row, b.index(self.bytes(plan.a) * plan.m.strides[plan.a])))
     }
 
     /// The second factor, from `factor`, at the first column of a panel.
-    fn column_at(&self, factor: Pointer<'c>, panel: Index<'c>) -> Pointer<'c> {
+    pub fn column_at(&self, factor: Pointer<'c>, panel: Index<'c>) -> Pointer<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         b.at(factor, b.index_mul(panel, b.index(self.bytes(plan.b) * plan.blocks.width * plan.n.strides[plan.b])))
     }
 
-    /// Tiles of rows and one of columns in repetition `outer`. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
-    fn tiles(&self, rows: Range<'c>, columns: Range<'c>, outer: Index<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
+    /// Tiles that are computed together. Of equal `line` the kept factor's are the same, and `renew` says that they are the first such.
+    fn tiles(&self, place: &Place<'c>, line: Index<'c>, renew: IntValue<'c>, next: Copies<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let columns = self.share(columns, blocks.column_tiles, blocks.column_panels);
+        let (rows, outer) = (place.rows, place.outer);
+        let columns = self.share(place.columns, blocks.column_tiles, blocks.column_panels);
         let starts = self.starts(outer);
         if plan.owns(Own::Rows) {
             let length = b.index(blocks.tile_rows * blocks.height);
@@ -173,7 +151,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// What parts of these numbers have of `0..end`, divided into so many.
-    fn share(&self, numbers: Range<'c>, parts: i64, end: i64) -> Range<'c> {
+    pub fn share(&self, numbers: Range<'c>, parts: i64, end: i64) -> Range<'c> {
         let b = self.g.b;
         let border = |number: Index<'c>| b.index_div(b.index_mul(number, b.index(end)), b.index(parts));
         Range { from: border(numbers.from), to: border(numbers.to) }
@@ -186,9 +164,8 @@ impl<'c> Tile<'_, 'c> {
         let passes = blocks.depths * plan.outer_k.iter().map(|x| x.size).product::<i64>();
         b.for_each(b.index(0), b.index(passes), 1, &mut |number| {
             let k_of = |number| b.index_mul(b.index_rem(number, b.index(blocks.depths)), b.index(blocks.depth));
+            let depth_of = |number| b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k_of(number)));
             let block_of = |number| self.factors(part.starts, b.index_div(number, b.index(blocks.depths)), k_of(number));
-            let k = k_of(number);
-            let depth = b.index_min(b.index(blocks.depth), b.index_sub(b.index(plan.k.size), k));
             let [a, factor] = block_of(number);
             // With several passes the copies change within the tile.
             let renew = if passes == 1 { Some(renew) } else { None };
@@ -196,14 +173,14 @@ impl<'c> Tile<'_, 'c> {
             let next = if passes == 1 {
                 next
             } else {
-                let [a, factor] = block_of(b.index_add(number, b.index(1)));
+                let following = b.index_add(number, b.index(1));
+                let [a, factor] = block_of(following);
                 let row = self.first_row(part.rows, part.rows.panels.from);
-                let starts = [self.row_at(a, row), self.column_at(factor, part.columns.from)];
-                Copies {
-                    starts: [0, 1].map(|f| b.pointer_select(last, next.starts[f], starts[f])),
-                    wanted: [0, 1].map(|f| b.index_select(last, next.wanted[f], b.index(1))),
-                }
+                let starts = [(self.row_at(a, row), part.rows.panels), (self.column_at(factor, part.columns.from), part.columns)];
+                let own = starts.map(|(start, panels)| Block { start, panels, depth: depth_of(following), wanted: b.index(1) });
+                [0, 1].map(|f| next[f].unless(b, last, own[f]))
             };
+            let depth = depth_of(number);
             self.pass(part, &Pass { a, b: factor, depth, first, last, renew, next });
         });
     }
@@ -231,7 +208,7 @@ impl<'c> Tile<'_, 'c> {
     }
 
     /// The first element of every tensor in this repetition of the product.
-    fn starts(&self, outer: Index<'c>) -> Vec<Pointer<'c>> {
+    pub fn starts(&self, outer: Index<'c>) -> Vec<Pointer<'c>> {
         (0..self.tensors.len()).map(|t| self.shifted(self.tensors[t], outer, &self.g.plan.outer, t)).collect()
     }
 
@@ -243,27 +220,26 @@ impl<'c> Tile<'_, 'c> {
     pub fn pass(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        self.if_needed(Kept::B, pass, || {
-            if blocks.pack_b {
-                let last = self.last_width();
-                let border = b.index(blocks.column_panels - i64::from(last != blocks.width));
-                let place = |panel| [self.column_start(pass, panel), self.packed_column(part.columns, panel)];
-                self.copy(&self.functions.pack_b, part.columns, Sizes { before: blocks.width, border, after: last }, pass.depth, &place);
-            }
-        });
-        self.if_needed(Kept::A, pass, || {
-            let rows = part.rows;
-            let place = |panel| [self.row_start(pass, rows, panel), self.packed_row(rows, panel)];
-            if blocks.pack_a && plan.owns(Own::Rows) {
-                let function = self.functions.pack_a[&blocks.height];
-                b.for_each(rows.panels.from, rows.panels.to, 1, &mut |panel| {
-                    b.call(function, &place(panel), &[pass.depth, b.index(1), self.height(rows, panel)]);
-                });
-            } else if blocks.pack_a {
-                let sizes = Sizes { before: blocks.height + 1, border: b.index(blocks.tall), after: blocks.height };
-                self.copy(&self.functions.pack_a, rows.panels, sizes, pass.depth, &place);
-            }
-        });
+        if blocks.pack_b {
+            self.renew(Kept::B, pass, |copy| {
+                let place = |panel| [self.column_start(pass, panel), self.packed_column(copy, part.columns, panel)];
+                self.copy(&self.functions.pack_b, part.columns, plan.panels(Kept::B as usize), pass.depth, &place);
+            });
+        }
+        if blocks.pack_a {
+            self.renew(Kept::A, pass, |copy| {
+                let rows = part.rows;
+                let place = |panel| [self.row_start(pass, rows, panel), self.packed_row(copy, rows, panel)];
+                if plan.owns(Own::Rows) {
+                    let function = self.functions.pack_a[&blocks.height];
+                    b.for_each(rows.panels.from, rows.panels.to, 1, &mut |panel| {
+                        b.call(function, &place(panel), &[pass.depth, b.index(1), self.height(rows, panel)]);
+                    });
+                } else {
+                    self.copy(&self.functions.pack_a, rows.panels, plan.panels(Kept::A as usize), pass.depth, &place);
+                }
+            });
+        }
         self.products(part, pass);
     }
 
@@ -271,22 +247,28 @@ impl<'c> Tile<'_, 'c> {
     pub fn products(&self, part: &Part<'_, 'c>, pass: &Pass<'c>) {
         let (b, plan) = (self.g.b, self.g.plan);
         let (blocks, rows, columns) = (&plan.blocks, part.rows, part.columns);
+        let [packed_a, packed_b] = [Kept::A, Kept::B].map(|factor| self.current(factor));
+        let [all_rows, all_columns] = [rows.panels, columns].map(|panels| b.index_sub(panels.to, panels.from));
+        let micros = b.index_mul(all_rows, all_columns);
+        let shares = [Kept::A, Kept::B].map(|factor| self.begin_next(factor, pass.next[factor as usize], micros));
         b.for_each(rows.panels.from, rows.panels.to, 1, &mut |row_panel| {
             let row = self.first_row(rows, row_panel);
-            let [number, count] = [row_panel, rows.panels.to].map(|panel| b.index_sub(panel, rows.panels.from));
-            let a = if blocks.pack_a { self.packed_row(rows, row_panel) } else { self.row_start(pass, rows, row_panel) };
+            let number = b.index_sub(row_panel, rows.panels.from);
+            let a = if blocks.pack_a { self.packed_row(packed_a, rows, row_panel) } else { self.row_start(pass, rows, row_panel) };
             b.for_each(columns.from, columns.to, 1, &mut |panel| {
                 let column = b.index_mul(panel, b.index(blocks.width));
-                let factor = if blocks.pack_b { self.packed_column(columns, panel) } else { self.column_start(pass, panel) };
+                let factor = if blocks.pack_b { self.packed_column(packed_b, columns, panel) } else { self.column_start(pass, panel) };
                 let mut pointers = vec![a, factor, self.partial(part, row, column), self.scalars];
                 pointers.push(b.at_const(self.area, self.scratch.spill));
                 let mut indices = vec![row, column, part.outer, pass.depth];
-                for (next, (start, wanted)) in self.g.next.iter().zip(pass.next.starts.into_iter().zip(pass.next.wanted)) {
-                    let at = [number, count, b.index_sub(panel, columns.from)];
-                    let part = next.as_ref().map(|next| next.part(b, start, wanted, at));
-                    let part = part.unwrap_or(next::Part { start: a, more: b.index(0) });
-                    pointers.push(part.start);
-                    indices.push(part.more);
+                let spot = Spot { row: number, rows: all_rows, column: b.index_sub(panel, columns.from), columns: all_columns };
+                for (next, share) in self.g.next.iter().zip(&shares) {
+                    let part = match (next, share) {
+                        (Some(next), Some(share)) => next.part(b, share, spot),
+                        _ => next::Part::none(b, a),
+                    };
+                    pointers.extend(part.pointers);
+                    indices.extend(part.numbers);
                 }
                 for (tensor, start) in part.starts.iter().enumerate() {
                     let bytes = self.bytes(tensor);
@@ -305,19 +287,20 @@ impl<'c> Tile<'_, 'c> {
         });
     }
 
-    fn packed_column(&self, columns: Range<'c>, panel: Index<'c>) -> Pointer<'c> {
+    /// Where a panel is in a copy of `B`.
+    fn packed_column(&self, copy: Pointer<'c>, columns: Range<'c>, panel: Index<'c>) -> Pointer<'c> {
         let b = self.g.b;
-        b.at(self.area, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * self.g.plan.blocks.packed_b())))
+        b.at(copy, b.index_mul(b.index_sub(panel, columns.from), b.index(4 * self.g.plan.blocks.packed_b())))
     }
 
     fn column_start(&self, pass: &Pass<'c>, panel: Index<'c>) -> Pointer<'c> {
         self.column_at(pass.b, panel)
     }
 
-    fn packed_row(&self, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
+    /// Where a panel is in a copy of `A`.
+    fn packed_row(&self, copy: Pointer<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
         let b = self.g.b;
-        let number = b.index_sub(panel, rows.panels.from);
-        b.at(b.at_const(self.area, self.scratch.packed_a), b.index_mul(number, b.index(4 * self.g.plan.blocks.packed_a())))
+        b.at(copy, b.index_mul(b.index_sub(panel, rows.panels.from), b.index(4 * self.g.plan.blocks.packed_a())))
     }
 
     fn row_start(&self, pass: &Pass<'c>, rows: Rows<'c>, panel: Index<'c>) -> Pointer<'c> {
@@ -330,29 +313,17 @@ impl<'c> Tile<'_, 'c> {
         plan.n.size - (plan.blocks.column_panels - 1) * plan.blocks.width
     }
 
-    fn kept(&self) -> Kept {
-        if self.g.plan.blocks.pack_a && self.g.plan.passes() == Some(1) && !self.g.plan.owns(Own::Rows) { Kept::A } else { Kept::B }
-    }
-
-    /// Writes the copying of a factor, to be skipped if the tile before it left the same copy.
-    fn if_needed(&self, factor: Kept, pass: &Pass<'c>, copy: impl FnOnce()) {
-        match pass.renew {
-            Some(renew) if factor == self.kept() => self.g.b.branch(renew, copy, || ()),
-            Some(_) | None => copy(),
-        }
-    }
-
     /// Copies the panels of `range`: those of equal size in one call.
     fn copy(
         &self,
         functions: &BTreeMap<i64, FunctionValue<'c>>,
         range: Range<'c>,
-        sizes: Sizes<'c>,
+        sizes: Panels,
         depth: Index<'c>,
         place: &dyn Fn(Index<'c>) -> [Pointer<'c>; 2],
     ) {
         let b = self.g.b;
-        let border = b.index_max(range.from, b.index_min(range.to, sizes.border));
+        let border = b.index_max(range.from, b.index_min(range.to, b.index(sizes.border)));
         for (size, from, to) in [(sizes.before, range.from, border), (sizes.after, border, range.to)] {
             // One size may not occur at all.
             if let Some(function) = functions.get(&size) {
