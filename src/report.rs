@@ -1,7 +1,7 @@
 //! The table that `mcc compile` ends with.
 
+use ir::kernel::Family;
 use ir::mesh::Axis;
-use ir::op::Op;
 use ir::program::Job;
 use passes::bubbles::{UNIT, timeline};
 use passes::explain::{exchanges, totals};
@@ -36,7 +36,7 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
         job.programs.len(),
         if job.programs.len() == 1 { "" } else { "es" },
         count(job.kernels.len() as u64),
-        job.kernels.iter().filter(|k| k.body.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. } | Op::GroupedDot { .. }))).count(),
+        job.kernels.iter().filter(|k| k.family == Family::Gemm).count(),
     );
     let dims = job.params.iter().flat_map(|p| &p.dims).filter(|d| d.padded > d.size);
     let padded: BTreeSet<String> = dims.map(|d| format!("{} from {} to {}", d.name, d.size, d.padded)).collect();

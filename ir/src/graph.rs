@@ -135,6 +135,12 @@ impl Body {
         own(a, b) && own(b, a)
     }
 
+    /// Whether a dot multiplies factors of the same dims: a reduction of all that it reads, like one of their elementwise product.
+    pub fn is_elementwise_dot(&self, dot: Value) -> bool {
+        let [a, b] = [0, 1].map(|k| &self[self[dot].args[k]].ty.dims);
+        a.len() == b.len() && a.iter().all(|d| b.contains(d))
+    }
+
     /// Elements of a value.
     pub fn elements(&self, v: Value) -> u64 {
         self.dims.elements(self.dims_of(v))

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 /// What the code generator makes of a kernel. Chosen by the `fuse` pass, checked by [`Kernel::verify`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Family {
-    /// Pointwise ops, reductions, gathers. Every output has all dims of `grid`, no reduction (`Reduce`, `ArgMax`, `Cumsum`)
-    /// is over a dim of `grid`; so grid points are independent of each other. Dims outside of `grid` are loops within a point.
+    /// Pointwise ops, reductions, gathers. Every output has all dims of `grid`, no reduction (`Reduce`, `ArgMax`, `Cumsum`, and a `Dot`
+    /// of factors with the same dims) is over a dim of `grid`; so grid points are independent of each other. Dims outside of `grid` are loops within a point.
     Loops { grid: Vec<Dim> },
     /// One `Dot` or `GroupedDot`, then pointwise ops on its result.
     Gemm,
@@ -124,6 +124,7 @@ impl Kernel {
                 | Op::Limit { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
+                Op::Dot { over, tf32: false } if matches!(self.family, Family::Loops { .. }) && self.body.is_elementwise_dot(v) => self.inside(v, over)?,
                 Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
                     anchors += 1;
                     last_anchor = Some(v);

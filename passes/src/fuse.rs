@@ -3,8 +3,9 @@
 //! A group of loops has one domain (the union of its nodes' dims) and at most one set of reduced dims; every value that leaves
 //! it has the whole domain, or the domain without the reduced dims. So a norm, a softmax with its cross entropy, an
 //! optimizer update are one kernel each, and a tile of its grid needs nothing of another tile. A contraction takes the
-//! pointwise ops that follow it on the same dims. Views, slices and shards are other names for the same memory, and no kernel.
+//! pointwise ops that follow it on the same dims. What its readers compute as well as read is not stored ([`again`]). Views, slices and shards are other names for the same memory, and no kernel.
 
+mod again;
 mod order;
 
 use ir::dim::Dim;
@@ -91,6 +92,7 @@ pub fn fuse(local: &Local) -> Vec<Group> {
         of: vec![None; body.nodes.len()],
         order: Order::default(),
         aliased: vec![],
+        holders: vec![],
         attends: HashMap::new(),
         last_exchange: HashMap::new(),
     };
@@ -144,6 +146,8 @@ struct Fusion<'a> {
     order: Order,
     /// For each group, those of which it reads another view: they must be in memory before it begins.
     aliased: Vec<BTreeSet<usize>>,
+    /// The groups that compute each node, once nodes are grouped: one, unless readers compute it again.
+    holders: Vec<BTreeSet<usize>>,
     /// Groups of attention by its queries and keys.
     attends: HashMap<[Value; 2], Vec<usize>>,
     /// Exchanges of a chunk happen in graph order: each waits for the one before.
@@ -169,7 +173,7 @@ impl Fusion<'_> {
     }
 
     fn add(&mut self, v: Value, at: (Chunk, Space)) {
-        let anchor = is_anchor(&self.body[v].op);
+        let anchor = is_anchor(self.body, v);
         // The groups whose values it reads without a detour, latest first.
         let mut near: Vec<usize> = self.body[v].args.iter().filter_map(|a| self.of[a.index()]).collect();
         near.sort_unstable_by(|a, b| b.cmp(a));
@@ -270,9 +274,9 @@ impl Fusion<'_> {
         // A table that is looked up must be in memory.
         let table = matches!(self.body[v].op, Op::Gather { .. }) && nodes.contains(&self.body[v].args[0]);
         let one_kernel = match anchors.as_slice() {
-            _ if is_anchor(&self.body[v].op) => anchors.len() == 1 && merged.len() == 1,
+            _ if is_anchor(self.body, v) => anchors.len() == 1 && merged.len() == 1,
             _ if table => false,
-            [] => self.loops(&nodes).is_some(),
+            [] => self.loops(&nodes, &|n| self.leaves(&nodes, n)).is_some(),
             [anchor] => self.epilogue(&nodes, *anchor),
             _ => false,
         };
@@ -291,34 +295,39 @@ impl Fusion<'_> {
     }
 
     /// The grid of a group of loops, if its nodes can be one.
-    fn loops(&self, nodes: &BTreeSet<Value>) -> Option<Vec<Dim>> {
+    fn loops(&self, nodes: &BTreeSet<Value>, leaves: &dyn Fn(Value) -> bool) -> Option<Vec<Dim>> {
         let body = self.body;
         let mut domain: BTreeSet<Dim> = BTreeSet::new();
-        let mut reduced: Option<BTreeSet<Dim>> = None;
+        let mut common: Option<BTreeSet<Dim>> = None;
         for n in nodes {
             domain.extend(body.dims_of(*n));
-            let over: BTreeSet<Dim> = match &body[*n].op {
-                Op::Reduce { over, .. } => over.iter().copied().collect(),
-                Op::ArgMax { over } | Op::Cumsum { over, .. } => [*over].into(),
-                _ => continue,
-            };
+            let over: BTreeSet<Dim> = reduced(&body[*n].op).iter().copied().collect();
+            if over.is_empty() {
+                continue;
+            }
             domain.extend(&over);
-            match &reduced {
-                None => reduced = Some(over),
+            match &common {
+                None => common = Some(over),
                 Some(r) if *r == over => {}
                 Some(_) => return None,
             }
         }
-        let reduced = reduced.unwrap_or_default();
-        let inner: BTreeSet<Dim> = &domain - &reduced;
-        for n in nodes.iter().filter(|n| self.leaves(nodes, **n)) {
+        let common = common.unwrap_or_default();
+        let inner: BTreeSet<Dim> = &domain - &common;
+        let long = |d: &&Dim| body.dims.size(**d) > 1;
+        let runs = nodes.iter().any(|n| matches!(body[*n].op, Op::Cumsum { .. }));
+        for n in nodes.iter().filter(|n| leaves(**n)) {
             let dims: BTreeSet<Dim> = body.dims_of(*n).iter().copied().collect();
             if dims != domain && dims != inner {
                 return None;
             }
+            // A sum of rows leaves few grid points; what is not summed has more, and is written row by row.
+            if dims != inner && !runs && body.dims_of(*n).iter().find(long).is_some_and(|d| common.contains(d)) {
+                return None;
+            }
         }
         let mut grid: Vec<Dim> = vec![];
-        for n in nodes.iter().filter(|n| self.leaves(nodes, **n)) {
+        for n in nodes.iter().filter(|n| leaves(**n)) {
             for d in body.dims_of(*n) {
                 if inner.contains(d) && !grid.contains(d) {
                     grid.push(*d);
@@ -333,7 +342,9 @@ impl Fusion<'_> {
         self.kept[v.index()] || self.users[v.index()].is_empty() || self.users[v.index()].iter().any(|(c, _)| !nodes.contains(c))
     }
 
-    fn finish(self) -> Vec<Group> {
+    fn finish(mut self) -> Vec<Group> {
+        self.holders = self.of.iter().map(|g| g.iter().copied().filter(|g| self.groups[*g].live).collect()).collect();
+        self.compute_again();
         let open: Vec<usize> = (0..self.groups.len()).filter(|g| self.groups[*g].live).collect();
         let order = self.order.list(&open);
         order
@@ -342,13 +353,13 @@ impl Fusion<'_> {
             .map(|g| {
                 let draft = &self.groups[g];
                 let family = match draft.anchor.map(|a| &self.body[a].op) {
-                    None => Family::Loops { grid: self.loops(&draft.nodes).expect("invariant: the group was checked") },
+                    None => Family::Loops { grid: self.loops(&draft.nodes, &|n| self.stores(g, n)).expect("invariant: the group was checked") },
                     Some(Op::Scatter { .. }) => Family::Scatter,
                     Some(Op::Attention(_) | Op::AttentionLse(_)) => Family::Attention,
                     Some(Op::AttentionGrad(..)) => Family::AttentionGrad,
                     Some(_) => Family::Gemm,
                 };
-                let outputs = draft.nodes.iter().copied().filter(|v| self.leaves(&draft.nodes, *v)).collect();
+                let outputs = draft.nodes.iter().copied().filter(|v| self.stores(g, *v)).collect();
                 Group { nodes: draft.nodes.iter().copied().collect(), family, chunk: draft.at.0, space: draft.at.1, outputs }
             })
             .collect()
@@ -360,6 +371,20 @@ fn attended(body: &Body, v: Value) -> [Value; 2] {
     [body[v].args[0], body[v].args[1]]
 }
 
-fn is_anchor(op: &Op) -> bool {
-    matches!(op, Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..))
+/// Whether a node makes a kernel of a family other than loops. A dot of factors with the same dims is a reduction.
+fn is_anchor(body: &Body, v: Value) -> bool {
+    match body[v].op {
+        Op::Dot { .. } => !body.is_elementwise_dot(v),
+        Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => true,
+        _ => false,
+    }
+}
+
+/// The dims that an op of loops reduces.
+fn reduced(op: &Op) -> &[Dim] {
+    match op {
+        Op::Reduce { over, .. } | Op::Dot { over, .. } => over,
+        Op::ArgMax { over } | Op::Cumsum { over, .. } => std::slice::from_ref(over),
+        _ => &[],
+    }
 }

@@ -132,7 +132,8 @@ struct LocalLowering<'l, 'a, 'k> {
     local: &'a Local,
     names: &'a Names<'a>,
     groups: Vec<Fused>,
-    group_of: HashMap<Value, usize>,
+    /// The groups that compute a value; first the one that stores it, if one does.
+    groups_of: HashMap<Value, Vec<usize>>,
     /// Groups that have their command.
     done: BTreeSet<usize>,
     users: Users,
@@ -165,7 +166,13 @@ struct LocalLowering<'l, 'a, 'k> {
 impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
     fn new(l: &'l mut Lowering<'k>, local: &'a Local, names: &'a Names<'a>) -> Self {
         let groups = fuse(local);
-        let group_of = groups.iter().enumerate().flat_map(|(k, g)| g.nodes.iter().map(move |v| (*v, k))).collect();
+        let mut groups_of: HashMap<Value, Vec<usize>> = HashMap::new();
+        for (k, group) in groups.iter().enumerate() {
+            for v in &group.nodes {
+                let of = groups_of.entry(*v).or_default();
+                of.insert(if group.outputs.contains(v) { 0 } else { of.len() }, k);
+            }
+        }
         let users = local.body.users();
         let mut renews = HashMap::new();
         for (k, u) in local.updates.iter().enumerate() {
@@ -186,7 +193,7 @@ impl<'l, 'a, 'k> LocalLowering<'l, 'a, 'k> {
             local,
             names,
             groups,
-            group_of,
+            groups_of,
             done: BTreeSet::new(),
             users,
             renews,

@@ -11,7 +11,7 @@ use crate::pointwise::{self, Sources};
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::Value;
 use ir::kernel::Kernel;
-use ir::op::{DType, Op};
+use ir::op::{DType, Op, Reduce};
 use std::collections::{BTreeMap, HashMap};
 
 /// Values known at a place.
@@ -320,7 +320,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                 for (fold, v) in folds.iter().zip(values) {
                     let (own, others) = rest.split_at(fold.width());
                     rest = others;
-                    match this.value(this.kernel.body[*v].args[0], place, &mut known) {
+                    match this.element(*v, place, &mut known) {
                         Ok(x) => {
                             b.locate(*v);
                             out.extend(fold.step(this, place, own, x));
@@ -426,9 +426,20 @@ impl<'a, B: Builder> Loops<'a, B> {
         let lane = pointwise::lane(body[body[v].args[0]].ty.dtype);
         Ok(match &body[v].op {
             Op::Reduce { kind, .. } => Fold::Join { kind: *kind, lane },
+            Op::Dot { .. } => Fold::Join { kind: Reduce::Sum, lane: Lane::F32 },
             Op::ArgMax { over } => Fold::ArgMax { over: *over, lane },
             other => unreachable!("invariant: `{}` is not a reduction", other.name()),
         })
+    }
+
+    /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
+    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        let node = &self.kernel.body[v];
+        let first = self.value(node.args[0], place, known)?;
+        let Op::Dot { .. } = node.op else { return Ok(first) };
+        let second = self.value(node.args[1], place, known)?;
+        self.b.locate(v);
+        Ok(self.b.mul(first, second))
     }
 
     fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
@@ -476,7 +487,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                 let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
                 sources.value(v, &mut |dim| place.each(b, dim))?
             }
-            Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
+            Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
                 Some(values) => values[place.slot],
                 None => self.kept[&v].load(b, place),
             },

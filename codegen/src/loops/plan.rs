@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// One loop nest at a grid point. Values that need a nest of their own are computed by earlier steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// `Reduce` and `ArgMax` over the same dims with the same dims left.
+    /// `Reduce`, `ArgMax` and `Dot` over the same dims with the same dims left.
     Reduce { values: Vec<Value>, over: Vec<Dim>, left: Vec<Dim> },
     /// A running sum: `along` in order, for each point of the other dims.
     Cumsum { value: Value, along: Dim, reverse: bool, others: Vec<Dim> },
@@ -46,8 +46,13 @@ fn cuts(target: &Target) -> (i64, i64) {
         Arch::Nvptx => (512, 1 << 12),
     }
 }
-/// Vectors of grid points whose reductions run together, so that memory is read in longer pieces.
-const WIDE: i64 = 4;
+/// Of so many vectors of grid points, those whose reductions run together, so that memory is read in longer pieces.
+fn abreast(vectors: i64, target: &Target) -> i64 {
+    match target.arch {
+        Arch::X86_64 if vectors % 8 == 0 => 8,
+        Arch::X86_64 | Arch::Nvptx => 4,
+    }
+}
 
 impl Plan {
     pub fn new(kernel: &Kernel, grid: &[Dim], target: &Target) -> Plan {
@@ -63,7 +68,10 @@ impl Plan {
         let steps = steps(kernel, grid);
         let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
         let work = (inner * body.nodes.len() as i64).max(1);
-        let wide = if vector_in_grid && reduces_to_points(&steps) { WIDE } else { 1 };
+        let wide = match vector {
+            Some(d) if vector_in_grid && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
+            _ => 1,
+        };
         let (segment, segments) = match vector {
             Some(d) if vector_in_grid => {
                 let size = body.dims.size(d) as i64;
@@ -128,7 +136,7 @@ pub fn vector_dim(kernel: &Kernel, allowed: impl Fn(Dim) -> bool) -> Option<Dim>
 
 /// Whether an op's result is found by a nest of its own.
 pub fn needs_nest(op: &Op) -> bool {
-    matches!(op, Op::Reduce { .. } | Op::ArgMax { .. } | Op::Cumsum { .. })
+    matches!(op, Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. })
 }
 
 /// How many nests must run one after the other before a value is known.
@@ -151,7 +159,7 @@ fn steps(kernel: &Kernel, grid: &[Dim]) -> Vec<Step> {
         let level = levels[v.index()];
         let left = inner(body.dims_of(v));
         let over = match &body[v].op {
-            Op::Reduce { over, .. } => over.clone(),
+            Op::Reduce { over, .. } | Op::Dot { over, .. } => over.clone(),
             Op::ArgMax { over } => vec![*over],
             Op::Cumsum { over, reverse } => {
                 let others = left.iter().copied().filter(|d| d != over).collect();

@@ -130,6 +130,29 @@ fn column_sums_run_along_the_grid() {
     check(&kernel, &[], 1e-5);
 }
 
+/// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows times factors.
+#[test]
+fn dots_of_rows_and_columns_are_summed_among_other_ops() {
+    for (dtype, h) in [(DType::F32, 70), (DType::F32, 300), (DType::Bf16, 300)] {
+        for by_rows in [true, false] {
+            let mut make = Make::default();
+            let [b, s, h] = [("b", 3), ("s", 9), ("h", h)].map(|(n, s)| make.dim(n, s));
+            let (x, dy, scale) = (make.input(dtype, &[b, s, h]), make.input(dtype, &[b, s, h]), make.input(dtype, &[b, s]));
+            let scaled = make.op(Op::Binary(Binary::Mul), &[x, scale]);
+            let kernel = if by_rows {
+                let dot = make.op(Op::dot(vec![h]), &[scaled, dy]);
+                let back = make.op(Op::Binary(Binary::Mul), &[dot, x]);
+                let sum = make.op(Op::Add, &[back, dy]);
+                make.kernel(Family::Loops { grid: vec![b, s] }, &[sum, dot])
+            } else {
+                let dot = make.op(Op::dot(vec![b, s]), &[dy, scaled]);
+                make.kernel(Family::Loops { grid: vec![h] }, &[dot])
+            };
+            check(&kernel, &[], if dtype == DType::F32 { 1e-5 } else { 2e-2 });
+        }
+    }
+}
+
 #[test]
 fn reductions_leave_inner_dims_and_feed_later_nests() {
     for grid_size in [0, 1, 2] {

@@ -407,7 +407,7 @@ pub fn check_with(kernel: &Kernel, inputs: &[Vec<f64>], scalars: &[f64], toleran
 /// The same kernel with its product in tf32, if it is one of f32.
 pub fn with_tf32(kernel: &Kernel) -> Option<Kernel> {
     let mut kernel = kernel.clone();
-    let product = |v: &Value| matches!(kernel.body[*v].op, Op::Dot { .. } | Op::GroupedDot { .. });
+    let product = |v: &Value| kernel.family == Family::Gemm && matches!(kernel.body[*v].op, Op::Dot { .. } | Op::GroupedDot { .. });
     let v = kernel.body.values().find(product)?;
     let is_f32 = kernel.body[kernel.body[v].args[0]].ty.dtype == DType::F32;
     let (Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }) = &mut kernel.body.nodes[v.index()].op else { return None };

@@ -91,7 +91,12 @@ impl LocalLowering<'_, '_, '_> {
                 Role::Alias => self.is_behind(*c, from, &[]),
                 Role::Compute => {
                     let at = self.local.chunks[c.index()];
-                    group.contains(c) || self.done.contains(&self.group_of[c]) && (at == self.chunk || at == from && from.precedes(self.chunk))
+                    // The one that is not done is the group itself.
+                    match self.groups_of[c].iter().filter(|g| !self.done.contains(g)).count() {
+                        0 => group.contains(c) || at == self.chunk || at == from && from.precedes(self.chunk),
+                        1 => group.contains(c),
+                        _ => false,
+                    }
                 }
                 // Under way beside the kernels, maybe for long.
                 Role::Exchange => false,

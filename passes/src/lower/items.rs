@@ -17,20 +17,22 @@ impl LocalLowering<'_, '_, '_> {
     /// The items of a chunk, each after those it needs, otherwise in graph order; exchanges keep their order.
     pub(super) fn order(&self, chunk: Chunk) -> Vec<Item> {
         let body = &self.local.body;
-        let item = |v: Value| match (self.group_of.get(&v), role(body, v)) {
-            (Some(g), _) => Some(Item::Group(*g)),
-            (None, Role::Alias | Role::Exchange | Role::Source) => Some(Item::Node(v)),
-            (None, Role::Compute | Role::Inline) => None,
+        let items = |v: Value| match (self.groups_of.get(&v), role(body, v)) {
+            (Some(groups), _) => groups.iter().map(|g| Item::Group(*g)).collect(),
+            (None, Role::Alias | Role::Exchange | Role::Source) => vec![Item::Node(v)],
+            (None, Role::Compute | Role::Inline) => vec![],
         };
         let mut needs: BTreeMap<Item, BTreeSet<Item>> = BTreeMap::new();
         let mut last_exchange = None;
         for v in body.values().filter(|v| self.local.chunks[v.index()] == chunk) {
-            let Some(own) = item(v) else { continue };
-            let set = needs.entry(own).or_default();
-            set.extend(body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).filter_map(|a| item(*a)).filter(|i| *i != own));
-            if role(body, v) == Role::Exchange {
-                set.extend(last_exchange);
-                last_exchange = Some(own);
+            let made: Vec<Vec<Item>> = body[v].args.iter().filter(|a| self.local.chunks[a.index()] == chunk).map(|a| items(*a)).collect();
+            for own in items(v) {
+                let set = needs.entry(own).or_default();
+                set.extend(made.iter().filter(|m| !m.contains(&own)).filter_map(|m| m.first()));
+                if role(body, v) == Role::Exchange {
+                    set.extend(last_exchange);
+                    last_exchange = Some(own);
+                }
             }
         }
         let key = |i: &Item| match i {
