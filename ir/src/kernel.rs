@@ -124,7 +124,9 @@ impl Kernel {
                 | Op::Limit { .. } => {
                     return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
                 }
-                Op::Dot { over, tf32: false } if matches!(self.family, Family::Loops { .. }) && self.body.is_elementwise_dot(v) => self.inside(v, over)?,
+                Op::Dot { over, tf32: false } if matches!(self.family, Family::Loops { .. }) && self.body.is_elementwise_dot(v) => {
+                    self.inside(v, over)?
+                }
                 Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
                     anchors += 1;
                     last_anchor = Some(v);
