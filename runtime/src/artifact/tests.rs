@@ -131,7 +131,7 @@ fn another_format_is_named_with_its_version() {
     let out = artifact(dir.path());
     let manifest = out.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 9")).unwrap();
+    fs::write(&manifest, text.replace(&format!("\"format\": {FORMAT}"), "\"format\": 9")).unwrap();
     assert!(refused(&out).contains("has format 9, written by mcc"));
     fs::write(&manifest, &text[..100]).unwrap();
     assert!(refused(&out).contains("manifest.json` is damaged"));
