@@ -140,10 +140,7 @@ impl<'c> Tile<'_, 'c> {
     pub fn after(&self, line: Index<'c>, place: &Place<'c>, [to, end, after]: [Index<'c>; 3]) -> Copies<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let fast = match self.kept() {
-            Kept::A => blocks.column_tiles,
-            Kept::B => blocks.row_tiles,
-        };
+        let fast = self.line();
         let same = b.index_less(place.end, to);
         let line = b.index_select(same, line, b.index_add(line, b.index(1)));
         let tile = b.index_select(same, place.end, b.index(0));
@@ -160,7 +157,7 @@ impl<'c> Tile<'_, 'c> {
         let rows = self.share(place.rows, blocks.row_tiles, blocks.panels);
         let columns = self.share(place.columns, blocks.column_tiles, blocks.column_panels);
         let [a, factor] = self.factors(&self.starts(place.outer), b.index(0), b.index(0));
-        let row = b.index_add(b.index_mul(rows.from, b.index(blocks.height)), b.index_min(rows.from, b.index(blocks.tall)));
+        let row = plan.panels(Kept::A as usize).start(b, rows.from);
         let block = |start, panels, wanted| Block { start, panels, depth: b.index(blocks.depth.min(plan.k.size)), wanted };
         [block(self.row_at(a, row), rows, wanted[0]), block(self.column_at(factor, columns.from), columns, wanted[1])]
     }

@@ -162,7 +162,7 @@ impl<'c> Functions<'c> {
             (false, 0) => vec![blocks.height],
             (false, _) => vec![blocks.height + 1, blocks.height],
         };
-        let last = plan.n.size - (blocks.column_panels - 1) * blocks.width;
+        let last = plan.panels(copies::Kept::B as usize).after;
         let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
         let several = [Stage { resumes: false, finishes: false }, Stage { resumes: true, finishes: false }, Stage { resumes: true, finishes: true }];
         let whole = Stage { resumes: false, finishes: true };

@@ -74,11 +74,7 @@ impl<'c> Tile<'_, 'c> {
     /// Tiles `first..end`. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
     /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
     pub fn emit(&self, first: Index<'c>, end: Index<'c>) {
-        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
-        let fast = match self.kept() {
-            Kept::A => blocks.column_tiles,
-            Kept::B => blocks.row_tiles,
-        };
+        let (b, fast) = (self.g.b, self.line());
         let after = b.index_div(b.index_add(end, b.index(fast - 1)), b.index(fast));
         b.for_each(b.index_div(first, b.index(fast)), after, 1, &mut |line| {
             let start = b.index_mul(line, b.index(fast));
@@ -90,6 +86,14 @@ impl<'c> Tile<'_, 'c> {
                 self.tiles(&place, line, b.index_equal(tile, from), next);
             });
         });
+    }
+
+    /// Tiles of a line: those that share the kept copy.
+    pub fn line(&self) -> i64 {
+        match self.kept() {
+            Kept::A => self.g.plan.blocks.column_tiles,
+            Kept::B => self.g.plan.blocks.row_tiles,
+        }
     }
 
     /// Tiles of a line from number `tile` on that are computed together, of which the last is before `to`.
@@ -307,12 +311,6 @@ impl<'c> Tile<'_, 'c> {
         self.row_at(pass.a, self.first_row(rows, panel))
     }
 
-    /// Columns of the last column panel.
-    fn last_width(&self) -> i64 {
-        let plan = self.g.plan;
-        plan.n.size - (plan.blocks.column_panels - 1) * plan.blocks.width
-    }
-
     /// Copies the panels of `range`: those of equal size in one call.
     fn copy(
         &self,
@@ -378,7 +376,7 @@ impl<'c> Tile<'_, 'c> {
 
     fn by_width(&self, panel: Index<'c>, body: &mut dyn FnMut(i64)) {
         let (b, plan) = (self.g.b, self.g.plan);
-        let last = self.last_width();
+        let last = plan.panels(Kept::B as usize).after;
         if plan.blocks.column_panels == 1 || last == plan.blocks.width {
             return body(last);
         }
