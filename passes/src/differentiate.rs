@@ -209,7 +209,9 @@ fn adjoint(
                     give(b, 0, d);
                 }
                 if wants(1) {
-                    let slope = b.div(v, x(1));
+                    // A second division by the same number is spared where it can be.
+                    let is_reciprocal = matches!(b.body[x(0)].op, Op::Const(c) if c.0 == 1.0);
+                    let slope = if is_reciprocal { b.mul(v, v) } else { b.div(v, x(1)) };
                     let scaled = b.mul(dz, slope);
                     let d = b.neg(scaled);
                     give(b, 1, d);

@@ -375,3 +375,21 @@ fn products_in_chunks_compute_the_same() {
     on(GPT2, &[("seq", "8")], &["tp2 sp chunks2", "tp4 sp chunks2 b2 m2", "tp2 chunks4 m2", "tp2 b2 chunks2", "dp2 tp2 pp2 sp chunks4 m2"]);
     on(LLAMA, &[("seq", "12")], &["tp2 sp chunks3", "tp4 sp chunks2 full1", "tp2 sp cp2 chunks3 m2", "bf16 tp2 sp chunks3"]);
 }
+
+/// Exponentials of what is given to these curves are beyond every float.
+const FLAT: &str = "
+model flat(batch, hidden = 4) {
+  input x: f32[batch, hidden];
+  param w: [hidden] = 1;
+  loss mean(x * (silu(w - 5000) + sigmoid(w - 9000) + silu(w + 5000)));
+}
+train { optimizer: adamw(betas: [0.9, 0.95], eps: 1e-8); }
+plan { dp: batch; }
+";
+
+#[test]
+fn gradients_of_curves_are_numbers_where_these_are_flat() {
+    for words in ["b2", "dp2"] {
+        check(FLAT, &[], &case(words));
+    }
+}
