@@ -17,6 +17,7 @@ use std::f64::consts::LOG2_E;
 
 /// Offsets in scratch, in bytes.
 struct Scratch {
+    /// Copies of all rows of a head of queries: read once for each block of keys, they lie close together.
     q: i64,
     dout: i64,
     k: i64,
@@ -45,8 +46,8 @@ impl Scratch {
         let (query_rows, key_rows) = (plan.query_block * plan.width, plan.key_block * plan.width);
         let square = plan.query_block * plan.key_block;
         Scratch {
-            q: take(query_rows),
-            dout: take(query_rows),
+            q: take(plan.query_blocks() * query_rows),
+            dout: take(plan.query_blocks() * query_rows),
             k: take(key_rows),
             k_transposed: take(key_rows),
             v_transposed: take(key_rows),
@@ -64,9 +65,9 @@ impl Scratch {
 
 /// The functions of one kernel. Those of gradients that it does not store are absent.
 struct Functions<'c> {
-    copy_q: Option<FunctionValue<'c>>,
+    copy_q: FunctionValue<'c>,
     copy_k: FunctionValue<'c>,
-    copy_dout: Option<FunctionValue<'c>>,
+    copy_dout: FunctionValue<'c>,
     bounds: Option<[FunctionValue<'c>; 2]>,
     transpose_k: FunctionValue<'c>,
     transpose_v: FunctionValue<'c>,
@@ -128,29 +129,29 @@ impl<'c> Backward<'_, 'c> {
 
     fn functions(&self, target: &Target) -> Functions<'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
-        let copy = |name: &str, rows: &Rows| (!plan.in_place(rows)).then(|| tiles::copy(b, plan, &Copy::plain(plan, name, rows)));
-        let against_keys = |name: &'static str, rows: &Rows, end: End| {
+        let copy = |name: &str, rows: &Rows| tiles::copy(b, plan, &Copy::plain(plan, name, rows));
+        let against_keys = |name: &'static str, end: End| {
             let product_of = Product {
                 name,
                 rows: plan.query_block,
                 columns: plan.key_block,
                 depth: plan.d,
-                a: (plan.row_length(rows), 1),
+                a: (plan.width, 1),
                 b_row: plan.key_block,
                 c_row: plan.key_block,
                 end,
             };
             product(b, &product_of, target.registers)
         };
-        // Sums of rows of `of`, weighted by a block of probabilities: per key down its column, per query along its row.
-        let per_key = |name: &'static str, of: &Rows| {
+        // Sums of rows, weighted by a block of probabilities: per key down its column, per query along its row.
+        let per_key = |name: &'static str| {
             let product_of = Product {
                 name,
                 rows: plan.key_block,
                 columns: plan.width,
                 depth: plan.query_block,
                 a: (1, plan.key_block),
-                b_row: plan.row_length(of),
+                b_row: plan.width,
                 c_row: plan.width,
                 end: End::Add,
             };
@@ -171,18 +172,18 @@ impl<'c> Backward<'_, 'c> {
         };
         Functions {
             copy_q: copy("copy_q", &operands.q),
-            copy_k: tiles::copy(b, plan, &Copy::plain(plan, "copy_k", &operands.k)),
+            copy_k: copy("copy_k", &operands.k),
             copy_dout: copy("copy_dout", &operands.dout),
             bounds: plan.bounds(b),
             transpose_k: transpose(b, plan, "transpose_k", &operands.k, plan.key_block),
             transpose_v: transpose(b, plan, "transpose_v", &operands.v, plan.key_block),
-            scores: against_keys("scores", &operands.q, End::StoreScaled(plan.attention.scale.0 * LOG2_E)),
-            dp: against_keys("dp", &operands.dout, End::Store),
+            scores: against_keys("scores", End::StoreScaled(plan.attention.scale.0 * LOG2_E)),
+            dp: against_keys("dp", End::Store),
             gradient: self.gradient("gradient", false),
             gradient_masked: self.gradient("gradient_masked", true),
             dq: self.wants(AttentionGrad::Q).then(per_query),
-            dk: self.wants(AttentionGrad::K).then(|| per_key("dk", &operands.q)),
-            dv: self.wants(AttentionGrad::V).then(|| per_key("dv", &operands.dout)),
+            dk: self.wants(AttentionGrad::K).then(|| per_key("dk")),
+            dv: self.wants(AttentionGrad::V).then(|| per_key("dv")),
         }
     }
 
@@ -230,27 +231,21 @@ impl<'c> Backward<'_, 'c> {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let source = |rows: &Rows, first: Index<'c>| b.at(at.tensors[rows.tensor], b.index_mul(first, b.index(rows.bytes(rows.row_stride))));
-        let ready = |copy: Option<FunctionValue<'c>>, rows: &Rows, span: Span<'c>, offset: i64| match copy {
-            Some(copy) => {
-                b.call(copy, &[source(rows, span.first), part(offset)], &[span.count]);
-                part(offset)
-            }
-            None => source(rows, span.first),
-        };
+        b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |block| {
+            let rows = span(b, block, plan.query_block, plan.queries);
+            b.call(functions.copy_q, &[source(&operands.q, rows.first), self.rows(at, self.scratch.q, rows)], &[rows.count]);
+            b.call(functions.copy_dout, &[source(&operands.dout, rows.first), self.rows(at, self.scratch.dout, rows)], &[rows.count]);
+        });
         b.for_each(b.index(0), b.index(plan.key_blocks()), 1, &mut |key_block| {
             let keys = span(b, key_block, plan.key_block, plan.keys);
             let run = plan.measured(b, functions.bounds, at, 1, keys, part(self.scratch.key_bounds));
-            let k = ready(Some(functions.copy_k), &operands.k, keys, self.scratch.k);
+            b.call(functions.copy_k, &[source(&operands.k, keys.first), part(self.scratch.k)], &[keys.count]);
             b.call(functions.transpose_k, &[source(&operands.k, keys.first), part(self.scratch.k_transposed)], &[keys.count]);
             b.call(functions.transpose_v, &[source(&operands.v, keys.first), part(self.scratch.v_transposed)], &[keys.count]);
             b.for_each(b.index(0), b.index(plan.query_blocks()), 1, &mut |query_block| {
                 let rows = span(b, query_block, plan.query_block, plan.queries);
                 let queries = Run { span: rows, bounds: self.query_bounds(at, query_block) };
-                let work = || {
-                    let q = ready(functions.copy_q, &operands.q, rows, self.scratch.q);
-                    let dout = ready(functions.copy_dout, &operands.dout, rows, self.scratch.dout);
-                    self.block(functions, at, &Blocks { q, k, dout, rows: queries, keys: run });
-                };
+                let work = || self.block(functions, at, queries, run);
                 match plan.any_visible(b, queries, run) {
                     Some(any) => b.branch(any, work, || ()),
                     None => work(),
@@ -264,13 +259,21 @@ impl<'c> Backward<'_, 'c> {
         self.b.at(self.b.at_const(at.scratch, self.scratch.query_bounds), self.b.index_mul(block, self.b.index(8)))
     }
 
-    fn block(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, blocks: &Blocks<'c>) {
+    /// A part of scratch with a row of elements for each query, or key: where those of a block begin.
+    fn rows(&self, at: &Arguments<Pointer<'c>>, offset: i64, block: Span<'c>) -> Pointer<'c> {
+        let b = self.b;
+        b.at(b.at_const(at.scratch, offset), b.index_mul(block.first, b.index(4 * self.plan.width)))
+    }
+
+    /// A block of queries and a block of keys.
+    fn block(&self, functions: &Functions<'c>, at: &Arguments<Pointer<'c>>, queries_run: Run<'c>, keys_run: Run<'c>) {
         let (b, plan, operands) = (self.b, self.plan, &self.operands);
         let part = |offset: i64| b.at_const(at.scratch, offset);
         let (p, ds) = (part(self.scratch.p), part(self.scratch.ds));
-        b.call(functions.scores, &[blocks.q, part(self.scratch.k_transposed), p], &[]);
-        b.call(functions.dp, &[blocks.dout, part(self.scratch.v_transposed), ds], &[]);
-        let (rows, keys) = (blocks.rows.span, blocks.keys.span);
+        let (rows, keys) = (queries_run.span, keys_run.span);
+        let [q, dout] = [self.scratch.q, self.scratch.dout].map(|offset| self.rows(at, offset, rows));
+        b.call(functions.scores, &[q, part(self.scratch.k_transposed), p], &[]);
+        b.call(functions.dp, &[dout, part(self.scratch.v_transposed), ds], &[]);
         let of_query = |tensor: usize| {
             let stride = plan.stride(tensor, plan.attention.at);
             b.at(at.tensors[tensor], b.index_mul(rows.first, b.index(4 * stride)))
@@ -281,19 +284,18 @@ impl<'c> Backward<'_, 'c> {
         match plan.visible(plan.key_block) {
             Visible::All => b.call(functions.gradient, &pointers, &numbers),
             Visible::Some => {
-                let all = plan.all_visible(b, blocks.rows, blocks.keys, plan.key_block);
+                let all = plan.all_visible(b, queries_run, keys_run, plan.key_block);
                 b.branch(all, || b.call(functions.gradient, &pointers, &numbers), || b.call(functions.gradient_masked, &pointers, &numbers));
             }
         }
-        let sums = |offset: i64, first: Index<'c>| b.at(part(offset), b.index_mul(first, b.index(4 * plan.width)));
         if let Some(dv) = functions.dv {
-            b.call(dv, &[p, blocks.dout, sums(self.scratch.dv, keys.first)], &[]);
+            b.call(dv, &[p, dout, self.rows(at, self.scratch.dv, keys)], &[]);
         }
         if let Some(dk) = functions.dk {
-            b.call(dk, &[ds, blocks.q, sums(self.scratch.dk, keys.first)], &[]);
+            b.call(dk, &[ds, q, self.rows(at, self.scratch.dk, keys)], &[]);
         }
         if let Some(dq) = functions.dq {
-            b.call(dq, &[ds, blocks.k, sums(self.scratch.dq, rows.first)], &[]);
+            b.call(dq, &[ds, part(self.scratch.k), self.rows(at, self.scratch.dq, rows)], &[]);
         }
     }
 
@@ -325,6 +327,7 @@ impl<'c> Backward<'_, 'c> {
             b.for_each(b.index(0), b.index(rows), 1, &mut |row| {
                 let from = b.at(b.at_const(at.scratch, sums), b.index_mul(row, b.index(4 * plan.width)));
                 let to = b.at(at.tensors[tensor], b.index_mul(row, b.index(row_stride)));
+                tiles::fetch_stored(b, plan, to, stored, row_stride);
                 for column in vector_columns(b, plan) {
                     let Column { first, .. } = column;
                     let value = b.load(b.at_const(from, 4 * first), Lane::F32, None);
@@ -333,13 +336,4 @@ impl<'c> Backward<'_, 'c> {
             });
         }
     }
-}
-
-/// A block of queries and a block of keys.
-struct Blocks<'c> {
-    q: Pointer<'c>,
-    k: Pointer<'c>,
-    dout: Pointer<'c>,
-    rows: Run<'c>,
-    keys: Run<'c>,
 }

@@ -266,6 +266,7 @@ impl<'c> Forward<'_, 'c> {
                 continue;
             }
             let to = Stored { dtype, stride: plan.stride(tensor, plan.attention.d), accumulate: output.accumulate };
+            tiles::fetch_stored(b, plan, place, to, row_stride);
             for column in vector_columns(b, plan) {
                 let sum = b.load(b.at_const(part(self.scratch.sums, 4 * plan.width), 4 * column.first), Lane::F32, None);
                 store_column(b, place, &column, to, b.mul(sum, inverse));

@@ -194,16 +194,6 @@ impl<'a> Plan<'a> {
         Rows { tensor, row_stride: self.stride(tensor, dim), column_stride: self.stride(tensor, self.attention.d), rows, block, lane }
     }
 
-    /// Whether blocks of these rows can be read where they are: f32, whole vectors, whole blocks.
-    pub fn in_place(&self, rows: &Rows) -> bool {
-        rows.lane == Lane::F32 && rows.column_stride == 1 && self.d == self.width && rows.rows % rows.block == 0
-    }
-
-    /// Elements between rows of a block as it is read.
-    pub fn row_length(&self, rows: &Rows) -> i64 {
-        if self.in_place(rows) { rows.row_stride } else { self.width }
-    }
-
     /// The dims that number heads of queries.
     fn heads(&self) -> Vec<Dim> {
         self.shared.iter().chain(&self.group).copied().collect()

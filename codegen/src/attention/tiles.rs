@@ -135,6 +135,14 @@ fn fetch_row<'c>(b: &Llvm<'c>, plan: &Plan, rows: &Rows, row: Pointer<'c>) {
     }
 }
 
+/// Brings the place near of a result's row that is stored some rows later, if its elements are dense: rows far apart would each wait for memory.
+pub fn fetch_stored<'c>(b: &Llvm<'c>, plan: &Plan, row: Pointer<'c>, to: Stored, row_stride: i64) {
+    if to.stride == 1 {
+        let later = b.at_const(row, AHEAD * row_stride);
+        (0..pointwise::stored(to.dtype).bytes() * plan.d).step_by(64).for_each(|byte| b.prefetch(b.at_const(later, byte), Level::First));
+    }
+}
+
 /// A copy of rows of an operand in f32.
 pub struct Copy<'a> {
     pub name: &'a str,
