@@ -41,7 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let scratch = scratch.as_mut_ptr().cast::<u8>();
             let start = thread_seconds();
             // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes here.
-            unsafe { function(pointers.as_ptr(), std::ptr::null(), 0, compiled.shape.tiles, scratch.add(scratch.align_offset(64))) };
+            unsafe {
+                function(pointers.as_ptr(), std::ptr::null(), 0, compiled.shape.tiles, scratch.add(scratch.align_offset(64)), 0, compiled.shape.tiles)
+            };
             seconds.push(thread_seconds() - start);
         }
     }

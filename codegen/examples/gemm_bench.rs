@@ -42,7 +42,7 @@ impl Product {
         let scratch = self.scratch.as_mut_ptr().cast::<u8>();
         let start = thread_seconds();
         // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
-        unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), 0, self.tiles, scratch.add(scratch.align_offset(64))) };
+        unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), 0, self.tiles, scratch.add(scratch.align_offset(64)), 0, self.tiles) };
         self.seconds.push(thread_seconds() - start);
     }
 }

@@ -4,19 +4,23 @@
 //! - `gemm MxKxN NN|NT|TN|TT 0|1 THREADS SECONDS`: a product, or one that is added to its result.
 //! - `attention forward|backward BATCHxHEADS[/KV]xSEQxD THREADS SECONDS`: causal.
 //!
-//! A call's tiles are claimed by threads as those of a rank claim them, and its time is that of the clock.
+//! Threads share the tiles of a call as those of a rank do, and its time is that of the clock.
 
 mod common;
+/// Those of a rank's threads.
+#[path = "../../runtime/src/cpu/ranges.rs"]
+mod ranges;
 
 use codegen::abi::KernelFn;
 use codegen::{Emit, Target, Workers};
 use common::{Heads, Layout, PEAK_FLOPS, attention, peak, product};
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
+use ranges::{Call, Ranges};
 use std::collections::HashMap;
 use std::error::Error;
 use std::io::BufRead;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 const LAYOUTS: [Layout; 4] = [
@@ -104,23 +108,16 @@ fn call(ready: &mut Ready, threads: usize, budget: f64) -> Vec<f64> {
     let arguments = Arguments(ready.buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect());
     let mut scratch: Vec<Vec<u64>> = vec![vec![0; ready.scratch_bytes / 8 + 16]; threads];
     let scratch = Arguments(scratch.iter_mut().map(|s| s.as_mut_ptr().cast::<u8>()).map(|s| s.wrapping_add(s.align_offset(64))).collect());
-    let claim = if threads == 1 { ready.tiles } else { (ready.tiles / (4 * threads as u64)).max(1) };
-    let next = AtomicU64::new(0);
+    let ranges = Ranges::new(threads);
     let work = |thread: usize| {
         // Whole structs, which may be shared, rather than their fields.
         let (arguments, scratch) = (&arguments, &scratch);
-        loop {
-            let first = next.fetch_add(claim, Ordering::Relaxed);
-            if first >= ready.tiles {
-                return;
-            }
+        for Call { first, end, begin, until } in ranges.calls(thread) {
             // SAFETY: the buffers have the kernel's sizes, the scratch is this thread's and aligned to 64 bytes.
-            unsafe {
-                (ready.function)(arguments.0.as_ptr(), std::ptr::null(), first, (first + claim).min(ready.tiles), scratch.0[thread]);
-            }
+            unsafe { (ready.function)(arguments.0.as_ptr(), std::ptr::null(), first, end, scratch.0[thread], begin, until) };
         }
     };
-    turns(threads, budget, || next.store(0, Ordering::Relaxed), work)
+    turns(threads, budget, || ranges.fill(ready.tiles), work)
 }
 
 fn sizes(text: &str) -> Result<[u64; 3], Box<dyn Error>> {

@@ -1,12 +1,16 @@
 //! The calling convention of compiled kernels.
 //!
 //! ```c
-//! void kernel(void *const *arguments, const uint64_t *scalars, uint64_t first_tile, uint64_t end_tile, void *scratch);
+//! void kernel(void *const *arguments, const uint64_t *scalars, uint64_t first_tile, uint64_t end_tile, void *scratch, uint64_t begin, uint64_t until);
 //! ```
 //! `arguments` are the kernel's inputs in order, then its outputs in order; each points at the first element. `scalars` are the bit
 //! patterns of `f64` and `i64` values in the order of the kernel's scalar arguments. The call computes the tiles `first_tile..end_tile`.
 //! A tile's result depends on its number only, so any division of the tiles over threads gives the same bits. `scratch` is
-//! 64-byte aligned memory of the size that compilation reported, for this thread alone; nothing in it is kept between calls.
+//! 64-byte aligned memory of the size that compilation reported, for this thread alone.
+//!
+//! A thread goes through a range of tiles from its front, in one call or in several that follow one another: the first begins at tile `begin`, each other
+//! where the one before it ended, with the same arguments and with scratch as that left it. `until` is where the range will end, unless it is cut short:
+//! nothing but time depends on it.
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
 //! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.
@@ -25,10 +29,13 @@ pub struct Entry<Index, Pointer> {
     pub first_tile: Index,
     pub end_tile: Index,
     pub scratch: Pointer,
+    pub begin: Index,
+    pub until: Index,
 }
 
 /// The kernel's address as Rust calls it.
-pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
+pub type KernelFn =
+    unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8, begin: u64, until: u64);
 
 /// Words of a GPU kernel's parameters after pointers and scalars.
 pub const GPU_EXTRA: usize = 3;

@@ -234,12 +234,13 @@ impl<'c> Mlir<'c> {
 impl<'c> Frame for Mlir<'c> {
     fn kernel<T>(&self, name: &str, _: [usize; 2], body: &mut KernelBody<'_, V<'c>, V<'c>, T>) -> Result<T, CompileError> {
         let (pointer, index) = (self.pointer_type(), self.i64_type());
-        let types = [pointer, pointer, index, index, pointer];
+        let types = [pointer, pointer, index, index, pointer, index, index];
         let region = Region::new();
         let block = region.append_block(Block::new(&types.map(|t| (t, self.location))));
         let outside = self.enter(&block);
         let parameter = |i: usize| self.argument(&self.block.get(), i);
-        let entry = Entry { arguments: parameter(0), scalars: parameter(1), first_tile: parameter(2), end_tile: parameter(3), scratch: parameter(4) };
+        let [arguments, scalars, first_tile, end_tile, scratch, begin, until] = std::array::from_fn(parameter);
+        let entry = Entry { arguments, scalars, first_tile, end_tile, scratch, begin, until };
         let result = body(&entry)?;
         self.append("func.return", &[], &[], &[], Vec::new());
         self.block.set(outside);

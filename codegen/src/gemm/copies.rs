@@ -42,7 +42,7 @@ impl<'c> Block<'c> {
     }
 }
 
-/// What a call's tiles remember, in 64-bit cells of the scratch.
+/// What the tiles of a range remember, in 64-bit cells of the scratch.
 #[derive(Clone, Copy)]
 pub enum Cell {
     /// Which expert's copy of `B` there is.
@@ -61,7 +61,7 @@ const PLACE: [Cell; 2] = [Cell::PlaceA, Cell::PlaceB];
 const MADE: [Cell; 2] = [Cell::MadeA, Cell::MadeB];
 
 impl<'c> Tile<'_, 'c> {
-    /// Before the first tile: there is no copy yet.
+    /// Before the first tile of a range: there is no copy yet.
     pub fn begin(&self) {
         let b = self.g.b;
         if self.g.plan.experts.is_some() {
@@ -135,9 +135,9 @@ impl<'c> Tile<'_, 'c> {
         Some(share)
     }
 
-    /// What is copied first after the tiles at `place` of `line`, whose tiles end before `to`; the call's tiles end before `end`, its lines before `after`. Where
-    /// experts own anything it is not known.
-    pub fn after(&self, line: Index<'c>, place: &Place<'c>, [to, end, after]: [Index<'c>; 3]) -> Copies<'c> {
+    /// What is copied first after the tiles at `place` of `line`; the range's tiles end before `until`, those of this line before its number `to`. It may be of
+    /// more tiles than then come together. Where experts own anything it is not known.
+    pub fn after(&self, line: Index<'c>, place: &Place<'c>, to: Index<'c>, until: Index<'c>) -> Copies<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let fast = self.line();
@@ -145,14 +145,14 @@ impl<'c> Tile<'_, 'c> {
         let line = b.index_select(same, line, b.index_add(line, b.index(1)));
         let tile = b.index_select(same, place.end, b.index(0));
         let flag = |condition| b.index_select(condition, b.index(1), b.index(0));
-        let some = if plan.experts.is_none() { flag(b.index_less(line, after)) } else { b.index(0) };
+        let some = if plan.experts.is_none() { flag(b.index_less(b.index_mul(line, b.index(fast)), until)) } else { b.index(0) };
         // Copies that are kept serve a line.
         let kept = if plan.passes() == Some(1) { b.index_select(same, b.index(0), some) } else { some };
         let wanted = match self.kept() {
             Kept::A => [kept, some],
             Kept::B => [some, kept],
         };
-        let to = b.index_min(b.index_sub(end, b.index_mul(line, b.index(fast))), b.index(fast));
+        let to = b.index_min(b.index_sub(until, b.index_mul(line, b.index(fast))), b.index(fast));
         let place = self.place(line, tile, to);
         let rows = self.share(place.rows, blocks.row_tiles, blocks.panels);
         let columns = self.share(place.columns, blocks.column_tiles, blocks.column_panels);

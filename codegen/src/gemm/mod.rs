@@ -36,7 +36,7 @@ use next::Next;
 use plan::Plan;
 use product::Own;
 use std::collections::BTreeMap;
-use tile::Tile;
+use tile::{Call, Tile};
 
 /// What the parts of a kernel under construction share.
 pub struct Gemm<'a, 'c> {
@@ -138,8 +138,8 @@ pub fn emit(b: &Llvm, kernel: &Kernel, target: &Target, name: &str) -> Result<cr
     let tensors: Vec<Pointer> =
         (0..kernel.inputs.len() + kernel.outputs.len()).map(|i| b.load_pointer(b.at_const(entry.arguments, 8 * i as i64))).collect();
     let tiles = Tile { g: &g, functions: &functions, scratch: &scratch, tensors: &tensors, scalars: entry.scalars, area: entry.scratch };
-    tiles.begin();
-    tiles.emit(entry.first_tile, entry.end_tile);
+    b.branch(b.index_equal(entry.first_tile, entry.begin), || tiles.begin(), || ());
+    tiles.emit(&Call { first: entry.first_tile, end: entry.end_tile, begin: entry.begin, until: entry.until });
     b.finish_function();
     Ok(crate::Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch.bytes as u64 })
 }

@@ -39,14 +39,15 @@ pub struct Strips {
     times: i64,
 }
 
-/// Lines (contracted elements or rows, whichever are apart in memory) for row panels and the iterations of each, and what is dense of a line for column panels.
+/// Lines (contracted elements or rows, whichever are apart in memory) for row panels, and what is dense of a line for column panels: pieces, in the size of the
+/// cache's lines, for the iterations.
 pub struct Lines {
     lines: i64,
     /// Bytes from line to line.
     stride: i64,
-    /// Bytes of a line that one column panel sees to.
-    share: i64,
-    /// Lines of one iteration.
+    /// Pieces of a line that one column panel sees to.
+    pieces: i64,
+    /// Pieces of one iteration.
     times: i64,
 }
 
@@ -77,7 +78,7 @@ pub struct Share<'c> {
 pub struct Part<'c> {
     /// Of a strip: where it begins, in the factor and in the copy. Of lines: where the first begins.
     pub pointers: [Pointer<'c>; POINTERS as usize],
-    /// Of a strip: contracted elements, and items of the panel. Of lines: how many follow the first.
+    /// Of a strip: contracted elements, and items of the panel. Of lines: how many.
     pub numbers: [Index<'c>; NUMBERS as usize],
 }
 
@@ -121,8 +122,8 @@ impl Next {
             (_, 1) => (items, own, blocks.depth),
             _ => return None,
         };
-        let share = div_ceil(bytes * dense, blocks.tile_columns * LINE) * LINE;
-        Some(Next::Fetched(Lines { lines, stride: bytes * stride, share, times: times(lines, blocks.tile_rows, iterations) }))
+        let pieces = div_ceil(bytes * dense, blocks.tile_columns * LINE);
+        Some(Next::Fetched(Lines { lines, stride: bytes * stride, pieces, times: times(lines * pieces, blocks.tile_rows, iterations) }))
     }
 
     pub fn is_copied(&self) -> bool {
@@ -172,22 +173,25 @@ impl Strips {
 }
 
 impl Lines {
-    /// Of a block that is not wanted, the first line.
+    /// Of a block that is not wanted, none.
     fn part<'c>(&self, b: &Llvm<'c>, block: &Block<'c>, spot: Spot<'c>) -> Part<'c> {
-        let lines = b.index_mul(block.wanted, b.index(self.lines - 1));
-        let each = b.index_div(b.index_add(b.index(self.lines - 1), spot.rows), spot.rows);
+        let lines = b.index_mul(block.wanted, b.index(self.lines));
+        let each = b.index_div(b.index_add(lines, b.index_sub(spot.rows, b.index(1))), spot.rows);
         let first = b.index_min(b.index_mul(spot.row, each), lines);
-        let last = b.index_min(b.index_add(first, b.index_sub(each, b.index(1))), lines);
+        let count = b.index_min(each, b.index_sub(lines, first));
         let down = b.at(block.start, b.index_mul(first, b.index(self.stride)));
-        let start = b.at(down, b.index_mul(spot.column, b.index(self.share)));
-        Part { pointers: [start; 2], numbers: [b.index_sub(last, first); 2] }
+        let start = b.at(down, b.index_mul(spot.column, b.index(LINE * self.pieces)));
+        Part { pointers: [start; 2], numbers: [count; 2] }
     }
 
     fn fetch<'c>(&self, b: &Llvm<'c>, part: &Part<'c>, iteration: Index<'c>) {
         for time in 0..self.times {
-            let line = b.index_min(b.index_add(b.index_mul(iteration, b.index(self.times)), b.index(time)), part.numbers[0]);
-            let place = b.at(part.pointers[0], b.index_mul(line, b.index(self.stride)));
-            (0..self.share).step_by(LINE as usize).for_each(|byte| b.prefetch(b.at_const(place, byte), Level::Second));
+            let number = b.index_add(b.index_mul(iteration, b.index(self.times)), b.index(time));
+            let line = b.index_div(number, b.index(self.pieces));
+            let piece = b.index_sub(number, b.index_mul(line, b.index(self.pieces)));
+            let along = b.at(part.pointers[0], b.index_mul(piece, b.index(LINE)));
+            let place = b.at(along, b.index_mul(line, b.index(self.stride)));
+            b.branch(b.index_less(line, part.numbers[0]), || b.prefetch(place, Level::Second), || ());
         }
     }
 }

@@ -68,8 +68,6 @@ const TALLEST: i64 = 28;
 const FEW_ROWS: i64 = 40;
 /// With `B` in place a block is this deep, so that its rows stay in the first-level cache's reach.
 const IN_PLACE_DEPTH: i64 = 128;
-/// Tiles of rows that a thread often gets at once.
-const RUN: i64 = 2;
 /// Tiles to aim for: enough to share between the threads of a rank.
 const TILES: i64 = 8;
 /// A block is not made for fewer contracted elements than this because experts are many.
@@ -185,14 +183,16 @@ impl Blocks {
             // Of one pass the copy of `B` is kept from tile to tile anyway, or that of `A` is.
             let run = if depths > 1 { ((most_rows(tile_columns) + tile_rows / 2) / tile_rows).max(1) } else { 1 };
             let tiles = repeats * column_tiles * row_tiles;
-            let claimed = (tiles / wanted).max(RUN);
-            let (copies_a, copies_b) = match (pack_a, depths) {
-                (true, 1) => (div_ceil(column_tiles, claimed), row_tiles),
-                (_, 1) => (column_tiles, div_ceil(row_tiles, claimed)),
-                _ => (column_tiles, div_ceil(row_tiles, run.min(claimed))),
-            };
+            // A thread goes through tiles that follow one another, and copies the kept factor anew where a line of tiles begins.
+            let fast = if pack_a && depths == 1 { column_tiles } else { row_tiles };
+            let lines = tiles / fast;
+            let borders = (1..wanted.min(tiles)).map(|thread| thread * tiles / wanted.min(tiles));
+            let parts = lines + borders.filter(|tile| tile % fast != 0).count() as i64;
+            // As often as a part of a line is computed together, all its columns, or rows, are copied.
+            let kept = |elements: i64| if depths > 1 { parts * elements * div_ceil(tiles, parts * run) / lines } else { parts * elements / lines };
+            let (copies_a, copies_b) = if pack_a && depths == 1 { (kept(m), row_tiles * n) } else { (column_tiles * m, kept(n)) };
             // For each contracted element, in multiply-adds of a vector: a copy takes about one for an element, rows read in place a quarter of one.
-            let copies = if pack_a { copies_a * m } else { copies_a * m / 4 } + copies_b * n;
+            let copies = if pack_a { copies_a } else { copies_a / 4 } + copies_b;
             let idle = m * n / lanes * (div_ceil(tiles, wanted) * wanted - tiles) / tiles;
             (copies + idle, Division { column_tiles, row_tiles, tile_rows, tile_columns, run })
         };

@@ -23,6 +23,14 @@ pub struct Tile<'a, 'c> {
     pub area: Pointer<'c>,
 }
 
+/// Tiles `first..end`, and the range that they are part of (see [`crate::abi`]).
+pub struct Call<'c> {
+    pub first: Index<'c>,
+    pub end: Index<'c>,
+    pub begin: Index<'c>,
+    pub until: Index<'c>,
+}
+
 /// Panels, or tiles, `from..to`.
 #[derive(Clone, Copy)]
 pub struct Range<'c> {
@@ -71,19 +79,20 @@ pub struct Pass<'c> {
 }
 
 impl<'c> Tile<'_, 'c> {
-    /// Tiles `first..end`. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
+    /// The tiles of a call. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
     /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
-    pub fn emit(&self, first: Index<'c>, end: Index<'c>) {
+    pub fn emit(&self, call: &Call<'c>) {
         let (b, fast) = (self.g.b, self.line());
-        let after = b.index_div(b.index_add(end, b.index(fast - 1)), b.index(fast));
-        b.for_each(b.index_div(first, b.index(fast)), after, 1, &mut |line| {
+        let lines = b.index_div(b.index_add(call.end, b.index(fast - 1)), b.index(fast));
+        b.for_each(b.index_div(call.first, b.index(fast)), lines, 1, &mut |line| {
             let start = b.index_mul(line, b.index(fast));
-            let from = b.index_sub(b.index_max(first, start), start);
-            let to = b.index_min(b.index_sub(end, start), b.index(fast));
-            b.for_each(from, to, self.together(), &mut |tile| {
+            let within = |tile| b.index_min(b.index_sub(tile, start), b.index(fast));
+            let from_of = |tile| b.index_sub(b.index_max(tile, start), start);
+            let to = within(call.end);
+            b.for_each(from_of(call.first), to, self.together(), &mut |tile| {
                 let place = self.place(line, tile, to);
-                let next = self.after(line, &place, [to, end, after]);
-                self.tiles(&place, line, b.index_equal(tile, from), next);
+                let next = self.after(line, &place, within(call.until), call.until);
+                self.tiles(&place, line, b.index_equal(tile, from_of(call.begin)), next);
             });
         });
     }

@@ -220,7 +220,7 @@ impl Loaded {
     }
 }
 
-/// Runs generated code on dense inputs, the tiles in two calls and from the last to the first half. Outputs begin as `initial`.
+/// Runs generated code on dense inputs, the tiles in two ranges and from the last to the first half, which is cut short and takes several calls. Outputs begin as `initial`.
 pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
     run_over(kernel, target, inputs, scalars, initial, &[])
 }
@@ -250,8 +250,12 @@ fn run_over(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f6
     let (tiles, function) = (loaded.compiled.shape.tiles, loaded.function());
     // SAFETY: pointers, scalars and scratch are as the kernel declares them.
     unsafe {
-        function(pointers.as_ptr(), bits.as_ptr(), tiles / 2, tiles, aligned);
-        function(pointers.as_ptr(), bits.as_ptr(), 0, tiles / 2, aligned);
+        let call = |first, end, begin| function(pointers.as_ptr(), bits.as_ptr(), first, end, aligned, begin, tiles);
+        let half = tiles / 2;
+        call(half, tiles, half);
+        for (first, end) in [(0, half.min(1)), (half.min(1), half.min(3)), (half.min(3), half)].into_iter().filter(|(first, end)| first < end) {
+            call(first, end, 0);
+        }
     }
     let outputs = kernel.outputs.iter().enumerate();
     outputs

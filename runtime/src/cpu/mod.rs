@@ -1,6 +1,7 @@
 //! The CPU of this machine: arenas are mapped memory, kernels native code of a shared library, tiles spread over threads.
 
 mod pool;
+mod ranges;
 
 use crate::artifact::Artifact;
 use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, bits, decode, encode};
@@ -12,8 +13,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
-/// 64-byte aligned, for this thread alone.
-pub type KernelFn = unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8);
+/// 64-byte aligned, for this thread alone; the range of tiles that this call is part of ([`ranges`]).
+pub type KernelFn =
+    unsafe extern "C" fn(arguments: *const *mut u8, scalars: *const u64, first_tile: u64, end_tile: u64, scratch: *mut u8, begin: u64, until: u64);
 
 /// A kernel that can be called.
 #[derive(Clone, Copy)]
@@ -146,6 +148,9 @@ impl Library {
             if entry.launch.is_some() {
                 kernels.push(None);
                 continue;
+            }
+            if u32::try_from(entry.tiles).is_err() {
+                return Err(DeviceError::Failed(format!("`{}` has {} tiles, more than this device takes", entry.name, entry.tiles)));
             }
             // SAFETY: the compiler gives every symbol of the library this type.
             let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;

@@ -1,8 +1,9 @@
 //! Threads that run the tiles of one kernel at a time.
 //!
-//! Threads claim tiles from a counter. A thread that sleeps is woken but never waited for: a launch ends when all tiles are
+//! Which tiles a thread computes, [`Ranges`] says. A thread that sleeps is woken but never waited for: a launch ends when all tiles are
 //! done and no thread is inside. So a launch costs little where threads are awake, and nothing much where they are not.
 
+use super::ranges::{Call, Ranges};
 use super::{KernelFn, Loaded, Mapping, Threads, flush_denormals, pin};
 use crate::device::DeviceError;
 use rustix::thread::futex;
@@ -20,7 +21,8 @@ struct Shared {
     sleepers: AtomicU32,
     stop: AtomicBool,
     state: AtomicU64,
-    next: AtomicU64,
+    /// Filled while `state` is 0.
+    ranges: Ranges,
     /// Written while `state` is 0, read by threads that came in while it was open.
     task: UnsafeCell<Task>,
     spins: u32,
@@ -34,12 +36,19 @@ struct Task {
     function: KernelFn,
     arguments: *const *mut u8,
     scalars: *const u64,
-    tiles: u64,
-    claim: u64,
 }
 
 // SAFETY: the pointers are used only during the launch that set them, while their owner waits.
 unsafe impl Send for Task {}
+
+impl Task {
+    fn run(&self, call: Call, scratch: *mut u8) {
+        let Call { first, end, begin, until } = call;
+        // SAFETY: the arguments are those of the kernel, within the arenas, and live until the launch ends; the tiles are this thread's alone, and so is the
+        // scratch, which is as large as any kernel's.
+        unsafe { (self.function)(self.arguments, self.scalars, first, end, scratch, begin, until) };
+    }
+}
 
 pub struct Pool {
     shared: Arc<Shared>,
@@ -51,14 +60,14 @@ pub struct Pool {
 impl Pool {
     pub fn new(threads: &Threads, scratch_bytes: u64) -> Result<Pool, DeviceError> {
         let memory = || Mapping::new(scratch_bytes).map_err(|e| DeviceError::Failed(format!("{scratch_bytes} bytes of scratch: {e}")));
-        unsafe extern "C" fn nothing(_: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8) {}
-        let idle = Task { function: nothing, arguments: std::ptr::null(), scalars: std::ptr::null(), tiles: 0, claim: 1 };
+        unsafe extern "C" fn nothing(_: *const *mut u8, _: *const u64, _: u64, _: u64, _: *mut u8, _: u64, _: u64) {}
+        let idle = Task { function: nothing, arguments: std::ptr::null(), scalars: std::ptr::null() };
         let shared = Arc::new(Shared {
             launches: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             state: AtomicU64::new(0),
-            next: AtomicU64::new(0),
+            ranges: Ranges::new(threads.count),
             task: UnsafeCell::new(idle),
             spins: threads.spins,
         });
@@ -69,7 +78,7 @@ impl Pool {
             let thread = std::thread::Builder::new().name(format!("tiles-{k}")).spawn(move || {
                 core.into_iter().for_each(pin);
                 flush_denormals();
-                work(&shared, &scratch);
+                work(&shared, k, &scratch);
             });
             pool.threads.push(thread.map_err(|e| DeviceError::Failed(format!("a thread could not start: {e}")))?);
         }
@@ -81,28 +90,20 @@ impl Pool {
     /// Runs all tiles and returns when they are done.
     pub fn run(&mut self, kernel: &Loaded, arguments: &[*mut u8], scalars: &[u64]) {
         let scratch = self.scratch.start.as_ptr();
+        let task = Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr() };
         if self.threads.is_empty() || kernel.tiles == 1 {
-            // SAFETY: the arguments are those of the kernel, within the arenas; the scratch is as large as any kernel's.
-            unsafe { (kernel.function)(arguments.as_ptr(), scalars.as_ptr(), 0, kernel.tiles, scratch) };
-            return;
+            return task.run(Call { first: 0, end: kernel.tiles, begin: 0, until: kernel.tiles }, scratch);
         }
         let shared = &*self.shared;
-        // Several claims per thread even out threads that came late; few keep the counter cool, and neighbouring tiles share copies of operands.
-        let threads = self.threads.len() as u64 + 1;
-        let claim = match kernel.tiles / (4 * threads) {
-            1 if kernel.tiles.is_multiple_of(2 * threads) => 2,
-            several => several.max(1),
-        };
-        let task = Task { function: kernel.function, arguments: arguments.as_ptr(), scalars: scalars.as_ptr(), tiles: kernel.tiles, claim };
         // SAFETY: `state` is not open, so no thread reads the task.
         unsafe { *shared.task.get() = task };
-        shared.next.store(0, Ordering::Relaxed);
+        shared.ranges.fill(kernel.tiles);
         shared.state.fetch_or(OPEN, Ordering::Release);
         shared.launches.fetch_add(1, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _ = futex::wake(&shared.launches, futex::Flags::PRIVATE, i32::MAX as u32);
         }
-        claim_tiles(shared, &task, scratch);
+        shared.ranges.calls(0).for_each(|call| task.run(call, scratch));
         shared.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0u32;
         while shared.state.load(Ordering::Acquire) != 0 {
@@ -123,20 +124,8 @@ impl Drop for Pool {
     }
 }
 
-fn claim_tiles(shared: &Shared, task: &Task, scratch: *mut u8) {
-    loop {
-        let first = shared.next.fetch_add(task.claim, Ordering::Relaxed);
-        if first >= task.tiles {
-            return;
-        }
-        let end = (first + task.claim).min(task.tiles);
-        // SAFETY: the arguments live until `run` returns, which is after this thread has left; the tiles are this thread's alone.
-        unsafe { (task.function)(task.arguments, task.scalars, first, end, scratch) };
-    }
-}
-
 /// A thread's life: waits for a launch, comes in if it is still open, runs tiles, leaves.
-fn work(shared: &Shared, scratch: &Mapping) {
+fn work(shared: &Shared, thread: usize, scratch: &Mapping) {
     let mut seen = 0;
     loop {
         let mut looks = 0;
@@ -158,7 +147,7 @@ fn work(shared: &Shared, scratch: &Mapping) {
         if shared.state.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
             // SAFETY: counted in `state` since it was open, so the owner waits before it writes the next task.
             let task = unsafe { *shared.task.get() };
-            claim_tiles(shared, &task, scratch.start.as_ptr());
+            shared.ranges.calls(thread).for_each(|call| task.run(call, scratch.start.as_ptr()));
         }
         shared.state.fetch_sub(1, Ordering::Release);
     }

@@ -52,13 +52,15 @@ impl<'c> Llvm<'c> {
     /// Starts the exported kernel `name` with mcc's kernel ABI and returns its parameters.
     pub fn kernel(&self, name: &str) -> crate::abi::Entry<Index<'c>, Pointer<'c>> {
         let (pointer, index) = (self.pointer_type().into(), self.context.i64_type().into());
-        let function = self.start_function(name, &[pointer, pointer, index, index, pointer], Visibility::Exported);
+        let function = self.start_function(name, &[pointer, pointer, index, index, pointer, index, index], Visibility::Exported);
         crate::abi::Entry {
             arguments: self.pointer_parameter(function, 0),
             scalars: self.pointer_parameter(function, 1),
             first_tile: self.index_parameter(function, 2),
             end_tile: self.index_parameter(function, 3),
             scratch: self.pointer_parameter(function, 4),
+            begin: self.index_parameter(function, 5),
+            until: self.index_parameter(function, 6),
         }
     }
 

@@ -108,7 +108,8 @@ impl<'c> Simt<'c> {
         let scratch = self.global(self.index_add(scratch, self.index_mul(unit, stride)));
         let mut result = None;
         self.counted([unit, tiles, units], &[], &mut |tile, _| {
-            let entry = Entry { arguments, scalars, first_tile: tile, end_tile: self.index_add(tile, self.index(1)), scratch };
+            let end = self.index_add(tile, self.index(1));
+            let entry = Entry { arguments, scalars, first_tile: tile, end_tile: end, scratch, begin: tile, until: end };
             result = Some(body(&entry));
             vec![]
         });
