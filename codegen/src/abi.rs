@@ -9,8 +9,8 @@
 //! 64-byte aligned memory of the size that compilation reported, for this thread alone.
 //!
 //! A thread goes through a range of tiles from its front, in one call or in several that follow one another: the first begins at tile `begin`, each other
-//! where the one before it ended, with the same arguments and with scratch as that left it. `until` is where the range will end, unless it is cut short:
-//! nothing but time depends on it.
+//! where the one before it ended, with the same arguments and with scratch as that left it. `until` is where the range will end unless it is cut short: no call
+//! of the range ends beyond it, and it never grows from call to call. Where it lies otherwise, nothing but time depends on.
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
 //! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.

@@ -3,7 +3,7 @@
 //! Queries and keys go in blocks. A block of scores lives in scratch, small enough for the first-level cache; the softmax over keys is kept as a
 //! running maximum and a running sum per query. With a causal mask or a window, the bounds of positions in a block of queries and one of keys tell at run time
 //! whether it hides all of their scores, which are then skipped, or none, or has to be applied.
-//! Operands whose rows are not whole vectors, or whose last block is not full, or that are 16-bit, are copied block by block into padded scratch of f32.
+//! CPUs copy operands into padded scratch of f32: a block at a time, and what gradients read once for each block of keys a head at a time.
 //! All inner sums are f32; results are rounded once.
 
 mod backward;

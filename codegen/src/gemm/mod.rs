@@ -1,7 +1,7 @@
 //! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
 //!
 //! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the tile needs of the
-//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same call needs too is kept. Rows are divided into panels of two heights that differ by one, so
+//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same range needs too is kept. Rows are divided into panels of two heights that differ by one, so
 //! no thin remainder is left; the last column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run
 //! time only ([`experts`]).
 

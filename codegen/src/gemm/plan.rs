@@ -72,7 +72,7 @@ const IN_PLACE_DEPTH: i64 = 128;
 const TILES: i64 = 8;
 /// A block is not made for fewer contracted elements than this because experts are many.
 const SMALL_SHARE: i64 = 256;
-/// A tile of less work than this is not worth claiming.
+/// A tile of less work than this is not worth a call.
 const MIN_TILE_FLOPS: i64 = 4_000_000;
 
 /// Panels before number `border` have one size, those from it on another.

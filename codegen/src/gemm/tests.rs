@@ -1,6 +1,6 @@
 use super::plan::Plan;
 use crate::target::Target;
-use crate::testing::{Make, Numbers, check};
+use crate::testing::{Make, Numbers, check, random_inputs, run_in_calls};
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
@@ -62,6 +62,48 @@ fn tiles_with_a_panel_more_or_less_cover_the_product() {
         assert!(blocks.panels % blocks.row_tiles != 0 || blocks.column_panels % blocks.column_tiles != 0, "{blocks:?}");
         check(&kernel, &[], 1e-5);
     }
+}
+
+/// Ranges of random lengths, the last first, in calls of random lengths, each cut short where `until` says otherwise.
+fn random_calls(numbers: &mut Numbers, tiles: u64) -> Vec<[u64; 4]> {
+    let (mut ranges, mut begin) = (vec![], 0);
+    while begin < tiles {
+        let range_end = begin + 1 + numbers.below(tiles - begin);
+        let mut until = range_end + numbers.below(tiles - range_end + 1);
+        let (mut calls, mut first) = (vec![], begin);
+        while first < range_end {
+            let end = first + 1 + numbers.below((range_end - first).min(3));
+            until -= numbers.below(until - range_end + 1);
+            calls.push([first, end, begin, until]);
+            first = end;
+        }
+        ranges.push(calls);
+        begin = range_end;
+    }
+    ranges.into_iter().rev().flatten().collect()
+}
+
+#[test]
+fn copies_outlive_calls_and_nothing_depends_on_who_computes_what() {
+    let host = Target::host().expect("invariant: the tests run where kernels do");
+    let mut reached = [false; 4];
+    for (sizes, l2_kib) in [([60, 600, 260], 128), ([400, 300, 260], 128), ([520, 48, 1100], 1024), ([1040, 100, 1100], 512)] {
+        let target = Target { l2_bytes: l2_kib << 10, ..host.clone() };
+        for layout in LAYOUTS {
+            let kernel = plain(layout, sizes);
+            let plan = Plan::new(&kernel, &target).expect("invariant: a product");
+            let (blocks, several) = (&plan.blocks, plan.passes() != Some(1));
+            let line = if blocks.pack_a && !several { blocks.column_tiles } else { blocks.row_tiles };
+            reached[usize::from(several) * 2 + usize::from(blocks.pack_a)] |= line > 2 && (!several || blocks.run > 1);
+            let inputs = random_inputs(&kernel, 1, 7);
+            let want = run_in_calls(&kernel, &target, &inputs, &|tiles| vec![[0, tiles, 0, tiles]]);
+            for seed in 0..3 {
+                let got = run_in_calls(&kernel, &target, &inputs, &|tiles| random_calls(&mut Numbers::new(seed), tiles));
+                assert!(got == want, "{sizes:?}, calls {:?}", random_calls(&mut Numbers::new(seed), plan.tiles() as u64));
+            }
+        }
+    }
+    assert_eq!(reached, [true; 4], "lines of tiles that calls divide, of one pass and of several, with the first factor in place and copied");
 }
 
 #[test]

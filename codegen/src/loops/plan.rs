@@ -38,7 +38,7 @@ pub struct Plan {
     pub tile_items: i64,
 }
 
-/// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth claiming. A
+/// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth a call. A
 /// GPU has thousands of warps to keep busy.
 fn cuts(target: &Target) -> (i64, i64) {
     match target.arch {

@@ -220,17 +220,39 @@ impl Loaded {
     }
 }
 
-/// Runs generated code on dense inputs, the tiles in two ranges and from the last to the first half, which is cut short and takes several calls. Outputs begin as `initial`.
+/// Calls of a kernel of so many tiles, one after the other: `[first, end, begin, until]` each.
+pub type Calls<'a> = &'a dyn Fn(u64) -> Vec<[u64; 4]>;
+
+/// Two ranges, the second first.
+fn two_ranges(tiles: u64) -> Vec<[u64; 4]> {
+    let half = tiles / 2;
+    vec![[half, tiles, half, tiles], [0, half, 0, half]]
+}
+
+/// Runs generated code on dense inputs. Outputs begin as `initial`.
 pub fn run(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64) -> Vec<Vec<f64>> {
-    run_over(kernel, target, inputs, scalars, initial, &[])
+    run_over(kernel, target, inputs, scalars, initial, &[], &two_ranges)
+}
+
+/// The same in given calls, without scalars.
+pub fn run_in_calls(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], calls: Calls) -> Vec<Vec<f64>> {
+    run_over(kernel, target, inputs, &[], 0.0, &[], calls)
 }
 
 /// The same without scalars, with outputs in the memory of inputs: pairs of output and input.
 pub fn run_in_place(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], over: &[(usize, usize)]) -> Vec<Vec<f64>> {
-    run_over(kernel, target, inputs, &[], 0.0, over)
+    run_over(kernel, target, inputs, &[], 0.0, over, &two_ranges)
 }
 
-fn run_over(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f64], initial: f64, over: &[(usize, usize)]) -> Vec<Vec<f64>> {
+fn run_over(
+    kernel: &Kernel,
+    target: &Target,
+    inputs: &[Vec<f64>],
+    scalars: &[f64],
+    initial: f64,
+    over: &[(usize, usize)],
+    calls: Calls,
+) -> Vec<Vec<f64>> {
     let loaded = Loaded::new(kernel, target);
     let mut buffers: Vec<Buffer> = kernel.inputs.iter().zip(inputs).map(|(i, data)| Buffer::new(kernel, &i.ty, &i.strides, data)).collect();
     for output in &kernel.outputs {
@@ -248,14 +270,9 @@ fn run_over(kernel: &Kernel, target: &Target, inputs: &[Vec<f64>], scalars: &[f6
     // SAFETY: within the allocation, which has a spare line.
     let aligned = unsafe { start.add(start.align_offset(64)) };
     let (tiles, function) = (loaded.compiled.shape.tiles, loaded.function());
-    // SAFETY: pointers, scalars and scratch are as the kernel declares them.
-    unsafe {
-        let call = |first, end, begin| function(pointers.as_ptr(), bits.as_ptr(), first, end, aligned, begin, tiles);
-        let half = tiles / 2;
-        call(half, tiles, half);
-        for (first, end) in [(0, half.min(1)), (half.min(1), half.min(3)), (half.min(3), half)].into_iter().filter(|(first, end)| first < end) {
-            call(first, end, 0);
-        }
+    for [first, end, begin, until] in calls(tiles) {
+        // SAFETY: pointers, scalars and scratch are as the kernel declares them.
+        unsafe { function(pointers.as_ptr(), bits.as_ptr(), first, end, aligned, begin, until) };
     }
     let outputs = kernel.outputs.iter().enumerate();
     outputs

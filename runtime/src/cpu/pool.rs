@@ -21,9 +21,9 @@ struct Shared {
     sleepers: AtomicU32,
     stop: AtomicBool,
     state: AtomicU64,
-    /// Filled while `state` is 0.
+    /// Filled while `state` is not open, so that no thread looks.
     ranges: Ranges,
-    /// Written while `state` is 0, read by threads that came in while it was open.
+    /// Written while `state` is not open, read by threads that came in while it was.
     task: UnsafeCell<Task>,
     spins: u32,
 }

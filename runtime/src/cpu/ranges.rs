@@ -14,8 +14,8 @@ pub struct Ranges {
     left: Vec<Left>,
 }
 
-/// The end of a range in the upper 32 bits, where it begins in the lower. As tiles only ever leave it, and none comes back, a value that was seen before
-/// is the same range.
+/// The end of a range in the upper 32 bits, where it begins in the lower: the word is all there is to a range, so whoever exchanges one that he has read takes
+/// tiles that are there.
 #[repr(align(64))]
 struct Left(AtomicU64);
 
@@ -76,10 +76,11 @@ impl Ranges {
     /// The calls of a thread: its own range's, then those of what it takes from others, until nothing is left.
     pub fn calls(&self, thread: usize) -> impl Iterator<Item = Call> + '_ {
         let own = &self.left[thread];
+        let calls = if self.left.len() == 1 { 1 } else { CALLS };
         let mut range = own.get();
         std::iter::from_fn(move || {
             loop {
-                let some = (range[1] - range[0]).div_ceil(CALLS);
+                let some = (range[1] - range[0]).div_ceil(calls);
                 if let Some((left, end)) = own.cut(|[begin, end]| (begin + some).min(end), |[_, end], cut| [cut, end]) {
                     return Some(Call { first: left[0], end, begin: range[0], until: left[1] });
                 }
@@ -92,9 +93,9 @@ impl Ranges {
     /// The rear half of what is left to the thread with most.
     fn take(&self) -> Option<[u64; 2]> {
         loop {
-            let most = self.left.iter().max_by_key(|left| left.get()[1].saturating_sub(left.get()[0]))?;
-            let [begin, end] = most.get();
-            if begin >= end {
+            let length = |left: &Left| left.get()[1].saturating_sub(left.get()[0]);
+            let (length, most) = self.left.iter().map(|left| (length(left), left)).max_by_key(|(length, _)| *length)?;
+            if length == 0 {
                 return None;
             }
             if let Some((range, middle)) = most.cut(|[begin, end]| begin + (end - begin) / 2, |[begin, _], cut| [begin, cut]) {
