@@ -1,40 +1,35 @@
 //! Writes a kernel of loops, once for any builder.
 
-use super::fold::{Fold, join_sets};
-use super::place::{Along, Place, Stored, Window, enter, widen, within};
+use super::place::{Along, Place, Stored};
 use super::plan::{Plan, Step};
+use super::reduce::Order;
+use super::value::Known;
 use crate::CompileError;
 use crate::abi::Entry;
-use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::build::{Builder, IntBinary};
 use crate::layout::tensors;
-use crate::pointwise::{self, Sources};
-use ir::dim::{Base, Dim, IndexMap};
+use crate::pointwise;
+use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Kernel;
-use ir::op::{DType, Op, Reduce};
-use std::collections::{BTreeMap, HashMap};
-
-/// Values known at a place.
-pub type Known<V> = HashMap<(Value, usize), V>;
+use ir::op::DType;
+use std::collections::BTreeMap;
 
 /// A kernel under construction.
 pub struct Loops<'a, B: Builder> {
     pub b: &'a B,
     pub kernel: &'a Kernel,
-    plan: &'a Plan,
+    pub plan: &'a Plan,
     pub scalars: B::Pointer,
-    inputs: Vec<Stored<B>>,
+    pub inputs: Vec<Stored<B>>,
     pub outputs: Vec<Stored<B>>,
-    scratch: B::Pointer,
+    pub scratch: B::Pointer,
     scratch_bytes: i64,
     /// Results of earlier steps at this grid point: in registers (one per slot) if no inner dim is left, else in scratch.
-    reduced: BTreeMap<Value, Vec<B::Vector>>,
+    pub reduced: BTreeMap<Value, Vec<B::Vector>>,
     pub kept: BTreeMap<Value, Stored<B>>,
     places: usize,
 }
-
-/// Accumulators that a reduction keeps apart, to hide the latency of an addition.
-const PARALLEL: i64 = 4;
 
 /// Writes the loop over tiles; returns bytes of scratch.
 ///
@@ -92,7 +87,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         })
     }
 
-    fn size(&self, dim: Dim) -> i64 {
+    pub fn size(&self, dim: Dim) -> i64 {
         self.kernel.body.dims.size(dim) as i64
     }
 
@@ -233,7 +228,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         }
     }
 
-    fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
+    pub fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
         let mut along = place.along.clone();
         along.insert(dim, to);
         Place { slot: place.slot, ..self.place(along, mask) }
@@ -264,321 +259,6 @@ impl<'a, B: Builder> Loops<'a, B> {
             target.store(b, place, value);
         }
     }
-
-    /// Room in scratch for a value at one grid point.
-    fn keep(&self, v: Value, used: &mut i64) -> Result<Stored<B>, CompileError> {
-        let body = &self.kernel.body;
-        let lane = pointwise::lane(body[v].ty.dtype);
-        let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
-        // The vector dim last, so that vectors are adjacent; or a vector per element if lanes are grid points.
-        let mut dims: Vec<Dim> = body.dims_of(v).iter().copied().filter(|d| !on_grid(d)).collect();
-        dims.sort_by_key(|d| Some(*d) == self.plan.vector);
-        let lane_stride = i64::from(self.plan.vector_in_grid);
-        let mut elements = if self.plan.vector_in_grid { self.b.lanes() as i64 } else { 1 };
-        let mut strides = Vec::new();
-        for &dim in dims.iter().rev() {
-            strides.push((dim, elements));
-            elements *= self.size(dim);
-        }
-        let start = self.b.at_const(self.scratch, *used);
-        *used += (elements * lane.bytes() + 63) / 64 * 64;
-        Ok(Stored { start, lane, strides, lane_stride })
-    }
-
-    fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
-        let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
-        let mut result = Ok(());
-        self.nest(place, left, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
-            Ok(results) => {
-                for (target, value) in kept.iter().zip(results) {
-                    target.store(this.b, place, value[0]);
-                }
-            }
-            Err(error) => result = Err(error),
-        });
-        self.kept.extend(values.iter().copied().zip(kept));
-        result
-    }
-
-    /// Reductions over `over` at places of the dims left, for each value one result per place; the same in every lane if the vector dim is reduced.
-    fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
-        let b = self.b;
-        let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
-        let vector = self.plan.vector.filter(|d| over.contains(d));
-        let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
-        let innermost = Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some() };
-        // Several places are parallel enough.
-        let sets = if places.len() > 1 { 1 } else { PARALLEL };
-        let one_set: Vec<B::Vector> = places.iter().flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
-        let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
-        let mut result = Ok(());
-        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, state| {
-            let mut out = Vec::new();
-            let mut rest = state;
-            for place in places {
-                let mut known = Known::new();
-                for (fold, v) in folds.iter().zip(values) {
-                    let (own, others) = rest.split_at(fold.width());
-                    rest = others;
-                    match this.element(*v, place, &mut known) {
-                        Ok(x) => {
-                            b.locate(*v);
-                            out.extend(fold.step(this, place, own, x));
-                        }
-                        Err(error) => {
-                            result = Err(error);
-                            out.extend_from_slice(own);
-                        }
-                    }
-                }
-            }
-            out
-        });
-        result?;
-        let all: Vec<Fold> = places.iter().flat_map(|_| folds.iter().copied()).collect();
-        let mut sets = state.chunks(one_set.len()).map(<[B::Vector]>::to_vec);
-        let mut total = sets.next().expect("invariant: at least one set of accumulators");
-        for set in sets {
-            total = join_sets(b, &all, &total, &set);
-        }
-        if vector.is_some() {
-            let mut distance = b.lanes() / 2;
-            while distance > 0 {
-                let other: Vec<B::Vector> = total.iter().map(|x| b.swap_lanes(*x, distance)).collect();
-                total = join_sets(b, &all, &total, &other);
-                distance /= 2;
-            }
-        }
-        let mut out = vec![Vec::new(); folds.len()];
-        let mut rest = &total[..];
-        for (number, fold) in all.iter().enumerate() {
-            let (own, others) = rest.split_at(fold.width());
-            rest = others;
-            let dtype = self.kernel.body[values[number % folds.len()]].ty.dtype;
-            out[number % folds.len()].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
-        }
-        Ok(out)
-    }
-
-    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set its own elements.
-    fn fold_nest(
-        &mut self,
-        places: &[Place<B>],
-        others: &[Dim],
-        innermost: Innermost,
-        sets: i64,
-        state: &[B::Vector],
-        body: &mut FoldBody<'_, Self, Place<B>, B::Vector>,
-    ) -> Vec<B::Vector> {
-        let b = self.b;
-        if let Some((&dim, rest)) = others.split_first() {
-            return b.repeat(b.index(0), b.index(self.size(dim)), 1, state, &mut |index, state| {
-                let places = self.all_moved(places, dim, Along::Same(index), None);
-                self.fold_nest(&places, rest, innermost, sets, state, body)
-            });
-        }
-        let per_set = state.len() / sets as usize;
-        let Some(dim) = innermost.dim else {
-            let first = body(self, places, &state[..per_set]);
-            return first.into_iter().chain(state[per_set..].iter().copied()).collect();
-        };
-        let size = self.size(dim);
-        let width = if innermost.lanes_along { b.lanes() as i64 } else { 1 };
-        let along = |index| if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) };
-        let together = size / (width * sets) * (width * sets);
-        let whole = size / width * width;
-        let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
-            let mut out = Vec::new();
-            for (set, own) in state.chunks(per_set).enumerate() {
-                let index = b.index_add(index, b.index(set as i64 * width));
-                let places = self.all_moved(places, dim, along(index), None);
-                out.extend(body(self, &places, own));
-            }
-            out
-        });
-        let mut first = state[..per_set].to_vec();
-        if together < whole {
-            first = b.repeat(b.index(together), b.index(whole), width, &first, &mut |index, state| {
-                let places = self.all_moved(places, dim, along(index), None);
-                body(self, &places, state)
-            });
-        }
-        if whole < size {
-            let places = self.all_moved(places, dim, along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
-            first = body(self, &places, &first);
-        }
-        first.into_iter().chain(state[per_set..].iter().copied()).collect()
-    }
-
-    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
-        let b = self.b;
-        places
-            .iter()
-            .map(|place| {
-                let mask = mask.map_or(place.mask, |m| Some(place.also(b, m)));
-                self.moved(place, dim, to, mask)
-            })
-            .collect()
-    }
-
-    fn fold(&self, v: Value) -> Result<Fold, CompileError> {
-        let body = &self.kernel.body;
-        let lane = pointwise::lane(body[body[v].args[0]].ty.dtype);
-        Ok(match &body[v].op {
-            Op::Reduce { kind, .. } => Fold::Join { kind: *kind, lane },
-            Op::Dot { .. } => Fold::Join { kind: Reduce::Sum, lane: Lane::F32 },
-            Op::ArgMax { over } => Fold::ArgMax { over: *over, lane },
-            other => unreachable!("invariant: `{}` is not a reduction", other.name()),
-        })
-    }
-
-    /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
-    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
-        let node = &self.kernel.body[v];
-        let first = self.value(node.args[0], place, known)?;
-        let Op::Dot { .. } = node.op else { return Ok(first) };
-        let second = self.value(node.args[1], place, known)?;
-        self.b.locate(v);
-        Ok(self.b.mul(first, second))
-    }
-
-    fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
-        let b = self.b;
-        let kept = self.keep(v, used)?;
-        let (lane, dtype) = (kept.lane, self.kernel.body[v].ty.dtype);
-        let arg = self.kernel.body[v].args[0];
-        let size = self.size(order.along);
-        let mut result = Ok(());
-        self.nest(place, others, &mut |this, place| {
-            let zero = zero(b, lane);
-            b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
-                let index = if order.reverse { b.index_sub(b.index(size - 1), index) } else { index };
-                let place = this.moved(place, order.along, Along::Same(index), place.mask);
-                match this.value(arg, &place, &mut Known::new()) {
-                    Ok(x) => {
-                        let sum = if lane == Lane::F32 { b.add(sum[0], x) } else { b.int2(IntBinary::Add, sum[0], x) };
-                        kept.store(b, &place, pointwise::rounded(b, dtype, sum));
-                        vec![sum]
-                    }
-                    Err(error) => {
-                        result = Err(error);
-                        sum.to_vec()
-                    }
-                }
-            });
-        });
-        self.kept.insert(v, kept);
-        result
-    }
-
-    /// The value at a place.
-    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
-        if let Some(value) = known.get(&(v, place.id)) {
-            return Ok(*value);
-        }
-        let b = self.b;
-        let node = &self.kernel.body[v];
-        if !node.op.is_source() {
-            b.locate(v);
-        }
-        let value = match &node.op {
-            Op::Input(i) => self.inputs[*i as usize].load(b, place),
-            op if op.is_source() => {
-                let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
-                sources.value(v, &mut |dim| place.each(b, dim))?
-            }
-            Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
-                Some(values) => values[place.slot],
-                None => self.kept[&v].load(b, place),
-            },
-            // What is kept of it is the sum.
-            Op::Scatter { .. } => pointwise::rounded(b, node.ty.dtype, self.kept[&v].load(b, place)),
-            Op::Pad { from, to, at } => {
-                let length = from.map_or(1, |d| self.size(d));
-                let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
-                let inner = self.windowed(place, *to, *from, along, inside);
-                let value = self.value(node.args[0], &inner, known)?;
-                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)))
-            }
-            Op::Concat { from, to } => {
-                let mut start = 0;
-                let mut result = None;
-                for (&arg, &dim) in node.args.iter().zip(from) {
-                    let length = self.size(dim);
-                    let (along, inside) = enter(b, place, *to, Window { start, length });
-                    let inner = self.windowed(place, *to, Some(dim), along, inside);
-                    let value = self.value(arg, &inner, known)?;
-                    result = Some(result.map_or(value, |before| b.select(inside, value, before)));
-                    start += length;
-                }
-                result.expect("invariant: `concat` has operands")
-            }
-            Op::Gather { dim } => self.gather(v, *dim, place, known)?,
-            // Term by term, so that of many terms few are in registers at a time.
-            Op::Add => {
-                let (first, rest) = node.args.split_first().expect("invariant: `add` has operands");
-                let mut sum = self.value(*first, place, known)?;
-                for term in rest {
-                    let term = self.value(*term, place, known)?;
-                    b.locate(v);
-                    sum = pointwise::plus(b, pointwise::lane(node.ty.dtype), sum, term);
-                }
-                pointwise::rounded(b, node.ty.dtype, sum)
-            }
-            _ => {
-                let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
-                pointwise::apply(b, &self.kernel.body, v, &args)?
-            }
-        };
-        known.insert((v, place.id), value);
-        Ok(value)
-    }
-
-    /// The place of an operand that fills a window of dim `to`.
-    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: B::Vector) -> Place<B> {
-        // Only lanes that walk the window can leave it; other indices were brought into bounds.
-        let mask = match along {
-            Along::Lanes(_) => Some(place.also(self.b, inside)),
-            Along::Same(_) | Along::Each(_) => place.mask,
-        };
-        let mut inner = place.along.clone();
-        inner.remove(&to);
-        if let Some(dim) = from {
-            inner.insert(dim, along);
-        }
-        Place { slot: place.slot, ..self.place(inner, mask) }
-    }
-
-    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
-        let b = self.b;
-        let node = &self.kernel.body[v];
-        let (table, index) = (node.args[0], node.args[1]);
-        let indices = widen(b, self.value(index, place, known)?);
-        let (row, inside) = local_row(b, self.scalars, &self.kernel.body.dims[dim].index, indices);
-        let varies = self.kernel.body.dims_of(index).iter().any(|d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Each(_))));
-        let along = if varies { Along::Each(row) } else { Along::Same(b.first_as_index(row)) };
-        let inner = self.moved(place, dim, along, place.mask);
-        let value = self.value(table, &inner, known)?;
-        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype))))
-    }
-}
-
-/// Takes in the elements at some places: the state before, the state after.
-type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[V]) -> Vec<V> + 'a;
-
-/// The innermost loop of a reduction.
-#[derive(Clone, Copy)]
-struct Innermost {
-    dim: Option<Dim>,
-    /// It is the vector dim.
-    lanes_along: bool,
-}
-
-/// The direction of a running sum.
-#[derive(Clone, Copy)]
-struct Order {
-    along: Dim,
-    reverse: bool,
 }
 
 /// What is there and what is added to it.
@@ -588,38 +268,4 @@ pub fn accumulated<B: Builder>(b: &B, dtype: DType, old: B::Vector, value: B::Ve
         DType::I32 => b.int2(IntBinary::Add, old, value),
         DType::Bool => b.int2(IntBinary::Or, old, value),
     }
-}
-
-pub fn zero<B: Builder>(b: &B, lane: Lane) -> B::Vector {
-    match lane {
-        Lane::F32 | Lane::Bf16 | Lane::F16 => b.f32(0.0),
-        Lane::F64 => b.f64(0.0),
-        Lane::I32 => b.i32(0),
-        Lane::I64 => b.i64(0),
-        Lane::Mask => b.mask_first(0),
-    }
-}
-
-/// The local row of a global index in a (sharded) dim, 0 where there is none, and whether there is one.
-pub fn local_row<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, global: B::Vector) -> (B::Vector, B::Vector) {
-    let mut rest = match &map.base {
-        Base::Zero => global,
-        Base::Slot(slot) => b.int2(IntBinary::Sub, global, b.load_splat(b.at_const(scalars, 8 * i64::from(*slot)), Lane::I64)),
-        Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
-    };
-    let mut inside = b.compare_int(Compare::Ge, rest, b.i64(0));
-    let mut row = b.i64(0);
-    if map.is_contiguous() {
-        inside = within(b, rest, map.len() as i64);
-        row = rest;
-    } else {
-        for &(extent, stride) in &map.parts {
-            let digit = b.int2(IntBinary::Div, rest, b.i64(stride as i64));
-            inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Lt, digit, b.i64(extent as i64)));
-            rest = b.int2(IntBinary::Sub, rest, b.int2(IntBinary::Mul, digit, b.i64(stride as i64)));
-            row = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, row, b.i64(extent as i64)), digit);
-        }
-        inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Eq, rest, b.i64(0)));
-    }
-    (b.select(inside, row, b.i64(0)), inside)
 }

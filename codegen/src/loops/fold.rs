@@ -1,7 +1,8 @@
 //! Reductions: what is carried, how an element is taken in, how accumulators join.
 
-use super::emit::{Loops, zero};
+use super::emit::Loops;
 use super::place::Place;
+use super::value::zero;
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use crate::pointwise;
 use ir::dim::Dim;

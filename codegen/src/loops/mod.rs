@@ -7,9 +7,11 @@ mod emit;
 mod fold;
 mod place;
 mod plan;
+mod reduce;
 mod scatter;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use emit::accumulated;
 

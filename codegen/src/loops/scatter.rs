@@ -3,9 +3,10 @@
 //! A tile owns a range of the table's rows. It reads all indices in storage order and adds the values whose row is its own, so the
 //! order of additions, and with it the result, does not depend on who computes the tile.
 
-use super::emit::{Known, Loops, local_row, zero};
+use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};
 use super::plan::{Plan, vector_dim};
+use super::value::{Known, local_row, zero};
 use crate::abi::Entry;
 use crate::build::{Builder, Frame, IntBinary, Lane};
 use crate::layout::div_ceil;

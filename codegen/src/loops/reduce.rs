@@ -1,0 +1,241 @@
+//! Reductions and running sums of a kernel of loops: what they carry through which loops, and where their results are kept.
+
+use super::emit::Loops;
+use super::fold::{Fold, join_sets};
+use super::place::{Along, Place, Stored};
+use super::value::{Known, zero};
+use crate::CompileError;
+use crate::build::{Builder, IntBinary, Lane};
+use crate::pointwise;
+use ir::dim::Dim;
+use ir::graph::Value;
+use ir::op::{Op, Reduce};
+
+/// Accumulators that a reduction keeps apart, to hide the latency of an addition.
+const PARALLEL: i64 = 4;
+
+/// Takes in the elements at some places: the state before, the state after.
+type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[V]) -> Vec<V> + 'a;
+
+/// The innermost loop of a reduction.
+#[derive(Clone, Copy)]
+struct Innermost {
+    dim: Option<Dim>,
+    /// It is the vector dim.
+    lanes_along: bool,
+}
+
+/// The direction of a running sum.
+#[derive(Clone, Copy)]
+pub struct Order {
+    pub along: Dim,
+    pub reverse: bool,
+}
+
+impl<B: Builder> Loops<'_, B> {
+    /// Room in scratch for a value at one grid point.
+    fn keep(&self, v: Value, used: &mut i64) -> Result<Stored<B>, CompileError> {
+        let body = &self.kernel.body;
+        let lane = pointwise::lane(body[v].ty.dtype);
+        let on_grid = |d: &Dim| self.plan.grid.contains(d) || (self.plan.vector_in_grid && Some(*d) == self.plan.vector);
+        // The vector dim last, so that vectors are adjacent; or a vector per element if lanes are grid points.
+        let mut dims: Vec<Dim> = body.dims_of(v).iter().copied().filter(|d| !on_grid(d)).collect();
+        dims.sort_by_key(|d| Some(*d) == self.plan.vector);
+        let lane_stride = i64::from(self.plan.vector_in_grid);
+        let mut elements = if self.plan.vector_in_grid { self.b.lanes() as i64 } else { 1 };
+        let mut strides = Vec::new();
+        for &dim in dims.iter().rev() {
+            strides.push((dim, elements));
+            elements *= self.size(dim);
+        }
+        let start = self.b.at_const(self.scratch, *used);
+        *used += (elements * lane.bytes() + 63) / 64 * 64;
+        Ok(Stored { start, lane, strides, lane_stride })
+    }
+
+    pub fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+        let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
+        let mut result = Ok(());
+        self.nest(place, left, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
+            Ok(results) => {
+                for (target, value) in kept.iter().zip(results) {
+                    target.store(this.b, place, value[0]);
+                }
+            }
+            Err(error) => result = Err(error),
+        });
+        self.kept.extend(values.iter().copied().zip(kept));
+        result
+    }
+
+    /// Reductions over `over` at places of the dims left, for each value one result per place; the same in every lane if the vector dim is reduced.
+    pub fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
+        let b = self.b;
+        let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
+        let vector = self.plan.vector.filter(|d| over.contains(d));
+        let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
+        let innermost = Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some() };
+        // Several places are parallel enough.
+        let sets = if places.len() > 1 { 1 } else { PARALLEL };
+        let one_set: Vec<B::Vector> = places.iter().flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
+        let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
+        let mut result = Ok(());
+        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, state| {
+            let mut out = Vec::new();
+            let mut rest = state;
+            for place in places {
+                let mut known = Known::new();
+                for (fold, v) in folds.iter().zip(values) {
+                    let (own, others) = rest.split_at(fold.width());
+                    rest = others;
+                    match this.element(*v, place, &mut known) {
+                        Ok(x) => {
+                            b.locate(*v);
+                            out.extend(fold.step(this, place, own, x));
+                        }
+                        Err(error) => {
+                            result = Err(error);
+                            out.extend_from_slice(own);
+                        }
+                    }
+                }
+            }
+            out
+        });
+        result?;
+        let all: Vec<Fold> = places.iter().flat_map(|_| folds.iter().copied()).collect();
+        let mut sets = state.chunks(one_set.len()).map(<[B::Vector]>::to_vec);
+        let mut total = sets.next().expect("invariant: at least one set of accumulators");
+        for set in sets {
+            total = join_sets(b, &all, &total, &set);
+        }
+        if vector.is_some() {
+            let mut distance = b.lanes() / 2;
+            while distance > 0 {
+                let other: Vec<B::Vector> = total.iter().map(|x| b.swap_lanes(*x, distance)).collect();
+                total = join_sets(b, &all, &total, &other);
+                distance /= 2;
+            }
+        }
+        let mut out = vec![Vec::new(); folds.len()];
+        let mut rest = &total[..];
+        for (number, fold) in all.iter().enumerate() {
+            let (own, others) = rest.split_at(fold.width());
+            rest = others;
+            let dtype = self.kernel.body[values[number % folds.len()]].ty.dtype;
+            out[number % folds.len()].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
+        }
+        Ok(out)
+    }
+
+    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set its own elements.
+    fn fold_nest(
+        &mut self,
+        places: &[Place<B>],
+        others: &[Dim],
+        innermost: Innermost,
+        sets: i64,
+        state: &[B::Vector],
+        body: &mut FoldBody<'_, Self, Place<B>, B::Vector>,
+    ) -> Vec<B::Vector> {
+        let b = self.b;
+        if let Some((&dim, rest)) = others.split_first() {
+            return b.repeat(b.index(0), b.index(self.size(dim)), 1, state, &mut |index, state| {
+                let places = self.all_moved(places, dim, Along::Same(index), None);
+                self.fold_nest(&places, rest, innermost, sets, state, body)
+            });
+        }
+        let per_set = state.len() / sets as usize;
+        let Some(dim) = innermost.dim else {
+            let first = body(self, places, &state[..per_set]);
+            return first.into_iter().chain(state[per_set..].iter().copied()).collect();
+        };
+        let size = self.size(dim);
+        let width = if innermost.lanes_along { b.lanes() as i64 } else { 1 };
+        let along = |index| if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) };
+        let together = size / (width * sets) * (width * sets);
+        let whole = size / width * width;
+        let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
+            let mut out = Vec::new();
+            for (set, own) in state.chunks(per_set).enumerate() {
+                let index = b.index_add(index, b.index(set as i64 * width));
+                let places = self.all_moved(places, dim, along(index), None);
+                out.extend(body(self, &places, own));
+            }
+            out
+        });
+        let mut first = state[..per_set].to_vec();
+        if together < whole {
+            first = b.repeat(b.index(together), b.index(whole), width, &first, &mut |index, state| {
+                let places = self.all_moved(places, dim, along(index), None);
+                body(self, &places, state)
+            });
+        }
+        if whole < size {
+            let places = self.all_moved(places, dim, along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
+            first = body(self, &places, &first);
+        }
+        first.into_iter().chain(state[per_set..].iter().copied()).collect()
+    }
+
+    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
+        let b = self.b;
+        places
+            .iter()
+            .map(|place| {
+                let mask = mask.map_or(place.mask, |m| Some(place.also(b, m)));
+                self.moved(place, dim, to, mask)
+            })
+            .collect()
+    }
+
+    fn fold(&self, v: Value) -> Result<Fold, CompileError> {
+        let body = &self.kernel.body;
+        let lane = pointwise::lane(body[body[v].args[0]].ty.dtype);
+        Ok(match &body[v].op {
+            Op::Reduce { kind, .. } => Fold::Join { kind: *kind, lane },
+            Op::Dot { .. } => Fold::Join { kind: Reduce::Sum, lane: Lane::F32 },
+            Op::ArgMax { over } => Fold::ArgMax { over: *over, lane },
+            other => unreachable!("invariant: `{}` is not a reduction", other.name()),
+        })
+    }
+
+    /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
+    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        let node = &self.kernel.body[v];
+        let first = self.value(node.args[0], place, known)?;
+        let Op::Dot { .. } = node.op else { return Ok(first) };
+        let second = self.value(node.args[1], place, known)?;
+        self.b.locate(v);
+        Ok(self.b.mul(first, second))
+    }
+
+    pub fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
+        let b = self.b;
+        let kept = self.keep(v, used)?;
+        let (lane, dtype) = (kept.lane, self.kernel.body[v].ty.dtype);
+        let arg = self.kernel.body[v].args[0];
+        let size = self.size(order.along);
+        let mut result = Ok(());
+        self.nest(place, others, &mut |this, place| {
+            let zero = zero(b, lane);
+            b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
+                let index = if order.reverse { b.index_sub(b.index(size - 1), index) } else { index };
+                let place = this.moved(place, order.along, Along::Same(index), place.mask);
+                match this.value(arg, &place, &mut Known::new()) {
+                    Ok(x) => {
+                        let sum = if lane == Lane::F32 { b.add(sum[0], x) } else { b.int2(IntBinary::Add, sum[0], x) };
+                        kept.store(b, &place, pointwise::rounded(b, dtype, sum));
+                        vec![sum]
+                    }
+                    Err(error) => {
+                        result = Err(error);
+                        sum.to_vec()
+                    }
+                }
+            });
+        });
+        self.kept.insert(v, kept);
+        result
+    }
+}

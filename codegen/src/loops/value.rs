@@ -1,0 +1,141 @@
+//! The value of a node at a place, computed of its operands there or at places of their own.
+
+use super::emit::Loops;
+use super::place::{Along, Place, Window, enter, widen, within};
+use crate::CompileError;
+use crate::build::{Builder, Compare, IntBinary, Lane};
+use crate::pointwise::{self, Sources};
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::Value;
+use ir::op::Op;
+use std::collections::HashMap;
+
+/// Values known at a place.
+pub type Known<V> = HashMap<(Value, usize), V>;
+
+impl<B: Builder> Loops<'_, B> {
+    /// The value at a place.
+    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        if let Some(value) = known.get(&(v, place.id)) {
+            return Ok(*value);
+        }
+        let b = self.b;
+        let node = &self.kernel.body[v];
+        if !node.op.is_source() {
+            b.locate(v);
+        }
+        let value = match &node.op {
+            Op::Input(i) => self.inputs[*i as usize].load(b, place),
+            op if op.is_source() => {
+                let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
+                sources.value(v, &mut |dim| place.each(b, dim))?
+            }
+            Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
+                Some(values) => values[place.slot],
+                None => self.kept[&v].load(b, place),
+            },
+            // What is kept of it is the sum.
+            Op::Scatter { .. } => pointwise::rounded(b, node.ty.dtype, self.kept[&v].load(b, place)),
+            Op::Pad { from, to, at } => {
+                let length = from.map_or(1, |d| self.size(d));
+                let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
+                let inner = self.windowed(place, *to, *from, along, inside);
+                let value = self.value(node.args[0], &inner, known)?;
+                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)))
+            }
+            Op::Concat { from, to } => {
+                let mut start = 0;
+                let mut result = None;
+                for (&arg, &dim) in node.args.iter().zip(from) {
+                    let length = self.size(dim);
+                    let (along, inside) = enter(b, place, *to, Window { start, length });
+                    let inner = self.windowed(place, *to, Some(dim), along, inside);
+                    let value = self.value(arg, &inner, known)?;
+                    result = Some(result.map_or(value, |before| b.select(inside, value, before)));
+                    start += length;
+                }
+                result.expect("invariant: `concat` has operands")
+            }
+            Op::Gather { dim } => self.gather(v, *dim, place, known)?,
+            // Term by term, so that of many terms few are in registers at a time.
+            Op::Add => {
+                let (first, rest) = node.args.split_first().expect("invariant: `add` has operands");
+                let mut sum = self.value(*first, place, known)?;
+                for term in rest {
+                    let term = self.value(*term, place, known)?;
+                    b.locate(v);
+                    sum = pointwise::plus(b, pointwise::lane(node.ty.dtype), sum, term);
+                }
+                pointwise::rounded(b, node.ty.dtype, sum)
+            }
+            _ => {
+                let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
+                pointwise::apply(b, &self.kernel.body, v, &args)?
+            }
+        };
+        known.insert((v, place.id), value);
+        Ok(value)
+    }
+
+    /// The place of an operand that fills a window of dim `to`.
+    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: B::Vector) -> Place<B> {
+        // Only lanes that walk the window can leave it; other indices were brought into bounds.
+        let mask = match along {
+            Along::Lanes(_) => Some(place.also(self.b, inside)),
+            Along::Same(_) | Along::Each(_) => place.mask,
+        };
+        let mut inner = place.along.clone();
+        inner.remove(&to);
+        if let Some(dim) = from {
+            inner.insert(dim, along);
+        }
+        Place { slot: place.slot, ..self.place(inner, mask) }
+    }
+
+    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+        let b = self.b;
+        let node = &self.kernel.body[v];
+        let (table, index) = (node.args[0], node.args[1]);
+        let indices = widen(b, self.value(index, place, known)?);
+        let (row, inside) = local_row(b, self.scalars, &self.kernel.body.dims[dim].index, indices);
+        let varies = self.kernel.body.dims_of(index).iter().any(|d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Each(_))));
+        let along = if varies { Along::Each(row) } else { Along::Same(b.first_as_index(row)) };
+        let inner = self.moved(place, dim, along, place.mask);
+        let value = self.value(table, &inner, known)?;
+        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype))))
+    }
+}
+
+pub fn zero<B: Builder>(b: &B, lane: Lane) -> B::Vector {
+    match lane {
+        Lane::F32 | Lane::Bf16 | Lane::F16 => b.f32(0.0),
+        Lane::F64 => b.f64(0.0),
+        Lane::I32 => b.i32(0),
+        Lane::I64 => b.i64(0),
+        Lane::Mask => b.mask_first(0),
+    }
+}
+
+/// The local row of a global index in a (sharded) dim, 0 where there is none, and whether there is one.
+pub fn local_row<B: Builder>(b: &B, scalars: B::Pointer, map: &IndexMap, global: B::Vector) -> (B::Vector, B::Vector) {
+    let mut rest = match &map.base {
+        Base::Zero => global,
+        Base::Slot(slot) => b.int2(IntBinary::Sub, global, b.load_splat(b.at_const(scalars, 8 * i64::from(*slot)), Lane::I64)),
+        Base::Coords(_) => unreachable!("invariant: a verified kernel has slots only"),
+    };
+    let mut inside = b.compare_int(Compare::Ge, rest, b.i64(0));
+    let mut row = b.i64(0);
+    if map.is_contiguous() {
+        inside = within(b, rest, map.len() as i64);
+        row = rest;
+    } else {
+        for &(extent, stride) in &map.parts {
+            let digit = b.int2(IntBinary::Div, rest, b.i64(stride as i64));
+            inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Lt, digit, b.i64(extent as i64)));
+            rest = b.int2(IntBinary::Sub, rest, b.int2(IntBinary::Mul, digit, b.i64(stride as i64)));
+            row = b.int2(IntBinary::Add, b.int2(IntBinary::Mul, row, b.i64(extent as i64)), digit);
+        }
+        inside = b.int2(IntBinary::And, inside, b.compare_int(Compare::Eq, rest, b.i64(0)));
+    }
+    (b.select(inside, row, b.i64(0)), inside)
+}
