@@ -1,5 +1,7 @@
 //! Matrix products against the peak of this machine: `cargo run --release -p codegen --example gemm_bench [MxKxN ...]`. With `experts`, or without any
-//! shape, also those of experts' rows, balanced and skewed, against one product of as many rows.
+//! shape, also those of experts' rows, balanced and skewed, against one product of as many rows. With `threads=N` the thread goes through the ranges that
+//! each of N threads would have, one range after the other, and the slowest counts for all: how well a product divides, whatever cores this machine has (not
+//! how these share memory).
 //!
 //! A loop of independent multiply-adds gives the peak. It runs between the products, in this process and thread, so that both see the same clock
 //! and the same neighbours. Times are of this thread, so other work on the machine counts only where it shares caches. Prints medians.
@@ -37,13 +39,19 @@ struct Product {
 }
 
 impl Product {
-    fn run(&mut self) {
+    /// The ranges of so many threads; counted is what all take if each takes as long as the slowest.
+    fn run(&mut self, threads: u64) {
         let pointers: Vec<*mut u8> = self.buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
         let scratch = self.scratch.as_mut_ptr().cast::<u8>();
-        let start = thread_seconds();
-        // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
-        unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), 0, self.tiles, scratch.add(scratch.align_offset(64)), 0, self.tiles) };
-        self.seconds.push(thread_seconds() - start);
+        let mut slowest: f64 = 0.0;
+        for thread in 0..threads {
+            let [begin, end] = [thread, thread + 1].map(|border| border * self.tiles / threads);
+            let start = thread_seconds();
+            // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
+            unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), begin, end, scratch.add(scratch.align_offset(64)), begin, end) };
+            slowest = slowest.max(thread_seconds() - start);
+        }
+        self.seconds.push(slowest * threads as f64);
     }
 }
 
@@ -92,7 +100,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let target = Target::host()?;
     let directory = tempfile::tempdir()?;
-    let given: Vec<String> = std::env::args().skip(1).collect();
+    let (threads, given): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|word| word.starts_with("threads="));
+    let threads = threads.last().map_or("1", |word| &word["threads=".len()..]).parse::<std::num::NonZeroU64>()?.get();
     let all = given.is_empty();
     let shapes = if all { SHAPES.map(String::from).to_vec() } else { given };
     println!("{}: {} lanes of f32", target.cpu, target.lanes());
@@ -102,12 +111,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let kernels: Vec<Kernel> = LAYOUTS.iter().map(|layout| product(sizes, *layout, false)).collect();
         let [m, k, n] = sizes.map(|s| s as usize);
         let all = LAYOUTS.iter().map(|layout| Case { label: format!("{shape} {}", layout.name), flops: 2.0 * (m * n * k) as f64, ends: None });
-        measure(&kernels, &all.collect::<Vec<_>>(), &target, &directory.path().join(format!("{shape}.so")))?;
+        measure(&kernels, &all.collect::<Vec<_>>(), &target, &directory.path().join(format!("{shape}.so")), threads)?;
     }
     if all || shapes.iter().any(|s| s == "experts") {
         for layout in LAYOUTS {
             let (product, cases) = experts_and_one(layout);
-            measure(&product, &cases, &target, &directory.path().join(format!("experts_{}.so", layout.name)))?;
+            measure(&product, &cases, &target, &directory.path().join(format!("experts_{}.so", layout.name)), threads)?;
         }
     }
     Ok(())
@@ -140,7 +149,7 @@ struct Case {
 }
 
 /// Compiles the kernels, runs them in turn, and prints a line for each.
-fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path) -> Result<(), Box<dyn Error>> {
+fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path, threads: u64) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess)?;
     let spent = begin.elapsed();
@@ -170,7 +179,7 @@ fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path
     }
     let (mut peaks, begin) = (Vec::new(), Instant::now());
     while begin.elapsed() < BUDGET || peaks.len() < 5 {
-        products.iter_mut().for_each(Product::run);
+        products.iter_mut().for_each(|product| product.run(threads));
         let start = thread_seconds();
         // SAFETY: the feature was detected above.
         unsafe { peak() };

@@ -85,10 +85,6 @@ impl<'c> Tile<'_, 'c> {
         self.g.b.load_index(self.cell(cell))
     }
 
-    pub fn kept(&self) -> Kept {
-        if self.g.plan.blocks.pack_a && self.g.plan.passes() == Some(1) && !self.g.plan.owns(super::Own::Rows) { Kept::A } else { Kept::B }
-    }
-
     fn is_made_ahead(&self, factor: Kept) -> bool {
         self.g.next[factor as usize].as_ref().is_some_and(Next::is_copied)
     }
@@ -117,7 +113,7 @@ impl<'c> Tile<'_, 'c> {
             b.branch(is_made, || self.set(PLACE[factor as usize], self.other(factor)), || copy(self.current(factor)));
         };
         match pass.renew {
-            Some(renew) if factor == self.kept() => b.branch(renew, make, || ()),
+            Some(renew) if factor == self.g.plan.kept() => b.branch(renew, make, || ()),
             Some(_) | None => make(),
         }
     }
@@ -140,7 +136,7 @@ impl<'c> Tile<'_, 'c> {
     pub fn after(&self, line: Index<'c>, place: &Place<'c>, to: Index<'c>, until: Index<'c>) -> Copies<'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
-        let fast = self.line();
+        let (fast, [all_rows, all_columns]) = (plan.line(), plan.divisions());
         let same = b.index_less(place.end, to);
         let line = b.index_select(same, line, b.index_add(line, b.index(1)));
         let tile = b.index_select(same, place.end, b.index(0));
@@ -148,14 +144,14 @@ impl<'c> Tile<'_, 'c> {
         let some = if plan.experts.is_none() { flag(b.index_less(b.index_mul(line, b.index(fast)), until)) } else { b.index(0) };
         // Copies that are kept serve a line.
         let kept = if plan.passes() == Some(1) { b.index_select(same, b.index(0), some) } else { some };
-        let wanted = match self.kept() {
+        let wanted = match plan.kept() {
             Kept::A => [kept, some],
             Kept::B => [some, kept],
         };
         let to = b.index_min(b.index_sub(until, b.index_mul(line, b.index(fast))), b.index(fast));
         let place = self.place(line, tile, to);
-        let rows = self.share(place.rows, blocks.row_tiles, blocks.panels);
-        let columns = self.share(place.columns, blocks.column_tiles, blocks.column_panels);
+        let rows = self.share(place.rows, all_rows, blocks.panels);
+        let columns = self.share(place.columns, all_columns, blocks.column_panels);
         let [a, factor] = self.factors(&self.starts(place.outer), b.index(0), b.index(0));
         let row = plan.panels(Kept::A as usize).start(b, rows.from);
         let block = |start, panels, wanted| Block { start, panels, depth: b.index(blocks.depth.min(plan.k.size)), wanted };

@@ -3,6 +3,7 @@
 use crate::CompileError;
 use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm};
+use crate::gemm::copies::Kept;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
@@ -45,6 +46,8 @@ pub struct Blocks {
     pub tile_columns: i64,
     /// Tiles of rows, one after the other, that are computed together at most.
     pub run: i64,
+    /// In how many parts along its line ([`Plan::line`]) threads get a tile. Parts that one thread has of a tile, it computes together.
+    pub parts: i64,
     /// Copies of `A` and `B` in the order the micro-kernel reads them.
     pub pack_a: bool,
     pub pack_b: bool,
@@ -70,9 +73,11 @@ const FEW_ROWS: i64 = 40;
 const IN_PLACE_DEPTH: i64 = 128;
 /// Tiles to aim for: enough to share between the threads of a rank.
 const TILES: i64 = 8;
+/// Parts of tiles to aim for: enough for more threads, and for any number of them to get shares that are nearly equal.
+const PARTS: i64 = 128;
 /// A block is not made for fewer contracted elements than this because experts are many.
 const SMALL_SHARE: i64 = 256;
-/// A tile of less work than this is not worth a call.
+/// A tile, or a part of one, of less work than this is not worth a call.
 const MIN_TILE_FLOPS: i64 = 4_000_000;
 
 /// Panels before number `border` have one size, those from it on another.
@@ -128,7 +133,53 @@ impl Plan {
             }
         };
         blocks.pack_b |= n.strides[b] != 1 || is_half(b);
-        Ok(Plan { product, blocks })
+        let mut plan = Plan { product, blocks };
+        plan.blocks.parts = plan.parts();
+        Ok(plan)
+    }
+
+    /// The factor whose copy outlives a tile: the tiles of a line share it.
+    pub fn kept(&self) -> Kept {
+        if self.blocks.pack_a && self.passes() == Some(1) && !self.owns(Own::Rows) { Kept::A } else { Kept::B }
+    }
+
+    /// Tiles, whole ones, of a line, which follow one another.
+    fn whole_of_line(&self) -> i64 {
+        match self.kept() {
+            Kept::A => self.blocks.column_tiles,
+            Kept::B => self.blocks.row_tiles,
+        }
+    }
+
+    /// Parts of tiles, in rows and in columns.
+    pub fn divisions(&self) -> [i64; 2] {
+        let Blocks { row_tiles, column_tiles, parts, .. } = self.blocks;
+        match self.kept() {
+            Kept::A => [row_tiles, column_tiles * parts],
+            Kept::B => [row_tiles * parts, column_tiles],
+        }
+    }
+
+    /// Parts of tiles of a line.
+    pub fn line(&self) -> i64 {
+        self.whole_of_line() * self.blocks.parts
+    }
+
+    /// Parts of a line that are computed together at most.
+    pub fn together(&self) -> i64 {
+        let run = if self.kept() == Kept::A { 1 } else { self.blocks.run };
+        run * self.blocks.parts
+    }
+
+    /// In how many parts to cut a tile.
+    fn parts(&self) -> i64 {
+        let b = &self.blocks;
+        let tiles = self.tiles();
+        let work = 2 * self.m.size * self.n.size * self.k.size * self.repeats() / MIN_TILE_FLOPS;
+        let panels = if self.kept() == Kept::A { b.column_panels } else { b.panels };
+        let most = (PARTS.min(work) / tiles).min(panels / self.whole_of_line()).max(1);
+        // The rows of experts' tiles are counted, not shared out.
+        if self.owns(Own::Rows) { (1..=most).rev().find(|parts| b.tile_rows % parts == 0).unwrap_or(1) } else { most }
     }
 
     /// The panels of rows (0) or columns (1).
@@ -139,9 +190,9 @@ impl Plan {
             [factor]
     }
 
+    /// Parts of tiles: what threads get.
     pub fn tiles(&self) -> i64 {
-        let b = &self.blocks;
-        self.repeats() * b.row_tiles * b.column_tiles
+        self.repeats() * self.divisions().iter().product::<i64>()
     }
 
     /// Blocks of contracted elements of a tile, if that does not depend on who owns them.
@@ -221,6 +272,7 @@ impl Blocks {
             tile_rows,
             tile_columns,
             run,
+            parts: 1,
             pack_a,
             pack_b,
         }

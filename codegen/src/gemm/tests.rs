@@ -87,14 +87,14 @@ fn random_calls(numbers: &mut Numbers, tiles: u64) -> Vec<[u64; 4]> {
 fn copies_outlive_calls_and_nothing_depends_on_who_computes_what() {
     let host = Target::host().expect("invariant: the tests run where kernels do");
     let mut reached = [false; 4];
-    for (sizes, l2_kib) in [([60, 600, 260], 128), ([400, 300, 260], 128), ([520, 48, 1100], 1024), ([1040, 100, 1100], 512)] {
+    for (sizes, l2_kib) in [([60, 600, 260], 128), ([400, 300, 260], 128), ([900, 400, 400], 512), ([520, 48, 1100], 1024), ([1040, 100, 1100], 512)]
+    {
         let target = Target { l2_bytes: l2_kib << 10, ..host.clone() };
         for layout in LAYOUTS {
             let kernel = plain(layout, sizes);
             let plan = Plan::new(&kernel, &target).expect("invariant: a product");
-            let (blocks, several) = (&plan.blocks, plan.passes() != Some(1));
-            let line = if blocks.pack_a && !several { blocks.column_tiles } else { blocks.row_tiles };
-            reached[usize::from(several) * 2 + usize::from(blocks.pack_a)] |= line > 2 && (!several || blocks.run > 1);
+            let several = plan.passes() != Some(1);
+            reached[usize::from(several) * 2 + usize::from(plan.blocks.pack_a)] |= plan.line() > 2 && plan.blocks.parts > 1;
             let inputs = random_inputs(&kernel, 1, 7);
             let want = run_in_calls(&kernel, &target, &inputs, &|tiles| vec![[0, tiles, 0, tiles]]);
             for seed in 0..3 {
@@ -107,13 +107,29 @@ fn copies_outlive_calls_and_nothing_depends_on_who_computes_what() {
 }
 
 #[test]
-fn two_threads_and_eight_get_equal_shares_of_the_models_products() {
+fn parts_of_tiles_cover_the_product() {
+    let host = Target::host().expect("invariant: the tests run where kernels do");
+    for layout in [LAYOUTS[0], LAYOUTS[2]] {
+        let kernel = plain(layout, [330, 330, 330]);
+        let plan = Plan::new(&kernel, &host).expect("invariant: a product");
+        assert!(plan.blocks.parts > 1, "{:?}", plan.blocks);
+        check(&kernel, &[], 1e-5);
+    }
+}
+
+#[test]
+fn threads_get_equal_shares_of_the_models_products() {
     let target = Target { vector_bytes: 64, registers: 32, l2_bytes: 1 << 20, ..Target::x86_64_v3() };
     for sizes in [[2048, 512, 512], [2048, 1536, 512], [2048, 512, 1536], [512, 1536, 2048], [1536, 512, 2048], [2048, 8192, 512], [2048, 384, 8192]]
     {
         for layout in LAYOUTS {
             let plan = Plan::new(&plain(layout, sizes), &target).expect("invariant: a product");
             assert_eq!(plan.tiles() % 8, 0, "{sizes:?}: {:?}", plan.blocks);
+            // As many rounds as the slowest of them has, against equal shares.
+            for threads in [3, 6, 12, 16, 24, 32] {
+                let idle = (plan.tiles() + threads - 1) / threads * threads - plan.tiles();
+                assert!(4 * idle <= plan.tiles(), "{sizes:?}, {threads} threads: {:?}", plan.blocks);
+            }
         }
     }
 }

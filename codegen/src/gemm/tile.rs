@@ -82,14 +82,14 @@ impl<'c> Tile<'_, 'c> {
     /// The tiles of a call. Their numbers count the blocks of the factor that is not kept fastest, then those of the other, then repetitions. Tiles of rows that
     /// follow one another are computed together, so that fewer copies of `B` are made the more tiles a call has.
     pub fn emit(&self, call: &Call<'c>) {
-        let (b, fast) = (self.g.b, self.line());
+        let (b, fast) = (self.g.b, self.g.plan.line());
         let lines = b.index_div(b.index_add(call.end, b.index(fast - 1)), b.index(fast));
         b.for_each(b.index_div(call.first, b.index(fast)), lines, 1, &mut |line| {
             let start = b.index_mul(line, b.index(fast));
             let within = |tile| b.index_min(b.index_sub(tile, start), b.index(fast));
             let from_of = |tile| b.index_sub(b.index_max(tile, start), start);
             let to = within(call.end);
-            b.for_each(from_of(call.first), to, self.together(), &mut |tile| {
+            b.for_each(from_of(call.first), to, self.g.plan.together(), &mut |tile| {
                 let place = self.place(line, tile, to);
                 let next = self.after(line, &place, within(call.until), call.until);
                 self.tiles(&place, line, b.index_equal(tile, from_of(call.begin)), next);
@@ -97,37 +97,19 @@ impl<'c> Tile<'_, 'c> {
         });
     }
 
-    /// Tiles of a line: those that share the kept copy.
-    pub fn line(&self) -> i64 {
-        match self.kept() {
-            Kept::A => self.g.plan.blocks.column_tiles,
-            Kept::B => self.g.plan.blocks.row_tiles,
-        }
-    }
-
     /// Tiles of a line from number `tile` on that are computed together, of which the last is before `to`.
     pub fn place(&self, line: Index<'c>, tile: Index<'c>, to: Index<'c>) -> Place<'c> {
-        let (b, blocks) = (self.g.b, &self.g.plan.blocks);
-        let slow = match self.kept() {
-            Kept::A => blocks.row_tiles,
-            Kept::B => blocks.column_tiles,
-        };
+        let (b, plan) = (self.g.b, self.g.plan);
+        let [rows, columns] = plan.divisions();
+        let slow = if plan.kept() == Kept::A { rows } else { columns };
         let (slow_tile, outer) = (b.index_rem(line, b.index(slow)), b.index_div(line, b.index(slow)));
-        let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(self.together())), to) };
+        let fast_tiles = Range { from: tile, to: b.index_min(b.index_add(tile, b.index(plan.together())), to) };
         let slow_tiles = Range { from: slow_tile, to: b.index_add(slow_tile, b.index(1)) };
-        let (rows, columns) = match self.kept() {
+        let (rows, columns) = match plan.kept() {
             Kept::A => (slow_tiles, fast_tiles),
             Kept::B => (fast_tiles, slow_tiles),
         };
         Place { rows, columns, outer, end: fast_tiles.to }
-    }
-
-    /// Tiles of a line that are computed together at most.
-    fn together(&self) -> i64 {
-        match self.kept() {
-            Kept::A => 1,
-            Kept::B => self.g.plan.blocks.run,
-        }
     }
 
     /// The first factor, from `a`, at a row.
@@ -147,14 +129,15 @@ impl<'c> Tile<'_, 'c> {
         let (b, plan) = (self.g.b, self.g.plan);
         let blocks = &plan.blocks;
         let (rows, outer) = (place.rows, place.outer);
-        let columns = self.share(place.columns, blocks.column_tiles, blocks.column_panels);
+        let [all_rows, all_columns] = plan.divisions();
+        let columns = self.share(place.columns, all_columns, blocks.column_panels);
         let starts = self.starts(outer);
         if plan.owns(Own::Rows) {
-            let length = b.index(blocks.tile_rows * blocks.height);
+            let length = b.index(blocks.tile_rows / blocks.parts * blocks.height);
             let rows = Range { from: b.index_mul(rows.from, length), to: b.index_min(b.index_mul(rows.to, length), b.index(plan.m.size)) };
             return self.rows_of_experts(rows, columns, outer, &starts, line, next);
         }
-        let panels = self.share(rows, blocks.row_tiles, blocks.panels);
+        let panels = self.share(rows, all_rows, blocks.panels);
         let rows = Rows { base: b.index(0), panels, height: b.index(blocks.height), tall: b.index(blocks.tall) };
         let part = Part { rows, columns, outer, starts: &starts };
         if plan.owns(Own::Contracted) {
