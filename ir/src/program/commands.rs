@@ -37,6 +37,7 @@ impl BodyKind {
 
 /// A list of commands that a schedule calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename = "ProgramBody")]
 pub struct Body {
     pub name: String,
     pub kind: BodyKind,

@@ -1,6 +1,8 @@
 use super::*;
 use crate::fixture::{self, Split};
 use crate::target::Processor;
+use ir::{dim, graph, kernel, mesh, model, op, program};
+use serde_reflection::{Tracer, TracerConfig};
 
 fn artifact(dir: &Path) -> PathBuf {
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
@@ -123,6 +125,37 @@ fn a_forged_job_is_an_error_and_no_panic() {
             let _ = check::check(&job);
         }
     }
+}
+
+/// By the types alone. A job written with other types would be read as something else, and only by chance be refused.
+#[test]
+fn a_layout_of_jobs_has_a_format_of_its_own() {
+    let mut tracer = Tracer::new(TracerConfig::default().is_human_readable(false));
+    macro_rules! trace {
+        ($($ty:ty),*) => { $(tracer.trace_simple_type::<$ty>().unwrap();)* };
+    }
+    trace!(Job, op::Op, op::DType, op::Unary, op::Binary, op::Compare, op::Reduce, op::AttentionGrad, op::Reshard, op::Collective, op::Scalar);
+    trace!(
+        dim::Base,
+        dim::Order,
+        graph::Phase,
+        graph::Init,
+        graph::Feed,
+        kernel::Family,
+        mesh::Axis,
+        model::Optimizer,
+        model::Decay,
+        model::LossScale
+    );
+    trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::Holds);
+    // An enum that is not among them is an error that names it.
+    let registry = tracer.registry().unwrap();
+    for name in ["Op", "Unary", "ProgramBody"] {
+        assert!(registry.contains_key(name), "{:?}", registry.keys());
+    }
+    let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
+    let (format, layout) = (3, "b7e8fca5b8c2a781");
+    assert_eq!((FORMAT, &hash[..16]), (format, layout), "job.bin has another layout than format {format}: raise `FORMAT`, then write both here");
 }
 
 #[test]
