@@ -203,10 +203,10 @@ pub struct CompileArgs {
     #[arg(long, visible_alias = "expert-tensor-parallel-size", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub etp: Option<u64>,
     /// Tensor-parallel ranks
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "tensor-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub tp: u64,
     /// Sequence parallelism: between the tensor-parallel regions activations are split along the sequence
-    #[arg(long, help_heading = "Mesh")]
+    #[arg(long, visible_alias = "sequence-parallel", help_heading = "Mesh")]
     pub sp: bool,
     /// What data-parallel ranks share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP).
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "use_distributed_optimizer")]
@@ -224,7 +224,7 @@ pub struct CompileArgs {
     #[arg(long, value_name = "F", value_parser = factor)]
     pub moe_buffer_factor: Option<f64>,
     /// Pipeline stages
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "pipeline-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
     pub pp: u64,
     /// Layers on each virtual stage, for example `3,3,2`; as even as possible by default
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', help_heading = "Mesh")]
@@ -306,6 +306,7 @@ pub struct CompileArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Precision")]
     pub hysteresis: Option<u64>,
 
+    /// What updates parameters
     #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub optimizer: Option<Optimizer>,
     /// Peak learning rate
@@ -314,6 +315,7 @@ pub struct CompileArgs {
     /// Final learning rate
     #[arg(long, value_name = "X", help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub min_lr: Option<f64>,
+    /// How the rate falls after the warm-up
     #[arg(long, value_enum, help_heading = "Training (each overrides its own field of the text's `train` section)")]
     pub lr_decay_style: Option<DecayStyle>,
     /// Steps of linear warm-up
@@ -388,7 +390,7 @@ pub enum Exchanges {
 pub struct RunArgs {
     /// What `mcc compile` wrote
     pub artifact: PathBuf,
-    /// A text file (bytes are tokens), an llm.c .bin, a .npy of int32 [steps, batch, seq+1], or one .npy per input
+    /// A text file (bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub data: Vec<String>,
     /// Held-out data, of the same kinds
@@ -401,7 +403,7 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub eval_iters: u64,
     /// Default: all of a .npy, else the schedule's, else once through the data
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "train-iters", value_name = "N")]
     pub steps: Option<u64>,
     /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
@@ -431,6 +433,7 @@ pub struct RunArgs {
     /// Default: the cores of this machine over the ranks
     #[arg(long, value_name = "T")]
     pub threads_per_rank: Option<usize>,
+    /// Of weights that are drawn, and of dropout
     #[arg(long, default_value_t = 0, value_name = "S")]
     pub seed: u64,
     /// When loss or gradient norm is not finite

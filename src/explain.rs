@@ -61,7 +61,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_some() && args.collectives {
         return Err(anyhow!("`--collectives` is of a whole job; what a line communicates is said with it").into());
     }
-    if let Some(flag) = typed.iter().find(|f| ["--target", "--emit", "--output", "--no-cache"].contains(&f.as_str())) {
+    if let Some(flag) = typed.iter().find(|f| ["--emit", "--output", "--no-cache"].contains(&f.as_str())) {
         return Err(anyhow!("`{flag}` is for `mcc compile`: explaining makes no artifact").into());
     }
     if number.is_none() && !args.collectives {
