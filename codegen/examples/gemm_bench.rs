@@ -45,10 +45,14 @@ impl Product {
         let scratch = self.scratch.as_mut_ptr().cast::<u8>();
         let mut slowest: f64 = 0.0;
         for thread in 0..threads {
-            let [begin, end] = [thread, thread + 1].map(|border| border * self.tiles / threads);
+            let [begin, until] = [thread, thread + 1].map(|border| border * self.tiles / threads);
+            // Of several threads a rank's goes through its range in two calls.
+            let middle = if threads > 1 { begin + (until - begin).div_ceil(2) } else { until };
             let start = thread_seconds();
-            // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
-            unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), begin, end, scratch.add(scratch.align_offset(64)), begin, end) };
+            for [first, end] in [[begin, middle], [middle, until]] {
+                // SAFETY: the buffers have the kernel's sizes and the scratch is aligned to 64 bytes below.
+                unsafe { (self.function)(pointers.as_ptr(), std::ptr::null(), first, end, scratch.add(scratch.align_offset(64)), begin, until) };
+            }
             slowest = slowest.max(thread_seconds() - start);
         }
         self.seconds.push(slowest * threads as f64);

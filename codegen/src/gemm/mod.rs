@@ -1,7 +1,8 @@
 //! Matrix products with fused pointwise ops, as register-blocked loops over packed operands (after Goto and van de Geijn, 2008).
 //!
 //! A tile is a block of rows and columns of one product. Inside: for each block of contracted elements, copy what the tile needs of the
-//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same range needs too is kept. Rows are divided into panels of two heights that differ by one, so
+//! factors, then run the micro-kernel over row panels and column panels. A copy that the next tile of the same range needs too is kept. What is numbered, and what threads get, are
+//! parts of tiles ([`plan::Blocks::parts`]), computed together where a call has several; the rest of this module calls these tiles too. Rows are divided into panels of two heights that differ by one, so
 //! no thin remainder is left; the last column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run
 //! time only ([`experts`]).
 

@@ -175,11 +175,11 @@ impl Plan {
     fn parts(&self) -> i64 {
         let b = &self.blocks;
         let tiles = self.tiles();
-        let work = 2 * self.m.size * self.n.size * self.k.size * self.repeats() / MIN_TILE_FLOPS;
+        // Experts that own contracted elements are repetitions, and share these.
+        let shares = self.experts.as_ref().filter(|_| self.owns(Own::Contracted)).map_or(1, |x| x.axis.size);
+        let work = 2 * self.m.size * self.n.size * self.k.size * self.repeats() / shares / MIN_TILE_FLOPS;
         let panels = if self.kept() == Kept::A { b.column_panels } else { b.panels };
-        let most = (PARTS.min(work) / tiles).min(panels / self.whole_of_line()).max(1);
-        // The rows of experts' tiles are counted, not shared out.
-        if self.owns(Own::Rows) { (1..=most).rev().find(|parts| b.tile_rows % parts == 0).unwrap_or(1) } else { most }
+        (PARTS.min(work) / tiles).min(panels / self.whole_of_line()).max(1)
     }
 
     /// The panels of rows (0) or columns (1).

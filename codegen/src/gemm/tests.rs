@@ -72,7 +72,8 @@ fn random_calls(numbers: &mut Numbers, tiles: u64) -> Vec<[u64; 4]> {
         let mut until = range_end + numbers.below(tiles - range_end + 1);
         let (mut calls, mut first) = (vec![], begin);
         while first < range_end {
-            let end = first + 1 + numbers.below((range_end - first).min(3));
+            let most = if numbers.below(2) == 0 { 3 } else { range_end - first };
+            let end = first + 1 + numbers.below((range_end - first).min(most));
             until -= numbers.below(until - range_end + 1);
             calls.push([first, end, begin, until]);
             first = end;
@@ -118,17 +119,16 @@ fn parts_of_tiles_cover_the_product() {
 }
 
 #[test]
-fn threads_get_equal_shares_of_the_models_products() {
+fn threads_get_nearly_equal_shares_of_the_models_products() {
     let target = Target { vector_bytes: 64, registers: 32, l2_bytes: 1 << 20, ..Target::x86_64_v3() };
     for sizes in [[2048, 512, 512], [2048, 1536, 512], [2048, 512, 1536], [512, 1536, 2048], [1536, 512, 2048], [2048, 8192, 512], [2048, 384, 8192]]
     {
         for layout in LAYOUTS {
             let plan = Plan::new(&plain(layout, sizes), &target).expect("invariant: a product");
             assert_eq!(plan.tiles() % 8, 0, "{sizes:?}: {:?}", plan.blocks);
-            // As many rounds as the slowest of them has, against equal shares.
-            for threads in [3, 6, 12, 16, 24, 32] {
+            for (threads, percent) in [(3, 5), (6, 5), (12, 10), (16, 10), (24, 15), (32, 10)] {
                 let idle = (plan.tiles() + threads - 1) / threads * threads - plan.tiles();
-                assert!(4 * idle <= plan.tiles(), "{sizes:?}, {threads} threads: {:?}", plan.blocks);
+                assert!(100 * idle <= percent * plan.tiles(), "{sizes:?}, {threads} threads: {:?}", plan.blocks);
             }
         }
     }

@@ -133,8 +133,9 @@ impl<'c> Tile<'_, 'c> {
         let columns = self.share(place.columns, all_columns, blocks.column_panels);
         let starts = self.starts(outer);
         if plan.owns(Own::Rows) {
-            let length = b.index(blocks.tile_rows / blocks.parts * blocks.height);
-            let rows = Range { from: b.index_mul(rows.from, length), to: b.index_min(b.index_mul(rows.to, length), b.index(plan.m.size)) };
+            let panels = self.share(rows, all_rows, blocks.panels);
+            let row = |panel| b.index_min(b.index_mul(panel, b.index(blocks.height)), b.index(plan.m.size));
+            let rows = Range { from: row(panels.from), to: row(panels.to) };
             return self.rows_of_experts(rows, columns, outer, &starts, line, next);
         }
         let panels = self.share(rows, all_rows, blocks.panels);

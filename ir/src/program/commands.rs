@@ -37,6 +37,7 @@ impl BodyKind {
 
 /// A list of commands that a schedule calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// `graph::Body` has the other name: the test that holds layouts to formats tells types apart by it.
 #[serde(rename = "ProgramBody")]
 pub struct Body {
     pub name: String,

@@ -155,7 +155,11 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
     let (format, layout) = (3, "b7e8fca5b8c2a781");
-    assert_eq!((FORMAT, &hash[..16]), (format, layout), "job.bin has another layout than format {format}: raise `FORMAT`, then write both here");
+    assert_eq!(
+        (FORMAT, &hash[..16]),
+        (format, layout),
+        "job.bin has another layout than format {format}: raise `FORMAT`, then write both here (of a type or field that only got another name, the hash)"
+    );
 }
 
 #[test]

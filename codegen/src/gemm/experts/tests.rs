@@ -1,3 +1,5 @@
+use crate::Target;
+use crate::gemm::Plan;
 use crate::testing::{Make, Numbers, check_with, random_inputs};
 use ir::dim::Dim;
 use ir::graph::{Type, Value};
@@ -116,6 +118,15 @@ fn several_blocks_of_contracted_elements_add_up_for_experts_too() {
         let mut grouped = gradient([1400, 3, 20, 40], DType::F32, DType::F32);
         grouped.kernel.outputs[0].accumulate = accumulate;
         grouped.check(&[1300, 1300, 1310], 1e-4);
+    }
+}
+
+#[test]
+fn parts_of_tiles_cover_what_experts_own() {
+    for grouped in [forward([700, 4, 256, 256], false, DType::F32, DType::F32), gradient([700, 4, 256, 256], DType::F32, DType::F32)] {
+        let plan = Plan::new(&grouped.kernel, &Target::host().expect("invariant: the tests run where kernels do")).expect("invariant: a product");
+        assert!(plan.blocks.parts > 1, "{:?}", plan.blocks);
+        grouped.check(&[130, 130, 500, 690], 1e-5);
     }
 }
 
