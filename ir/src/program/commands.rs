@@ -37,7 +37,7 @@ impl BodyKind {
 
 /// A list of commands that a schedule calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-// `graph::Body` has the other name: the test that holds layouts to formats tells types apart by it.
+// `graph::Body` has that name already, and the test that holds the layout of jobs to its format tells types apart by names.
 #[serde(rename = "ProgramBody")]
 pub struct Body {
     pub name: String,
