@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{ExportArgs, ImportArgs};
+use crate::print::{note, out};
 use crate::report::count;
 use crate::text::show;
 use convert::ConvertError;
@@ -13,23 +14,23 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     };
     let done = done.map_err(failure)?;
     for w in &done.warnings {
-        eprintln!("warning: {w}");
+        note!("warning: {w}");
     }
     if !done.skipped.is_empty() {
-        println!("left out, as the model does not need them: {}", done.skipped.join(", "));
+        out!("left out, as the model does not need them: {}\n", done.skipped.join(", "))?;
     }
     for (dtype, n) in &done.widened {
-        println!("widened {n} tensors of {dtype} to f32");
+        out!("widened {n} tensors of {dtype} to f32\n")?;
     }
     let text = if args.model.is_some() { String::new() } else { format!("{} and ", done.model.display()) };
-    println!("{}: wrote {text}{} ({} parameters in {} tensors)", done.architecture, done.weights.display(), count(done.elements), done.parameters);
+    out!("{}: wrote {text}{} ({} parameters in {} tensors)\n", done.architecture, done.weights.display(), count(done.elements), done.parameters)?;
     Ok(())
 }
 
 pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     let done = convert::export(&args.weights, &args.model, &args.define, &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
-    println!("wrote {} tensors to {}", count(done.tensors as u64), args.output.display());
+    out!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display())?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `mcc compile`.
 
 use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, TpCommOverlap};
+use crate::print::out;
 use crate::targets::Targets;
 use crate::text::{Text, show};
 use crate::{Failure, dump, report};
@@ -145,8 +146,8 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());
     times.push(("kernels", generated));
-    print!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times));
-    println!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
+    out!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times))?;
+    out!("wrote {} in {:.2} s\n", out.display(), start.elapsed().as_secs_f64())?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{DumpArgs, Level};
+use crate::print::out;
 use crate::targets::Targets;
 use anyhow::{Context, anyhow};
 use codegen::Emit;
@@ -13,7 +14,6 @@ use ir::program::{Action, Job, Program};
 use runtime::artifact::Artifact;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::io::Write;
 use std::path::Path;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
@@ -24,25 +24,23 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     {
         return Err(anyhow!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
     }
-    let mut out = std::io::stdout().lock();
     match args.level {
-        Level::Graph | Level::Sharded | Level::Schedule => out.write_all(saved(&args.artifact, &format!("{}.txt", args.level.name()))?.as_bytes())?,
+        Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&args.artifact, &format!("{}.txt", args.level.name()))?)?,
         Level::Local => {
             for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt")))
             {
-                out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
+                out!("{}", saved(&args.artifact, &name)?)?;
             }
         }
         Level::Program => {
             for (k, p) in job.programs.iter().enumerate().filter(|(k, _)| args.class.is_none_or(|c| c == *k)) {
-                writeln!(out, "// class {k}")?;
-                out.write_all(program_text(job, k as u32, p).as_bytes())?;
+                out!("// class {k}\n{}", program_text(job, k as u32, p))?;
             }
         }
         Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm | Level::Ptx => {
             if args.level == Level::Mlir {
                 for name in of_level(&args.artifact, "", ".mlir")?.into_iter().filter(|n| !n.starts_with("k_")) {
-                    out.write_all(saved(&args.artifact, &name)?.as_bytes())?;
+                    out!("{}", saved(&args.artifact, &name)?)?;
                 }
             }
             let targets = Targets::of_artifact(&artifact.manifest.target)?;
@@ -61,22 +59,15 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 _ => kernel_texts(job, &used, args.level, &targets)?,
             };
             for (name, text) in texts {
-                writeln!(
-                    out,
-                    "{} {name}",
-                    if args.level == Level::Asm {
-                        "#"
-                    } else if args.level == Level::Llvm {
-                        ";"
-                    } else {
-                        "//"
-                    }
-                )?;
-                out.write_all(text.as_bytes())?;
+                let comment = match args.level {
+                    Level::Asm => "#",
+                    Level::Llvm => ";",
+                    _ => "//",
+                };
+                out!("{comment} {name}\n{text}")?;
             }
         }
     }
-    out.flush()?;
     Ok(())
 }
 

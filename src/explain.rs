@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::ExplainArgs;
 use crate::compile;
+use crate::print::out;
 use anyhow::anyhow;
 use ir::program::Job;
 use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
@@ -93,9 +94,9 @@ fn split(target: &Path) -> (PathBuf, Option<u32>) {
 
 fn show<T: Serialize>(args: &ExplainArgs, found: &T, text: fn(&T) -> String) -> Result<(), Failure> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(found)?);
+        out!("{}\n", serde_json::to_string_pretty(found)?)?;
     } else {
-        print!("{}", text(found));
+        out!("{}", text(found))?;
     }
     Ok(())
 }

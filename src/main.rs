@@ -1,11 +1,14 @@
 //! The command line of mcc: the only code of the workspace, beside `mcc-rank`'s, that prints or reads the environment.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "these panic where nobody reads: `print.rs` has what does not")]
+
 mod checkpoint;
 mod cli;
 mod compile;
 mod dump;
 mod explain;
 mod gpu_check;
+mod print;
 mod report;
 mod run;
 mod targets;
@@ -14,6 +17,7 @@ mod text;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
+use print::{PrintError, note};
 use std::process::ExitCode;
 
 /// Why a command failed. What it has to say is already printed for `Reported`.
@@ -47,11 +51,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::FAILURE,
         Err(Failure::Other(e)) => {
-            // A reader that went away (`mcc dump .. | head`) is no error.
-            if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
+            if let Some(PrintError::ReaderGone) = e.downcast_ref() {
                 return ExitCode::SUCCESS;
             }
-            eprintln!("error: {e:#}");
+            note!("error: {e:#}");
             ExitCode::FAILURE
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::print::progress;
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
@@ -57,17 +58,17 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     shown.end();
     let summary = summary?;
     if summary.skipped > 0 {
-        println!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
+        progress!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
     if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
-        print!("{}", table::text(&artifact.job, profile));
+        progress!("{}", table::text(&artifact.job, profile).trim_end());
         let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));
         let written = File::create(&file).and_then(|out| trace::write(&artifact.job, profile, out));
         written.with_context(|| format!("cannot write `{}`", file.display()))?;
-        println!("wrote {}", file.display());
+        progress!("wrote {}", file.display());
     }
     for file in args.save.iter().chain(&args.save_state).filter(|_| leads) {
-        println!("saved {}", file.display());
+        progress!("saved {}", file.display());
     }
     Ok(())
 }
@@ -110,7 +111,7 @@ impl Shown {
         let every = p.steps.div_ceil(20).max(1);
         let slow = self.last.is_some_and(|t| t.elapsed() > Duration::from_secs(10));
         if p.step == 1 || p.step == p.steps || p.step.is_multiple_of(every) || p.valid_loss.is_some() || p.skipped || slow {
-            println!("step {:>6}/{}  {text}", p.step, p.steps);
+            progress!("step {:>6}/{}  {text}", p.step, p.steps);
             self.last = Some(Instant::now());
         }
     }

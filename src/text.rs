@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{CheckArgs, FmtArgs};
+use crate::print::{note, out};
 use anyhow::Context;
 use frontend::{Options, Style};
 use ir::diag::{Diagnostic, Severity, Sources};
@@ -56,11 +57,11 @@ impl Text {
 pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
     let style = if std::io::stderr().is_terminal() { Style::Coloured } else { Style::Plain };
     for d in diagnostics {
-        eprintln!("{}", frontend::render(d, sources, style));
+        note!("{}", frontend::render(d, sources, style));
     }
     let errors = diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
     if errors > 1 {
-        eprintln!("{errors} errors");
+        note!("{errors} errors");
     }
 }
 
@@ -69,7 +70,7 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
     let model = text.elaborate(&Options { defines: args.define.clone(), ..Options::default() })?;
     let graph = &model.graph;
     let numbers: u64 = graph.params.iter().map(|p| graph.body.dims.elements(&p.ty.dims)).sum();
-    println!("{}: {} parameters in {} tensors, {} layers; no errors", graph.name, crate::report::count(numbers), graph.params.len(), graph.layers);
+    out!("{}: {} parameters in {} tensors, {} layers; no errors\n", graph.name, crate::report::count(numbers), graph.params.len(), graph.layers)?;
     Ok(())
 }
 
@@ -80,7 +81,7 @@ pub fn format(args: &FmtArgs) -> Result<(), Failure> {
         match frontend::format(&text.name, &text.text) {
             Ok(formatted) if formatted == text.text => {}
             Ok(_) if args.check => {
-                eprintln!("{} is not formatted", path.display());
+                note!("{} is not formatted", path.display());
                 failed = true;
             }
             Ok(formatted) => {

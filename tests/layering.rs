@@ -1,6 +1,8 @@
-//! Who may depend on whom: the invariants of `docs/architecture.md`, over `cargo metadata`.
+//! Who may depend on whom, over `cargo metadata`, and who may print: the invariants of `docs/architecture.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// For every package of the workspace, all packages that its library or binaries link, directly or not.
@@ -77,5 +79,28 @@ fn the_pipeline_knows_only_what_is_before_it() {
     ] {
         let siblings: Vec<&String> = all[package].iter().filter(|d| all.contains_key(*d)).collect();
         assert_eq!(siblings, allowed, "{package}");
+    }
+}
+
+/// All files of Rust below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
+    entries.flat_map(|p| if p.is_dir() { sources(&p) } else { vec![p] }).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
+}
+
+#[test]
+fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = ["src", "frontend/src", "ir/src", "passes/src", "codegen/src", "runtime/src", "convert/src", "emulator/src"];
+    let files: Vec<PathBuf> = crates.iter().flat_map(|c| sources(&root.join(c))).collect();
+    assert!(files.len() > 100, "{} files were found", files.len());
+    for file in files {
+        let text = fs::read_to_string(&file).expect("UTF-8");
+        // Tests print for who runs them.
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let prints = |line: &str| ["println!(", "print!(", "dbg!("].iter().any(|p| line.contains(p)) && !line.trim_start().starts_with("//");
+        if let Some((number, line)) = (1..).zip(code.lines()).find(|(_, l)| prints(l)) {
+            panic!("{}:{number}: `{}`; src/print.rs says what prints here", file.display(), line.trim());
+        }
     }
 }

@@ -7,6 +7,7 @@ mod steps;
 
 use crate::Failure;
 use crate::cli::{DeviceKind, GpuCheckArgs};
+use crate::print::progress;
 use anyhow::{Context, anyhow};
 use report::{Report, Table};
 use runtime::gpu::cuda::{self, Described};
@@ -85,21 +86,21 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
         std::fs::write(check.model(name), text)?;
     }
     text(&check.work.join("text.txt"), check.seed)?;
-    println!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
+    progress!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
     let mut report = Report::new(&check);
     report.kernels = kernels::run(&check)?;
-    print!("\n{}", report.kernels.table());
+    progress!("\n{}", report.kernels.table().trim_end());
     report.steps = steps::run(&check)?;
-    print!("\n{}", report.steps.table());
+    progress!("\n{}", report.steps.table().trim_end());
     report.nccl = steps::nccl(&check)?;
-    print!("\n{}", report.nccl.table());
+    progress!("\n{}", report.nccl.table().trim_end());
     report.benchmarks = bench::run(&check)?;
-    print!("\n{}", report.benchmarks.table());
+    progress!("\n{}", report.benchmarks.table().trim_end());
     let file = args.output.join("gpu-check.json");
     let table = args.output.join("gpu-check.md");
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")?;
     std::fs::write(&table, report.text())?;
-    println!("\nwritten: {}, {}", file.display(), table.display());
+    progress!("\nwritten: {}, {}", file.display(), table.display());
     match report.wrong() {
         0 => Ok(std::fs::remove_dir_all(&check.work)?),
         wrong => Err(anyhow!("{wrong} checks failed").into()),

@@ -11,6 +11,7 @@ mod gpu_check;
 mod mcc;
 mod offload;
 mod plans;
+mod prints;
 mod reference;
 mod repeats;
 mod training;

@@ -1,7 +1,7 @@
 //! One rank of a run. Started by a launcher (`mcc run`), which gives it the run's memory as its standard input and listens to its
 //! standard output.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -9,25 +9,26 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let mut number = |flag: &str| (arguments.next().as_deref() == Some(flag)).then(|| arguments.next()?.parse::<u64>().ok()).flatten();
     let (Some(rank), Some(parent)) = (number("--rank"), number("--parent")) else {
-        eprintln!("mcc-rank is one rank of a run; `mcc run OUT.mcc` starts as many as are needed");
-        return ExitCode::from(2);
+        return refuse("is one rank of a run; `mcc run OUT.mcc` starts as many as are needed", 2);
     };
     if let Err(e) = follow(parent) {
-        eprintln!("mcc-rank: {e}");
-        return ExitCode::FAILURE;
+        return refuse(&format!("ends: {e}"), 1);
     }
     let memory = match io::stdin().as_fd().try_clone_to_owned() {
         Ok(memory) if !io::stdin().is_terminal() => memory,
-        Ok(_) | Err(_) => {
-            eprintln!("mcc-rank: standard input is not the memory of a run");
-            return ExitCode::FAILURE;
-        }
+        Ok(_) | Err(_) => return refuse("ends: standard input is not the memory of a run", 1),
     };
     match runtime::worker::run(rank, memory, io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
         // The launcher has been told.
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+/// Says why there is nothing to do, if anybody listens.
+fn refuse(why: &str, code: u8) -> ExitCode {
+    let _ = writeln!(io::stderr(), "mcc-rank {why}");
+    ExitCode::from(code)
 }
 
 /// Ends this process when the launcher ends, however it ends.

@@ -1,0 +1,68 @@
+//! All that mcc prints goes through here, and no print ends a run: standard output and standard error may be closed, full, or without a reader.
+//!
+//! [`out!`] prints what a command was asked for: where that cannot be printed, the command ends. [`progress!`] prints what goes on beside work that is worth more than
+//! its report: where that cannot be printed, it is said once and the work goes on. [`note!`] prints to standard error, after which there is nowhere left to complain.
+
+use std::fmt::Arguments;
+use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Why a command could not print what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum PrintError {
+    /// Such as `head` in `mcc dump .. | head`: it has what it wanted.
+    #[error("the reader of standard output is gone")]
+    ReaderGone,
+    #[error("cannot write to standard output: {0}")]
+    Write(io::Error),
+}
+
+impl From<io::Error> for PrintError {
+    fn from(cause: io::Error) -> PrintError {
+        match cause.kind() {
+            ErrorKind::BrokenPipe => PrintError::ReaderGone,
+            _ => PrintError::Write(cause),
+        }
+    }
+}
+
+/// As `print!`, with a `Result<(), PrintError>`. A line ends with the `\n` that is written.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::print::print(format_args!($($text)*)) };
+}
+
+/// A line on standard output, if it can be printed.
+macro_rules! progress {
+    ($($text:tt)*) => { $crate::print::print_or_go_on(format_args!($($text)*)) };
+}
+
+/// A line on standard error, if it can be printed.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::print::print_error(format_args!($($text)*)) };
+}
+
+pub(crate) use {note, out, progress};
+
+/// What [`out!`] calls.
+pub fn print(text: Arguments) -> Result<(), PrintError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_fmt(text)?;
+    Ok(stdout.flush()?)
+}
+
+/// What [`progress!`] calls.
+pub fn print_or_go_on(text: Arguments) {
+    static LOST: AtomicBool = AtomicBool::new(false);
+    if LOST.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Err(cause) = print(format_args!("{text}\n")) {
+        LOST.store(true, Ordering::Relaxed);
+        print_error(format_args!("warning: {cause}; nothing more is printed there, and the work goes on"));
+    }
+}
+
+/// What [`note!`] calls.
+pub fn print_error(text: Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
