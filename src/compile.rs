@@ -1,6 +1,7 @@
 //! `mcc compile`.
 
-use crate::cli::{self, CompileArgs, CpComm, DecayStyle, Level, Optimizer, Overlap, Precision, RecomputeMethod, TpCommOverlap};
+use crate::cli::{CompileArgs, Level, OutputArgs, PlanArgs};
+use crate::options::{batch, options, override_train, precision};
 use crate::print::out;
 use crate::targets::Targets;
 use crate::text::{Text, show};
@@ -10,21 +11,12 @@ use codegen::Emit;
 use codegen::target::Arch;
 use frontend::Options as TextOptions;
 use ir::diag::{Diagnostic, Sources};
-use ir::model::{self, LossScale, Model, Train};
-use ir::op::{DType, Real};
+use ir::model::Model;
 use ir::program::Job;
 use passes::bubbles::{UNIT, timeline};
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint, Footprints, Kind};
-use passes::layout::{Counts, Cuts};
-use passes::offload::Offload;
-use passes::partition::Buffer;
-use passes::plan::{SequenceParallel, Zero};
-use passes::propagate::Rows;
-use passes::rematerialize::Recompute;
 use passes::remedy;
-use passes::schedule::{Order, Schedule};
-use passes::tp_overlap::TpOverlap;
 use runtime::artifact::{self, KernelEntry, Kernels, Parts};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -46,20 +38,20 @@ struct Budget {
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
-pub fn levels(args: &CompileArgs) -> Result<Levels, Failure> {
+pub fn levels(model: &Path, args: &PlanArgs) -> Result<Levels, Failure> {
     let start = Instant::now();
     let targets = targets(args)?;
-    if args.tf32 && targets.device.arch == Arch::X86_64 {
+    if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
         show(&[tf32_on_cpu(&args.target)], &Sources::default());
         return Err(Failure::Reported);
     }
     let options = options(args)?;
-    let mut text = Text::read(&args.model)?;
+    let mut text = Text::read(model)?;
     let frontend = |training| TextOptions {
         defines: args.define.clone(),
         batch: i64::try_from(options.global_batch).unwrap_or(i64::MAX),
         training,
-        precision: precision(args),
+        precision: precision(&args.precision),
         ..TextOptions::default()
     };
     let mut training = text.elaborate(&frontend(true))?;
@@ -90,7 +82,7 @@ fn tf32_on_cpu(target: &str) -> Diagnostic {
     d.help("without it f32 is multiplied with all its bits; `--target sm_80` or `--target sm_90a` for GPUs")
 }
 
-fn targets(args: &CompileArgs) -> Result<Targets, Failure> {
+fn targets(args: &PlanArgs) -> Result<Targets, Failure> {
     Targets::named(&args.target, args.host_target.as_deref())
 }
 
@@ -117,11 +109,11 @@ fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
-    let targets = targets(args)?;
-    let levels = levels(args)?;
+    let targets = targets(&args.plan)?;
+    let levels = levels(&args.model, &args.plan)?;
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
-    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.no_cache)?;
+    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache)?;
     let entry = |k: &codegen::Compiled| KernelEntry {
         name: k.name.clone(),
         tiles: k.shape.tiles,
@@ -131,7 +123,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let entries: Vec<KernelEntry> = kernels.iter().map(entry).collect();
     let scratch = scratch(&entries, &targets);
     within(&levels, &targets, scratch)?;
-    let out = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
+    let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
     let code = |launched: bool| kernels.iter().filter(move |k| k.launch.is_some() == launched).map(|k| k.object.as_slice());
     let (ptx, native): (Vec<&[u8]>, Vec<&[u8]>) = (code(true).collect(), code(false).collect());
     let library = match targets.device.arch {
@@ -139,7 +131,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         Arch::X86_64 | Arch::Nvptx => Some(link(&native, &out)?),
     };
     let generated = generating.elapsed();
-    let dumps = dumps(compiled, args, &targets)?;
+    let dumps = dumps(compiled, &args.output, &targets)?;
     let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
     let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps };
     artifact::write(&out, &parts)?;
@@ -164,165 +156,6 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64) -> Result<(), Failur
     Err(Failure::Reported)
 }
 
-fn recompute(args: &CompileArgs) -> Result<Recompute, Failure> {
-    let layers = args.recompute_num_layers.unwrap_or(1);
-    match (args.recompute, args.recompute_method) {
-        (cli::Recompute::Full, None | Some(RecomputeMethod::Uniform)) => Ok(Recompute::Uniform(layers)),
-        (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Ok(Recompute::Block(layers)),
-        (cli::Recompute::None | cli::Recompute::Selective, Some(_)) => {
-            Err(anyhow!("--recompute-method says which layers `--recompute full` is about").into())
-        }
-        (cli::Recompute::None | cli::Recompute::Selective, None) if args.recompute_num_layers.is_some() => {
-            Err(anyhow!("--recompute-num-layers says which layers `--recompute full` is about").into())
-        }
-        (cli::Recompute::None, None) => Ok(Recompute::None),
-        (cli::Recompute::Selective, None) => Ok(Recompute::Selective),
-    }
-}
-
-/// A schedule by its name, or from a file.
-fn schedule(name: &str) -> Result<Schedule, Failure> {
-    match name {
-        "1f1b" => Ok(Schedule::OneFOneB),
-        "gpipe" => Ok(Schedule::GPipe),
-        "zb-h1" => Ok(Schedule::ZbH1),
-        "zb-v" => Ok(Schedule::ZbV),
-        file => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read"))?;
-            Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
-        }
-    }
-}
-
-/// How layers are cut; the flags exclude one another.
-fn cuts(args: &CompileArgs) -> Cuts {
-    let counts = |flag: bool| if flag { Counts::AsLayer } else { Counts::AsNothing };
-    match (&args.pipeline_layers, args.pipeline_layout.as_deref()) {
-        (Some(sizes), _) => Cuts::Sizes(sizes.clone()),
-        (None, Some("auto")) => Cuts::Balanced,
-        (None, Some(text)) => Cuts::Text(text.to_string()),
-        (None, None) => {
-            Cuts::Even { embedding: counts(args.account_for_embedding_in_pipeline_split), loss: counts(args.account_for_loss_in_pipeline_split) }
-        }
-    }
-}
-
-fn options(args: &CompileArgs) -> Result<Options, Failure> {
-    let micro_batch = args.micro_batch_size.unwrap_or(1);
-    Ok(Options {
-        dp: args.dp,
-        cp: args.cp,
-        tp: args.tp,
-        pp: args.pp,
-        ep: args.ep,
-        etp: args.etp,
-        cp_comm: match args.cp_comm_type {
-            CpComm::P2p => passes::plan::CpComm::Ring,
-            CpComm::A2aP2p => passes::plan::CpComm::AllToAllAndRing,
-            CpComm::AllGather => passes::plan::CpComm::AllGather,
-            CpComm::A2a => passes::plan::CpComm::AllToAll,
-        },
-        sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
-        zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
-        offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
-        tf32: args.tf32,
-        micro_batch,
-        global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
-        schedule: schedule(&args.pipeline_schedule)?,
-        vpp: args.vpp,
-        group: args.microbatch_group_size_per_virtual_pipeline_stage,
-        layout: cuts(args),
-        pad_vocab_to: args.pad_vocab_to,
-        overlap: match args.overlap {
-            Overlap::On => passes::overlap::Overlap::On,
-            Overlap::Off => passes::overlap::Overlap::Off,
-        },
-        tp_overlap: match args.tp_comm_overlap {
-            TpCommOverlap::Off => TpOverlap::Off,
-            TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },
-        },
-        recompute: recompute(args)?,
-        rows: Rows::Rules,
-        bucket_size: args.bucket_size,
-        moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
-    })
-}
-
-/// `-D batch` is the same as `--global-batch-size`.
-fn batch(model: &model::Model, default: u64) -> u64 {
-    model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
-}
-
-fn precision(args: &CompileArgs) -> DType {
-    match args.dtype {
-        _ if args.bf16 => DType::Bf16,
-        _ if args.fp16 => DType::F16,
-        Precision::Fp32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
-        Precision::Fp16 => DType::F16,
-    }
-}
-
-/// A constant scale, or one that adapts: for fp16, and wherever one of its flags is given.
-fn loss_scale(args: &CompileArgs) -> Option<LossScale> {
-    if let Some(x) = args.loss_scale {
-        return Some(LossScale::Constant(Real(x)));
-    }
-    let given = [args.initial_loss_scale.is_some(), args.min_loss_scale.is_some(), args.loss_scale_window.is_some(), args.hysteresis.is_some()];
-    if precision(args) != DType::F16 && !given.contains(&true) {
-        return None;
-    }
-    let mut rule = LossScale::FP16;
-    if let LossScale::Dynamic { initial, least, window, hysteresis } = &mut rule {
-        *least = args.min_loss_scale.map_or(*least, Real);
-        *initial = args.initial_loss_scale.map_or(Real(initial.0.max(least.0)), Real);
-        *window = args.loss_scale_window.unwrap_or(*window);
-        *hysteresis = args.hysteresis.unwrap_or(*hysteresis);
-    }
-    Some(rule)
-}
-
-fn override_train(train: &mut Train, args: &CompileArgs) {
-    train.loss_scale = loss_scale(args);
-    if let Some(kind) = args.optimizer {
-        train.optimizer = match (kind, train.optimizer) {
-            (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. }) | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. }) => old,
-            (Optimizer::Adamw, model::Optimizer::Sgd { .. }) => Train::default().optimizer,
-            (Optimizer::Sgd, model::Optimizer::AdamW { .. }) => model::Optimizer::Sgd { momentum: Real(0.0) },
-        };
-    }
-    let set = |to: &mut Real, from: Option<f64>| {
-        if let Some(x) = from {
-            *to = Real(x);
-        }
-    };
-    match &mut train.optimizer {
-        model::Optimizer::AdamW { beta1, beta2, eps } => {
-            set(beta1, args.adam_beta1);
-            set(beta2, args.adam_beta2);
-            set(eps, args.adam_eps);
-        }
-        model::Optimizer::Sgd { momentum } => set(momentum, args.sgd_momentum),
-    }
-    let s = &mut train.schedule;
-    set(&mut s.peak, args.lr);
-    set(&mut s.min, args.min_lr);
-    if let Some(style) = args.lr_decay_style {
-        s.decay = match style {
-            DecayStyle::Constant => model::Decay::Constant,
-            DecayStyle::Linear => model::Decay::Linear,
-            DecayStyle::Cosine => model::Decay::Cosine,
-        };
-    }
-    s.warmup = args.lr_warmup_iters.unwrap_or(s.warmup);
-    s.steps = args.lr_decay_iters.unwrap_or(s.steps);
-    set(&mut train.weight_decay, args.weight_decay);
-    if let Some(clip) = args.clip_grad {
-        train.clip = (clip > 0.0).then_some(Real(clip));
-    }
-}
-
 /// `$MCC_CACHE`, or `mcc` in the user's cache directory.
 pub fn cache_dir() -> Option<PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -341,7 +174,7 @@ fn link(kernels: &[&[u8]], out: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// The texts of the levels asked for, by file name.
-fn dumps(c: &Compiled, args: &CompileArgs, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
+fn dumps(c: &Compiled, args: &OutputArgs, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
     let mut out = vec![];
     let all: Vec<usize> = (0..c.job.kernels.len()).collect();
     let mut levels = args.emit.clone();

@@ -43,7 +43,7 @@ struct OnStream {
 /// # Errors
 /// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
 pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
-    let target = &args.compile.model;
+    let target = &args.target;
     if target.is_dir() {
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
             return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
@@ -62,13 +62,10 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_some() && args.collectives {
         return Err(anyhow!("`--collectives` is of a whole job; what a line communicates is said with it").into());
     }
-    if let Some(flag) = typed.iter().find(|f| ["--emit", "--output", "--no-cache"].contains(&f.as_str())) {
-        return Err(anyhow!("`{flag}` is for `mcc compile`: explaining makes no artifact").into());
-    }
     if number.is_none() && !args.collectives {
         return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
     }
-    let done = compile::levels(&crate::cli::CompileArgs { model: model.clone(), ..args.compile.clone() })?;
+    let done = compile::levels(&model, &args.plan)?;
     let Some(number) = number else {
         return show(args, &communication(&done.compiled.job), communication_text);
     };

@@ -8,6 +8,7 @@ mod compile;
 mod dump;
 mod explain;
 mod gpu_check;
+mod options;
 mod print;
 mod report;
 mod run;

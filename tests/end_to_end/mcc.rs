@@ -31,7 +31,18 @@ impl Ran {
     /// Refused as a user's mistake: exit code 1, all of these in the message, and no panic.
     #[track_caller]
     pub fn fails_with(self, words: &[&str]) -> Ran {
-        assert_eq!(self.code, Some(1), "{}{}", self.stdout, self.stderr);
+        self.fails(1, words)
+    }
+
+    /// As [`Ran::fails_with`], of a command line that is wrong by itself.
+    #[track_caller]
+    pub fn is_no_usage(self, words: &[&str]) -> Ran {
+        self.fails(2, words)
+    }
+
+    #[track_caller]
+    fn fails(self, code: i32, words: &[&str]) -> Ran {
+        assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         for w in words {
             assert!(self.stderr.contains(w), "no `{w}` in: {}", self.stderr);

@@ -1,0 +1,45 @@
+//! What `mcc import` and `mcc export` take.
+
+use super::values::define;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum Import {
+    /// A Hugging Face directory: config.json and model.safetensors, or its shards
+    Hf(ImportArgs),
+}
+
+#[derive(Args)]
+pub struct ImportArgs {
+    pub directory: PathBuf,
+    /// Where model.mdl, weights.safetensors and config.json go
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors is written
+    #[arg(long, value_name = "MODEL.mdl")]
+    pub model: Option<PathBuf>,
+    /// Sets a setting of that model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define, requires = "model")]
+    pub define: Vec<(String, String)>,
+}
+
+#[derive(Subcommand)]
+pub enum Export {
+    /// To a Hugging Face directory
+    Hf(ExportArgs),
+}
+
+#[derive(Args)]
+pub struct ExportArgs {
+    /// Weights under mcc's names, as `mcc run --save` writes them
+    pub weights: PathBuf,
+    /// The model text that they belong to
+    #[arg(long, value_name = "MODEL.mdl")]
+    pub model: PathBuf,
+    /// Sets a setting of the model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
+    pub define: Vec<(String, String)>,
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+}

@@ -1,0 +1,70 @@
+//! What `mcc compile` takes beside a plan, and the levels that it can write.
+
+use super::plan::PlanArgs;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Level {
+    /// The logical graph: forward, backward, update
+    Graph,
+    /// With a sharding per value and the reshards between them
+    Sharded,
+    /// Per program class: local shapes and collectives
+    Local,
+    /// The passes of every pipeline stage in order, as `--pipeline-schedule` reads them
+    Schedule,
+    /// Per program class: buffers, commands, schedule
+    Program,
+    /// Kernels as mcc defines them
+    Kernel,
+    /// The graph levels as MLIR (generic form, unregistered dialect `mcc`), and the loop kernels
+    Mlir,
+    /// Kernels as LLVM IR
+    Llvm,
+    /// Kernels as assembly
+    Asm,
+    /// Kernels for GPUs, as the artifact has them, with the lines of the model text
+    Ptx,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Graph => "graph",
+            Level::Sharded => "sharded",
+            Level::Local => "local",
+            Level::Schedule => "schedule",
+            Level::Program => "program",
+            Level::Kernel => "kernel",
+            Level::Mlir => "mlir",
+            Level::Llvm => "llvm",
+            Level::Asm => "asm",
+            Level::Ptx => "ptx",
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct CompileArgs {
+    /// The model text
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Dumps to write into the artifact; `mcc dump` shows them, and makes the others when asked
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LEVEL,..", default_values = ["graph", "sharded", "local", "schedule"])]
+    pub emit: Vec<Level>,
+    /// The artifact, a directory [default: the model's name with .mcc]
+    #[arg(short, long, value_name = "OUT.mcc")]
+    pub output: Option<PathBuf>,
+    /// Compile every kernel anew
+    #[arg(long)]
+    pub no_cache: bool,
+}

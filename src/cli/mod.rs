@@ -1,0 +1,122 @@
+//! What can be typed.
+
+mod checkpoint;
+mod compile;
+mod plan;
+mod run;
+mod training;
+mod values;
+
+pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
+pub use compile::{CompileArgs, Level, OutputArgs};
+pub use plan::{CpComm, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
+pub use run::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
+pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use values::define;
+
+#[derive(Parser)]
+#[command(name = "mcc", version, about = "Compiles a model text ahead of time into one program per rank, and runs it")]
+#[command(
+    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Reads a model text and says everything that is wrong with it
+    Check(CheckArgs),
+    /// Formats model texts in place
+    Fmt(FmtArgs),
+    /// Compiles a model text into an artifact
+    Compile(Box<CompileArgs>),
+    /// Says what a line of a model text costs, or what a job communicates and why
+    Explain(Box<ExplainArgs>),
+    /// Starts the ranks of an artifact and trains
+    Run(Box<RunArgs>),
+    /// Prints a level of an artifact
+    Dump(DumpArgs),
+    /// Reads a foreign checkpoint into a model text and weights
+    #[command(subcommand)]
+    Import(Import),
+    /// Writes weights as a foreign checkpoint
+    #[command(subcommand)]
+    Export(Export),
+    /// Checks kernels, steps and exchanges on a GPU, and times them
+    GpuCheck(GpuCheckArgs),
+    /// Compiles kernels that come on standard input
+    #[command(hide = true)]
+    CodegenWorker,
+}
+
+#[derive(Args)]
+pub struct CheckArgs {
+    /// The model text
+    pub model: PathBuf,
+    /// Sets a setting of the model text
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
+    pub define: Vec<(String, String)>,
+}
+
+#[derive(Args)]
+pub struct FmtArgs {
+    /// The model texts
+    #[arg(required = true)]
+    pub models: Vec<PathBuf>,
+    /// Change nothing; fail if a text is not formatted
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Args)]
+pub struct ExplainArgs {
+    /// Every collective with its line, reason, group and bytes, and what would do without it (of an artifact always)
+    #[arg(long)]
+    pub collectives: bool,
+    /// For tools
+    #[arg(long)]
+    pub json: bool,
+    /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact
+    #[arg(value_name = "MODEL.mdl:LINE|ARTIFACT")]
+    pub target: PathBuf,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+#[derive(Args)]
+pub struct GpuCheckArgs {
+    /// Where the checks run; in the emulator, without times
+    #[arg(long, value_enum, default_value = "cuda")]
+    pub device: DeviceKind,
+    /// sm_80 or sm_90a [default: what the GPU has]
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
+    /// Of weights and data [default: the time]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// One case of each kind
+    #[arg(long)]
+    pub quick: bool,
+    /// No times, only what is checked; where the driver is a stand-in
+    #[arg(long)]
+    pub no_times: bool,
+    /// Where gpu-check.json and gpu-check.md go
+    #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
+    pub output: PathBuf,
+}
+
+#[derive(Args)]
+pub struct DumpArgs {
+    /// What `mcc compile` wrote
+    pub artifact: PathBuf,
+    #[arg(long, value_enum, default_value = "program")]
+    pub level: Level,
+    /// Only this program class
+    #[arg(long, value_name = "K")]
+    pub class: Option<usize>,
+}

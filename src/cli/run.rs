@@ -1,0 +1,100 @@
+//! What `mcc run` takes.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnNonfinite {
+    /// End the run, naming step, rank and the op that made it
+    Stop,
+    /// Leave the step's update out, and count it
+    Skip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// This machine's CPU
+    Cpu,
+    /// NVIDIA GPUs of this machine; ranks share them if they are more
+    Cuda,
+    /// The emulator: kernels for GPUs, run and checked on this machine's CPU. Slow
+    Emulated,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Exchanges {
+    /// Through memory that ranks share
+    Host,
+    /// GPUs by themselves, by NCCL: each rank has one of its own
+    Nccl,
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// What `mcc compile` wrote
+    pub artifact: PathBuf,
+    /// A text file (bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
+    #[arg(long, value_name = "[INPUT=]FILE")]
+    pub data: Vec<String>,
+    /// Held-out data, of the same kinds
+    #[arg(long, value_name = "[INPUT=]FILE")]
+    pub valid_data: Vec<String>,
+    /// Steps between held-out losses; 0 is never
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub eval_interval: u64,
+    /// Most global batches of a held-out loss
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub eval_iters: u64,
+    /// Default: all of a .npy, else the schedule's, else once through the data
+    #[arg(long, visible_alias = "train-iters", value_name = "N")]
+    pub steps: Option<u64>,
+    /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
+    #[arg(long, value_name = "WEIGHTS.safetensors")]
+    pub init: Option<PathBuf>,
+    /// Go on after the step at which `--save-state` wrote this, on any mesh, with that run's seed
+    #[arg(long, value_name = "STATE.safetensors", conflicts_with_all = ["init", "seed"])]
+    pub resume: Option<PathBuf>,
+    /// Where to write the trained weights
+    #[arg(long, value_name = "WEIGHTS.safetensors")]
+    pub save: Option<PathBuf>,
+    /// Where to write what `--resume` needs: weights, optimizer states and the step
+    #[arg(long, value_name = "STATE.safetensors")]
+    pub save_state: Option<PathBuf>,
+    /// One JSON object per step
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub metrics: Option<PathBuf>,
+    /// Print the time per kernel and communication against what this machine can do at most, and write a trace of all ranks and streams for
+    /// ui.perfetto.dev. Without --steps, the run ends with the steps that are timed
+    #[arg(long)]
+    pub profile: bool,
+    /// Steps to time, after two of warm-up
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    pub profile_steps: u64,
+    /// Where the trace goes [default: the artifact's name with .trace.json]
+    #[arg(long, value_name = "FILE.json", requires = "profile")]
+    pub trace: Option<PathBuf>,
+    /// Default: the cores of this machine over the ranks
+    #[arg(long, value_name = "T")]
+    pub threads_per_rank: Option<usize>,
+    /// Of weights that are drawn, and of dropout
+    #[arg(long, default_value_t = 0, value_name = "S")]
+    pub seed: u64,
+    /// When loss or gradient norm is not finite
+    #[arg(long, value_enum, default_value = "stop")]
+    pub on_nonfinite: OnNonfinite,
+    /// What runs the kernels [default: what the artifact was compiled for]
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceKind>,
+    /// How ranks exchange
+    #[arg(long, value_enum, default_value = "host")]
+    pub exchanges: Exchanges,
+    /// Run commands one after the other, communication too; for comparison
+    #[arg(long)]
+    pub in_order: bool,
+    /// Where ranks meet that torchrun, mpirun or srun started: rank 0's machine and a free port of it [default: as these say]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub rendezvous: Option<String>,
+    /// How long such ranks may take to come together
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub rendezvous_timeout: u64,
+}

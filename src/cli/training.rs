@@ -1,0 +1,99 @@
+//! What numbers are, and how parameters are updated.
+
+use super::values::scale;
+use clap::{Args, ValueEnum};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    Fp32,
+    /// Weights, their gradients and the optimizer in f32; a bf16 copy of the weights is made once a step
+    Bf16,
+    /// As bf16, and the loss is scaled so that small gradients survive
+    Fp16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Optimizer {
+    Adamw,
+    Sgd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DecayStyle {
+    Constant,
+    Linear,
+    Cosine,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Precision")]
+pub struct PrecisionArgs {
+    /// Working precision: what floats without a type are in the text
+    #[arg(long, value_enum, default_value = "fp32")]
+    pub dtype: Precision,
+    /// The same as --dtype bf16
+    #[arg(long, conflicts_with_all = ["dtype", "fp16"])]
+    pub bf16: bool,
+    /// The same as --dtype fp16
+    #[arg(long, conflicts_with_all = ["dtype", "bf16"])]
+    pub fp16: bool,
+    /// Matrix products of f32 factors on tensor cores: each factor is rounded to tf32, which has 10 bits of mantissa, sums stay f32. For GPUs
+    #[arg(long)]
+    pub tf32: bool,
+    /// Multiplies the loss by a constant for the backward pass, and divides gradients by it [fp16 without it: a scale that adapts]
+    #[arg(long, value_name = "X", value_parser = scale, conflicts_with_all = ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"])]
+    pub loss_scale: Option<f64>,
+    /// First scale of one that adapts [default: 4294967296]
+    #[arg(long, value_name = "X", value_parser = scale)]
+    pub initial_loss_scale: Option<f64>,
+    /// Least scale of one that adapts [default: 1]
+    #[arg(long, value_name = "X", value_parser = scale)]
+    pub min_loss_scale: Option<f64>,
+    /// Steps without overflow after which the scale doubles [default: 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub loss_scale_window: Option<u64>,
+    /// Steps with overflow, since the scale last doubled, from which on each halves it [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub hysteresis: Option<u64>,
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Training (each overrides its own field of the text's `train` section)")]
+pub struct TrainingArgs {
+    /// What updates parameters
+    #[arg(long, value_enum)]
+    pub optimizer: Option<Optimizer>,
+    /// Peak learning rate
+    #[arg(long, value_name = "X")]
+    pub lr: Option<f64>,
+    /// Final learning rate
+    #[arg(long, value_name = "X")]
+    pub min_lr: Option<f64>,
+    /// How the rate falls after the warm-up
+    #[arg(long, value_enum)]
+    pub lr_decay_style: Option<DecayStyle>,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N")]
+    pub lr_warmup_iters: Option<u64>,
+    /// Step at which the final rate is reached
+    #[arg(long, value_name = "N")]
+    pub lr_decay_iters: Option<u64>,
+    /// Of parameters with two or more dims that are not marked `@no_decay`
+    #[arg(long, value_name = "X")]
+    pub weight_decay: Option<f64>,
+    /// Share that the mean of the gradients keeps in a step
+    #[arg(long, value_name = "X")]
+    pub adam_beta1: Option<f64>,
+    /// Share that the mean of their squares keeps in a step
+    #[arg(long, value_name = "X")]
+    pub adam_beta2: Option<f64>,
+    /// Added to the root of the mean of squares
+    #[arg(long, value_name = "X")]
+    pub adam_eps: Option<f64>,
+    /// Share that the velocity keeps in a step
+    #[arg(long, value_name = "X")]
+    pub sgd_momentum: Option<f64>,
+    /// Greatest global gradient norm; 0 for none
+    #[arg(long, value_name = "X")]
+    pub clip_grad: Option<f64>,
+}

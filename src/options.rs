@@ -1,0 +1,176 @@
+//! The flags of a plan as options of the passes.
+
+use crate::Failure;
+use crate::cli::{self, CpComm, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
+use anyhow::{Context, anyhow};
+use ir::model::{self, LossScale, Train};
+use ir::op::{DType, Real};
+use passes::compile::Options;
+use passes::layout::{Counts, Cuts};
+use passes::offload::Offload;
+use passes::partition::Buffer;
+use passes::plan::{SequenceParallel, Zero};
+use passes::propagate::Rows;
+use passes::rematerialize::Recompute;
+use passes::schedule::{Order, Schedule};
+use passes::tp_overlap::TpOverlap;
+
+fn recompute(args: &PlanArgs) -> Result<Recompute, Failure> {
+    let layers = args.recompute_num_layers.unwrap_or(1);
+    match (args.recompute, args.recompute_method) {
+        (cli::Recompute::Full, None | Some(RecomputeMethod::Uniform)) => Ok(Recompute::Uniform(layers)),
+        (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Ok(Recompute::Block(layers)),
+        (cli::Recompute::None | cli::Recompute::Selective, Some(_)) => {
+            Err(anyhow!("--recompute-method says which layers `--recompute full` is about").into())
+        }
+        (cli::Recompute::None | cli::Recompute::Selective, None) if args.recompute_num_layers.is_some() => {
+            Err(anyhow!("--recompute-num-layers says which layers `--recompute full` is about").into())
+        }
+        (cli::Recompute::None, None) => Ok(Recompute::None),
+        (cli::Recompute::Selective, None) => Ok(Recompute::Selective),
+    }
+}
+
+/// A schedule by its name, or from a file.
+fn schedule(name: &str) -> Result<Schedule, Failure> {
+    match name {
+        "1f1b" => Ok(Schedule::OneFOneB),
+        "gpipe" => Ok(Schedule::GPipe),
+        "zb-h1" => Ok(Schedule::ZbH1),
+        "zb-v" => Ok(Schedule::ZbV),
+        file => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read"))?;
+            Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
+        }
+    }
+}
+
+/// How layers are cut; the flags exclude one another.
+fn cuts(args: &PlanArgs) -> Cuts {
+    let counts = |flag: bool| if flag { Counts::AsLayer } else { Counts::AsNothing };
+    match (&args.pipeline_layers, args.pipeline_layout.as_deref()) {
+        (Some(sizes), _) => Cuts::Sizes(sizes.clone()),
+        (None, Some("auto")) => Cuts::Balanced,
+        (None, Some(text)) => Cuts::Text(text.to_string()),
+        (None, None) => {
+            Cuts::Even { embedding: counts(args.account_for_embedding_in_pipeline_split), loss: counts(args.account_for_loss_in_pipeline_split) }
+        }
+    }
+}
+
+pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
+    let micro_batch = args.micro_batch_size.unwrap_or(1);
+    Ok(Options {
+        dp: args.dp,
+        cp: args.cp,
+        tp: args.tp,
+        pp: args.pp,
+        ep: args.ep,
+        etp: args.etp,
+        cp_comm: match args.cp_comm_type {
+            CpComm::P2p => passes::plan::CpComm::Ring,
+            CpComm::A2aP2p => passes::plan::CpComm::AllToAllAndRing,
+            CpComm::AllGather => passes::plan::CpComm::AllGather,
+            CpComm::A2a => passes::plan::CpComm::AllToAll,
+        },
+        sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
+        zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
+        offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },
+        tf32: args.precision.tf32,
+        micro_batch,
+        global_batch: args.global_batch_size.unwrap_or(micro_batch.saturating_mul(args.dp).saturating_mul(args.pp)),
+        schedule: schedule(&args.pipeline_schedule)?,
+        vpp: args.vpp,
+        group: args.microbatch_group_size_per_virtual_pipeline_stage,
+        layout: cuts(args),
+        pad_vocab_to: args.pad_vocab_to,
+        overlap: match args.overlap {
+            Overlap::On => passes::overlap::Overlap::On,
+            Overlap::Off => passes::overlap::Overlap::Off,
+        },
+        tp_overlap: match args.tp_comm_overlap {
+            TpCommOverlap::Off => TpOverlap::Off,
+            TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },
+        },
+        recompute: recompute(args)?,
+        rows: Rows::Rules,
+        bucket_size: args.bucket_size,
+        moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
+    })
+}
+
+/// `-D batch` is the same as `--global-batch-size`.
+pub fn batch(model: &model::Model, default: u64) -> u64 {
+    model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
+}
+
+pub fn precision(args: &PrecisionArgs) -> DType {
+    match args.dtype {
+        _ if args.bf16 => DType::Bf16,
+        _ if args.fp16 => DType::F16,
+        Precision::Fp32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
+        Precision::Fp16 => DType::F16,
+    }
+}
+
+/// A constant scale, or one that adapts: for fp16, and wherever one of its flags is given.
+fn loss_scale(args: &PrecisionArgs) -> Option<LossScale> {
+    if let Some(x) = args.loss_scale {
+        return Some(LossScale::Constant(Real(x)));
+    }
+    let given = [args.initial_loss_scale.is_some(), args.min_loss_scale.is_some(), args.loss_scale_window.is_some(), args.hysteresis.is_some()];
+    if precision(args) != DType::F16 && !given.contains(&true) {
+        return None;
+    }
+    let mut rule = LossScale::FP16;
+    if let LossScale::Dynamic { initial, least, window, hysteresis } = &mut rule {
+        *least = args.min_loss_scale.map_or(*least, Real);
+        *initial = args.initial_loss_scale.map_or(Real(initial.0.max(least.0)), Real);
+        *window = args.loss_scale_window.unwrap_or(*window);
+        *hysteresis = args.hysteresis.unwrap_or(*hysteresis);
+    }
+    Some(rule)
+}
+
+pub fn override_train(train: &mut Train, args: &PlanArgs) {
+    train.loss_scale = loss_scale(&args.precision);
+    let args = &args.training;
+    if let Some(kind) = args.optimizer {
+        train.optimizer = match (kind, train.optimizer) {
+            (Optimizer::Adamw, old @ model::Optimizer::AdamW { .. }) | (Optimizer::Sgd, old @ model::Optimizer::Sgd { .. }) => old,
+            (Optimizer::Adamw, model::Optimizer::Sgd { .. }) => Train::default().optimizer,
+            (Optimizer::Sgd, model::Optimizer::AdamW { .. }) => model::Optimizer::Sgd { momentum: Real(0.0) },
+        };
+    }
+    let set = |to: &mut Real, from: Option<f64>| {
+        if let Some(x) = from {
+            *to = Real(x);
+        }
+    };
+    match &mut train.optimizer {
+        model::Optimizer::AdamW { beta1, beta2, eps } => {
+            set(beta1, args.adam_beta1);
+            set(beta2, args.adam_beta2);
+            set(eps, args.adam_eps);
+        }
+        model::Optimizer::Sgd { momentum } => set(momentum, args.sgd_momentum),
+    }
+    let s = &mut train.schedule;
+    set(&mut s.peak, args.lr);
+    set(&mut s.min, args.min_lr);
+    if let Some(style) = args.lr_decay_style {
+        s.decay = match style {
+            DecayStyle::Constant => model::Decay::Constant,
+            DecayStyle::Linear => model::Decay::Linear,
+            DecayStyle::Cosine => model::Decay::Cosine,
+        };
+    }
+    s.warmup = args.lr_warmup_iters.unwrap_or(s.warmup);
+    s.steps = args.lr_decay_iters.unwrap_or(s.steps);
+    set(&mut train.weight_decay, args.weight_decay);
+    if let Some(clip) = args.clip_grad {
+        train.clip = (clip > 0.0).then_some(Real(clip));
+    }
+}
