@@ -43,7 +43,7 @@ struct OnStream {
 /// # Errors
 /// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
 pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
-    let target = &args.target;
+    let target = &args.what;
     if target.is_dir() {
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
             return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());

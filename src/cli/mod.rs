@@ -83,7 +83,7 @@ pub struct ExplainArgs {
     pub json: bool,
     /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact
     #[arg(value_name = "MODEL.mdl:LINE|ARTIFACT")]
-    pub target: PathBuf,
+    pub what: PathBuf,
     #[command(flatten)]
     pub plan: PlanArgs,
 }
