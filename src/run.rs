@@ -2,16 +2,18 @@
 
 use crate::Failure;
 use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
-use crate::print::progress;
+use crate::print::{note, progress};
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::data::Spec;
 use runtime::executor::Order;
 use runtime::launch::{self, Progress, RunOptions};
 use runtime::profile::{table, trace};
+use runtime::rendezvous::Trust;
 use runtime::world::World;
 use std::fs::File;
 use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let artifact = runtime::artifact::read(&args.artifact)?;
     let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
+    let trust = trust(args, world.as_ref())?;
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
@@ -51,6 +54,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         order: if args.in_order { Order::List } else { Order::Streams },
         world,
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
+        trust,
+        note: |text| note!("note: {text}"),
         ..defaults
     };
     let mut shown = Shown::new();
@@ -71,6 +76,34 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         progress!("saved {}", file.display());
     }
     Ok(())
+}
+
+/// By what ranks that were started one by one know each other.
+fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
+    let variable = std::env::var_os("MCC_SECRET");
+    let secret = match (&args.secret_file, &variable) {
+        (Some(file), _) => Some(Trust::secret_file(file)?),
+        (None, Some(value)) => Some(Trust::secret("MCC_SECRET", value.as_bytes())?),
+        (None, None) => None,
+    };
+    if world.is_none() && (args.secret_file.is_some() || args.insecure_rendezvous) {
+        let flag = if args.insecure_rendezvous { "--insecure-rendezvous" } else { "--secret-file" };
+        note!("note: {flag} has no effect: no launcher started this process as one rank of several, so all ranks are its own");
+    }
+    match (secret, args.insecure_rendezvous, world) {
+        (Some(_), true, _) => Err(anyhow!("--insecure-rendezvous goes without a secret, but MCC_SECRET is one: leave out either").into()),
+        (Some(trust), false, _) => Ok(trust),
+        (None, true, Some(World { rank: 0, meeting, .. })) => {
+            note!(
+                "warning: --insecure-rendezvous: whoever reaches {}:{} or the ports of the ranks can join this run, read and change its data, and end it",
+                meeting.host,
+                meeting.port
+            );
+            Ok(Trust::Insecure)
+        }
+        (None, true, _) => Ok(Trust::Insecure),
+        (None, false, _) => Ok(Trust::Loopback),
+    }
 }
 
 /// `mcc-rank` beside this executable, or what `MCC_RANK` names.

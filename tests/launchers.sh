@@ -9,37 +9,12 @@ mcc=$(realpath "$1")
 driver=$(dirname "$mcc")/libemulated_driver.so
 mkdir -p "$2"
 dir=$(realpath "$2")
-models=$(realpath "$(dirname "$0")/../models")
+tests=$(realpath "$(dirname "$0")")
+models=$tests/../models
 torchrun=${TORCHRUN:-$(command -v torchrun || true)}
 cd "$dir"
 export SLURM_CONF=$dir/slurm.conf
-declare -a machine=()
-
-# on N COMMAND...: runs a command on a machine, for two minutes at most.
-on() {
-  local k=$1
-  shift
-  timeout 120 nsenter --target "${machine[$k]}" --net --uts --pid --mount --ipc --wd="$dir" "$@"
-}
-
-# A machine is there as long as its first process, which also collects processes that lost their parents.
-machines() {
-  printf '127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n' > hosts
-  for k in 0 1; do
-    rm -f "up$k"
-    mkdir -p "run$k"
-    unshare --net --uts --pid --mount --ipc --fork --mount-proc --kill-child sh -c "hostname node$k; mount --bind hosts /etc/hosts; mount --bind run$k /run
-      ip link set lo up; touch up$k; while :; do sleep 1; done" > /dev/null 2>&1 &
-    until [ -e "up$k" ]; do sleep 0.1; done
-    machine[$k]=$(pgrep --parent $!)
-  done
-  ip link add cable0 netns "${machine[0]}" type veth peer name cable1 netns "${machine[1]}"
-  for k in 0 1; do
-    on $k ip addr add "10.77.0.$((k + 1))/24" dev "cable$k"
-    on $k ip link set "cable$k" up
-  done
-}
-trap 'kill -9 "${machine[@]}" 2> /dev/null || true' EXIT
+source "$tests/machines.sh"
 
 slurm() {
   rm -rf slurm
@@ -81,6 +56,10 @@ END
 }
 
 run="$mcc run model.mcc --data corpus.txt"
+# For what passes an environment on, and for what does not.
+MCC_SECRET=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
+(umask 077; printf '%s\n' "$MCC_SECRET" > secret)
+export MCC_SECRET
 step="--nodes 2 --ntasks-per-node 2 --overcommit"
 tried=0
 
@@ -128,9 +107,10 @@ saves="$run --steps 5 --save saved.safetensors"
 machines
 
 if [ -n "$torchrun" ]; then
-  torchrun="$torchrun --no-python --nnodes 2 --nproc-per-node 2"
-  same "torchrun, a master" both "$torchrun --node-rank \$N --master-addr node0 --master-port 29500 $saves"
-  same "torchrun, c10d" both "$torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 $saves"
+  torchrun="env --unset MCC_SECRET $torchrun --no-python --nnodes 2 --nproc-per-node 2"
+  own="$saves --secret-file secret"
+  same "torchrun, a master" both "$torchrun --node-rank \$N --master-addr node0 --master-port 29500 $own"
+  same "torchrun, c10d" both "$torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 $own"
 else
   echo "left    torchrun: not found"
 fi
@@ -142,7 +122,7 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
   printf '#!/bin/sh\n#SBATCH --nodes 2\n#SBATCH --ntasks-per-node 2\n#SBATCH --overcommit\n%s\n' "$saves" > job.sh
   same "sbatch alone: all ranks on its machine" on 0 sbatch --wait --output job.log job.sh
   [ -z "$torchrun" ] ||
-    same "srun, torchrun" on 0 srun --nodes 2 --ntasks 2 $torchrun --rdzv-backend c10d --rdzv-endpoint node0:29401 $saves
+    same "srun, torchrun" on 0 srun --nodes 2 --ntasks 2 $torchrun --rdzv-backend c10d --rdzv-endpoint node0:29401 $own
   if [ -f "$driver" ]; then
     mkdir -p libraries sockets
     ln -sf "$driver" libraries/libcuda.so.1
@@ -155,6 +135,9 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
   else
     echo "left    GPUs of the stand-in: no $driver"
   fi
+  ends "no secret" "no loopback address" on 0 env --unset MCC_SECRET srun $step $saves
+  same "no secret, knowingly" on 0 env --unset MCC_SECRET srun $step $saves --insecure-rendezvous
+  same "srun, one machine, no secret" on 0 env --unset MCC_SECRET srun --nodes 1 --ntasks 4 --overcommit $saves
   ends "a world of another size" "srun started 2 ranks, but the artifact is for 4" on 0 srun --nodes 2 --ntasks 2 $saves
   (sleep 5; pkill -9 --newest -x mcc-rank) &
   ends "a rank that is killed" "was killed by signal 9 at step" on 0 srun $step $run --steps 100000
@@ -165,12 +148,14 @@ else
 fi
 meets="MASTER_ADDR=node0 MASTER_PORT=29600"
 if command -v mpirun.openmpi > /dev/null; then
-  same "mpirun of Open MPI, one machine" on 0 env $meets mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 $saves
+  same "mpirun of Open MPI, one machine" on 0 env $meets mpirun.openmpi -x MCC_SECRET --allow-run-as-root --oversubscribe -n 4 $saves
+  same "mpirun of Open MPI, one machine, nothing set" on 0 env --unset MCC_SECRET mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 $saves
 else
   echo "left    Open MPI: not found"
 fi
 if command -v mpiexec.hydra > /dev/null; then
   same "mpiexec of MPICH, one machine" on 0 env $meets mpiexec.hydra -n 4 $saves
+  same "mpiexec of MPICH, one machine, nothing set" on 0 env --unset MCC_SECRET mpiexec.hydra -n 4 $saves
 else
   echo "left    MPICH: not found"
 fi

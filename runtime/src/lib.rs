@@ -40,3 +40,6 @@ extern crate self as runtime;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]
 mod fixture;
+#[cfg(test)]
+#[path = "../tests/hostile/mod.rs"]
+mod hostile;

@@ -5,10 +5,12 @@ use crate::cpu::{Threads, allowed_cores};
 use crate::data::Spec;
 use crate::executor::Order;
 use crate::profile::{Part, Window};
+use crate::rendezvous::Key;
 use crate::shm::Segment;
 use crate::target::DeviceKind;
 use crate::weights::Mark;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ pub struct Orders {
     pub init: Option<PathBuf>,
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
+    /// Where the ranks write what is to be saved, which has its own name only when it is complete.
     pub save: Option<PathBuf>,
     pub save_state: Option<PathBuf>,
     /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
@@ -58,8 +61,10 @@ pub struct Orders {
 /// Ranks on several machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Whoever connects to a machine says it first.
-    pub token: u64,
+    /// A number of this run alone, which is no secret.
+    pub run: [u8; 16],
+    /// By which ranks of this run know each other; each process makes it of the secret and `run`.
+    pub key: Key,
     /// Of each rank.
     pub places: Vec<Place>,
 }
@@ -87,6 +92,24 @@ impl Spread {
     /// The ranks of a machine, in order.
     pub fn on(&self, machine: u32) -> Vec<u64> {
         (0..).zip(&self.places).filter(|(_, p)| p.machine == machine).map(|(r, _)| r).collect()
+    }
+
+    /// Tells apart what runs write beside each other: the run's number, in hexadecimal.
+    pub fn tag(&self) -> String {
+        self.run.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// The rank whose launcher takes what a rank writes to another machine: the ranks of one machine share the receivers of another one out among themselves.
+    pub fn receiver(&self, sender: u64, machine: u32) -> u64 {
+        let (there, seat) = (self.on(machine), self.neighbours(sender).iter().take_while(|r| **r < sender).count());
+        there[seat % there.len()]
+    }
+
+    /// The ranks of other machines that write to this one through a rank's launcher.
+    pub fn senders(&self, receiver: u64) -> BTreeSet<u64> {
+        let machine = self.places[receiver as usize].machine;
+        let elsewhere = (0..).zip(&self.places).filter(|(_, p)| p.machine != machine).map(|(r, _)| r);
+        elsewhere.filter(|r| self.receiver(*r, machine) == receiver).collect()
     }
 
     fn seats(&self, rank: u64) -> [Seat; 2] {
@@ -228,15 +251,18 @@ pub fn hear(from: &mut impl Read) -> io::Result<Option<Event>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::Trust;
     use std::net::Ipv4Addr;
 
     #[test]
     fn ranks_share_cores_with_those_of_their_machine_that_have_the_same() {
         let place = |(machine, cores)| Place { machine, host: "a".into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores };
-        let spread = Spread { token: 0, places: [(0, 5), (1, 5), (0, 5), (0, 6), (1, 5)].map(place).to_vec() };
+        let spread = Spread { run: [0; 16], key: Trust::Loopback.key(), places: [(0, 5), (1, 5), (0, 5), (0, 6), (1, 5)].map(place).to_vec() };
         let machines: Vec<Vec<u64>> = (0..5).map(|r| spread.neighbours(r)).collect();
         assert_eq!(machines, [vec![0, 2, 3], vec![1, 4], vec![0, 2, 3], vec![0, 2, 3], vec![1, 4]]);
         let seats: Vec<_> = (0..5).map(|r| spread.seats(r).map(|s| (s.index, s.of))).collect();
+        let senders: Vec<_> = (0..5).map(|r| spread.senders(r).into_iter().collect::<Vec<_>>()).collect();
+        assert_eq!(senders, [vec![1], vec![0, 3], vec![4], vec![], vec![2]]);
         assert_eq!(seats, [[(0, 3), (0, 2)], [(0, 2), (0, 2)], [(1, 3), (1, 2)], [(2, 3), (0, 1)], [(1, 2), (1, 2)]]);
     }
 }

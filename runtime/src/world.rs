@@ -32,6 +32,14 @@ pub enum Launcher {
     Srun,
 }
 
+/// Where the ranks of a world are, as far as its launcher says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Machines {
+    /// All on this one, so that they meet at a loopback address.
+    One,
+    Some,
+}
+
 /// The variables of a launcher.
 struct Names {
     rank: &'static str,
@@ -151,9 +159,15 @@ impl World {
                 below(names.local_rank, local, names.local_size, count)?;
             }
             let node = number(names.node)?;
+            let machines = match launcher {
+                Launcher::Srun if number("SLURM_STEP_NUM_NODES")? == Some(1) => Machines::One,
+                Launcher::Srun => Machines::Some,
+                Launcher::Torchrun | Launcher::Mpirun | Launcher::Mpiexec if number(names.local_size)? == Some(size) => Machines::One,
+                Launcher::Torchrun | Launcher::Mpirun | Launcher::Mpiexec => Machines::Some,
+            };
             let meeting = match meeting {
                 Some(given) => Meeting::parse(given)?,
-                None => Meeting::of(launcher, &get)?,
+                None => Meeting::of(launcher, machines, &get)?,
             };
             return Ok(Some(World { launcher, rank, size, node, meeting }));
         }
@@ -187,7 +201,7 @@ impl Meeting {
         if host.is_empty() { Err(wrong()) } else { Ok(Meeting { host: host.into(), port }) }
     }
 
-    fn of(launcher: Launcher, get: &impl Fn(&str) -> Option<String>) -> Result<Meeting, WorldError> {
+    fn of(launcher: Launcher, machines: Machines, get: &impl Fn(&str) -> Option<String>) -> Result<Meeting, WorldError> {
         let port = get("MASTER_PORT").map(|v| port(launcher, v)).transpose()?;
         // Within a job of Slurm its first machine has rank 0. A step may have fewer machines than its job.
         let lists: &[&str] = if launcher == Launcher::Srun { &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] } else { &["SLURM_JOB_NODELIST"] };
@@ -203,10 +217,21 @@ impl Meeting {
         // torchrun itself listens at the port that it names, and says so.
         let taken = launcher == Launcher::Torchrun && get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
         let missing = |name| WorldError::Missing { launcher, name };
+        let (host, port) = match machines {
+            Machines::One => (Some("127.0.0.1".to_owned()), port.or_else(|| Some(port_here(get("PMIX_NAMESPACE"))))),
+            Machines::Some => (host, port),
+        };
         let port = port.ok_or(missing("MASTER_PORT"))?;
         let free = if taken { port.checked_add(1).unwrap_or(port - 1) } else { port };
         Ok(Meeting { host: host.ok_or(missing("MASTER_ADDR"))?, port: free })
     }
+}
+
+/// A port for ranks of one machine whose launcher names none: made of the job's name where there is one, else of the launcher's process, whose children they all are.
+fn port_here(job: Option<String>) -> u16 {
+    let parent = || rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get()).to_string();
+    let hash = blake3::hash(job.unwrap_or_else(parent).as_bytes());
+    20_000 + u16::from_le_bytes([hash.as_bytes()[0], hash.as_bytes()[1]]) % 10_000
 }
 
 fn numeral(launcher: Launcher, name: &'static str, value: String) -> Result<u64, WorldError> {
@@ -282,6 +307,24 @@ mod tests {
         assert_eq!(meets(&format!("{TORCHRUN} {SRUN}")), "torchrun 3/4 Some(1) a:29500");
         assert_eq!(meets(&format!("PMI_RANK=1 PMI_SIZE=8 {SRUN}")), "mpiexec 1/8 None node01:20123");
         assert_eq!(meets("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=5"), "mpirun 0/2 None ::1:5");
+    }
+
+    #[test]
+    fn ranks_of_one_machine_meet_at_a_loopback_address() {
+        let torchrun = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 GROUP_RANK=0 MASTER_ADDR=a MASTER_PORT=29500";
+        assert_eq!(meets(torchrun), "torchrun 3/4 Some(0) 127.0.0.1:29500");
+        assert_eq!(meets(&format!("{SRUN} SLURM_STEP_NUM_NODES=1")), "srun 1/8 Some(0) 127.0.0.1:20125");
+        assert_eq!(meets(&format!("{SRUN} SLURM_STEP_NUM_NODES=2")), "srun 1/8 Some(0) node01:20125");
+        // Nothing but the launcher itself tells runs apart.
+        let mpirun = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2";
+        let ports = [mpirun.to_owned(), format!("{mpirun} PMIX_NAMESPACE=a"), format!("{mpirun} PMIX_NAMESPACE=b")].map(|environment| {
+            let meeting = found(&environment).unwrap().unwrap().meeting;
+            assert_eq!(meeting.host, "127.0.0.1");
+            assert_eq!(found(&environment).unwrap().unwrap().meeting, meeting);
+            meeting.port
+        });
+        assert!(ports.iter().all(|p| (20_000..30_000).contains(p)) && ports[1] != ports[2], "{ports:?}");
+        assert!(found("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1").is_err());
     }
 
     #[test]

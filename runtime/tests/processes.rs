@@ -2,6 +2,7 @@
 
 mod bench;
 mod fixture;
+mod hostile;
 mod profile;
 mod worlds;
 

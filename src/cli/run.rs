@@ -94,6 +94,13 @@ pub struct RunArgs {
     /// Where ranks meet that torchrun, mpirun or srun started: rank 0's machine and a free port of it [default: as these say]
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
+    /// The secret by which such ranks know each other: a file that only its owner may read, with the same 16 bytes or more for every rank [default: the environment variable
+    /// MCC_SECRET; without a secret ranks meet on one machine only]
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure_rendezvous")]
+    pub secret_file: Option<PathBuf>,
+    /// Let ranks of several machines meet without a secret: whoever reaches their ports can then join the run, change its data and end it
+    #[arg(long)]
+    pub insecure_rendezvous: bool,
     /// How long such ranks may take to come together
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub rendezvous_timeout: u64,

@@ -31,12 +31,15 @@ pub fn probe() -> Result<(), String> {
     library::find()
 }
 
+/// Bytes of what [`unique_id`] gives.
+pub const ID: usize = 128;
+
 /// What all ranks need to make their first communicator. The process that makes it, rank 0's launcher, must last until they have.
 ///
 /// # Errors
 /// What NCCL says.
 pub fn unique_id() -> Result<Vec<u8>, String> {
-    let mut id = sys::ncclUniqueId { internal: [0; 128] };
+    let mut id = sys::ncclUniqueId { internal: [0; ID] };
     // SAFETY: `id` is writable.
     check("ncclGetUniqueId", unsafe { library::ncclGetUniqueId(&mut id) })?;
     Ok(id.internal.iter().map(|b| *b as u8).collect())

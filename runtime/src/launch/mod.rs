@@ -8,6 +8,7 @@
 mod gather;
 mod joined;
 mod orders;
+mod plan;
 mod process;
 mod ranks;
 mod save;
@@ -18,6 +19,7 @@ use crate::executor::Order;
 use crate::gpu::cuda::Unavailable;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{self, Event, OnNonfinite, Orders};
+use crate::rendezvous::Trust;
 use crate::shm::{Board, Layout, Segment};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, WeightsError};
@@ -33,6 +35,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a communication done and no time on a core.
@@ -83,6 +86,10 @@ pub struct RunOptions {
     pub world: Option<World>,
     /// How long ranks of such a world may take to meet.
     pub meeting_limit: Duration,
+    /// By what they know each other.
+    pub trust: Trust,
+    /// Is told what a user should know and nothing depends on.
+    pub note: fn(&str),
 }
 
 impl RunOptions {
@@ -110,6 +117,8 @@ impl RunOptions {
             patience: PATIENCE,
             world: None,
             meeting_limit: MEETING,
+            trust: Trust::Loopback,
+            note: |_| {},
         }
     }
 }
@@ -204,7 +213,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
     let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
     let (memory, segment) = Segment::create(layout.bytes).map_err(|cause| RunError::Memory { bytes: layout.bytes, cause })?;
     segment.slice_mut(0, said.len()).copy_from_slice(&said);
-    let mut ranks = Ranks::new(job, Board { segment: &segment, layout: &layout });
+    let mut ranks = Ranks::new(job, Board { segment: &segment, layout: &layout }, mpsc::channel());
     for _ in 0..job.mesh.world() {
         let started = ranks.start(&options.rank_binary, &memory);
         started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
@@ -234,12 +243,12 @@ impl Lead {
             Some(file) => Some((file.clone(), io::LineWriter::new(fs::File::create(file).map_err(|e| failed(file, e))?))),
         };
         let reached = match &orders.spread {
-            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName,
+            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName { tag: spread.tag() },
             Some(_) | None => Reached::ByProcess,
         };
         let target = |file: &Option<PathBuf>, layout: &dyn Fn() -> weights::Layout| match file {
             None => Ok(None),
-            Some(file) => Target::create(file, &layout(), reached).map(Some).map_err(|cause| failed(file, cause)),
+            Some(file) => Target::create(file, &layout(), &reached).map(Some).map_err(|cause| failed(file, cause)),
         };
         let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
         let weights = target(&options.save, &|| weights::Layout::new(&artifact.job))?;

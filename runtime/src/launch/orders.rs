@@ -51,9 +51,14 @@ fn check_exchanges(artifact: &Artifact, device: DeviceKind, options: &RunOptions
 
 /// By which GPUs find each other, made by the process that leads.
 pub(super) fn nccl_id(orders: &Orders, options: &RunOptions) -> Result<Option<Vec<u8>>, RunError> {
+    exchange_by_nccl(orders, options).then(|| nccl::unique_id().map_err(RunError::Exchanges)).transpose()
+}
+
+/// Whether GPUs exchange by themselves.
+pub(super) fn exchange_by_nccl(orders: &Orders, options: &RunOptions) -> bool {
     match options.exchanges {
-        Exchanges::Nccl if orders.device == DeviceKind::Cuda => nccl::unique_id().map(Some).map_err(RunError::Exchanges),
-        Exchanges::Nccl | Exchanges::Host => Ok(None),
+        Exchanges::Nccl => orders.device == DeviceKind::Cuda,
+        Exchanges::Host => false,
     }
 }
 
@@ -115,8 +120,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         eval_batches: options.eval_batches,
         steps,
         init: options.init.as_ref().map(absolute).transpose()?,
-        save: None,
-        save_state: None,
+        save: options.save.as_ref().map(absolute).transpose()?,
+        save_state: options.save_state.as_ref().map(absolute).transpose()?,
         threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
         resume,

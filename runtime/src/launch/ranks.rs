@@ -4,13 +4,14 @@ use super::joined::{Down, Up};
 use super::process::{Ended, Process, Pulse, Said, leave};
 use crate::comm::ranks as names;
 use crate::executor::describe;
-use crate::rendezvous::Link;
+use crate::protocol::Event;
+use crate::rendezvous::{Link, LinkWriter};
 use crate::shm::{Board, Status};
 use ir::program::Job;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 struct Rank {
@@ -23,7 +24,7 @@ enum Hold {
     Own(Process),
     /// Another launcher's, and when that was last heard of.
     Far {
-        link: Link,
+        link: LinkWriter,
         host: String,
         heard: Instant,
     },
@@ -62,9 +63,8 @@ pub const BEAT: Duration = Duration::from_millis(500);
 pub const TAKES: Duration = Duration::from_secs(5);
 
 impl<'a> Ranks<'a> {
-    /// No ranks yet.
-    pub fn new(job: &'a Job, board: Board<'a>) -> Ranks<'a> {
-        let (say, said) = mpsc::channel();
+    /// No ranks yet; what they say comes through this channel.
+    pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<Said>, Receiver<Said>)) -> Ranks<'a> {
         Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now() }
     }
 
@@ -78,13 +78,18 @@ impl<'a> Ranks<'a> {
     /// The next rank is that of another launcher.
     pub fn link(&mut self, link: Link, host: String) -> io::Result<()> {
         let rank = self.ranks.len() as u64;
-        let (mut ear, say) = (link.twin()?, self.say.clone());
+        let ((mut ear, link), say, from) = (link.split(), self.say.clone(), host.clone());
         std::thread::Builder::new().name(format!("link-{rank}")).spawn(move || {
             loop {
                 let said = match ear.hear(None) {
                     Ok(Up::Event(event)) => Said::Event(rank, event),
                     Ok(Up::Pulse(pulse)) => Said::Pulse(rank, pulse),
                     Ok(Up::Ended(ended)) => Said::Closed(rank, Some(ended)),
+                    Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                        let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
+                        let _ = say.send(Said::Event(rank, Event::Failed { message, aborted: false }));
+                        break;
+                    }
                     Err(_) => break,
                 };
                 if say.send(said).is_err() {

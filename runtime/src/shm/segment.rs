@@ -20,6 +20,9 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
+    /// How the name begins that the system shows for such a file (`/proc/PID/fd/N`).
+    pub const NAME: &[u8] = b"/memfd:mcc ";
+
     /// A new file of zeros, and its mapping.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::protocol::{Place as Seat, Spread};
 use crate::reference::{Plans, Reference};
+use crate::rendezvous::{Purpose, Trust, knock};
 use crate::target::{Processor, Target};
 use ir::graph::Origin;
 use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
@@ -41,16 +42,19 @@ fn on_machines<T: Send>(job: &Job, machines: &[u32], f: impl Fn(&mut Shm, &mut C
     let layout = Arc::new(Layout::new(job, &NATIVE, 0));
     let count = machines.iter().max().unwrap() + 1;
     let segments: Vec<Arc<Segment>> = (0..count).map(|_| Arc::new(Segment::create(layout.bytes).unwrap().1)).collect();
-    let (token, address) = (7, Ipv4Addr::LOCALHOST.into());
+    let (key, address) = (Trust::Loopback.key(), Ipv4Addr::LOCALHOST.into());
+    let elsewhere = |here: u32| (0..).zip(machines).filter(|(_, m)| **m != here).map(|(r, _)| r).collect();
     let (ports, _receivers): (Vec<u16>, Vec<Receiver>) = segments
         .iter()
-        .map(|segment| {
-            let (listener, port) = Receiver::listen().unwrap();
-            (port, Receiver::start(listener, segment.clone(), layout.clone(), token).unwrap())
+        .zip(0..)
+        .map(|(segment, machine)| {
+            let (listener, port) = Receiver::listen(address).unwrap();
+            let report = |why: String| panic!("{why}");
+            (port, Receiver::start(listener, (segment.clone(), layout.clone()), key.clone(), elsewhere(machine), report).unwrap())
         })
         .unzip();
     let place = |machine: &u32| Seat { machine: *machine, host: "here".into(), address, port: ports[*machine as usize], cores: 0 };
-    let spread = Spread { token, places: machines.iter().map(place).collect() };
+    let spread = Spread { run: [0; 16], key: key.clone(), places: machines.iter().map(place).collect() };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..layout.world)
             .map(|rank| {
@@ -264,4 +268,59 @@ fn ranks_over_shared_memory_take_the_same_step_as_the_reference() {
             }
         });
     }
+}
+
+/// What a receiver of another machine does with these bytes of rank 1's: what it reports, and what the counter at 64 is then.
+fn received(frame: impl Fn(&mut blake3::Hasher) -> Vec<u8>) -> (Option<String>, u32) {
+    let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let layout = Arc::new(Layout::new(&job, &NATIVE, 4096));
+    let segment = Arc::new(Segment::create(layout.bytes).unwrap().1);
+    let (listener, port) = Receiver::listen(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let (key, (say, said)) = (Trust::Loopback.key(), std::sync::mpsc::channel());
+    let report = move |why| drop(say.send(why));
+    let receiver = Receiver::start(listener, (segment.clone(), layout), key.clone(), [1].into(), report).unwrap();
+    let stream = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let hello = postcard::to_stdvec(&1u64).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let (_, writer) = knock(stream, &key, Purpose::Wire, &hello, until).unwrap().split();
+    let (mut stream, mut seal) = {
+        let (stream, seal) = writer.into_parts();
+        (stream.try_clone().unwrap(), seal)
+    };
+    std::io::Write::write_all(&mut stream, &frame(&mut seal.begin())).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    // It hangs up when it has taken all, or will take no more.
+    let _ = std::io::Read::read(&mut stream, &mut [0]);
+    drop(receiver);
+    (said.try_iter().next(), segment.u32(64).load(Ordering::Relaxed))
+}
+
+#[test]
+fn frames_between_machines_count_only_as_they_were_sent() {
+    let sent = |counter: u64, range: u64| {
+        move |hasher: &mut blake3::Hasher| {
+            let mut frame: Vec<u8> = [1, counter, 5, range, 16].iter().flat_map(|n: &u64| n.to_le_bytes()).collect();
+            frame.extend(hasher.update(&frame).finalize().as_bytes());
+            frame.extend([7; 16]);
+            frame.extend(hasher.update(&[7; 16]).finalize().as_bytes());
+            frame
+        }
+    };
+    let whole = sent(64, 128);
+    assert_eq!(received(&whole), (None, 5));
+    let tampered = "of what rank 1 wrote to this machine, data in flight was tampered with: its keyed hash is wrong";
+    let length = whole(&mut blake3::Hasher::new()).len();
+    // A byte of the numbers, of the ranges, of either hash, of the data.
+    for k in [8, 16, 24, 45, 80, length - 1] {
+        let changed = |hasher: &mut blake3::Hasher| {
+            let mut frame = whole(hasher);
+            frame[k] ^= 1;
+            frame
+        };
+        assert_eq!(received(changed), (Some(tampered.into()), 0), "byte {k}");
+    }
+    // Cut off, it does not count, and its sender knows.
+    assert_eq!(received(|hasher| whole(hasher)[..length - 1].to_vec()), (None, 0));
+    let (error, counter) = received(sent(64, u64::MAX - 8));
+    assert!(error.unwrap().contains("does not fit this machine's memory") && counter == 0);
 }

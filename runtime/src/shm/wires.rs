@@ -5,17 +5,18 @@
 //! connection, to one launcher of that machine, so it arrives in order. Launchers always take what comes and never wait for anybody: a rank that waits for
 //! room in a connection waits for the network alone.
 //!
-//! A frame is a header of 24 bytes (numbers of ranges and of ranks, the counter's place and value, zeros), the ranges, the ranks to wake, then the bytes of all
-//! ranges. Numbers are little-endian.
+//! A frame is a header of 24 bytes (numbers of ranges and of ranks, the counter's place and value, zeros), the ranges, the ranks to wake, a keyed hash of these, the bytes of
+//! all ranges, and a keyed hash of everything, the frame's number included. Numbers are little-endian. So bytes are written only where the sender said, and nobody reads them
+//! before they are known to be the sender's.
 
 use super::layout::Layout;
 use super::segment::{Counter, Segment};
 use crate::comm::{CommError, ranks};
 use crate::protocol::Spread;
-use crate::rendezvous;
-use std::collections::BTreeMap;
+use crate::rendezvous::{self, Door, Key, KnockError, LinkReader, Purpose, Seal, TAG, Tampered, knock};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -23,18 +24,20 @@ use std::time::{Duration, Instant};
 
 /// How long a write may take until the rank looks whether the run has ended.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a connection may take to come about. The other side listens before any rank starts.
+/// How long a connection may take to come about. The other side listens before any rank starts, but others may besiege it.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a rank whose connection broke waits to be told why the run ended.
 const WHY: Duration = Duration::from_secs(5);
 /// Most ranges of a frame: a scattered chunk has one for each member on a machine, and one more.
 const RANGES: usize = 1 << 16;
+/// Bytes that are read, and hashed while they are in a cache, at a time.
+const PIECE: usize = 64 << 10;
 
 /// One connection, from when it is first used.
 struct Wire {
     address: SocketAddr,
     host: String,
-    stream: Option<TcpStream>,
+    stream: Option<(Arc<TcpStream>, Seal)>,
     /// The frame that is being sent.
     frame: Vec<u8>,
 }
@@ -42,7 +45,7 @@ struct Wire {
 /// A rank's connections to other machines.
 pub struct Wires {
     rank: u64,
-    token: u64,
+    key: Key,
     /// Of each rank.
     machines: Vec<u32>,
     wires: BTreeMap<u32, Mutex<Wire>>,
@@ -52,17 +55,15 @@ impl Wires {
     /// Of a rank, if there are other machines.
     pub fn new(rank: u64, spread: &Spread) -> Option<Arc<Wires>> {
         let machines: Vec<u32> = spread.places.iter().map(|p| p.machine).collect();
-        let (own, seat) = (machines[rank as usize], spread.neighbours(rank).iter().take_while(|r| **r < rank).count());
+        let own = machines[rank as usize];
         let count = machines.iter().max().map_or(0, |m| m + 1);
         let wire = |machine| {
-            // The ranks of one machine share the receivers of another one out among themselves.
-            let there = spread.on(machine);
-            let place = &spread.places[there[seat % there.len()] as usize];
+            let place = &spread.places[spread.receiver(rank, machine) as usize];
             let address = SocketAddr::new(place.address, place.port);
             (machine, Mutex::new(Wire { address, host: place.host.clone(), stream: None, frame: vec![] }))
         };
         let wires: BTreeMap<u32, Mutex<Wire>> = (0..count).filter(|m| *m != own).map(wire).collect();
-        (!wires.is_empty()).then(|| Arc::new(Wires { rank, token: spread.token, machines, wires }))
+        (!wires.is_empty()).then(|| Arc::new(Wires { rank, key: spread.key.clone(), machines, wires }))
     }
 
     /// Whether a rank is on this rank's machine.
@@ -100,7 +101,6 @@ impl Wires {
         frame.extend(u64::from(value).to_le_bytes());
         ranges.iter().for_each(|(from, bytes)| frame.extend([*from, *bytes as u64].iter().flat_map(|n| n.to_le_bytes())));
         wake.iter().for_each(|rank| frame.extend(rank.to_le_bytes()));
-        ranges.iter().for_each(|(from, bytes)| frame.extend_from_slice(segment.slice(*from, *bytes)));
         let broken = |e: io::Error, waits: &mut dyn FnMut() -> Option<String>| {
             let deadline = Instant::now() + WHY;
             while Instant::now() < deadline {
@@ -111,13 +111,21 @@ impl Wires {
             }
             CommError::Failed(format!("the connection to {} on {host} ({address}) broke: {e}", ranks(wake)))
         };
-        let stream = match stream {
+        let (stream, seal) = match stream {
             Some(stream) => stream,
             None => match self.connect(*address) {
                 Ok(new) => stream.insert(new),
                 Err(e) => return Err(broken(e, waits)),
             },
         };
+        let mut hasher = seal.begin();
+        hasher.update(frame);
+        frame.extend(hasher.finalize().as_bytes());
+        let data = frame.len();
+        ranges.iter().for_each(|(from, bytes)| frame.extend_from_slice(segment.slice(*from, *bytes)));
+        hasher.update(&frame[data..]);
+        frame.extend(hasher.finalize().as_bytes());
+        let mut stream: &TcpStream = stream;
         let mut left = &frame[..];
         while !left.is_empty() {
             match stream.write(left) {
@@ -134,12 +142,24 @@ impl Wires {
         Ok(())
     }
 
-    fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
-        stream.set_nodelay(true)?;
-        stream.write_all(&self.token.to_le_bytes())?;
-        stream.set_write_timeout(Some(LOOK))?;
-        Ok(stream)
+    /// Tries again while others besiege the port.
+    fn connect(&self, address: SocketAddr) -> io::Result<(Arc<TcpStream>, Seal)> {
+        let hello = postcard::to_stdvec(&self.rank).expect("invariant: plain data");
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            let tried = TcpStream::connect_timeout(&address, deadline.saturating_duration_since(Instant::now()).max(LOOK));
+            let tried = tried.map_err(KnockError::Io).and_then(|stream| knock(stream, &self.key, Purpose::Wire, &hello, deadline));
+            match tried {
+                Ok(link) => {
+                    let (stream, seal) = link.split().1.into_parts();
+                    stream.set_write_timeout(Some(LOOK))?;
+                    return Ok((stream, seal));
+                }
+                Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                Err(KnockError::Io(e)) => return Err(e),
+                Err(e @ KnockError::Stranger) => return Err(io::Error::new(io::ErrorKind::PermissionDenied, e)),
+            }
+        }
     }
 }
 
@@ -152,36 +172,47 @@ pub struct Receiver {
 struct Shared {
     segment: Arc<Segment>,
     layout: Arc<Layout>,
-    token: u64,
     ended: AtomicBool,
-    open: Mutex<Vec<(TcpStream, JoinHandle<()>)>>,
+    open: Mutex<Vec<(Arc<TcpStream>, JoinHandle<()>)>>,
+    /// Is told of what ends the run.
+    report: Box<dyn Fn(String) + Send + Sync>,
 }
 
 impl Receiver {
-    /// A listener for it, and its port.
+    /// A listener for it at an address of this machine, and its port.
     ///
     /// # Errors
     /// If the system gives none.
-    pub fn listen() -> io::Result<(TcpListener, u16)> {
-        let listener = rendezvous::listen(0)?;
+    pub fn listen(address: IpAddr) -> io::Result<(TcpListener, u16)> {
+        let listener = rendezvous::listen(address, 0)?;
         let port = listener.local_addr()?.port();
         Ok((listener, port))
     }
 
-    /// Takes what comes from whoever knows the token.
+    /// Takes what these ranks write, each of which connects once with the run's key, until it is dropped. When all have connected, nobody listens any more. `report` is told
+    /// if what comes is not what a rank wrote.
     ///
     /// # Errors
     /// If a thread cannot start.
-    pub fn start(listener: TcpListener, segment: Arc<Segment>, layout: Arc<Layout>, token: u64) -> io::Result<Receiver> {
-        let shared = Arc::new(Shared { segment, layout, token, ended: AtomicBool::new(false), open: Mutex::default() });
+    pub fn start(
+        listener: TcpListener,
+        (segment, layout): (Arc<Segment>, Arc<Layout>),
+        key: Key,
+        mut ranks: BTreeSet<u64>,
+        report: impl Fn(String) + Send + Sync + 'static,
+    ) -> io::Result<Receiver> {
+        let shared = Arc::new(Shared { segment, layout, ended: AtomicBool::new(false), open: Mutex::default(), report: Box::new(report) });
+        let mut door = Door::new(listener, key, Purpose::Wire)?;
         let accepting = {
             let shared = shared.clone();
-            listener.set_nonblocking(true)?;
             std::thread::Builder::new().name("accept".into()).spawn(move || {
-                while !shared.ended.load(Ordering::Acquire) {
-                    match listener.accept() {
-                        Ok((stream, _)) => drop(shared.clone().begin(stream)),
-                        Err(_) => std::thread::sleep(LOOK / 5),
+                while !shared.ended.load(Ordering::Acquire) && !ranks.is_empty() {
+                    if let Some((link, hello)) = door.next(LOOK)
+                        && let Ok(rank) = postcard::from_bytes(&hello)
+                        && ranks.remove(&rank)
+                    {
+                        // A rank that is not listened to says so.
+                        let _ = shared.clone().begin(rank, link.split().0);
                     }
                 }
             })?
@@ -203,12 +234,16 @@ impl Drop for Receiver {
 }
 
 impl Shared {
-    fn begin(self: Arc<Shared>, stream: TcpStream) -> io::Result<()> {
-        stream.set_nonblocking(false)?;
-        let (handle, shared) = (stream.try_clone()?, self.clone());
+    fn begin(self: Arc<Shared>, rank: u64, reader: LinkReader) -> io::Result<()> {
+        let (stream, seal) = reader.into_parts();
+        stream.set_read_timeout(None)?;
+        let (handle, shared) = (stream.clone(), self.clone());
         let thread = std::thread::Builder::new().name("receive".into()).spawn(move || {
-            // Whoever sends finds that it is not listened to any more; who is no rank, or gone, is not missed here.
-            let _ = shared.take(&stream);
+            // Whoever sends finds that it is not listened to any more; who is gone is not missed here.
+            match shared.take(&stream, seal) {
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => (shared.report)(format!("of what rank {rank} wrote to this machine, {e}")),
+                Ok(()) | Err(_) => {}
+            }
             let _ = stream.shutdown(Shutdown::Both);
         })?;
         self.open.lock().expect("invariant: no holder panics").push((handle, thread));
@@ -216,34 +251,60 @@ impl Shared {
     }
 
     /// Writes frames until there are no more.
-    fn take(&self, stream: &TcpStream) -> io::Result<()> {
-        let mut from = BufReader::with_capacity(64 << 10, stream);
-        let number = |from: &mut BufReader<&TcpStream>| {
-            let mut bytes = [0; 8];
-            from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
-        };
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a frame");
-        if number(&mut from)? != self.token {
-            return Err(wrong());
-        }
+    fn take(&self, stream: &TcpStream, mut seal: Seal) -> io::Result<()> {
+        let mut from = BufReader::with_capacity(PIECE, stream);
         let (bytes, world) = (self.segment.bytes(), self.layout.world);
         loop {
-            let (counts, at, value) = (number(&mut from)?, number(&mut from)?, number(&mut from)?);
+            let mut frame = Frame { from: &mut from, hasher: seal.begin() };
+            let (counts, at, value) = (frame.number()?, frame.number()?, frame.number()?);
             let (ranges, wakes) = ((counts & u64::from(u32::MAX)) as usize, (counts >> 32) as usize);
-            if ranges > RANGES || wakes as u64 > world || !at.is_multiple_of(8) || at.checked_add(8).is_none_or(|end| end > bytes) {
-                return Err(wrong());
+            if ranges > RANGES || wakes as u64 > world {
+                return Err(Tampered.into());
             }
-            let ranges = (0..ranges).map(|_| Ok((number(&mut from)?, number(&mut from)?))).collect::<io::Result<Vec<(u64, u64)>>>()?;
-            let wakes = (0..wakes).map(|_| number(&mut from)).collect::<io::Result<Vec<u64>>>()?;
-            if ranges.iter().any(|(at, n)| at.checked_add(*n).is_none_or(|end| end > bytes)) || wakes.iter().any(|r| *r >= world) {
-                return Err(wrong());
+            let ranges = (0..ranges).map(|_| Ok((frame.number()?, frame.number()?))).collect::<io::Result<Vec<(u64, u64)>>>()?;
+            let wakes = (0..wakes).map(|_| frame.number()).collect::<io::Result<Vec<u64>>>()?;
+            frame.check()?;
+            let fits = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= bytes);
+            if !at.is_multiple_of(8) || !fits(at, 8) || !ranges.iter().all(|(at, n)| fits(*at, *n)) || wakes.iter().any(|r| *r >= world) {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a frame does not fit this machine's memory: not all machines run one build of mcc",
+                ));
             }
             for (at, n) in ranges {
                 // The sender is the one writer of these bytes, and no reader looks at them before the counter.
-                from.read_exact(self.segment.slice_mut(at, n as usize))?;
+                self.segment.slice_mut(at, n as usize).chunks_mut(PIECE).try_for_each(|piece| frame.read(piece))?;
             }
+            frame.check()?;
             Counter::at(&self.segment, at).set(value as u32);
             wakes.iter().for_each(|rank| Counter::at(&self.segment, self.layout.status(*rank).doorbell()).ring());
         }
+    }
+}
+
+/// A frame that is coming in.
+struct Frame<'a, 'b> {
+    from: &'a mut BufReader<&'b TcpStream>,
+    hasher: blake3::Hasher,
+}
+
+impl Frame<'_, '_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.from.read_exact(bytes)?;
+        self.hasher.update(bytes);
+        Ok(())
+    }
+
+    fn number(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Reads a hash, which must be that of all that came of this frame.
+    fn check(&mut self) -> io::Result<()> {
+        let mut tag = [0; TAG];
+        self.from.read_exact(&mut tag)?;
+        Ok(Seal::check(&self.hasher, tag)?)
     }
 }

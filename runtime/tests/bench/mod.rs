@@ -59,11 +59,16 @@ impl Bench {
 
     /// With native kernels in a library of its own.
     pub fn native(job: &ir::program::Job, split: &Split) -> Bench {
+        Bench::native_with(job, split, "")
+    }
+
+    /// As [`native`](Bench::native), with more in the library.
+    pub fn native_with(job: &ir::program::Job, split: &Split, more: &str) -> Bench {
         let (rows, columns) = (fixture::BATCH / split.dp / split.microbatches, (fixture::INS + 1) / split.tp);
         let dir = tempfile::tempdir().unwrap();
         let (source, library) = (dir.path().join("kernels.rs"), dir.path().join("kernels.so"));
         let sizes = format!("const ROWS: usize = {rows};\nconst COLUMNS: usize = {columns};\n");
-        fs::write(&source, sizes + include_str!("../fixture/kernels.rs")).unwrap();
+        fs::write(&source, sizes + include_str!("../fixture/kernels.rs") + more).unwrap();
         let arguments = ["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"];
         let compiler = std::env::var_os("RUSTC").unwrap_or("rustc".into());
         assert!(Command::new(compiler).args(arguments).arg(&library).arg(&source).status().unwrap().success());

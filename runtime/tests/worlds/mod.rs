@@ -1,6 +1,8 @@
 //! Ranks that were started one by one, as torchrun and srun do: each has a launcher of its own. What stands for another machine here is another node in
 //! the environment: its ranks have memory of their own and are reached over TCP.
 
+mod besieged;
+
 use crate::bench::{Bench, STEPS, children};
 use crate::fixture::{self, Split};
 use runtime::executor::Order;
