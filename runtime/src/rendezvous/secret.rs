@@ -28,7 +28,7 @@ impl Key {
         Key(blake3::derive_key("mcc 2026 secret of a run", secret))
     }
 
-    /// A hash under this key that is about to take what `label` names. Labels are of one length with what follows them, so that none continues another.
+    /// A hash under this key that is about to take what `label` names. All labels have one length, so hashes with two labels are never of the same bytes.
     pub(super) fn labelled(&self, label: &[u8; 8]) -> blake3::Hasher {
         let mut hasher = self.hasher();
         hasher.update(label);

@@ -50,6 +50,8 @@ fn a_rank_that_does_not_come_is_named_to_all() {
 #[test]
 fn ranks_of_another_run_or_world_are_refused() {
     assert_eq!(processes(&[(0, 2, "a"), (1, 2, "b")], 30_000), ["rank 1 runs b, rank 0 runs a"; 2]);
+    // A rank that comes when the meeting is already to be refused hears why, too.
+    assert_eq!(processes(&[(0, 3, "a"), (1, 3, "b"), (2, 3, "a")], 30_000), ["rank 1 runs b, rank 0 runs a"; 3]);
     assert_eq!(processes(&[(0, 2, "a"), (1, 3, "a")], 30_000), ["rank 1 is of a world of 3 ranks, rank 0 of one of 2"; 2]);
 }
 
@@ -62,4 +64,23 @@ fn a_rank_that_has_an_error_tells_all() {
 fn without_rank_0_others_say_where_they_looked() {
     let said = processes(&[(1, 2, "a")], 200);
     assert!(said[0].starts_with("rank 1 does not reach rank 0 at 127.0.0.1:"), "{said:?}");
+}
+
+#[test]
+fn a_rank_with_another_secret_is_no_rank_and_both_sides_say_what_to_look_for() {
+    let meeting = Meeting::parse(&TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(800);
+    let said = std::thread::scope(|scope| {
+        let meets = |rank: u64| {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                let trust = Trust::secret("test", &[rank as u8; 16]).unwrap();
+                let met = meet(meeting, &Member { rank, world: 2, id: "a".into() }, &trust, deadline, |_| {});
+                met.err().unwrap().to_string()
+            })
+        };
+        [meets(0), meets(1)].map(|t| t.join().unwrap())
+    });
+    assert!(said[0].starts_with("rank 1 did not come in time; ") && said[0].contains("did not prove that they know this run's secret"), "{said:?}");
+    assert!(said[1].contains("all ranks need the same (MCC_SECRET or --secret-file)"), "{said:?}");
 }
