@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test test-long test-launchers bench gpu-check clean
+.PHONY: deps build demo test test-long test-launchers test-hostile bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -73,6 +73,12 @@ test-long-native: deps
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2
 test-launchers: build
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
+
+# 10,000 hostile connections to a run on two such machines: as root, two minutes.
+test-hostile: PACKAGES += iproute2
+test-hostile: build
+	@attacker=$$(cargo test --release --package runtime --test processes --no-run 2>&1 | sed -n 's/.*(\(.*\))$$/\1/p'); \
+	tests/hostile.sh target/release/mcc $$attacker $(OUT)/hostile
 
 # mcc beside PyTorch and JAX on this machine's CPU (docs/benchmarks/README.md): about an hour, or some minutes with BENCH=--quick. A peer that cannot be
 # installed is named in the report.

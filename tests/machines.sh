@@ -2,11 +2,11 @@
 # node0 (10.77.0.1) and node1 (10.77.0.2), joined by a cable. As root. They go with the script.
 declare -a machine=()
 
-# on N COMMAND...: runs a command on a machine, for two minutes at most.
+# on N COMMAND...: runs a command on a machine, for two minutes or $limit seconds at most.
 on() {
   local k=$1
   shift
-  timeout 120 nsenter --target "${machine[$k]}" --net --uts --pid --mount --ipc --wd="$dir" "$@"
+  timeout "${limit:-120}" nsenter --target "${machine[$k]}" --net --uts --pid --mount --ipc --wd="$dir" "$@"
 }
 
 # A machine is there as long as its first process, which also collects processes that lost their parents.

@@ -1,7 +1,9 @@
 //! Ranks that were started one by one, with the environment that torchrun and srun give them.
 
 use crate::mcc::{Dir, Ran, metrics};
+use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 const GPT2: &str = "compile {models}/gpt2.mdl --tp 2 --dp 2 --zero 1 --micro-batch-size 1 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 -o out.mcc";
@@ -49,6 +51,14 @@ fn srun() -> Vec<Vec<(&'static str, String)>> {
     (0..4).map(task).collect()
 }
 
+const SECRET: &str = "0123456789abcdef";
+
+/// A file `secret` with these permissions.
+fn secret(dir: &Dir, mode: u32) {
+    dir.write("secret", format!("{SECRET}\n"));
+    fs::set_permissions(dir.path("secret"), fs::Permissions::from_mode(mode)).expect("changed");
+}
+
 #[test]
 fn ranks_of_torchrun_and_srun_train_to_the_bits_of_one_launchers() {
     let dir = Dir::new();
@@ -56,12 +66,18 @@ fn ranks_of_torchrun_and_srun_train_to_the_bits_of_one_launchers() {
     let flags = "--steps 3 --metrics m.jsonl --save w.safetensors --save-state s.safetensors";
     let read = || {
         let numbers = metrics(&dir.path("m.jsonl")).iter().map(|s| [s["loss"].clone(), s["grad_norm"].clone()]).collect::<Vec<_>>();
-        (numbers, ["w", "s"].map(|n| std::fs::read(dir.path(&format!("{n}.safetensors"))).expect("saved")))
+        (numbers, ["w", "s"].map(|n| fs::read(dir.path(&format!("{n}.safetensors"))).expect("saved")))
     };
     dir.line(&format!("run out.mcc --data text.txt {flags}")).succeeds();
     let want = read();
-    let rendezvous = format!("{flags} --rendezvous localhost:{}", port());
-    for (arguments, environments) in [(flags, torchrun(&port())), (rendezvous.as_str(), srun())] {
+    // Without a secret at a loopback address, with one from a file, and with one from the environment.
+    secret(&dir, 0o600);
+    let [rendezvous, file] = [format!("{flags} --rendezvous localhost:{}", port()), format!("{flags} --secret-file secret")];
+    let known = srun().into_iter().map(|mut e| {
+        e.push(("MCC_SECRET", SECRET.to_owned()));
+        e
+    });
+    for (arguments, environments) in [(flags, torchrun(&port())), (file.as_str(), torchrun(&port())), (rendezvous.as_str(), known.collect())] {
         let ran = start(&dir, arguments, &environments);
         for (rank, ran) in ran.into_iter().enumerate() {
             let said = ran.succeeds().stdout;
@@ -81,4 +97,33 @@ fn a_rank_that_is_not_started_is_named_by_all_others() {
     for ran in start(&dir, "--steps 3 --rendezvous-timeout 2", &environments) {
         ran.fails_with(&["rank 3 did not come in time"]);
     }
+}
+
+#[test]
+fn ranks_that_others_could_join_are_refused_with_ways_out() {
+    let dir = Dir::new();
+    model(&dir);
+    let open = "is no loopback address, so others could join them, and they share no secret";
+    let cases = [
+        ("", None, 0o600, 1, open),
+        ("", None, 0o600, 1, "export MCC_SECRET=$(openssl rand -hex 32)"),
+        ("", Some("short"), 0o600, 1, "the secret of `MCC_SECRET` has 5 bytes, it should have 16 to 65536"),
+        ("", Some(""), 0o600, 1, "the secret of `MCC_SECRET` has 0 bytes"),
+        ("--insecure-rendezvous", Some(SECRET), 0o600, 1, "--insecure-rendezvous goes without a secret, but MCC_SECRET is one"),
+        ("--insecure-rendezvous --secret-file secret", None, 0o600, 2, "cannot be used with"),
+        ("--secret-file secret", None, 0o644, 1, "has mode 644, so that others can read or write it: chmod 600 secret"),
+        ("--secret-file none", None, 0o600, 1, "the secret file `none`: No such file"),
+    ];
+    for (flags, variable, mode, code, says) in cases {
+        secret(&dir, mode);
+        let mut environment = torchrun("29500").remove(1);
+        environment.extend([("MASTER_ADDR", "192.0.2.1".to_owned())]);
+        environment.extend(variable.map(|v| ("MCC_SECRET", v.to_owned())));
+        let ran = start(&dir, flags, &[environment]).remove(0);
+        assert_eq!(ran.code, Some(code), "{flags}: {}", ran.stderr);
+        assert!(ran.stderr.contains(says), "{flags}: {}", ran.stderr);
+    }
+    // Where nobody else is started, flags about them say so.
+    let ran = dir.line("run out.mcc --data text.txt --steps 1 --secret-file secret").succeeds();
+    assert!(ran.stderr.contains("--secret-file has no effect"), "{}", ran.stderr);
 }
