@@ -1,11 +1,11 @@
 //! `mcc compile`.
 
 use crate::cli::{CompileArgs, Level, OutputArgs, PlanArgs};
-use crate::options::{batch, options, override_train, precision};
+use crate::options::{batch, contradictions, options, override_train, precision};
 use crate::print::out;
 use crate::targets::Targets;
-use crate::text::{Text, show};
-use crate::{Failure, dump, report};
+use crate::text::{Shown, Text};
+use crate::{Failure, dump, idle, report};
 use anyhow::{Context, anyhow};
 use codegen::Emit;
 use codegen::target::Arch;
@@ -38,15 +38,15 @@ struct Budget {
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
-pub fn levels(model: &Path, args: &PlanArgs) -> Result<Levels, Failure> {
+pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Failure> {
     let start = Instant::now();
     let targets = targets(args)?;
     if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
-        show(&[tf32_on_cpu(&args.target)], &Sources::default());
+        shown.show(&[tf32_on_cpu(&args.target)], &Sources::default())?;
         return Err(Failure::Reported);
     }
     let options = options(args)?;
-    let mut text = Text::read(model)?;
+    let mut text = Text::read(model, shown)?;
     let frontend = |training| TextOptions {
         defines: args.define.clone(),
         batch: i64::try_from(options.global_batch).unwrap_or(i64::MAX),
@@ -58,17 +58,23 @@ pub fn levels(model: &Path, args: &PlanArgs) -> Result<Levels, Failure> {
     let evaluation = text.elaborate(&frontend(false))?;
     let options = Options { global_batch: batch(&training, options.global_batch), ..options };
     override_train(&mut training.train, args);
+    let contradictions = contradictions(&training, args, &options);
+    if !contradictions.is_empty() {
+        text.show(&contradictions)?;
+        return Err(Failure::Reported);
+    }
     let elaborated = start.elapsed();
     let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
     let mut compiled = match passes::compile::compile(training, evaluation, &options) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => {
-            show(&errors, &text.sources);
+            text.show(&errors)?;
             return Err(Failure::Reported);
         }
         Err(e @ CompileError::Broken { .. }) => return Err(anyhow!(e).context("please report this with the model text and the command line").into()),
     };
-    show(&compiled.warnings, &text.sources);
+    text.show(&compiled.warnings)?;
+    text.show(&idle::in_model(args, &compiled))?;
     compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
     let levels = Levels { compiled, text, elaborated, budget };
     // How much scratch kernels need is known once they are compiled.
@@ -110,7 +116,7 @@ fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let targets = targets(&args.plan)?;
-    let levels = levels(&args.model, &args.plan)?;
+    let levels = levels(&args.model, &args.plan, Shown::Text)?;
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
     let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache)?;
@@ -152,7 +158,7 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64) -> Result<(), Failur
         return Ok(());
     }
     let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
-    show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())], &text.sources);
+    text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())])?;
     Err(Failure::Reported)
 }
 

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{DumpArgs, Level};
+use crate::files;
 use crate::print::out;
 use crate::targets::Targets;
 use anyhow::{Context, anyhow};
@@ -17,6 +18,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
+    files::artifact(&args.artifact)?;
     let artifact = runtime::artifact::read(&args.artifact)?;
     let job = &artifact.job;
     if let Some(k) = args.class

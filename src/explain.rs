@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::cli::ExplainArgs;
 use crate::compile;
 use crate::print::out;
+use crate::text::Shown;
 use anyhow::anyhow;
 use ir::program::Job;
 use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
@@ -65,7 +66,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_none() && !args.collectives {
         return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
     }
-    let done = compile::levels(&model, &args.plan)?;
+    let done = compile::levels(&model, &args.plan, Shown::Text)?;
     let Some(number) = number else {
         return show(args, &communication(&done.compiled.job), communication_text);
     };

@@ -2,24 +2,32 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "these panic where nobody reads: `print.rs` has what does not")]
 
+mod check;
 mod checkpoint;
 mod cli;
 mod compile;
 mod dump;
 mod explain;
+mod files;
+mod foreign_flags;
 mod gpu_check;
+mod idle;
 mod options;
 mod print;
 mod report;
 mod run;
 mod targets;
 mod text;
+mod usage;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
+use ir::diag::Sources;
 use print::{PrintError, note};
+use std::ffi::OsString;
 use std::process::ExitCode;
+use text::Shown;
 
 /// Why a command failed. What it has to say is already printed for `Reported`.
 pub enum Failure {
@@ -34,14 +42,26 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
+    let (cli, typed) = match read {
+        Ok(read) => read,
+        Err(e) => return usage::refuse(&e, &words),
+    };
+    let found = idle::look(&cli.command, &typed);
+    if !found.errors.is_empty() {
+        return usage::complain(&found.errors, &words);
+    }
+    let shown = if let Command::Check(args) = &cli.command { args.shown() } else { Shown::Text };
+    if let Err(e) = shown.show(&found.warnings, &Sources::default()) {
+        return fail(e.into());
+    }
     let result = match cli.command {
-        Command::Check(args) => text::check(&args),
+        Command::Check(args) => check::run(&args),
         Command::Fmt(args) => text::format(&args),
         Command::Compile(args) => compile::run(&args),
-        Command::Explain(args) => explain::run(&args, &typed(&matches)),
-        Command::Run(args) => run::run(&args),
+        Command::Explain(args) => explain::run(&args, &typed),
+        Command::Run(args) => run::run(&args, &typed),
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
         Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
@@ -51,14 +71,17 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::FAILURE,
-        Err(Failure::Other(e)) => {
-            if let Some(PrintError::ReaderGone) = e.downcast_ref() {
-                return ExitCode::SUCCESS;
-            }
-            note!("error: {e:#}");
-            ExitCode::FAILURE
-        }
+        Err(Failure::Other(e)) => fail(e),
     }
+}
+
+/// Says why a command failed.
+fn fail(e: anyhow::Error) -> ExitCode {
+    if let Some(PrintError::ReaderGone) = e.downcast_ref() {
+        return ExitCode::SUCCESS;
+    }
+    note!("error: {e:#}");
+    ExitCode::FAILURE
 }
 
 /// The flags that were typed, as they are written.

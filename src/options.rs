@@ -2,8 +2,9 @@
 
 use crate::Failure;
 use crate::cli::{self, CpComm, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
-use anyhow::{Context, anyhow};
-use ir::model::{self, LossScale, Train};
+use anyhow::Context;
+use ir::diag::Diagnostic;
+use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
 use passes::compile::Options;
 use passes::layout::{Counts, Cuts};
@@ -15,19 +16,13 @@ use passes::rematerialize::Recompute;
 use passes::schedule::{Order, Schedule};
 use passes::tp_overlap::TpOverlap;
 
-fn recompute(args: &PlanArgs) -> Result<Recompute, Failure> {
+fn recompute(args: &PlanArgs) -> Recompute {
     let layers = args.recompute_num_layers.unwrap_or(1);
     match (args.recompute, args.recompute_method) {
-        (cli::Recompute::Full, None | Some(RecomputeMethod::Uniform)) => Ok(Recompute::Uniform(layers)),
-        (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Ok(Recompute::Block(layers)),
-        (cli::Recompute::None | cli::Recompute::Selective, Some(_)) => {
-            Err(anyhow!("--recompute-method says which layers `--recompute full` is about").into())
-        }
-        (cli::Recompute::None | cli::Recompute::Selective, None) if args.recompute_num_layers.is_some() => {
-            Err(anyhow!("--recompute-num-layers says which layers `--recompute full` is about").into())
-        }
-        (cli::Recompute::None, None) => Ok(Recompute::None),
-        (cli::Recompute::Selective, None) => Ok(Recompute::Selective),
+        (cli::Recompute::Full, None | Some(RecomputeMethod::Uniform)) => Recompute::Uniform(layers),
+        (cli::Recompute::Full, Some(RecomputeMethod::Block)) => Recompute::Block(layers),
+        (cli::Recompute::None, _) => Recompute::None,
+        (cli::Recompute::Selective, _) => Recompute::Selective,
     }
 }
 
@@ -93,7 +88,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
             TpCommOverlap::Off => TpOverlap::Off,
             TpCommOverlap::Pipeline => TpOverlap::Pipeline { chunks: args.tp_comm_overlap_chunks },
         },
-        recompute: recompute(args)?,
+        recompute: recompute(args),
         rows: Rows::Rules,
         bucket_size: args.bucket_size,
         moe_buffer: args.moe_buffer_factor.map_or(Buffer::Whole, Buffer::Factor),
@@ -101,7 +96,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
 }
 
 /// `-D batch` is the same as `--global-batch-size`.
-pub fn batch(model: &model::Model, default: u64) -> u64 {
+pub fn batch(model: &Model, default: u64) -> u64 {
     model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
 }
 
@@ -173,4 +168,35 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
     if let Some(clip) = args.clip_grad {
         train.clip = (clip > 0.0).then_some(Real(clip));
     }
+}
+
+/// What the flags contradict in the text's settings and its `train` section, once they are in it.
+pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<Diagnostic> {
+    let (train, flags) = (&model.train, &args.training);
+    let mut out = vec![];
+    let (other, foreign): (&str, &[(&str, bool)]) = match train.optimizer {
+        model::Optimizer::AdamW { .. } => ("sgd", &[("--sgd-momentum", flags.sgd_momentum.is_some())]),
+        model::Optimizer::Sgd { .. } => (
+            "adamw",
+            &[("--adam-beta1", flags.adam_beta1.is_some()), ("--adam-beta2", flags.adam_beta2.is_some()), ("--adam-eps", flags.adam_eps.is_some())],
+        ),
+    };
+    for (flag, _) in foreign.iter().filter(|f| f.1) {
+        let e = Diagnostic::error("E0702", format!("`{flag}` is not of the optimizer that the text trains with"));
+        out.push(e.help(format!("`--optimizer {other}`, or leave it out")));
+    }
+    let s = &train.schedule;
+    if s.decay != model::Decay::Constant && s.min.0 > s.peak.0 {
+        let e = Diagnostic::error("E0703", format!("the learning rate would rise from its peak, {:e}, to its final value, {:e}", s.peak.0, s.min.0));
+        out.push(e.help(format!("`--min-lr {:.0e}`, a tenth of the peak, or a greater --lr", s.peak.0 / 10.0)));
+    }
+    if s.decay != model::Decay::Constant && s.steps > 0 && s.steps <= s.warmup {
+        let text = format!("the learning rate warms up for {} steps and is to have fallen at step {}", s.warmup, s.steps);
+        out.push(Diagnostic::error("E0703", text).help(format!("`--lr-warmup-iters {}`, or a greater --lr-decay-iters", s.steps / 10)));
+    }
+    if let Some(asked) = args.global_batch_size.filter(|asked| *asked != options.global_batch) {
+        let text = format!("--global-batch-size is {asked}, and `-D batch` says {}", options.global_batch);
+        out.push(Diagnostic::error("E0704", text).help("leave one of them out: both are the sequences of a step"));
+    }
+    out
 }

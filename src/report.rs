@@ -1,7 +1,7 @@
 //! The table that `mcc compile` ends with.
 
 use ir::kernel::Family;
-use ir::mesh::Axis;
+use ir::mesh::{Axis, Mesh};
 use ir::program::Job;
 use passes::bubbles::{UNIT, timeline};
 use passes::explain::{exchanges, totals};
@@ -14,11 +14,6 @@ use std::time::Duration;
 pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
-    let mut named = vec![Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
-    if mesh.subs.iter().any(|s| s.role != s.axis.usual_role()) {
-        named.extend([Axis::Ep, Axis::Etp]);
-    }
-    let axes: Vec<String> = named.into_iter().filter(|a| mesh.size(*a) > 1).map(|a| format!("{a} {}", mesh.size(a))).collect();
     let parameters: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
     let _ = writeln!(
         out,
@@ -32,7 +27,7 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
         out,
         "ranks      {} ({}), {} program class{}, {} kernels ({} matrix products)",
         mesh.world(),
-        if axes.is_empty() { "one".to_string() } else { axes.join(", ") },
+        if mesh.world() == 1 { "one".to_string() } else { axes(mesh) },
         job.programs.len(),
         if job.programs.len() == 1 { "" } else { "es" },
         count(job.kernels.len() as u64),
@@ -63,6 +58,15 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
     let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
     let _ = writeln!(out, "seconds    {}", times.join(", "));
     out
+}
+
+/// The axes of a mesh that have several ranks: `pp 2, tp 4`.
+pub fn axes(mesh: &Mesh) -> String {
+    let mut named = vec![Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
+    if mesh.subs.iter().any(|s| s.role != s.axis.usual_role()) {
+        named.extend([Axis::Ep, Axis::Etp]);
+    }
+    named.into_iter().filter(|a| mesh.size(*a) > 1).map(|a| format!("{a} {}", mesh.size(a))).collect::<Vec<_>>().join(", ")
 }
 
 /// What a rank of a stage holds, by kind.

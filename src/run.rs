@@ -2,9 +2,13 @@
 
 use crate::Failure;
 use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::files;
 use crate::print::{note, progress};
+use crate::text::show;
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ir::diag::{Diagnostic, Sources};
+use ir::model::Schedule;
 use runtime::data::Spec;
 use runtime::executor::Order;
 use runtime::launch::{self, Progress, RunOptions};
@@ -17,9 +21,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-pub fn run(args: &RunArgs) -> Result<(), Failure> {
+pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
+    files::artifact(&args.artifact)?;
     let artifact = runtime::artifact::read(&args.artifact)?;
     let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
+    if world.is_none() {
+        alone(args, typed)?;
+        files::of_run(args)?;
+    }
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
     let trust = trust(args, world.as_ref())?;
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
@@ -59,7 +68,14 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         ..defaults
     };
     let mut shown = Shown::new();
-    let summary = launch::run(&artifact, &options, &mut |p| shown.step(p));
+    let schedule = &artifact.job.train.schedule;
+    let mut first = true;
+    let summary = launch::run(&artifact, &options, &mut |p| {
+        if std::mem::take(&mut first) {
+            show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+        }
+        shown.step(p);
+    });
     shown.end();
     let summary = summary?;
     if summary.skipped > 0 {
@@ -86,10 +102,6 @@ fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
         (None, Some(value)) => Some(Trust::secret("MCC_SECRET", value.as_bytes())?),
         (None, None) => None,
     };
-    if world.is_none() && (args.secret_file.is_some() || args.insecure_rendezvous) {
-        let flag = if args.insecure_rendezvous { "--insecure-rendezvous" } else { "--secret-file" };
-        note!("note: {flag} has no effect: no launcher started this process as one rank of several, so all ranks are its own");
-    }
     match (secret, args.insecure_rendezvous, world) {
         (Some(_), true, _) => Err(anyhow!("--insecure-rendezvous goes without a secret, but MCC_SECRET is one: leave out either").into()),
         (Some(trust), false, _) => Ok(trust),
@@ -104,6 +116,36 @@ fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
         (None, true, _) => Ok(Trust::Insecure),
         (None, false, _) => Ok(Trust::Loopback),
     }
+}
+
+/// What is said of flags that are about worlds, where no launcher has started one.
+///
+/// # Errors
+/// A place to meet, where there is nobody to be met.
+fn alone(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
+    const LONELY: &str = "torchrun, mpirun or srun did not start this process, and `mcc run` by itself starts every rank on this machine";
+    if args.rendezvous.is_some() {
+        return Err(anyhow!(
+            "`--rendezvous` says where ranks of several machines meet, but {LONELY}: leave it out, or start each rank with one of them"
+        )
+        .into());
+    }
+    for flag in ["--rendezvous-timeout", "--secret-file", "--insecure-rendezvous"].into_iter().filter(|f| typed.iter().any(|t| t == f)) {
+        let d = Diagnostic::warning("W0701", format!("`{flag}` does nothing: {LONELY}"));
+        show(&[d.help("leave it out")], &Sources::default());
+    }
+    Ok(())
+}
+
+/// W0705: the run is over before the rate has reached its peak.
+fn short_of_warm_up(schedule: &Schedule, steps: u64) -> Option<Diagnostic> {
+    let short = steps < schedule.warmup;
+    short.then(|| {
+        let text = format!("the learning rate warms up for {} steps, and this run ends after {steps}", schedule.warmup);
+        let share = 100.0 * steps as f64 / schedule.warmup as f64;
+        let d = Diagnostic::warning("W0705", text).note(format!("it comes to {share:.1} % of its peak, so that the loss may not fall"));
+        d.help(format!("`mcc compile --lr-warmup-iters {}`, or more --steps", steps / 10))
+    })
 }
 
 /// `mcc-rank` beside this executable, or what `MCC_RANK` names.

@@ -1,32 +1,128 @@
 //! Model texts: reading, checking, formatting, and showing what is wrong.
 
 use crate::Failure;
-use crate::cli::{CheckArgs, FmtArgs};
-use crate::print::{note, out};
-use anyhow::Context;
+use crate::cli::FmtArgs;
+use crate::print::{PrintError, note, out};
+use anyhow::{Context, anyhow};
 use frontend::{Options, Style};
-use ir::diag::{Diagnostic, Severity, Sources};
+use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
 use ir::model::Model;
-use std::io::IsTerminal;
-use std::path::Path;
+use serde::Serialize;
+use std::io::{ErrorKind, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// The name of standard input among files.
+pub const STDIN: &str = "-";
+
+/// How diagnostics are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// With their lines, on standard error.
+    Text,
+    /// One JSON object a line, on standard output.
+    Json,
+}
+
+/// A diagnostic for tools.
+#[derive(Serialize)]
+struct Line<'a> {
+    severity: &'static str,
+    /// None where a text has none, such as a file that cannot be read.
+    code: Option<&'a str>,
+    message: &'a str,
+    /// The first is the primary one.
+    labels: Vec<Place<'a>>,
+    notes: &'a [String],
+    help: &'a [String],
+}
+
+/// Line and column count from 1, columns and length in bytes.
+#[derive(Serialize)]
+struct Place<'a> {
+    file: &'a str,
+    line: u32,
+    column: u32,
+    length: u32,
+    text: &'a str,
+}
+
+impl Shown {
+    /// Shows diagnostics; as text, how many errors there were too.
+    ///
+    /// # Errors
+    /// JSON that cannot be printed.
+    pub fn show(self, diagnostics: &[Diagnostic], sources: &Sources) -> Result<(), PrintError> {
+        match self {
+            Shown::Text => show(diagnostics, sources),
+            Shown::Json => {
+                for d in diagnostics {
+                    let labels = d.labels.iter().map(|l| place(l, sources)).collect();
+                    line(&Line { severity: name(d.severity), code: Some(&d.code), message: &d.message, labels, notes: &d.notes, help: &d.help })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows an error that has no place in a text.
+    ///
+    /// # Errors
+    /// JSON that cannot be printed.
+    pub fn message(self, message: &str) -> Result<(), PrintError> {
+        match self {
+            Shown::Text => note!("error: {message}"),
+            Shown::Json => line(&Line { severity: name(Severity::Error), code: None, message, labels: vec![], notes: &[], help: &[] })?,
+        }
+        Ok(())
+    }
+}
+
+fn place<'a>(label: &'a Label, sources: &'a Sources) -> Place<'a> {
+    let Span { file, line, col, len } = label.span;
+    let file = sources.files.get(usize::from(file)).map_or("", |f| &f.name);
+    Place { file, line, column: col, length: len, text: &label.text }
+}
+
+fn name(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}
+
+fn line(line: &Line<'_>) -> Result<(), PrintError> {
+    out!("{}\n", serde_json::to_string(line).expect("invariant: plain data with text keys"))
+}
 
 /// A model text on its way: diagnostics refer to `sources`.
 pub struct Text {
     pub sources: Sources,
+    pub shown: Shown,
     name: String,
     text: String,
-    dir: std::path::PathBuf,
+    dir: PathBuf,
 }
 
 impl Text {
-    pub fn read(path: &Path) -> Result<Text, Failure> {
-        let name = path.display().to_string();
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?;
+    /// Reads a file, or standard input if its name is [`STDIN`]; what a text on standard input imports is in the working directory.
+    ///
+    /// # Errors
+    /// A file that cannot be read; bytes that are no text, which are shown.
+    pub fn read(path: &Path, shown: Shown) -> Result<Text, Failure> {
+        let from_stdin = path.as_os_str() == STDIN;
+        let name = if from_stdin { "<stdin>".to_string() } else { path.display().to_string() };
+        let bytes = if from_stdin {
+            let mut bytes = vec![];
+            std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
+            bytes
+        } else {
+            bytes_of(path)?
+        };
         let sources = Sources::default();
         match frontend::decode(&name, bytes) {
-            Ok(text) => Ok(Text { sources, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
+            Ok(text) => Ok(Text { sources, shown, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
             Err(e) => {
-                show(&[*e], &sources);
+                shown.show(&[*e], &sources)?;
                 Err(Failure::Reported)
             }
         }
@@ -41,16 +137,36 @@ impl Text {
         match frontend::compile(&mut self.sources, &self.name, &self.text, options, &mut load) {
             Ok(done) => {
                 if !quiet {
-                    show(&done.warnings, &self.sources);
+                    self.show(&done.warnings)?;
                 }
                 Ok(done.model)
             }
             Err(errors) => {
-                show(&errors, &self.sources);
+                self.show(&errors)?;
                 Err(Failure::Reported)
             }
         }
     }
+
+    /// Shows diagnostics of this text.
+    ///
+    /// # Errors
+    /// JSON that cannot be printed.
+    pub fn show(&self, diagnostics: &[Diagnostic]) -> Result<(), PrintError> {
+        self.shown.show(diagnostics, &self.sources)
+    }
+}
+
+/// The bytes of a model text, or why there are none and what to name instead.
+fn bytes_of(path: &Path) -> Result<Vec<u8>, Failure> {
+    let name = path.display();
+    std::fs::read(path).map_err(|e| {
+        let way_out = match e.kind() {
+            ErrorKind::NotFound => "there is no such file; a model text is a file such as models/gpt2.mdl, and `-` is standard input".into(),
+            _ => e.to_string(),
+        };
+        anyhow!("cannot read `{name}`: {way_out}").into()
+    })
 }
 
 /// Shows diagnostics on standard error, and how many errors there were.
@@ -65,20 +181,12 @@ pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
     }
 }
 
-pub fn check(args: &CheckArgs) -> Result<(), Failure> {
-    let mut text = Text::read(&args.model)?;
-    let model = text.elaborate(&Options { defines: args.define.clone(), ..Options::default() })?;
-    let graph = &model.graph;
-    let numbers: u64 = graph.params.iter().map(|p| graph.body.dims.elements(&p.ty.dims)).sum();
-    out!("{}: {} parameters in {} tensors, {} layers; no errors\n", graph.name, crate::report::count(numbers), graph.params.len(), graph.layers)?;
-    Ok(())
-}
-
 pub fn format(args: &FmtArgs) -> Result<(), Failure> {
     let mut failed = false;
     for path in &args.models {
-        let text = Text::read(path)?;
+        let text = Text::read(path, Shown::Text)?;
         match frontend::format(&text.name, &text.text) {
+            Ok(formatted) if path.as_os_str() == STDIN && !args.check => out!("{formatted}")?,
             Ok(formatted) if formatted == text.text => {}
             Ok(_) if args.check => {
                 note!("{} is not formatted", path.display());

@@ -11,7 +11,7 @@ mod elab;
 mod format;
 mod imports;
 mod library;
-mod names;
+pub mod names;
 mod parse;
 mod render;
 mod resolve;

@@ -15,12 +15,12 @@ pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
-use values::define;
+use values::whole;
 
 #[derive(Parser)]
 #[command(name = "mcc", version, about = "Compiles a model text ahead of time into one program per rank, and runs it")]
 #[command(
-    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20"
+    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 --lr 2e-3 --lr-warmup-iters 5 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20"
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -29,8 +29,8 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Reads a model text and says everything that is wrong with it
-    Check(CheckArgs),
+    /// Says everything that is wrong with a model text and its plan, as `compile` would, without making kernels
+    Check(Box<CheckArgs>),
     /// Formats model texts in place
     Fmt(FmtArgs),
     /// Compiles a model text into an artifact
@@ -56,11 +56,13 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct CheckArgs {
-    /// The model text
+    /// The model text; `-` is standard input
     pub model: PathBuf,
-    /// Sets a setting of the model text
-    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
-    pub define: Vec<(String, String)>,
+    /// What is wrong as JSON on standard output, one object a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub plan: PlanArgs,
 }
 
 #[derive(Args)]
@@ -97,7 +99,7 @@ pub struct GpuCheckArgs {
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
     /// Of weights and data [default: the time]
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
     /// One case of each kind
     #[arg(long)]
@@ -117,6 +119,6 @@ pub struct DumpArgs {
     #[arg(long, value_enum, default_value = "program")]
     pub level: Level,
     /// Only this program class
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>)]
     pub class: Option<usize>,
 }

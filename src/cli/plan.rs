@@ -1,7 +1,7 @@
 //! The plan of a job: what `mcc compile`, `mcc check` and `mcc explain` share.
 
 use super::training::{PrecisionArgs, TrainingArgs};
-use super::values::{bytes, define, factor};
+use super::values::{above_zero, bytes, define, from_one};
 use clap::{Args, ValueEnum};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,22 +55,22 @@ pub struct PlanArgs {
     pub define: Vec<(String, String)>,
 
     /// Data-parallel ranks
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub dp: u64,
     /// Context-parallel ranks: they split the sequence
-    #[arg(long, visible_alias = "context-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "context-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub cp: u64,
     /// How attention gets at the keys of other context-parallel ranks
     #[arg(long, value_enum, default_value = "p2p", help_heading = "Mesh")]
     pub cp_comm_type: CpComm,
     /// Ranks over which experts are split; they are among the data-, context- and tensor-parallel ones
-    #[arg(long, visible_alias = "expert-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "expert-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub ep: u64,
     /// Ranks over which each expert is split [default: tp]
-    #[arg(long, visible_alias = "expert-tensor-parallel-size", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "expert-tensor-parallel-size", value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub etp: Option<u64>,
     /// Tensor-parallel ranks
-    #[arg(long, visible_alias = "tensor-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "tensor-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub tp: u64,
     /// Sequence parallelism: between the tensor-parallel regions activations are split along the sequence
     #[arg(long, visible_alias = "sequence-parallel", help_heading = "Mesh")]
@@ -85,13 +85,13 @@ pub struct PlanArgs {
     #[arg(long, visible_alias = "optimizer-cpu-offload")]
     pub optimizer_offload: bool,
     /// Gradients and new parameters travel together until there are as many of their elements [default: 40M, or 1M per data-parallel rank if that is more]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub bucket_size: Option<u64>,
     /// Room for the rows of experts: F times a rank's share if all experts get equally many; a step that needs more stops with an error [default: room for all there can be]
-    #[arg(long, value_name = "F", value_parser = factor)]
+    #[arg(long, value_name = "F", value_parser = above_zero)]
     pub moe_buffer_factor: Option<f64>,
     /// Pipeline stages
-    #[arg(long, visible_alias = "pipeline-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "pipeline-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub pp: u64,
     /// Layers on each virtual stage, for example `3,3,2`; as even as possible by default
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', help_heading = "Mesh")]
@@ -109,10 +109,10 @@ pub struct PlanArgs {
     #[arg(long, default_value = "1f1b", value_name = "NAME|FILE", help_heading = "Mesh")]
     pub pipeline_schedule: String,
     /// Virtual stages of each pipeline stage: more than one interleaves `1f1b` [default: as many as the schedule needs]
-    #[arg(long, visible_alias = "num-virtual-stages-per-pipeline-rank", value_name = "V", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, visible_alias = "num-virtual-stages-per-pipeline-rank", value_name = "V", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub vpp: Option<u64>,
     /// Microbatches that go through a virtual stage before the stage's next one has its turn [default: pp]
-    #[arg(long, value_name = "G", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Mesh")]
+    #[arg(long, value_name = "G", value_parser = from_one::<u64>, help_heading = "Mesh")]
     pub microbatch_group_size_per_virtual_pipeline_stage: Option<u64>,
     /// Communication on streams of its own, beside compute; the same numbers either way
     #[arg(long, value_enum, default_value = "on", help_heading = "Mesh")]
@@ -124,10 +124,10 @@ pub struct PlanArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=1024), help_heading = "Mesh")]
     pub tp_comm_overlap_chunks: u64,
     /// Sequences per microbatch and data-parallel rank [default: 1]
-    #[arg(long, visible_alias = "micro_batch_size", value_name = "B", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
+    #[arg(long, visible_alias = "micro_batch_size", value_name = "B", value_parser = from_one::<u64>, help_heading = "Batch")]
     pub micro_batch_size: Option<u64>,
     /// Sequences per step, over all ranks and microbatches [default: micro-batch-size x dp x pp]
-    #[arg(long, visible_alias = "global_batch_size", value_name = "G", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Batch")]
+    #[arg(long, visible_alias = "global_batch_size", value_name = "G", value_parser = from_one::<u64>, help_heading = "Batch")]
     pub global_batch_size: Option<u64>,
     /// Pads vocabularies to a multiple of this times tp (Megatron-LM: 128); by default to what tp divides
     #[arg(long, visible_alias = "make-vocab-size-divisible-by", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), help_heading = "Mesh")]
@@ -143,7 +143,7 @@ pub struct PlanArgs {
     #[arg(long, value_enum, help_heading = "Memory")]
     pub recompute_method: Option<RecomputeMethod>,
     /// Layers of a unit (uniform), or of each stage (block) [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Memory")]
+    #[arg(long, value_name = "N", value_parser = from_one::<u32>, help_heading = "Memory")]
     pub recompute_num_layers: Option<u32>,
 
     #[command(flatten)]

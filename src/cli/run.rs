@@ -1,5 +1,6 @@
 //! What `mcc run` takes.
 
+use super::values::{from_one, threads, whole};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -40,13 +41,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub valid_data: Vec<String>,
     /// Steps between held-out losses; 0 is never
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
     pub eval_interval: u64,
     /// Most global batches of a held-out loss
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = from_one::<u64>)]
     pub eval_iters: u64,
     /// Default: all of a .npy, else the schedule's, else once through the data
-    #[arg(long, visible_alias = "train-iters", value_name = "N")]
+    #[arg(long, visible_alias = "train-iters", value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
     /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
@@ -68,16 +69,16 @@ pub struct RunArgs {
     #[arg(long)]
     pub profile: bool,
     /// Steps to time, after two of warm-up
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one::<u64>, requires = "profile")]
     pub profile_steps: u64,
     /// Where the trace goes [default: the artifact's name with .trace.json]
     #[arg(long, value_name = "FILE.json", requires = "profile")]
     pub trace: Option<PathBuf>,
     /// Default: the cores of this machine over the ranks
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = threads)]
     pub threads_per_rank: Option<usize>,
     /// Of weights that are drawn, and of dropout
-    #[arg(long, default_value_t = 0, value_name = "S")]
+    #[arg(long, default_value_t = 0, value_name = "S", value_parser = whole::<u64>)]
     pub seed: u64,
     /// When loss or gradient norm is not finite
     #[arg(long, value_enum, default_value = "stop")]
@@ -102,6 +103,6 @@ pub struct RunArgs {
     #[arg(long)]
     pub insecure_rendezvous: bool,
     /// How long such ranks may take to come together
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = from_one::<u64>)]
     pub rendezvous_timeout: u64,
 }

@@ -1,6 +1,6 @@
 //! What numbers are, and how parameters are updated.
 
-use super::values::scale;
+use super::values::{above_zero, from_one, from_zero, share, whole};
 use clap::{Args, ValueEnum};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -41,19 +41,19 @@ pub struct PrecisionArgs {
     #[arg(long)]
     pub tf32: bool,
     /// Multiplies the loss by a constant for the backward pass, and divides gradients by it [fp16 without it: a scale that adapts]
-    #[arg(long, value_name = "X", value_parser = scale, conflicts_with_all = ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"])]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero, conflicts_with_all = ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"])]
     pub loss_scale: Option<f64>,
     /// First scale of one that adapts [default: 4294967296]
-    #[arg(long, value_name = "X", value_parser = scale)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero)]
     pub initial_loss_scale: Option<f64>,
     /// Least scale of one that adapts [default: 1]
-    #[arg(long, value_name = "X", value_parser = scale)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero)]
     pub min_loss_scale: Option<f64>,
     /// Steps without overflow after which the scale doubles [default: 1000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub loss_scale_window: Option<u64>,
     /// Steps with overflow, since the scale last doubled, from which on each halves it [default: 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub hysteresis: Option<u64>,
 }
 
@@ -64,36 +64,36 @@ pub struct TrainingArgs {
     #[arg(long, value_enum)]
     pub optimizer: Option<Optimizer>,
     /// Peak learning rate
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub lr: Option<f64>,
     /// Final learning rate
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub min_lr: Option<f64>,
     /// How the rate falls after the warm-up
     #[arg(long, value_enum)]
     pub lr_decay_style: Option<DecayStyle>,
     /// Steps of linear warm-up
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub lr_warmup_iters: Option<u64>,
     /// Step at which the final rate is reached
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub lr_decay_iters: Option<u64>,
     /// Of parameters with two or more dims that are not marked `@no_decay`
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub weight_decay: Option<f64>,
     /// Share that the mean of the gradients keeps in a step
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
     pub adam_beta1: Option<f64>,
     /// Share that the mean of their squares keeps in a step
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
     pub adam_beta2: Option<f64>,
     /// Added to the root of the mean of squares
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero)]
     pub adam_eps: Option<f64>,
     /// Share that the velocity keeps in a step
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = share)]
     pub sgd_momentum: Option<f64>,
     /// Greatest global gradient norm; 0 for none
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub clip_grad: Option<f64>,
 }

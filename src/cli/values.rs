@@ -1,5 +1,7 @@
 //! How values are read that clap does not know: each message says what is asked for.
 
+use std::str::FromStr;
+
 /// `80GiB`, `1.5 GB`, `4096`.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -21,16 +23,45 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     whole.or_else(part).filter(|n| *n > 0).ok_or_else(|| "it should be a number of bytes, for example `80GiB`".into())
 }
 
-/// A loss scale: a finite number above 0.
-pub fn scale(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or_else(|| "a number above 0, such as 65536".into())
+/// A whole number from 0 on.
+pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "it should be a whole number from 0 on, such as 100".into())
 }
 
-/// Room for rows: a finite number above 0.
-pub fn factor(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or_else(|| "a number above 0, such as 1.25".into())
+/// A whole number from 1 on.
+pub fn from_one<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
+    text.parse().ok().filter(|n| *n >= T::from(1)).ok_or_else(|| "it should be a whole number from 1 on, such as 2".into())
 }
 
+/// Threads of a rank: from 1 to 1024.
+pub fn threads(text: &str) -> Result<usize, String> {
+    let limits = 1..=1024;
+    text.parse()
+        .ok()
+        .filter(|n| limits.contains(n))
+        .ok_or_else(|| "it should be a whole number from 1 to 1024; more than the cores are slower".into())
+}
+
+/// A finite number above 0: a loss scale, room for rows.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    number(text, |x| x > 0.0, "above 0, such as 1.25")
+}
+
+/// A finite number from 0 on: a learning rate, a decay, a norm.
+pub fn from_zero(text: &str) -> Result<f64, String> {
+    number(text, |x| x >= 0.0, "from 0 on, such as 3e-4")
+}
+
+/// What a mean keeps of itself in a step: from 0 on and below 1.
+pub fn share(text: &str) -> Result<f64, String> {
+    number(text, |x| (0.0..1.0).contains(&x), "from 0 on and below 1, such as 0.9")
+}
+
+fn number(text: &str, allowed: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x: &f64| x.is_finite() && allowed(*x)).ok_or_else(|| format!("it should be a number {expected}"))
+}
+
+/// A setting of a model text, `layers=4`.
 pub fn define(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.trim().to_string(), value.trim().to_string())),

@@ -9,6 +9,8 @@ use crate::Failure;
 use crate::cli::{DeviceKind, GpuCheckArgs};
 use crate::print::progress;
 use anyhow::{Context, anyhow};
+use codegen::Target;
+use codegen::target::Arch;
 use report::{Report, Table};
 use runtime::gpu::cuda::{self, Described};
 use std::path::{Path, PathBuf};
@@ -65,6 +67,11 @@ impl Check<'_> {
 }
 
 pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
+    if let Some(name) = &args.target
+        && Target::named(name)?.arch != Arch::Nvptx
+    {
+        return Err(anyhow!("--target {name} is a CPU, and the checks are of GPUs: sm_80 or sm_90a").into());
+    }
     let (device, gpu) = match args.device {
         DeviceKind::Cuda => {
             let described = cuda::describe().map_err(|e| anyhow!("nothing was checked: {e}; --device emulated runs the checks in the emulator"))?;

@@ -57,6 +57,8 @@ fn commands_in_the_documentation_run() {
                 let Some(arguments) = command.strip_prefix("mcc ").or_else(|| command.strip_prefix("target/release/mcc ")) else { continue };
                 let done = dir.line(arguments);
                 assert_eq!(done.code, Some(0), "{}: `{command}`\n{}{}", document.display(), done.stdout, done.stderr);
+                // An example that a reader would be warned of is a bad one: its loss does not fall, or a flag of it does nothing.
+                assert!(!done.stderr.contains("warning[W07"), "{}: `{command}`\n{}", document.display(), done.stderr);
                 ran += 1;
             }
         }

@@ -9,6 +9,7 @@ mod faults;
 mod gpu;
 mod gpu_check;
 mod mcc;
+mod mistakes;
 mod offload;
 mod plans;
 mod prints;

@@ -1,0 +1,476 @@
+//! Flags that users of other trainers type, and what mcc has instead: Megatron-LM, DeepSpeed, torchtitan, NeMo, torchrun and Hugging Face's `Trainer`.
+//!
+//! Names that mcc takes itself, on any of its commands, are not here: `usage` finds those in the command line's own description.
+
+/// What mcc has instead of a foreign flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// A flag of this command of mcc, with its leading dashes.
+    Flag(&'static str, &'static str),
+    /// A setting of the model text, under the name that the texts in `models/` have for it.
+    Setting(&'static str),
+    /// What the model text itself says, in whole.
+    Text(&'static str),
+    /// Nothing to ask for: mcc does so always.
+    Always(&'static str),
+    /// Nothing, for this reason, or in another way.
+    Nothing(&'static str),
+}
+
+use Instead::{Always, Flag, Nothing, Setting, Text};
+
+/// Foreign names, in lower case, without leading dashes and with dashes for underscores.
+pub const FOREIGN: &[(&[&str], Instead)] = &[
+    // Sizes of the model.
+    (&["num-layers", "encoder-num-layers", "n-layer", "n-layers", "num-hidden-layers"], Setting("layers")),
+    (&["decoder-num-layers"], Setting("decoder_layers")),
+    (&["hidden-size", "encoder-hidden-size", "n-embd", "d-model", "dim"], Setting("hidden")),
+    (&["num-attention-heads", "n-head", "n-heads", "num-heads"], Setting("heads")),
+    (&["num-query-groups", "group-query-attention", "num-key-value-heads", "n-kv-heads"], Setting("kv_heads")),
+    (&["kv-channels"], Setting("head_dim")),
+    (&["ffn-hidden-size", "intermediate-size"], Setting("ffn")),
+    (
+        &["seq-length", "seq-len", "sequence-length", "encoder-seq-length", "block-size", "max-seq-len", "max-seq-length", "max-sequence-length"],
+        Setting("seq"),
+    ),
+    (&["decoder-seq-length"], Setting("target")),
+    (&["max-position-embeddings", "n-positions"], Setting("seq")),
+    (&["vocab-size", "padded-vocab-size"], Setting("vocab")),
+    (&["norm-epsilon", "layernorm-epsilon", "layer-norm-epsilon", "norm-eps", "rms-norm-eps"], Setting("norm_eps")),
+    (&["hidden-dropout", "attention-dropout", "dropout"], Setting("dropout_rate")),
+    (&["rotary-base", "rope-theta"], Setting("rope_theta")),
+    (&["rotary-percent", "partial-rotary-factor"], Setting("rotary_factor")),
+    (&["rope-scaling-factor", "rotary-scaling-factor"], Setting("rope_factor")),
+    (&["num-experts", "num-moe-experts", "num-local-experts"], Setting("experts")),
+    (&["moe-router-topk", "num-experts-per-tok"], Setting("top_k")),
+    (&["moe-ffn-hidden-size", "moe-intermediate-size"], Setting("expert_ffn")),
+    (&["moe-shared-expert-intermediate-size"], Setting("shared_ffn")),
+    (&["moe-aux-loss-coeff", "router-aux-loss-coef"], Setting("aux_coef")),
+    (&["moe-router-num-groups"], Setting("groups")),
+    (&["moe-router-group-topk"], Setting("top_groups")),
+    (&["moe-router-topk-scaling-factor"], Setting("route_scale")),
+    (&["moe-router-bias-update-rate"], Setting("bias_rate")),
+    (&["q-lora-rank"], Setting("q_rank")),
+    (&["kv-lora-rank"], Setting("kv_rank")),
+    (&["window-size", "sliding-window"], Setting("window")),
+    (&["add-qkv-bias"], Setting("qkv_bias")),
+    (&["qk-layernorm"], Setting("qk_norm")),
+    (&["patch-dim", "patch-size"], Setting("patch")),
+    (&["num-classes"], Setting("classes")),
+    // What the model is.
+    (
+        &[
+            "normalization",
+            "swiglu",
+            "squared-relu",
+            "quick-geglu",
+            "openai-gelu",
+            "onnx-safe",
+            "activation-func",
+            "disable-bias-linear",
+            "position-embedding-type",
+            "use-rotary-position-embeddings",
+            "use-rope",
+            "rotary-interleaved",
+            "apply-layernorm-1p",
+            "apply-residual-connection-post-layernorm",
+            "multi-latent-attention",
+            "attention-softmax-in-fp32",
+            "apply-query-key-layer-scaling",
+            "moe-layer-freq",
+            "moe-router-load-balancing-type",
+            "moe-router-score-function",
+            "moe-router-dtype",
+            "moe-z-loss-coeff",
+            "mtp-num-layers",
+            "model-type",
+            "model.name",
+        ],
+        Text("choose or write one: models/ has GPT-2, Llama, Mixtral, DeepSeek-V3, BERT, T5 and others"),
+    ),
+    (&["untie-embeddings-and-output-weights", "tie-word-embeddings"], Setting("tied")),
+    (&["init-method-std", "init-method-xavier-uniform"], Text("`param w: [..] ~ normal(0.02);`")),
+    (&["model.flavor", "flavor"], Text("sizes are its settings: `-D layers=32 -D hidden=4096`")),
+    (
+        &["model-name-or-path", "hf-assets-path", "use-checkpoint-args"],
+        Nothing("`mcc import hf DIRECTORY -o OUT` makes a model text and weights of a checkpoint"),
+    ),
+    // The mesh.
+    (&["tensor-parallel-size", "tensor-parallel-degree", "tp-size", "model-parallel-size"], Flag("compile", "--tp")),
+    (&["pipeline-parallel-size", "pipeline-parallel-degree", "pp-size"], Flag("compile", "--pp")),
+    (&["data-parallel-size", "data-parallel-replicate-degree", "dp-size", "ddp"], Flag("compile", "--dp")),
+    (&["context-parallel-degree", "sequence-parallel-size", "cp-size"], Flag("compile", "--cp")),
+    (&["expert-parallel-size", "expert-parallel-degree", "ep-size"], Flag("compile", "--ep")),
+    (&["expert-tensor-parallel-degree"], Flag("compile", "--etp")),
+    (&["ulysses-sequence-parallel", "ulysses-degree", "hierarchical-context-parallel-sizes"], Flag("compile", "--cp-comm-type")),
+    (
+        &["virtual-pipeline-model-parallel-size", "num-layers-per-virtual-pipeline-stage", "pipeline-parallel-layers-per-stage"],
+        Flag("compile", "--vpp"),
+    ),
+    (&["pipeline-model-parallel-layout"], Flag("compile", "--pipeline-layout")),
+    (
+        &["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "pipeline-model-parallel-split-rank"],
+        Flag("compile", "--pipeline-layers"),
+    ),
+    (&["standalone-embedding-stage"], Flag("compile", "--pipeline-layout")),
+    (&["pipeline-parallel-schedule"], Flag("compile", "--pipeline-schedule")),
+    (&["use-tp-pp-dp-mapping"], Nothing("ranks count with tp fastest, then cp, dp and pp")),
+    // Data-parallel memory.
+    (&["zero-stage", "zero-optimization", "data-parallel-sharding-strategy"], Flag("compile", "--zero")),
+    (
+        &["fsdp", "use-torch-fsdp2", "use-custom-fsdp", "use-megatron-fsdp", "data-parallel-shard-degree", "fully-sharded-data-parallel"],
+        Flag("compile", "--zero"),
+    ),
+    (&["cpu-offload", "offload-optimizer", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d"], Flag("compile", "--optimizer-offload")),
+    (&["ddp-bucket-size", "reduce-bucket-size", "allgather-bucket-size"], Flag("compile", "--bucket-size")),
+    (
+        &["overlap-grad-reduce", "overlap-param-gather", "overlap-comm", "overlap-p2p-communication", "no-overlap-p2p-communication"],
+        Flag("compile", "--overlap"),
+    ),
+    (&["no-async-tensor-model-parallel-allreduce"], Flag("compile", "--overlap")),
+    (&["tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"], Flag("compile", "--tp-comm-overlap")),
+    (&["enable-async-tensor-parallel"], Flag("compile", "--tp-comm-overlap")),
+    (&["accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32"], Always("gradients of weights are summed in f32")),
+    (&["delay-wgrad-compute", "defer-embedding-wgrad-compute"], Nothing("`--pipeline-schedule zb-h1` delays gradients of weights")),
+    // Batches.
+    (&["train-micro-batch-size-per-gpu", "per-device-train-batch-size", "local-batch-size", "batch-size"], Flag("compile", "--micro-batch-size")),
+    (&["train-batch-size", "gradient-accumulation-steps", "accumulate-grad-batches", "num-micro-batches"], Flag("compile", "--global-batch-size")),
+    (&["rampup-batch-size"], Nothing("a compiled step has one batch size: compile each, and go on with `mcc run --resume`")),
+    // Memory.
+    (
+        &[
+            "recompute-activations",
+            "checkpoint-activations",
+            "gradient-checkpointing",
+            "activation-checkpoint-method",
+            "activation-checkpointing",
+            "activation-checkpoint.mode",
+            "activations-checkpoint-granularity",
+        ],
+        Flag("compile", "--recompute"),
+    ),
+    (&["recompute-modules"], Text("`recompute` of its plan names functions, which `--recompute selective` computes again")),
+    (&["activations-checkpoint-method"], Flag("compile", "--recompute-method")),
+    (&["activations-checkpoint-num-layers"], Flag("compile", "--recompute-num-layers")),
+    (&["distribute-saved-activations"], Flag("compile", "--sp")),
+    (
+        &["empty-unused-memory-level", "memory-efficient-linear"],
+        Always("memory is planned when a job is compiled, and nothing is allocated in a step"),
+    ),
+    // Precision.
+    (&["precision", "mixed-precision", "torch-dtype", "mixed-precision-param", "params-dtype"], Flag("compile", "--dtype")),
+    (&["allow-tf32", "enable-tf32", "tf32-mode"], Flag("compile", "--tf32")),
+    (
+        &["fp8-format", "fp8", "fp8-hybrid", "fp8-recipe", "fp8-param-gather", "fp4", "fp4-format", "enable-fp8-linear", "quantization"],
+        Nothing("types of values are f32, bf16 and fp16: `--dtype`"),
+    ),
+    // Kernels.
+    (&["use-flash-attn", "attention-backend", "flash-attention", "attn-implementation"], Always("attention is one kernel that keeps no scores")),
+    (
+        &[
+            "no-masked-softmax-fusion",
+            "no-bias-gelu-fusion",
+            "no-bias-swiglu-fusion",
+            "no-bias-dropout-fusion",
+            "bias-gelu-fusion",
+            "no-rope-fusion",
+            "apply-rope-fusion",
+            "no-gradient-accumulation-fusion",
+            "gradient-accumulation-fusion",
+            "no-persist-layer-norm",
+            "cross-entropy-loss-fusion",
+            "cross-entropy-fusion-impl",
+            "moe-permute-fusion",
+            "moe-grouped-gemm",
+            "use-fused-rmsnorm",
+            "fused-adam",
+        ],
+        Always("mcc decides what it fuses; results do not depend on it"),
+    ),
+    (
+        &["transformer-impl", "use-mcore-models", "use-legacy-models", "spec", "torch-compile", "training.compile", "compile.enable", "jit-fuser"],
+        Nothing("every kernel is compiled from the model text"),
+    ),
+    (&["cuda-graph", "enable-cuda-graph", "external-cuda-graph", "cuda-graph-scope"], Always("steps on GPUs are CUDA graphs")),
+    (
+        &["cuda-device-max-connections", "use-cpu-initialization", "perform-initialization", "no-initialization"],
+        Always("no setting of the machine counts"),
+    ),
+    (&["deterministic-mode", "deterministic"], Always("the same artifact, data and seed give the same bits")),
+    // Experts.
+    (&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity"], Flag("compile", "--moe-buffer-factor")),
+    (
+        &["moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend"],
+        Nothing("how rows travel to experts follows from `--ep`, `--etp` and `--sp`"),
+    ),
+    (&["moe-token-drop-policy"], Nothing("no token is dropped unless the model text says so")),
+    // The optimizer.
+    (&["learning-rate", "max-lr", "optimizer.lr"], Flag("compile", "--lr")),
+    (&["end-lr", "min-learning-rate", "min-lr-factor"], Flag("compile", "--min-lr")),
+    (&["lr-scheduler-type", "decay-type", "lr-wsd-decay-style", "lr-scheduler"], Flag("compile", "--lr-decay-style")),
+    (
+        &["lr-warmup-fraction", "lr-warmup-samples", "lr-warmup-steps", "warmup", "warmup-steps", "warmup-iters", "warmup-num-steps", "warmup-ratio"],
+        Flag("compile", "--lr-warmup-iters"),
+    ),
+    (&["lr-decay-samples", "lr-decay-steps", "lr-wsd-decay-iters", "total-num-steps"], Flag("compile", "--lr-decay-iters")),
+    (&["lr-warmup-init"], Nothing("the rate warms up from 0")),
+    (&["start-weight-decay", "end-weight-decay", "weight-decay-incr-style"], Flag("compile", "--weight-decay")),
+    (&["decoupled-lr", "decoupled-min-lr", "head-lr-mult"], Text("`group \"wte\" { lr_scale: 0.5; }` in its `train` section")),
+    (&["override-opt-param-scheduler", "use-checkpoint-opt-param-scheduler", "override-lr-scheduler"], Always("the artifact says the learning rate")),
+    (&["gradient-clipping", "max-grad-norm", "max-norm", "gradient-clip-val"], Flag("compile", "--clip-grad")),
+    (&["beta1", "adam-beta-1"], Flag("compile", "--adam-beta1")),
+    (&["beta2", "adam-beta-2"], Flag("compile", "--adam-beta2")),
+    (&["adam-epsilon", "eps", "optimizer-eps"], Flag("compile", "--adam-eps")),
+    (&["momentum"], Flag("compile", "--sgd-momentum")),
+    (&["use-precision-aware-optimizer", "main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"], Nothing("optimizer states are f32")),
+    // Steps and data.
+    (&["train-samples", "max-steps", "num-train-epochs", "num-epochs", "max-epochs", "training.steps", "max-iters"], Flag("run", "--steps")),
+    (&["exit-interval", "exit-duration-in-mins"], Flag("run", "--steps")),
+    (
+        &[
+            "data-path",
+            "train-data-path",
+            "train-data",
+            "dataset",
+            "dataset-path",
+            "dataset-name",
+            "train-file",
+            "data-prefix",
+            "per-split-data-args-path",
+            "data-args-path",
+        ],
+        Flag("run", "--data"),
+    ),
+    (&["valid-data-path", "validation-file", "eval-file"], Flag("run", "--valid-data")),
+    (&["split", "test-data-path"], Nothing("training and held-out data are files of their own: `mcc run --data` and `--valid-data`")),
+    (&["eval-steps", "val-check-interval", "evaluation-strategy", "eval-strategy"], Flag("run", "--eval-interval")),
+    (&["limit-val-batches"], Flag("run", "--eval-iters")),
+    (
+        &[
+            "tokenizer-type",
+            "tokenizer-model",
+            "tokenizer-name-or-path",
+            "tokenizer-name",
+            "tokenizer-path",
+            "vocab-file",
+            "merge-file",
+            "vocab-extra-ids",
+            "legacy-tokenizer",
+            "hf-tokenizer",
+            "append-eod",
+        ],
+        Nothing("`mcc run --data` takes bytes of text or files of token ids"),
+    ),
+    (
+        &[
+            "num-workers",
+            "dataloader-type",
+            "data-impl",
+            "data-cache-path",
+            "mmap-warmup",
+            "no-mmap-bin-files",
+            "dataloader-num-workers",
+            "no-create-attention-mask-in-dataloader",
+        ],
+        Nothing("data are read window by window, in order"),
+    ),
+    (&["reset-position-ids", "reset-attention-mask", "eod-mask-loss", "packed-sequence"], Setting("packed")),
+    (&["mock-data", "synthetic-data"], Nothing("`mcc run --data` takes any text")),
+    // Checkpoints.
+    (&["load", "checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from", "resume-if-exists"], Flag("run", "--resume")),
+    (&["pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng", "initial-load-path"], Flag("run", "--init")),
+    (&["no-save-optim", "no-save-rng", "last-save-model-only"], Flag("run", "--save")),
+    (
+        &[
+            "save-interval",
+            "save-steps",
+            "checkpoint.interval",
+            "checkpoint-interval",
+            "save-retain-interval",
+            "non-persistent-save-interval",
+            "save-top-k",
+        ],
+        Nothing("`mcc run --save-state FILE` writes when a run ends; shorter runs (`--steps`), each with `--resume` of the last, save more often"),
+    ),
+    (&["output-dir", "default-root-dir", "dump-folder", "checkpoint-dir"], Flag("run", "--save-state")),
+    (
+        &[
+            "use-dist-ckpt",
+            "ckpt-format",
+            "dist-ckpt-format",
+            "async-save",
+            "auto-detect-ckpt-format",
+            "ckpt-fully-parallel-save",
+            "checkpoint.async-mode",
+        ],
+        Always("checkpoints are safetensors with whole tensors, which any mesh reads"),
+    ),
+    // Logs.
+    (
+        &[
+            "tensorboard-dir",
+            "tensorboard-log-interval",
+            "tensorboard-queue-size",
+            "wandb-project",
+            "wandb-exp-name",
+            "wandb-save-dir",
+            "wandb-entity",
+            "log-throughput",
+            "log-params-norm",
+            "log-num-zeros-in-grad",
+            "log-learning-rate-to-tensorboard",
+            "log-timers-to-tensorboard",
+            "log-validation-ppl-to-tensorboard",
+            "log-memory-to-tensorboard",
+            "enable-tensorboard",
+            "enable-wandb",
+            "report-to",
+            "logging-dir",
+            "log-progress",
+        ],
+        Flag("run", "--metrics"),
+    ),
+    (
+        &["timing-log-level", "timing-log-option", "use-pytorch-profiler", "profile-ranks", "enable-profiling", "wall-clock-breakdown"],
+        Flag("run", "--profile"),
+    ),
+    (&["profile-step-start", "profile-step-end", "profile-freq"], Flag("run", "--profile-steps")),
+    (&["check-for-nan-in-loss-and-grad", "no-check-for-nan-in-loss-and-grad", "check-for-large-grads", "rerun-mode"], Flag("run", "--on-nonfinite")),
+    (&["exit-signal-handler", "exit-signal"], Always("SIGTERM and SIGINT finish the step and save")),
+    (&["manual-gc", "manual-gc-interval", "gc-freq"], Nothing("there is no garbage collector")),
+    // Launchers.
+    (
+        &["nproc-per-node", "nnodes", "node-rank", "rdzv-backend", "rdzv-id", "max-restarts", "standalone", "no-python", "monitor-interval", "role"],
+        Nothing("torchrun takes it, before `mcc run OUT.mcc`; alone, `mcc run` starts every rank of this machine"),
+    ),
+    (&["master-addr", "master-port", "rdzv-endpoint", "init-method", "hostfile", "dist-url"], Flag("run", "--rendezvous")),
+    (&["distributed-timeout-minutes", "rdzv-timeout", "distributed-timeout-seconds", "timeout"], Flag("run", "--rendezvous-timeout")),
+    (&["distributed-backend", "dist-backend", "backend", "nccl-communicator-config-path"], Flag("run", "--exchanges")),
+    (&["local-rank", "local-world-size", "world-size", "rank"], Nothing("ranks follow from the artifact's mesh, or from the launcher")),
+    (
+        &["gpus", "num-gpus", "gpus-per-node", "num-nodes", "devices", "num-processes", "include"],
+        Nothing("how many ranks there are follows from the mesh that is compiled: `--dp`, `--cp`, `--tp`, `--pp`"),
+    ),
+    (&["accelerator", "use-cpu", "no-cuda"], Flag("run", "--device")),
+    (&["device-type", "arch", "gpu-architecture", "march", "mcpu"], Flag("compile", "--target")),
+    (
+        &[
+            "deepspeed",
+            "deepspeed-config",
+            "deepspeed-mpi",
+            "config-file",
+            "job.config-file",
+            "config-path",
+            "config-name",
+            "yaml-cfg",
+            "accelerate-config",
+        ],
+        Nothing("flags of `mcc compile` and the sections `train` and `plan` of the model text say everything"),
+    ),
+    (&["strategy", "parallelism"], Nothing("the mesh says it: `--dp`, `--cp`, `--tp`, `--pp`, `--zero`")),
+];
+
+/// Words typed where a command of mcc should be, and that command.
+pub const COMMANDS: &[(&str, &str)] = &[
+    ("train", "run"),
+    ("launch", "run"),
+    ("exec", "run"),
+    ("start", "run"),
+    ("resume", "run"),
+    ("pretrain", "run"),
+    ("finetune", "run"),
+    ("build", "compile"),
+    ("make", "compile"),
+    ("plan", "check"),
+    ("lint", "check"),
+    ("validate", "check"),
+    ("verify", "check"),
+    ("format", "fmt"),
+    ("inspect", "dump"),
+    ("show", "dump"),
+    ("print", "dump"),
+    ("info", "explain"),
+    ("why", "explain"),
+    ("profile", "run"),
+    ("convert", "import"),
+    ("load", "import"),
+    ("save", "export"),
+    ("doctor", "gpu-check"),
+];
+
+/// The name of a flag as [`FOREIGN`] has it: `--Num_Layers=4` is `num-layers`.
+pub fn normal(flag: &str) -> String {
+    let name = flag.trim_start_matches('-');
+    name.split('=').next().unwrap_or(name).to_ascii_lowercase().replace('_', "-")
+}
+
+/// What there is instead of a flag, however it is written. Of a dotted name, as torchtitan and NeMo have them, the last part counts if the whole is unknown.
+pub fn instead(flag: &str) -> Option<Instead> {
+    let name = normal(flag);
+    let of = |name: &str| FOREIGN.iter().find(|(names, _)| names.contains(&name)).map(|(_, instead)| *instead);
+    of(&name).or_else(|| name.rsplit_once('.').and_then(|(_, last)| of(last)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::{Command, CommandFactory};
+    use std::collections::BTreeSet;
+
+    /// All long flags of a command and of those under it.
+    fn longs(command: &Command) -> BTreeSet<String> {
+        let own = command.get_arguments().flat_map(|a| a.get_long().into_iter().chain(a.get_all_aliases().unwrap_or_default()));
+        own.map(|l| format!("--{l}")).chain(command.get_subcommands().flat_map(longs)).collect()
+    }
+
+    #[test]
+    fn what_tips_name_is_there() {
+        let root = Cli::command();
+        let all = longs(&root);
+        let models = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/models")).expect("models").map(|e| e.expect("an entry").path());
+        let texts: String = models.map(|p| std::fs::read_to_string(p).expect("UTF-8")).collect();
+        for (names, instead) in FOREIGN {
+            let prose = match instead {
+                Flag(command, flag) => {
+                    let known = longs(root.find_subcommand(command).expect("a command"));
+                    assert!(known.contains(*flag), "{names:?}: `mcc {command}` has no `{flag}`");
+                    ""
+                }
+                Setting(name) => {
+                    let declared = texts.contains(&format!("{name} = ")) || texts.contains(&format!("{name}, "));
+                    assert!(declared, "{names:?}: no text of models/ has a setting `{name}`");
+                    ""
+                }
+                Text(prose) | Always(prose) | Nothing(prose) => prose,
+            };
+            for word in prose.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').filter(|w| w.starts_with("--")) {
+                assert!(all.contains(word), "{names:?}: there is no `{word}`");
+            }
+        }
+        for (word, command) in COMMANDS {
+            assert!(root.find_subcommand(command).is_some() && root.find_subcommand(word).is_none(), "{word}: {command}");
+        }
+    }
+
+    #[test]
+    fn every_name_is_foreign_and_there_once() {
+        let own = longs(&Cli::command());
+        let mut seen = BTreeSet::new();
+        for name in FOREIGN.iter().flat_map(|(names, _)| *names) {
+            assert_eq!(normal(name), *name);
+            assert!(!own.contains(&format!("--{name}")), "`--{name}` is mcc's own");
+            assert!(seen.insert(name), "`{name}` is there twice");
+        }
+        assert!(seen.len() >= 250, "{} names", seen.len());
+    }
+
+    #[test]
+    fn names_are_found_however_they_are_written() {
+        for flag in ["--hidden-size", "--hidden_size=8", "--Hidden-Size", "hidden_size", "--model.hidden_size", "model.hidden_size=8"] {
+            assert_eq!(instead(flag), Some(Setting("hidden")), "{flag}");
+        }
+        assert_eq!(instead("--training.steps"), Some(Flag("run", "--steps")));
+        assert_eq!(instead("--no-such-thing"), None);
+    }
+}

@@ -1,0 +1,300 @@
+//! Flags that do nothing, or that contradict each other: each says so.
+//!
+//! What lacks another flag, or cannot be meant, is refused. What is merely of no use here, as `--sp` on one tensor-parallel rank is in a script over many meshes, is a
+//! warning.
+
+use crate::cli::{Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap};
+use ir::diag::Diagnostic;
+use ir::model::Decay;
+use ir::op::Op;
+use ir::program::Space;
+use passes::compile::Compiled;
+use std::thread::available_parallelism;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Refused,
+    Warned,
+}
+
+use Verdict::{Refused, Warned};
+
+/// Flags, any of which is wrong where `when` holds for all that was typed.
+struct Rule<A> {
+    flags: &'static [&'static str],
+    when: fn(&A) -> bool,
+    verdict: Verdict,
+    /// Why, after the flag's name; then a way out.
+    says: &'static str,
+    way_out: &'static str,
+}
+
+const fn rule<A>(flags: &'static [&'static str], when: fn(&A) -> bool, verdict: Verdict, says: &'static str, way_out: &'static str) -> Rule<A> {
+    Rule { flags, when, verdict, says, way_out }
+}
+
+const PLAN: &[Rule<PlanArgs>] = &[
+    rule(
+        &["--tp-comm-overlap-chunks"],
+        |a| a.tp_comm_overlap == TpCommOverlap::Off,
+        Refused,
+        "says how finely `--tp-comm-overlap` cuts products, which is off",
+        "add `--tp-comm-overlap`",
+    ),
+    rule(
+        &["--recompute-method", "--recompute-num-layers"],
+        |a| a.recompute != Recompute::Full,
+        Refused,
+        "says which layers `--recompute full` is about",
+        "add `--recompute full`",
+    ),
+    rule(
+        &["--adam-beta1", "--adam-beta2", "--adam-eps"],
+        |a| a.training.optimizer == Some(Optimizer::Sgd),
+        Refused,
+        "is AdamW's, and the optimizer is SGD",
+        "`--optimizer adamw`, or leave it out",
+    ),
+    rule(
+        &["--sgd-momentum"],
+        |a| a.training.optimizer == Some(Optimizer::Adamw),
+        Refused,
+        "is SGD's, and the optimizer is AdamW",
+        "`--optimizer sgd`, or leave it out",
+    ),
+    rule(
+        &["--microbatch-group-size-per-virtual-pipeline-stage"],
+        |a| a.vpp.is_none_or(|v| v < 2),
+        Refused,
+        "is about virtual stages that take turns, and there is one per pipeline stage",
+        "add `--vpp 2`",
+    ),
+    rule(
+        &["--lr-decay-iters"],
+        |a| a.training.lr_warmup_iters.zip(a.training.lr_decay_iters).is_some_and(|(warmup, decay)| decay <= warmup),
+        Refused,
+        "is the step at which the rate has fallen, and `--lr-warmup-iters` still raises it then",
+        "a greater `--lr-decay-iters`, or a smaller `--lr-warmup-iters`",
+    ),
+    rule(
+        &["--min-lr"],
+        |a| a.training.min_lr.zip(a.training.lr).is_some_and(|(min, peak)| min > peak),
+        Refused,
+        "is the final learning rate, and above `--lr`, the highest one",
+        "a smaller `--min-lr`, or a greater `--lr`",
+    ),
+    rule(
+        &["--min-loss-scale"],
+        |a| a.precision.min_loss_scale.zip(a.precision.initial_loss_scale).is_some_and(|(least, first)| least > first),
+        Refused,
+        "is the least loss scale, and above `--initial-loss-scale`, the first one",
+        "a smaller `--min-loss-scale`, or a greater `--initial-loss-scale`",
+    ),
+    rule(
+        &["--min-lr", "--lr-decay-iters"],
+        |a| a.training.lr_decay_style == Some(DecayStyle::Constant),
+        Warned,
+        "does nothing with `--lr-decay-style constant`",
+        "`--lr-decay-style cosine` or `linear`, or leave it out",
+    ),
+    rule(&["--sp"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
+    rule(&["--tp-comm-overlap"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
+    rule(&["--cp-comm-type"], |a| a.cp == 1, Warned, "does nothing on one context-parallel rank", "`--cp 2` or more, or leave it out"),
+    rule(
+        &["--zero", "--use-distributed-optimizer", "--bucket-size"],
+        |a| a.zero != Some(0) && a.dp.saturating_mul(a.cp) == 1,
+        Warned,
+        "does nothing on one data-parallel rank",
+        "`--dp 2` or more, or leave it out",
+    ),
+    rule(
+        &["--pipeline-layers", "--pipeline-layout", "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"],
+        |a| a.pp == 1,
+        Warned,
+        "does nothing in one pipeline stage",
+        "`--pp 2` or more, or leave it out",
+    ),
+    rule(
+        &["--overlap"],
+        |a| a.overlap == Overlap::Off && !a.optimizer_offload && [a.dp, a.cp, a.tp, a.pp] == [1; 4],
+        Warned,
+        "does nothing on one rank, which communicates with nobody",
+        "leave it out",
+    ),
+    rule(
+        &["-D"],
+        |a| a.define.iter().enumerate().any(|(k, (name, _))| a.define[..k].iter().any(|(n, _)| n == name)),
+        Warned,
+        "sets a setting twice, of which the last counts",
+        "leave the others out",
+    ),
+];
+
+const RUN: &[Rule<RunArgs>] = &[
+    rule(
+        &["--eval-interval"],
+        |a| a.eval_interval > 0 && a.valid_data.is_empty(),
+        Refused,
+        "says when to take a held-out loss, and there is no held-out data",
+        "add `--valid-data FILE`",
+    ),
+    rule(
+        &["--eval-iters"],
+        |a| a.valid_data.is_empty(),
+        Refused,
+        "is about held-out losses, and there is no held-out data",
+        "add `--valid-data FILE`",
+    ),
+    rule(
+        &["--valid-data"],
+        |a| a.eval_interval == 0,
+        Refused,
+        "is read for held-out losses, and none is asked for",
+        "add `--eval-interval N`, steps between them",
+    ),
+    rule(
+        &["--eval-interval"],
+        |a| a.steps.is_some_and(|steps| a.eval_interval > steps),
+        Warned,
+        "is more than `--steps`: no held-out loss is taken",
+        "a smaller `--eval-interval`",
+    ),
+    rule(
+        &["--save-state"],
+        |a| a.save.is_some() && a.save == a.save_state,
+        Refused,
+        "names the file of `--save`, and one would replace the other",
+        "two names; `--init` reads weights from either",
+    ),
+    rule(
+        &["--metrics"],
+        |a| a.metrics.is_some() && [&a.save, &a.save_state, &a.trace].contains(&&a.metrics),
+        Refused,
+        "names a file that something else is written to",
+        "a name of its own, such as `--metrics metrics.jsonl`",
+    ),
+    rule(
+        &["--threads-per-rank"],
+        |a| a.threads_per_rank.is_some_and(|t| available_parallelism().is_ok_and(|cores| t > cores.get())),
+        Warned,
+        "is more than this machine has cores: threads wait for each other, and steps take longer",
+        "leave it out: ranks share out the cores",
+    ),
+];
+
+const DUMP: &[Rule<DumpArgs>] = &[rule(
+    &["--class"],
+    |a| matches!(a.level, Level::Graph | Level::Sharded | Level::Schedule),
+    Refused,
+    "chooses a program class, and this level is above them",
+    "`--level local` and those below have classes",
+)];
+
+const GPU_CHECK: &[Rule<GpuCheckArgs>] = &[
+    rule(
+        &["--device"],
+        |a| a.device == DeviceKind::Cpu,
+        Refused,
+        "names the CPU, and the checks are of GPUs",
+        "`--device cuda`, or `--device emulated` without one",
+    ),
+    rule(&["--no-times"], |a| a.device == DeviceKind::Emulated, Warned, "does nothing in the emulator, where no times are taken", "leave it out"),
+];
+
+/// What is wrong with the flags that were typed (`--sp`), and what is merely of no use.
+#[derive(Default)]
+pub struct Found {
+    pub errors: Vec<String>,
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Looks a command's flags through, by themselves.
+pub fn look(command: &Command, typed: &[String]) -> Found {
+    let mut found = Found::default();
+    match command {
+        Command::Check(a) => found.apply(PLAN, &a.plan, typed),
+        Command::Compile(a) => found.apply(PLAN, &a.plan, typed),
+        Command::Explain(a) => found.apply(PLAN, &a.plan, typed),
+        Command::Run(a) => found.apply(RUN, a, typed),
+        Command::Dump(a) => found.apply(DUMP, a, typed),
+        Command::GpuCheck(a) => found.apply(GPU_CHECK, a, typed),
+        Command::Fmt(_) | Command::Import(_) | Command::Export(_) | Command::CodegenWorker => {}
+    }
+    found
+}
+
+impl Found {
+    fn apply<A>(&mut self, rules: &[Rule<A>], args: &A, typed: &[String]) {
+        for r in rules.iter().filter(|r| (r.when)(args)) {
+            for flag in r.flags.iter().filter(|f| typed.iter().any(|t| t == *f)) {
+                match r.verdict {
+                    Refused => self.errors.push(format!("`{flag}` {}: {}", r.says, r.way_out)),
+                    Warned => self.warnings.push(idle(flag, r.says).help(r.way_out)),
+                }
+            }
+        }
+    }
+}
+
+/// W0701: a flag does nothing.
+fn idle(flag: &str, says: &str) -> Diagnostic {
+    Diagnostic::warning("W0701", format!("`{flag}` {says}"))
+}
+
+/// What the flags of a plan do not change in this model.
+pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
+    let job = &compiled.job;
+    let mut out = vec![];
+    if !compiled.graph.body.nodes.iter().any(|n| matches!(n.op, Op::Dispatch(_))) {
+        let typed = [("--ep", args.ep > 1), ("--etp", args.etp.is_some()), ("--moe-buffer-factor", args.moe_buffer_factor.is_some())];
+        let says = format!("does nothing: `{}` has no experts", job.model);
+        out.extend(
+            typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, &says).help("leave it out, or write `dispatch` and `combine` into the model")),
+        );
+    }
+    if !job.kernels.iter().any(|k| k.on == Space::Host) {
+        if args.optimizer_offload {
+            let d = idle("--optimizer-offload", "does nothing: the optimizer has no states that could be on the host");
+            out.push(d.help("leave it out, or `--optimizer adamw`"));
+        }
+        if args.host_target.is_some() {
+            let d = idle("--host-target", "does nothing: no kernel runs on the host");
+            out.push(d.help("leave it out; with `--optimizer-offload` some do"));
+        }
+    }
+    if args.training.lr_decay_style.is_none() && job.train.schedule.decay == Decay::Constant {
+        let typed = [("--min-lr", args.training.min_lr.is_some()), ("--lr-decay-iters", args.training.lr_decay_iters.is_some())];
+        let says = "does nothing: the text's learning rate is constant";
+        out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("add `--lr-decay-style cosine` or `linear`")));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
+
+    /// The flags of rules that a command of mcc does not have.
+    fn strangers<A>(command: &str, rules: &[Rule<A>]) -> Vec<&'static str> {
+        let root = Cli::command();
+        let known = root.find_subcommand(command).expect("a command");
+        let has = |flag: &str| match flag.strip_prefix("--") {
+            Some(long) => known.get_arguments().any(|a| a.get_long() == Some(long)),
+            None => known.get_arguments().any(|a| a.get_short() == flag.chars().nth(1)),
+        };
+        rules.iter().flat_map(|r| r.flags).copied().filter(|f| !has(f)).collect()
+    }
+
+    #[test]
+    fn rules_are_about_flags_that_there_are() {
+        let none: [&str; 0] = [];
+        for command in ["check", "compile", "explain"] {
+            assert_eq!(strangers(command, PLAN), none, "{command}");
+        }
+        assert_eq!(strangers("run", RUN), none);
+        assert_eq!(strangers("dump", DUMP), none);
+        assert_eq!(strangers("gpu-check", GPU_CHECK), none);
+    }
+}
