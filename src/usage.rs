@@ -163,12 +163,13 @@ impl<'a> Line<'a> {
     /// What a flag's help says, in brackets.
     fn about(&self, command: &str, flag: &str) -> String {
         let help = self.root.find_subcommand(command).and_then(|c| find(c, flag)).and_then(Arg::get_help);
-        help.map_or_else(String::new, |h| format!(" ({})", h.to_string().split([':', ';', '[', '.']).next().unwrap_or("").trim()))
+        help.map_or_else(String::new, |h| format!(" ({})", h.to_string().split([':', ';', '[']).next().unwrap_or("").trim()))
     }
 
     /// A setting of the model text; if a text is among the words that has no such setting, those that it has.
     fn setting(&self, name: &str, value: Option<&str>) -> String {
-        let shown = format!("`-D {name}={}`", value.unwrap_or("N"));
+        let takes_settings = self.command().get_arguments().any(|a| a.get_short() == Some('D'));
+        let shown = format!("`{}-D {name}={}`", if takes_settings { "" } else { "mcc compile .. " }, value.unwrap_or("N"));
         let text = self.after.iter().find(|w| w.ends_with(".mdl")).and_then(|w| Some((w, settings(Path::new(w))?)));
         match text {
             Some((file, own)) if !own.iter().any(|s| s == name) => {
