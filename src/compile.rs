@@ -63,6 +63,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Fai
         text.show(&contradictions)?;
         return Err(Failure::Reported);
     }
+    text.show(&idle::in_plan(args, &training.plan))?;
     let elaborated = start.elapsed();
     let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
     let mut compiled = match passes::compile::compile(training, evaluation, &options) {

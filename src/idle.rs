@@ -5,7 +5,7 @@
 
 use crate::cli::{Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap};
 use ir::diag::Diagnostic;
-use ir::model::Decay;
+use ir::model::{Decay, Plan};
 use ir::op::Op;
 use ir::program::Space;
 use passes::compile::Compiled;
@@ -239,6 +239,20 @@ impl Found {
 /// W0701: a flag does nothing.
 fn idle(flag: &str, says: &str) -> Diagnostic {
     Diagnostic::warning("W0701", format!("`{flag}` {says}"))
+}
+
+/// Axes of the mesh over which the text's plan splits nothing.
+pub fn in_plan(args: &PlanArgs, plan: &Plan) -> Vec<Diagnostic> {
+    let repeats = "ranks repeat each other's work";
+    let sp = args.sp && args.tp > 1;
+    let axes = [("dp", args.dp > 1, repeats), ("cp", args.cp > 1, repeats), ("tp", args.tp > 1, repeats), ("sp", sp, "activations stay whole")];
+    let splits = |axis: &str| plan.entries.iter().any(|e| e.axis == axis || e.axis.ends_with(&format!(".{axis}")));
+    let idle_axes = axes.into_iter().filter(|(axis, several, _)| *several && !splits(axis));
+    let says = |(axis, _, so): (&str, bool, &str)| {
+        let d = idle(&format!("--{axis}"), &format!("splits nothing: the text's plan has no `{axis}`, so that {so}"));
+        d.help(format!("a line `{axis}: DIM;` in the plan of the text, or leave it out"))
+    };
+    idle_axes.map(says).collect()
 }
 
 /// What the flags of a plan do not change in this model.
