@@ -122,7 +122,8 @@ mod tests {
     fn secrets_that_are_short_long_or_open_to_others_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        let cases: [(&[u8], u32, Result<&[u8], &str>); 7] = [
+        type Wanted = Result<&'static [u8], &'static str>;
+        let cases: [(&[u8], u32, Wanted); 7] = [
             (b"0123456789abcdef\n", 0o600, Ok(b"0123456789abcdef")),
             (b"0123456789abcdef", 0o400, Ok(b"0123456789abcdef")),
             (b"0123456789abcdef ", 0o600, Ok(b"0123456789abcdef ")),

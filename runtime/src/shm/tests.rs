@@ -307,7 +307,7 @@ fn frames_between_machines_count_only_as_they_were_sent() {
         }
     };
     let whole = sent(64, 128);
-    assert_eq!(received(&whole), (None, 5));
+    assert_eq!(received(whole), (None, 5));
     let tampered = "of what rank 1 wrote to this machine, data in flight was tampered with: its keyed hash is wrong";
     let length = whole(&mut blake3::Hasher::new()).len();
     // A byte of the numbers, of the ranges, of either hash, of the data.

@@ -38,7 +38,7 @@ struct Wire {
     address: SocketAddr,
     host: String,
     stream: Option<(Arc<TcpStream>, Seal)>,
-    /// The frame that is being sent.
+    /// What of a frame is to be sent next.
     frame: Vec<u8>,
 }
 
@@ -121,25 +121,37 @@ impl Wires {
         let mut hasher = seal.begin();
         hasher.update(frame);
         frame.extend(hasher.finalize().as_bytes());
-        let data = frame.len();
-        ranges.iter().for_each(|(from, bytes)| frame.extend_from_slice(segment.slice(*from, *bytes)));
-        hasher.update(&frame[data..]);
-        frame.extend(hasher.finalize().as_bytes());
+        let mut hashed = frame.len();
         let mut stream: &TcpStream = stream;
-        let mut left = &frame[..];
-        while !left.is_empty() {
-            match stream.write(left) {
-                Ok(0) => return Err(broken(io::ErrorKind::WriteZero.into(), waits)),
-                Ok(n) => left = &left[n..],
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {
-                    if let Some(reason) = waits() {
-                        return Err(CommError::Aborted(reason));
+        let mut send = |frame: &mut Vec<u8>| {
+            let mut left = &frame[..];
+            while !left.is_empty() {
+                match stream.write(left) {
+                    Ok(0) => return Err(broken(io::ErrorKind::WriteZero.into(), waits)),
+                    Ok(n) => left = &left[n..],
+                    Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {
+                        if let Some(reason) = waits() {
+                            return Err(CommError::Aborted(reason));
+                        }
                     }
+                    Err(e) => return Err(broken(e, waits)),
                 }
-                Err(e) => return Err(broken(e, waits)),
+            }
+            frame.clear();
+            Ok(())
+        };
+        // The receiver hashes one piece while this rank hashes the next.
+        for piece in ranges.iter().flat_map(|(from, bytes)| segment.slice(*from, *bytes).chunks(PIECE)) {
+            frame.extend_from_slice(piece);
+            if frame.len() >= PIECE {
+                hasher.update(&frame[hashed..]);
+                hashed = 0;
+                send(frame)?;
             }
         }
-        Ok(())
+        hasher.update(&frame[hashed..]);
+        frame.extend(hasher.finalize().as_bytes());
+        send(frame)
     }
 
     /// Tries again while others besiege the port.

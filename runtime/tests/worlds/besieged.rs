@@ -250,7 +250,8 @@ fn a_false_rank_0_chooses_no_code_and_no_options() {
         edit(&mut places);
         postcard::to_stdvec(&([7u8; 16], places, None::<Vec<u8>>)).unwrap()
     };
-    let cases: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 7] = [
+    type Answer<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+    let cases: [(&str, Answer); 7] = [
         ("a rank said something unreadable", &|_| orders.clone()),
         ("what rank 0 says of the ranks cannot be: 3 places for 2 ranks", &|w| places(w, &|p| p.push(p[1].clone()))),
         ("another place for rank 1 than its own", &|w| places(w, &|p| p[1].port ^= 1)),
