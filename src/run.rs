@@ -144,7 +144,7 @@ fn short_of_warm_up(schedule: &Schedule, steps: u64) -> Option<Diagnostic> {
         let text = format!("the learning rate warms up for {} steps, and this run ends after {steps}", schedule.warmup);
         let share = 100.0 * steps as f64 / schedule.warmup as f64;
         let d = Diagnostic::warning("W0705", text).note(format!("it comes to {share:.1} % of its peak, so that the loss may not fall"));
-        d.help(format!("`mcc compile --lr-warmup-iters {}`, or more --steps", steps / 10))
+        d.help(format!("`mcc compile --lr-warmup-iters {}`, or more --steps", (steps / 10).max(1)))
     })
 }
 

@@ -125,5 +125,5 @@ fn ranks_that_others_could_join_are_refused_with_ways_out() {
     }
     // Where nobody else is started, flags about them say so.
     let ran = dir.line("run out.mcc --data text.txt --steps 1 --secret-file secret").succeeds();
-    assert!(ran.stderr.contains("--secret-file has no effect"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("`--secret-file` does nothing"), "{}", ran.stderr);
 }
