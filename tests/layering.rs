@@ -94,9 +94,9 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
     let crates = ["src", "frontend/src", "ir/src", "passes/src", "codegen/src", "runtime/src", "convert/src", "emulator/src"];
     let files: Vec<PathBuf> = crates.iter().flat_map(|c| sources(&root.join(c))).collect();
     assert!(files.len() > 100, "{} files were found", files.len());
-    for file in files {
+    // Tests print for who runs them.
+    for file in files.into_iter().filter(|f| !f.ends_with("tests.rs")) {
         let text = fs::read_to_string(&file).expect("UTF-8");
-        // Tests print for who runs them.
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let prints = |line: &str| ["println!(", "print!(", "dbg!("].iter().any(|p| line.contains(p)) && !line.trim_start().starts_with("//");
         if let Some((number, line)) = (1..).zip(code.lines()).find(|(_, l)| prints(l)) {
