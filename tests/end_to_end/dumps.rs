@@ -131,5 +131,5 @@ fn explain_takes_the_flags_that_matter() {
     dir.line("explain out.mcc --tp 4 --json").fails_with(&["`--tp` is for a model text: `out.mcc` has been compiled"]);
     dir.line("explain out.mcc:3").fails_with(&["`out.mcc` is an artifact: ask for a line of its model text"]);
     dir.line("explain {models}/gpt2.mdl:3 --collectives").fails_with(&["`--collectives` is of a whole job"]);
-    dir.line("explain {models}/gpt2.mdl:3 --output x.mcc").is_no_usage(&["--output"]);
+    dir.line("explain {models}/gpt2.mdl:3 --output x.mcc").misuses_with(&["--output"]);
 }

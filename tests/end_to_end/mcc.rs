@@ -34,9 +34,9 @@ impl Ran {
         self.fails(1, words)
     }
 
-    /// As [`Ran::fails_with`], of a command line that is wrong by itself.
+    /// As [`Ran::fails_with`], of a command line that is wrong by itself: exit code 2.
     #[track_caller]
-    pub fn is_no_usage(self, words: &[&str]) -> Ran {
+    pub fn misuses_with(self, words: &[&str]) -> Ran {
         self.fails(2, words)
     }
 
