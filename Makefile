@@ -30,7 +30,7 @@ demo: build
 	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi
 	target/release/mcc compile models/gpt2.mdl --tp 2 --pp 2 --micro-batch-size 4 --global-batch-size 16 \
 	  -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128 --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 10 --lr-decay-iters $(STEPS) -o $(OUT)/gpt2.mcc
-	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --metrics $(OUT)/metrics.jsonl --save $(OUT)/gpt2.safetensors
+	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --force --metrics $(OUT)/metrics.jsonl --save $(OUT)/gpt2.safetensors
 	@echo
 	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, the losses in $(OUT)/metrics.jsonl, the weights in $(OUT)/gpt2.safetensors."
 	@echo "Next: target/release/mcc dump $(OUT)/gpt2.mcc --level local        # what each rank computes, with every collective and its reason"
@@ -47,7 +47,7 @@ test: deps
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-native
+LONG := test-long-random test-long-mutants test-long-meshes test-long-native test-long-endings
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -68,6 +68,11 @@ test-long-meshes: deps
 test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
+
+# Two hundred runs each that a signal ends at any instant, whose reader leaves, and whose disk gets full.
+test-long-endings: deps
+	cargo build --release --workspace --quiet
+	ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
 
 # `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces: as root, two minutes.
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2

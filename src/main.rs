@@ -16,6 +16,8 @@ mod options;
 mod print;
 mod report;
 mod run;
+mod shown;
+mod signals;
 mod targets;
 mod text;
 mod usage;
@@ -29,9 +31,14 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use text::Shown;
 
+/// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch systems know what to start again.
+const EARLY: u8 = 75;
+
 /// Why a command failed. What it has to say is already printed for `Reported`.
 pub enum Failure {
     Reported,
+    /// A signal ended a run early, with everything saved.
+    Early,
     Other(anyhow::Error),
 }
 
@@ -71,6 +78,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::FAILURE,
+        Err(Failure::Early) => ExitCode::from(EARLY),
         Err(Failure::Other(e)) => fail(e),
     }
 }

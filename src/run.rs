@@ -4,24 +4,31 @@ use crate::Failure;
 use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use crate::files;
 use crate::print::{note, progress};
+use crate::shown::{Shown, Verbosity};
+use crate::signals::{self, Announce};
 use crate::text::show;
 use anyhow::{Context, anyhow};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
 use runtime::data::Spec;
 use runtime::executor::Order;
-use runtime::launch::{self, Progress, RunOptions};
+use runtime::launch::{self, Ended, Existing, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::world::World;
 use std::fs::File;
-use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
+    let verbosity = match (args.quiet, args.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Usual,
+    };
+    let stop = StopRequest::default();
+    signals::listen(stop.clone(), if verbosity == Verbosity::Quiet { Announce::No } else { Announce::Yes })?;
     files::artifact(&args.artifact)?;
     let artifact = runtime::artifact::read(&args.artifact)?;
     let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
@@ -32,6 +39,10 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
     let trust = trust(args, world.as_ref())?;
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
+    let existing = if args.force { Existing::Replace } else { Existing::Refuse };
+    if let Some(trace) = args.trace.as_ref().filter(|_| leads) {
+        replaceable(trace, existing)?;
+    }
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
         data: specs(&args.data),
@@ -44,6 +55,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         save: args.save.clone(),
         save_state: args.save_state.clone(),
         metrics: args.metrics.clone(),
+        existing,
         profile: args.profile.then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,
         seed: args.seed,
@@ -65,9 +77,23 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         trust,
         note: |text| note!("note: {text}"),
+        stop,
         ..defaults
     };
-    let mut shown = Shown::new();
+    if leads && verbosity == Verbosity::Verbose {
+        let mesh: Vec<String> = artifact.manifest.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+        progress!(
+            "{}: {}, {}, for {}, id {}",
+            artifact.dir.display(),
+            artifact.manifest.model,
+            mesh.join(" "),
+            artifact.manifest.target,
+            artifact.id
+        );
+        options.data.iter().for_each(|spec| progress!("data: {}", spec.file.display()));
+        options.valid_data.iter().for_each(|spec| progress!("held-out data: {}", spec.file.display()));
+    }
+    let mut shown = Shown::new(verbosity, args.log_interval);
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
     let summary = launch::run(&artifact, &options, &mut |p| {
@@ -78,20 +104,33 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     });
     shown.end();
     let summary = summary?;
-    if summary.skipped > 0 {
+    // What is saved, is saved: what follows cannot undo it.
+    let says = leads && verbosity != Verbosity::Quiet;
+    if says && summary.skipped > 0 {
         progress!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
+    let saved: Vec<_> = args.save.iter().chain(&args.save_state).collect();
+    if says {
+        saved.iter().for_each(|file| progress!("saved {}", file.display()));
+    }
+    if says && summary.ended == Ended::Early {
+        note!("ended early, after step {}{}", summary.steps, if saved.is_empty() { "; nothing was to be saved" } else { "" });
+    }
     if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
-        progress!("{}", table::text(&artifact.job, profile).trim_end());
+        if says {
+            progress!("{}", table::text(&artifact.job, profile).trim_end());
+        }
         let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));
         let written = File::create(&file).and_then(|out| trace::write(&artifact.job, profile, out));
-        written.with_context(|| format!("cannot write `{}`", file.display()))?;
-        progress!("wrote {}", file.display());
+        written.with_context(|| format!("cannot write the trace `{}`", file.display()))?;
+        if says {
+            progress!("wrote {}", file.display());
+        }
     }
-    for file in args.save.iter().chain(&args.save_state).filter(|_| leads) {
-        progress!("saved {}", file.display());
+    match summary.ended {
+        Ended::Whole => Ok(()),
+        Ended::Early => Err(Failure::Early),
     }
-    Ok(())
 }
 
 /// By what ranks that were started one by one know each other.
@@ -159,57 +198,4 @@ fn rank_binary() -> Result<PathBuf, Failure> {
         return Err(anyhow!("`{}` is missing: `cargo build --workspace` builds it, and MCC_RANK can name it", path.display()).into());
     }
     Ok(path)
-}
-
-/// One line that moves on a terminal; about twenty lines elsewhere.
-struct Shown {
-    bar: Option<ProgressBar>,
-    last: Option<Instant>,
-}
-
-impl Shown {
-    fn new() -> Shown {
-        Shown { bar: None, last: None }
-    }
-
-    fn step(&mut self, p: &Progress) {
-        let text = line(p);
-        if std::io::stderr().is_terminal() {
-            let bar = self.bar.get_or_insert_with(|| {
-                let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left").expect("invariant: the template is right");
-                ProgressBar::with_draw_target(Some(p.steps), ProgressDrawTarget::stderr()).with_style(style)
-            });
-            bar.set_position(p.step);
-            bar.set_message(text);
-            return;
-        }
-        let every = p.steps.div_ceil(20).max(1);
-        let slow = self.last.is_some_and(|t| t.elapsed() > Duration::from_secs(10));
-        if p.step == 1 || p.step == p.steps || p.step.is_multiple_of(every) || p.valid_loss.is_some() || p.skipped || slow {
-            progress!("step {:>6}/{}  {text}", p.step, p.steps);
-            self.last = Some(Instant::now());
-        }
-    }
-
-    fn end(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.abandon();
-        }
-    }
-}
-
-fn line(p: &Progress) -> String {
-    let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
-    let mut text =
-        format!("loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms", number(p.loss), number(p.grad_norm), p.lr, p.tokens_per_s, p.step_ms);
-    if let Some(v) = p.valid_loss {
-        text += &format!("  held-out loss {v:.4}");
-    }
-    if let Some(scale) = p.loss_scale {
-        text += &format!("  loss scale {scale}");
-    }
-    if p.skipped {
-        text += "  skipped: not finite";
-    }
-    text
 }

@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::FmtArgs;
 use crate::print::{PrintError, note, out};
+use crate::shown::escapes;
 use anyhow::{Context, anyhow};
 use frontend::{Options, Style};
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
@@ -171,7 +172,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, Failure> {
 
 /// Shows diagnostics on standard error, and how many errors there were.
 pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
-    let style = if std::io::stderr().is_terminal() { Style::Coloured } else { Style::Plain };
+    let style = if std::io::stderr().is_terminal() && escapes() { Style::Coloured } else { Style::Plain };
     for d in diagnostics {
         note!("{}", frontend::render(d, sources, style));
     }

@@ -42,8 +42,8 @@ pub struct Orders {
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
     /// Where the ranks write what is to be saved, which has its own name only when it is complete.
-    pub save: Option<PathBuf>,
-    pub save_state: Option<PathBuf>,
+    pub save: Option<SaveFile>,
+    pub save_state: Option<SaveFile>,
     /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
     pub threads: Option<usize>,
     pub seed: u64,
@@ -56,6 +56,15 @@ pub struct Orders {
     pub nccl: Option<Vec<u8>>,
     /// Where ranks are, if another launcher started them.
     pub spread: Option<Spread>,
+}
+
+/// A file that ranks write their parts of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveFile {
+    /// Where it is while it is written.
+    pub at: PathBuf,
+    /// What the user called it.
+    pub name: PathBuf,
 }
 
 /// Ranks on several machines.
@@ -152,8 +161,11 @@ pub enum Event {
     Profile(Part),
     /// The rank gives up; `aborted` if only because the run had ended.
     Failed { message: String, aborted: bool },
-    /// All steps are done and its part of the parameters is saved.
-    Finished,
+    /// All steps are done, or those after which the run was asked to stop; its part of what is saved is written.
+    Finished {
+        /// The last one.
+        step: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,17 +9,17 @@ use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
 use crate::profile::{Part, now};
-use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, StepEvent};
+use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
-use crate::shm::{Board, Layout, Segment, Shm, Wires};
+use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long ranks wait for each other until their GPUs can exchange.
@@ -43,15 +43,24 @@ pub enum WorkerError {
     Device { rank: u64, cause: DeviceError },
     #[error(transparent)]
     Exec(#[from] ExecError),
-    #[error("rank {rank}: `{}`: {cause}{}", .file.display(), if *.shared { "; all machines must share the directory of what is saved" } else { "" })]
-    Save { rank: u64, file: PathBuf, cause: io::Error, shared: bool },
+    #[error(
+        "rank {rank} cannot write `{}`: {cause}{}; what the run came to with step {step} is lost, and a file of that name that was there before stays",
+        .file.name.display(),
+        if *.shared { " (all machines must share the directory of what is saved)" } else { "" }
+    )]
+    Save { rank: u64, file: SaveFile, step: u64, cause: io::Error, shared: bool },
+    #[error("rank {rank}, before step {step}: {cause}")]
+    Stop { rank: u64, step: u64, cause: CommError },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
 
 impl WorkerError {
     fn is_abort(&self) -> bool {
-        matches!(self, WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. }))
+        matches!(
+            self,
+            WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. }) | WorkerError::Stop { cause: CommError::Aborted(_), .. }
+        )
     }
 }
 
@@ -63,14 +72,15 @@ impl WorkerError {
 pub fn run(rank: u64, memory: OwnedFd, mut events: impl Write) -> Result<(), WorkerError> {
     let outcome = start(rank, memory, &mut events);
     let last = match &outcome {
-        Ok(()) => Event::Finished,
+        Ok(step) => Event::Finished { step: *step },
         Err(e) => Event::Failed { message: e.to_string(), aborted: e.is_abort() },
     };
     protocol::say(&mut events, &last).map_err(WorkerError::Silence)?;
-    outcome
+    outcome.map(|_| ())
 }
 
-fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), WorkerError> {
+/// Gives the last step that was done.
+fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, WorkerError> {
     let segment = Segment::map(&memory).map_err(WorkerError::Orders)?;
     let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
     let artifact = artifact::read(&orders.artifact)?;
@@ -125,7 +135,8 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<(), Worke
     outcome
 }
 
-fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<(), WorkerError> {
+/// Trains to the last step, or to that after which the run was asked to stop, and saves; gives the step.
+fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<u64, WorkerError> {
     let job = &artifact.job;
     let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
@@ -143,8 +154,12 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let mut timed = vec![];
     let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
-    let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
+    let mut done = orders.resume.as_ref().map_or(0, |r| r.1.step);
     for number in done + 1..=orders.steps {
+        match shm.begin(number).map_err(|cause| WorkerError::Stop { rank: rank.rank(), step: number, cause })? {
+            Begin::Run => {}
+            Begin::Stop => break,
+        }
         if orders.profile.is_some_and(|w| w.first == number) {
             rank.settle(&idle(number), shm)?;
             rank.profile(orders.profile.map_or(0, |w| w.steps()));
@@ -166,7 +181,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
                 let blame = blame(artifact, &mut rank, &step, shm)?;
                 rank.settle(&step, shm)?;
                 let event = Event::NonFinite { step: number, reports, blame };
-                return protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence);
+                return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
             }
             OnNonfinite::Skip if !finite => {}
             OnNonfinite::Stop | OnNonfinite::Skip => rank.phase(Phase::Update, &step, shm)?,
@@ -182,20 +197,30 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         };
         if orders.profile.is_some_and(|w| w.last == number) {
             rank.settle(&idle(number), shm)?;
-            for part in Part::of(std::mem::take(&mut timed), rank.profiled()) {
-                protocol::say(&mut &mut *events, &Event::Profile(part)).map_err(WorkerError::Silence)?;
-            }
+            profiled(&mut rank, std::mem::take(&mut timed), events)?;
         }
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
+        done = number;
     }
-    rank.settle(&idle(orders.steps), shm)?;
-    let mark = Mark { step: orders.steps, seed: orders.seed, scaling: scaler.stands() };
+    rank.settle(&idle(done), shm)?;
+    if !timed.is_empty() {
+        profiled(&mut rank, timed, events)?;
+    }
+    let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
             let shared = orders.spread.is_some();
-            save(&rank, &layout, file).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), cause, shared })?;
+            save(&rank, &layout, &file.at).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), step: done, cause, shared })?;
         }
+    }
+    Ok(done)
+}
+
+/// Says what the rank did in the steps that were timed, which is settled.
+fn profiled<D: Device>(rank: &mut Rank<D>, timed: Vec<(u64, u64, u64)>, events: &mut dyn Write) -> Result<(), WorkerError> {
+    for part in Part::of(timed, rank.profiled()) {
+        protocol::say(&mut &mut *events, &Event::Profile(part)).map_err(WorkerError::Silence)?;
     }
     Ok(())
 }
@@ -235,7 +260,7 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
 }
 
 /// Writes this rank's part of what a file holds, which the launcher prepared.
-fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &PathBuf) -> io::Result<()> {
+fn save<D: Device>(rank: &Rank<D>, layout: &weights::Layout, file: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(file)?;
     // What the run came to.
     let mut outcome = if rank.rank() == 0 { layout.start(&file) } else { Ok(()) };

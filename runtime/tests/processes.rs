@@ -9,7 +9,7 @@ mod worlds;
 use bench::{Bench, STEPS, TRAINING, children, npy};
 use fixture::Split;
 use runtime::executor::{Held, Order};
-use runtime::launch::{Progress, RunOptions, Summary, run};
+use runtime::launch::{Ended, Progress, RunOptions, Summary, run};
 use runtime::protocol::OnNonfinite;
 use runtime::weights::Weights;
 use std::fs;
@@ -59,6 +59,45 @@ fn a_run_resumed_on_another_mesh_ends_as_if_it_had_never_stopped() {
     assert_eq!(fs::read(second.path("out")).unwrap(), whole);
     let done = RunOptions { steps: Some(2), ..options };
     assert!(second.fails(&done, &mut |_| {}).contains("was saved after step 2 and 2 steps are asked for"));
+}
+
+/// As a signal would, asked by another thread or from within: before the first step, in one, in the last.
+#[test]
+fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
+    let split = Split { microbatches: 1, pp: 2, dp: 1, tp: 2 };
+    let bench = Bench::native(&fixture::job(&split), &split);
+    const MANY: u64 = 60;
+    bench.feed(MANY);
+    let whole = RunOptions { save: Some(bench.path("whole")), ..bench.options() };
+    let mut losses = vec![];
+    run(&bench.artifact, &whole, &mut |p| losses.push(p.loss)).unwrap();
+    for at in [0, 1, 2, 17, MANY] {
+        let first = RunOptions { save_state: Some(bench.path("state")), ..bench.options() };
+        let (mut seen, stop) = (vec![], first.stop.clone());
+        if at == 0 {
+            stop.ask();
+        }
+        let summary = run(&bench.artifact, &first, &mut |p| {
+            seen.push(p.loss);
+            if p.step == at {
+                stop.ask();
+            }
+        });
+        let Summary { steps, ended, .. } = summary.unwrap();
+        assert_eq!(seen.len() as u64, steps);
+        assert!(steps >= at && (at != 0 || steps <= 1), "{steps}");
+        assert_eq!(ended == Ended::Early, steps < MANY);
+        if ended == Ended::Whole {
+            continue;
+        }
+        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save: Some(bench.path("out")), ..bench.options() };
+        let summary = run(&bench.artifact, &rest, &mut |p| {
+            assert_eq!(p.step, seen.len() as u64 + 1);
+            seen.push(p.loss);
+        });
+        assert_eq!((summary.unwrap().steps, &seen), (MANY, &losses));
+        assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "stopped after {steps}");
+    }
 }
 
 /// Numbers before the update are exact in f32 too.

@@ -61,9 +61,21 @@ pub struct RunArgs {
     /// Where to write what `--resume` needs: weights, optimizer states and the step
     #[arg(long, value_name = "STATE.safetensors")]
     pub save_state: Option<PathBuf>,
-    /// One JSON object per step
+    /// One JSON object per step; a run that resumes appends to it
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Replace what exists of --save, --save-state, --metrics and --trace; without it the run is refused. What --resume reads may always be saved to
+    #[arg(long)]
+    pub force: bool,
+    /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub log_interval: Option<u64>,
+    /// Print errors and warnings alone
+    #[arg(short, long, conflicts_with_all = ["verbose", "log_interval"])]
+    pub quiet: bool,
+    /// Print also where ranks are and on how many threads, what is read, and all that the model reports of a step
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Print the time per kernel and communication against what this machine can do at most, and write a trace of all ranks and streams for
     /// ui.perfetto.dev. Without --steps, the run ends with the steps that are timed
     #[arg(long)]

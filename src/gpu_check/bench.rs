@@ -239,7 +239,7 @@ fn timed_step(check: &Check, gpt: Gpt) -> anyhow::Result<TimedStep> {
     let artifact = check.compile("gpt2", &format!("--dtype bf16 {sizes} --micro-batch-size {batch} --global-batch-size {batch}"), &check.target)?;
     let (metrics, steps) = (check.work.join("metrics.jsonl"), if check.unmeasured().is_none() { 12 } else { 2 });
     let device = check.device.name();
-    check.mcc(&format!("run {} --device {device} --data text.txt --steps {steps} --metrics {}", artifact.display(), metrics.display()))?;
+    check.mcc(&format!("run {} --device {device} --data text.txt --steps {steps} --force --metrics {}", artifact.display(), metrics.display()))?;
     let lines = std::fs::read_to_string(&metrics)?;
     let times = lines.lines().map(|l| Ok(serde_json::from_str::<serde_json::Value>(l)?["step_ms"].as_f64().unwrap_or(f64::NAN)));
     let mut times: Vec<f64> = times.collect::<anyhow::Result<_>>()?;

@@ -68,7 +68,7 @@ fn train(check: &Check, Case { model, flags, .. }: Case, mesh: &str, target: &st
     let artifact = check.compile(model, &format!("{flags} {mesh} {sizes}"), target)?;
     let metrics = check.work.join("metrics.jsonl");
     let seed = check.seed;
-    check.mcc(&format!("run {} --data text.txt --steps {STEPS} --seed {seed} --metrics {} {run}", artifact.display(), metrics.display()))?;
+    check.mcc(&format!("run {} --data text.txt --steps {STEPS} --seed {seed} --force --metrics {} {run}", artifact.display(), metrics.display()))?;
     let number = |line: &serde_json::Value, name: &str| line[name].as_f64().unwrap_or(f64::NAN);
     let lines = std::fs::read_to_string(&metrics)?;
     let lines = lines.lines().map(serde_json::from_str::<serde_json::Value>).collect::<Result<Vec<_>, _>>()?;

@@ -5,6 +5,7 @@ mod cli;
 mod docs;
 mod driver;
 mod dumps;
+mod endings;
 mod faults;
 mod gpu;
 mod gpu_check;

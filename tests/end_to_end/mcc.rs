@@ -28,6 +28,13 @@ impl Ran {
         self
     }
 
+    /// Refused as a wrong command line.
+    #[track_caller]
+    pub fn refused(self) -> Ran {
+        assert_eq!(self.code, Some(2), "{}{}", self.stdout, self.stderr);
+        self
+    }
+
     /// Refused as a user's mistake: exit code 1, all of these in the message, and no panic.
     #[track_caller]
     pub fn fails_with(self, words: &[&str]) -> Ran {

@@ -13,8 +13,10 @@ fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
     let valid = "--valid-data text.txt --eval-interval 2 --eval-iters 1";
     let files = ["w.safetensors", "s.safetensors", "m.jsonl"];
     let [weights, states, metrics] = files;
-    dir.line(&format!("run out.mcc --device emulated --data text.txt {valid} --save {weights} --save-state {states} --metrics {metrics} {more}"))
-        .succeeds();
+    dir.line(&format!(
+        "run out.mcc --device emulated --data text.txt {valid} --force --save {weights} --save-state {states} --metrics {metrics} {more}"
+    ))
+    .succeeds();
     // Times differ.
     let timeless = |line: &str| {
         let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-const TINY: &str = "-D vocab=256 -D hidden=16 -D heads=4 -D layers=1 -D seq=8";
+const TINY: &str = "-D vocab=256 -D hidden=16 -D heads=4 -D layers=1 -D seq=8 --lr-warmup-iters 0";
 
 fn gpt2() -> Dir {
     let dir = Dir::new();
@@ -74,4 +74,51 @@ fn a_run_that_cannot_print_says_so_once_and_saves() {
     assert!(silent.stdout(out).stderr(err).status().expect("mcc starts").success());
     let bytes = |name: &str| std::fs::read(dir.path(&format!("{name}.safetensors"))).expect("saved");
     assert!(bytes("left") == bytes("full") && bytes("full") == bytes("silent"));
+}
+
+/// The steps that have lines.
+fn steps(text: &str) -> Vec<u64> {
+    let number = |l: &str| l.strip_prefix("step")?.split('/').next()?.trim().parse().ok();
+    text.lines().filter_map(number).collect()
+}
+
+#[test]
+fn a_run_prints_as_much_as_is_asked_for() {
+    let dir = gpt2();
+    let run = |flags: &str| dir.line(&format!("run out.mcc --data text.txt --steps 25 --force --save w.safetensors {flags}")).succeeds();
+    let usual = run("");
+    assert_eq!(steps(&usual.stdout), [1, 10, 20, 25]);
+    assert!(usual.stdout.ends_with("saved w.safetensors\n") && usual.stderr.is_empty(), "{}{}", usual.stdout, usual.stderr);
+    assert_eq!(steps(&run("--log-interval 7").stdout), [1, 7, 14, 21, 25]);
+    let quiet = run("-q");
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
+    let verbose = run("-v --threads-per-rank 3").stdout;
+    for part in ["out.mcc: gpt2, ", "text.txt", "rank 0: cpu, 3 threads"] {
+        assert!(verbose.contains(part), "no `{part}` in {verbose}");
+    }
+    dir.line("run out.mcc --data text.txt -q -v").refused();
+}
+
+/// What a command shows on a terminal.
+fn on_terminal(command: &Command, variables: &[(&str, &str)]) -> String {
+    let words: Vec<&str> = [command.get_program()].into_iter().chain(command.get_args()).map(|w| w.to_str().expect("UTF-8")).collect();
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--command", &words.join(" "), "/dev/null"]).current_dir(command.get_current_dir().expect("a directory"));
+    script.envs(command.get_envs().filter_map(|(k, v)| Some((k, v?)))).env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
+    String::from_utf8(script.stdin(Stdio::null()).output().expect("script starts").stdout).expect("UTF-8")
+}
+
+#[test]
+fn escape_codes_are_for_terminals_that_want_them() {
+    let dir = gpt2();
+    dir.write("wrong.mdl", "model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(y);\n}\n");
+    for (line, shows) in [("check wrong.mdl", "nothing is called `y` here"), ("run out.mcc --data text.txt --steps 3", "loss")] {
+        let command = command(&dir, line);
+        let coloured = on_terminal(&command, &[]);
+        assert!(coloured.contains('\u{1b}') && coloured.contains(shows), "{line}: {coloured:?}");
+        for variable in [("NO_COLOR", "1"), ("TERM", "dumb")] {
+            let plain = on_terminal(&command, &[variable]);
+            assert!(!plain.contains('\u{1b}') && plain.contains(shows), "{line}: {plain:?}");
+        }
+    }
 }

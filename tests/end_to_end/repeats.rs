@@ -8,7 +8,7 @@ const COMPILE: &str =
 
 /// The weights and the losses that a run leaves, as bytes.
 fn trained(dir: &Dir, flags: &str) -> (Vec<u8>, Vec<(String, String)>) {
-    dir.line(&format!("run out.mcc --data text.txt --steps 3 --save w.safetensors --metrics m.jsonl {flags}")).succeeds();
+    dir.line(&format!("run out.mcc --data text.txt --steps 3 --force --save w.safetensors --metrics m.jsonl {flags}")).succeeds();
     let losses = crate::mcc::metrics(&dir.path("m.jsonl")).iter().map(|m| (m["loss"].to_string(), m["grad_norm"].to_string())).collect();
     (fs::read(dir.path("w.safetensors")).expect("weights"), losses)
 }
@@ -73,7 +73,7 @@ fn an_optimizer_on_the_host_gives_the_same_bits() {
         };
         let device = run("", "");
         assert!(device == run("--optimizer-offload", ""), "{flags}");
-        dir.line("run out.mcc --data text.txt --steps 2 --save-state half.safetensors").succeeds();
+        dir.line("run out.mcc --data text.txt --steps 2 --force --save-state half.safetensors").succeeds();
         let (weights, _, states) = run("", "--resume half.safetensors");
         assert!((&device.0, &device.2) == (&weights, &states), "{flags}, resumed");
     }

@@ -14,7 +14,7 @@ fn compiled(flags: &str) -> Dir {
 }
 
 fn run(dir: &Dir, flags: &str) -> Vec<serde_json::Value> {
-    dir.line(&format!("run out.mcc --metrics m.jsonl {flags}")).succeeds();
+    dir.line(&format!("run out.mcc --force --metrics m.jsonl {flags}")).succeeds();
     metrics(&dir.path("m.jsonl"))
 }
 

@@ -2,9 +2,9 @@
 
 use crate::mcc::{Dir, Ran, metrics};
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const GPT2: &str = "compile {models}/gpt2.mdl --tp 2 --dp 2 --zero 1 --micro-batch-size 1 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 -o out.mcc";
 
@@ -63,7 +63,7 @@ fn secret(dir: &Dir, mode: u32) {
 fn ranks_of_torchrun_and_srun_train_to_the_bits_of_one_launchers() {
     let dir = Dir::new();
     model(&dir);
-    let flags = "--steps 3 --metrics m.jsonl --save w.safetensors --save-state s.safetensors";
+    let flags = "--steps 3 --force --metrics m.jsonl --save w.safetensors --save-state s.safetensors";
     let read = || {
         let numbers = metrics(&dir.path("m.jsonl")).iter().map(|s| [s["loss"].clone(), s["grad_norm"].clone()]).collect::<Vec<_>>();
         (numbers, ["w", "s"].map(|n| fs::read(dir.path(&format!("{n}.safetensors"))).expect("saved")))
@@ -126,4 +126,22 @@ fn ranks_that_others_could_join_are_refused_with_ways_out() {
     // Where nobody else is started, flags about them say so.
     let ran = dir.line("run out.mcc --data text.txt --steps 1 --secret-file secret").succeeds();
     assert!(ran.stderr.contains("`--secret-file` does nothing"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_signal_while_ranks_meet_ends_a_rank_that_has_nothing_to_save() {
+    let dir = Dir::new();
+    model(&dir);
+    let port = port();
+    let first = torchrun(&port).swap_remove(0);
+    let mut command = dir.command("run out.mcc --data text.txt --steps 3 --save w.safetensors".split_whitespace());
+    let mut run = command.envs(first).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    // It listens, so it waits for the others.
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(run.try_wait().expect("a process").is_none(), "it does not wait");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-s", "TERM", &run.id().to_string()]).status().expect("kill").success());
+    Ran::new(run.wait_with_output().expect("the end")).fails_with(&["SIGTERM came before all ranks had met", "nothing is saved"]);
+    assert!(!dir.path("w.safetensors").exists());
 }

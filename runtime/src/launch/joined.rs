@@ -6,8 +6,9 @@
 
 use super::orders::nccl_id;
 use super::plan::{self, Hello, Memory, MemoryPlace, Plan};
-use super::process::{Ended, Process, Pulse, Said, leave};
+use super::process::{self, Process, Pulse, Said, leave};
 use super::ranks::{BEAT, Ranks, TAKES, waits};
+use super::stop::{Ended, Meeting};
 use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
@@ -25,15 +26,22 @@ use std::time::{Duration, Instant};
 pub enum Up {
     Event(Event),
     Pulse(Pulse),
-    Ended(Ended),
+    Ended(process::Ended),
+    /// It was asked to end the run.
+    Stop,
+    /// What its rank had begun when it was asked to stop.
+    Begun(u64),
 }
 
 /// What rank 0's process says to the others'.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Down {
     Alive,
+    /// Its rank is to stop; after which step is said when all launchers have answered.
+    Stop,
+    StopAfter(u64),
     /// All ranks are done.
-    Done,
+    Done(Ended),
     End {
         reason: String,
         waiting: Vec<String>,
@@ -91,7 +99,9 @@ pub fn run(
 ) -> Result<Summary, RunError> {
     let deadline = Instant::now() + options.meeting_limit;
     let member = Member { rank: world.rank, world: world.size, id: artifact.id.clone() };
+    options.stop.set_meeting(Meeting::Begun);
     let star = meet(&world.meeting, &member, &options.trust, deadline, options.note).map_err(|e| RunError::Meeting(e.to_string()))?;
+    options.stop.set_meeting(Meeting::Over);
     let mut met = Met { star, here: format!("rank {} on {}", world.rank, host()), deadline };
 
     let own = own.and_then(|orders| {
@@ -155,7 +165,7 @@ pub fn run(
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
             conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, progress)
         }
-        Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|()| Summary::default()),
+        Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() }),
     };
     drop(receiver);
     outcome
@@ -170,7 +180,7 @@ fn follow(
     board: Board,
     memory: &OwnedFd,
     (say, said): (mpsc::Sender<Said>, mpsc::Receiver<Said>),
-) -> Result<(), RunError> {
+) -> Result<Ended, RunError> {
     let rank = world.rank;
     let (hears, heard) = mpsc::channel();
     let (mut ear, mut link) = link.split();
@@ -190,15 +200,19 @@ fn follow(
     let mut process = match started {
         Ok(process) => process,
         Err(cause) => {
-            let ended = Ended { how: format!("could not be started ({cause})"), wrote: String::new(), status: Default::default() };
+            let ended = process::Ended { how: format!("could not be started ({cause})"), wrote: String::new(), status: Default::default() };
             let _ = link.say(&Up::Ended(ended), TAKES);
             return Err(RunError::Start { binary: options.rank_binary.clone(), cause });
         }
     };
     let silence = options.patience.max(BEAT) * 4;
     let (mut last, mut beat) = (Instant::now(), Instant::now());
-    let mut is_open = true;
+    let (mut is_open, mut has_asked) = (true, false);
     let outcome = loop {
+        if options.stop.is_asked() && !has_asked {
+            has_asked = true;
+            let _ = link.say(&Up::Stop, TAKES);
+        }
         // What rank 0 is told it may have no ears for any more: then it has said why, or is gone, and that is heard next.
         match said.recv_timeout(TICK) {
             Ok(Said::Event(_, event)) => drop(link.say(&Up::Event(event), TAKES)),
@@ -219,7 +233,12 @@ fn follow(
         let own = || waits(&artifact.job, rank, &board.status(rank)).into_iter().collect();
         match heard.try_recv() {
             Ok(Ok(Down::Alive)) => last = Instant::now(),
-            Ok(Ok(Down::Done)) => break Ok(()),
+            Ok(Ok(Down::Stop)) => {
+                board.ask_to_stop();
+                let _ = link.say(&Up::Begun(board.begun(rank)), TAKES);
+            }
+            Ok(Ok(Down::StopAfter(step))) => board.stop_after(step),
+            Ok(Ok(Down::Done(ended))) => break Ok(ended),
             Ok(Ok(Down::End { reason, waiting })) => break Err(RunError::Ranks { reason, waiting }),
             Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                 let reason = format!("rank {rank}: of what rank 0's `mcc run` on {} said, {e}", world.meeting.host);
@@ -237,7 +256,7 @@ fn follow(
         }
     };
     board.end(&match &outcome {
-        Ok(()) => "the run is done".to_owned(),
+        Ok(_) => "the run is done".to_owned(),
         Err(e) => e.to_string(),
     });
     leave(&mut process, Instant::now() + Duration::from_millis(300));

@@ -7,11 +7,19 @@
 
 mod gather;
 mod joined;
+mod metrics;
 mod orders;
+mod placement;
 mod plan;
 mod process;
 mod ranks;
 mod save;
+mod shielded;
+mod stop;
+
+pub use metrics::From as MetricsFrom;
+pub use save::{Existing, replaceable};
+pub use stop::{Ended, StopRequest};
 
 use crate::artifact::Artifact;
 use crate::data::{DataError, Spec};
@@ -25,16 +33,17 @@ use crate::target::{DeviceKind, Exchanges};
 use crate::weights::{self, Mark, WeightsError};
 use crate::world::{World, WorldError};
 use gather::Gather;
+use metrics::Metrics;
 use orders::{nccl_id, orders};
+use placement::placement;
 use process::Said;
 use ranks::Ranks;
 use save::{Reached, Target};
 use serde::Serialize;
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -66,8 +75,10 @@ pub struct RunOptions {
     pub save: Option<PathBuf>,
     /// Parameters, optimizer states and the step.
     pub save_state: Option<PathBuf>,
-    /// One JSON object per step.
+    /// One JSON object per step. A run that resumes appends.
     pub metrics: Option<PathBuf>,
+    /// What happens to files of `save`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
+    pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
     pub threads_per_rank: Option<usize>,
     /// Below 2^53.
@@ -90,6 +101,8 @@ pub struct RunOptions {
     pub trust: Trust,
     /// Is told what a user should know and nothing depends on.
     pub note: fn(&str),
+    /// Ends the run early.
+    pub stop: StopRequest,
 }
 
 impl RunOptions {
@@ -107,6 +120,7 @@ impl RunOptions {
             save: None,
             save_state: None,
             metrics: None,
+            existing: Existing::Refuse,
             threads_per_rank: None,
             seed: 0,
             on_nonfinite: OnNonfinite::Stop,
@@ -119,6 +133,7 @@ impl RunOptions {
             meeting_limit: MEETING,
             trust: Trust::Loopback,
             note: |_| {},
+            stop: StopRequest::default(),
         }
     }
 }
@@ -143,15 +158,29 @@ pub struct Progress {
     /// The update was left out, as loss or gradient norm were not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// What else there is to say by now.
+    #[serde(skip)]
+    pub notes: Vec<Note>,
     /// The other reports, by name.
     #[serde(flatten)]
     pub reports: BTreeMap<String, f64>,
 }
 
+/// Something that whoever watches a run may want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// At once.
+    Warning(String),
+    /// If they look closely.
+    Detail(String),
+}
+
 /// What a run came to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
+    /// The last step that was done, counted from the first of all runs that this one goes on with.
     pub steps: u64,
+    pub ended: Ended,
     pub skipped: u64,
     pub last: Option<Progress>,
     /// Of the steps that were timed.
@@ -183,6 +212,17 @@ pub enum RunError {
     Weights(#[from] WeightsError),
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },
+    #[error("`{}` exists: --force replaces it, another name keeps it", .file.display())]
+    Exists { file: PathBuf },
+    #[error(
+        "`{}` takes {bytes} bytes, which cannot be reserved: {cause}; {free} bytes are free there. Nothing was trained",
+        .file.display()
+    )]
+    Space { file: PathBuf, bytes: u64, free: String, cause: io::Error },
+    #[error("`{}` could not be saved: {cause}; what it should hold is lost, and a file of that name that was there before stays", .file.display())]
+    Unsaved { file: PathBuf, cause: io::Error },
+    #[error("ranks ended after different steps ({}), so nothing is saved; this is a bug in mcc", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
+    Uneven(BTreeSet<u64>),
     #[error("{bytes} bytes of memory that the ranks share could not be had: {cause}")]
     Memory { bytes: u64, cause: io::Error },
     #[error("`{}` could not be started: {cause}", .binary.display())]
@@ -230,32 +270,49 @@ fn ceilings(orders: &Orders, world: u64, ranks: Range<u64>) -> Option<Ceilings> 
 /// What one process of a run has to do beside its ranks: orders, metrics, files to save.
 struct Lead {
     orders: Orders,
-    metrics: Option<(PathBuf, io::LineWriter<fs::File>)>,
+    metrics: Option<Metrics>,
     weights: Option<Target>,
     state: Option<Target>,
 }
 
 impl Lead {
     fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
-        let failed = |file: &PathBuf, cause| RunError::Io { file: file.clone(), cause };
-        let metrics = match &options.metrics {
-            None => None,
-            Some(file) => Some((file.clone(), io::LineWriter::new(fs::File::create(file).map_err(|e| failed(file, e))?))),
-        };
+        let resumed = orders.resume.as_ref().map(|r| &r.0);
+        let from = if resumed.is_some() { metrics::From::Resumed } else { metrics::From::Start };
+        for file in options.save.iter().chain(&options.save_state) {
+            let is_resumed = resumed.is_some_and(|r| same(r, file));
+            replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
+        }
+        options.metrics.iter().try_for_each(|file| Metrics::check(file, from, options.existing))?;
         let reached = match &orders.spread {
             Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName { tag: spread.tag() },
             Some(_) | None => Reached::ByProcess,
         };
-        let target = |file: &Option<PathBuf>, layout: &dyn Fn() -> weights::Layout| match file {
-            None => Ok(None),
-            Some(file) => Target::create(file, &layout(), &reached).map(Some).map_err(|cause| failed(file, cause)),
-        };
+        // Laid out only: ranks write what the run comes to.
         let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
-        let weights = target(&options.save, &|| weights::Layout::new(&artifact.job))?;
-        let state = target(&options.save_state, &|| weights::Layout::of_run(&artifact.job, &mark))?;
-        let orders = Orders { save: weights.as_ref().map(Target::path), save_state: state.as_ref().map(Target::path), ..orders };
+        let weights = match &options.save {
+            Some(file) => Some(Target::create(file, &weights::Layout::new(&artifact.job), &reached, &[])?),
+            None => None,
+        };
+        let state = match &options.save_state {
+            Some(file) => {
+                let others: Vec<&Target> = weights.iter().collect();
+                Some(Target::create(file, &weights::Layout::of_run(&artifact.job, &mark), &reached, &others)?)
+            }
+            None => None,
+        };
+        let metrics = match &options.metrics {
+            Some(file) => Some(Metrics::create(file, from).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
+            None => None,
+        };
+        let orders = Orders { save: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
         Ok(Lead { orders, metrics, weights, state })
     }
+}
+
+/// Whether two paths are those of one file.
+fn same(a: &Path, b: &Path) -> bool {
+    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
 /// Follows all ranks to the end of a run.
@@ -271,18 +328,20 @@ fn conduct(
     let mut gather = Gather::new(&artifact.job, orders.steps);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
     let mut summary = Summary { profile, ..Summary::default() };
+    let mut finished = BTreeSet::new();
+    let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let mut looked = Instant::now();
     while !ranks.finished() {
+        if options.stop.is_asked() {
+            ranks.stop();
+        }
         match ranks.listen(TICK) {
             None => {}
             Some(Said::Event(_, Event::Step(event))) => {
-                if let Some(step) = gather.step(event) {
-                    if let Some((file, out)) = &mut metrics {
-                        let line = serde_json::to_string(&step).expect("invariant: plain data with text keys");
-                        writeln!(out, "{line}").map_err(|cause| RunError::Io { file: file.to_path_buf(), cause })?;
-                    }
+                if let Some(mut step) = gather.step(event) {
+                    step.notes.append(&mut notes);
+                    step.notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
                     progress(&step);
-                    summary.steps = step.step;
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
                 }
@@ -294,7 +353,12 @@ fn conduct(
                 }
             }
             Some(Said::Event(rank, Event::Failed { message, aborted })) => ranks.failed(rank, message, aborted),
-            Some(Said::Event(rank, Event::Finished)) => ranks.done(rank),
+            Some(Said::Event(rank, Event::Finished { step })) => {
+                finished.insert(step);
+                ranks.done(rank);
+            }
+            Some(Said::Stop) => ranks.stop(),
+            Some(Said::Begun(rank, step)) => ranks.begun(rank, step),
             Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
             Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
             Some(Said::Lost(rank)) => ranks.lost(rank),
@@ -314,13 +378,19 @@ fn conduct(
     if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
         profile.align(spread);
     }
-    // Before files are complete on their disks, which others need not wait for.
-    ranks.is_well();
-    drop(ranks);
-    for (target, file) in [(weights, &options.save), (state, &options.save_state)] {
-        if let (Some(target), Some(file)) = (target, file) {
-            target.finish().map_err(|cause| RunError::Io { file: file.clone(), cause })?;
+    summary.steps = match finished.last() {
+        Some(step) if finished.len() == 1 => *step,
+        Some(_) | None => {
+            let error = RunError::Uneven(finished);
+            ranks.end(&error.to_string(), &[]);
+            return Err(error);
         }
-    }
+    };
+    summary.ended = if summary.steps < orders.steps { Ended::Early } else { Ended::Whole };
+    // Before files are complete on their disks, which others need not wait for.
+    ranks.is_well(summary.ended);
+    drop(ranks);
+    // Each, whatever becomes of the other.
+    [weights, state].map(|target| target.map_or(Ok(()), Target::finish)).into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
 }

@@ -5,7 +5,7 @@ use crate::artifact::Artifact;
 use crate::data::{Data, Spec};
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
-use crate::protocol::Orders;
+use crate::protocol::{Orders, SaveFile};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Weights;
 use std::path::PathBuf;
@@ -72,6 +72,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     }
     // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
+    let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
     let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> {
         list.iter().map(|s| Ok(Spec { input: s.input.clone(), file: absolute(&s.file)? })).collect()
     };
@@ -120,8 +121,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         eval_batches: options.eval_batches,
         steps,
         init: options.init.as_ref().map(absolute).transpose()?,
-        save: options.save.as_ref().map(absolute).transpose()?,
-        save_state: options.save_state.as_ref().map(absolute).transpose()?,
+        save: saved(&options.save)?,
+        save_state: saved(&options.save_state)?,
         threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
         resume,

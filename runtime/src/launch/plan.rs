@@ -8,7 +8,7 @@ use super::orders::exchange_by_nccl;
 use super::{RunError, RunOptions, save};
 use crate::cpu;
 use crate::gpu::nccl;
-use crate::protocol::{self, Orders, Place, Spread};
+use crate::protocol::{self, Orders, Place, SaveFile, Spread};
 use crate::rendezvous::{Link, Trust, random};
 use crate::shm::{Layout, Segment};
 use crate::world::World;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Most bytes of a machine's name. Linux has 64.
 const NAME: usize = 255;
@@ -124,7 +124,7 @@ pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, opt
     if let Some(hub) = hub {
         spread.places.iter_mut().filter(|p| p.machine == 0).for_each(|p| p.address = hub);
     }
-    let saved = |file: &Option<PathBuf>| file.as_ref().map(|f| save::beside(f, &spread.tag()));
+    let saved = |file: &Option<SaveFile>| file.as_ref().map(|f| SaveFile { at: save::beside(&f.at, &spread.tag()), name: f.name.clone() });
     let (save, save_state) = (saved(&orders.save), saved(&orders.save_state));
     Ok(Orders { save, save_state, nccl: plan.nccl, spread: Some(spread), ..orders })
 }
@@ -189,8 +189,8 @@ impl Memory {
 /// written that shall have their names later: rank 0's process can hold them open, if all ranks are on its machine.
 fn are_own(found: &Orders, own: &Orders, maker: u32) -> bool {
     let held = format!("/proc/{maker}/fd");
-    let fits = |(found, own): (&Option<PathBuf>, &Option<PathBuf>)| match (found, own) {
-        (Some(found), Some(own)) => found == own || found.parent() == Some(Path::new(&held)),
+    let fits = |(found, own): (&Option<SaveFile>, &Option<SaveFile>)| match (found, own) {
+        (Some(found), Some(own)) => found.name == own.name && (found.at == own.at || found.at.parent() == Some(Path::new(&held))),
         (found, own) => found == own,
     };
     let rest = |orders: &Orders| {

@@ -1,5 +1,6 @@
 //! The process of one rank.
 
+use super::shielded::shield;
 use crate::protocol::{self, Event};
 use crate::shm::{Board, Status};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,10 @@ pub enum Said {
     Closed(u64, Option<Ended>),
     /// The launcher of a rank is gone.
     Lost(u64),
+    /// Another launcher was asked to end the run.
+    Stop,
+    /// What a rank with a launcher of its own had begun when it was asked to stop.
+    Begun(u64, u64),
 }
 
 /// How a rank is.
@@ -63,7 +68,7 @@ const ERRORS: usize = 8 << 10;
 
 impl Process {
     pub fn start(binary: &Path, rank: u64, memory: &OwnedFd, say: Sender<Said>) -> io::Result<Process> {
-        let mut child = Command::new(binary)
+        let mut child = shield(&mut Command::new(binary))
             .args(["--rank", &rank.to_string(), "--parent", &std::process::id().to_string()])
             .stdin(Stdio::from(memory.try_clone()?))
             .stdout(Stdio::piped())

@@ -1,7 +1,8 @@
 //! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
 
 use super::joined::{Down, Up};
-use super::process::{Ended, Process, Pulse, Said, leave};
+use super::process::{self, Process, Pulse, Said, leave};
+use super::stop::{Ended, Stopping};
 use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
@@ -14,13 +15,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-struct Rank {
-    hold: Hold,
+pub(super) struct Rank {
+    pub(super) hold: Hold,
     life: Life,
     pulse: Pulse,
 }
 
-enum Hold {
+pub(super) enum Hold {
     Own(Process),
     /// Another launcher's, and when that was last heard of.
     Far {
@@ -41,14 +42,15 @@ enum Life {
 /// Dropping it ends all processes and reaps its own.
 pub struct Ranks<'a> {
     job: &'a Job,
-    board: Board<'a>,
-    ranks: Vec<Rank>,
+    pub(super) board: Board<'a>,
+    pub(super) ranks: Vec<Rank>,
     say: Sender<Said>,
     said: Receiver<Said>,
     failure: Option<(String, Vec<String>)>,
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
+    pub(super) stopping: Stopping,
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -65,7 +67,7 @@ pub const TAKES: Duration = Duration::from_secs(5);
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
     pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<Said>, Receiver<Said>)) -> Ranks<'a> {
-        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now() }
+        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), stopping: Stopping::No }
     }
 
     /// Starts the next rank here.
@@ -85,6 +87,8 @@ impl<'a> Ranks<'a> {
                     Ok(Up::Event(event)) => Said::Event(rank, event),
                     Ok(Up::Pulse(pulse)) => Said::Pulse(rank, pulse),
                     Ok(Up::Ended(ended)) => Said::Closed(rank, Some(ended)),
+                    Ok(Up::Stop) => Said::Stop,
+                    Ok(Up::Begun(step)) => Said::Begun(rank, step),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                         let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
                         let _ = say.send(Said::Event(rank, Event::Failed { message, aborted: false }));
@@ -111,7 +115,7 @@ impl<'a> Ranks<'a> {
     /// The next thing that a rank says, if one does within this time.
     pub fn listen(&mut self, time: Duration) -> Option<Said> {
         let said = self.said.recv_timeout(time).ok()?;
-        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) = &said
+        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) | Said::Begun(rank, _) = &said
             && let Hold::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
         {
             *heard = Instant::now();
@@ -154,8 +158,8 @@ impl<'a> Ranks<'a> {
     }
 
     /// All is well.
-    pub fn is_well(&mut self) {
-        self.reason.get_or_insert(Down::Done);
+    pub fn is_well(&mut self, ended: Ended) {
+        self.reason.get_or_insert(Down::Done(ended));
     }
 
     pub fn done(&mut self, rank: u64) {
@@ -175,14 +179,14 @@ impl<'a> Ranks<'a> {
     }
 
     /// A rank's process has ended.
-    pub fn closed(&mut self, rank: u64, ended: Option<Ended>) {
+    pub fn closed(&mut self, rank: u64, ended: Option<process::Ended>) {
         let held = &mut self.ranks[rank as usize];
         let life = std::mem::replace(&mut held.life, Life::Closed);
         let ended = match (&mut held.hold, ended) {
             (Hold::Own(process), _) => Some(process.ended(&self.board)),
             (Hold::Far { .. }, ended) => ended,
         };
-        if let (Life::Running, Some(Ended { how, wrote, status })) = (life, ended) {
+        if let (Life::Running, Some(process::Ended { how, wrote, status })) = (life, ended) {
             let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
             self.fail(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status)));
         }

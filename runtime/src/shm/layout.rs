@@ -108,9 +108,14 @@ impl StatusArea {
         self.offset + 32
     }
 
+    /// The latest step that it has begun.
+    pub fn begun(self) -> u64 {
+        self.offset + 40
+    }
+
     /// For each rank, not 0 while it waits for that one.
     pub fn waits(self, rank: u64) -> u64 {
-        self.offset + 40 + rank
+        self.offset + 48 + rank
     }
 }
 
@@ -184,6 +189,8 @@ pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
 pub struct Layout {
     pub world: u64,
     pub end: u64,
+    /// Whether ranks are to stop, and after which step.
+    pub stop: u64,
     status: u64,
     groups: BTreeMap<Vec<u64>, GroupArea>,
     mail: BTreeMap<(u64, u64, Channel), MailArea>,
@@ -205,7 +212,8 @@ impl Layout {
             mail.extend(own.mail);
         }
         let end = first.next_multiple_of(LINE);
-        let status = end + REASON;
+        let stop = end + REASON;
+        let status = stop + LINE;
         let mut next = status + world * status_bytes(world);
         let groups = groups
             .into_iter()
@@ -224,7 +232,7 @@ impl Layout {
                 (route, area)
             })
             .collect();
-        Layout { world, end, status, groups, mail, bytes: next }
+        Layout { world, end, stop, status, groups, mail, bytes: next }
     }
 
     pub fn status(&self, rank: u64) -> StatusArea {
@@ -241,5 +249,5 @@ impl Layout {
 }
 
 fn status_bytes(world: u64) -> u64 {
-    (40 + world).next_multiple_of(LINE)
+    (48 + world).next_multiple_of(LINE)
 }

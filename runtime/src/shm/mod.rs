@@ -17,12 +17,14 @@
 mod layout;
 mod pending;
 mod segment;
+mod stop;
 mod wide;
 mod wires;
 
 pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
+pub use stop::Begin;
 pub use wires::{Receiver, Wires};
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};

@@ -32,6 +32,52 @@ fn all_ranks(dp: u64, kind: Collective, dtype: DType, count: u64) -> (Job, Excha
     (job(&Split { microbatches: 1, pp: 1, dp, tp: 1 }, vec![action]), exchange)
 }
 
+/// Ranks that were asked to stop, at a time that differs from case to case, have all done the same steps; without a request all of them.
+#[test]
+fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
+    let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
+    let layout = Layout::new(&job, &NATIVE, 0);
+    for (case, steps) in (0..200).map(|k| (k, 40)).chain([(0, 0), (1, 1)]) {
+        let (_, segment) = Segment::create(layout.bytes).unwrap();
+        let board = Board { segment: &segment, layout: &layout };
+        let asks = case % 10 != 9;
+        let (done, last) = std::thread::scope(|scope| {
+            let train = |rank: u64| {
+                move || {
+                    let shm = Shm::new(board, rank, 0, None);
+                    let runs = |step: &u64| {
+                        (0..(rank * 7 + step * 3 + case) % 5).for_each(|_| std::thread::yield_now());
+                        shm.begin(*step).unwrap() == Begin::Run
+                    };
+                    (1..=steps).take_while(runs).count() as u64
+                }
+            };
+            let ranks: Vec<_> = (0..layout.world).map(|rank| scope.spawn(train(rank))).collect();
+            let last = asks.then(|| {
+                (0..case).for_each(|_| std::thread::yield_now());
+                board.ask_to_stop();
+                let last = (0..layout.world).map(|rank| board.begun(rank)).max().unwrap();
+                board.stop_after(last);
+                last
+            });
+            (ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<u64>>(), last)
+        });
+        assert_eq!(done, [last.unwrap_or(steps); 4], "case {case}");
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_the_last_step_hears_that_the_run_has_ended() {
+    let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let layout = Layout::new(&job, &NATIVE, 0);
+    let (_, segment) = Segment::create(layout.bytes).unwrap();
+    let board = Board { segment: &segment, layout: &layout };
+    board.ask_to_stop();
+    board.end("rank 1 is gone");
+    let error = Shm::new(board, 0, 0, None).begin(1).unwrap_err();
+    assert!(matches!(&error, CommError::Aborted(reason) if reason == "rank 1 is gone"), "{error}");
+}
+
 /// Runs one closure per rank, each on its own thread with its own end and a device of 4 MiB arenas.
 fn on_ranks<T: Send>(job: &Job, f: impl Fn(&mut Shm, &mut Cpu, u64) -> T + Sync) -> Vec<T> {
     on_machines(job, &vec![0; job.mesh.world() as usize], f)

@@ -4,7 +4,7 @@ use crate::fixture::{self, Split};
 use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::Spec;
 use runtime::executor::Held;
-use runtime::launch::{Progress, RunOptions, run};
+use runtime::launch::{Existing, Progress, RunOptions, run};
 use runtime::target::{Processor, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -127,6 +127,7 @@ impl Bench {
             data: vec![spec("x"), spec("t")],
             init: Some(self.path("init")),
             threads_per_rank: Some(1),
+            existing: Existing::Replace,
             patience: Duration::from_secs(1),
             ..RunOptions::new(env!("CARGO_BIN_EXE_mcc-rank").into())
         }

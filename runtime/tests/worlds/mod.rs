@@ -6,7 +6,7 @@ mod besieged;
 use crate::bench::{Bench, STEPS, children};
 use crate::fixture::{self, Split};
 use runtime::executor::Order;
-use runtime::launch::{Progress, RunOptions, run};
+use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary, run};
 use runtime::world::{Launcher, Meeting, World};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -35,6 +35,15 @@ fn join(
     options: impl Fn(u64) -> RunOptions + Sync,
     progress: impl Fn(u64, &Progress) + Sync,
 ) -> Vec<Result<u64, String>> {
+    summaries(bench, worlds, options, progress).into_iter().map(|s| s.map(|s| s.steps)).collect()
+}
+
+fn summaries(
+    bench: &Bench,
+    worlds: &[World],
+    options: impl Fn(u64) -> RunOptions + Sync,
+    progress: impl Fn(u64, &Progress) + Sync,
+) -> Vec<Result<Summary, String>> {
     std::thread::scope(|scope| {
         let start = |world: &World| {
             let options = RunOptions { world: Some(world.clone()), ..options(world.rank) };
@@ -42,7 +51,7 @@ fn join(
             scope.spawn(move || {
                 let ran = run(&bench.artifact, &options, &mut |p| progress(rank, p));
                 assert_eq!(children(), Vec::<u32>::new());
-                ran.map(|s| s.steps).map_err(|e| e.to_string())
+                ran.map_err(|e| e.to_string())
             })
         };
         let threads: Vec<_> = worlds.iter().map(start).collect();
@@ -86,6 +95,32 @@ fn ranks_on_any_machines_train_to_the_bits_of_one_launchers() {
 }
 
 /// Many chunks of every collective, and messages that go around their rings.
+/// By the launcher of any rank, or by all at once as batch systems do; on one machine, on two, on four.
+#[test]
+fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
+    const MANY: u64 = 200;
+    let split = Split { microbatches: 2, pp: 2, dp: 1, tp: 2 };
+    let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+    bench.feed(MANY);
+    let whole = RunOptions { save: Some(bench.path("whole")), ..bench.options() };
+    run(&bench.artifact, &whole, &mut |_| {}).unwrap();
+    for (nodes, who, at) in [([0, 0, 1, 1], vec![3], 5), ([0, 1, 2, 3], vec![0, 1, 2, 3], 9), ([0, 0, 0, 0], vec![2, 0], 1)] {
+        let stops: Vec<StopRequest> = (0..4).map(|_| StopRequest::default()).collect();
+        let options = |rank: u64| RunOptions { save_state: Some(bench.path("state")), stop: stops[rank as usize].clone(), ..bench.options() };
+        let ends = summaries(&bench, &world(&nodes), options, |_, p| {
+            if p.step == at {
+                who.iter().for_each(|r: &usize| stops[*r].ask());
+            }
+        });
+        let ends: Vec<Summary> = ends.into_iter().map(Result::unwrap).collect();
+        assert!(ends.iter().all(|s| s.ended == Ended::Early), "{nodes:?}");
+        assert!((at..MANY).contains(&ends[0].steps), "{nodes:?}: {}", ends[0].steps);
+        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save: Some(bench.path("out")), ..bench.options() };
+        run(&bench.artifact, &rest, &mut |_| {}).unwrap();
+        assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "{nodes:?}, stopped after {}", ends[0].steps);
+    }
+}
+
 #[test]
 fn long_runs_over_tcp_end_like_those_in_memory() {
     let split = Split { microbatches: 2, pp: 2, dp: 2, tp: 1 };

@@ -1,0 +1,106 @@
+//! What a run says of its steps: a line now and then, or one that moves on a terminal.
+
+use crate::print::{note, progress};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::launch::{Note, Progress};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors and warnings alone.
+    Quiet,
+    Usual,
+    /// Also where ranks are, and all that the model reports of a step.
+    Verbose,
+}
+
+/// Steps from one line to the next.
+const INTERVAL: u64 = 10;
+/// Slow steps have a line each.
+const SLOW: Duration = Duration::from_secs(10);
+
+pub struct Shown {
+    verbosity: Verbosity,
+    interval: u64,
+    moves: bool,
+    bar: Option<ProgressBar>,
+    last: Option<Instant>,
+}
+
+impl Shown {
+    /// A bar on a terminal, unless an interval is asked for or the terminal shall have no escape codes; lines elsewhere.
+    pub fn new(verbosity: Verbosity, interval: Option<u64>) -> Shown {
+        let is_terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
+        let moves = interval.is_none() && verbosity == Verbosity::Usual && is_terminal && escapes();
+        Shown { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None }
+    }
+
+    pub fn step(&mut self, p: &Progress) {
+        for noted in &p.notes {
+            match noted {
+                Note::Warning(text) => self.aside(|| note!("warning: {text}")),
+                Note::Detail(text) if self.verbosity == Verbosity::Verbose => progress!("{text}"),
+                Note::Detail(_) => {}
+            }
+        }
+        if self.verbosity == Verbosity::Quiet {
+            return;
+        }
+        let text = line(p, self.verbosity);
+        if self.moves {
+            let bar = self.bar.get_or_insert_with(|| {
+                let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left").expect("invariant: the template is right");
+                ProgressBar::with_draw_target(Some(p.steps), ProgressDrawTarget::stderr()).with_style(style)
+            });
+            bar.set_position(p.step);
+            bar.set_message(text);
+            return;
+        }
+        let is_first = self.last.is_none();
+        let slow = self.last.is_some_and(|t| t.elapsed() > SLOW);
+        if is_first || p.step == p.steps || p.step.is_multiple_of(self.interval) || p.valid_loss.is_some() || p.skipped || slow {
+            progress!("step {:>6}/{}  {text}", p.step, p.steps);
+            self.last = Some(Instant::now());
+        }
+    }
+
+    /// Prints without drawing over the bar.
+    fn aside(&self, print: impl FnOnce()) {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+    }
+}
+
+/// Whether terminals may be sent escape codes (<https://no-color.org>).
+pub fn escapes() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()) && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+}
+
+fn line(p: &Progress, verbosity: Verbosity) -> String {
+    let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
+    let mut text =
+        format!("loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms", number(p.loss), number(p.grad_norm), p.lr, p.tokens_per_s, p.step_ms);
+    if let Some(v) = p.valid_loss {
+        text += &format!("  held-out loss {v:.4}");
+    }
+    if let Some(scale) = p.loss_scale {
+        text += &format!("  loss scale {scale}");
+    }
+    if verbosity == Verbosity::Verbose {
+        p.reports.iter().for_each(|(name, value)| text += &format!("  {name} {value:.4}"));
+    }
+    if p.skipped {
+        text += "  skipped: not finite";
+    }
+    text
+}

@@ -1,0 +1,59 @@
+//! Signals that end `mcc run` early, with everything saved: those of batch systems, terminals and people.
+
+use crate::Failure;
+use crate::print::note;
+use anyhow::Context;
+use runtime::launch::StopRequest;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+
+/// What a shell says of a process that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+
+/// Whether the signals are announced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Announce {
+    Yes,
+    No,
+}
+
+/// From now on SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the run to stop, and a second SIGINT ends this process. A signal that is ignored already (as `nohup` has SIGHUP
+/// ignored, and a shell SIGINT for what it runs in the background) stays so. SIGXFSZ does nothing: whoever writes beyond the limit gets an error.
+///
+/// # Errors
+/// If the system has no handlers left.
+pub fn listen(stop: StopRequest, announce: Announce) -> Result<(), Failure> {
+    let ignored = ignored();
+    let ending = [SIGTERM, SIGINT, SIGHUP, SIGUSR1].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
+    let mut signals = Signals::new(ending.chain([SIGXFSZ])).context("cannot listen to signals")?;
+    let mut interrupts = 0;
+    let act = move || {
+        for signal in signals.forever().filter(|s| *s != SIGXFSZ) {
+            let name = low_level::signal_name(signal).unwrap_or("a signal");
+            interrupts += u32::from(signal == SIGINT);
+            if stop.is_meeting() {
+                note!("error: {name} came before all ranks had met: nothing was trained, and nothing is saved");
+                low_level::exit(1);
+            }
+            if signal == SIGINT && interrupts > 1 {
+                note!("error: SIGINT came twice: the run ends at once, and nothing is saved");
+                low_level::exit(INTERRUPTED);
+            }
+            if !stop.is_asked() && announce == Announce::Yes {
+                let again = if signal == SIGINT { "; a second SIGINT ends it at once, with nothing saved" } else { "" };
+                note!("{name}: the run ends after the step that is under way, and saves{again}");
+            }
+            stop.ask();
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(act).context("cannot listen to signals")?;
+    Ok(())
+}
+
+/// The signals that this process ignores, one a bit from that of number 1 on (proc_pid_status(5)).
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
+}

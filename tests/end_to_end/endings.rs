@@ -1,0 +1,281 @@
+//! Runs that end otherwise than by themselves: a signal at any instant, a reader that leaves, a disk that is full. What should be saved is there and whole, which
+//! is to say: a run that goes on from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each.
+
+use crate::mcc::{Dir, Ran, metrics};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const STEPS: u64 = 60;
+
+/// How many of each kind of end.
+fn count() -> u64 {
+    std::env::var("ENDINGS").map_or(3, |n| n.parse().expect("ENDINGS is a number"))
+}
+
+/// A number below `end` that is another one for every case of every kind.
+fn random(kind: u64, case: u64, end: u64) -> u64 {
+    ir::random::mix(ir::random::mix(kind) ^ case) % end
+}
+
+/// A model for two ranks that has been trained to the end once.
+struct Whole {
+    dir: Dir,
+    weights: Vec<u8>,
+    state: Vec<u8>,
+    losses: Vec<String>,
+    took: Duration,
+}
+
+const RUN: &str = "run out.mcc --data text.txt --steps 60 --threads-per-rank 1";
+
+fn losses(dir: &Dir, name: &str) -> Vec<String> {
+    metrics(&dir.path(name)).iter().map(|l| format!("{} {}", l["step"], l["loss"])).collect()
+}
+
+impl Whole {
+    fn new() -> Whole {
+        let dir = Dir::new();
+        dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ".repeat(40));
+        let model = "-D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
+        dir.line(&format!("compile {{models}}/gpt2.mdl {model} --tp 2 -o out.mcc")).succeeds();
+        let start = Instant::now();
+        dir.line(&format!("{RUN} --save whole --save-state whole-state --metrics whole-metrics")).succeeds();
+        let took = start.elapsed();
+        let read = |name: &str| fs::read(dir.path(name)).expect("saved");
+        let (weights, state, losses) = (read("whole"), read("whole-state"), losses(&dir, "whole-metrics"));
+        assert_eq!(losses.len() as u64, STEPS);
+        Whole { dir, weights, state, losses, took }
+    }
+
+    /// In a process group of its own, as a shell starts it, with the signals that whoever runs the tests may ignore.
+    fn start(&self, flags: &str) -> Child {
+        let mut command = self.within(&["env", "--default-signal=TERM,INT,HUP,USR1"], &format!("{RUN} {flags}"));
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts")
+    }
+
+    /// `mcc` with these words before it.
+    fn within(&self, words: &[&str], line: &str) -> Command {
+        let run = self.dir.command(line.split_whitespace());
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(run.get_program()).args(run.get_args()).current_dir(self.dir.path(""));
+        for (name, value) in run.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
+    fn is(&self, weights: &str, state: &str) {
+        assert!(fs::read(self.dir.path(weights)).expect("weights") == self.weights, "other weights");
+        assert!(fs::read(self.dir.path(state)).expect("a state") == self.state, "another state");
+    }
+
+    fn forget(&self, names: &[&str]) {
+        names.iter().for_each(|name| drop(fs::remove_file(self.dir.path(name))));
+    }
+}
+
+fn kill(signal: &str, target: &str) {
+    // It may have ended by itself.
+    let _ = Command::new("kill").args(["-s", signal, "--", target]).stderr(Stdio::null()).status().expect("kill starts");
+}
+
+#[test]
+fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
+    let whole = Whole::new();
+    let (mut early, mut done, mut unheard) = (0, 0, 0);
+    for case in 0..count() {
+        let run = whole.start("--save w --save-state s --metrics m");
+        std::thread::sleep(Duration::from_micros(random(1, case, whole.took.as_micros() as u64)));
+        let signal = ["TERM", "INT", "HUP", "USR1"][case as usize % 4];
+        let target = if random(2, case, 2) == 0 { run.id().to_string() } else { format!("-{}", run.id()) };
+        kill(signal, &target);
+        let ran = Ran::new(run.wait_with_output().expect("the end"));
+        let said = format!("case {case}, {signal} to {target}: {:?}\n{}{}", ran.code, ran.stdout, ran.stderr);
+        match ran.code {
+            Some(0) => {
+                whole.is("w", "s");
+                done += 1;
+            }
+            Some(75) => {
+                assert!(ran.stderr.contains("ended early, after step"), "{said}");
+                let steps = losses(&whole.dir, "m").len();
+                let ran = whole.dir.line(&format!("{RUN} --resume s --save-state s --save w --force --metrics m"));
+                assert_eq!(ran.code, Some(0), "{said}{}", ran.stderr);
+                assert!(losses(&whole.dir, "m") == whole.losses, "{said}: {steps} steps, then others");
+                whole.is("w", "s");
+                early += 1;
+            }
+            // It came before mcc listened: then nothing was done.
+            None => {
+                assert!(ran.stdout.is_empty() && !whole.dir.path("w").exists() && !whole.dir.path("s").exists(), "{said}");
+                unheard += 1;
+            }
+            Some(_) => panic!("{said}"),
+        }
+        whole.forget(&["w", "s", "m"]);
+        let left: Vec<String> = whole.dir.entries().into_iter().filter(|n| n.starts_with('.')).collect();
+        assert_eq!(left, Vec::<String>::new(), "{said}");
+    }
+    println!("signals: {early} ended early, {done} were done, {unheard} had not begun");
+}
+
+#[test]
+fn a_run_whose_reader_leaves_saves() {
+    let whole = Whole::new();
+    for case in 0..count() {
+        let mut run = whole.start("--save w --save-state s --log-interval 1");
+        let lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+        let wanted = random(3, case, STEPS) as usize;
+        assert_eq!(lines.take(wanted).filter(Result::is_ok).count(), wanted);
+        let ran = Ran::new(run.wait_with_output().expect("the end")).succeeds();
+        assert_eq!(ran.stderr.matches("warning:").count(), 1, "{}", ran.stderr);
+        whole.is("w", "s");
+        whole.forget(&["w", "s"]);
+    }
+}
+
+/// Words before a command by which it has mounts of its own.
+fn mounts() -> Option<&'static [&'static str]> {
+    let ways: [&[&str]; 2] = [&["unshare", "--mount"], &["unshare", "--mount", "--map-root-user"]];
+    ways.into_iter().find(|way| Command::new(way[0]).args(&way[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|s| s.success()))
+}
+
+/// Fills the disk after a while, and brings what was saved back from it.
+const FULL: &str = r#"
+    mount -t tmpfs -o size=$SIZE tmpfs disk || exit 99
+    "$@" & run=$!
+    sleep $AFTER
+    cat /dev/zero > disk/other 2>/dev/null
+    wait $run; code=$?
+    for file in w s m; do [ ! -e disk/$file ] || cp disk/$file $file || exit 98; done
+    exit $code
+"#;
+
+#[test]
+fn a_run_whose_disk_gets_full_saves() {
+    let Some(way) = mounts() else {
+        eprintln!("no mounts of one's own here: disks that get full are not tried, limits on the size of files are");
+        return;
+    };
+    let whole = Whole::new();
+    fs::create_dir(whole.dir.path("disk")).expect("created");
+    let mut short = 0;
+    for case in 0..count() {
+        let words: Vec<&str> = way.iter().copied().chain(["sh", "-c", FULL, "sh"]).collect();
+        let mut script = whole.within(&words, &format!("{RUN} --save disk/w --save-state disk/s --metrics disk/m"));
+        // Room for both files and, at times, for some of the metrics.
+        let size = (whole.weights.len() + whole.state.len()).next_multiple_of(4096) as u64 + 4096 * (1 + random(4, case, 8));
+        let after = random(5, case, whole.took.as_micros() as u64);
+        script.env("SIZE", size.to_string()).env("AFTER", format!("{}.{:06}", after / 1_000_000, after % 1_000_000));
+        let ran = Ran::new(script.output().expect("it starts"));
+        let said = format!("case {case}: {:?}\n{}{}", ran.code, ran.stdout, ran.stderr);
+        if ran.code == Some(1) {
+            // It was full before there was anything to reserve.
+            assert!(ran.stderr.contains("`disk/") && ran.stderr.contains("bytes are free there. Nothing was trained"), "{said}");
+            assert!(!whole.dir.path("w").exists() && !whole.dir.path("s").exists(), "{said}");
+        } else {
+            assert_eq!(ran.code, Some(0), "{said}");
+            whole.is("w", "s");
+            let lines = losses(&whole.dir, "m");
+            assert!(lines == whole.losses[..lines.len()], "{said}");
+            let warnings = ran.stderr.matches("warning: cannot write `disk/m`").count();
+            assert_eq!(warnings, usize::from(lines.len() < whole.losses.len()), "{said}");
+            short += u64::from(warnings > 0);
+        }
+        whole.forget(&["w", "s", "m"]);
+    }
+    println!("full disks: {short} runs had fewer metrics");
+}
+
+#[test]
+fn space_for_a_save_is_there_before_a_run_begins() {
+    let whole = Whole::new();
+    let bytes = whole.state.len();
+    whole.dir.write("s", "the former state");
+    // Blocks of 1,024 bytes for bash's ulimit: the weights are within it, the state is not.
+    let limited = |blocks: usize, steps: u64, flags: &str| {
+        let limit = format!("ulimit -f {blocks}; exec \"$@\"");
+        let mut bash = whole.within(&["bash", "-c", &limit, "bash"], &RUN.replace("--steps 60", &format!("--steps {steps} {flags}")));
+        Ran::new(bash.output().expect("bash starts"))
+    };
+    let room = whole.weights.len().div_ceil(1024);
+    let ran = limited(room, STEPS, "--force --save w --save-state s --metrics m");
+    let ran = ran.fails_with(&[&format!("`s` takes {bytes} bytes, which cannot be reserved: File too large"), "Nothing was trained"]);
+    assert!(!ran.stderr.contains("/proc") && ran.stdout.is_empty(), "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(fs::read(whole.dir.path("s")).expect("still there"), b"the former state");
+    assert!(!whole.dir.path("w").exists() && !whole.dir.path("m").exists());
+    // Metrics beyond the limit end no run.
+    let ran = limited(room, STEPS, "--save w --metrics m").succeeds();
+    assert!(losses(&whole.dir, "m") == whole.losses, "{}", ran.stderr);
+    whole.dir.write("m", "x".repeat(room * 1024 - 300) + "\n");
+    let ran = limited(room, STEPS + 3, "--resume whole-state --save w --force --metrics m").succeeds();
+    assert_eq!(ran.stderr.matches("warning: cannot write `m`: File too large").count(), 1, "{}", ran.stderr);
+    let text = fs::read_to_string(whole.dir.path("m")).expect("metrics");
+    assert!(text.ends_with("}\n") && text.lines().count() < 4, "{text}");
+}
+
+#[test]
+fn what_exists_is_replaced_by_force_alone() {
+    let whole = Whole::new();
+    for name in ["w", "s", "m", "t"] {
+        whole.dir.write(name, "mine");
+        let flag = match name {
+            "w" => "--save w",
+            "s" => "--save-state s",
+            "m" => "--metrics m",
+            _ => "--profile --trace t",
+        };
+        let ran = whole.dir.line(&format!("{RUN} {flag}")).fails_with(&[&format!("`{name}` exists: --force replaces it")]);
+        assert!(ran.stdout.is_empty(), "{}", ran.stdout);
+        assert_eq!(fs::read(whole.dir.path(name)).expect("still there"), b"mine");
+        whole.dir.line(&format!("{RUN} {flag} --force")).succeeds();
+        assert_ne!(fs::read(whole.dir.path(name)).expect("new"), b"mine");
+        whole.forget(&[name]);
+    }
+    // What a run goes on from may be its own end, and its metrics go on.
+    let half = RUN.replace("--steps 60", "--steps 25");
+    whole.dir.line(&format!("{half} --save-state s --metrics m --quiet")).succeeds();
+    whole.dir.line(&format!("{RUN} --resume s --save-state s --metrics m --save w")).succeeds();
+    // The schedule is that of 25 steps first.
+    assert_eq!(losses(&whole.dir, "m").len() as u64, STEPS);
+    // Nothing is in it that could be lost.
+    whole.dir.write("empty", "");
+    whole.dir.line(&format!("{RUN} --save empty")).succeeds();
+}
+
+#[test]
+fn ctrl_c_twice_ends_a_run_at_once() {
+    let whole = Whole::new();
+    // The evaluation of the second step takes minutes.
+    whole.dir.write("long.txt", "The quick brown fox jumps over the lazy dog. ".repeat(100_000));
+    let mut run = whole.start("--save w --valid-data long.txt --eval-interval 2 --eval-iters 1000000000");
+    let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+    assert!(lines.next().expect("a line").expect("read").starts_with("step      1/"));
+    let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
+    for word in ["a second SIGINT ends it at once", "the run ends at once"] {
+        kill("INT", &format!("-{}", run.id()));
+        let line = said.next().expect("a line").expect("read");
+        assert!(line.contains(word), "{line}");
+    }
+    assert_eq!(run.wait().expect("the end").code(), Some(130));
+    assert!(!whole.dir.path("w").exists());
+}
+
+#[test]
+fn a_signal_that_was_ignored_stays_ignored() {
+    let whole = Whole::new();
+    let mut shell = whole.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save w --log-interval 1"));
+    shell.stdout(Stdio::piped());
+    let mut run = shell.spawn().expect("sh starts");
+    let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+    assert!(lines.next().is_some());
+    kill("HUP", &run.id().to_string());
+    assert_eq!(lines.filter(|l| l.as_ref().is_ok_and(|l| l.starts_with("step"))).count() as u64, STEPS - 1);
+    assert!(run.wait().expect("the end").success());
+}
