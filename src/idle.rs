@@ -3,7 +3,9 @@
 //! What lacks another flag, or cannot be meant, is refused. What is merely of no use here, as `--sp` on one tensor-parallel rank is in a script over many meshes, is a
 //! warning.
 
-use crate::cli::{Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap};
+use crate::cli::{
+    Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap,
+};
 use ir::diag::Diagnostic;
 use ir::model::{Decay, Plan};
 use ir::op::Op;
@@ -172,6 +174,13 @@ const RUN: &[Rule<RunArgs>] = &[
         Refused,
         "names a file that something else is written to",
         "a name of its own, such as `--metrics metrics.jsonl`",
+    ),
+    rule(
+        &["--max-skips"],
+        |a| a.on_nonfinite == OnNonfinite::Stop,
+        Refused,
+        "says how many steps in a row may be skipped, and none is",
+        "add `--on-nonfinite skip`",
     ),
     rule(
         &["--threads-per-rank"],

@@ -61,7 +61,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         seed: args.seed,
         on_nonfinite: match args.on_nonfinite {
             OnNonfinite::Stop => runtime::protocol::OnNonfinite::Stop,
-            OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip,
+            OnNonfinite::Skip => runtime::protocol::OnNonfinite::Skip { most: args.max_skips },
         },
         exchanges: match args.exchanges {
             Exchanges::Host => runtime::target::Exchanges::Host,

@@ -21,8 +21,8 @@ pub enum OnNonfinite {
     /// The step runs again with every kernel checked, and the run ends naming the first that is to blame.
     #[default]
     Stop,
-    /// The step's update is left out.
-    Skip,
+    /// The step's update is left out; the run ends with the last of so many such steps in a row.
+    Skip { most: u64 },
 }
 
 /// What every rank is to do.
@@ -157,6 +157,8 @@ pub enum Event {
     Step(StepEvent),
     /// A step's loss or gradient norm is not finite and the rank ends; what it found when it looked.
     NonFinite { step: u64, reports: Vec<Option<f64>>, blame: Option<Blamed> },
+    /// So many steps in a row were skipped as may be, the last of them `step`, or all of the run (`most` is none), and the rank ends.
+    Skipped { step: u64, skips: u64, most: Option<u64> },
     /// A part of what the rank did in the steps that were timed.
     Profile(Part),
     /// The rank gives up; `aborted` if only because the run had ended.

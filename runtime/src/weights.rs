@@ -13,11 +13,13 @@ use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
@@ -27,6 +29,8 @@ pub enum WeightsError {
     Malformed { file: PathBuf, what: String },
     #[error("`{}` does not fit the model:{}", .file.display(), .what.iter().map(|w| format!("\n  {w}")).collect::<String>())]
     Mismatch { file: PathBuf, what: Vec<String> },
+    #[error("`{}`: element {element} of `{tensor}` is {value}, with which nothing can be trained; take what was saved before it became so", .file.display())]
+    NotFinite { file: PathBuf, tensor: String, element: u64, value: f64 },
     #[error("`{}` does not say after which step it was saved: `--save-state` writes what `--resume` reads, `--init` takes weights alone", .file.display())]
     Unmarked { file: PathBuf },
 }
@@ -76,6 +80,11 @@ fn entry(job: &Job, held: Held) -> Option<(String, Vec<u64>)> {
     }
 }
 
+/// What a parameter or optimizer state is called in files; tables are in none.
+pub fn name(job: &Job, held: Held) -> Option<String> {
+    Some(entry(job, held)?.0)
+}
+
 /// The initial values of a parameter, by its name, the seed and each element's index.
 struct Random {
     init: Init,
@@ -102,13 +111,18 @@ impl Whole for Random {
 /// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
     tensors: BTreeMap<Held, Box<dyn Whole>>,
+    /// Of those from a file: its name, and what `Mapped` found.
+    file: Option<(PathBuf, NotFinite)>,
 }
+
+/// The first number that was read and is not finite: tensor, element, value.
+type NotFinite = Rc<OnceCell<(String, u64, f64)>>;
 
 impl Weights {
     /// Every parameter as its model text says.
     pub fn random(job: &Job, seed: u64) -> Weights {
         let random = job.params.iter().map(|p| Box::new(Random::new(p, seed)) as Box<dyn Whole>);
-        Weights { tensors: params(job).zip(random).collect() }
+        Weights { tensors: params(job).zip(random).collect(), file: None }
     }
 
     /// Every parameter from a file. Optimizer states that it has too are left out.
@@ -137,7 +151,7 @@ impl Weights {
         let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: file.to_path_buf(), what: e.to_string() };
         let tensors = SafeTensors::deserialize(&map).map_err(malformed)?;
         let (_, header) = SafeTensors::read_metadata(&map).map_err(malformed)?;
-        let (mut what, mut found) = (vec![], BTreeMap::new());
+        let (mut what, mut found, wrong) = (vec![], BTreeMap::new(), NotFinite::default());
         for (held, (name, sizes)) in wanted.iter().filter_map(|h| Some((*h, entry(job, *h)?))) {
             let Ok(view) = tensors.tensor(&name) else {
                 what.push(format!("`{name}` is missing"));
@@ -150,7 +164,8 @@ impl Weights {
                 what.push(format!("`{name}` is {:?}", view.dtype()));
             } else {
                 let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-                found.insert(held, Box::new(Mapped { map: map.clone(), start, dtype: view.dtype() }) as Box<dyn Whole>);
+                let mapped = Mapped { map: map.clone(), start, dtype: view.dtype(), name, wrong: wrong.clone() };
+                found.insert(held, Box::new(mapped) as Box<dyn Whole>);
             }
         }
         let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
@@ -159,12 +174,25 @@ impl Weights {
         if !what.is_empty() {
             return Err(WeightsError::Mismatch { file: file.to_path_buf(), what });
         }
-        Ok((Weights { tensors: found }, header.metadata().clone().unwrap_or_default()))
+        Ok((Weights { tensors: found, file: Some((file.to_path_buf(), wrong)) }, header.metadata().clone().unwrap_or_default()))
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
     pub fn get(&self, held: Held) -> Option<&dyn Whole> {
         self.tensors.get(&held).map(AsRef::as_ref)
+    }
+
+    /// Whether all that was read so far was finite.
+    ///
+    /// # Errors
+    /// The first number that was not.
+    pub fn check(&self) -> Result<(), WeightsError> {
+        match self.file.as_ref().and_then(|(file, wrong)| Some((file, wrong.get()?))) {
+            Some((file, (tensor, element, value))) => {
+                Err(WeightsError::NotFinite { file: file.clone(), tensor: tensor.clone(), element: *element, value: *value })
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -174,6 +202,8 @@ struct Mapped {
     /// Byte of its first element.
     start: usize,
     dtype: Dtype,
+    name: String,
+    wrong: NotFinite,
 }
 
 impl Whole for Mapped {
@@ -186,6 +216,9 @@ impl Whole for Mapped {
                 Dtype::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f64(),
                 _ => half::bf16::from_le_bytes([b[0], b[1]]).to_f64(),
             };
+        }
+        if let (None, Some(k)) = (self.wrong.get(), out.iter().position(|x| !x.is_finite())) {
+            self.wrong.set((self.name.clone(), at + k as u64, out[k])).expect("invariant: it was not set");
         }
     }
 }
@@ -331,6 +364,24 @@ mod tests {
         wanted.params[0].name = "u".into();
         let Err(error) = Weights::open(&path, &wanted) else { panic!("it opened") };
         assert!(error.to_string().contains("`u` is missing"), "{error}");
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_found_where_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.safetensors");
+        let (job, file) = (job(), File::create_new(&path).unwrap());
+        let layout = Layout::new(&job);
+        layout.start(&file).unwrap();
+        layout.write(&file, Held::Param(0), 0, &[1.0, f64::INFINITY, f64::NAN]).unwrap();
+        let weights = Weights::open(&path, &job).unwrap();
+        let tensor = weights.get(Held::Param(0)).unwrap();
+        tensor.read(0, &mut [0.0]);
+        assert!(weights.check().is_ok(), "a rank looks at what is its own");
+        tensor.read(1, &mut [0.0; 2]);
+        tensor.read(2, &mut [0.0]);
+        let error = weights.check().unwrap_err().to_string();
+        assert!(error.contains("w.safetensors`: element 1 of `w` is inf, with which nothing can be trained"), "{error}");
     }
 
     #[test]

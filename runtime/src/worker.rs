@@ -16,6 +16,7 @@ use crate::schedule::learning_rate;
 use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
+use ir::program::Job;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -51,6 +52,11 @@ pub enum WorkerError {
     Save { rank: u64, file: SaveFile, step: u64, cause: io::Error, shared: bool },
     #[error("rank {rank}, before step {step}: {cause}")]
     Stop { rank: u64, step: u64, cause: CommError },
+    #[error(
+        "rank {rank}: element {element} of `{tensor}` is {value} after the last step. Nothing is saved, and what was saved before stays; \
+         a lower learning rate or --clip-grad may keep it finite"
+    )]
+    NotFinite { rank: u64, tensor: String, element: u64, value: f64 },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
@@ -150,7 +156,10 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         Held::Param(_) | Held::State(..) => weights.get(held),
         Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
+    weights.check()?;
     drop(weights);
+    // Steps skipped since the last that was not.
+    let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let mut timed = vec![];
     let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
@@ -183,8 +192,11 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
                 let event = Event::NonFinite { step: number, reports, blame };
                 return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
             }
-            OnNonfinite::Skip if !finite => {}
-            OnNonfinite::Stop | OnNonfinite::Skip => rank.phase(Phase::Update, &step, shm)?,
+            OnNonfinite::Skip { .. } if !finite => skips += 1,
+            OnNonfinite::Stop | OnNonfinite::Skip { .. } => {
+                rank.phase(Phase::Update, &step, shm)?;
+                (skips, has_trained) = (0, true);
+            }
         }
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
         if orders.profile.is_some_and(|w| w.has(number)) {
@@ -202,11 +214,24 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
+        match orders.on_nonfinite {
+            OnNonfinite::Skip { most } if skips >= most => {
+                rank.settle(&idle(done), shm)?;
+                let event = Event::Skipped { step: done, skips, most: Some(most) };
+                return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
+            }
+            OnNonfinite::Stop | OnNonfinite::Skip { .. } => {}
+        }
     }
     rank.settle(&idle(done), shm)?;
     if !timed.is_empty() {
         profiled(&mut rank, timed, events)?;
     }
+    if skips > 0 && !has_trained {
+        let event = Event::Skipped { step: done, skips, most: None };
+        return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
+    }
+    saveable(&rank, job, orders)?;
     let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
     for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
@@ -257,6 +282,32 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
         Blamed::at(b.position, op + &b.command)
     });
     Ok(held.map(|what| Blamed { order: (0, 0), what }).or(made))
+}
+
+/// Whether all numbers of this rank are finite that are to be saved.
+fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders) -> Result<(), WorkerError> {
+    if orders.save.is_none() && orders.save_state.is_none() {
+        return Ok(());
+    }
+    let mut wrong = None;
+    rank.collect(|held, at, values| {
+        let saved = match held {
+            Held::Param(_) => true,
+            Held::State(..) => orders.save_state.is_some(),
+            Held::Table(_) => false,
+        };
+        // Files hold them in 32 bits.
+        if saved
+            && wrong.is_none()
+            && let Some(k) = values.iter().position(|x| !(*x as f32).is_finite())
+        {
+            wrong = weights::name(job, held).map(|tensor| (tensor, at + k as u64, values[k]));
+        }
+    });
+    match wrong {
+        Some((tensor, element, value)) => Err(WorkerError::NotFinite { rank: rank.rank(), tensor, element, value }),
+        None => Ok(()),
+    }
 }
 
 /// Writes this rank's part of what a file holds, which the launcher prepared.

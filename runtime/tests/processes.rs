@@ -8,8 +8,10 @@ mod worlds;
 
 use bench::{Bench, STEPS, TRAINING, children, npy};
 use fixture::Split;
+use ir::model::{Decay, Schedule};
+use ir::op::Real;
 use runtime::executor::{Held, Order};
-use runtime::launch::{Ended, Progress, RunOptions, Summary, run};
+use runtime::launch::{Ended, Existing, Progress, RunOptions, Summary, run};
 use runtime::protocol::OnNonfinite;
 use runtime::weights::Weights;
 use std::fs;
@@ -245,13 +247,72 @@ fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
     npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
     let error = bench.fails(&bench.options(), &mut |_| {});
     assert!(error.starts_with("step 2: loss = inf, grad_norm = NaN is not finite;"), "{error}");
-    let options = RunOptions { on_nonfinite: OnNonfinite::Skip, ..bench.options() };
+    let options = RunOptions { on_nonfinite: OnNonfinite::Skip { most: 2 }, ..bench.options() };
     let Summary { steps, skipped, last, .. } = run(&bench.artifact, &options, &mut |_| {}).unwrap();
     assert_eq!((steps, skipped), (STEPS, 1));
     assert!(last.unwrap().loss.unwrap().is_finite());
-    bench.weights("init", &[1.0, f64::NAN, 1.0]);
+}
+
+#[test]
+fn weights_that_are_not_finite_are_not_trained_from() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 1, tp: 2 });
+    bench.weights("init", &[1.0, 2.0, f64::NAN]);
     let error = bench.fails(&bench.options(), &mut |_| {});
-    assert!(error.contains("it comes from rank 0, element 1 of parameter w is NaN before the step"), "{error}");
+    assert!(error.contains("init`: element 2 of `w` is NaN, with which nothing can be trained"), "{error}");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_never_saved() {
+    let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 2 };
+    let mut job = fixture::job(&split);
+    // The last step's loss is that of the weights before it.
+    job.train.schedule = Schedule { peak: Real(f64::INFINITY), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
+    let bench = Bench::with(job);
+    let out = bench.path("out");
+    fs::write(&out, "of another run").unwrap();
+    let options = |steps| RunOptions {
+        steps: Some(steps),
+        save: Some(out.clone()),
+        save_state: Some(bench.path("state")),
+        existing: Existing::Replace,
+        ..bench.options()
+    };
+    let before = fs::read_dir(bench.dir.path()).unwrap().count();
+    let error = bench.fails(&options(1), &mut |_| {});
+    assert!(error.starts_with("rank ") && error.contains("of `w` is ") && error.contains(" after the last step. Nothing is saved"), "{error}");
+    let error = bench.fails(&options(2), &mut |_| {});
+    assert!(error.starts_with("step 2: ") && error.contains(" of parameter w is ") && error.contains(" before the step"), "{error}");
+    assert_eq!(fs::read_to_string(&out).unwrap(), "of another run");
+    assert_eq!(fs::read_dir(bench.dir.path()).unwrap().count(), before, "something stays behind");
+}
+
+#[test]
+fn a_run_whose_steps_are_skipped_ends_with_an_error() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let (inputs, row) = (fixture::inputs(), fixture::BATCH * fixture::INS);
+    // From this step on, nothing is finite.
+    let tried = |first: u64, most: u64| {
+        let mut x = inputs["x"].data.repeat(STEPS as usize);
+        x[(row * (first - 1)) as usize..].fill(f64::INFINITY);
+        npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
+        let options = RunOptions { on_nonfinite: OnNonfinite::Skip { most }, save: Some(bench.path("out")), ..bench.options() };
+        let mut done = 0;
+        let outcome = run(&bench.artifact, &options, &mut |p| done = p.step).map(|s| s.skipped).map_err(|e| e.to_string());
+        (outcome, done, fs::remove_file(bench.path("out")).is_ok())
+    };
+    let skips = "2 steps in a row were skipped by step 4, as loss or gradient norm was not finite, and --max-skips allows 2. Nothing is saved";
+    for (first, most, want, saved) in [
+        (3, 3, Ok(2), true),
+        (3, 2, Err(skips), false),
+        (1, 9, Err("nothing was trained: loss or gradient norm was not finite in all of 4 steps. Nothing is saved"), false),
+    ] {
+        let (outcome, done, is_saved) = tried(first, most);
+        match (&outcome, want) {
+            (Err(error), Err(want)) => assert!(error.starts_with(want), "{error}"),
+            (outcome, want) => assert_eq!(*outcome, want.map_err(str::to_string)),
+        }
+        assert_eq!((done, is_saved), (STEPS, saved), "{outcome:?}");
+    }
 }
 
 #[test]

@@ -95,6 +95,9 @@ pub struct RunArgs {
     /// When loss or gradient norm is not finite
     #[arg(long, value_enum, default_value = "stop")]
     pub on_nonfinite: OnNonfinite,
+    /// With `--on-nonfinite skip`, end the run after so many skipped steps in a row, with an error
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_skips: u64,
     /// What runs the kernels [default: what the artifact was compiled for]
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,

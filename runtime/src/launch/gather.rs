@@ -16,13 +16,15 @@ pub(super) struct Gather<'a> {
     open: BTreeMap<u64, Vec<StepEvent>>,
     nonfinite: Option<(u64, Vec<String>)>,
     blame: Option<(Blamed, u64)>,
+    /// All ranks say the same.
+    skipped: Option<RunError>,
 }
 
 impl<'a> Gather<'a> {
     pub(super) fn new(job: &'a Job, steps: u64) -> Self {
         // Tokens are the elements of the first input of whole numbers; without one, rows count.
         let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
-        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None }
+        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None, skipped: None }
     }
 
     /// The step that is complete with this event.
@@ -72,7 +74,17 @@ impl<'a> Gather<'a> {
         }
     }
 
+    pub(super) fn skipped(&mut self, step: u64, skips: u64, most: Option<u64>) {
+        self.skipped = Some(match most {
+            Some(most) => RunError::Skips { step, skips, most },
+            None => RunError::Untrained { skips },
+        });
+    }
+
     pub(super) fn error(self) -> Option<RunError> {
+        if let Some(skipped) = self.skipped {
+            return Some(skipped);
+        }
         let (step, values) = self.nonfinite?;
         let blame = match self.blame {
             Some((blame, rank)) => format!("it comes from rank {rank}, {}", blame.what),

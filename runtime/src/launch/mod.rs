@@ -230,6 +230,16 @@ pub enum RunError {
     /// Why the run ended, then who was waiting.
     #[error("{reason}{}", .waiting.iter().map(|w| format!("\n  {w}")).collect::<String>())]
     Ranks { reason: String, waiting: Vec<String> },
+    #[error(
+        "{skips} steps in a row were skipped by step {step}, as loss or gradient norm was not finite, and --max-skips allows {most}. Nothing is saved; \
+         --on-nonfinite stop says where such numbers come from"
+    )]
+    Skips { step: u64, skips: u64, most: u64 },
+    #[error(
+        "nothing was trained: loss or gradient norm was not finite in all of {skips} steps. Nothing is saved; \
+         --on-nonfinite stop says where such numbers come from"
+    )]
+    Untrained { skips: u64 },
     #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
     NonFinite { step: u64, values: Vec<String>, blame: String },
 }
@@ -347,6 +357,7 @@ fn conduct(
                 }
             }
             Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
+            Some(Said::Event(_, Event::Skipped { step, skips, most })) => gather.skipped(step, skips, most),
             Some(Said::Event(rank, Event::Profile(part))) => {
                 if let Some(profile) = &mut summary.profile {
                     profile.add(rank, part);
