@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::cli::RunArgs;
 use anyhow::anyhow;
-use runtime::data::Spec;
+use runtime::data::{Encoding, Spec};
 use std::path::Path;
 
 /// # Errors
@@ -21,7 +21,7 @@ pub fn artifact(path: &Path) -> Result<(), Failure> {
 /// # Errors
 /// The first such file.
 pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
-    let of_specs = |flag: &'static str, specs: &[String]| specs.iter().map(|s| (flag, Spec::parse(s).file)).collect::<Vec<_>>();
+    let of_specs = |flag: &'static str, specs: &[String]| specs.iter().map(|s| (flag, Spec::parse(s, Encoding::Text).file)).collect::<Vec<_>>();
     let tokens = "data are a text, or token ids in a .bin or .npy";
     let read = [
         (of_specs("--data", &args.data), tokens),

@@ -1,7 +1,7 @@
 //! `mcc run`.
 
 use crate::Failure;
-use crate::cli::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::cli::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use crate::files;
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
@@ -10,7 +10,7 @@ use crate::text::show;
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
-use runtime::data::Spec;
+use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
@@ -38,11 +38,18 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
     let trust = trust(args, world.as_ref())?;
-    let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t)).collect();
     let existing = if args.force { Existing::Replace } else { Existing::Refuse };
     if let Some(trace) = args.trace.as_ref().filter(|_| leads) {
         replaceable(trace, existing)?;
     }
+    let encoding = match args.data_dtype {
+        None if args.bytes => Encoding::Bytes,
+        None => Encoding::Text,
+        Some(DataDtype::Uint16) => Encoding::U16,
+        Some(DataDtype::Uint32) => Encoding::U32,
+        Some(DataDtype::Int32) => Encoding::I32,
+    };
+    let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t, encoding)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
         data: specs(&args.data),

@@ -22,6 +22,7 @@ use crate::model::Train;
 use crate::op::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -148,8 +149,33 @@ pub struct InputEntry {
     /// Whole dims, `batch` being the global batch.
     pub dims: Vec<Extent>,
     pub default: Option<Feed>,
-    /// Greatest valid value + 1 of an integer input that only indexes tables, for a check of the data.
-    pub limit: Option<u64>,
+    /// Of an input of integers: all that it may hold, least first and apart from each other. Whatever else would be an index outside of its table.
+    pub takes: Option<Vec<Interval>>,
+}
+
+/// Integers from `least` to `most`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Interval {
+    pub least: i32,
+    pub most: i32,
+}
+
+impl Interval {
+    pub const ALL: Interval = Interval { least: i32::MIN, most: i32::MAX };
+
+    /// Whether a number is one of these.
+    pub fn has(self, x: f64) -> bool {
+        f64::from(self.least) <= x && x <= f64::from(self.most) && x.fract() == 0.0
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Interval { least, most } if least == most => write!(f, "{least}"),
+            Interval { least, most } => write!(f, "{least} to {most}"),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

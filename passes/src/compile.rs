@@ -20,7 +20,7 @@ use crate::plan::{self, Lists, Zero};
 use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::Order;
-use crate::{bucket, differentiate, heads, optimize, order, pad, partition, simplify, sums, tables, terms, tf32, tp_overlap, widen, zero};
+use crate::{bucket, differentiate, heads, indices, optimize, order, pad, partition, simplify, sums, tables, terms, tf32, tp_overlap, widen, zero};
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::Graph;
 use ir::local::Local;
@@ -110,6 +110,8 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let graph = trace.step("rematerialize", || rematerialize::rematerialize(graph, options.recompute, &pipe.layout), valid)?;
 
     let other = evaluation_graph(&mut trace, evaluation.graph)?;
+    let indices = trace.step("indices", || indices::indices(&logical).and(indices::indices(&other)), |_| Ok(()))?;
+    warnings.extend(indices.warnings);
     let (other, other_lists) = padded(&mut trace, &given, other)?;
     let other = by_stage(&mut trace, &pipe, other)?;
 
@@ -137,7 +139,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let pairs = rewritten(&mut trace, options, pairs.collect(), [&sharded, &evaluated], before)?;
     let (locals, evaluations): (Vec<Local>, Vec<Local>) = pairs.into_iter().unzip();
 
-    let mut job = Job { settings, train, ..job::describe(&sharded, options) };
+    let mut job = Job { settings, train, ..job::describe(&sharded, indices.takes, options) };
     let tables = job::add_tables(&mut job, &evaluated.graph);
     let mut evaluation = Evaluation { stages: evaluated_stages, locals: evaluations, tables, slots: vec![] };
     let sound = |job: &Job| ir::job::verify(job).map_err(|e| e.to_string());

@@ -10,6 +10,7 @@ pub mod explain;
 pub mod footprint;
 pub mod fuse;
 pub mod heads;
+pub mod indices;
 pub mod issue;
 pub mod kernels;
 pub mod layout;

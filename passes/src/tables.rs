@@ -13,11 +13,9 @@ const MOST: u64 = 1 << 24;
 /// [`Table`]. Equal tables (a model's layers all want the same angles) are one.
 pub fn tabulate(mut graph: Graph) -> Graph {
     let body = &graph.body;
-    let (mut fixed, mut heavy) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
+    let (fixed, mut heavy) = (fixed(body), vec![false; body.nodes.len()]);
     for v in body.values() {
         let node = &body[v];
-        let source = matches!(node.op, Op::Const(_) | Op::Iota(_));
-        fixed[v.index()] = source || !node.op.is_source() && node.args.iter().all(|a| fixed[a.index()]) && body.elements(v) <= MOST;
         let costly = matches!(
             node.op,
             Op::Unary(Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf)
@@ -36,8 +34,8 @@ pub fn tabulate(mut graph: Graph) -> Graph {
     let (mut made, mut known): (HashMap<u32, u32>, HashMap<Vec<u8>, u32>) = (HashMap::new(), HashMap::new());
     for v in wanted {
         let table = *made.entry(alike[v.index()]).or_insert_with(|| {
-            let (key, data) = evaluate(&graph.body, v);
-            *known.entry(key).or_insert_with(|| {
+            let data = evaluate(&graph.body, v);
+            *known.entry(key(&graph.body, v, &data)).or_insert_with(|| {
                 let name = format!("table{}", graph.tables.len());
                 graph.tables.push(Table { name, ty: graph.body[v].ty.clone(), data });
                 graph.tables.len() as u32 - 1
@@ -47,6 +45,17 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         (node.op, node.args) = (Op::Table(table), vec![]);
     }
     graph
+}
+
+/// Of each value, whether it follows from constants and indices alone and is small enough to be evaluated.
+pub(crate) fn fixed(body: &Body) -> Vec<bool> {
+    let mut fixed = vec![false; body.nodes.len()];
+    for v in body.values() {
+        let node = &body[v];
+        let source = matches!(node.op, Op::Const(_) | Op::Iota(_));
+        fixed[v.index()] = source || !node.op.is_source() && node.args.iter().all(|a| fixed[a.index()]) && body.elements(v) <= MOST;
+    }
+    fixed
 }
 
 /// What a node computes whatever its dims are called: its op and type, the number and dims of each operand, and what is known of each dim.
@@ -77,8 +86,8 @@ fn alike(body: &Body, fixed: &[bool]) -> Vec<u32> {
     out
 }
 
-/// The elements of a fixed value, and a key that is equal for equal tables.
-fn evaluate(body: &Body, v: Value) -> (Vec<u8>, Vec<f64>) {
+/// The elements of a fixed value.
+pub(crate) fn evaluate(body: &Body, v: Value) -> Vec<f64> {
     let mut needed = vec![false; body.nodes.len()];
     needed[v.index()] = true;
     for w in (0..=v.0).rev().map(Value) {
@@ -91,11 +100,15 @@ fn evaluate(body: &Body, v: Value) -> (Vec<u8>, Vec<f64>) {
         let args: Vec<&[f64]> = body[w].args.iter().map(|a| values[a.index()].as_slice()).collect();
         values[w.index()] = eval::eval(body, w, &args, &mut Fixed);
     }
-    let data = std::mem::take(&mut values[v.index()]);
+    std::mem::take(&mut values[v.index()])
+}
+
+/// A key that is equal for equal tables.
+fn key(body: &Body, v: Value, data: &[f64]) -> Vec<u8> {
     let mut key: Vec<u8> = data.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
     key.extend(body.dims_of(v).iter().flat_map(|d| body.dims.size(*d).to_le_bytes()));
     key.extend(body[v].ty.dtype.name().bytes());
-    (key, data)
+    key
 }
 
 /// Fixed values have no sources but constants and indices.

@@ -23,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Changes whenever an artifact of before cannot be read any more.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 const MANIFEST: &str = "manifest.json";
 const JOB: &str = "job.bin";

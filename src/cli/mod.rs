@@ -10,7 +10,7 @@ mod values;
 pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
 pub use plan::{CpComm, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
-pub use run::{DeviceKind, Exchanges, OnNonfinite, RunArgs};
+pub use run::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
 
 use clap::{Args, Parser, Subcommand};

@@ -30,13 +30,27 @@ pub enum Exchanges {
     Nccl,
 }
 
+/// Tokens of files that do not say what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DataDtype {
+    Uint16,
+    Uint32,
+    Int32,
+}
+
 #[derive(Args)]
 pub struct RunArgs {
     /// What `mcc compile` wrote
     pub artifact: PathBuf,
-    /// A text file (bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
+    /// A UTF-8 text (its bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub data: Vec<String>,
+    /// Bytes of files are tokens even if they are no text; .npy and llm.c's files are read as what they are
+    #[arg(long, conflicts_with = "data_dtype")]
+    pub bytes: bool,
+    /// Files that are neither .npy nor llm.c's are such tokens, one after the other, little-endian: nanoGPT's .bin (uint16), Megatron's (by its .idx)
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub data_dtype: Option<DataDtype>,
     /// Held-out data, of the same kinds
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub valid_data: Vec<String>,

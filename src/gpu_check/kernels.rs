@@ -8,7 +8,7 @@ use ir::op::DType;
 use runtime::artifact::{self, Artifact};
 use runtime::checked::{Checked, Task, Verdict, narrowest};
 use runtime::comm::Phase;
-use runtime::data::{Data, Spec};
+use runtime::data::{Data, Encoding, Spec};
 use runtime::executor::{Held, Order, Rank, Step};
 use runtime::gpu;
 use runtime::host::{Tensor, Whole, sizes};
@@ -96,7 +96,7 @@ pub fn threads() -> usize {
 /// Trains one step of an artifact of one rank, with random weights.
 pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> anyhow::Result<()> {
     let job = &artifact.job;
-    let data = Data::open(job, &[Spec::parse(&data(&check.work))])?;
+    let data = Data::open(job, &[Spec::parse(&data(&check.work), Encoding::Text)])?;
     let batch = data.batch(0)?;
     let weights = Weights::random(job, check.seed);
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();

@@ -159,6 +159,8 @@ const TOGETHER: &[Mistake] = &[
     ("run a.mcc --data corpus.txt --resume s --seed 2", 2, "cannot be used with '--seed <S>'", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --save w --save-state w", 2, "names the file of `--save`", "two names"),
     ("run a.mcc --data corpus.txt --save w --metrics w", 2, "names a file that something else is written to", "metrics.jsonl"),
+    ("run a.mcc --data corpus.txt --max-skips 3", 2, "says how many steps in a row may be skipped", "add `--on-nonfinite skip`"),
+    ("run a.mcc --data corpus.txt --bytes --data-dtype uint16", 2, "'--bytes' cannot be used with '--data-dtype <DTYPE>'", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --rendezvous node01:29500", 1, "did not start this process", "leave it out"),
     ("run a.mcc --data corpus.txt --steps 2", 0, "warms up for 2000 steps, and this run ends after 2", "--lr-warmup-iters"),
     ("run a.mcc --data corpus.txt --steps 2 --rendezvous-timeout 5", 0, "`--rendezvous-timeout` does nothing", "leave it out"),

@@ -174,7 +174,8 @@ fn start(c: &Compiled, triple: &Triple) -> Start {
         let one = |input: &ir::program::InputEntry| {
             let stream = random::stream(random::key(&input.name), triple.case.seed, 1 + step);
             let range = triple.ranges.get(&input.name);
-            let below = range.map_or(input.limit.unwrap_or(4), |r| r.below);
+            let most = input.takes.iter().flatten().last().filter(|i| i.most < i32::MAX);
+            let below = range.map_or(most.map_or(4, |i| i.most as u64 + 1), |r| r.below);
             let element = |i: u64| match input.dtype {
                 DType::I32 if range.is_some_and(|r| r.ignored) && random::uniform(stream, !i) < 0.3 => -100.0,
                 DType::I32 => (random::uniform(stream, i) * below as f64).floor(),

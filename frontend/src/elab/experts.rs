@@ -39,13 +39,14 @@ impl Elab<'_> {
         let with_k: Vec<Dim> = ty.dims.iter().copied().filter(|d| *d != over).chain([k, over]).collect();
         let here = self.push(Op::Compare(Compare::Eq), vec![rank, place], Type::new(DType::Bool, with_k.clone()));
         let index = self.push(Op::Iota(over), vec![], Type::new(DType::I32, [over]));
-        let mut pick = |from: Value| {
+        let mut pick = |from: Value, kind: Reduce| {
             let dtype = self.ty(from).dtype;
             let zero = self.constant(0.0, dtype);
             let alone = self.push(Op::Select, vec![here, from, zero], Type::new(dtype, with_k.clone()));
-            Val::Tensor(self.reduced(alone, Reduce::Sum, vec![over]))
+            Val::Tensor(self.reduced(alone, kind, vec![over]))
         };
-        Val::Tuple(vec![pick(x), pick(index)])
+        // Of elements that are not numbers several may have one rank; the greatest of their indices still is an index.
+        Val::Tuple(vec![pick(x, Reduce::Sum), pick(index, Reduce::Max)])
     }
 
     /// How many elements along `over` come before each one: greater ones, and equal ones of lower index.

@@ -26,6 +26,7 @@
 //! - Parameters and states change in updates alone, and once; a read finds the old or the new value, never some of each. Where
 //!   states are kept, all are renewed.
 //! - Every report is issued once in training on every rank; in evaluation on all ranks alike, the loss always.
+//! - What inputs of integers may hold is a list of intervals, in order and apart. Other inputs have none.
 //!
 //! **Invariants of streams** (each rank, [`races`]):
 //! - Two commands that touch the same bytes, one of them writing, are ordered by their stream or by events.
@@ -82,6 +83,7 @@ mod tests;
 pub use exchange::least_in_flight;
 
 use crate::mesh::{Axis, Mesh};
+use crate::op::DType;
 use crate::program::{Action, Call, CallSchedule, Command, Job, Program};
 use access::{Facts, Reader};
 use body::Summary;
@@ -201,6 +203,7 @@ struct Class {
 pub fn verify(job: &Job) -> Result<(), JobError> {
     let whole = At("job".into());
     mesh(job).map_err(|e| whole.error(e))?;
+    inputs(job).map_err(|e| whole.error(e))?;
     for (k, kernel) in job.kernels.iter().enumerate() {
         kernel.verify().map_err(|e| At(format!("kernel {k}")).error(e.to_string()))?;
     }
@@ -249,6 +252,17 @@ fn mesh(job: &Job) -> Checked {
     }
     ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))?;
     ensure(job.in_flight > 0, || "its channels take no message".into())
+}
+
+/// Of inputs of integers it is said what they may hold, in order.
+fn inputs(job: &Job) -> Checked {
+    job.inputs.iter().try_for_each(|input| {
+        let said = match &input.takes {
+            Some(all) => input.dtype == DType::I32 && all.iter().all(|i| i.least <= i.most) && all.windows(2).all(|w| w[0].most < w[1].least),
+            None => input.dtype != DType::I32,
+        };
+        ensure(said, || format!("what input `{}` may hold is not said as it has to be", input.name))
+    })
 }
 
 /// Every parameter is on some stage.

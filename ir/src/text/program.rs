@@ -13,8 +13,8 @@ use crate::kernel::Kernel;
 use crate::model::{Decay, LossScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
-    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry, Job,
-    KernelId, ParamEntry, Place, Program, Slots, Space, Stage, Stream, TableEntry,
+    Action, Arena, Body, BodyId, BodyKind, Buffer, BufferId, Call, CallSchedule, Channel, Command, Content, Extent, Group, GroupId, InputEntry,
+    Interval, Job, KernelId, ParamEntry, Place, Program, Slots, Space, Stage, Stream, TableEntry,
 };
 use std::collections::BTreeSet;
 
@@ -303,12 +303,17 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.with(" : ", &mut p.dims, extents)?;
         io.with(" init ", &mut p.init, init)
     })?;
-    let blank = InputEntry { name: String::new(), dtype: DType::I32, dims: vec![], default: None, limit: None };
+    let blank = InputEntry { name: String::new(), dtype: DType::I32, dims: vec![], default: None, takes: None };
     numbered_rows(io, &mut j.inputs, blank, "input ", |io, x| {
         io.with(" : ", &mut x.dtype, dtype)?;
         extents(io, &mut x.dims)?;
         io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
-        io.option(&mut x.limit, 0, " limit ", Io::number)
+        io.option(&mut x.takes, vec![], " takes ", |io, all| {
+            io.list(all, Interval::ALL, |io, i| {
+                io.number(&mut i.least)?;
+                io.or(&mut i.most, i.least, " to ", Io::number)
+            })
+        })
     })?;
     numbered_rows(io, &mut j.tables, TableEntry { name: String::new(), dtype: DType::F32, dims: vec![], data: vec![] }, "table ", |io, t| {
         io.with(" : ", &mut t.dtype, dtype)?;

@@ -9,8 +9,8 @@ use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::program::{
-    Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry, Job,
-    KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
+    Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
+    Interval, Job, KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
 };
 use crate::sharded::{Placement, Sharded, Sharding};
 
@@ -370,7 +370,7 @@ pub fn job() -> Job {
             dtype: DType::I32,
             dims: dims.clone(),
             default: Some(Feed::Documents(0, 50256)),
-            limit: Some(50257),
+            takes: Some(vec![Interval { least: -100, most: -100 }, Interval { least: 0, most: 50256 }]),
         }],
         tables: vec![TableEntry { name: "rope".into(), dtype: DType::F32, dims, data: vec![0.5, 1.0 / 3.0] }],
         reports: vec!["loss".into(), "grad_norm".into()],

@@ -7,8 +7,7 @@ use crate::{partition, pipeline, stashes};
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
-use ir::op::Op;
-use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Job, ParamEntry, Program, Slots, Stage, TableEntry};
+use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Slots, Stage, TableEntry};
 use ir::refine::{self, Meaning};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
@@ -61,16 +60,9 @@ fn add_table(tables: &mut Vec<TableEntry>, t: TableEntry) -> u32 {
     k as u32
 }
 
-/// The job without its programs.
-pub(super) fn describe(s: &Sharded, options: &Options) -> Job {
+/// The job without its programs. `takes` is what each input may hold.
+pub(super) fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -> Job {
     let g = &s.graph;
-    let limit = |input: u32| {
-        let from = g.body.values().find(|v| g.body[*v].op == Op::Input(input))?;
-        g.body.values().find_map(|v| match g.body[v].op {
-            Op::Gather { dim } if g.body[v].args[1] == from => Some(g.body.dims[dim].logical),
-            _ => None,
-        })
-    };
     let mut reports = vec!["loss".to_string(), "grad_norm".to_string()];
     reports.extend(g.losses.iter().chain(&g.metrics).map(|r| r.name.clone()));
     Job {
@@ -86,14 +78,8 @@ pub(super) fn describe(s: &Sharded, options: &Options) -> Job {
         inputs: g
             .inputs
             .iter()
-            .enumerate()
-            .map(|(k, i)| InputEntry {
-                name: i.name.clone(),
-                dtype: i.ty.dtype,
-                dims: extents(g, &i.ty.dims),
-                default: i.default.clone(),
-                limit: limit(k as u32),
-            })
+            .zip(takes)
+            .map(|(i, takes)| InputEntry { name: i.name.clone(), dtype: i.ty.dtype, dims: extents(g, &i.ty.dims), default: i.default.clone(), takes })
             .collect(),
         tables: g.tables.iter().map(|t| table(g, t)).collect(),
         reports,

@@ -8,7 +8,7 @@ use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Report, Type, Value};
 use ir::model::{LossScale, Model};
 use ir::op::{DType, Op, Real, Scalar};
-use ir::program::Job;
+use ir::program::{InputEntry, Job};
 use ir::random;
 use passes::compile::{CompileError, Compiled, Options, compile};
 use passes::differentiate::sum_losses;
@@ -370,11 +370,12 @@ impl Given {
             Data::Real => random::normal(stream, i).powi(2) * 0.1,
             Data::Exact => float(stream, i),
         };
-        let input = |name: &str, dtype: DType, limit: Option<u64>, i: u64| {
-            let u = random::uniform(stream(name), i);
-            match dtype {
+        let input = |entry: &InputEntry, i: u64| {
+            let (name, u) = (&entry.name, random::uniform(stream(&entry.name), i));
+            match entry.dtype {
                 DType::I32 => {
-                    let range = ranges.get(name).copied().unwrap_or(Range { below: limit.unwrap_or(4), ignored: false });
+                    let most = entry.takes.iter().flatten().last().filter(|i| i.most < i32::MAX);
+                    let range = ranges.get(name).copied().unwrap_or(Range { below: most.map_or(4, |i| i.most as u64 + 1), ignored: false });
                     if range.ignored && random::uniform(stream(name), !i) < 0.3 { -100.0 } else { (u * range.below as f64).floor() }
                 }
                 DType::Bool => f64::from(u < 0.7),
@@ -384,12 +385,7 @@ impl Given {
         let with_states = graph.updates.iter().flat_map(|u| (0..u.states.len() as u32).map(move |k| (u.param, k)));
         Given {
             params: graph.params.iter().map(|p| (p.name.clone(), tensor(&p.ty, &|i| float(stream(&p.name), i)))).collect(),
-            inputs: graph
-                .inputs
-                .iter()
-                .zip(&c.job.inputs)
-                .map(|(p, e)| (p.name.clone(), tensor(&p.ty, &|i| input(&p.name, p.ty.dtype, e.limit, i))))
-                .collect(),
+            inputs: graph.inputs.iter().zip(&c.job.inputs).map(|(p, e)| (p.name.clone(), tensor(&p.ty, &|i| input(e, i)))).collect(),
             states: with_states
                 .map(|(p, k)| {
                     let info = &graph.params[p as usize];

@@ -154,7 +154,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (3, "b7e8fca5b8c2a781");
+    let (format, layout) = (4, "5bc267954515332c");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

@@ -1,37 +1,34 @@
 //! One data file, mapped into memory.
 
-use super::{DataError, is_integer};
+use super::stream::{Encoding, Named};
+use super::{DataError, array, is_integer, stream};
 use crate::host::sizes;
 use ir::program::InputEntry;
-use memmap2::Mmap;
-use npyz::{NpyHeader, Order, TypeChar};
+use memmap2::{Advice, Mmap};
 use std::fs;
 use std::path::Path;
 
-/// First word of llm.c's token files.
-const LLMC_MAGIC: u32 = 20_240_520;
-/// Its header: 256 words; the magic, the version, the number of tokens.
-const LLMC_HEADER: usize = 1024;
-
 pub struct File {
-    /// None: an empty file cannot be mapped.
     map: Mmap,
     /// Byte of the first element.
     start: usize,
     kind: Kind,
 }
 
-enum Kind {
-    /// Tokens of one or two bytes, one after the other.
-    Stream { width: usize, tokens: u64 },
+/// What a file holds.
+pub enum Kind {
+    /// Tokens one after the other.
+    Stream { element: Element, tokens: u64, named: Named },
     /// Whole batches.
     Array { element: Element, shape: Vec<u64> },
 }
 
-#[derive(Clone, Copy)]
-enum Element {
+/// A number in a file, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
     I32,
     I64,
+    U32,
     U16,
     U8,
     F32,
@@ -39,11 +36,11 @@ enum Element {
 }
 
 impl Element {
-    fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         match self {
             Element::U8 => 1,
             Element::U16 => 2,
-            Element::I32 | Element::F32 => 4,
+            Element::I32 | Element::U32 | Element::F32 => 4,
             Element::I64 | Element::F64 => 8,
         }
     }
@@ -55,6 +52,7 @@ impl Element {
             Element::U8 => f64::from(bytes[0]),
             Element::U16 => f64::from(u16::from_le_bytes([bytes[0], bytes[1]])),
             Element::I32 => f64::from(i32::from_le_bytes(four())),
+            Element::U32 => f64::from(u32::from_le_bytes(four())),
             Element::F32 => f64::from(f32::from_le_bytes(four())),
             Element::I64 => i64::from_le_bytes(eight()) as f64,
             Element::F64 => f64::from_le_bytes(eight()),
@@ -64,7 +62,7 @@ impl Element {
 
 impl File {
     /// Opens a file for an input. With `next`, something takes the element after each of the input's.
-    pub fn open(path: &Path, input: &InputEntry, next: bool) -> Result<File, DataError> {
+    pub fn open(path: &Path, encoding: Encoding, input: &InputEntry, next: bool) -> Result<File, DataError> {
         let malformed = |what: String| DataError::Malformed { file: path.to_path_buf(), what };
         let io = |cause| DataError::Io { file: path.to_path_buf(), cause };
         let handle = fs::File::open(path).map_err(io)?;
@@ -77,7 +75,8 @@ impl File {
         }
         // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
         let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
-        let (kind, start) = if map.starts_with(b"\x93NUMPY") { array(&map).map_err(malformed)? } else { stream(&map).map_err(malformed)? };
+        let opened = if map.starts_with(array::MAGIC) { array::open(&map) } else { stream::open(&map, path, encoding) };
+        let (kind, start) = opened.map_err(malformed)?;
         let file = File { map, start, kind };
         file.fits(input, next).map_err(malformed)?;
         Ok(file)
@@ -102,15 +101,19 @@ impl File {
                 let mut longer = want.clone();
                 longer.last_mut().into_iter().for_each(|n| *n += 1);
                 let rest = shape.get(1..).unwrap_or_default();
-                if rest != longer && (rest != want || next) {
+                if shape.is_empty() || rest != longer && (rest != want || next) {
                     let dims = |list: &[u64]| list.iter().map(|n| format!(", {n}")).collect::<String>();
                     let expected = if next { dims(&longer) } else { dims(&want) };
                     return Err(format!("its shape is {shape:?}, `{}` takes [steps{expected}]", input.name));
                 }
                 let elements = shape.iter().try_fold(1u64, |p, n| p.checked_mul(*n)).filter(|n| *n < 1 << 48);
                 let need = elements.ok_or("its shape is too large")? * element.bytes() as u64;
-                if ((self.map.len() - self.start) as u64) < need {
-                    return Err(format!("it ends early: {} bytes of data instead of {need}", self.map.len() - self.start));
+                let here = (self.map.len() - self.start) as u64;
+                if here < need {
+                    return Err(format!("it ends early: {here} bytes of data instead of {need}"));
+                }
+                if here > need {
+                    return Err(format!("it goes on after its {need} bytes of data, with {} more: save one array", here - need));
                 }
                 if shape[0] == 0 {
                     return Err("it has no steps".into());
@@ -118,6 +121,28 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// Reads through a file that is taken for text.
+    ///
+    /// # Errors
+    /// The first byte that is none of a text.
+    pub fn check_text(&self, path: &Path) -> Result<(), DataError> {
+        match self.kind {
+            Kind::Stream { named: Named::AsText, .. } => {
+                // A hint, without which it is as right.
+                let _ = self.map.advise(Advice::Sequential);
+                let checked = stream::check_text(&self.map, path).map_err(|what| DataError::Malformed { file: path.to_path_buf(), what });
+                let _ = self.map.advise(Advice::Normal);
+                checked
+            }
+            Kind::Stream { named: Named::ByItself | Named::ByUser, .. } | Kind::Array { .. } => Ok(()),
+        }
+    }
+
+    /// Whether the user's word for what it holds counts.
+    pub fn is_named_by_user(&self) -> bool {
+        matches!(self.kind, Kind::Stream { named: Named::ByUser, .. })
     }
 
     /// Whether lines of the last dim have one element more than the input.
@@ -147,10 +172,9 @@ impl File {
     /// The batch of a step, lines of the last dim with one element more if `longer`.
     pub fn read(&self, input: &InputEntry, step: u64, longer: bool) -> Vec<f64> {
         match &self.kind {
-            Kind::Stream { width, .. } => {
+            Kind::Stream { element, .. } => {
                 let (batch, line) = (input.dims[0].size, input.dims[1].size + 1);
-                let element = if *width == 1 { Element::U8 } else { Element::U16 };
-                (0..batch).flat_map(|row| self.elements(element, self.position(input, step, row * input.dims[1].size, true), line)).collect()
+                (0..batch).flat_map(|row| self.elements(*element, self.position(input, step, row * input.dims[1].size, true), line)).collect()
             }
             Kind::Array { element, .. } => {
                 let elements = batch_elements(input, longer);
@@ -186,42 +210,4 @@ fn batch_elements(input: &InputEntry, longer: bool) -> u64 {
 /// Sequences of a stream; each begins where the one before ends, and needs one token more.
 fn windows(tokens: u64, input: &InputEntry) -> u64 {
     ((tokens - 1) / input.dims[1].size.max(1)).max(1)
-}
-
-fn stream(map: &Mmap) -> Result<(Kind, usize), String> {
-    let word = |k: usize| map.get(4 * k..4 * k + 4).map(|b| u32::from_le_bytes(b.try_into().expect("invariant: four bytes")));
-    if word(0) != Some(LLMC_MAGIC) || map.len() < LLMC_HEADER {
-        return Ok((Kind::Stream { width: 1, tokens: map.len() as u64 }, 0));
-    }
-    match word(1) {
-        Some(1) => {}
-        other => return Err(format!("its llm.c version is {}, only 1 (16-bit tokens) is known", other.unwrap_or(0))),
-    }
-    let (tokens, here) = (u64::from(word(2).unwrap_or(0)), ((map.len() - LLMC_HEADER) / 2) as u64);
-    if tokens > here {
-        return Err(format!("it says {tokens} tokens, but has {here}"));
-    }
-    Ok((Kind::Stream { width: 2, tokens }, LLMC_HEADER))
-}
-
-fn array(map: &Mmap) -> Result<(Kind, usize), String> {
-    let mut rest: &[u8] = map;
-    let header = NpyHeader::from_reader(&mut rest).map_err(|e| format!("it is no readable .npy file: {e}"))?;
-    if header.order() != Order::C && header.shape().len() > 1 {
-        return Err("it is in Fortran order; save it in C order".into());
-    }
-    let npyz::DType::Plain(plain) = header.dtype() else { return Err("its elements are records".into()) };
-    if plain.endianness() == npyz::Endianness::Big {
-        return Err("it is big-endian".into());
-    }
-    let element = match (plain.type_char(), plain.size_field()) {
-        (TypeChar::Int, 4) => Element::I32,
-        (TypeChar::Int, 8) => Element::I64,
-        (TypeChar::Uint, 2) => Element::U16,
-        (TypeChar::Uint | TypeChar::Bool, 1) => Element::U8,
-        (TypeChar::Float, 4) => Element::F32,
-        (TypeChar::Float, 8) => Element::F64,
-        _ => return Err(format!("its elements are `{plain}`; known are int32, int64, uint16, uint8, bool, float32, float64")),
-    };
-    Ok((Kind::Array { element, shape: header.shape().to_vec() }, map.len() - rest.len()))
 }

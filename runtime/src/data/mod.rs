@@ -1,16 +1,21 @@
 //! What a step is fed: one whole global batch per input of the job, from files.
 //!
-//! A text file (bytes as tokens) or an llm.c `.bin` file is a stream of tokens: sequence `n` of a run is the window of `seq + 1`
+//! A text (bytes as tokens), an llm.c `.bin` file, or whatever the user says to be tokens, is a stream of them: sequence `n` of a run is the window of `seq + 1`
 //! tokens from `n * seq` on; `seq` of them are the input and the last `seq` the input that derives from it by `Next`. A stream
 //! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends.
 
+mod array;
 mod file;
+mod foreign;
+mod stream;
+
+pub use stream::Encoding;
 
 use crate::host::{Tensor, sizes};
 use file::File;
 use ir::graph::Feed;
 use ir::op::DType;
-use ir::program::{Action, InputEntry, Job};
+use ir::program::{Action, InputEntry, Interval, Job};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -20,15 +25,17 @@ use std::path::PathBuf;
 pub struct Spec {
     pub input: Option<String>,
     pub file: PathBuf,
+    /// If the file does not say itself what it holds.
+    pub encoding: Encoding,
 }
 
 impl Spec {
-    pub fn parse(text: &str) -> Spec {
+    pub fn parse(text: &str, encoding: Encoding) -> Spec {
         match text.split_once('=') {
             Some((name, file)) if !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_') => {
-                Spec { input: Some(name.into()), file: file.into() }
+                Spec { input: Some(name.into()), file: file.into(), encoding }
             }
-            _ => Spec { input: None, file: text.into() },
+            _ => Spec { input: None, file: text.into(), encoding },
         }
     }
 }
@@ -47,10 +54,37 @@ pub enum DataError {
     Twice(String),
     #[error("no data for input `{input}`: {how}")]
     Missing { input: String, how: String },
-    #[error("`{}`: element {position} is {value}, but `{input}` takes 0 to {}", .file.display(), .limit - 1)]
-    Token { file: PathBuf, position: u64, value: f64, input: String, limit: u64 },
+    #[error("`{}`: element {position} is {value}, but `{input}` takes {}", .file.display(), list(.takes))]
+    Token { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
+    #[error("`{}`: at element {position} `{input}` is {value}, but it takes {}", .file.display(), list(.takes))]
+    Derived { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
+    #[error("without a file `{input}` holds {value} by the model's text, but it takes {}: pass --data {input}=FILE.npy", list(.takes))]
+    Default { input: String, value: f64, takes: Vec<Interval> },
+    #[error("--bytes and --data-dtype are for files that do not say what they hold; of {}, all do", .0.iter().map(|f| format!("`{}`", f.display())).collect::<Vec<_>>().join(", "))]
+    Said(Vec<PathBuf>),
     #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
     Exhausted { file: PathBuf, available: u64, step: u64 },
+}
+
+/// `-100 or 0 to 255`.
+fn list(takes: &[Interval]) -> String {
+    if takes.is_empty() { "nothing".into() } else { takes.iter().map(Interval::to_string).collect::<Vec<_>>().join(" or ") }
+}
+
+/// Opens training and held-out data as whoever starts a run does: what ranks need not look at again is looked at here.
+///
+/// # Errors
+/// As [`Data::open`]; a file that is taken for text and is none; the user's word for files none of which needs it.
+pub fn open_checked(job: &Job, training: Option<&[Spec]>, valid: Option<&[Spec]>) -> Result<[Option<Data>; 2], DataError> {
+    let open = |specs: Option<&[Spec]>| specs.map(|s| Data::open(job, s)).transpose();
+    let both = [open(training)?, open(valid)?];
+    let files = || both.iter().flatten().flat_map(Data::files_with_paths);
+    files().try_for_each(|(file, path)| file.check_text(path))?;
+    let said = [training, valid].into_iter().flatten().flatten().any(|s| s.encoding != Encoding::Text);
+    if said && !files().any(|(file, _)| file.is_named_by_user()) {
+        return Err(DataError::Said(files().map(|f| f.1.clone()).collect()));
+    }
+    Ok(both)
 }
 
 /// The data of a run.
@@ -91,7 +125,7 @@ impl Data {
                 (Some(number), _) => {
                     // Whoever takes the next element of this input needs one more than it has.
                     let next = inputs.iter().enumerate().any(|(d, i)| given[d].is_none() && i.default == Some(Feed::Next(k as u32)));
-                    let file = File::open(&specs[number].file, input, next)?;
+                    let file = File::open(&specs[number].file, specs[number].encoding, input, next)?;
                     Source::File { longer: file.longer(input), file, number }
                 }
                 (None, Some(feed)) => Source::Feed(feed.clone()),
@@ -105,11 +139,27 @@ impl Data {
         }
         let data = Data { inputs, sources, files: specs.iter().map(|s| s.file.clone()).collect() };
         for (k, source) in data.sources.iter().enumerate() {
+            data.check_default(k)?;
             if let Source::Feed(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) = source {
                 data.derivable(k, *i as usize)?;
             }
         }
         Ok(data)
+    }
+
+    /// The number that the text gives for an input without a file, or before its first element, is one that it takes.
+    fn check_default(&self, k: usize) -> Result<(), DataError> {
+        let value = match self.sources[k] {
+            Source::Feed(Feed::Const(value)) => value.0,
+            Source::Feed(Feed::Prev(_, first)) => first as f64,
+            Source::Feed(Feed::Next(_) | Feed::Documents(..) | Feed::Positions(..)) | Source::File { .. } => return Ok(()),
+        };
+        match &self.inputs[k].takes {
+            Some(takes) if !takes.iter().any(|i| i.has(value)) => {
+                Err(DataError::Default { input: self.inputs[k].name.clone(), value, takes: takes.clone() })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// A derived input needs a file behind the one it derives from, and its dims.
@@ -142,6 +192,13 @@ impl Data {
     fn files_with_inputs(&self) -> impl Iterator<Item = (&File, &InputEntry)> {
         self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
             Source::File { file, .. } => Some((file, input)),
+            Source::Feed(_) => None,
+        })
+    }
+
+    fn files_with_paths(&self) -> impl Iterator<Item = (&File, &PathBuf)> {
+        self.sources.iter().filter_map(|source| match source {
+            Source::File { file, number, .. } => Some((file, &self.files[*number])),
             Source::Feed(_) => None,
         })
     }
@@ -182,7 +239,7 @@ impl Data {
                     (self.derive(&held, *i, input, |line| positions(line, *separator as f64)), *i as usize)
                 }
             };
-            self.check(input, &tensor, from, step, matches!(source, Source::Feed(Feed::Next(_))))?;
+            self.check(k, &tensor, from, step)?;
             out.push(tensor);
         }
         Ok(out)
@@ -193,13 +250,22 @@ impl Data {
         lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
     }
 
-    /// Every element of an input with a limit is below it.
-    fn check(&self, input: &InputEntry, tensor: &Tensor, from: usize, step: u64, next: bool) -> Result<(), DataError> {
-        let Some(limit) = input.limit else { return Ok(()) };
-        let Some(k) = tensor.data.iter().position(|x| *x < 0.0 || *x >= limit as f64) else { return Ok(()) };
+    /// Every element of input `k` is one that it takes. `from` is the input that has the file.
+    fn check(&self, k: usize, tensor: &Tensor, from: usize, step: u64) -> Result<(), DataError> {
+        let input = &self.inputs[k];
+        let Some(takes) = &input.takes else { return Ok(()) };
+        let Some(wrong) = tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))) else { return Ok(()) };
         let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
-        let position = file.position(&self.inputs[from], step, k as u64, *longer) + u64::from(next);
-        Err(DataError::Token { file: self.files[*number].clone(), position, value: tensor.data[k], input: input.name.clone(), limit })
+        let position = file.position(&self.inputs[from], step, wrong as u64, *longer);
+        let (file, value, input, takes) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone(), takes.clone());
+        let token = |position| DataError::Token { file: file.clone(), position, value, input: input.clone(), takes: takes.clone() };
+        Err(match &self.sources[k] {
+            Source::File { .. } | Source::Feed(Feed::Const(_)) => token(position),
+            Source::Feed(Feed::Next(_)) => token(position + 1),
+            // The first of a line is the text's number, which was looked at.
+            Source::Feed(Feed::Prev(..)) => token(position.saturating_sub(1)),
+            Source::Feed(Feed::Documents(..) | Feed::Positions(..)) => DataError::Derived { file, position, value, input, takes },
+        })
     }
 }
 

@@ -9,10 +9,15 @@ fn dims(list: &[u64]) -> Vec<Extent> {
     list.iter().map(|n| Extent { name: "d".into(), size: *n, padded: *n, order: Order::Plain }).collect()
 }
 
+fn upto(limit: i32) -> Interval {
+    Interval { least: 0, most: limit - 1 }
+}
+
 /// `tokens` and `targets`, `[2, 3]`, and a constant.
-fn job(limit: u64) -> Job {
+fn job(limit: i32) -> Job {
     let mut job = crate::fixture::job(&crate::fixture::Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-    let entry = |name: &str, default| InputEntry { name: name.into(), dtype: DType::I32, dims: dims(&[2, 3]), default, limit: Some(limit) };
+    let entry =
+        |name: &str, default| InputEntry { name: name.into(), dtype: DType::I32, dims: dims(&[2, 3]), default, takes: Some(vec![upto(limit)]) };
     job.inputs = vec![entry("tokens", None), entry("targets", Some(Feed::Next(0))), entry("ones", Some(Feed::Const(Real(1.0))))];
     job
 }
@@ -35,7 +40,7 @@ fn int32(values: impl IntoIterator<Item = i32>) -> Vec<u8> {
 }
 
 fn open(job: &Job, file: &Path) -> Result<Data, String> {
-    Data::open(job, &[Spec { input: None, file: file.into() }]).map_err(|e| e.to_string())
+    Data::open(job, &[Spec::parse(&file.display().to_string(), Encoding::Text)]).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -62,9 +67,172 @@ fn llmc_files_are_16_bit_tokens() {
     bytes.extend([500u16, 1, 2, 3, 4, 5, 6].map(u16::to_le_bytes).concat());
     fs::write(&file, &bytes).unwrap();
     assert_eq!(open(&job(1000), &file).unwrap().batch(0).unwrap()[1].data, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    bytes[4] = 2;
-    fs::write(&file, &bytes).unwrap();
-    assert!(open(&job(1000), &file).err().unwrap().contains("its llm.c version is 2"));
+}
+
+#[test]
+fn tokens_of_32_bits_stream_as_those_of_16_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens.bin");
+    let tokens = [128_000u32, 1, 2, 3, 4, 5, 6];
+    let (words, shorts) = (tokens.map(u32::to_le_bytes).concat(), tokens.map(|t| (t as u16).to_le_bytes()).concat());
+    let mut llama = [20_240_801u32, 7, 7].map(u32::to_le_bytes).concat();
+    llama.resize(1024, 0);
+    for (bytes, encoding, first) in [
+        ([llama, words.clone()].concat(), Encoding::Text, 128_000.0),
+        (words.clone(), Encoding::U32, 128_000.0),
+        (words, Encoding::I32, 128_000.0),
+        (shorts, Encoding::U16, f64::from(128_000u32 as u16)),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        let data = Data::open(&job(128_001), &[Spec::parse(&file.display().to_string(), encoding)]).unwrap();
+        let step = data.batch(0).unwrap();
+        assert_eq!((step[0].data[0], &step[1].data[..]), (first, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0][..]), "{encoding:?}");
+    }
+    npy(
+        &dir.path().join("x.npy"),
+        "<u4",
+        "(1, 2, 4)",
+        &[[7u32; 7].as_slice(), &[4_000_000_000]].concat().iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>(),
+    );
+    let error = open(&job(9), &dir.path().join("x.npy")).unwrap().batch(0).unwrap_err().to_string();
+    assert!(error.ends_with("element 7 is 4000000000, but `targets` takes 0 to 8"), "{error}");
+}
+
+/// Opens files as a run does, with the user's word for what they hold.
+fn checked(job: &Job, files: &[&Path], encoding: Encoding) -> Result<(), String> {
+    let specs: Vec<Spec> = files.iter().map(|f| Spec::parse(&f.display().to_string(), encoding)).collect();
+    open_checked(job, Some(&specs), None).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// Each kind of file that is often at hand, by its first bytes.
+#[test]
+fn files_of_other_kinds_are_refused_with_what_to_do_instead() {
+    let dir = tempfile::tempdir().unwrap();
+    let words = |list: &[u32], n: usize| {
+        let mut bytes = list.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        bytes.resize(n, 0);
+        bytes
+    };
+    let index = |code: u8| [b"MMIDIDX\0\0".as_slice(), &1u64.to_le_bytes(), &[code], &[0; 16]].concat();
+    let shorts = || (0..40u16).flat_map(|t| (t * 611).to_le_bytes()).collect::<Vec<u8>>();
+    let long = |start: &[u8]| [start, &[0xff, 0, 7, 1]].concat().repeat(9);
+    let json = |lines: usize| "{\"text\": \"to be\", \"n\": [1, null]}\n".repeat(lines).into_bytes();
+    for (name, bytes, want) in [
+        ("gpt2.bin", words(&[20_240_520, 2, 9], 1042), "its llm.c version is 2; of files that begin with 20240520, only 1 (16-bit tokens) is known"),
+        ("llama.bin", words(&[20_240_801, 1, 9], 1060), "its llm.c version is 1; of files that begin with 20240801, only 7 (32-bit tokens) is known"),
+        ("cut.bin", words(&[20_240_520, 1, 10], 1042), "it says 10 tokens, but has 9; it was cut or joined"),
+        ("joined.bin", words(&[20_240_520, 1, 8], 1042), "it says 8 tokens, but has 9; it was cut or joined"),
+        ("head.bin", words(&[20_240_520, 1, 8], 500), "ends within the header"),
+        ("hellaswag.bin", words(&[20_240_522, 1, 8], 2000), "llm.c's evaluation data"),
+        ("model.bin", words(&[20_240_326, 3], 2000), "a checkpoint of llm.c's"),
+        ("train.bin", shorts(), "as nanoGPT writes them, pass --data-dtype uint16"),
+        ("corpus.idx", index(8), "--data NAME.bin --data-dtype uint16 reads them"),
+        ("corpus.bin", shorts(), "it is the tokens of a Megatron data set: --data NAME.bin --data-dtype uint16"),
+        ("wide.idx", index(4), "--data NAME.bin --data-dtype int32 reads them"),
+        ("wide.bin", words(&[7, 8], 64), "--data NAME.bin --data-dtype int32 reads them"),
+        ("odd.idx", index(6), "`numpy.save` them as int32"),
+        (
+            "w.safetensors",
+            [&20u64.to_le_bytes()[..], b"{\"w\":{\"dtype\":\"F32\"}}", &[0; 40]].concat(),
+            "it is safetensors, weights and no data: --init reads such",
+        ),
+        ("x.npz", long(b"PK\x03\x04\x14\0\0\0tokens.npy"), "it is an .npz"),
+        ("x.pt", long(b"PK\x03\x04\0\0archive/data.pkl"), "it is a file of PyTorch's"),
+        ("x.zip", long(b"PK\x03\x04\0\0a.txt"), "it is a zip archive"),
+        ("old.pt", long(b"\x80\x02\x8a\nl\xfc"), "it is a pickle, as of PyTorch"),
+        ("x.parquet", long(b"PAR1\x15"), "it is Parquet"),
+        ("x.feather", long(b"ARROW1\0\0"), "it is Arrow"),
+        ("data.arrow", long(b"\xff\xff\xff\xff\x10"), "it is an Arrow stream"),
+        ("x.gz", long(b"\x1f\x8b\x08"), "it is compressed with gzip: unpack it (`gunzip`)"),
+        ("x.zst", long(b"\x28\xb5\x2f\xfd"), "it is compressed with zstd"),
+        (
+            "utf16.txt",
+            "to be".encode_utf16().flat_map(u16::to_le_bytes).fold(vec![0xff, 0xfe], |mut all, b| {
+                all.push(b);
+                all
+            }),
+            "it seems to be UTF-16",
+        ),
+        (
+            "latin1.txt",
+            b"caf\xe9 au lait, s'il vous pla\xeet".to_vec(),
+            "byte 3 (0xe9) is not UTF-8, so its bytes are no tokens: if it is a text, make it UTF-8",
+        ),
+        ("zero.txt", b"to be\0or not to be".to_vec(), "byte 5 (0x00) is zero"),
+        ("cut.txt", "to be or not to b\u{eb}".as_bytes()[..18].to_vec(), "byte 17 (0xc3) begins a character of UTF-8 that the file's end cuts off"),
+        ("late.txt", [&b"to be ".repeat(20_000)[..], b"\xff"].concat(), "byte 120000 (0xff) is not UTF-8"),
+        ("x.jsonl", json(3), "it is JSON"),
+        ("long.jsonl", json(9000), "it is JSON"),
+        ("pretty.json", b"\n [\n  {\"a\": 1},\n  2\n]\n".to_vec(), "it is JSON"),
+    ] {
+        let file = dir.path().join(name);
+        fs::write(&file, bytes).unwrap();
+        let error = checked(&job(1 << 30), &[&file], Encoding::Text).unwrap_err();
+        assert!(error.contains(name) && error.contains(want), "{name}: {error}");
+        // The index of tokens is never tokens, nor is a file that names another reading; all else is bytes if the user says so.
+        let header = name.ends_with(".bin") && error.contains("llm.c version") || error.contains("it says") || error.contains("the header");
+        assert_eq!(checked(&job(1 << 30), &[&file], Encoding::Bytes).is_err(), header, "{name}");
+    }
+    for text in ["[1] To be, or not to be", "{ } that is the question", "\"To be\" or", "12 monkeys 1995", "[Chapter 1]\n\nTo be"] {
+        let file = dir.path().join("plain.txt");
+        fs::write(&file, text).unwrap();
+        assert_eq!(checked(&job(256), &[&file], Encoding::Text), Ok(()), "{text}");
+    }
+}
+
+#[test]
+fn the_users_word_for_files_is_refused_where_none_needs_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (array, text) = (dir.path().join("x.npy"), dir.path().join("x.txt"));
+    npy(&array, "<i4", "(1, 2, 4)", &int32(0..8));
+    fs::write(&text, "to be or not").unwrap();
+    let error = checked(&job(256), &[&array], Encoding::Bytes).unwrap_err();
+    assert!(error.starts_with("--bytes and --data-dtype are for files that do not say what they hold; of `"), "{error}");
+    assert_eq!(checked(&job(256), &[&text], Encoding::Bytes), Ok(()));
+    fs::write(&text, "odd").unwrap();
+    let error = checked(&job(256), &[&text], Encoding::U16).unwrap_err();
+    assert!(error.ends_with("its 3 bytes are no whole number of 16-bit tokens"), "{error}");
+}
+
+#[test]
+fn labels_that_do_not_count_are_those_that_the_text_ignores() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens.npy");
+    let mut job = job(256);
+    job.inputs[1].takes = Some(vec![Interval { least: -100, most: -100 }, upto(256)]);
+    job.inputs.push(InputEntry { name: "before".into(), default: Some(Feed::Prev(0, 0)), ..job.inputs[0].clone() });
+    job.inputs.push(InputEntry { name: "place".into(), default: Some(Feed::Positions(0, 0)), takes: Some(vec![upto(2)]), ..job.inputs[0].clone() });
+    let tokens = |k: usize, x: i32| (0..8).map(move |i| if i == k { x } else { i as i32 % 2 });
+    let tried = |list: Vec<i32>| {
+        npy(&file, "<i4", "(1, 2, 4)", &int32(list));
+        open(&job, &file).unwrap().batch(0).map(|_| ()).map_err(|e| e.to_string().rsplit_once("`: ").unwrap().1.to_string())
+    };
+    // Targets alone: the last of a line.
+    assert_eq!(tried(tokens(3, -100).collect()), Ok(()));
+    assert_eq!(tried(tokens(3, -1).collect()), Err("element 3 is -1, but `targets` takes -100 or 0 to 255".into()));
+    assert_eq!(tried(tokens(7, 9999).collect()), Err("element 7 is 9999, but `targets` takes -100 or 0 to 255".into()));
+    assert_eq!(tried(tokens(5, -100).collect()), Err("element 5 is -100, but `tokens` takes 0 to 255".into()));
+    assert_eq!(tried(vec![1; 8]), Err("at element 2 `place` is 2, but it takes 0 to 1".into()));
+    job.inputs[0].takes = None;
+    npy(&file, "<i4", "(1, 2, 4)", &int32(tokens(5, 300)));
+    let error = open(&job, &file).unwrap().batch(0).unwrap_err().to_string();
+    assert!(error.ends_with("element 5 is 300, but `targets` takes -100 or 0 to 255"), "{error}");
+    job.inputs[1].takes = None;
+    let error = open(&job, &file).unwrap().batch(0).unwrap_err().to_string();
+    assert!(error.ends_with("element 5 is 300, but `before` takes 0 to 255"), "{error}");
+}
+
+#[test]
+fn a_number_that_the_text_gives_in_place_of_data_is_checked_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text");
+    fs::write(&file, "to be or not").unwrap();
+    let mut job = job(256);
+    for default in [Feed::Const(Real(256.0)), Feed::Prev(0, 256)] {
+        job.inputs[2].default = Some(default);
+        let error = open(&job, &file).err().unwrap();
+        assert_eq!(error, "without a file `ones` holds 256 by the model's text, but it takes 0 to 255: pass --data ones=FILE.npy");
+    }
 }
 
 #[test]
@@ -106,7 +274,7 @@ fn inputs_are_fed_by_name() {
     let (a, b) = (dir.path().join("a.npy"), dir.path().join("b.npy"));
     npy(&a, "<i8", "(1, 2, 3)", &(0..6i64).flat_map(i64::to_le_bytes).collect::<Vec<_>>());
     npy(&b, "|u1", "(1, 2, 3)", &[9, 8, 7, 6, 5, 4]);
-    let spec = |text: &str, file: &Path| Spec::parse(&format!("{text}{}", file.display()));
+    let spec = |text: &str, file: &Path| Spec::parse(&format!("{text}{}", file.display()), Encoding::Text);
     let data = Data::open(&job(100), &[spec("tokens=", &a), spec("targets=", &b)]).unwrap();
     assert_eq!(data.batch(0).unwrap()[1].data, [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]);
     let error = |specs: &[Spec]| Data::open(&job(100), specs).err().unwrap().to_string();
@@ -126,7 +294,15 @@ fn files_that_do_not_fit_are_refused() {
     npy(&file, "<f4", "(2, 2, 4)", &int32(0..16));
     assert!(refused().contains("it holds floats, `tokens` takes i32"));
     npy(&file, "<c8", "(2, 2, 4)", &int32(0..16));
-    assert!(refused().contains("its elements are"));
+    assert!(refused().contains("its elements are `<c8`; known are int32, int64, uint32"));
+    npy(&file, "<i4", "(2, 2, 4)", &int32(0..17));
+    assert!(refused().contains("it goes on after its 64 bytes of data, with 4 more"));
+    npy(&file, "<i4", "()", &int32(0..1));
+    assert!(refused().contains("its shape is []"));
+    npy(&file, "<i4", &"(".repeat(9), &int32(0..1));
+    assert!(refused().contains("too many brackets"));
+    fs::write(&file, b"\x93NUMPY\x02\x00\xff\xff\xff\xff{").unwrap();
+    assert!(refused().contains("its header is damaged"));
     fs::write(&file, b"\x93NUMPY\x01\x00garbage").unwrap();
     assert!(refused().contains("no readable .npy file"));
     fs::write(&file, "abc").unwrap();

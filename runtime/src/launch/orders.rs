@@ -2,7 +2,7 @@
 
 use super::{RunError, RunOptions};
 use crate::artifact::Artifact;
-use crate::data::{Data, Spec};
+use crate::data::{self, Spec};
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
 use crate::protocol::{Orders, SaveFile};
@@ -73,13 +73,13 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
     let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
-    let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> {
-        list.iter().map(|s| Ok(Spec { input: s.input.clone(), file: absolute(&s.file)? })).collect()
-    };
-    let steps = match options.steps {
-        Some(0) => 0,
-        given => {
-            let data = Data::open(job, &options.data)?;
+    let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> { list.iter().map(|s| Ok(Spec { file: absolute(&s.file)?, ..s.clone() })).collect() };
+    let training = (options.steps != Some(0)).then_some(&options.data[..]);
+    let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
+    let [data, valid] = data::open_checked(job, training, valid)?;
+    let steps = match (options.steps, data) {
+        (_, None) => 0,
+        (given, Some(data)) => {
             // A first look finds files of another kind before anything starts.
             data.batch(0)?;
             let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
@@ -91,8 +91,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
             steps
         }
     };
-    if !options.valid_data.is_empty() {
-        Data::open(job, &options.valid_data)?.batch(0)?;
+    if let Some(valid) = valid {
+        valid.batch(0)?;
     }
     if let Some(file) = &options.init {
         Weights::open(file, job)?;

@@ -2,7 +2,7 @@
 
 use crate::fixture::{self, Split};
 use runtime::artifact::{self, Artifact, KernelEntry, Kernels, Parts};
-use runtime::data::Spec;
+use runtime::data::{Encoding, Spec};
 use runtime::executor::Held;
 use runtime::launch::{Existing, Progress, RunOptions, run};
 use runtime::target::{Processor, Target};
@@ -122,7 +122,7 @@ impl Bench {
     }
 
     pub fn options(&self) -> RunOptions {
-        let spec = |name: &str| Spec { input: Some(name.into()), file: self.path(&format!("{name}.npy")) };
+        let spec = |name: &str| Spec { input: Some(name.into()), file: self.path(&format!("{name}.npy")), encoding: Encoding::Text };
         RunOptions {
             data: vec![spec("x"), spec("t")],
             init: Some(self.path("init")),

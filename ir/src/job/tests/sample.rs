@@ -235,7 +235,7 @@ pub fn job() -> Job {
         microbatches: 2,
         in_flight: 1,
         params: ["w0", "w1"].map(|name| ParamEntry { name: name.into(), dims: extent(N), init: Init::Const(Real(1.0)) }).into(),
-        inputs: vec![InputEntry { name: "x".into(), dtype: DType::F32, dims: extent(4 * N), default: None, limit: None }],
+        inputs: vec![InputEntry { name: "x".into(), dtype: DType::F32, dims: extent(4 * N), default: None, takes: None }],
         tables: vec![],
         reports: vec!["loss".into(), "grad_norm".into()],
         kernels: kernels(),

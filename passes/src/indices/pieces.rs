@@ -1,0 +1,277 @@
+//! What an integer may be, depending on what inputs hold: abstract values for [`super`].
+//!
+//! A value is a list of pieces that together cover all that can happen; of pieces that overlap, any may be true. Each is a linear form of at most
+//! one input's element, known up to an interval. Numbers are those of mathematics: what leaves 32 bits is outside of every table.
+
+use ir::op::Compare;
+use std::collections::BTreeMap;
+
+/// An element of an input, as it gets to some place: the same number is the same element wherever both are defined.
+pub type Element = usize;
+
+/// The most pieces of a value; of what would have more, nothing is known.
+const MOST: usize = 64;
+
+/// Integers from `least` to `most`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bounds {
+    pub least: i64,
+    pub most: i64,
+}
+
+impl Bounds {
+    /// Whatever an element of an input can be.
+    pub const I32: Bounds = Bounds::new(i32::MIN as i64, i32::MAX as i64);
+    pub const BOOL: Bounds = Bounds::new(0, 1);
+    /// Nothing is known.
+    pub const ANY: Bounds = Bounds::new(-(1 << 40), 1 << 40);
+
+    pub const fn new(least: i64, most: i64) -> Bounds {
+        Bounds { least, most }
+    }
+
+    pub const fn one(x: i64) -> Bounds {
+        Bounds::new(x, x)
+    }
+
+    pub fn meet(self, other: Bounds) -> Option<Bounds> {
+        let both = Bounds::new(self.least.max(other.least), self.most.min(other.most));
+        (both.least <= both.most).then_some(both)
+    }
+
+    pub fn hull(self, other: Bounds) -> Bounds {
+        Bounds::new(self.least.min(other.least), self.most.max(other.most))
+    }
+
+    /// What is left of disjoint bounds, least first, without these.
+    pub fn cut(self, from: &[Bounds]) -> Vec<Bounds> {
+        let parts =
+            |b: &Bounds| [b.meet(Bounds::new(i64::MIN, self.least.saturating_sub(1))), b.meet(Bounds::new(self.most.saturating_add(1), i64::MAX))];
+        from.iter().flat_map(parts).flatten().collect()
+    }
+
+    /// Each number `times` a factor of at most 2^40, or nothing known if that is far out.
+    pub fn times(self, factor: i64) -> Bounds {
+        let ends = [self.least.saturating_mul(factor), self.most.saturating_mul(factor)];
+        Bounds::new(ends[0].min(ends[1]), ends[0].max(ends[1])).near()
+    }
+
+    pub fn plus(self, other: Bounds) -> Bounds {
+        Bounds::new(self.least.saturating_add(other.least), self.most.saturating_add(other.most)).near()
+    }
+
+    fn near(self) -> Bounds {
+        if Bounds::ANY.least < self.least && self.most < Bounds::ANY.most { self } else { Bounds::ANY }
+    }
+}
+
+/// What elements hold; those that are not named hold anything.
+pub type When = BTreeMap<Element, Bounds>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The case that the piece is about.
+    pub when: When,
+    /// The value is a factor times an element, and
+    pub times: Option<(Element, i64)>,
+    /// a number within these.
+    pub plus: Bounds,
+}
+
+impl Piece {
+    pub fn number(plus: Bounds) -> Piece {
+        Piece { when: When::new(), times: None, plus }
+    }
+
+    pub fn element(x: Element) -> Piece {
+        Piece { times: Some((x, 1)), ..Piece::number(Bounds::one(0)) }
+    }
+
+    /// All that the value can be.
+    pub fn range(&self) -> Bounds {
+        let element = |x: Element| self.when.get(&x).copied().unwrap_or(Bounds::I32);
+        self.times.map_or(self.plus, |(x, factor)| element(x).times(factor).plus(self.plus))
+    }
+
+    fn scaled(&self, factor: i64) -> Piece {
+        let times = self.times.map(|(x, f)| (x, f.saturating_mul(factor))).filter(|t| t.1 != 0);
+        let near = times.is_none_or(|t| t.1.abs() <= 1 << 31);
+        if near { Piece { when: self.when.clone(), times, plus: self.plus.times(factor) } } else { self.unknown() }
+    }
+
+    fn unknown(&self) -> Piece {
+        Piece { when: self.when.clone(), times: None, plus: Bounds::ANY }
+    }
+
+    fn add(&self, other: &Piece, when: When) -> Piece {
+        let times = match (self.times, other.times) {
+            (t, None) | (None, t) => t,
+            (Some((x, f)), Some((y, g))) if x == y => Some((x, f + g)).filter(|t| t.1 != 0),
+            (Some(_), Some(_)) => return Piece { when, times: None, plus: Bounds::ANY },
+        };
+        Piece { when, times, plus: self.plus.plus(other.plus) }
+    }
+
+    /// The sign of the value, -1 to 1, in each of the cases into which it cuts this one.
+    pub fn signs(&self) -> Vec<(When, Bounds)> {
+        let Bounds { least, most } = self.plus;
+        let Some((x, factor)) = self.times else { return vec![(self.when.clone(), Bounds::new(least.signum(), most.signum()))] };
+        // For which elements all that the value can be is below 0, and for which above.
+        let size = factor.abs();
+        let (below, above) = match factor > 0 {
+            true => (Bounds::new(i64::MIN, (-most - 1).div_euclid(size)), Bounds::new((-least).div_euclid(size) + 1, i64::MAX)),
+            false => (Bounds::new(most.div_euclid(size) + 1, i64::MAX), Bounds::new(i64::MIN, (least - 1).div_euclid(size))),
+        };
+        let all = self.when.get(&x).copied().unwrap_or(Bounds::I32);
+        let between = above.cut(&below.cut(&[all]));
+        let unsure = if least == most { Bounds::one(0) } else { Bounds::new(-1, 1) };
+        let cases = [(below.meet(all), Bounds::one(-1)), (above.meet(all), Bounds::one(1))];
+        let cases = cases.into_iter().chain(between.into_iter().map(|b| (Some(b), unsure)));
+        let case = |bounds: Bounds| {
+            let mut when = self.when.clone();
+            when.insert(x, bounds);
+            when
+        };
+        cases.filter_map(|(bounds, sign)| Some((case(bounds?), sign))).collect()
+    }
+}
+
+/// Both cases at once, if that can be.
+fn meet(a: &When, b: &When) -> Option<When> {
+    let mut both = a.clone();
+    for (x, bounds) in b {
+        let here = both.get(x).copied().unwrap_or(Bounds::I32);
+        both.insert(*x, here.meet(*bounds)?);
+    }
+    Some(both)
+}
+
+/// Without repetition; nothing known if there are too many.
+pub fn settled(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
+    let mut out: Vec<Piece> = vec![];
+    for p in pieces {
+        if p.plus == Bounds::ANY && p.when.is_empty() || out.len() == MOST {
+            return vec![Piece::number(Bounds::ANY)];
+        }
+        if !out.contains(&p) {
+            out.push(p);
+        }
+    }
+    out
+}
+
+/// A function of two values, piece by piece.
+fn each<F: IntoIterator<Item = Piece>>(a: &[Piece], b: &[Piece], f: impl Fn(&Piece, &Piece, When) -> F) -> Vec<Piece> {
+    let pairs = a.iter().flat_map(|p| b.iter().map(move |q| (p, q)));
+    settled(pairs.filter_map(|(p, q)| Some((p, q, meet(&p.when, &q.when)?))).flat_map(|(p, q, when)| f(p, q, when)))
+}
+
+pub fn add(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
+    each(a, b, |p, q, when| [p.add(q, when)])
+}
+
+pub fn scale(a: &[Piece], factor: i64) -> Vec<Piece> {
+    settled(a.iter().map(|p| p.scaled(factor)))
+}
+
+pub fn sub(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
+    add(a, &scale(b, -1))
+}
+
+pub fn mul(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
+    each(a, b, |p, q, when| {
+        let product = match (p.times, q.times) {
+            (_, None) if q.plus.least == q.plus.most => p.scaled(q.plus.least),
+            (None, _) if p.plus.least == p.plus.most => q.scaled(p.plus.least),
+            (None, None) => Piece::number(p.plus.times(q.plus.least).hull(p.plus.times(q.plus.most))),
+            (Some(_), _) | (_, Some(_)) => p.unknown(),
+        };
+        [Piece { when, ..product }]
+    })
+}
+
+/// The floored quotient by a number, of what depends on no element.
+pub fn div(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
+    each(a, b, |p, q, when| {
+        let by = Some(q.plus.least).filter(|n| *n > 0 && q.plus.most == *n && q.times.is_none() && p.times.is_none());
+        let plus = by.map_or(Bounds::ANY, |n| Bounds::new(p.plus.least.div_euclid(n), p.plus.most.div_euclid(n)));
+        [Piece { when, times: None, plus }]
+    })
+}
+
+/// The floored remainder.
+pub fn rem(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
+    each(a, b, |p, q, when| {
+        let (whole, by) = (p.range(), q.range());
+        [match () {
+            () if by.least <= 0 => Piece { when, times: None, plus: Bounds::ANY },
+            () if whole.least >= 0 && whole.most < by.least => Piece { when, ..p.clone() },
+            () => Piece { when, times: None, plus: Bounds::new(0, by.most - 1) },
+        }]
+    })
+}
+
+/// Which of two values is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extreme {
+    Max,
+    Min,
+}
+
+pub fn extreme(a: &[Piece], b: &[Piece], which: Extreme) -> Vec<Piece> {
+    each(a, b, |p, q, when| {
+        if let (None, None) = (p.times, q.times) {
+            let plus = match which {
+                Extreme::Max => Bounds::new(p.plus.least.max(q.plus.least), p.plus.most.max(q.plus.most)),
+                Extreme::Min => Bounds::new(p.plus.least.min(q.plus.least), p.plus.most.min(q.plus.most)),
+            };
+            return vec![Piece { when, times: None, plus }];
+        }
+        let one = |of: &Piece, when: &When| Piece { when: when.clone(), ..of.clone() };
+        let (greater, less) = match which {
+            Extreme::Max => (p, q),
+            Extreme::Min => (q, p),
+        };
+        let signs = p.add(&q.scaled(-1), when).signs();
+        let either = |(when, sign): &(When, Bounds)| {
+            [(sign.most >= 0).then(|| one(greater, when)), (sign.least < 0).then(|| one(less, when))].into_iter().flatten().collect::<Vec<_>>()
+        };
+        signs.iter().flat_map(either).collect()
+    })
+}
+
+fn holds(op: Compare, sign: i64) -> bool {
+    match op {
+        Compare::Eq => sign == 0,
+        Compare::Ne => sign != 0,
+        Compare::Lt => sign < 0,
+        Compare::Le => sign <= 0,
+        Compare::Gt => sign > 0,
+        Compare::Ge => sign >= 0,
+    }
+}
+
+/// 1 where it holds, else 0.
+pub fn compare(a: &[Piece], b: &[Piece], op: Compare) -> Vec<Piece> {
+    each(a, b, |p, q, when| {
+        let truth = |(when, sign): (When, Bounds)| {
+            let known = (sign.least..=sign.most).map(|s| i64::from(holds(op, s)));
+            let (least, most) = known.fold((1, 0), |(least, most), t| (t.min(least), t.max(most)));
+            Piece { when, times: None, plus: Bounds::new(least, most) }
+        };
+        p.add(&q.scaled(-1), when).signs().into_iter().map(truth).collect::<Vec<_>>()
+    })
+}
+
+pub fn select(condition: &[Piece], yes: &[Piece], no: &[Piece]) -> Vec<Piece> {
+    let of = |value: &[Piece], can: &dyn Fn(&Piece) -> bool| {
+        let cases: Vec<Piece> = condition.iter().filter(|c| can(c)).cloned().collect();
+        each(&cases, value, |_, v, when| [Piece { when, ..v.clone() }])
+    };
+    settled(of(yes, &|c| c.plus.most > 0).into_iter().chain(of(no, &|c| c.plus.least < 1)))
+}
+
+/// All that a value can be.
+pub fn hull(a: &[Piece]) -> Bounds {
+    a.iter().map(Piece::range).reduce(Bounds::hull).unwrap_or(Bounds::ANY)
+}

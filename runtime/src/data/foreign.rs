@@ -1,0 +1,117 @@
+//! Files that are often at hand and hold no tokens as they are: what each is, and what to do instead.
+
+use serde::de::IgnoredAny;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// First bytes, and what such a file is.
+const KNOWN: [(&[u8], &str); 15] = [
+    (b"\x1f\x8b", "it is compressed with gzip: unpack it (`gunzip`)"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: unpack it (`unzstd`)"),
+    (b"\xfd7zXZ\0", "it is compressed with xz: unpack it (`unxz`)"),
+    (b"BZh", "it is compressed with bzip2: unpack it (`bunzip2`)"),
+    (b"\x04\x22\x4d\x18", "it is compressed with lz4: unpack it (`unlz4`)"),
+    (b"7z\xbc\xaf\x27\x1c", "it is a 7z archive: unpack it (`7z x`)"),
+    (b"PAR1", "it is Parquet: write its column of text to a file (`pandas.read_parquet(..).text`)"),
+    (b"ARROW1", "it is Arrow: write its column of tokens with `numpy.save`, or that of text to a file"),
+    (b"\xff\xff\xff\xff", "it is an Arrow stream, as Hugging Face's data sets have: write its column with `numpy.save`, or as text to a file"),
+    (b"\x89HDF", "it is HDF5: write its array with `numpy.save`"),
+    (b"SQLite format 3\0", "it is a database of SQLite: write its text to a file"),
+    (b"%PDF", "it is a PDF: extract its text (`pdftotext`)"),
+    (b"\xff\xfe", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
+    (b"\xfe\xff", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
+    (b"\x80", "it is a pickle, as of PyTorch: load it, and `numpy.save` its tokens"),
+];
+
+/// First words of llm.c's files that hold no stream of tokens.
+const LLMC: [(u32, &str); 3] = [
+    (20_240_522, "it is llm.c's evaluation data, questions with several endings: pass its training data"),
+    (20_240_326, "it is a checkpoint of llm.c's, weights and no data"),
+    (20_240_327, "it is a state of llm.c's training, no data"),
+];
+
+/// Of the index beside the tokens of Megatron's data sets: its first bytes, and of each code of an element how `--data-dtype` calls it.
+const INDEX: &[u8] = b"MMIDIDX\0\0";
+const INDEXED: [(u8, &str); 2] = [(4, "int32"), (8, "uint16")];
+
+/// What a file that is no text seems to be, and what to do instead.
+pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
+    let word = |k: usize| bytes.get(4 * k..4 * k + 4).map(|b| u32::from_le_bytes(b.try_into().expect("invariant: four bytes")));
+    if let Some(index) = is_index(bytes) {
+        return Some(index);
+    }
+    if let Some((_, what)) = LLMC.iter().find(|l| word(0) == Some(l.0)) {
+        return Some((*what).into());
+    }
+    if let Some(what) = megatron(path) {
+        return Some(what);
+    }
+    if bytes.starts_with(b"PK\x03\x04") {
+        return Some(zip(&bytes[..bytes.len().min(512)]).into());
+    }
+    let header = bytes.get(..8).map(|b| u64::from_le_bytes(b.try_into().expect("invariant: eight bytes")));
+    if header.is_some_and(|n| n < bytes.len() as u64) && bytes.get(8) == Some(&b'{') {
+        return Some("it is safetensors, weights and no data: --init reads such".into());
+    }
+    // Two bytes of a pickle: that it is one, and its version.
+    let known = |(magic, _): &&(&[u8], &str)| bytes.starts_with(magic) && (*magic != b"\x80" || bytes.get(1).is_some_and(|v| (2..=5).contains(v)));
+    if let Some((_, what)) = KNOWN.iter().find(known) {
+        return Some((*what).into());
+    }
+    let tokens = bytes.len().is_multiple_of(2) && path.extension().is_some_and(|e| e == "bin");
+    tokens.then(|| "if it is 16-bit tokens without a header, as nanoGPT writes them, pass --data-dtype uint16".into())
+}
+
+/// Of an archive by the names in it.
+fn zip(start: &[u8]) -> &'static str {
+    let has = |name: &[u8]| start.windows(name.len()).any(|w| w == name);
+    if has(b"data.pkl") || has(b"/version") {
+        "it is a file of PyTorch's: `torch.load` it, and `numpy.save` its tokens"
+    } else if has(b".npy") {
+        "it is an .npz, several arrays: `numpy.save(\"tokens.npy\", numpy.load(FILE)[NAME])` writes one"
+    } else {
+        "it is a zip archive: unpack it (`unzip`)"
+    }
+}
+
+/// The index of a Megatron data set.
+pub fn is_index(bytes: &[u8]) -> Option<String> {
+    bytes.starts_with(INDEX).then(|| format!("it is the index of a Megatron data set, whose tokens are in the .bin beside it: {}", tokens(bytes)))
+}
+
+/// The tokens of a Megatron data set: a `.bin` with an index beside it.
+fn megatron(path: &Path) -> Option<String> {
+    let mut index = vec![];
+    File::open(path.with_extension("idx")).ok()?.take(64).read_to_end(&mut index).ok()?;
+    let is = path.extension().is_some_and(|e| e == "bin") && index.starts_with(INDEX);
+    is.then(|| format!("it is the tokens of a Megatron data set: {}", tokens(&index)))
+}
+
+/// How to read tokens, by their index: magic, version in eight bytes, code of the element.
+fn tokens(index: &[u8]) -> String {
+    let code = index.get(INDEX.len() + 8);
+    match INDEXED.iter().find(|(c, _)| Some(c) == code) {
+        Some((_, dtype)) => format!("--data NAME.bin --data-dtype {dtype} reads them as one stream, document after document"),
+        None => "read them with Megatron's IndexedDataset, and `numpy.save` them as int32".into(),
+    }
+}
+
+/// Whether a file is JSON, one value or one per line, as far as it can be seen at its start. If there is `more`, the last may be cut. Numbers and words
+/// in quotes alone are text.
+pub fn is_json(start: &[u8], more: bool) -> bool {
+    let mut values = serde_json::Deserializer::from_slice(start).into_iter::<IgnoredAny>();
+    loop {
+        let at = values.byte_offset();
+        match start[at..].trim_ascii_start().first() {
+            None => return at > 0,
+            Some(b'{' | b'[') => {}
+            Some(_) => return false,
+        }
+        match values.next() {
+            None => return true,
+            Some(Ok(IgnoredAny)) => {}
+            Some(Err(e)) => return e.is_eof() && more,
+        }
+    }
+}
