@@ -28,7 +28,7 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
 }
 
 pub fn export(args: &ExportArgs) -> Result<(), Failure> {
-    let done = convert::export(&args.weights, &args.model, &args.define, &args.output).map_err(failure)?;
+    let done = convert::export(&args.weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
     out!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display())?;
     Ok(())

@@ -18,6 +18,7 @@ use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint, Footprints, Kind};
 use passes::remedy;
 use runtime::artifact::{self, KernelEntry, Kernels, Parts};
+use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -76,7 +77,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Fai
     };
     text.show(&compiled.warnings)?;
     text.show(&idle::in_model(args, &compiled))?;
-    compiled.job.sources = text.sources.files.iter().map(|f| f.name.clone()).collect();
+    compiled.job.sources = frontend::without_library(&text.sources);
     let levels = Levels { compiled, text, elaborated, budget };
     // How much scratch kernels need is known once they are compiled.
     within(&levels, &targets, 0)?;
@@ -116,6 +117,8 @@ fn scratch(kernels: &[KernelEntry], targets: &Targets) -> u64 {
 
 pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
+    // A key that is none would be a pity after the work.
+    let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
     let targets = targets(&args.plan)?;
     let levels = levels(&args.model, &args.plan, Shown::Text)?;
     let Levels { compiled, elaborated, .. } = &levels;
@@ -140,7 +143,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let generated = generating.elapsed();
     let dumps = dumps(compiled, &args.output, &targets)?;
     let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
-    let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps };
+    let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps, sign: sign.as_ref() };
     artifact::write(&out, &parts)?;
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());

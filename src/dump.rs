@@ -5,21 +5,20 @@ use crate::cli::{DumpArgs, Level};
 use crate::files;
 use crate::print::out;
 use crate::targets::Targets;
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use codegen::Emit;
 use codegen::target::Arch;
 use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
-use runtime::artifact::Artifact;
+use runtime::artifact::{Accept, Artifact};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     files::artifact(&args.artifact)?;
-    let artifact = runtime::artifact::read(&args.artifact)?;
+    let artifact = runtime::artifact::read(&args.artifact, &Accept::Anyones)?;
     let job = &artifact.job;
     if let Some(k) = args.class
         && k >= job.programs.len()
@@ -27,11 +26,10 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
         return Err(anyhow!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
     }
     match args.level {
-        Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&args.artifact, &format!("{}.txt", args.level.name()))?)?,
+        Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,
         Level::Local => {
-            for name in of_level(&args.artifact, "local.", ".txt")?.into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt")))
-            {
-                out!("{}", saved(&args.artifact, &name)?)?;
+            for name in of_level(&artifact, "local.", ".txt").into_iter().filter(|n| args.class.is_none_or(|k| *n == format!("local.{k}.txt"))) {
+                out!("{}", saved(&artifact, &name)?)?;
             }
         }
         Level::Program => {
@@ -41,8 +39,8 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
         }
         Level::Kernel | Level::Mlir | Level::Llvm | Level::Asm | Level::Ptx => {
             if args.level == Level::Mlir {
-                for name in of_level(&args.artifact, "", ".mlir")?.into_iter().filter(|n| !n.starts_with("k_")) {
-                    out!("{}", saved(&args.artifact, &name)?)?;
+                for name in of_level(&artifact, "", ".mlir").into_iter().filter(|n| !n.starts_with("k_")) {
+                    out!("{}", saved(&artifact, &name)?)?;
                 }
             }
             let targets = Targets::of_artifact(&artifact.manifest.target)?;
@@ -86,7 +84,7 @@ fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>,
     }
     let text = |k: &usize| {
         let entry = &artifact.kernels[*k];
-        Ok((format!("{}.ptx", entry.name), annotated(&artifact.job, *k, entry.launch.as_ref(), &artifact.ptx(entry)?)))
+        Ok((format!("{}.ptx", entry.name), annotated(&artifact.job, *k, entry.launch.as_ref(), artifact.ptx(entry))))
     };
     used.iter().filter(|k| artifact.kernels[**k].launch.is_some()).map(text).collect()
 }
@@ -158,17 +156,14 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets) 
     Ok(compiled.into_iter().filter_map(|c| Some((format!("{}.{ending}", c.name.clone()), text(c)?))).collect())
 }
 
-fn saved(artifact: &Path, name: &str) -> Result<String, Failure> {
-    let path = artifact.join("dumps").join(name);
-    Ok(std::fs::read_to_string(&path)
-        .with_context(|| format!("the artifact has no dump `{name}`: compile with --emit {}", name.split('.').next().unwrap_or(name)))?)
+fn saved(artifact: &Artifact, name: &str) -> Result<String, Failure> {
+    let level = name.split('.').next().unwrap_or(name);
+    Ok(artifact.dump(name)?.ok_or_else(|| anyhow!("the artifact has no dump `{name}`: compile with --emit {level}"))?)
 }
 
-fn of_level(artifact: &Path, start: &str, end: &str) -> Result<Vec<String>, Failure> {
-    let mut names: Vec<String> = std::fs::read_dir(artifact.join("dumps"))?
-        .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .filter(|n| n.starts_with(start) && n.ends_with(end))
-        .collect();
+/// The names of dumps that begin and end so, shorter ones first.
+fn of_level(artifact: &Artifact, start: &str, end: &str) -> Vec<String> {
+    let mut names: Vec<String> = artifact.dumps().filter(|n| n.starts_with(start) && n.ends_with(end)).map(str::to_owned).collect();
     names.sort_by_key(|n| (n.len(), n.clone()));
-    Ok(names)
+    names
 }

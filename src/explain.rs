@@ -10,6 +10,7 @@ use ir::program::Job;
 use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
 use passes::footprint::size;
 use passes::timeline::{Traffic, traffic};
+use runtime::artifact::Accept;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
             return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
-        let job = runtime::artifact::read(target)?.job;
+        let job = runtime::artifact::read(target, &Accept::Anyones)?.job;
         return show(args, &communication(&job), communication_text);
     }
     let (model, number) = split(target);

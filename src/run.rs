@@ -10,11 +10,13 @@ use crate::text::show;
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
+use runtime::artifact::Accept;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
+use runtime::signature::PublicKey;
 use runtime::world::World;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -30,7 +32,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let stop = StopRequest::default();
     signals::listen(stop.clone(), if verbosity == Verbosity::Quiet { Announce::No } else { Announce::Yes })?;
     files::artifact(&args.artifact)?;
-    let artifact = runtime::artifact::read(&args.artifact)?;
+    let keys = args.trust.iter().map(|file| PublicKey::read(file)).collect::<Result<Vec<_>, _>>()?;
+    let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
+    let artifact = runtime::artifact::read(&args.artifact, &accept)?;
     let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
     if world.is_none() {
         alone(args, typed)?;

@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow};
 use frontend::{Options, Style};
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
 use ir::model::Model;
+use runtime::artifact::Kind;
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -161,6 +162,9 @@ impl Text {
 /// The bytes of a model text, or why there are none and what to name instead.
 fn bytes_of(path: &Path) -> Result<Vec<u8>, Failure> {
     let name = path.display();
+    if let Some(why) = no_text(path) {
+        return Err(anyhow!("`{name}` is no model text: {why}").into());
+    }
     std::fs::read(path).map_err(|e| {
         let way_out = match e.kind() {
             ErrorKind::NotFound => "there is no such file; a model text is a file such as models/gpt2.mdl, and `-` is standard input".into(),
@@ -168,6 +172,20 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, Failure> {
         };
         anyhow!("cannot read `{name}`: {way_out}").into()
     })
+}
+
+/// What people give in the place of a model text.
+fn no_text(path: &Path) -> Option<String> {
+    let name = path.display();
+    match runtime::artifact::kind(path) {
+        Some(Kind::Weights) => Some(format!("it is a file of weights, from which `mcc run ARTIFACT --init {name}` starts")),
+        Some(Kind::Text | Kind::Other) => None,
+        None if !path.is_dir() => None,
+        None if path.join("manifest.json").is_file() => {
+            Some(format!("it is an artifact, which is compiled already: `mcc run {name}` runs it, `mcc dump {name} --level program` shows it"))
+        }
+        None => Some("it is a directory; a model text is a file such as `models/gpt2.mdl`".into()),
+    }
 }
 
 /// Shows diagnostics on standard error, and how many errors there were.

@@ -3,6 +3,7 @@
 use inkwell::OptimizationLevel;
 use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple};
 use ir::launch::FEW_PARAMETERS;
+use ir::processor;
 use serde::{Deserialize, Serialize};
 use std::sync::Once;
 
@@ -75,6 +76,15 @@ fn l1_ways() -> u32 {
 const L1_WAY_BYTES: u32 = 4096;
 const L1_WAYS: u32 = 8;
 
+/// A list of features in which none is on but those that kernels may use ([`ir::processor`]): the artifact's reader must know what it looks for.
+fn known(features: &str) -> String {
+    let word = |feature: &str| match feature.strip_prefix('+') {
+        Some(name) if !processor::is_known(name) => format!("-{name}"),
+        Some(_) | None => feature.to_owned(),
+    };
+    features.split(',').map(word).collect::<Vec<_>>().join(",")
+}
+
 impl Target {
     /// The target of a name on the command line: `cpu` is the machine this runs on, `x86-64-v3` any CPU with AVX2 and FMA, `sm_80` and
     /// `sm_90a` are GPUs.
@@ -96,7 +106,7 @@ impl Target {
     /// It lacks AVX2 or FMA.
     pub fn host() -> Result<Target, TargetError> {
         let cpu = TargetMachine::get_host_cpu_name().to_string();
-        let features = TargetMachine::get_host_cpu_features().to_string();
+        let features = known(&TargetMachine::get_host_cpu_features().to_string());
         let has = |name: &str| features.split(',').any(|f| f.strip_prefix('+') == Some(name));
         if !has("avx2") || !has("fma") {
             return Err(TargetError::TooOld(cpu));
@@ -174,5 +184,23 @@ impl Target {
         target
             .create_target_machine(&triple, &self.cpu, &self.features, OptimizationLevel::Default, RelocMode::PIC, CodeModel::Default)
             .ok_or_else(|| TargetError::Llvm(self.cpu.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kernels_may_not_use_is_turned_off() {
+        assert_eq!(known("+avx2,-tbm,+amx-tile,-sha512"), "+avx2,-tbm,-amx-tile,-sha512");
+    }
+
+    /// Else a CPU that LLVM knows by its name might have a feature that the list says nothing of.
+    #[test]
+    fn the_machines_features_speak_of_all_that_kernels_may_use() {
+        let features = TargetMachine::get_host_cpu_features().to_string();
+        let silent = processor::OPTIONAL.into_iter().filter(|name| !features.split(',').any(|f| f.get(1..) == Some(*name)));
+        assert_eq!(silent.collect::<Vec<_>>(), Vec::<&str>::new());
     }
 }

@@ -7,9 +7,10 @@ use crate::import::{CONFIG, elaborate, parameters, read_config, text};
 use crate::layout::{Foreign, foreign};
 use crate::staging::Staging;
 use crate::tensors::{Checkpoint, Format, WHOLE, write};
-use crate::{ConvertError, check};
+use crate::{ConvertError, check, header};
 use ir::diag::Sources;
 use ir::model::Model;
+use ir::provenance::{Provenance, likely};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -26,23 +27,31 @@ pub struct Exported {
     pub sources: Sources,
 }
 
-/// Reads weights of the model in the text `model`, with settings given as `-D name=value`; writes `model.safetensors` and
-/// `config.json` to `out`, as Hugging Face does: tensors by name, one after the other, `format: pt`.
+/// Reads weights; writes `model.safetensors` and `config.json` to `out`, as Hugging Face does: tensors by name, one after the other, `format: pt`.
 ///
-/// The config is the `config.json` beside the text, byte for byte, unless settings have changed since or it speaks of another
-/// dtype than f32; without one it is made from the settings.
+/// The model is the one that the weights say they are of. The text `model`, if one is given, takes the place of theirs, with their settings as far as it
+/// has them. Settings given as `-D name=value` are for what the weights do not say.
+///
+/// The config is the `config.json` beside the text, or beside the weights if no text is given, byte for byte, unless settings have changed since or it speaks of
+/// another dtype than f32; without one it is made from the settings.
 ///
 /// # Errors
-/// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit; settings that the
-/// config cannot say. Nothing is written then.
-pub fn export(weights: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Exported, ConvertError> {
-    let mut sources = Sources::default();
-    let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
-    let mut tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
+/// Files that are missing or malformed; settings that contradict the weights; a text with errors or without `weights hf`; tensors that do not fit; settings
+/// that the config cannot say. Nothing is written then.
+pub fn export(weights: &Path, model: Option<&Path>, defines: &[(String, String)], out: &Path) -> Result<Exported, ConvertError> {
     let checkpoint = Checkpoint::file(weights)?;
+    let saved = checkpoint.provenance.as_ref();
+    agree(weights, saved, defines)?;
+    let mut sources = Sources::default();
+    let frontend::Elaborated { model: described, warnings } = match (model, saved) {
+        (Some(path), _) => given(&mut sources, path, &checkpoint, defines)?,
+        (None, Some(saved)) => carried(&mut sources, saved, defines)?,
+        (None, None) => return Err(ConvertError::Unexplained(weights.into())),
+    };
+    let mut tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources: sources.clone(), diagnostics })?;
     let params = parameters(&described.graph);
-    check::fits(&checkpoint, &params, &[])?;
-    let config = config_of(&described, &model.with_file_name(CONFIG))?;
+    check::fits(&checkpoint, &params, &[], || likely(saved, &described.graph.name, &described.settings))?;
+    let config = config_of(&described, &model.unwrap_or(weights).with_file_name(CONFIG))?;
 
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let shapes: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
@@ -68,6 +77,50 @@ pub fn export(weights: &Path, model: &Path, defines: &[(String, String)], out: &
         warnings,
         sources,
     })
+}
+
+/// Settings that are given are those of the weights, or not among them.
+fn agree(weights: &Path, saved: Option<&Provenance>, defines: &[(String, String)]) -> Result<(), ConvertError> {
+    for (name, given) in defines {
+        let of_weights = saved.into_iter().flat_map(|s| &s.settings).find(|s| s.0 == *name);
+        if let Some((_, value)) = of_weights.filter(|s| !config::same(&s.1, given)) {
+            let (name, saved, given) = (name.clone(), value.clone(), given.clone());
+            return Err(ConvertError::Contradiction { path: weights.into(), name, saved, given });
+        }
+    }
+    Ok(())
+}
+
+/// The model in a file, with the settings of the weights that it has, and what is given. The length of sequences stays the text's if the weights fit it: they
+/// may have been trained on shorter ones than the model takes.
+fn given(sources: &mut Sources, path: &Path, checkpoint: &Checkpoint, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
+    let saved = checkpoint.provenance.as_ref();
+    let with = |sources: &mut Sources, leave: &[&str]| elaborate(sources, path, &settings(path, saved, defines, leave)?);
+    let mut own = Sources::default();
+    match with(&mut own, &["seq"]) {
+        Ok(done) if check::fits(checkpoint, &parameters(&done.model.graph), &[], Vec::new).is_ok() => {
+            *sources = own;
+            Ok(done)
+        }
+        Ok(_) | Err(_) => with(sources, &[]),
+    }
+}
+
+/// The settings for a text in a file: those of the weights that it has, but for some, then what is given.
+fn settings(path: &Path, saved: Option<&Provenance>, defines: &[(String, String)], leave: &[&str]) -> Result<Vec<(String, String)>, ConvertError> {
+    let text = std::fs::read_to_string(path).map_err(ConvertError::io(path))?;
+    let mut sources = Sources::default();
+    let ast = frontend::parse(&mut sources, &path.display().to_string(), &text).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
+    let has = header::settings(&ast);
+    let known = saved.into_iter().flat_map(|s| &s.settings).filter(|s| has.contains(&s.0.as_str()) && !leave.contains(&s.0.as_str()));
+    Ok(known.chain(defines).cloned().collect())
+}
+
+/// The model that weights are of, by their own text and settings.
+fn carried(sources: &mut Sources, saved: &Provenance, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
+    let options = frontend::Options { defines: saved.settings.iter().chain(defines).cloned().collect(), ..frontend::Options::default() };
+    let model = frontend::compile_texts(sources, &saved.texts, &options);
+    model.map_err(|diagnostics| ConvertError::Text { sources: std::mem::take(sources), diagnostics })
 }
 
 /// The bytes of the config that goes with a model; none if nothing is known of its kind.

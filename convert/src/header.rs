@@ -1,6 +1,6 @@
 //! The model text with other defaults for its settings.
 
-use frontend::ast::StmtKind;
+use frontend::ast::{Ast, Header, StmtKind};
 use ir::diag::{Diagnostic, Sources, Span};
 
 /// Replaces the defaults of settings in a model's header; comments and everything else stay, in the formatter's layout.
@@ -9,8 +9,7 @@ use ir::diag::{Diagnostic, Sources, Span};
 /// The text does not parse, or has no such setting.
 pub fn with_defaults(name: &str, text: &str, values: &[(&str, String)]) -> Result<String, Vec<Diagnostic>> {
     let ast = frontend::parse(&mut Sources::default(), name, text)?;
-    let model = ast.items.iter().find_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
-    let settings = model.map(|m| m.settings.as_slice()).unwrap_or_default();
+    let settings = header(&ast);
     let (mut edits, mut errors) = (vec![], vec![]);
     for (name, value) in values {
         match settings.iter().find(|s| *s.name.name == **name).and_then(|s| s.default.as_ref()) {
@@ -28,6 +27,16 @@ pub fn with_defaults(name: &str, text: &str, values: &[(&str, String)]) -> Resul
         text.replace_range(bytes(span, &text), value);
     }
     frontend::format(name, &text)
+}
+
+/// The names of the settings of a text's model.
+pub fn settings(ast: &Ast) -> Vec<&str> {
+    header(ast).iter().map(|s| &*s.name.name).collect()
+}
+
+fn header(ast: &Ast) -> &[Header] {
+    let model = ast.items.iter().find_map(|i| if let StmtKind::Model(m) = &i.kind { Some(m) } else { None });
+    model.map(|m| m.settings.as_slice()).unwrap_or_default()
 }
 
 fn bytes(span: Span, text: &str) -> std::ops::Range<usize> {

@@ -10,6 +10,7 @@ use crate::{ConvertError, check, header};
 use ir::diag::Sources;
 use ir::graph::Graph;
 use ir::model::Model;
+use ir::provenance::Provenance;
 use safetensors::Dtype;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,7 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
+    directory(dir)?;
     let (original, config) = read_config(&dir.join(CONFIG))?;
     let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
     let Reading { family, settings, warnings } = config::read(&config).map_err(refused)?;
@@ -58,7 +60,8 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
 
     let mut staging = Staging::new(out)?;
     staging.file(MODEL, |f| f.write_all(text.as_bytes()))?;
-    staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint))?;
+    let provenance = provenance(&model, &sources(&text));
+    staging.file(WEIGHTS, |f| weights(f, &model.graph, &tensors, &checkpoint, &provenance))?;
     staging.file(CONFIG, |f| f.write_all(&original))?;
     staging.commit()?;
     let plain = imported(model, &tensors, &checkpoint, out);
@@ -71,13 +74,15 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
 /// # Errors
 /// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
 pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Imported, ConvertError> {
+    directory(dir)?;
     let mut sources = Sources::default();
     let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
+    let provenance = provenance(&described, &sources);
     let tensors = foreign("hf", &described).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
     fit(&checkpoint, &tensors, &[])?;
     let mut staging = Staging::new(out)?;
-    staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint))?;
+    staging.file(WEIGHTS, |f| weights(f, &described.graph, &tensors, &checkpoint, &provenance))?;
     staging.commit()?;
     let warnings = warnings.into_iter().map(|w| w.message).collect();
     Ok(Imported { warnings, model: model.into(), ..imported(described, &tensors, &checkpoint, out) })
@@ -85,7 +90,17 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
 
 fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
     let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
-    check::fits(checkpoint, &wanted, beside)
+    check::fits(checkpoint, &wanted, beside, Vec::new)
+}
+
+/// What people give there is often a name of the hub's.
+fn directory(dir: &Path) -> Result<(), ConvertError> {
+    if dir.is_dir() { Ok(()) } else { Err(ConvertError::NoDirectory(dir.into())) }
+}
+
+/// What weights of a model say of it.
+fn provenance(model: &Model, sources: &Sources) -> Provenance {
+    Provenance::new(&model.graph.name, &model.settings, &frontend::without_library(sources))
 }
 
 /// What can be said of any model whose tensors were written to a directory.
@@ -187,14 +202,14 @@ fn names(tensors: &mut [Foreign], checkpoint: &Checkpoint, family: &Family) -> R
 }
 
 /// Writes every parameter, one after the other.
-fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpoint: &Checkpoint) -> std::io::Result<()> {
+fn weights(file: &mut std::fs::File, graph: &Graph, tensors: &[Foreign], checkpoint: &Checkpoint, provenance: &Provenance) -> std::io::Result<()> {
     let mut holders: Vec<Vec<(&Foreign, &Part)>> = vec![vec![]; graph.params.len()];
     for tensor in tensors {
         for part in &tensor.parts {
             holders[part.param].push((tensor, part));
         }
     }
-    write(file, Format::Mcc, &parameters(graph), |param, bytes| {
+    write(file, Format::Mcc(provenance), &parameters(graph), |param, bytes| {
         for (tensor, part) in &holders[param] {
             let found = &checkpoint.tensors[&tensor.name];
             copy(&part.loops, Direction::Import, (checkpoint.bytes(found), found.dtype, part.foreign), (bytes, part.own));

@@ -40,6 +40,15 @@ pub enum ConvertError {
     /// Tensors that are missing, unread, of another shape or dtype.
     #[error("the tensors of `{}` do not fit the model:{}", .path.display(), list(.what))]
     Tensors { path: PathBuf, what: Vec<String> },
+    /// Weights that another program has written.
+    #[error("`{}` does not say which model it is of, as weights that mcc writes do: name the text with --model, and its settings with -D", .0.display())]
+    Unexplained(PathBuf),
+    /// A setting that was given is not that of the weights.
+    #[error("`{}` was saved with {name} = {saved}, `-D {name}={given}` says otherwise: leave it out", .path.display())]
+    Contradiction { path: PathBuf, name: String, saved: String, given: String },
+    /// A name of the hub's in the place of a directory.
+    #[error("`{}` is not a directory: mcc downloads nothing; `hf download {} --local-dir {}` does, then `mcc import hf {}` takes the directory", .0.display(), .0.display(), local(.0), local(.0))]
+    NoDirectory(PathBuf),
     /// The model text is wrong; to be rendered with the sources.
     #[error("the model text has {} error(s)", .diagnostics.len())]
     Text { sources: Sources, diagnostics: Vec<Diagnostic> },
@@ -50,6 +59,11 @@ impl ConvertError {
         let path = path.to_path_buf();
         move |cause| ConvertError::Io { path, cause }
     }
+}
+
+/// The directory for a model of the hub, which may be `owner/name`.
+fn local(name: &Path) -> String {
+    name.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
 }
 
 fn list(lines: &[String]) -> String {

@@ -1,11 +1,13 @@
 //! Safetensors files: mapped ones to read, whole or in shards, and the order of bytes to write.
 
 use crate::ConvertError;
+use ir::provenance::{self, Provenance};
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -19,6 +21,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     maps: Vec<Mmap>,
     pub tensors: BTreeMap<String, Tensor>,
+    /// What it says of its model; none unless mcc has written it.
+    pub provenance: Option<Provenance>,
 }
 
 /// Where a tensor lies.
@@ -55,7 +59,7 @@ impl Checkpoint {
     /// # Errors
     /// It is unreadable or malformed.
     pub fn file(path: &Path) -> Result<Checkpoint, ConvertError> {
-        let mut checkpoint = Checkpoint { path: path.into(), maps: vec![], tensors: BTreeMap::new() };
+        let mut checkpoint = Checkpoint { path: path.into(), maps: vec![], tensors: BTreeMap::new(), provenance: None };
         checkpoint.add(path)?;
         Ok(checkpoint)
     }
@@ -75,7 +79,7 @@ impl Checkpoint {
             }
         }
         names.sort_unstable();
-        let mut checkpoint = Checkpoint { path: index.into(), maps: vec![], tensors: BTreeMap::new() };
+        let mut checkpoint = Checkpoint { path: index.into(), maps: vec![], tensors: BTreeMap::new(), provenance: None };
         for name in &names {
             checkpoint.add(&dir.join(name))?;
         }
@@ -101,6 +105,11 @@ impl Checkpoint {
         // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
         let map = unsafe { Mmap::map(&file) }.map_err(ConvertError::io(path))?;
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| malformed(format!("is not a safetensors file: {e}")))?;
+        if let Some(text) = metadata.metadata().as_ref().and_then(|m| m.get(provenance::KEY)) {
+            let json = provenance::open(text, described(metadata.tensors())).map_err(|e| malformed(format!("is damaged: {e}")))?;
+            let read = serde_json::from_str(json).map_err(|e| malformed(format!("says something of its model that cannot be read: {e}")))?;
+            self.provenance = Some(read);
+        }
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let data = size_of::<u64>() + header;
@@ -140,11 +149,16 @@ pub fn norms(path: &Path) -> Result<BTreeMap<String, f64>, ConvertError> {
     checkpoint.tensors.iter().map(norm).collect()
 }
 
+/// What a header says of its tensors, for its seal.
+fn described<'a, N: Display>(tensors: impl IntoIterator<Item = (N, &'a TensorInfo)>) -> Vec<String> {
+    tensors.into_iter().map(|(name, i)| format!("{name} {:?} {:?} {:?}", i.dtype, i.shape, i.data_offsets)).collect()
+}
+
 /// What a file's header says beside the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Format {
-    /// Nothing.
-    Mcc,
+pub enum Format<'a> {
+    /// Which model it is of.
+    Mcc(&'a Provenance),
     /// `format: pt`, as Hugging Face writes and expects it.
     Pytorch,
 }
@@ -153,7 +167,7 @@ pub enum Format {
 ///
 /// # Errors
 /// What the file system says.
-pub fn write(file: &mut File, format: Format, tensors: &[(String, Vec<u64>)], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<()> {
+pub fn write(file: &mut File, format: Format<'_>, tensors: &[(String, Vec<u64>)], mut fill: impl FnMut(usize, &mut [u8])) -> std::io::Result<()> {
     let mut end = 0;
     let mut infos = vec![];
     for (name, shape) in tensors {
@@ -163,11 +177,14 @@ pub fn write(file: &mut File, format: Format, tensors: &[(String, Vec<u64>)], mu
         infos.push((name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
     }
     let sizes: Vec<usize> = infos.iter().map(|(_, i)| i.data_offsets.1 - i.data_offsets.0).collect();
-    let about = match format {
-        Format::Mcc => None,
-        Format::Pytorch => Some(HashMap::from([("format".to_owned(), "pt".to_owned())])),
+    let (key, value) = match format {
+        Format::Mcc(provenance) => {
+            let json = serde_json::to_string(provenance).expect("invariant: plain data with text keys");
+            (provenance::KEY, provenance::seal(&json, described(infos.iter().map(|(n, i)| (n, i)))))
+        }
+        Format::Pytorch => ("format", "pt".to_owned()),
     };
-    let metadata = Metadata::new(about, infos).expect("invariant: tensors follow each other");
+    let metadata = Metadata::new(Some(HashMap::from([(key.to_owned(), value)])), infos).expect("invariant: tensors follow each other");
     let mut header = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
     header.resize(header.len().next_multiple_of(8), b' ');
     let mut out = BufWriter::new(file);

@@ -50,7 +50,7 @@ impl Bench {
     }
 
     fn export(&self) -> Result<convert::Exported, ConvertError> {
-        convert::export(&self.path("out/weights.safetensors"), &self.path("out/model.mdl"), &[], &self.path("back"))
+        convert::export(&self.path("out/weights.safetensors"), Some(&self.path("out/model.mdl")), &[], &self.path("back"))
     }
 
     /// Replaces the tensors by what a function makes of their list of name, dtype, shape and bytes.
@@ -59,6 +59,12 @@ impl Bench {
         let mut list = read(&path);
         change(&mut list);
         save(&path, &list);
+    }
+
+    /// Weights as another program would write them, which do not say which model they are of.
+    fn anonymous(&self, name: &str) {
+        let path = self.path(name);
+        save(&path, &read(&path));
     }
 
     fn same(&self, a: &str, b: &str) {
@@ -180,7 +186,7 @@ fn tensors_are_imported_for_a_given_text_whatever_the_config_says() {
     assert!(error.contains("OtherForCausalLM") && error.contains("help: `--model TEXT.mdl`"), "{error}");
     let own = convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &[], &bench.path("own")).unwrap();
     assert_eq!(own.architecture, "llama");
-    bench.same("out/weights.safetensors", "own/weights.safetensors");
+    assert!(read(&bench.path("out/weights.safetensors")) == read(&bench.path("own/weights.safetensors")));
     let fewer = [("layers".to_owned(), "3".to_owned())];
     let error = convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &fewer, &bench.path("fewer")).unwrap_err().to_string();
     assert!(error.contains("`model.layers.3.input_layernorm.weight` [128] is not a part of the model"), "{error}");
@@ -266,8 +272,8 @@ fn tensors_that_do_not_fit_are_all_named_with_their_shapes() {
     assert_eq!(
         lines,
         [
-            "`transformer.wpe.weight` is [128, 64], expected [64, 128]",
             "`transformer.ln_f.bias` is missing, expected [128]",
+            "`transformer.wpe.weight` is [128, 64], expected [64, 128]",
             "`transformer.extra` [1] is not a part of the model",
         ]
     );
@@ -320,6 +326,10 @@ fn settings_changed_since_the_import_change_the_config() {
     bench.import().unwrap();
     let text = fs::read_to_string(bench.path("out/model.mdl")).unwrap();
     fs::write(bench.path("out/model.mdl"), text.replace("norm_eps = 1e-5", "norm_eps = 1e-6")).unwrap();
+    // What weights say of their settings counts, unless they say nothing.
+    bench.export().unwrap();
+    bench.same("in/config.json", "back/config.json");
+    bench.anonymous("out/weights.safetensors");
     bench.export().unwrap();
     let config: serde_json::Value = serde_json::from_slice(&fs::read(bench.path("back/config.json")).unwrap()).unwrap();
     let mut original: serde_json::Value = serde_json::from_slice(&fs::read(bench.path("in/config.json")).unwrap()).unwrap();
@@ -337,7 +347,7 @@ fn a_model_without_a_config_gets_one_that_imports_again() {
         let again = convert::import(&bench.path("back"), &bench.path("again")).unwrap();
         assert_eq!(again.warnings, Vec::<String>::new());
         assert_eq!((again.architecture, again.settings), (imported.architecture, imported.settings));
-        bench.same("out/weights.safetensors", "again/weights.safetensors");
+        assert!(read(&bench.path("out/weights.safetensors")) == read(&bench.path("again/weights.safetensors")), "{name}");
     }
 }
 
@@ -345,8 +355,10 @@ fn a_model_without_a_config_gets_one_that_imports_again() {
 fn a_setting_that_the_architecture_lacks_is_refused() {
     let bench = Bench::new("llama");
     bench.import().unwrap();
+    bench.anonymous("out/weights.safetensors");
     let defines = [("window".to_owned(), "16".to_owned())];
-    let error = convert::export(&bench.path("out/weights.safetensors"), &bench.path("out/model.mdl"), &defines, &bench.path("back")).unwrap_err();
+    let error =
+        convert::export(&bench.path("out/weights.safetensors"), Some(&bench.path("out/model.mdl")), &defines, &bench.path("back")).unwrap_err();
     assert!(error.to_string().contains("LlamaForCausalLM computes window = 0, the model has 16"), "{error}");
     assert!(!bench.path("back").exists());
 }
@@ -357,8 +369,9 @@ fn weights_of_another_model_are_refused() {
     bench.import().unwrap();
     fs::copy(bench.path("in/model.safetensors"), bench.path("out/weights.safetensors")).unwrap();
     let error = bench.export().unwrap_err().to_string();
-    assert!(error.contains("`layers.0.attn.q.w` is missing, expected [128, 8, 16]"), "{error}");
-    assert!(error.contains("`transformer.wte.weight` [512, 128] is not a part of the model"), "{error}");
+    assert!(error.contains("`wte` is missing, expected [512, 128]"), "{error}");
+    assert!(error.contains("`transformer.h.0.attn.c_attn.weight` [128, 384] is not a part of the model"), "{error}");
+    assert!(error.contains("the file does not say which model it is of; here it is `gpt2` with vocab = 512"), "{error}");
     assert!(!bench.path("back").exists());
 }
 
@@ -512,4 +525,72 @@ fn the_norms_of_the_cases_weights_are_the_expected_ones() {
         let run = judge::Run { losses: &[1.0], grad_norms: &[1.0], param_norms: Some(&norms) };
         assert_eq!(judge::judge(&run, &first), Vec::<String>::new(), "{name}");
     }
+}
+
+#[test]
+fn weights_say_which_model_they_are_of() {
+    for name in CASES {
+        let bench = Bench::new(name);
+        bench.import().unwrap();
+        bench.export().unwrap();
+        let weights = bench.path("out/weights.safetensors");
+        convert::export(&weights, None, &[], &bench.path("alone")).unwrap_or_else(|e| panic!("{name}: {e}"));
+        bench.same("back/model.safetensors", "alone/model.safetensors");
+        bench.same("back/config.json", "alone/config.json");
+    }
+}
+
+#[test]
+fn settings_that_contradict_the_weights_are_refused() {
+    let bench = Bench::new("gpt2");
+    bench.import().unwrap();
+    let weights = bench.path("out/weights.safetensors");
+    let export = |model: Option<&Path>, name: &str, value: &str| {
+        let error = convert::export(&weights, model, &[(name.into(), value.into())], &bench.path("back")).err().map(|e| e.to_string());
+        error.map(|e| e.replace(&bench.dir.path().display().to_string(), ""))
+    };
+    let text = bench.path("out/model.mdl");
+    let refused =
+        |given: &str| Some(format!("`/out/weights.safetensors` was saved with layers = 4, `-D layers={given}` says otherwise: leave it out"));
+    assert_eq!(export(None, "layers", "3"), refused("3"));
+    assert_eq!(export(Some(&text), "layers", "3"), refused("3"));
+    assert_eq!(export(None, "layers", "4"), None);
+    assert_eq!(export(None, "batch", "64"), None);
+}
+
+/// As when a model of long sequences was trained on short ones.
+#[test]
+fn a_given_text_keeps_its_length_of_sequences() {
+    let bench = Bench::new("llama");
+    bench.import().unwrap();
+    let shorter = [("seq".to_owned(), "8".to_owned())];
+    convert::import_as(&bench.path("in"), &bench.path("out/model.mdl"), &shorter, &bench.path("short")).unwrap();
+    convert::export(&bench.path("short/weights.safetensors"), Some(&bench.path("out/model.mdl")), &[], &bench.path("back")).unwrap();
+    bench.same("in/config.json", "back/config.json");
+}
+
+#[test]
+fn a_text_that_weights_do_not_fit_is_told_by_the_first_tensors_and_the_reason() {
+    let (bench, other) = (Bench::new("gpt2"), Bench::new("llama"));
+    bench.import().unwrap();
+    other.import().unwrap();
+    let error = convert::export(&bench.path("out/weights.safetensors"), Some(&other.path("out/model.mdl")), &[], &bench.path("back"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.lines().count() < 24 && error.contains(" more\n"), "{error}");
+    assert!(error.ends_with("the file says that it is of a model `gpt2`, here it is `llama`"), "{error}");
+}
+
+#[test]
+fn weights_of_another_program_need_a_text() {
+    let bench = Bench::new("gpt2");
+    let error = convert::export(&bench.path("in/model.safetensors"), None, &[], &bench.path("back")).unwrap_err().to_string();
+    assert!(error.ends_with("name the text with --model, and its settings with -D"), "{error}");
+}
+
+#[test]
+fn a_name_of_the_hub_is_no_directory() {
+    let error = convert::import(Path::new("openai-community/gpt2"), Path::new("out")).unwrap_err().to_string();
+    let wanted = "`hf download openai-community/gpt2 --local-dir gpt2` does, then `mcc import hf gpt2` takes the directory";
+    assert!(error.ends_with(wanted), "{error}");
 }

@@ -24,7 +24,7 @@ pub use parse::{parse, parse_all};
 pub use render::{Style, render};
 
 use ast::{Ast, StmtKind};
-use ir::diag::{Diagnostic, Sources};
+use ir::diag::{Diagnostic, Source, Sources};
 use ir::op::DType;
 
 /// Gives the text of an imported file, or why it cannot.
@@ -63,6 +63,25 @@ impl Default for Options {
     fn default() -> Self {
         Options { defines: vec![], batch: 1, training: true, inline_ops: false, precision: DType::F32 }
     }
+}
+
+/// The texts that a compile has read, the library's by their names alone: they are the same in every mcc of a version.
+pub fn without_library(sources: &Sources) -> Vec<Source> {
+    let of_library = |s: &Source| library::FILES.contains(&(s.name.as_str(), s.text.as_str()));
+    sources.files.iter().map(|s| if of_library(s) { Source { name: s.name.clone(), text: String::new() } } else { s.clone() }).collect()
+}
+
+/// Elaborates a model from the texts of [`without_library`]: the first, which imports the others.
+///
+/// # Errors
+/// All errors of the text.
+pub fn compile_texts(sources: &mut Sources, texts: &[Source], options: &Options) -> Result<Elaborated, Vec<Diagnostic>> {
+    let (name, text) = texts.first().map_or(("", ""), |s| (&s.name, &s.text));
+    let mut loader = |path: &str| {
+        let found = texts.iter().find(|s| s.name == path && !s.text.is_empty());
+        found.map(|s| s.text.clone()).ok_or_else(|| "it is not among the texts".to_owned())
+    };
+    compile(sources, name, text, options, &mut loader)
 }
 
 /// Parses and elaborates a text, which is added to the sources together with what it imports and the library.

@@ -184,7 +184,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         Op::Slice { from, to, at } => {
             let len = to.map_or(1, |d| dims.size(d));
             match replaced(args[0], &[*from], to.as_slice()) {
-                Some(d) if at + len <= dims.size(*from) => Type::new(args[0].dtype, d),
+                Some(d) if at.saturating_add(len) <= dims.size(*from) => Type::new(args[0].dtype, d),
                 Some(_) => return fail("reaches past the end"),
                 None => return fail("the operand lacks the dim"),
             }
@@ -192,7 +192,7 @@ pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Ty
         Op::Pad { from, to, at } => {
             let len = from.map_or(1, |d| dims.size(d));
             match replaced(args[0], from.as_slice(), &[*to]) {
-                Some(d) if at + len <= dims.size(*to) => Type::new(args[0].dtype, d),
+                Some(d) if at.saturating_add(len) <= dims.size(*to) => Type::new(args[0].dtype, d),
                 Some(_) => return fail("reaches past the end"),
                 None => return fail("the operand lacks the dim"),
             }

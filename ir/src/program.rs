@@ -13,7 +13,7 @@ pub use commands::{Action, Body, BodyKind, Call, Command, Stream};
 pub use memory::{Arena, Buffer, Content, Place, Space, linear, own_part};
 pub use params::{Bucket, Holds, Part, Piece, Role};
 
-use crate::diag::Span;
+use crate::diag::{Source, Span};
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
@@ -48,8 +48,8 @@ id!(/// A body of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     pub model: String,
-    /// Names of the texts that spans refer to, by file number.
-    pub sources: Vec<String>,
+    /// The texts that spans refer to, by file number: the model's, what it imports, and, by their names alone, the standard library's.
+    pub sources: Vec<Source>,
     /// Every setting with its value, as text.
     pub settings: Vec<(String, String)>,
     pub mesh: Mesh,
@@ -116,7 +116,7 @@ impl Job {
     /// A place in a text, for people: `models/gpt2.mdl:25:5`.
     pub fn place(&self, span: Span) -> String {
         match self.sources.get(usize::from(span.file)) {
-            Some(name) => format!("{name}:{}:{}", span.line, span.col),
+            Some(source) => format!("{}:{}:{}", source.name, span.line, span.col),
             None => span.to_string(),
         }
     }

@@ -126,7 +126,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
 pub const WITHOUT: &str = "; not needed ";
 
 fn line_of(job: &Job, s: Span) -> String {
-    job.sources.get(usize::from(s.file)).map_or(format!("{}:{}", s.file, s.line), |name| format!("{name}:{}", s.line))
+    job.sources.get(usize::from(s.file)).map_or(format!("{}:{}", s.file, s.line), |source| format!("{}:{}", source.name, s.line))
 }
 
 /// Calls and bytes that a rank sends in a step, by axes and kind: the most of any stage.

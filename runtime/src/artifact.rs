@@ -2,39 +2,58 @@
 //!
 //! ```text
 //! OUT.mcc/
-//!   manifest.json   format, mcc's version, model, mesh, target; sizes and hashes (BLAKE3) of all other files
+//!   manifest.json   format, mcc's version, model, mesh, target; sizes and hashes (BLAKE3) of all other files, and its own
+//!   manifest.sig    if it was signed: the Ed25519 signature of the manifest's bytes, 64 bytes
 //!   job.bin         the job: postcard, zstd
 //!   kernels.so      the code of the kernels that CPUs run: all, or in artifacts for GPUs those on the host
 //!   ptx/NAME.ptx    a module for each kernel that GPUs run
 //!   kernels.json    per kernel of the job: symbol, tiles, bytes of scratch per thread, on a GPU how it is launched
 //!   dumps/          texts, as the compiler gave them
 //! ```
-//! Reading checks everything before any code is loaded: sizes, hashes, that every place lies within its arena
-//! ([`crate::check`]), that this CPU has the target's features.
+//! Reading checks everything before any code is loaded: signature (if one is asked for), sizes, hashes, that this CPU has the target's features, that every
+//! place lies within its arena ([`crate::check`]), that the programs are sound ([`ir::job`]). Each file is read once; what is used are the bytes that were hashed.
+//!
+//! A hash says that bytes are those which the manifest was written for. Who wrote the manifest, and so whether its code does what its job says, only a signature
+//! can tell ([`Accept`]).
 
-use crate::check::{self, CheckError};
-use crate::target::{Target, TargetError};
+mod contents;
+mod manifest;
+mod mistaken;
+mod packed;
+mod read;
+mod write;
+
+pub use contents::Sealed;
+pub use manifest::{File, Manifest};
+pub use mistaken::{Kind, kind};
+pub use read::{Accept, read};
+pub use write::{Kernels, Parts, write};
+
+use crate::check::CheckError;
+use crate::signature::KeyError;
+use crate::target::TargetError;
+use ir::job::JobError;
 use ir::launch::Launch;
-use ir::program::{Job, KernelId, Space};
+use ir::program::{Job, KernelId};
+use manifest::MANIFEST;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Changes whenever an artifact of before cannot be read any more.
 pub const FORMAT: u32 = 4;
 
-const MANIFEST: &str = "manifest.json";
+const SIGNATURE: &str = "manifest.sig";
 const JOB: &str = "job.bin";
 const LIBRARY: &str = "kernels.so";
 const KERNELS: &str = "kernels.json";
-
-/// Most bytes of the job once unpacked: a damaged length cannot exhaust memory.
-const MOST_JOB: usize = 4 << 30;
+const DUMPS: &str = "dumps/";
 
 /// How a kernel of the job is called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KernelEntry {
     /// The symbol in the library.
     pub name: String,
@@ -47,52 +66,9 @@ pub struct KernelEntry {
     pub launch: Option<Launch>,
 }
 
-/// All kernels.
-pub struct Kernels<'a> {
-    /// In the order of [`Job::kernels`].
-    pub entries: &'a [KernelEntry],
-    /// The shared library of those that CPUs run, if there are any.
-    pub library: Option<&'a [u8]>,
-    /// The modules of the others, in order.
-    pub ptx: &'a [&'a [u8]],
-}
-
 /// The file of a kernel's module.
 fn module(name: &str) -> String {
     format!("ptx/{name}.ptx")
-}
-
-/// What an artifact is made of.
-pub struct Parts<'a> {
-    pub job: &'a Job,
-    pub target: &'a Target,
-    /// None for the reference target alone.
-    pub kernels: Option<Kernels<'a>>,
-    /// File names under `dumps/` and texts.
-    pub dumps: &'a [(String, String)],
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
-    pub format: u32,
-    /// Version of mcc that wrote it.
-    pub mcc: String,
-    pub model: String,
-    /// Axes with their sizes, outermost first.
-    pub mesh: Vec<(String, u64)>,
-    pub ranks: u64,
-    /// Program classes.
-    pub classes: u64,
-    pub kernels: u64,
-    pub target: Target,
-    pub files: BTreeMap<String, File>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct File {
-    pub bytes: u64,
-    /// BLAKE3, hexadecimal.
-    pub hash: String,
 }
 
 /// A directory that was read and checked.
@@ -105,11 +81,19 @@ pub struct Artifact {
     pub job: Job,
     /// As many as the job's kernels; empty for the reference target.
     pub kernels: Vec<KernelEntry>,
+    library: Option<Sealed>,
+    /// By file.
+    modules: BTreeMap<String, Arc<str>>,
 }
 
 impl Artifact {
-    /// The shared library with the kernels.
-    pub fn library(&self) -> PathBuf {
+    /// The shared library with the kernels that CPUs run, if there are some.
+    pub fn library(&self) -> Option<&Sealed> {
+        self.library.as_ref()
+    }
+
+    /// What messages call the library.
+    pub fn library_path(&self) -> PathBuf {
         self.dir.join(LIBRARY)
     }
 
@@ -118,13 +102,26 @@ impl Artifact {
         (0..).map(KernelId).zip(&self.kernels).filter(|(_, entry)| entry.launch.is_some())
     }
 
-    /// The PTX text of a kernel.
+    /// The PTX text of a kernel that a GPU launches; nothing of others.
+    pub fn ptx(&self, kernel: &KernelEntry) -> &str {
+        self.modules.get(&module(&kernel.name)).map_or("", |text| text)
+    }
+
+    /// The names of the dumps, in order.
+    pub fn dumps(&self) -> impl Iterator<Item = &str> {
+        self.manifest.files.keys().filter_map(|name| name.strip_prefix(DUMPS))
+    }
+
+    /// A dump by its name; none if there is no such.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub fn ptx(&self, kernel: &KernelEntry) -> Result<String, ArtifactError> {
-        let path = self.dir.join(module(&kernel.name));
-        fs::read_to_string(&path).map_err(io(&path))
+    /// If it is not what was written.
+    pub fn dump(&self, name: &str) -> Result<Option<String>, ArtifactError> {
+        let name = format!("{DUMPS}{name}");
+        let Some(file) = self.manifest.files.get(&name) else { return Ok(None) };
+        let path = self.dir.join(name);
+        let bytes = contents::bytes(&path, file)?;
+        String::from_utf8(bytes).map(Some).map_err(|e| ArtifactError::Damaged { file: path, what: e.to_string() })
     }
 }
 
@@ -132,6 +129,8 @@ impl Artifact {
 pub enum ArtifactError {
     #[error("`{}` is not an artifact: it has no {MANIFEST}", .0.display())]
     NotAnArtifact(PathBuf),
+    #[error("`{}` is {kind}, not an artifact: {}", .path.display(), .kind.way_out(.path))]
+    Mistaken { path: PathBuf, kind: Kind },
     #[error("`{}` exists and is not an artifact; it was left alone", .0.display())]
     Foreign(PathBuf),
     #[error("`{}`: {cause}", .file.display())]
@@ -144,227 +143,23 @@ pub enum ArtifactError {
     Target { dir: PathBuf, cause: TargetError },
     #[error("`{}` is inconsistent: {cause}", .file.display())]
     Check { file: PathBuf, cause: CheckError },
+    #[error("`{}` is not sound, so it is not what `mcc compile` writes: {cause}", .file.display())]
+    Unsound { file: PathBuf, cause: JobError },
     #[error("the job has {job} kernels, {given} were given, and not all with code for where they run")]
     Kernels { job: usize, given: usize },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("`{}` is not signed, and --trust takes what is signed alone: its maker adds a signature with `mcc compile --sign KEY`", .0.display())]
+    Unsigned(PathBuf),
+    #[error("`{}` is signed by none of the {keys} keys that --trust names; nothing of it was used", .dir.display())]
+    Stranger { dir: PathBuf, keys: usize },
+    #[error("`{}` is another artifact than the launcher has: its id is {found}, the launcher's is {wanted}", .dir.display())]
+    Another { dir: PathBuf, found: String, wanted: String },
 }
 
 fn io(file: &Path) -> impl FnOnce(io::Error) -> ArtifactError {
     let file = file.to_path_buf();
     move |cause| ArtifactError::Io { file, cause }
-}
-
-/// Writes an artifact, or nothing: a temporary directory beside it takes its name at the end. An artifact of that name is replaced.
-///
-/// # Errors
-/// If the job is unsound, something other than an artifact has that name, or the file system says so.
-pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
-    check::check(parts.job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
-    if dir.symlink_metadata().is_ok() && !dir.join(MANIFEST).is_file() && fs::read_dir(dir).map_or(true, |mut d| d.next().is_some()) {
-        return Err(ArtifactError::Foreign(dir.to_path_buf()));
-    }
-    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = dir.file_name().map_or_else(|| "artifact".into(), |n| n.to_string_lossy().into_owned());
-    fs::create_dir_all(parent).map_err(io(parent))?;
-    let temporary = Temporary(parent.join(format!(".{name}.{}.tmp", std::process::id())));
-    let _ = fs::remove_dir_all(&temporary.0);
-    fs::create_dir(&temporary.0).map_err(io(&temporary.0))?;
-    let manifest = fill(&temporary.0, parts)?;
-    if dir.symlink_metadata().is_ok() {
-        // The old one steps aside first, so that there is a whole artifact of one kind or the other at every moment but one.
-        let old = Temporary(parent.join(format!(".{name}.{}.old", std::process::id())));
-        let _ = fs::remove_dir_all(&old.0);
-        fs::rename(dir, &old.0).map_err(io(dir))?;
-        fs::rename(&temporary.0, dir).map_err(io(dir))?;
-    } else {
-        fs::rename(&temporary.0, dir).map_err(io(dir))?;
-    }
-    Ok(manifest)
-}
-
-/// A directory that is removed in the end, if it is still there.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
-    let mut files = BTreeMap::new();
-    let mut put = |name: &str, bytes: &[u8]| -> Result<(), ArtifactError> {
-        let path = dir.join(name);
-        fs::write(&path, bytes).map_err(io(&path))?;
-        files.insert(name.to_owned(), File { bytes: bytes.len() as u64, hash: blake3::hash(bytes).to_hex().to_string() });
-        Ok(())
-    };
-    let packed = postcard::to_stdvec(parts.job).expect("invariant: a job is plain data");
-    put(JOB, &zstd::encode_all(packed.as_slice(), 3).map_err(io(&dir.join(JOB)))?)?;
-    let wrong = |given| ArtifactError::Kernels { job: parts.job.kernels.len(), given };
-    match (&parts.kernels, parts.target) {
-        (None, Target::Reference) => {}
-        (Some(Kernels { entries, library, ptx }), Target::Cpu(_) | Target::Gpu { .. }) => {
-            let launched: Vec<&KernelEntry> = entries.iter().filter(|e| e.launch.is_some()).collect();
-            let native = launched.len() < entries.len() || matches!(parts.target, Target::Cpu(_));
-            if entries.len() != parts.job.kernels.len() || launched.len() != ptx.len() || library.is_some() != native {
-                return Err(wrong(entries.len()));
-            }
-            if let Some(library) = library {
-                put(LIBRARY, library)?;
-            }
-            if !launched.is_empty() {
-                fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
-            }
-            for (entry, text) in launched.iter().zip(*ptx) {
-                put(&module(&entry.name), text)?;
-            }
-            put(KERNELS, &pretty(entries))?;
-        }
-        (given, _) => return Err(wrong(given.as_ref().map_or(0, |k| k.entries.len()))),
-    }
-    fs::create_dir(dir.join("dumps")).map_err(io(dir))?;
-    for (name, text) in parts.dumps {
-        put(&format!("dumps/{name}"), text.as_bytes())?;
-    }
-    let manifest = describe(parts.job, parts.target, files);
-    let path = dir.join(MANIFEST);
-    fs::write(&path, pretty(&manifest)).map_err(io(&path))?;
-    Ok(manifest)
-}
-
-/// What the manifest says of a job.
-fn describe(job: &Job, target: &Target, files: BTreeMap<String, File>) -> Manifest {
-    Manifest {
-        format: FORMAT,
-        mcc: env!("CARGO_PKG_VERSION").into(),
-        model: job.model.clone(),
-        mesh: ir::mesh::Axis::ALL.into_iter().map(|a| (a.name().to_owned(), job.mesh.size(a))).collect(),
-        ranks: job.mesh.world(),
-        classes: job.programs.len() as u64,
-        kernels: job.kernels.len() as u64,
-        target: target.clone(),
-        files,
-    }
-}
-
-fn pretty(value: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_vec_pretty(value).expect("invariant: plain data with text keys");
-    text.push(b'\n');
-    text
-}
-
-/// Reads and checks an artifact. Loads no code.
-///
-/// # Errors
-/// What is wrong, with the file it is wrong in.
-pub fn read(dir: &Path) -> Result<Artifact, ArtifactError> {
-    let (manifest, id) = manifest(dir)?;
-    for (name, file) in &manifest.files {
-        let path = dir.join(name);
-        let damaged = |what: String| ArtifactError::Damaged { file: path.clone(), what };
-        let plain = Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
-        if !plain {
-            return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it names a file `{name}` elsewhere") });
-        }
-        let found = fs::metadata(&path).map_err(io(&path))?.len();
-        if found != file.bytes {
-            return Err(damaged(format!("it has {found} bytes, the manifest says {}", file.bytes)));
-        }
-        let mut hasher = blake3::Hasher::new();
-        io::copy(&mut fs::File::open(&path).map_err(io(&path))?, &mut hasher).map_err(io(&path))?;
-        let hash = hasher.finalize().to_hex();
-        if hash.as_str() != file.hash {
-            return Err(damaged(format!("its hash is {}..., the manifest says {}...", &hash[..16], file.hash.get(..16).unwrap_or(&file.hash))));
-        }
-    }
-    let required: &[&str] = match manifest.target {
-        Target::Reference => &[JOB],
-        Target::Cpu(_) | Target::Gpu { host: Some(_), .. } => &[JOB, LIBRARY, KERNELS],
-        Target::Gpu { host: None, .. } => &[JOB, KERNELS],
-    };
-    if let Some(name) = required.iter().find(|n| !manifest.files.contains_key(**n)) {
-        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {name}") });
-    }
-    manifest.target.check().map_err(|cause| ArtifactError::Target { dir: dir.to_path_buf(), cause })?;
-    let job = job(&dir.join(JOB))?;
-    check::check(&job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
-    if job.mesh.world() != manifest.ranks {
-        let what = format!("it says {} ranks, the job has {}", manifest.ranks, job.mesh.world());
-        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what });
-    }
-    let described = Manifest { mcc: manifest.mcc.clone(), ..describe(&job, &manifest.target, manifest.files.clone()) };
-    if described != manifest {
-        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: "it describes another job".into() });
-    }
-    let kernels = match manifest.target {
-        Target::Reference => vec![],
-        Target::Cpu(_) | Target::Gpu { .. } => entries(&dir.join(KERNELS), &job)?,
-    };
-    runnable(&dir.join(KERNELS), &job, &kernels, &manifest.target)?;
-    if let Some(entry) = kernels.iter().find(|e| e.launch.is_some() && !manifest.files.contains_key(&module(&e.name))) {
-        return Err(ArtifactError::Damaged { file: dir.join(MANIFEST), what: format!("it does not list {}", module(&entry.name)) });
-    }
-    Ok(Artifact { dir: dir.to_path_buf(), manifest, id, job, kernels })
-}
-
-/// Reads the manifest alone, with its hash.
-///
-/// # Errors
-/// If there is none, it is not one, or of another format.
-pub fn manifest(dir: &Path) -> Result<(Manifest, String), ArtifactError> {
-    #[derive(Deserialize)]
-    struct Version {
-        format: u32,
-        mcc: String,
-    }
-    let path = dir.join(MANIFEST);
-    let text = match fs::read(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound && dir.exists() => return Err(ArtifactError::NotAnArtifact(dir.to_path_buf())),
-        other => other.map_err(io(if dir.exists() { &path } else { dir }))?,
-    };
-    let damaged = |e: serde_json::Error| ArtifactError::Damaged { file: path.clone(), what: e.to_string() };
-    let version: Version = serde_json::from_slice(&text).map_err(damaged)?;
-    if version.format != FORMAT {
-        return Err(ArtifactError::Format { dir: dir.to_path_buf(), found: version.format, mcc: version.mcc });
-    }
-    let manifest = serde_json::from_slice(&text).map_err(damaged)?;
-    Ok((manifest, blake3::hash(&text).to_hex().to_string()))
-}
-
-fn job(path: &Path) -> Result<Job, ArtifactError> {
-    let packed = fs::read(path).map_err(io(path))?;
-    let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
-    let mut plain = vec![];
-    let decoder = zstd::Decoder::new(packed.as_slice()).map_err(|e| damaged(e.to_string()))?;
-    io::Read::read_to_end(&mut io::Read::take(decoder, MOST_JOB as u64), &mut plain).map_err(|e| damaged(e.to_string()))?;
-    postcard::from_bytes(&plain).map_err(|e| damaged(e.to_string()))
-}
-
-fn entries(path: &Path, job: &Job) -> Result<Vec<KernelEntry>, ArtifactError> {
-    let damaged = |what: String| ArtifactError::Damaged { file: path.to_path_buf(), what };
-    let entries: Vec<KernelEntry> = serde_json::from_slice(&fs::read(path).map_err(io(path))?).map_err(|e| damaged(e.to_string()))?;
-    if entries.len() != job.kernels.len() {
-        return Err(damaged(format!("it has {} kernels, the job {}", entries.len(), job.kernels.len())));
-    }
-    match entries.iter().find(|e| e.tiles == 0 || e.scratch_bytes > 1 << 32 || e.name.contains('\0')) {
-        Some(e) => Err(damaged(format!("kernel `{}` has {} tiles and {} bytes of scratch", e.name, e.tiles, e.scratch_bytes))),
-        None => Ok(entries),
-    }
-}
-
-/// Every kernel has code for where it runs: one for a GPU says how it is launched, and a GPU of the kind can do that.
-fn runnable(path: &Path, job: &Job, entries: &[KernelEntry], target: &Target) -> Result<(), ArtifactError> {
-    for (entry, kernel) in entries.iter().zip(&job.kernels) {
-        let sound = match (target, kernel.on, &entry.launch) {
-            (Target::Gpu { arch, .. }, Space::Device, Some(launch)) => launch.check(kernel, arch),
-            (Target::Gpu { .. }, Space::Device, None) => Err("nothing about its launch".into()),
-            (Target::Gpu { host: None, .. }, Space::Host, None) => Err("no CPU to run on".into()),
-            (Target::Cpu(_), _, Some(_)) | (Target::Gpu { .. }, Space::Host, Some(_)) => Err("a launch, though a CPU runs it".into()),
-            (Target::Cpu(_), _, None) | (Target::Gpu { host: Some(_), .. }, Space::Host, None) | (Target::Reference, _, _) => Ok(()),
-        };
-        sound.map_err(|e| ArtifactError::Damaged { file: path.to_path_buf(), what: format!("kernel `{}` has {e}", entry.name) })?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

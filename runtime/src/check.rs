@@ -1,7 +1,10 @@
 //! Checks a job before anything is run: whatever it names exists, and whatever it touches lies within its arena.
 //!
-//! The verifier of the program level proves much more; this is what the executor's memory safety and its indexing rest on,
-//! so it holds for an artifact from anywhere.
+//! This is what the executor's own indexing rests on, and what the verifier of the program level ([`ir::job`]), which proves much more, takes for granted: so it
+//! looks at a job from anywhere without panicking, and neither needs memory beyond the job's own.
+//!
+//! It looks at what the job says alone. That the code of a kernel touches no more than its operands is up to whoever has made it: no check of the job, and no
+//! hash, can tell.
 
 use crate::comm::Phase;
 use crate::executor::calls;
@@ -12,6 +15,7 @@ use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
 use ir::program::{Action, Arena, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
+use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
@@ -47,6 +51,8 @@ pub fn check(job: &Job) -> Result<(), CheckError> {
         for (g, group) in program.groups.iter().enumerate() {
             let known = group.subs.iter().all(|u| job.mesh.subs.get(u.0 as usize).is_some_and(|s| s.axis != Axis::Microbatch));
             ensure(known, || "it names no axis of ranks".into()).map_err(at(format!("program {p}, group {g}")))?;
+            let once = group.subs.iter().collect::<BTreeSet<_>>().len() == group.subs.len();
+            ensure(once, || "it names an axis twice".into()).map_err(at(format!("program {p}, group {g}")))?;
         }
         for body in &program.bodies {
             for (c, command) in body.commands.iter().enumerate() {
@@ -97,6 +103,10 @@ fn whole(job: &Job) -> Checked {
     ensure(mesh.size(Axis::Microbatch) == job.microbatches && job.microbatches <= u64::from(u32::MAX), || {
         format!("{} microbatches, {} in the mesh", job.microbatches, mesh.size(Axis::Microbatch))
     })?;
+    // So that what is kept for each is in proportion to the job.
+    let calls = job.stages.iter().map(|s| s.schedule.train.len()).max().unwrap_or(0) as u64;
+    ensure(job.microbatches <= calls, || format!("{} microbatches, and {calls} calls in a step", job.microbatches))?;
+    names(job)?;
     ensure((1..=job.microbatches.max(1)).contains(&u64::from(job.in_flight)), || format!("{} messages in flight on a channel", job.in_flight))?;
     ensure(job.stages.len() as u64 == mesh.size(Axis::Pp), || format!("{} stages, {} in the mesh", job.stages.len(), mesh.size(Axis::Pp)))?;
     let named = job.params.iter().map(|p| (&p.name, &p.dims)).chain(job.inputs.iter().map(|i| (&i.name, &i.dims)));
@@ -105,6 +115,11 @@ fn whole(job: &Job) -> Checked {
         for d in dims {
             ensure(d.size <= d.padded, || format!("`{name}`: dim `{}` has {} elements, padded {}", d.name, d.size, d.padded))?;
         }
+    }
+    for param in &job.params {
+        // The first is what safetensors call something else, the others are those of states.
+        let state = |name: &str| name.strip_prefix("state").and_then(|n| n.split_once('/')).is_some_and(|n| n.0.bytes().all(|b| b.is_ascii_digit()));
+        ensure(param.name != "__metadata__" && !state(&param.name), || format!("a parameter is called `{}`", param.name))?;
     }
     for table in &job.tables {
         let expected = product(table.dims.iter().map(|d| d.size))?;
@@ -118,6 +133,22 @@ fn whole(job: &Job) -> Checked {
         ensure(source.is_none_or(|i| (i as usize) < job.inputs.len()), || format!("input `{}` derives from no input", input.name))?;
     }
     Ok(())
+}
+
+/// What files and reports are told apart by is told apart.
+fn names(job: &Job) -> Checked {
+    unique("parameter", job.params.iter().map(|p| p.name.as_str()))?;
+    unique("input", job.inputs.iter().map(|i| i.name.as_str()))?;
+    unique("report", job.reports.iter().map(String::as_str))
+}
+
+fn unique<'a>(kind: &str, mut names: impl Iterator<Item = &'a str>) -> Checked {
+    let mut seen = BTreeSet::new();
+    match names.find(|n| n.is_empty() || !seen.insert(*n)) {
+        None => Ok(()),
+        Some("") => Err(format!("a {kind} has no name")),
+        Some(name) => Err(format!("two {kind}s are called `{name}`")),
+    }
 }
 
 fn kernel_sound(kernel: &Kernel) -> Checked {
@@ -168,6 +199,10 @@ fn body_sound(kernel: &Kernel) -> Checked {
         ensure(node.args.iter().all(|a| a.index() < k), || format!("node {k} uses a later one"))?;
         ensure(node.ty.dims.iter().chain(&op_dims(&node.op)).all(known), || format!("node {k} has an unknown dim"))?;
         product(node.ty.dims.iter().map(|d| dims.size(*d)))?;
+        if let Op::View { from, to } = &node.op {
+            product(from.iter().map(|d| dims.size(*d)))?;
+            product(to.iter().map(|d| dims.size(*d)))?;
+        }
         let random = matches!(node.op, Op::Uniform { .. });
         ensure(!random || kernel.scalars.len() >= 2, || "it draws random numbers without seed and step".into())?;
     }
@@ -312,6 +347,7 @@ fn cut(mesh: &Mesh, whole: &[Extent], index: &[IndexMap], dims: &[(String, u64)]
     })?;
     for ((map, (name, size)), extent) in index.iter().zip(dims).zip(whole) {
         ensure(extent.order.fits(extent.padded), || format!("dim `{name}` has an order of another size"))?;
+        ensure(map.parts.iter().all(|p| p.1 > 0), || format!("dim `{name}` has an index map without a stride"))?;
         let len = product(map.parts.iter().map(|p| p.0))?;
         ensure(len == *size, || format!("dim `{name}` has {size} elements, its index map {len}"))?;
         if len == 0 {
@@ -385,8 +421,8 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
         Action::Collective { kind, group, dtype, count, src, dst } => {
             let group = program.groups.get(group.index()).ok_or_else(|| format!("there is no group {}", group.0))?;
             let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
-            let members =
-                product(group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp).map(|u| mesh[*u].size))? * stages;
+            let subs = group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp);
+            let members = product(subs.map(|u| mesh[*u].size).chain([stages]))?;
             let (give, get) = match kind {
                 Collective::AllReduce(_) | Collective::Shift => (1, 1),
                 Collective::AllGather => (1, members),

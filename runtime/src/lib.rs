@@ -27,6 +27,7 @@ pub mod rendezvous;
 pub mod scale;
 pub mod schedule;
 pub mod shm;
+pub mod signature;
 mod streams;
 mod strides;
 pub mod target;

@@ -1,6 +1,8 @@
 //! What an artifact's code was made for, and whether it runs here.
 
+use ir::processor;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Which device runs the kernels of an artifact.
@@ -21,6 +23,7 @@ pub enum Target {
 
 /// A CPU by LLVM's names: `znver5` or `x86-64-v3`, and `+avx2,+fma,-avx512f`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Processor {
     pub cpu: String,
     pub features: String,
@@ -63,6 +66,8 @@ impl DeviceKind {
 /// Code for another CPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
+    #[error("its kernels are for a CPU with {}, of which this mcc does not know whether this one has it", .0.join(", "))]
+    Unknown(Vec<String>),
     #[error("its kernels need a CPU with {}, which this one lacks", .0.join(", "))]
     Device(Vec<String>),
     #[error("its kernels on the host need a CPU with {}, which this one lacks (`--host-target x86-64-v3` makes code for any with AVX2)", .0.join(", "))]
@@ -103,36 +108,52 @@ impl Target {
     /// # Errors
     /// The features that are missing.
     pub fn check(&self) -> Result<(), TargetError> {
-        let (lacks, error): (_, fn(Vec<String>) -> TargetError) = match self {
-            Target::Cpu(processor) => (processor.lacks(), TargetError::Device),
+        let (needs, error): (_, fn(Vec<String>) -> TargetError) = match self {
+            Target::Cpu(processor) => (processor.needs(), TargetError::Device),
             // What runs PTX is a device's to say: the emulator does anywhere.
-            Target::Gpu { host: Some(processor), .. } => (processor.lacks(), TargetError::Host),
+            Target::Gpu { host: Some(processor), .. } => (processor.needs(), TargetError::Host),
             Target::Gpu { host: None, .. } | Target::Reference => return Ok(()),
         };
-        if lacks.is_empty() { Ok(()) } else { Err(error(lacks)) }
+        let named = |keep: fn(&str) -> bool| needs.iter().filter(|f| keep(f)).map(|f| f.to_string()).collect::<Vec<_>>();
+        let (unknown, lacks) = (named(|f| here(f).is_none()), named(|f| here(f) == Some(false)));
+        match (unknown.is_empty(), lacks.is_empty()) {
+            (false, _) => Err(TargetError::Unknown(unknown)),
+            (true, false) => Err(error(lacks)),
+            (true, true) => Ok(()),
+        }
     }
 }
 
 impl Processor {
-    /// The features of it that this CPU lacks.
-    fn lacks(&self) -> Vec<String> {
-        let named = self.features.split(',').filter_map(|f| f.strip_prefix('+'));
-        named.chain(implied(&self.cpu).iter().copied()).filter(|f| here(f) == Some(false)).map(str::to_owned).collect()
+    /// The features that its code may use: those that it names, and those that its CPU has by LLVM's tables. Of a CPU that has no table here these are
+    /// all that kernels may use at all, but for those that are turned off by name.
+    fn needs(&self) -> BTreeSet<&str> {
+        let words = || self.features.split(',').filter(|f| !f.is_empty());
+        let off = |feature: &&str| words().any(|f| f.strip_prefix('-') == Some(*feature));
+        let of_cpu = level(&self.cpu).unwrap_or(&processor::OPTIONAL);
+        // What is neither turned on nor off is nothing that is known.
+        let named = words().filter(|f| !f.starts_with('-')).map(|f| f.strip_prefix('+').unwrap_or(f));
+        named.chain(of_cpu.iter().copied().filter(|f| !off(f))).collect()
     }
 }
 
-/// Features of the CPU levels that have no features of their own in a target.
-fn implied(cpu: &str) -> &'static [&'static str] {
+/// The features of the CPU levels, beyond those of every CPU.
+fn level(cpu: &str) -> Option<&'static [&'static str]> {
     match cpu {
-        "x86-64-v3" => &["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe"],
-        "x86-64-v4" => &["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"],
-        _ => &[],
+        "x86-64" => Some(&[]),
+        "x86-64-v2" => Some(&["popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"]),
+        "x86-64-v3" => Some(&["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe"]),
+        "x86-64-v4" => Some(&["avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+        _ => None,
     }
 }
 
-/// Whether this CPU has a feature of LLVM's name; none for features whose instructions no compiler emits unasked.
+/// Whether this CPU has a feature of LLVM's name; none for features that no kernel may use ([`ir::processor`]).
 #[cfg(target_arch = "x86_64")]
 fn here(feature: &str) -> Option<bool> {
+    if processor::BASELINE.contains(&feature) {
+        return Some(true);
+    }
     macro_rules! known {
         ($($llvm:literal = $rust:tt),* $(,)?) => {
             match feature {
@@ -142,7 +163,7 @@ fn here(feature: &str) -> Option<bool> {
         };
     }
     known! {
-        "sse3" = "sse3", "ssse3" = "ssse3", "sse4.1" = "sse4.1", "sse4.2" = "sse4.2", "sse4a" = "sse4a", "popcnt" = "popcnt",
+        "aes" = "aes", "pclmul" = "pclmulqdq", "sse3" = "sse3", "ssse3" = "ssse3", "sse4.1" = "sse4.1", "sse4.2" = "sse4.2", "sse4a" = "sse4a", "popcnt" = "popcnt",
         "avx" = "avx", "avx2" = "avx2", "fma" = "fma", "f16c" = "f16c", "bmi" = "bmi1", "bmi2" = "bmi2", "lzcnt" = "lzcnt",
         "movbe" = "movbe", "adx" = "adx", "tbm" = "tbm", "gfni" = "gfni", "vaes" = "vaes", "vpclmulqdq" = "vpclmulqdq",
         "avxvnni" = "avxvnni", "avxifma" = "avxifma", "avxneconvert" = "avxneconvert", "avxvnniint8" = "avxvnniint8",
@@ -157,4 +178,40 @@ fn here(feature: &str) -> Option<bool> {
 #[cfg(not(target_arch = "x86_64"))]
 fn here(_: &str) -> Option<bool> {
     Some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_feature_that_kernels_may_use_can_be_looked_for() {
+        let unknown: Vec<&str> = processor::OPTIONAL.into_iter().chain(processor::BASELINE).filter(|f| here(f).is_none()).collect();
+        assert_eq!(unknown, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn code_that_may_use_more_than_is_here_is_refused() {
+        let all_off = processor::OPTIONAL.map(|f| format!("-{f}")).join(",");
+        let unknown = |f: &str| Err(format!("its kernels are for a CPU with {f}, of which this mcc does not know whether this one has it"));
+        let lacks = |f: &str| Err(format!("its kernels need a CPU with {f}, which this one lacks"));
+        // No machine that this is likely to run on has both.
+        let missing = if here("tbm") == Some(true) { "avx512vp2intersect" } else { "tbm" };
+        let cases = [
+            ("x86-64", "".to_owned(), Ok(())),
+            ("x86-64", "+sse2,-avx512f".to_owned(), Ok(())),
+            ("znver5", all_off.clone(), Ok(())),
+            ("znver5", format!("{all_off},-amx-tile"), Ok(())),
+            ("x86-64", "+6aes".to_owned(), unknown("6aes")),
+            ("x86-64", "sse2x".to_owned(), unknown("sse2x")),
+            ("x86-64", "+sse2,+amx-tile,+avx10.1,+sha512".to_owned(), unknown("amx-tile, avx10.1, sha512")),
+            ("x86-64", format!("+{missing}"), lacks(missing)),
+            // The CPU's name says more than its features do.
+            ("bdver4", all_off.replace(&format!("-{missing}"), "-xop"), lacks(missing)),
+        ];
+        for (cpu, features, wanted) in cases {
+            let target = Target::Cpu(Processor { cpu: cpu.into(), features: features.clone() });
+            assert_eq!(target.check().map_err(|e| e.to_string()), wanted, "{cpu} {features}");
+        }
+    }
 }

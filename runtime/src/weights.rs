@@ -1,13 +1,15 @@
 //! Parameters: from random numbers or safetensors files, and back to files. Files hold whole f32 tensors under the job's
 //! names, so they depend neither on the mesh nor on what its ranks share out.
 //!
-//! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step.
+//! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step. Every file says which model it
+//! is of, with its text and settings ([`Provenance`]).
 
 use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use crate::scale::Scaling;
 use ir::graph::Init;
 use ir::program::{Job, ParamEntry, Part, Role};
+use ir::provenance::{self, Provenance};
 use ir::random;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -15,11 +17,13 @@ use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
@@ -27,11 +31,12 @@ pub enum WeightsError {
     Io { file: PathBuf, cause: io::Error },
     #[error("`{}` is not a safetensors file: {what}", .file.display())]
     Malformed { file: PathBuf, what: String },
+    /// The first tensors of each kind, how many there are more, and the likely reason.
     #[error("`{}` does not fit the model:{}", .file.display(), .what.iter().map(|w| format!("\n  {w}")).collect::<String>())]
     Mismatch { file: PathBuf, what: Vec<String> },
     #[error("`{}`: element {element} of `{tensor}` is {value}, with which nothing can be trained; take what was saved before it became so", .file.display())]
     NotFinite { file: PathBuf, tensor: String, element: u64, value: f64 },
-    #[error("`{}` does not say after which step it was saved: `--save-state` writes what `--resume` reads, `--init` takes weights alone", .file.display())]
+    #[error("`{}` does not say after which step it was saved, so no run can go on from it: `--init {}` starts a new one from its weights (`--save-state` writes what `--resume` reads)", .file.display(), .file.display())]
     Unmarked { file: PathBuf },
 }
 
@@ -46,11 +51,27 @@ pub struct Mark {
     pub scaling: Option<Scaling>,
 }
 
-/// The key of a file's [`Mark`] in its metadata, one alone: the order of several is not fixed.
-const MARK: &str = "mcc.run";
+/// What a file's metadata says under [`provenance::KEY`].
+#[derive(Serialize, Deserialize)]
+struct About {
+    #[serde(flatten)]
+    provenance: Provenance,
+    /// Of a file that a run resumes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<Mark>,
+}
 
 /// Bytes of a mark, spaces at its end included: files are laid out before it is known what a run comes to.
 const MARK_BYTES: usize = 256;
+
+fn text(about: &About) -> String {
+    serde_json::to_string(about).expect("invariant: plain data with text keys")
+}
+
+/// What a header says of its tensors, for its seal.
+fn described<'a, N: Display>(tensors: impl IntoIterator<Item = (N, &'a TensorInfo)>) -> Vec<String> {
+    tensors.into_iter().map(|(name, i)| format!("{name} {:?} {:?} {:?}", i.dtype, i.shape, i.data_offsets)).collect()
+}
 
 /// The parameters of a job, in its order.
 fn params(job: &Job) -> impl Iterator<Item = Held> {
@@ -128,9 +149,9 @@ impl Weights {
     /// Every parameter from a file. Optimizer states that it has too are left out.
     ///
     /// # Errors
-    /// All tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16.
+    /// Tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16, and the likely reason.
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
-        Ok(Weights::read(file, job, &params(job).collect::<Vec<_>>())?.0)
+        Opened::new(file)?.weights(job, &params(job).collect::<Vec<_>>())
     }
 
     /// Every parameter and optimizer state from a file, and where its run stood.
@@ -138,43 +159,10 @@ impl Weights {
     /// # Errors
     /// As [`Weights::open`]; or the file is none that a run resumes from.
     pub fn resume(file: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
-        let (weights, metadata) = Weights::read(file, job, &params(job).chain(states(job)).collect::<Vec<_>>())?;
-        let mark = metadata.get(MARK).and_then(|text| serde_json::from_str(text).ok());
-        Ok((weights, mark.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?))
-    }
-
-    fn read(file: &Path, job: &Job, wanted: &[Held]) -> Result<(Weights, HashMap<String, String>), WeightsError> {
-        let io = |cause| WeightsError::Io { file: file.to_path_buf(), cause };
-        let handle = File::open(file).map_err(io)?;
-        // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
-        let map = std::sync::Arc::new(unsafe { Mmap::map(&handle) }.map_err(io)?);
-        let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: file.to_path_buf(), what: e.to_string() };
-        let tensors = SafeTensors::deserialize(&map).map_err(malformed)?;
-        let (_, header) = SafeTensors::read_metadata(&map).map_err(malformed)?;
-        let (mut what, mut found, wrong) = (vec![], BTreeMap::new(), NotFinite::default());
-        for (held, (name, sizes)) in wanted.iter().filter_map(|h| Some((*h, entry(job, *h)?))) {
-            let Ok(view) = tensors.tensor(&name) else {
-                what.push(format!("`{name}` is missing"));
-                continue;
-            };
-            let shape: Vec<u64> = view.shape().iter().map(|n| *n as u64).collect();
-            if shape != sizes {
-                what.push(format!("`{name}` is {shape:?}, the model has {sizes:?}"));
-            } else if !matches!(view.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-                what.push(format!("`{name}` is {:?}", view.dtype()));
-            } else {
-                let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-                let mapped = Mapped { map: map.clone(), start, dtype: view.dtype(), name, wrong: wrong.clone() };
-                found.insert(held, Box::new(mapped) as Box<dyn Whole>);
-            }
-        }
-        let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
-        let extra: BTreeSet<&str> = tensors.names().into_iter().filter(|n| !known.contains(*n)).collect();
-        what.extend(extra.into_iter().map(|n| format!("`{n}` is not in the model")));
-        if !what.is_empty() {
-            return Err(WeightsError::Mismatch { file: file.to_path_buf(), what });
-        }
-        Ok((Weights { tensors: found, file: Some((file.to_path_buf(), wrong)) }, header.metadata().clone().unwrap_or_default()))
+        let opened = Opened::new(file)?;
+        // Weights alone lack every state too; that they are weights alone says more.
+        let mark = opened.about.as_ref().and_then(|a| a.run).ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
+        Ok((opened.weights(job, &params(job).chain(states(job)).collect::<Vec<_>>())?, mark))
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
@@ -196,9 +184,68 @@ impl Weights {
     }
 }
 
+/// A safetensors file.
+struct Opened {
+    file: PathBuf,
+    map: Arc<Mmap>,
+    /// None in files that another program has written.
+    about: Option<About>,
+}
+
+impl Opened {
+    fn new(file: &Path) -> Result<Opened, WeightsError> {
+        let io = |cause| WeightsError::Io { file: file.to_path_buf(), cause };
+        let handle = File::open(file).map_err(io)?;
+        // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
+        let map = Arc::new(unsafe { Mmap::map(&handle) }.map_err(io)?);
+        let malformed = |what: String| WeightsError::Malformed { file: file.to_path_buf(), what };
+        let (_, header) = SafeTensors::read_metadata(&map).map_err(|e| malformed(e.to_string()))?;
+        let about = match header.metadata().as_ref().and_then(|m| m.get(provenance::KEY)) {
+            None => None,
+            Some(sealed) => {
+                let json = provenance::open(sealed, described(header.tensors())).map_err(malformed)?;
+                let about = serde_json::from_str(json);
+                Some(about.map_err(|e| malformed(format!("what it says of its model cannot be read: {e}")))?)
+            }
+        };
+        Ok(Opened { file: file.to_path_buf(), map, about })
+    }
+
+    fn weights(&self, job: &Job, wanted: &[Held]) -> Result<Weights, WeightsError> {
+        let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: self.file.clone(), what: e.to_string() };
+        let tensors = SafeTensors::deserialize(&self.map).map_err(malformed)?;
+        let (mut missing, mut others, mut found, wrong) = (vec![], vec![], BTreeMap::new(), NotFinite::default());
+        for (held, (name, sizes)) in wanted.iter().filter_map(|h| Some((*h, entry(job, *h)?))) {
+            let Ok(view) = tensors.tensor(&name) else {
+                missing.push(format!("`{name}` is missing"));
+                continue;
+            };
+            let shape: Vec<u64> = view.shape().iter().map(|n| *n as u64).collect();
+            if shape != sizes {
+                others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}"));
+            } else if !matches!(view.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+                others.push(format!("`{name}` is {:?}", view.dtype()));
+            } else {
+                let start = view.data().as_ptr() as usize - self.map.as_ptr() as usize;
+                let mapped = Mapped { map: self.map.clone(), start, dtype: view.dtype(), name, wrong: wrong.clone() };
+                found.insert(held, Box::new(mapped) as Box<dyn Whole>);
+            }
+        }
+        let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
+        let extra: BTreeSet<&str> = tensors.names().into_iter().filter(|n| !known.contains(*n)).collect();
+        let kinds = [missing, others, extra.into_iter().map(|n| format!("`{n}` is not in the model")).collect::<Vec<_>>()];
+        if !kinds.iter().all(Vec::is_empty) {
+            let likely = provenance::likely(self.about.as_ref().map(|a| &a.provenance), &job.model, &job.settings);
+            let what = kinds.iter().flat_map(|kind| provenance::few(kind)).chain(likely).collect();
+            return Err(WeightsError::Mismatch { file: self.file.clone(), what });
+        }
+        Ok(Weights { tensors: found, file: Some((self.file.clone(), wrong)) })
+    }
+}
+
 /// A tensor of a mapped file.
 struct Mapped {
-    map: std::sync::Arc<Mmap>,
+    map: Arc<Mmap>,
     /// Byte of its first element.
     start: usize,
     dtype: Dtype,
@@ -234,17 +281,18 @@ pub struct Layout {
 impl Layout {
     /// Of the parameters alone.
     pub fn new(job: &Job) -> Layout {
-        Layout::of(job, params(job), None)
+        Layout::of(job, params(job), text(&About { provenance: Provenance::of(job), run: None }))
     }
 
     /// Of all that a run resumes from. The mark decides nothing but the header's text.
     pub fn of_run(job: &Job, mark: &Mark) -> Layout {
-        let text = serde_json::to_string(mark).expect("invariant: plain data with text keys");
-        let text = format!("{text:MARK_BYTES$}");
-        Layout::of(job, params(job).chain(states(job)), Some(HashMap::from([(MARK.to_string(), text)])))
+        let about = About { provenance: Provenance::of(job), run: None };
+        let bytes = text(&about).len() + MARK_BYTES;
+        let text = text(&About { run: Some(*mark), ..about });
+        Layout::of(job, params(job).chain(states(job)), format!("{text:bytes$}"))
     }
 
-    fn of(job: &Job, tensors: impl Iterator<Item = Held>, metadata: Option<HashMap<String, String>>) -> Layout {
+    fn of(job: &Job, tensors: impl Iterator<Item = Held>, about: String) -> Layout {
         let mut end = 0;
         let (mut infos, mut starts) = (vec![], BTreeMap::new());
         for (held, (name, sizes)) in tensors.filter_map(|h| Some((h, entry(job, h)?))) {
@@ -254,7 +302,8 @@ impl Layout {
             starts.insert(held, start as u64);
             infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
         }
-        let metadata = Metadata::new(metadata, infos).expect("invariant: tensors follow each other");
+        let about = HashMap::from([(provenance::KEY.to_owned(), provenance::seal(&about, described(infos.iter().map(|(n, i)| (n, i)))))]);
+        let metadata = Metadata::new(Some(about), infos).expect("invariant: tensors follow each other");
         let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
         text.resize(text.len().next_multiple_of(8), b' ');
         let mut header = (text.len() as u64).to_le_bytes().to_vec();
@@ -335,7 +384,7 @@ mod tests {
         let path = dir.path().join("w.safetensors");
         Layout::new(&job()).start(&File::create_new(&path).unwrap()).unwrap();
         let Err(error) = Weights::resume(&path, &job()) else { panic!("it resumed") };
-        assert!(error.to_string().ends_with("does not fit the model:\n  `state0/w` is missing"), "{error}");
+        assert!(error.to_string().contains("w.safetensors` starts a new one from its weights"), "{error}");
     }
 
     #[test]
@@ -357,9 +406,14 @@ mod tests {
         let mut more = other.params[0].clone();
         more.name = "b".into();
         other.params.push(more);
+        other.settings = vec![("ins".into(), "4".into())];
         Layout::new(&other).start(&File::create_new(&path).unwrap()).unwrap();
-        let Err(error) = Weights::open(&path, &job()) else { panic!("it opened") };
-        assert!(error.to_string().ends_with("does not fit the model:\n  `w` is [4], the model has [3]\n  `b` is not in the model"), "{error}");
+        let mut here = job();
+        here.settings = vec![("ins".into(), "3".into())];
+        let Err(error) = Weights::open(&path, &here) else { panic!("it opened") };
+        let wanted = "does not fit the model:\n  `w` is [4], the model has [3]\n  `b` is not in the model\n  \
+                      the file says that it is of `linear` with other settings: ins = 4 (here 3)";
+        assert!(error.to_string().ends_with(wanted), "{error}");
         let mut wanted = job();
         wanted.params[0].name = "u".into();
         let Err(error) = Weights::open(&path, &wanted) else { panic!("it opened") };

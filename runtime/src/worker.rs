@@ -1,6 +1,6 @@
 //! A rank's process: reads its orders, trains, says what happens.
 
-use crate::artifact::{self, Artifact, ArtifactError};
+use crate::artifact::{self, Accept, Artifact, ArtifactError};
 use crate::comm::{CommError, Communicator, Phase};
 use crate::cpu::{Cpu, Library};
 use crate::data::{Data, DataError};
@@ -30,8 +30,6 @@ const MEETING: Duration = Duration::from_secs(120);
 pub enum WorkerError {
     #[error("cannot take part in a run: {0}; `mcc-rank` and `mcc` must be of one build (`cargo build --workspace` makes both)")]
     Orders(io::Error),
-    #[error("rank {rank}: the artifact is {found}, the launcher's is {expected}")]
-    Id { rank: u64, found: String, expected: String },
     #[error("rank {rank} is not in a mesh of {world} ranks")]
     World { rank: u64, world: u64 },
     #[error(transparent)]
@@ -89,10 +87,8 @@ pub fn run(rank: u64, memory: OwnedFd, mut events: impl Write) -> Result<(), Wor
 fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, WorkerError> {
     let segment = Segment::map(&memory).map_err(WorkerError::Orders)?;
     let (orders, first) = protocol::unpack(&segment).map_err(WorkerError::Orders)?;
-    let artifact = artifact::read(&orders.artifact)?;
-    if artifact.id != orders.id {
-        return Err(WorkerError::Id { rank, found: artifact.id, expected: orders.id });
-    }
+    // The launcher has verified it, and asked for a signature if it was to.
+    let artifact = artifact::read(&orders.artifact, &Accept::Verified(&orders.id))?;
     let layout = Layout::new(&artifact.job, &artifact.manifest.target, first);
     if rank >= layout.world {
         return Err(WorkerError::World { rank, world: layout.world });

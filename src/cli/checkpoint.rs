@@ -12,6 +12,7 @@ pub enum Import {
 
 #[derive(Args)]
 pub struct ImportArgs {
+    /// The directory: `hf download gpt2 --local-dir gpt2` makes one of a model on the hub
     pub directory: PathBuf,
     /// Where model.mdl, weights.safetensors and config.json go
     #[arg(short, long, value_name = "OUT")]
@@ -34,10 +35,10 @@ pub enum Export {
 pub struct ExportArgs {
     /// Weights under mcc's names, as `mcc run --save` writes them
     pub weights: PathBuf,
-    /// The model text that they belong to
+    /// The model text that they belong to [default: the one that the weights have with them]
     #[arg(long, value_name = "MODEL.mdl")]
-    pub model: PathBuf,
-    /// Sets a setting of the model text
+    pub model: Option<PathBuf>,
+    /// Sets a setting of the model text, where the weights do not say it
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
     pub define: Vec<(String, String)>,
     #[arg(short, long, value_name = "DIR")]

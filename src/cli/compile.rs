@@ -67,4 +67,7 @@ pub struct OutputArgs {
     /// Compile every kernel anew
     #[arg(long)]
     pub no_cache: bool,
+    /// Sign the artifact, for people who run it with `--trust`: a PEM file of an Ed25519 key (`openssl genpkey -algorithm ed25519 -out secret.pem`)
+    #[arg(long, value_name = "SECRET.pem")]
+    pub sign: Option<PathBuf>,
 }

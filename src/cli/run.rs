@@ -42,6 +42,10 @@ pub enum DataDtype {
 pub struct RunArgs {
     /// What `mcc compile` wrote
     pub artifact: PathBuf,
+    /// Run what this key has signed and nothing else (several: what one of them has): the PEM file of the public half
+    /// (`openssl pkey -in secret.pem -pubout -out public.pem`) of the key that `mcc compile --sign` had
+    #[arg(long, value_name = "PUBLIC.pem")]
+    pub trust: Vec<PathBuf>,
     /// A UTF-8 text (its bytes are tokens), an llm.c .bin, a .npy of tokens [steps, batch, seq+1], or one .npy per input
     #[arg(long, value_name = "[INPUT=]FILE")]
     pub data: Vec<String>,

@@ -1,6 +1,8 @@
 //! What goes wrong is named, and nothing stays behind.
 
 use crate::mcc::{Dir, Ran, Weights, load_weights, save_array, save_weights};
+use runtime::artifact::Manifest;
+use runtime::target::{Processor, Target};
 use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -134,21 +136,26 @@ fn a_damaged_artifact_is_refused_by_name() {
     dir.line("dump out.mcc").fails_with(&["kernels.so"]);
 }
 
+fn processor(features: &str) -> Target {
+    Target::Cpu(Processor { cpu: "x86-64".into(), features: features.into() })
+}
+
 #[test]
 fn an_artifact_from_elsewhere_is_refused_by_name() {
     let dir = gpt2("");
-    let told = |field: &str, value: serde_json::Value| {
+    let told = |change: fn(&mut Manifest)| {
         damaged(&dir, "manifest.json", |b| {
-            let mut manifest: serde_json::Value = serde_json::from_slice(b).expect("JSON");
-            *manifest.pointer_mut(field).expect("a field") = value;
-            *b = manifest.to_string().into_bytes();
+            let mut manifest: Manifest = serde_json::from_slice(b).expect("JSON");
+            change(&mut manifest);
+            *b = manifest.sealed().bytes();
         })
     };
-    told("/format", 99.into()).fails_with(&["`out.mcc` has format 99", "compile the model again"]);
+    told(|m| m.format = 99).fails_with(&["`out.mcc` has format 99", "compile the model again"]);
     // Only some CPUs of 2012 to 2017 have it.
-    told("/target/features", "+sse3,+tbm".into()).fails_with(&["`out.mcc` cannot run on this machine", "tbm"]);
-    told("/ranks", 4.into()).fails_with(&["manifest.json"]);
-    told("/kernels", 1.into()).fails_with(&["manifest.json"]);
+    told(|m| m.target = processor("+sse3,+tbm")).fails_with(&["`out.mcc` cannot run on this machine", "tbm"]);
+    told(|m| m.target = processor("+6aes")).fails_with(&["with 6aes, of which this mcc does not know whether this one has it"]);
+    told(|m| m.ranks = 4).fails_with(&["manifest.json"]);
+    told(|m| m.kernels = 1).fails_with(&["manifest.json"]);
 }
 
 #[test]

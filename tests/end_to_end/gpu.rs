@@ -224,9 +224,9 @@ fn every_kernel_of_the_models_assembles_without_spills_and_uses_tensor_cores() {
     for (job, targets) in JOBS {
         for &target in targets {
             dir.line(&format!("compile {{models}}/{job} --target {target} -o out.mcc")).succeeds();
-            let artifact = runtime::artifact::read(&dir.path("out.mcc")).expect("an artifact");
+            let artifact = runtime::artifact::read(&dir.path("out.mcc"), &runtime::artifact::Accept::Anyones).expect("an artifact");
             for (kernel, entry) in artifact.job.kernels.iter().zip(&artifact.kernels) {
-                let text = artifact.ptx(entry).expect("PTX");
+                let text = artifact.ptx(entry).to_owned();
                 kernels.entry((entry.name.clone(), target)).or_insert_with(|| (kernel.clone(), text));
             }
         }

@@ -18,6 +18,7 @@ mod reference;
 mod repeats;
 mod training;
 mod triples;
+mod trust;
 mod worlds;
 
 /// The generator of random models, and what it says of them.

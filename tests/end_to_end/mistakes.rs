@@ -25,7 +25,7 @@ const COMMANDS: &[Mistake] = &[
     ("--sped compile gpt2.mdl", 2, "`--sped` is no flag of mcc", "`mcc COMMAND ..`"),
     ("import gpt2", 2, "does not know the format `gpt2`", "`mcc import hf gpt2 -o OUT`"),
     ("import hf", 2, "--output <OUT>", "Usage: mcc import hf"),
-    ("export hf w.safetensors", 2, "--model <MODEL.mdl>", "Usage: mcc export hf"),
+    ("export hf w.safetensors", 2, "--output <DIR>", "Usage: mcc export hf"),
     ("compile", 2, "<MODEL>", "Usage: mcc compile"),
     ("run", 2, "<ARTIFACT>", "Usage: mcc run"),
     ("check", 2, "<MODEL>", "Usage: mcc check"),

@@ -10,6 +10,9 @@ use crate::op::{Collective, DType, Op, Reduce, Scalar};
 use crate::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space, own_part};
 use std::rc::Rc;
 
+/// The most runs of elements of an operand: the memory that the verifier takes does not depend on what a job from elsewhere claims.
+const MOST_PIECES: u64 = 1 << 24;
+
 /// What a command does to elements of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -334,6 +337,9 @@ impl Reader<'_> {
         ensure(end <= buffer.elements(), || {
             format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
         })?;
+        // Others are not looked at piece by piece.
+        let few = !shape.is_injective() || shape.pieces() <= MOST_PIECES;
+        ensure(few, || format!("it reaches buffer `{name}` in {} pieces, more than {MOST_PIECES}", shape.pieces()))?;
         if effect != Effect::Read {
             ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;
         }

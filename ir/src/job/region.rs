@@ -51,6 +51,11 @@ impl Shape {
         self.injective
     }
 
+    /// How many runs there may be, at most.
+    pub fn pieces(&self) -> u64 {
+        self.outer.iter().fold(1, |n, d| n.saturating_mul(d.0))
+    }
+
     /// The elements, with the first at `start`: ascending, disjoint, not adjacent. Meant for injective shapes.
     pub fn runs(&self, start: u64) -> Vec<Run> {
         let mut out: Vec<Run> = vec![];

@@ -7,6 +7,7 @@ use super::kernel::{blank_kernel, kernel};
 use super::labels::{Labels, label, numbered};
 use super::local::{blank_bucket, bucket, copied, indices, virtual_stage};
 use super::op::{blank_collective, collective_kind, linear, route, scalar, zig_zag};
+use crate::diag::Source;
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
@@ -292,7 +293,11 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     io.with(" microbatches ", &mut j.microbatches, Io::number)?;
     io.with(" in_flight ", &mut j.in_flight, Io::number)?;
     mesh(io, &mut j.mesh)?;
-    io.rows(&mut j.sources, String::new(), "source ", |io, _, name| io.string(name))?;
+    let blank = Source { name: String::new(), text: String::new() };
+    io.rows(&mut j.sources, blank, "source ", |io, _, source| {
+        io.string(&mut source.name)?;
+        io.with(" = ", &mut source.text, Io::string)
+    })?;
     io.rows(&mut j.settings, (String::new(), String::new()), "setting ", |io, _, (name, value)| {
         io.name(name)?;
         io.with(" = ", value, Io::string)

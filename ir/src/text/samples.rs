@@ -1,6 +1,6 @@
 //! Small values of every level, for the tests.
 
-use crate::diag::Span;
+use crate::diag::{Source, Span};
 use crate::dim::{Base, Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report, Table, Type, Update, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
@@ -351,7 +351,7 @@ pub fn job() -> Job {
     ];
     Job {
         model: "tiny".into(),
-        sources: vec!["models/tiny \"1\".mdl".into()],
+        sources: vec![Source { name: "models/tiny \"1\".mdl".into(), text: "model tiny(batch) {\n}\n".into() }],
         settings: vec![("batch".into(), "4".into()), ("path".into(), "a \"b\"\tc".into())],
         mesh: mesh(),
         train: Train {

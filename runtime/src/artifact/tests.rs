@@ -1,26 +1,31 @@
+use super::read::runnable;
 use super::*;
+use crate::check;
 use crate::fixture::{self, Split};
-use crate::target::Processor;
+use crate::signature::{self, PublicKey, SecretKey};
+use crate::target::{Processor, Target};
+use ir::program::Space;
 use ir::{dim, graph, kernel, mesh, model, op, program};
 use serde_reflection::{Tracer, TracerConfig};
+use std::fs;
 
 fn artifact(dir: &Path) -> PathBuf {
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
     let out = dir.join("linear.mcc");
     let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
-    write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps }).unwrap();
+    write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }).unwrap();
     out
 }
 
 fn refused(out: &Path) -> String {
-    read(out).unwrap_err().to_string()
+    read(out, &Accept::Anyones).unwrap_err().to_string()
 }
 
 #[test]
 fn what_was_written_reads_back() {
     let dir = tempfile::tempdir().unwrap();
     let out = artifact(dir.path());
-    let read = read(&out).unwrap();
+    let read = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(read.job, fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 }));
     assert_eq!(read.manifest.ranks, 2);
     assert_eq!(fs::read_to_string(out.join("dumps/program.txt")).unwrap(), "text\n");
@@ -31,7 +36,7 @@ fn writing_twice_replaces_and_leaves_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     artifact(dir.path());
     let out = artifact(dir.path());
-    read(&out).unwrap();
+    read(&out, &Accept::Anyones).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -40,7 +45,7 @@ fn a_directory_of_someone_else_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
     let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
-    let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[] }).unwrap_err();
+    let error = write(dir.path(), &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: None }).unwrap_err();
     assert!(error.to_string().contains("is not an artifact; it was left alone"), "{error}");
     assert!(refused(dir.path()).contains("is not an artifact: it has no manifest.json"));
 }
@@ -54,7 +59,7 @@ fn for_gpus(dir: &Path, launch: Option<Launch>) -> PathBuf {
     let ptx: &[&[u8]] = if launch.is_some() { &modules } else { &[] };
     let kernels = Some(Kernels { entries: &entries, library: launch.is_none().then_some(b"".as_slice()), ptx });
     let out = dir.join("gpu.mcc");
-    write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[] }).unwrap();
+    write(&out, &Parts { job: &job, target: &Target::Gpu { arch: "sm_80".into(), host: None }, kernels, dumps: &[], sign: None }).unwrap();
     out
 }
 
@@ -64,9 +69,9 @@ fn a_kernel_for_gpus_has_a_module_and_a_launch_that_can_be() {
     let parameters = vec![ir::launch::Parameter::Argument(0)];
     let launch = Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![], parameters };
     let out = for_gpus(dir.path(), Some(launch.clone()));
-    let artifact = read(&out).unwrap();
+    let artifact = read(&out, &Accept::Anyones).unwrap();
     assert_eq!(artifact.kernels[0].launch, Some(launch.clone()));
-    assert_eq!(artifact.ptx(&artifact.kernels[1]).unwrap(), "// PTX");
+    assert_eq!(artifact.ptx(&artifact.kernels[1]), "// PTX");
     for_gpus(dir.path(), Some(Launch { grid: 0, ..launch }));
     assert!(refused(&out).contains("kernel `k_0` has 0 blocks, not 1 to"), "{}", refused(&out));
     for_gpus(dir.path(), None);
@@ -88,12 +93,12 @@ fn a_kernel_of_the_host_has_code_for_a_cpu() {
         };
         let entries: Vec<KernelEntry> = (0..job.kernels.len()).map(entry).collect();
         let target = Target::Gpu { arch: "sm_80".into(), host };
-        runnable(Path::new("kernels.json"), &job, &entries, &target).map_err(|e| e.to_string())
+        runnable(&job, &entries, &target)
     };
     let here = || Some(Processor { cpu: "x86-64-v3".into(), features: String::new() });
     assert_eq!(sound(here(), false), Ok(()));
-    assert_eq!(sound(None, false), Err("`kernels.json` is damaged: kernel `k_0` has no CPU to run on".into()));
-    assert_eq!(sound(here(), true), Err("`kernels.json` is damaged: kernel `k_0` has a launch, though a CPU runs it".into()));
+    assert_eq!(sound(None, false), Err("kernel `k_0` has no CPU to run on".into()));
+    assert_eq!(sound(here(), true), Err("kernel `k_0` has a launch, though a CPU runs it".into()));
 }
 
 #[test]
@@ -154,7 +159,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (4, "5bc267954515332c");
+    let (format, layout) = (4, "96ea5de680582123");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),
@@ -172,21 +177,143 @@ fn another_format_is_named_with_its_version() {
     assert!(refused(&out).contains("has format 9, written by mcc"));
     fs::write(&manifest, &text[..100]).unwrap();
     assert!(refused(&out).contains("manifest.json` is damaged"));
-    fs::write(&manifest, text.replace("job.bin", "../job.bin")).unwrap();
-    assert!(refused(&out).contains("it names a file `../job.bin` elsewhere"));
+}
+
+/// Changes a manifest and gives it the hash that belongs to the change.
+fn reseal(out: &Path, change: impl FnOnce(&mut Manifest)) {
+    let (mut manifest, _) = manifest::read(out).unwrap();
+    change(&mut manifest);
+    fs::write(out.join(MANIFEST), manifest.sealed().bytes()).unwrap();
+}
+
+#[test]
+fn every_change_of_the_manifest_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = artifact(dir.path());
+    let file = out.join(MANIFEST);
+    let bytes = fs::read(&file).unwrap();
+    for at in 0..bytes.len() {
+        for bit in [1, 0x20, 0x80] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= bit;
+            fs::write(&file, damaged).unwrap();
+            let error = refused(&out);
+            assert!(error.contains("manifest.json` is damaged") || error.contains("has format"), "byte {at}: {error}");
+        }
+    }
+    let text = String::from_utf8(bytes).unwrap();
+    let own_hash = "its own hash is";
+    let cases = [
+        (text.replace("0.1.0", "0.9.9"), own_hash),
+        (text.replace("\"reference\"", "\"gpu\", \"arch\": \"sm_80\""), "not written as mcc writes it"),
+        (text.replace("{\n  \"format\"", "{\n  \"note\": 1,\n  \"format\""), "unknown field `note`"),
+        (text.replace("{\n  \"format\"", "{\n  \"model\": \"x\",\n  \"format\""), "duplicate field `model`"),
+        (text.replace("    \"job.bin\"", "    \"job.bin\": {\"bytes\": 1, \"hash\": \"\"},\n    \"job.bin\""), "not written as mcc writes it"),
+        (text.replace("\n  ", "\n "), "not written as mcc writes it"),
+    ];
+    for (changed, wanted) in cases {
+        assert_ne!(changed, text, "{wanted}");
+        fs::write(&file, changed).unwrap();
+        assert!(refused(&out).contains(wanted), "{}", refused(&out));
+    }
+}
+
+#[test]
+fn a_manifest_is_held_against_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let change = |change: &dyn Fn(&mut Manifest)| {
+        let out = artifact(dir.path());
+        reseal(&out, change);
+        refused(&out)
+    };
+    let moved = |m: &mut Manifest, to: &str| {
+        let file = m.files.remove(JOB).unwrap();
+        m.files.insert(JOB.into(), file.clone());
+        m.files.insert(to.into(), file);
+    };
+    assert!(change(&|m| moved(m, "../job.bin")).contains("it names a file `../job.bin` elsewhere"));
+    assert!(change(&|m| moved(m, "extra")).contains("it lists `extra`, which is no file of an artifact"));
+    assert!(change(&|m| moved(m, "dumps/gone.txt")).contains("gone.txt`: No such file"));
+    assert!(change(&|m| m.ranks += 1).contains("it describes another job"));
+    assert!(change(&|m| m.model = "other".into()).contains("it describes another job"));
+    assert!(change(&|m| drop(m.files.remove(JOB))).contains("it does not list job.bin"));
+    let foreign = Processor { cpu: "x86-64".into(), features: "+6aes".into() };
+    assert!(change(&|m| m.target = Target::Cpu(foreign.clone())).contains("with 6aes, of which this mcc does not know"));
+}
+
+#[test]
+fn a_signature_is_looked_at_before_anything_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = artifact(dir.path());
+    let key = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let secret = SecretKey::read(&key("secret.pem", signature::tests::SECRET)).unwrap();
+    let public = PublicKey::read(&key("public.pem", signature::tests::PUBLIC)).unwrap();
+    let other = PublicKey::read(&key("other.pem", signature::tests::OTHER)).unwrap();
+    let trusting = |keys: &[PublicKey]| read(&out, &Accept::SignedBy(keys)).map(|a| a.id).map_err(|e| e.to_string());
+    assert!(trusting(&[public.clone()]).unwrap_err().contains("is not signed, and --trust takes what is signed alone"));
+    let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+    write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
+    let id = trusting(&[other.clone(), public.clone()]).unwrap();
+    assert!(trusting(&[other]).unwrap_err().contains("is signed by none of the 1 keys that --trust names"));
+    // A rank takes what its launcher has verified, and nothing else.
+    read(&out, &Accept::Verified(&id)).unwrap();
+    assert!(read(&out, &Accept::Verified("0")).unwrap_err().to_string().contains("is another artifact than the launcher has"));
+    // Damage that the manifest would show is not even looked for.
+    reseal(&out, |m| m.mcc = "0.9.9".into());
+    fs::write(out.join(JOB), "").unwrap();
+    assert!(trusting(&[public.clone()]).unwrap_err().contains("is signed by none of the 1 keys"));
+    fs::write(out.join(SIGNATURE), "short").unwrap();
+    assert!(trusting(&[public]).unwrap_err().contains("a signature has 64 bytes, it has 5"));
+}
+
+#[test]
+fn what_is_no_artifact_is_named_with_a_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let given = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        refused(&path).replace(&dir.path().display().to_string(), "")
+    };
+    assert_eq!(given("m.mdl", b"model"), "`/m.mdl` is a model text, not an artifact: `mcc compile /m.mdl -o /m.mcc` makes an artifact of it");
+    for name in ["w.safetensors", "w"] {
+        assert!(given(name, b"\x02\0\0\0\0\0\0\0{}").contains(&format!("is a file of weights, not an artifact: `mcc run ARTIFACT --init /{name}`")));
+    }
+    assert!(given("poem.txt", b"roses are red").contains("is a file, not an artifact: an artifact is the directory that `mcc compile` writes"));
+}
+
+/// Of two that are equal otherwise.
+#[test]
+fn an_artifact_is_told_by_its_id_from_one_with_another_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let id = |out: &Path| read(out, &Accept::Anyones).unwrap().id;
+    let out = artifact(dir.path());
+    let first = id(&out);
+    reseal(&out, |m| drop(m.files.remove("dumps/program.txt")));
+    assert_ne!(id(&out), first);
+}
+
+#[test]
+fn what_follows_a_job_or_unpacks_to_too_much_is_refused() {
+    let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+    assert_eq!(packed::unpack(&packed::pack(&job).unwrap()).unwrap(), job);
+    let mut plain = postcard::to_stdvec(&job).unwrap();
+    plain.push(0);
+    assert_eq!(packed::unpack(&zstd::encode_all(plain.as_slice(), 3).unwrap()).unwrap_err(), "1 bytes follow the job");
+    let bomb = zstd::encode_all(vec![0; 64 << 20].as_slice(), 19).unwrap();
+    assert!(packed::unpack(&bomb).is_err_and(|e| e.contains("unpacks to more than") || e.contains("memory")), "{:?}", packed::unpack(&bomb));
 }
 
 #[test]
 fn code_for_another_cpu_is_refused_with_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let out = artifact(dir.path());
-    let manifest = out.join("manifest.json");
-    let text = fs::read_to_string(&manifest).unwrap();
-    let foreign = r#""kind": "cpu", "cpu": "bdver4", "features": "+tbm,+prfchw""#;
-    fs::write(&manifest, text.replace(r#""kind": "reference""#, foreign)).unwrap();
+    reseal(&out, |m| m.target = Target::Cpu(Processor { cpu: "x86-64".into(), features: "+sse2".into() }));
     assert!(refused(&out).contains("does not list kernels.so"));
-    let target = Target::Cpu(Processor { cpu: "bdver4".into(), features: "+tbm,+prfchw,-avx512f".into() });
-    if !std::is_x86_feature_detected!("tbm") {
-        assert_eq!(target.check().unwrap_err().to_string(), "its kernels need a CPU with tbm, which this one lacks");
-    }
+    let missing = if std::is_x86_feature_detected!("tbm") { "avx512vp2intersect" } else { "tbm" };
+    reseal(&out, |m| m.target = Target::Cpu(Processor { cpu: "x86-64".into(), features: format!("+{missing}") }));
+    assert!(refused(&out).contains(&format!("cannot run on this machine: its kernels need a CPU with {missing}, which this one lacks")));
 }

@@ -3,12 +3,13 @@
 mod pool;
 mod ranges;
 
-use crate::artifact::Artifact;
+use crate::artifact::{Artifact, Sealed};
 use crate::device::{Beside, Device, DeviceError, Element, Launches, Location, Memory, bits, decode, encode};
 use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
 use pool::Pool;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -73,7 +74,8 @@ unsafe impl Sync for Mapping {}
 
 /// The arenas of a rank. Its compute stream, its communication's thread and its host's all have them.
 ///
-/// **Why this is sound**: a command touches only what its places say, and the job has been proved free of races
+/// **Why this is sound**: a command touches only what its places say, which was held against the arenas ([`crate::check`]), provided that the code of its
+/// kernel is that of the kernel which the job names; and the job's verifier has accepted it, when the artifact was read, as free of races
 /// (`ir::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
 /// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
 /// uses the bytes that a command writes while it does.
@@ -127,22 +129,29 @@ fn begin_thread(cores: &[usize]) {
 pub struct Library {
     /// None of those that a GPU runs.
     kernels: Vec<Option<Loaded>>,
+    // Before its bytes: they are there as long as it is loaded.
     _library: Option<libloading::Library>,
+    _bytes: Option<Sealed>,
 }
 
 impl Library {
-    /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing.
+    /// Loads the native code of an artifact that was read, hence checked; if it has none, nothing. The loader gets the bytes that were hashed, by their
+    /// descriptor: what has happened to the file since does not matter.
     ///
     /// # Errors
     /// If the library cannot be loaded or lacks a kernel.
     pub fn load(artifact: &Artifact) -> Result<Library, DeviceError> {
         if artifact.kernels.iter().all(|k| k.launch.is_some()) {
-            return Ok(Library { kernels: vec![], _library: None });
+            return Ok(Library { kernels: vec![], _library: None, _bytes: None });
         }
-        let path = artifact.library();
+        let path = artifact.library_path();
+        let bytes = artifact.library().ok_or_else(|| DeviceError::Failed(format!("`{}` is missing", path.display())))?.clone();
         let failed = |e: libloading::Error| DeviceError::Failed(format!("`{}` cannot be loaded: {e}", path.display()));
-        // SAFETY: the file's hash is the manifest's, so it is what the compiler wrote: a library without constructors.
-        let library = unsafe { libloading::Library::new(&path) }.map_err(failed)?;
+        // SAFETY: none of mcc's own making: whoever takes an artifact takes its code. The hash says that these are the bytes that the manifest was written
+        // for; a signature, if the user asks for one, says by whom; what the code does neither can tell. Code that `mcc compile` has made has no
+        // constructors and touches its arguments alone. The descriptor stays open as long as the library is loaded, so its number, which is the name that
+        // the loader knows libraries apart by, is nobody else's.
+        let library = unsafe { libloading::Library::new(format!("/proc/self/fd/{}", bytes.descriptor().as_raw_fd())) }.map_err(failed)?;
         let mut kernels = vec![];
         for entry in &artifact.kernels {
             if entry.launch.is_some() {
@@ -152,11 +161,11 @@ impl Library {
             if u32::try_from(entry.tiles).is_err() {
                 return Err(DeviceError::Failed(format!("`{}` has {} tiles, more than this device takes", entry.name, entry.tiles)));
             }
-            // SAFETY: the compiler gives every symbol of the library this type.
+            // SAFETY: `mcc compile` gives every symbol of a library this type; of other makers' libraries it is believed, as their code is.
             let function = unsafe { library.get::<KernelFn>(entry.name.as_bytes()) }.map_err(failed)?;
             kernels.push(Some(Loaded { function: *function, tiles: entry.tiles, scratch_bytes: entry.scratch_bytes }));
         }
-        Ok(Library { kernels, _library: Some(library) })
+        Ok(Library { kernels, _library: Some(library), _bytes: Some(bytes) })
     }
 
     /// Kernels that are part of this process.
@@ -164,7 +173,7 @@ impl Library {
     /// # Safety
     /// Each touches only what its signature in the job says.
     pub unsafe fn linked(kernels: Vec<Loaded>) -> Library {
-        Library { kernels: kernels.into_iter().map(Some).collect(), _library: None }
+        Library { kernels: kernels.into_iter().map(Some).collect(), _library: None, _bytes: None }
     }
 }
 

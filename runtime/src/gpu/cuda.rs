@@ -117,11 +117,10 @@ impl Cuda {
         let (mut kernels, version) = (BTreeMap::new(), version().map_err(text)?);
         for (id, entry) in artifact.launched() {
             let failed = |e: String| format!("kernel {}: {e}", entry.name);
-            let ptx = artifact.ptx(entry).map_err(|e| failed(e.to_string()))?;
             let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             takes(version, &launch).map_err(failed)?;
-            kernels.insert(id, Loaded { function: function(&plain(&ptx)?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
+            kernels.insert(id, Loaded { function: function(&plain(artifact.ptx(entry))?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
         Ok(Cuda { kernels, issue, copies, allocations: vec![], lent: vec![], context })

@@ -29,8 +29,7 @@ impl Emulated {
         let mut kernels = BTreeMap::new();
         for (id, entry) in artifact.launched() {
             let failed = |e: &dyn std::fmt::Display| DeviceError::Failed(format!("kernel {}: {e}", entry.name));
-            let text = artifact.ptx(entry).map_err(|e| failed(&e))?;
-            let module = device.load(&text).map_err(|e| failed(&e))?;
+            let module = device.load(artifact.ptx(entry)).map_err(|e| failed(&e))?;
             let launch = entry.launch.as_ref().ok_or_else(|| failed(&"nothing about its launch"))?;
             let launch = Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
             kernels.insert(id, (module, entry.name.clone(), launch));

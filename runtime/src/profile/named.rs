@@ -50,7 +50,7 @@ impl<'a> Names<'a> {
 
     /// `models/gpt2.mdl:12,14-16`, of the library's texts only where there is nothing else.
     pub fn places(&self, lines: &BTreeSet<(u16, u32)>) -> String {
-        let source = |file: u16| self.job.sources.get(usize::from(file)).map_or("", String::as_str);
+        let source = |file: u16| self.job.sources.get(usize::from(file)).map_or("", |s| s.name.as_str());
         let mut files: BTreeMap<u16, Vec<(u32, u32)>> = BTreeMap::new();
         let own: BTreeSet<_> = lines.iter().filter(|l| !source(l.0).starts_with("std/")).collect();
         for (file, line) in if own.is_empty() { lines.iter().collect() } else { own } {

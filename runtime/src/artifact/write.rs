@@ -1,0 +1,115 @@
+//! Writes artifacts.
+
+use super::manifest::{File, MANIFEST, Manifest, pretty};
+use super::{ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, SIGNATURE, io, module, packed};
+use crate::check;
+use crate::signature::SecretKey;
+use crate::target::Target;
+use ir::program::Job;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// All kernels.
+pub struct Kernels<'a> {
+    /// In the order of [`Job::kernels`].
+    pub entries: &'a [KernelEntry],
+    /// The shared library of those that CPUs run, if there are any.
+    pub library: Option<&'a [u8]>,
+    /// The modules of the others, in order.
+    pub ptx: &'a [&'a [u8]],
+}
+
+/// What an artifact is made of.
+pub struct Parts<'a> {
+    pub job: &'a Job,
+    pub target: &'a Target,
+    /// None for the reference target alone.
+    pub kernels: Option<Kernels<'a>>,
+    /// File names under `dumps/` and texts.
+    pub dumps: &'a [(String, String)],
+    /// Who signs it, if someone does.
+    pub sign: Option<&'a SecretKey>,
+}
+
+/// Writes an artifact, or nothing: a temporary directory beside it takes its name at the end. An artifact of that name is replaced.
+///
+/// # Errors
+/// If the job is unsound, something other than an artifact has that name, or the file system says so.
+pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+    check::check(parts.job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
+    if dir.symlink_metadata().is_ok() && !dir.join(MANIFEST).is_file() && fs::read_dir(dir).map_or(true, |mut d| d.next().is_some()) {
+        return Err(ArtifactError::Foreign(dir.to_path_buf()));
+    }
+    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = dir.file_name().map_or_else(|| "artifact".into(), |n| n.to_string_lossy().into_owned());
+    fs::create_dir_all(parent).map_err(io(parent))?;
+    let temporary = Temporary(parent.join(format!(".{name}.{}.tmp", std::process::id())));
+    let _ = fs::remove_dir_all(&temporary.0);
+    fs::create_dir(&temporary.0).map_err(io(&temporary.0))?;
+    let manifest = fill(&temporary.0, parts)?;
+    if dir.symlink_metadata().is_ok() {
+        // The old one steps aside first, so that there is a whole artifact of one kind or the other at every moment but one.
+        let old = Temporary(parent.join(format!(".{name}.{}.old", std::process::id())));
+        let _ = fs::remove_dir_all(&old.0);
+        fs::rename(dir, &old.0).map_err(io(dir))?;
+        fs::rename(&temporary.0, dir).map_err(io(dir))?;
+    } else {
+        fs::rename(&temporary.0, dir).map_err(io(dir))?;
+    }
+    Ok(manifest)
+}
+
+/// A directory that is removed in the end, if it is still there.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+    let mut files = BTreeMap::new();
+    let mut put = |name: &str, bytes: &[u8]| -> Result<(), ArtifactError> {
+        let path = dir.join(name);
+        fs::write(&path, bytes).map_err(io(&path))?;
+        files.insert(name.to_owned(), File::of(bytes));
+        Ok(())
+    };
+    put(JOB, &packed::pack(parts.job).map_err(io(&dir.join(JOB)))?)?;
+    let wrong = |given| ArtifactError::Kernels { job: parts.job.kernels.len(), given };
+    match (&parts.kernels, parts.target) {
+        (None, Target::Reference) => {}
+        (Some(Kernels { entries, library, ptx }), Target::Cpu(_) | Target::Gpu { .. }) => {
+            let launched: Vec<&KernelEntry> = entries.iter().filter(|e| e.launch.is_some()).collect();
+            let native = launched.len() < entries.len() || matches!(parts.target, Target::Cpu(_));
+            if entries.len() != parts.job.kernels.len() || launched.len() != ptx.len() || library.is_some() != native {
+                return Err(wrong(entries.len()));
+            }
+            if let Some(library) = library {
+                put(LIBRARY, library)?;
+            }
+            if !launched.is_empty() {
+                fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
+            }
+            for (entry, text) in launched.iter().zip(*ptx) {
+                put(&module(&entry.name), text)?;
+            }
+            put(KERNELS, &pretty(entries))?;
+        }
+        (given, _) => return Err(wrong(given.as_ref().map_or(0, |k| k.entries.len()))),
+    }
+    fs::create_dir(dir.join(DUMPS)).map_err(io(dir))?;
+    for (name, text) in parts.dumps {
+        put(&format!("{DUMPS}{name}"), text.as_bytes())?;
+    }
+    let manifest = Manifest::new(parts.job, parts.target, files);
+    let (path, bytes) = (dir.join(MANIFEST), manifest.bytes());
+    fs::write(&path, &bytes).map_err(io(&path))?;
+    if let Some(key) = parts.sign {
+        let path = dir.join(SIGNATURE);
+        fs::write(&path, key.sign(&bytes)).map_err(io(&path))?;
+    }
+    Ok(manifest)
+}
