@@ -43,11 +43,11 @@ test: deps
 	cargo test --workspace --quiet
 	python3 -m unittest bench.test_report
 
-# Ten thousand random models on random meshes, as many mutants of programs, the models of models/ on every mesh of up to 8 ranks, and the
+# Ten thousand random models on random meshes, as many mutants of programs, of artifacts and of weights, the models of models/ on every mesh of up to 8 ranks, and the
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-native test-long-endings
+LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-endings
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -64,6 +64,9 @@ test-long-mutants: deps
 
 test-long-meshes: deps
 	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::
+
+test-long-forged: deps
+	FORGED_FIRST=$(call part,10000) FORGED=$(call share,10000) $(long) passes --test forged -- --nocapture
 
 test-long-native: deps
 	cargo build --release --workspace --quiet
