@@ -47,7 +47,7 @@ test: deps
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-endings
+LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-endings test-long-fuzz
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -76,6 +76,23 @@ test-long-native: deps
 test-long-endings: deps
 	cargo build --release --workspace --quiet
 	ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
+
+# Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
+# counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.
+FUZZ_SECONDS ?= 30
+FUZZ_TARGETS ?= texts levels job weights data
+FUZZ_FLAGS := -Cpasses=sancov-module $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares) -Cdebug-assertions -Coverflow-checks
+FUZZ := target/fuzz/x86_64-unknown-linux-gnu/release/fuzz
+test-long-fuzz: PACKAGES += g++
+test-long-fuzz: deps
+	RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --release --quiet -p fuzz --features libfuzzer --target x86_64-unknown-linux-gnu --target-dir target/fuzz
+	@mkdir -p $(OUT)/fuzz/found && rm -rf $(OUT)/fuzz/seeds && FUZZ_SEEDS=$(OUT)/fuzz/seeds $(FUZZ) 2>/dev/null
+	@for t in $(FUZZ_TARGETS); do \
+	  mkdir -p $(OUT)/fuzz/corpus/$$t && echo "fuzz: $$t for $(FUZZ_SECONDS) s" && \
+	  FUZZ_TARGET=$$t $(FUZZ) $(OUT)/fuzz/corpus/$$t $(OUT)/fuzz/seeds/$$t $$(ls -d fuzz/corpus/$$t 2>/dev/null) -max_total_time=$(FUZZ_SECONDS) \
+	    -max_len=4096 -timeout=10 -rss_limit_mb=2048 -artifact_prefix=$(OUT)/fuzz/found/$$t- >$(OUT)/fuzz/$$t.log 2>&1 || { tail -30 $(OUT)/fuzz/$$t.log; exit 1; }; \
+	  tail -1 $(OUT)/fuzz/$$t.log; \
+	done
 
 # `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces: as root, two minutes.
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2
