@@ -198,6 +198,8 @@ impl Builder<'_, '_> {
                 self.node(span, depth, ExprKind::List(elements))
             }
             Rule::call => self.call(pair),
+            // An error says so.
+            Rule::hole => leaf(ExprKind::Bad),
             _ => leaf(ExprKind::Name(pair.as_str().into())),
         }
     }

@@ -14,6 +14,7 @@ mod library;
 pub mod names;
 mod parse;
 mod render;
+mod repair;
 mod resolve;
 mod scope;
 mod split;

@@ -3,6 +3,7 @@
 use crate::ast::*;
 use crate::build::{Builder, MdlParser, Rule};
 use crate::names::nearest;
+use crate::repair;
 use crate::split::{End, Lines, Piece, Pieces, check_brackets, split};
 use ir::diag::{Diagnostic, Source, Sources, Span};
 use pest::Parser;
@@ -15,6 +16,8 @@ use std::rc::Rc;
 /// Rule calls that pest may make for one statement; a long statement of a real model needs some ten thousand.
 const CALL_LIMIT: usize = 5_000_000;
 const MAX_STATEMENT: usize = 64 * 1024;
+/// Of one statement, that are looked for: after each it is parsed again.
+const MAX_MISTAKES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
@@ -156,11 +159,19 @@ impl FileParser<'_, '_> {
             self.errors.push(e.label(self.lines.span(head.start..head.start + 1), "begins here").help("split it, or look for a missing `;`"));
             return vec![self.bad(head, trivia)];
         }
+        if let Some(n) = self.lines.text[head.clone()].find(repair::HOLE) {
+            let e = Diagnostic::error("E0101", "an unexpected control character");
+            self.errors.push(e.label(self.lines.span(head.start + n..head.start + n + 1), "here").help("remove it"));
+            return vec![self.bad(head, trivia)];
+        }
         let missing = matches!(end, End::Missing);
         let mut body = match end {
             End::Block(pieces) => Some(pieces),
             End::Semicolon | End::Missing => None,
         };
+        // The statement without its mistakes so far, and where the last of these ended.
+        let (mut repaired, mut sound): (Option<String>, usize) = (None, head.start);
+        let before = self.errors.len();
         loop {
             let rule = match self.rule(&head, place, body.is_some()) {
                 Ok(rule) => rule,
@@ -174,7 +185,8 @@ impl FileParser<'_, '_> {
                     return stmts;
                 }
             };
-            let text = &self.lines.text[head.clone()];
+            let whole = &self.lines.text[head.clone()];
+            let text = repaired.as_deref().unwrap_or(whole);
             match MdlParser::parse(rule, text) {
                 Ok(mut pairs) => {
                     let pair = pairs.next().expect("invariant: a rule yields one pair");
@@ -191,10 +203,21 @@ impl FileParser<'_, '_> {
                         self.missing_semicolon(&(head.start..at));
                         stmts.push(Stmt { kind: first, span: self.lines.span(head.start..at), trivia: std::mem::take(&mut trivia) });
                         head.start = at;
+                        repaired = None;
                         continue;
                     }
-                    let error = self.syntax_error(&error, at, &head, place);
-                    self.errors.push(error);
+                    // What a mistake was taken out of may look wrong because of that, up to its end.
+                    if at >= sound {
+                        let shown = self.syntax_error(&error, at, &head, place);
+                        self.errors.push(shown);
+                        let more = self.errors.len() - before < MAX_MISTAKES && matches!(error.variant, ErrorVariant::ParsingError { .. });
+                        let part = repair::part(text, at - head.start).filter(|p| more && head.start + p.start >= sound);
+                        if let Some(part) = part {
+                            sound = head.start + part.end + 1;
+                            repaired = Some(repair::without(text, &part));
+                            continue;
+                        }
+                    }
                     if let Some(pieces) = body.take() {
                         let inner = self.inner_place(&head, place);
                         self.block(pieces, inner);
@@ -331,28 +354,11 @@ impl FileParser<'_, '_> {
     /// A statement that did not parse, with the names it would have declared.
     fn bad(&self, head: Range<usize>, trivia: Trivia) -> Stmt {
         let text = &self.lines.text[head.clone()];
-        let declares = matches!(self.first_word(&head), "let" | "dim" | "input" | "param" | "state" | "fn" | "import" | "metric" | "model");
-        let mut names = vec![];
-        if declares {
-            let single = matches!(self.first_word(&head), "fn" | "model" | "metric");
-            let mut at = 0;
-            let mut skipped = false;
-            for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
-                let start = at;
-                at += word.len() + 1;
-                if word.is_empty() || word == "op" {
-                    continue;
-                }
-                if !std::mem::replace(&mut skipped, true) {
-                    continue;
-                }
-                let span = self.lines.span(head.start + start..head.start + start + word.len());
-                names.push(Ident { name: word.into(), span });
-                if single {
-                    break;
-                }
-            }
-        } else if !matches!(self.first_word(&head), "return" | "loss" | "if" | "else" | "repeat" | "output" | "generate" | "update") {
+        let mut names: Vec<Ident> = repair::names(text)
+            .into_iter()
+            .map(|r| Ident { name: text[r.clone()].into(), span: self.lines.span(head.start + r.start..head.start + r.end) })
+            .collect();
+        if !is_keyword(self.first_word(&head)) {
             // A misspelt keyword, perhaps: `lett x = ..`.
             let words = text.split(['=', ':']).next().unwrap_or("").split_whitespace();
             names.extend(words.skip(1).map(|w| Ident { name: w.trim_matches(',').into(), span: self.lines.span(head.clone()) }));
@@ -398,6 +404,11 @@ impl FileParser<'_, '_> {
         let end = head.start + self.code_end(head);
         self.lines.span(end..end + 1)
     }
+}
+
+/// Whether a statement of some place, or a branch, begins with the word.
+fn is_keyword(word: &str) -> bool {
+    word == "else" || [Place::File, Place::Block, Place::Settings, Place::Weights].iter().any(|p| p.words().contains(&word))
 }
 
 /// Offers the keyword that a statement's first word may have been meant as.

@@ -229,7 +229,8 @@ impl Resolver<'_> {
                 self.type_expr(&storage.ty);
                 match &storage.init {
                     Init::Drawn(expr) | Init::Value(expr) => match &expr.kind {
-                        ExprKind::Call(call) if call.path.to_string() == "normal" => self.args(call),
+                        // Elaboration says which distributions there are.
+                        ExprKind::Call(call) if call.path.to_string() == "normal" || matches!(storage.init, Init::Drawn(_)) => self.args(call),
                         _ => self.expr(expr),
                     },
                 }

@@ -29,7 +29,9 @@ impl Elab<'_> {
         if !self.in_library(span) {
             self.user_span = Some(span);
         }
-        let val = match self.callee(frame, &call.path) {
+        // What an argument that did not parse was to be is not known, nor what the call would lack without it.
+        let unread = call.args.iter().any(|a| matches!(a.value.kind, ExprKind::Bad));
+        let val = match self.callee(frame, &call.path).filter(|_| !unread) {
             Some(Callee::Function(closure)) => self.call_function(frame, call, closure, span),
             Some(Callee::Primitive) => {
                 if let Some(alias) = &call.alias {
@@ -171,12 +173,12 @@ impl Elab<'_> {
         if failed && vals.len() == 1 { Val::Bad } else { one(vals) }
     }
 
-    /// Binds arguments to parameters in a new frame; none if any does not fit.
+    /// Binds arguments to parameters in a new frame; none if any does not fit. An argument that no parameter takes does not keep the call from showing what else is wrong.
     fn enter(&mut self, frame: FrameId, call: &Call, closure: Closure, span: Span) -> Option<Entered> {
         let function = closure.function.clone();
         let params = &function.params;
         let mut bound: Vec<Option<Bound>> = params.iter().map(|_| None).collect();
-        let mut good = true;
+        let (mut good, mut spare) = (true, false);
         let mut position = 0;
         for arg in &call.args {
             let val = self.eval(frame, &arg.value);
@@ -196,7 +198,7 @@ impl Elab<'_> {
                             None => e.help(format!("it has {}", names.join(", "))),
                         };
                         self.report(e);
-                        good = false;
+                        spare = true;
                         continue;
                     }
                 },
@@ -208,7 +210,7 @@ impl Elab<'_> {
             if slot >= params.len() {
                 let e = Diagnostic::error("E0409", format!("`{}` takes {} arguments, has {}", call.path, params.len(), call.args.len()));
                 self.report(e.label(arg.value.span, "one too many").label(function.name.span, "declared here"));
-                good = false;
+                spare = true;
             } else if bound[slot].is_some() {
                 let e = Diagnostic::error("E0409", format!("`{}` is given twice", params[slot].name.name));
                 self.report(e.label(arg.value.span, "second value"));
@@ -218,6 +220,10 @@ impl Elab<'_> {
             }
         }
         let missing: Vec<&str> = params.iter().zip(&bound).filter(|(p, b)| b.is_none() && p.default.is_none()).map(|(p, _)| &*p.name.name).collect();
+        if spare && !missing.is_empty() {
+            // One of them is what was meant.
+            return None;
+        }
         if good && !missing.is_empty() {
             let e = Diagnostic::error("E0409", format!("`{}` lacks {}", call.path, missing.join(", "))).label(span, "in this call");
             let e = e.label(function.name.span, "declared here");

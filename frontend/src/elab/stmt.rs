@@ -244,7 +244,7 @@ impl Elab<'_> {
         };
         if count < 0 {
             let e = Diagnostic::error("E0206", format!("`{}` = {count} repetitions", repeat.count.name));
-            self.report(e.label(repeat.count.span, "at least 0"));
+            self.report(e.label(repeat.count.span, "at least 0").help("0 leaves the block out"));
             return Flow::Next;
         }
         let segment = repeat.alias.as_ref().unwrap_or(&repeat.count).name.clone();

@@ -227,6 +227,7 @@ impl Elab<'_> {
         };
         let arg = match &expr.kind {
             ExprKind::Call(call) if drawn && call.path.to_string() == "normal" && call.args.len() == 1 => &call.args[0].value,
+            ExprKind::Bad => return None,
             _ if drawn => {
                 let e = Diagnostic::error("E0202", "a parameter is drawn from `normal(deviation)`").label(expr.span, "not a distribution");
                 self.report(e.help("`~ normal(0.02)`, or `= 0` for a constant"));
