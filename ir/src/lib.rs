@@ -20,6 +20,7 @@ pub mod op;
 pub mod parts;
 pub mod processor;
 pub mod program;
+pub mod progress;
 pub mod provenance;
 pub mod random;
 pub mod refine;

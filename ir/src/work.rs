@@ -5,7 +5,7 @@ use crate::kernel::Kernel;
 use crate::op::{Attention, AttentionGrad, Collective, Op};
 use serde::Serialize;
 
-/// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands.
+/// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Work {
     pub flops: u64,
@@ -16,10 +16,10 @@ impl Work {
     /// Of all of it: keys that a mask hides count, and tables of which only rows are read.
     pub fn of(kernel: &Kernel) -> Work {
         let body = &kernel.body;
-        let read: u64 = kernel.inputs.iter().map(|i| bytes(kernel, &i.ty)).sum();
-        let written: u64 = kernel.outputs.iter().map(|o| bytes(kernel, &body[o.value].ty)).sum();
-        let all = |keys: u64, _: &Attention| keys * keys;
-        Work { flops: body.values().map(|v| flops(kernel, v, all)).sum(), bytes: read + written }
+        let read = kernel.inputs.iter().map(|i| bytes(kernel, &i.ty)).fold(0, u64::saturating_add);
+        let written = kernel.outputs.iter().map(|o| bytes(kernel, &body[o.value].ty)).fold(0, u64::saturating_add);
+        let all = |keys: u64, _: &Attention| keys.saturating_mul(keys);
+        Work { flops: body.values().map(|v| flops(kernel, v, all)).fold(0, u64::saturating_add), bytes: read.saturating_add(written) }
     }
 
     /// Of what no kernel with this definition can do without. Under a causal mask a query sees as many keys as if queries were evenly spread over
@@ -78,14 +78,14 @@ fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u6
     let node = &body[v];
     let of_attention = |products: u64, a: &Attention| {
         let (each, keys) = (2 * products * body.elements(node.args[0]), body.dims.size(a.keys));
-        (u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))) as u64
+        u64::try_from(u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))).unwrap_or(u64::MAX)
     };
     match &node.op {
-        Op::Dot { over, .. } => 2 * body.elements(v) * over.iter().map(|d| body.dims.size(*d)).product::<u64>(),
+        Op::Dot { over, .. } => over.iter().fold(2 * body.elements(v), |n, d| n.saturating_mul(body.dims.size(*d))),
         // Each row meets one expert alone.
         Op::GroupedDot { rows, experts, over, .. } => {
-            let summed = over.iter().filter(|d| *d != experts).map(|d| body.dims.size(*d)).product::<u64>();
-            let each = 2 * body.elements(v) * summed;
+            let summed = over.iter().filter(|d| *d != experts);
+            let each = summed.fold(2 * body.elements(v), |n, d| n.saturating_mul(body.dims.size(*d)));
             if over.contains(rows) { each / body.dims.size(*experts) } else { each }
         }
         Op::Attention(a) | Op::AttentionGrad(a, AttentionGrad::Q) => of_attention(2, a),

@@ -11,7 +11,7 @@ mod job;
 mod options;
 
 pub use job::{Evaluation, job_of, job_of_classes};
-pub use options::Options;
+pub use options::{Options, ranks};
 
 use crate::offload::{self, Offload};
 use crate::overlap::{self, Overlap};
@@ -20,13 +20,16 @@ use crate::plan::{self, Lists, Zero};
 use crate::propagate::{self, Rows};
 use crate::rematerialize::{self, Recompute};
 use crate::schedule::Order;
-use crate::{bucket, differentiate, heads, indices, optimize, order, pad, partition, simplify, sums, tables, terms, tf32, tp_overlap, widen, zero};
+use crate::{
+    bucket, differentiate, heads, indices, optimize, order, pad, partition, simplify, sizes, sums, tables, terms, tf32, tp_overlap, widen, zero,
+};
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::Graph;
 use ir::local::Local;
 use ir::mesh::{Axis, Mesh};
 use ir::model::{Model, Plan, Train};
 use ir::program::Job;
+use ir::progress::Progress;
 use ir::rewrites::{self, Graphs};
 use ir::sharded::Sharded;
 use std::time::{Duration, Instant};
@@ -60,14 +63,15 @@ pub enum CompileError {
     Broken { pass: &'static str, text: String },
 }
 
-/// Times passes and verifies what they make.
-#[derive(Default)]
-struct Trace {
+/// Times passes, says which one runs, and verifies what they make.
+struct Trace<'a> {
+    progress: &'a Progress,
     times: Vec<(&'static str, Duration)>,
 }
 
-impl Trace {
+impl Trace<'_> {
     fn step<T>(&mut self, pass: &'static str, run: impl FnOnce() -> T, verify: impl FnOnce(&T) -> Result<(), String>) -> Result<T, CompileError> {
+        self.progress.enter(pass);
         let start = Instant::now();
         let out = run();
         verify(&out).map_err(|text| CompileError::Broken { pass, text })?;
@@ -96,13 +100,23 @@ type Pairs = Vec<(Local, Local)>;
 /// # Errors
 /// What the user can mend, all of it; or a broken invariant.
 pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
-    let mut trace = Trace::default();
+    compile_watched(training, evaluation, options, &Progress::default())
+}
+
+/// As [`compile`]; says meanwhile which pass runs, and how many operations, kernels and commands there are.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_watched(training: Model, evaluation: Model, options: &Options, progress: &Progress) -> Result<Compiled, CompileError> {
+    let mut trace = Trace { progress, times: vec![] };
     let mesh = options::mesh(options)?;
     let pipe = pipeline::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
     let Model { graph, settings, train, plan, .. } = training;
     let given = Given { options, plan: &plan, mesh: &mesh, pipe: &pipe };
 
+    progress.size("operations of the model", graph.body.nodes.len());
     let logical = training_graph(&mut trace, graph, &train)?;
+    progress.size("operations of a step", logical.body.nodes.len());
     let (graph, lists) = padded(&mut trace, &given, logical.clone())?;
     let mut warnings = checked(&given, &graph, &settings)?;
     let graph = by_stage(&mut trace, &pipe, graph)?;
@@ -128,6 +142,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
         none(heads::check(&sharded, &lists))?;
     }
     let (stages, locals) = partitioned(&mut trace, &given, &sharded)?;
+    progress.size("operations of all stages", stages.iter().map(|l| l.body.nodes.len()).sum());
     let evaluated = trace.step("propagate", || propagate::propagate(other, &mesh, &other_lists, options.rows), proved)?;
     let (evaluated_stages, evaluations) = partitioned(&mut trace, &given, &evaluated)?;
 
@@ -142,12 +157,18 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
     let mut job = Job { settings, train, ..job::describe(&sharded, indices.takes, options) };
     let tables = job::add_tables(&mut job, &evaluated.graph);
     let mut evaluation = Evaluation { stages: evaluated_stages, locals: evaluations, tables, slots: vec![] };
-    let sound = |job: &Job| ir::job::verify(job).map_err(|e| e.to_string());
-    let job = trace.step("lower", || job::lower(job, &locals, &mut evaluation, &pipe.order), sound)?;
+    let fits = |job: Job| -> Result<Job, Vec<Diagnostic>> {
+        let found = sizes::addressable(&job, &sharded.graph);
+        if found.is_empty() { Ok(job) } else { Err(found) }
+    };
+    let sound = |job: &Result<Job, _>| job.as_ref().map_or(Ok(()), |job| ir::job::verify(job).map_err(|e| e.to_string()));
+    let job = trace.step("lower", || fits(job::lower(job, &locals, &mut evaluation, &pipe.order)), sound)?.map_err(CompileError::User)?;
+    progress.size("kernels", job.kernels.len());
+    progress.size("commands", job.programs.iter().flat_map(|p| &p.bodies).map(|b| b.commands.len()).sum());
     // Of commands, not of values: what may run at the same time follows from the bytes that commands touch.
     let job = match options.overlap {
         Overlap::Off => job,
-        Overlap::On => trace.step("overlap", || overlap::overlap(job), sound)?,
+        Overlap::On => trace.step("overlap", || fits(overlap::overlap(job)), sound)?.map_err(CompileError::User)?,
     };
     trace.step("refine", || (), |()| job::refines(&job, &locals, &evaluation).map_err(|e| e.to_string()))?;
     Ok(Compiled { graph: logical, sharded, stages, locals, evaluation, order: pipe.order, job, warnings, times: trace.times })
@@ -155,7 +176,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 
 /// The graph of a step. Its backward pass and its update are ops like those of the model, appended before anything is split: so they are sharded,
 /// verified and fused by the rules for these.
-fn training_graph(trace: &mut Trace, graph: Graph, train: &Train) -> Result<Graph, CompileError> {
+fn training_graph(trace: &mut Trace<'_>, graph: Graph, train: &Train) -> Result<Graph, CompileError> {
     let graph = trace.step("elaborate", || without_outputs(graph), valid)?;
     let graph = trace.step("differentiate", || differentiate::differentiate(graph, train), |g| g.as_ref().map_or(Ok(()), valid))?;
     let graph = graph.map_err(complaints::no_gradient)?;
@@ -166,23 +187,24 @@ fn training_graph(trace: &mut Trace, graph: Graph, train: &Train) -> Result<Grap
 }
 
 /// The graph of an evaluation: losses alone.
-fn evaluation_graph(trace: &mut Trace, graph: Graph) -> Result<Graph, CompileError> {
+fn evaluation_graph(trace: &mut Trace<'_>, graph: Graph) -> Result<Graph, CompileError> {
     let graph = trace.step("elaborate", || without_updates(without_outputs(graph)), valid)?;
     let graph = trace.step("simplify", || simplify::simplify(differentiate::sum_losses(graph)), valid)?;
     normalized(trace, graph)
 }
 
 /// What both graphs are before anything depends on ranks: sums that are wanted in f32 are not rounded, and what follows from constants alone is a table.
-fn normalized(trace: &mut Trace, graph: Graph) -> Result<Graph, CompileError> {
+fn normalized(trace: &mut Trace<'_>, graph: Graph) -> Result<Graph, CompileError> {
     let graph = trace.step("widen", || simplify::simplify(widen::widen(graph)), valid)?;
     trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)
 }
 
 /// Gives padded vocabularies the sizes that the mesh asks for. Beside the graph: which of its dims each axis may split.
-fn padded(trace: &mut Trace, given: &Given, mut graph: Graph) -> Result<(Graph, Lists), CompileError> {
+fn padded(trace: &mut Trace<'_>, given: &Given, mut graph: Graph) -> Result<(Graph, Lists), CompileError> {
     let options = given.options;
     let lists = plan::lists(given.plan, &graph, options.sp, options.cp_comm, options.zero);
     let padded = plan::pad_vocabularies(&mut graph, given.mesh, &lists, options.pad_vocab_to);
+    none(sizes::padded(&graph))?;
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     Ok((graph, lists))
 }
@@ -201,12 +223,12 @@ fn checked(given: &Given, graph: &Graph, settings: &[(String, String)]) -> Resul
 }
 
 /// After the last `simplify`, which makes sums of sums one.
-fn by_stage(trace: &mut Trace, pipe: &Pipeline, graph: Graph) -> Result<Graph, CompileError> {
+fn by_stage(trace: &mut Trace<'_>, pipe: &Pipeline, graph: Graph) -> Result<Graph, CompileError> {
     trace.step("terms", || terms::sum_by_stage(graph, &pipe.layout, pipe.weights()), valid)
 }
 
 /// The local graphs of all stages, and of classes of them.
-fn partitioned(trace: &mut Trace, given: &Given, sharded: &Sharded) -> Result<(Vec<Local>, Vec<Local>), CompileError> {
+fn partitioned(trace: &mut Trace<'_>, given: &Given, sharded: &Sharded) -> Result<(Vec<Local>, Vec<Local>), CompileError> {
     let Given { options, pipe, .. } = given;
     let valid = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
     let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
@@ -220,7 +242,7 @@ fn partitioned(trace: &mut Trace, given: &Given, sharded: &Sharded) -> Result<(V
 
 /// The passes over local graphs of classes, which keep what graphs compute as they were partitioned; that is proved of all of them together. `of` is
 /// what the graphs of steps, and what those of evaluations, are parts of.
-fn rewritten(trace: &mut Trace, options: &Options, pairs: Pairs, of: [&Sharded; 2], before: Graphs) -> Result<Pairs, CompileError> {
+fn rewritten(trace: &mut Trace<'_>, options: &Options, pairs: Pairs, of: [&Sharded; 2], before: Graphs) -> Result<Pairs, CompileError> {
     let valid = |l: &Local, of| ir::verify::local(l, of).map_err(|e| e.to_string());
     let steps = |pairs: &Pairs| pairs.iter().try_for_each(|(l, _)| valid(l, of[0]));
     let both = |pairs: &Pairs| pairs.iter().try_for_each(|(l, e)| valid(l, of[0]).and_then(|()| valid(e, of[1])));
@@ -235,7 +257,7 @@ fn rewritten(trace: &mut Trace, options: &Options, pairs: Pairs, of: [&Sharded; 
         Offload::Optimizer => trace.step("offload", || each(pairs, &offload::offload), both)?,
     };
     // Of what is in no flat bucket by now: sums of parts of those stay as they are.
-    let pairs = trace.step("sums", || each(pairs, &|l, e| (sums::cut(l), e)), steps)?;
+    let pairs = trace.step("sums", || each(pairs, &|l, e| (sums::cut(l), sums::cut(e))), both)?;
     let (locals, evaluations): (Vec<Local>, Vec<Local>) = pairs.into_iter().unzip();
     let after = Graphs { training: &locals, evaluation: &evaluations };
     trace.step("rewrites", || (), |()| rewrites::verify(before, after).map_err(|e| e.to_string()))?;

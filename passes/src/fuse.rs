@@ -8,6 +8,10 @@
 mod again;
 mod order;
 
+/// Values that a kernel of several nodes reads, and results that it stores, at most. The time that LLVM takes for a kernel grows with their square, and the parameters of a GPU's
+/// kernel are 4 KiB at most ("Function Parameters", CUDA C++ Programming Guide), which is 512 addresses.
+pub const MAX_OPERANDS: usize = 256;
+
 use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
@@ -281,7 +285,14 @@ impl Fusion<'_> {
             _ => false,
         };
         // No group in between: what v or a merged group reads must not itself read a merged group.
-        one_kernel && !self.order.is_between(merged, direct)
+        one_kernel && self.operands(&nodes) <= MAX_OPERANDS && !self.order.is_between(merged, direct)
+    }
+
+    /// How many values a kernel of these nodes reads and stores.
+    fn operands(&self, nodes: &BTreeSet<Value>) -> usize {
+        let outside = |a: &Value| !nodes.contains(a) && role(self.body, *a) != Role::Inline;
+        let read: BTreeSet<Value> = nodes.iter().flat_map(|n| &self.body[*n].args).copied().filter(outside).collect();
+        read.len() + nodes.iter().filter(|n| self.leaves(nodes, **n)).count()
     }
 
     /// Pointwise ops on the result of a contraction.

@@ -177,7 +177,7 @@ impl Graph {
             done[k] = true;
             out.push(k);
             let clock = &mut clocks[self.streams[k] as usize];
-            *clock = (*clock).max(ready_at[k]) + self.times[k];
+            *clock = (*clock).max(ready_at[k]).saturating_add(self.times[k]);
             for user in &self.users[k] {
                 ready_at[*user] = ready_at[*user].max(*clock);
                 needs[*user] -= 1;

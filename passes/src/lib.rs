@@ -32,6 +32,7 @@ pub mod remedy;
 pub mod rows;
 pub mod schedule;
 pub mod simplify;
+mod sizes;
 pub mod stages;
 pub mod stashes;
 pub mod storage;

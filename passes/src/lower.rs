@@ -101,7 +101,7 @@ impl<'a> Lowering<'a> {
         let Program { buffers, arena_bytes, stashes, .. } = &mut self.program;
         let put = |buffer: &mut Buffer, end: &mut u64| {
             buffer.offset = *end;
-            *end += buffer.bytes().next_multiple_of(ALIGN);
+            *end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
         };
         for arena in Space::ALL.map(Space::lasting) {
             buffers.iter_mut().filter(|b| b.arena == arena).for_each(|b| put(b, &mut arena_bytes[arena as usize]));

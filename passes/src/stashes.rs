@@ -13,7 +13,7 @@ pub fn place(program: &Program, schedule: &mut CallSchedule) {
     let lists = [&*train, &*update, &*eval];
     let ends: Vec<u64> = program.bodies.iter().map(|b| program.end_of_temporaries(b, Space::Device)).collect();
     let spans = lists.map(|calls| spans(program, calls));
-    let bytes = |k: usize, count: u32| u64::from(count) * program.stashes[k];
+    let bytes = |k: usize, count: u32| u64::from(count).saturating_mul(program.stashes[k]);
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|k| (std::cmp::Reverse(bytes(*k, slots[*k].count)), *k));
     let mut placed: Vec<usize> = vec![];
@@ -21,10 +21,11 @@ pub fn place(program: &Program, schedule: &mut CallSchedule) {
         let meanwhile = lists.iter().zip(&spans).filter_map(|(calls, spans)| spans[k].map(|(first, last)| &calls[first..=last])).flatten();
         let mut at = meanwhile.map(|call| ends[call.body.index()]).max().unwrap_or(0).next_multiple_of(ALIGN);
         let meets = |j: &&usize| spans.iter().any(|s| matches!((s[k], s[**j]), (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1));
-        let mut taken: Vec<(u64, u64)> = placed.iter().filter(meets).map(|j| (slots[*j].at, slots[*j].at + bytes(*j, slots[*j].count))).collect();
+        let mut taken: Vec<(u64, u64)> =
+            placed.iter().filter(meets).map(|j| (slots[*j].at, slots[*j].at.saturating_add(bytes(*j, slots[*j].count)))).collect();
         taken.sort_unstable();
         for (from, to) in taken {
-            if from < at + bytes(k, slots[k].count) {
+            if from < at.saturating_add(bytes(k, slots[k].count)) {
                 at = at.max(to);
             }
         }

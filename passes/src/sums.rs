@@ -1,17 +1,19 @@
-//! Cuts large sums to a scalar in two steps: over all but the first dims, then over these.
+//! Cuts large sums in two steps: those of all elements of a value over all but the first dims, then over these; those of many scalars into sums of as many as a kernel reads.
 //!
 //! A kernel computes a result by one thread (of a GPU: by one warp), so a norm in one step would read a whole gradient by itself. Sums of parts of
-//! a flat bucket, which has one dim, stay as they are. Only what runs once per step is looked at; losses are sums of few results.
+//! a flat bucket, which has one dim, stay as they are. Of sums over elements only those that run once per step are looked at; losses are sums of few results.
+//! A sum of many scalars has a term per parameter, as the norm of all gradients has. Sums of many tensors stay: the proof of rewrites knows sums of sums of scalars alone.
 
+use crate::fuse::MAX_OPERANDS;
 use ir::graph::{Body, Node, Type, Value};
 use ir::local::{Chunk, Local};
-use ir::op::{Op, Reduce};
+use ir::op::{DType, Op, Reduce};
 
 /// A sum of at least so many elements is cut, such that the second step is of at least this many results of the first.
 const LARGE: u64 = 1 << 16;
 const RESULTS: u64 = 64;
 
-/// Rewrites the graph of a training step.
+/// Rewrites a local graph.
 pub fn cut(local: Local) -> Local {
     let body = Body { dims: local.body.dims.clone(), nodes: vec![] };
     let mut out = Local { body, chunks: vec![], accumulate: vec![], source: vec![], reasons: vec![], host: Default::default(), ..local.clone() };
@@ -24,6 +26,11 @@ pub fn cut(local: Local) -> Local {
             let part = Node { op: Op::Reduce { kind: Reduce::Sum, over }, ty: Type::new(node.ty.dtype, dims.clone()), ..node.clone() };
             node.args = vec![push(&mut out, part, &local, v)];
             node.op = Op::Reduce { kind: Reduce::Sum, over: dims };
+        }
+        while node.op == Op::Add && node.ty == Type::scalar(DType::F32) && node.args.len() > MAX_OPERANDS {
+            let terms = std::mem::take(&mut node.args);
+            let sum = |terms: &[Value]| push(&mut out, Node { args: terms.to_vec(), ..node.clone() }, &local, v);
+            node.args = terms.chunks(MAX_OPERANDS).map(sum).collect();
         }
         let value = push(&mut out, node, &local, v);
         out.accumulate[value.index()] = local.accumulate[k];

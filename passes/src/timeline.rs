@@ -35,17 +35,17 @@ impl<'a> Costs<'a> {
         Costs { mesh, kernels: kernels.iter().map(launch).collect() }
     }
 
-    /// Femtoseconds that a command keeps its stream busy, once it can go on.
+    /// Femtoseconds that a command keeps its stream busy, once it can go on. Times saturate, after five hours.
     pub fn time(&self, program: &Program, action: &Action) -> u64 {
         match action {
             Action::Launch { kernel, .. } => self.kernels[kernel.index()],
-            Action::Fill { buffer, .. } | Action::Load { dst: buffer, .. } => MEMORY * program.buffers[buffer.index()].bytes(),
-            Action::Collective { group, .. } => self.sent(program, action) * self.link(&program.groups[group.index()]),
+            Action::Fill { buffer, .. } | Action::Load { dst: buffer, .. } => MEMORY.saturating_mul(program.buffers[buffer.index()].bytes()),
+            Action::Collective { group, .. } => self.sent(program, action).saturating_mul(self.link(&program.groups[group.index()])),
             Action::Send { hops, .. } | Action::Recv { hops, .. } => {
                 let apart = self.mesh.world() / self.mesh.size(Axis::Pp) * hops.unsigned_abs();
-                self.sent(program, action) * if apart < RANKS { NEAR } else { FAR }
+                self.sent(program, action).saturating_mul(if apart < RANKS { NEAR } else { FAR })
             }
-            Action::Copy { .. } => self.sent(program, action) * BUS,
+            Action::Copy { .. } => self.sent(program, action).saturating_mul(BUS),
             Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
         }
     }
@@ -81,7 +81,7 @@ fn launch(kernel: &Kernel) -> u64 {
         Space::Device => MEMORY,
         Space::Host => HOST,
     };
-    (FLOP * work.flops).max(byte * work.bytes)
+    FLOP.saturating_mul(work.flops).max(byte.saturating_mul(work.bytes))
 }
 
 /// How much of a time kernels that follow each other are at work.
@@ -123,7 +123,7 @@ pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<
                         Action::Wait { event } => *clock = (*clock).max(events.get(event).copied().unwrap_or(0)),
                         action => {
                             let from = *clock;
-                            *clock += costs.time(program, action);
+                            *clock = clock.saturating_add(costs.time(program, action));
                             match stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action) {
                                 Stream::Compute => busy[0].push((from, *clock)),
                                 Stream::Host => busy[1].push((from, *clock)),

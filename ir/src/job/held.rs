@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub const ALIGN: u64 = 64;
 
 /// The most bytes of an arena: sums and products of sizes below it cannot overflow.
-pub const MOST: u64 = 1 << 48;
+pub const MOST_BYTES: u64 = 1 << 48;
 
 /// Every buffer lies in its arena; those that outlive a call lie apart from each other.
 pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
@@ -22,7 +22,7 @@ pub fn arenas(program: &Program, at: &At) -> Result<(), JobError> {
     for (k, buffer) in program.buffers.iter().enumerate() {
         let fail = |what: String| at.error(format!("buffer `{}`: {what}", buffer.name));
         let size = program.arena_bytes[buffer.arena as usize];
-        ensure(size <= MOST, || format!("its arena has {size} bytes")).map_err(fail)?;
+        ensure(size <= MOST_BYTES, || format!("its arena has {size} bytes")).map_err(fail)?;
         let elements = buffer.dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.1));
         let end = elements.and_then(|n| n.checked_mul(buffer.dtype.bytes())).and_then(|b| b.checked_add(buffer.offset));
         ensure(end.is_some_and(|e| e <= size), || format!("it does not lie within the {} arena's {size} bytes", buffer.arena.name()))

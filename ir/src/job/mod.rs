@@ -81,6 +81,7 @@ mod replicas;
 mod tests;
 
 pub use exchange::least_in_flight;
+pub use held::MOST_BYTES;
 
 use crate::mesh::{Axis, Mesh};
 use crate::op::DType;

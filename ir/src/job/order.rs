@@ -1,7 +1,7 @@
 //! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
 
 use super::body::{Summary, Touch, is_held};
-use super::held::{ALIGN, MOST};
+use super::held::{ALIGN, MOST_BYTES};
 use super::{At, JobError, Phase, ensure};
 use crate::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Su
         ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
     }
     let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
-    ensure(size <= MOST, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))?;
+    ensure(size <= MOST_BYTES, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());

@@ -86,6 +86,20 @@ impl Default for Options {
     }
 }
 
+/// How many ranks there are: of this, unlike of microbatches, options say all before there is a model.
+///
+/// # Errors
+/// E0634: absurdly many.
+pub fn ranks(o: &Options) -> Result<u64, CompileError> {
+    let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
+    ranks.filter(|n| *n <= MOST).ok_or_else(|| too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp"))
+}
+
+fn too_many(what: &str, n: Option<u64>, help: &str) -> CompileError {
+    let n = n.map_or("far".to_string(), |n| n.to_string());
+    CompileError::User(vec![Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}")).help(help)])
+}
+
 /// The mesh of so many ranks and microbatches.
 ///
 /// # Errors
@@ -102,19 +116,12 @@ pub(super) fn mesh(o: &Options) -> Result<Mesh, CompileError> {
         return Err(CompileError::User(vec![d.help(format!("`--global-batch-size {above}` does"))]));
     }
     // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
+    ranks(o)?;
     let microbatches = o.global_batch / rows;
-    let too_many = |what: &str, n: Option<u64>, help: &str| {
-        let n = n.map_or("far".to_string(), |n| n.to_string());
-        let d = Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}"));
-        Err(CompileError::User(vec![d.help(help)]))
-    };
-    let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
-    if ranks.is_none_or(|n| n > MOST) {
-        return too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp");
-    }
     let passes = microbatches.checked_mul(o.pp).and_then(|n| n.checked_mul(o.vpp.unwrap_or(1)));
     if passes.is_none_or(|n| n > MOST) {
-        return too_many("passes of microbatches through pipeline stages", passes, "raise --micro-batch-size, or lower --global-batch-size");
+        let help = "raise --micro-batch-size, or lower --global-batch-size";
+        return Err(too_many("passes of microbatches through pipeline stages", passes, help));
     }
     let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp };
     Mesh::of_sizes(&sizes).ok_or_else(|| {

@@ -1,9 +1,10 @@
-//! Large sums in two steps.
+//! Large sums in two steps, and kernels of no more operands than they may have.
 
 use crate::harness::{check, compiled};
 use crate::models::case;
 use ir::kernel::{Family, Kernel};
 use ir::program::{Action, BodyKind, Job};
+use passes::fuse::MAX_OPERANDS;
 
 /// A matrix of 131,072 elements, and a vector.
 const LARGE: &str = "
@@ -53,5 +54,36 @@ fn many_threads_sum_a_large_gradient() {
             let most = kernel.inputs.iter().map(|x| kernel.body.dims.elements(&x.ty.dims)).max().unwrap_or(0);
             assert!(results >= 64 || most < 1 << 16, "{words}: {kernel:?}");
         }
+    }
+}
+
+/// A parameter per layer.
+const MANY: &str = "
+model many(batch, width = 2, layers = 300) {
+  input x: f32[batch, width];
+  let y = x;
+  repeat layers {
+    param w: [width] ~ normal(0.02);
+    y = y + 0.01 * tanh(w + y);
+  }
+  loss mean(y * y);
+}
+train { optimizer: adamw(betas: [0.9, 0.95], eps: 1e-8); clip: 0.5; }
+plan { dp: batch; pp: layers; }
+";
+
+#[test]
+fn sums_of_many_values_are_the_same_in_steps() {
+    for words in ["b2", "dp2 zero1 m2", "pp2 m2"] {
+        check(MANY, &[], &case(words));
+    }
+}
+
+#[test]
+fn kernels_of_many_layers_have_no_more_operands_than_they_may() {
+    for words in ["m2", "dp2 m2", "offload"] {
+        let job = compiled(MANY, &[], &case(words)).job;
+        let most = job.kernels.iter().map(|k| k.inputs.len() + k.outputs.len()).max().unwrap_or(0);
+        assert!((MAX_OPERANDS / 2..=MAX_OPERANDS + 8).contains(&most), "{words}: {most}");
     }
 }

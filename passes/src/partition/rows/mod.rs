@@ -388,7 +388,7 @@ impl Emitter<'_> {
                 let choice = self.job.rows.layouts[layout].routing.choice;
                 let rows = self.tokens(layout) * self.job.s.graph.body.dims.size(choice);
                 let share = (factor * rows as f64 / self.groups(layout) as f64).ceil() as u64;
-                share.max(1).next_multiple_of(8).min(most)
+                share.clamp(1, most).next_multiple_of(8).min(most)
             }
         }
     }
