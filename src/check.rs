@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::CheckArgs;
 use crate::compile::levels;
+use crate::limits::Watch;
 use crate::print::{PrintError, out};
 use crate::report::{axes, count};
 use crate::text::Shown;
@@ -20,7 +21,7 @@ impl CheckArgs {
 /// Whatever is wrong with the text or its plan; with `--json` all of it is on standard output.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let shown = args.shown();
-    match (levels(&args.model, &args.plan, shown), shown) {
+    match (levels(&args.model, &args.plan, shown, Watch::start(&args.plan.limits, shown).progress()), shown) {
         (Ok(_), Shown::Json) => Ok(()),
         (Ok(levels), Shown::Text) => {
             let (graph, job) = (&levels.compiled.graph, &levels.compiled.job);

@@ -1,6 +1,7 @@
 //! `mcc compile`.
 
 use crate::cli::{CompileArgs, Level, OutputArgs, PlanArgs};
+use crate::limits::Watch;
 use crate::options::{batch, contradictions, options, override_train, precision};
 use crate::print::out;
 use crate::targets::Targets;
@@ -13,6 +14,7 @@ use frontend::Options as TextOptions;
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Model;
 use ir::program::Job;
+use ir::progress::Progress;
 use passes::bubbles::{UNIT, timeline};
 use passes::compile::{CompileError, Compiled, Options};
 use passes::footprint::{self, Footprint, Footprints, Kind};
@@ -39,7 +41,7 @@ struct Budget {
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
-pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Failure> {
+pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<Levels, Failure> {
     let start = Instant::now();
     let targets = targets(args)?;
     if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
@@ -47,6 +49,8 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Fai
         return Err(Failure::Reported);
     }
     let options = options(args)?;
+    passes::compile::ranks(&options).or_else(|e| failed(e, &Sources::default(), shown))?;
+    progress.enter("parse");
     let mut text = Text::read(model, shown)?;
     let frontend = |training| TextOptions {
         defines: args.define.clone(),
@@ -67,21 +71,26 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown) -> Result<Levels, Fai
     text.show(&idle::in_plan(args, &training.plan))?;
     let elaborated = start.elapsed();
     let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
-    let mut compiled = match passes::compile::compile(training, evaluation, &options) {
-        Ok(c) => c,
-        Err(CompileError::User(errors)) => {
-            text.show(&errors)?;
-            return Err(Failure::Reported);
-        }
-        Err(e @ CompileError::Broken { .. }) => return Err(anyhow!(e).context("please report this with the model text and the command line").into()),
-    };
+    let compiled = passes::compile::compile_watched(training, evaluation, &options, progress);
+    let mut compiled = compiled.or_else(|e| failed(e, &text.sources, shown))?;
     text.show(&compiled.warnings)?;
     text.show(&idle::in_model(args, &compiled))?;
     compiled.job.sources = frontend::without_library(&text.sources);
     let levels = Levels { compiled, text, elaborated, budget };
     // How much scratch kernels need is known once they are compiled.
-    within(&levels, &targets, 0)?;
+    within(&levels, &targets, 0, progress)?;
     Ok(levels)
+}
+
+/// What the user can mend, shown; or a bug in mcc.
+fn failed<T>(error: CompileError, sources: &Sources, shown: Shown) -> Result<T, Failure> {
+    match error {
+        CompileError::User(errors) => {
+            shown.show(&errors, sources)?;
+            Err(Failure::Reported)
+        }
+        e @ CompileError::Broken { .. } => Err(anyhow!(e).context("please report this with the model text and the command line").into()),
+    }
 }
 
 /// E0642: CPUs have no tf32.
@@ -120,10 +129,12 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     // A key that is none would be a pity after the work.
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
     let targets = targets(&args.plan)?;
-    let levels = levels(&args.model, &args.plan, Shown::Text)?;
+    let watch = Watch::start(&args.plan.limits, Shown::Text);
+    let levels = levels(&args.model, &args.plan, Shown::Text, watch.progress())?;
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
-    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache)?;
+    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache, watch.progress())?;
+    let generated = generating.elapsed();
     let entry = |k: &codegen::Compiled| KernelEntry {
         name: k.name.clone(),
         tiles: k.shape.tiles,
@@ -132,7 +143,12 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     };
     let entries: Vec<KernelEntry> = kernels.iter().map(entry).collect();
     let scratch = scratch(&entries, &targets);
-    within(&levels, &targets, scratch)?;
+    within(&levels, &targets, scratch, watch.progress())?;
+    watch.progress().enter("dumps");
+    let dumps = dumps(compiled, &args.output, &targets, watch.progress())?;
+    // What follows writes.
+    drop(watch);
+    let linking = Instant::now();
     let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
     let code = |launched: bool| kernels.iter().filter(move |k| k.launch.is_some() == launched).map(|k| k.object.as_slice());
     let (ptx, native): (Vec<&[u8]>, Vec<&[u8]>) = (code(true).collect(), code(false).collect());
@@ -140,8 +156,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
         Arch::Nvptx if native.is_empty() => None,
         Arch::X86_64 | Arch::Nvptx => Some(link(&native, &out)?),
     };
-    let generated = generating.elapsed();
-    let dumps = dumps(compiled, &args.output, &targets)?;
+    let generated = generated + linking.elapsed();
     let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
     let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps, sign: sign.as_ref() };
     artifact::write(&out, &parts)?;
@@ -154,13 +169,14 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
 }
 
 /// E0640, with the change that would fit, if a rank needs more than the budget.
-fn within(levels: &Levels, targets: &Targets, scratch: u64) -> Result<(), Failure> {
+fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress) -> Result<(), Failure> {
     let Levels { compiled, text, budget: Some(budget), .. } = levels else { return Ok(()) };
     let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
     let all = Footprints::new(&compiled.job, &of);
     if all.most().1.total() <= budget.bytes {
         return Ok(());
     }
+    progress.enter("remedy");
     let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
     text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())])?;
     Err(Failure::Reported)
@@ -184,7 +200,7 @@ fn link(kernels: &[&[u8]], out: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// The texts of the levels asked for, by file name.
-fn dumps(c: &Compiled, args: &OutputArgs, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
+fn dumps(c: &Compiled, args: &OutputArgs, targets: &Targets, progress: &Progress) -> Result<Vec<(String, String)>, Failure> {
     let mut out = vec![];
     let all: Vec<usize> = (0..c.job.kernels.len()).collect();
     let mut levels = args.emit.clone();
@@ -200,13 +216,13 @@ fn dumps(c: &Compiled, args: &OutputArgs, targets: &Targets) -> Result<Vec<(Stri
                 out.push(("graph.mlir".into(), ir::text::mlir::export_graph(&c.graph)));
                 out.push(("sharded.mlir".into(), ir::text::mlir::export_sharded(&c.sharded)));
                 out.extend(c.locals.iter().enumerate().map(|(k, l)| (format!("local.{k}.mlir"), ir::text::mlir::export_local(l))));
-                out.extend(dump::kernel_texts(&c.job, &all, level, targets)?);
+                out.extend(dump::kernel_texts(&c.job, &all, level, targets, progress)?);
             }
             Level::Program => {
                 let print = |k, p| dump::program_text(&c.job, k as u32, p);
                 out.extend(c.job.programs.iter().enumerate().map(|(k, p)| (format!("program.{k}.txt"), print(k, p))));
             }
-            Level::Kernel | Level::Llvm | Level::Asm | Level::Ptx => out.extend(dump::kernel_texts(&c.job, &all, level, targets)?),
+            Level::Kernel | Level::Llvm | Level::Asm | Level::Ptx => out.extend(dump::kernel_texts(&c.job, &all, level, targets, progress)?),
         }
     }
     Ok(out)

@@ -12,6 +12,7 @@ use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
 use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
+use ir::progress::Progress;
 use runtime::artifact::{Accept, Artifact};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -56,7 +57,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
                 .collect();
             let texts = match args.level {
                 Level::Ptx => shipped(&artifact, &used)?,
-                _ => kernel_texts(job, &used, args.level, &targets)?,
+                _ => kernel_texts(job, &used, args.level, &targets, &Progress::default())?,
             };
             for (name, text) in texts {
                 let comment = match args.level {
@@ -127,7 +128,7 @@ fn described(job: &Job, body: &Body, v: Value) -> String {
 }
 
 /// The text of these kernels of a job at a level, each for where it runs, by file name. Kernels of the host have no PTX.
-pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets) -> Result<Vec<(String, String)>, Failure> {
+pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets, progress: &Progress) -> Result<Vec<(String, String)>, Failure> {
     let kernels: Vec<Kernel> = used.iter().map(|k| job.kernels[*k].clone()).collect();
     if level == Level::Kernel {
         return Ok(kernels.iter().map(|k| (format!("{}.txt", k.name()), ir::text::print_kernel(k))).collect());
@@ -136,7 +137,7 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets) 
         if targets.device.arch != Arch::Nvptx {
             return Err(anyhow!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
         }
-        let compiled = targets.generate(&kernels, Emit::default(), true)?;
+        let compiled = targets.generate(&kernels, Emit::default(), true, progress)?;
         let text = |(k, c): (&usize, codegen::Compiled)| {
             let ptx = String::from_utf8_lossy(&c.object).into_owned();
             (format!("{}.ptx", c.name), annotated(job, *k, c.launch.as_ref(), &ptx))
@@ -144,7 +145,7 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets) 
         return Ok(used.iter().zip(compiled).filter(|(_, c)| c.launch.is_some()).map(text).collect());
     }
     let emit = Emit { mlir: level == Level::Mlir, llvm: level == Level::Llvm, asm: level == Level::Asm };
-    let compiled = targets.generate(&kernels, emit, true)?;
+    let compiled = targets.generate(&kernels, emit, true, progress)?;
     let (text, ending): (fn(codegen::Compiled) -> Option<String>, &str) = match level {
         Level::Mlir => (|c| c.mlir, "mlir"),
         Level::Llvm => (|c| c.llvm, "ll"),

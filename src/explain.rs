@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::ExplainArgs;
 use crate::compile;
+use crate::limits::Watch;
 use crate::print::out;
 use crate::text::Shown;
 use anyhow::anyhow;
@@ -67,7 +68,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_none() && !args.collectives {
         return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
     }
-    let done = compile::levels(&model, &args.plan, Shown::Text)?;
+    let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
     let Some(number) = number else {
         return show(args, &communication(&done.compiled.job), communication_text);
     };

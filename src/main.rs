@@ -12,6 +12,7 @@ mod files;
 mod foreign_flags;
 mod gpu_check;
 mod idle;
+mod limits;
 mod options;
 mod print;
 mod report;
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
         Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
         Command::GpuCheck(args) => gpu_check::run(&args),
-        Command::CodegenWorker => codegen::worker::serve(std::io::stdin().lock(), std::io::stdout().lock()).map_err(Failure::from),
+        Command::CodegenWorker => codegen::worker::main().map_err(Failure::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

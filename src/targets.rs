@@ -7,6 +7,7 @@ use codegen::target::Arch;
 use codegen::{Compiled, Emit, Target, WorkerCommand, Workers};
 use ir::kernel::Kernel;
 use ir::program::Space;
+use ir::progress::Progress;
 use runtime::target::{self, Processor};
 
 pub struct Targets {
@@ -77,16 +78,17 @@ impl Targets {
     }
 
     /// Compiles kernels in worker processes, through the cache, each for where it runs; in their order.
-    pub fn generate(&self, kernels: &[Kernel], emit: Emit, cached: bool) -> Result<Vec<Compiled>, Failure> {
+    pub fn generate(&self, kernels: &[Kernel], emit: Emit, cached: bool, progress: &Progress) -> Result<Vec<Compiled>, Failure> {
         let program = std::env::current_exe().context("cannot find mcc's own executable")?;
         let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        progress.enter("kernels");
         let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
         let cache = cached.then(cache_dir).flatten();
         let mut out: Vec<Option<Compiled>> = kernels.iter().map(|_| None).collect();
         for space in Space::ALL {
             let (places, here): (Vec<usize>, Vec<Kernel>) = kernels.iter().cloned().enumerate().filter(|(_, k)| k.on == space).unzip();
             let Some(first) = here.first() else { continue };
-            let compiled = codegen::compile(&here, self.of(first), emit, cache.as_deref(), &workers)?;
+            let compiled = codegen::compile(&here, self.of(first), emit, cache.as_deref(), &workers, progress)?;
             places.into_iter().zip(compiled).for_each(|(k, c)| out[k] = Some(c));
         }
         Ok(out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect())

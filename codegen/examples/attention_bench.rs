@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shape = std::env::args().nth(1).unwrap_or_else(|| "1x12x512x64".into());
     let sizes = Heads::parse(&shape)?;
     let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family));
-    let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess)?;
+    let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("attention.so");
     codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), &path)?;

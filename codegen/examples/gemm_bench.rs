@@ -155,7 +155,7 @@ struct Case {
 /// Compiles the kernels, runs them in turn, and prints a line for each.
 fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path, threads: u64) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
-    let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess)?;
+    let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
     let spent = begin.elapsed();
     codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), path)?;
     // SAFETY: the library was just made and has no initialisers.

@@ -49,7 +49,9 @@ struct Arguments(Vec<*mut u8>);
 unsafe impl Sync for Arguments {}
 
 fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
-    let compiled = codegen::compile(std::slice::from_ref(kernel), target, Emit::default(), None, &Workers::InProcess)?.remove(0);
+    let compiled =
+        codegen::compile(std::slice::from_ref(kernel), target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?
+            .remove(0);
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("kernel.so");
     codegen::link_shared([compiled.object.as_slice()], &path)?;

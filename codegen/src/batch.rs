@@ -5,6 +5,7 @@ use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use crate::worker::{Worker, WorkerCommand, WorkerError};
 use ir::kernel::Kernel;
+use ir::progress::Progress;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
@@ -29,11 +30,18 @@ pub struct BatchError {
 }
 
 /// Compiles kernels for one target, in the order given; of kernels of equal name only the first appears. `cache` names the directory of compiled
-/// kernels, if any.
+/// kernels, if any. `progress` is told how many are done, and which processes work.
 ///
 /// # Errors
 /// The first kernel, in the order given, that does not compile.
-pub fn compile(kernels: &[Kernel], target: &Target, emit: Emit, cache: Option<&Path>, workers: &Workers) -> Result<Vec<Compiled>, BatchError> {
+pub fn compile(
+    kernels: &[Kernel],
+    target: &Target,
+    emit: Emit,
+    cache: Option<&Path>,
+    workers: &Workers,
+    progress: &Progress,
+) -> Result<Vec<Compiled>, BatchError> {
     let cache = cache.map(|directory| Cache::new(directory, crate::cache::DEFAULT_LIMIT));
     let mut seen = BTreeSet::new();
     let jobs: Vec<(String, &Kernel)> = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone())).collect();
@@ -44,7 +52,7 @@ pub fn compile(kernels: &[Kernel], target: &Target, emit: Emit, cache: Option<&P
         Workers::InProcess => {
             missing.iter().map(|&i| (i, object::compile(jobs[i].1, target, emit).map_err(|e| WorkerError::Refused(e.to_string())))).collect()
         }
-        Workers::Processes { command, count } => in_processes(&jobs, &missing, target, emit, command, *count),
+        Workers::Processes { command, count } => in_processes(&jobs, &missing, target, emit, (command, *count), progress),
     };
     for (i, result) in compiled {
         if let (Some(cache), Ok(compiled)) = (&cache, &result) {
@@ -64,8 +72,8 @@ fn in_processes(
     missing: &[usize],
     target: &Target,
     emit: Emit,
-    command: &WorkerCommand,
-    count: usize,
+    (command, count): (&WorkerCommand, usize),
+    progress: &Progress,
 ) -> Vec<(usize, Result<Compiled, WorkerError>)> {
     let queue = Mutex::new(missing.iter().copied());
     let done = Mutex::new(Vec::new());
@@ -77,18 +85,23 @@ fn in_processes(
                 while let Some(i) = next() {
                     let started = match worker.take() {
                         Some(running) => Ok(running),
-                        None => Worker::start(command),
+                        None => Worker::start(command).inspect(|worker| progress.begins(worker.id())),
                     };
                     let result = started.and_then(|mut running| {
+                        let id = running.id();
                         let result = running.compile(jobs[i].1, target, emit);
                         // A worker that crashed is replaced for the next kernel.
-                        if matches!(result, Ok(_) | Err(WorkerError::Refused(_))) {
-                            worker = Some(running);
+                        match result {
+                            Ok(_) | Err(WorkerError::Refused(_)) => worker = Some(running),
+                            Err(WorkerError::Start { .. } | WorkerError::Crashed { .. } | WorkerError::Protocol(_)) => progress.ends(id),
                         }
                         result
                     });
-                    done.lock().expect("invariant: no holder panics").push((i, result));
+                    let mut done = done.lock().expect("invariant: no holder panics");
+                    done.push((i, result));
+                    progress.size("kernels compiled", done.len());
                 }
+                worker.iter().for_each(|worker| progress.ends(worker.id()));
             });
         }
     });
@@ -115,7 +128,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let kernels = [kernel(3), kernel(4), kernel(3)];
         let target = Target::x86_64_v3();
-        let run = |workers: &Workers| compile(&kernels, &target, Emit::default(), Some(directory.path()), workers);
+        let run = |workers: &Workers| compile(&kernels, &target, Emit::default(), Some(directory.path()), workers, &Progress::default());
         let first = run(&Workers::InProcess).expect("compiled");
         assert_eq!(first.iter().map(|c| c.name.clone()).collect::<Vec<_>>(), [kernels[0].name(), kernels[1].name()]);
         // No worker is needed any more: this command would fail.
@@ -128,7 +141,7 @@ mod tests {
         let kernels = [kernel(3), kernel(4)];
         let command = WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".into(), "kill -SEGV $$".into()] };
         let workers = Workers::Processes { command, count: 2 };
-        let error = compile(&kernels, &Target::x86_64_v3(), Emit::default(), None, &workers).expect_err("a crash");
+        let error = compile(&kernels, &Target::x86_64_v3(), Emit::default(), None, &workers, &Progress::default()).expect_err("a crash");
         assert_eq!(error.kernel, kernels[0].name());
         assert!(matches!(error.error, WorkerError::Crashed { .. }));
     }

@@ -54,7 +54,16 @@ fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Answers requests until the input ends: the main function of a worker process.
+/// The main function of a worker process: serves standard input and output, and ends when the process that started it does, in the middle of a kernel too.
+///
+/// # Errors
+/// As [`serve`].
+pub fn main() -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    serve(io::stdin().lock(), io::stdout().lock())
+}
+
+/// Answers requests until the input ends.
 ///
 /// # Errors
 /// The streams fail, or a request is not of the protocol.
@@ -117,6 +126,11 @@ impl Worker {
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().expect("invariant: standard output is piped"));
         Ok(Worker { child, requests, answers, messages })
+    }
+
+    /// Of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod compile;
+mod limits;
 mod plan;
 mod run;
 mod training;
@@ -9,6 +10,7 @@ mod values;
 
 pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
+pub use limits::LimitArgs;
 pub use plan::{CpComm, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use run::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};

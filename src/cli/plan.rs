@@ -1,5 +1,6 @@
 //! The plan of a job: what `mcc compile`, `mcc check` and `mcc explain` share.
 
+use super::limits::LimitArgs;
 use super::training::{PrecisionArgs, TrainingArgs};
 use super::values::{above_zero, bytes, define, from_one};
 use clap::{Args, ValueEnum};
@@ -150,6 +151,8 @@ pub struct PlanArgs {
     pub precision: PrecisionArgs,
     #[command(flatten)]
     pub training: TrainingArgs,
+    #[command(flatten)]
+    pub limits: LimitArgs,
 
     /// `cpu` is this machine's, `x86-64-v3` any with AVX2; `sm_80` and `sm_90a` are GPUs
     #[arg(long, default_value = "cpu", help_heading = "Output")]

@@ -9,6 +9,7 @@ mod endings;
 mod faults;
 mod gpu;
 mod gpu_check;
+mod limits;
 mod mcc;
 mod mistakes;
 mod offload;
