@@ -29,7 +29,7 @@ pub fn padded(graph: &Graph) -> Vec<Diagnostic> {
     }]
 }
 
-/// E0643 if the memory of a rank cannot be addressed, with the largest of its tensors. `graph` is what was sharded.
+/// E0644 if the memory of a rank cannot be addressed, with the largest of its tensors. `graph` is what was sharded.
 pub fn addressable(job: &Job, graph: &Graph) -> Vec<Diagnostic> {
     let too_large = |s: &&Stage| total(job, s) > MOST_BYTES;
     let Some(stage) = job.stages.iter().find(too_large) else { return vec![] };
@@ -40,7 +40,7 @@ pub fn addressable(job: &Job, graph: &Graph) -> Vec<Diagnostic> {
     };
     let bytes = |b: &&Buffer| b.bytes().saturating_mul(copies(b));
     let text = format!("a rank needs {}, which is more than the {} that can be addressed", at_least(total(job, stage)), size(MOST_BYTES));
-    let d = Diagnostic::error("E0643", text).help("smaller sizes or microbatches, or more ranks to split them over");
+    let d = Diagnostic::error("E0644", text).help("smaller sizes or microbatches, or more ranks to split them over");
     let Some(largest) = program.buffers.iter().max_by_key(bytes) else { return vec![d] };
     let dims: Vec<String> = largest.dims.iter().map(|(name, size)| format!("{name} = {size}")).collect();
     let text = match copies(largest) {
