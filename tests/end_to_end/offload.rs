@@ -3,7 +3,7 @@
 use crate::mcc::{Dir, Ran};
 use ir::program::Space;
 use passes::footprint::Footprint;
-use runtime::artifact::{self, Artifact};
+use runtime::artifact::{self, Artifact, Manifest};
 use std::fs;
 
 const GPT2: &str = "compile {models}/gpt2.mdl --global-batch-size 4 -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=8 --lr 1e-2 --lr-warmup-iters 0 --lr-decay-style constant --clip-grad 0.1";
@@ -93,7 +93,8 @@ fn an_artifact_has_code_for_gpus_and_for_the_host() {
 
     // What is to run where that cannot be.
     let run = || dir.line("run out.mcc --device emulated --data text.txt --steps 1");
-    fs::write(dir.path("out.mcc/manifest.json"), manifest.replace(r#""features": """#, r#""features": "+tbm""#)).expect("written");
+    let other: Manifest = serde_json::from_str(&manifest.replace(r#""features": """#, r#""features": "+tbm""#)).expect("a manifest");
+    fs::write(dir.path("out.mcc/manifest.json"), other.sealed().bytes()).expect("written");
     if !std::is_x86_feature_detected!("tbm") {
         run().fails_with(&[
             "its kernels on the host need a CPU with tbm, which this one lacks",
