@@ -20,7 +20,13 @@ pub fn job() -> Job {
 /// [`job`] with tokens and targets `[2, 3]` below 256 in place of its inputs.
 fn reader() -> Job {
     let dims = || [2, 3].map(|n| Extent { name: "d".into(), size: n, padded: n, order: Order::Plain }).to_vec();
-    let entry = |name: &str, default| InputEntry { name: name.into(), dtype: DType::I32, dims: dims(), default, takes: Some(vec![Interval { least: 0, most: 255 }]) };
+    let entry = |name: &str, default| InputEntry {
+        name: name.into(),
+        dtype: DType::I32,
+        dims: dims(),
+        default,
+        takes: Some(vec![Interval { least: 0, most: 255 }]),
+    };
     Job { inputs: vec![entry("tokens", None), entry("targets", Some(Feed::Next(0)))], ..job() }
 }
 
