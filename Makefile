@@ -80,7 +80,7 @@ test-long-endings: deps
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
 # counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.
 FUZZ_SECONDS ?= 30
-FUZZ_TARGETS ?= texts levels job weights data
+FUZZ_TARGETS ?= texts levels job weights data hello message frames
 FUZZ_FLAGS := -Cpasses=sancov-module $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares) -Cdebug-assertions -Coverflow-checks
 FUZZ := target/fuzz/x86_64-unknown-linux-gnu/release/fuzz
 test-long-fuzz: PACKAGES += g++

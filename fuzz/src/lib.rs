@@ -8,6 +8,7 @@ mod files;
 mod levels;
 pub mod seeds;
 mod texts;
+mod wire;
 
 // The small job that the runtime's own tests run.
 #[allow(dead_code)]
@@ -18,8 +19,16 @@ mod fixture;
 pub type Check = fn(&[u8]);
 
 /// Every target by its name, which is also that of its corpus.
-pub const TARGETS: [(&str, Check); 5] =
-    [("texts", texts::text), ("levels", levels::level), ("job", levels::packed), ("weights", files::weights), ("data", files::data)];
+pub const TARGETS: [(&str, Check); 8] = [
+    ("texts", texts::text),
+    ("levels", levels::level),
+    ("job", levels::packed),
+    ("weights", files::weights),
+    ("data", files::data),
+    ("hello", wire::hello),
+    ("message", wire::message),
+    ("frames", wire::frames),
+];
 
 /// The target of a name.
 pub fn target(name: &str) -> Option<Check> {

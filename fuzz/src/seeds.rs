@@ -5,9 +5,14 @@ use frontend::Options as TextOptions;
 use ir::diag::Sources;
 use ir::text;
 use passes::compile::{Compiled, Options, compile};
+use runtime::comm::{Phase, Position};
+use runtime::profile::{Part, Ran};
+use runtime::protocol::{Event, Place, StepEvent};
+use runtime::rendezvous::Member;
 use runtime::weights::{Layout, Mark};
 use std::fs::{self, File};
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 /// The seeds of all targets: the target's name, and bytes.
@@ -22,6 +27,7 @@ pub fn all() -> io::Result<Vec<(&'static str, Vec<u8>)>> {
     }
     seeds.extend(weights()?.into_iter().map(|w| ("weights", w)));
     seeds.extend(data().into_iter().map(|d| ("data", d)));
+    seeds.extend(network());
     Ok(seeds)
 }
 
@@ -42,15 +48,16 @@ fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The models, and the texts whose errors are tested.
+/// The texts whose errors are tested, and the examples of the language's page, alone and within a model: small ones of all that the language has. Whole models take a search too long.
 fn texts() -> io::Result<Vec<Vec<u8>>> {
-    let mut texts = vec![];
-    for folder in ["models", "frontend/tests/errors"] {
-        let mut files: Vec<_> = fs::read_dir(repository().join(folder))?.collect::<Result<Vec<_>, _>>()?;
-        files.sort_by_key(|f| f.file_name());
-        for file in files.iter().map(|f| f.path()).filter(|p| p.extension().is_some_and(|e| e == "mdl")) {
-            texts.push(fs::read(file)?);
-        }
+    let mut files: Vec<_> = fs::read_dir(repository().join("frontend/tests/errors"))?.collect::<Result<Vec<_>, _>>()?;
+    files.sort_by_key(|f| f.file_name());
+    let files = files.iter().map(|f| f.path()).filter(|p| p.extension().is_some_and(|e| e == "mdl"));
+    let mut texts = files.map(fs::read).collect::<io::Result<Vec<_>>>()?;
+    let page = fs::read_to_string(repository().join("docs/language.md"))?;
+    for example in page.split("\n```mdl\n").skip(1).filter_map(|rest| rest.split("\n```").next()) {
+        texts.push(example.into());
+        texts.push(format!("model tiny(batch, d = 4) {{\n  input x: f32[batch, d];\n{example}\n  loss mean(x);\n}}\n").into());
     }
     Ok(texts)
 }
@@ -105,4 +112,39 @@ fn data() -> Vec<Vec<u8>> {
         npy("|u1", "(1, 2, 3)", 6),
         npy("<i8", "(1, 2, 4)", 64),
     ]
+}
+
+/// A rank that knocks in each of the ways; words of ranks, and rank 0's plan; a frame with two ranges that wakes a rank.
+fn network() -> Vec<(&'static str, Vec<u8>)> {
+    let plain = |what: &dyn Fn() -> postcard::Result<Vec<u8>>| what().expect("plain data");
+    let member = plain(&|| postcard::to_stdvec(&Member { rank: 1, world: 2, id: "an id".into() }));
+    let mut seeds: Vec<_> = (0..5u8).map(|how| ("hello", [&[how, 9][..], &member].concat())).collect();
+    seeds.push(("hello", [&[3, 200][..], &(member.len() as u32).to_le_bytes(), &member].concat()));
+
+    let step =
+        StepEvent { step: 1, learning_rate: 0.1, milliseconds: 2.0, reports: vec![Some(1.5), None], valid: None, loss_scale: None, skipped: false };
+    let events = [
+        Event::Step(step),
+        Event::NonFinite { step: 2, reports: vec![Some(f64::NAN), None], blame: None },
+        Event::Skipped { step: 1, skips: 1, most: Some(2) },
+        Event::Failed { message: "an error".into(), aborted: false },
+        Event::Finished { step: 1 },
+    ];
+    // A byte for the rank, one for the kind of word.
+    let words = [0, 1].map(|rank| events.iter().flat_map(|e| [vec![rank, 0], plain(&|| postcard::to_stdvec(e))].concat()).collect::<Vec<u8>>());
+    let status = (7u64, 1u64, (Phase::Train, 1u32, 2u32), Some(vec![0u64]));
+    let pulse = [vec![1, 1], plain(&|| postcard::to_stdvec(&(status.clone(), 3u32, false)))].concat();
+    let ended = [vec![1, 2], plain(&|| postcard::to_stdvec(&("was killed", "it wrote", status.clone())))].concat();
+    let ran = vec![Ran { at: Position { phase: Phase::Train, call: 0, command: 0 }, start: 1, time: 2 }];
+    let parts = Part::of(vec![(1, 0, 9)], ran).into_iter().map(|p| [vec![0, 0], plain(&|| postcard::to_stdvec(&Event::Profile(p.clone())))].concat());
+    let all = [words.concat(), pulse, ended, parts.flatten().collect(), vec![1, 3, 1, 4, 9]];
+    seeds.extend(all.iter().map(|w| ("message", [&[1], &w[..]].concat())));
+    let place = |machine, host: &str| Place { machine, host: host.into(), address: Ipv4Addr::LOCALHOST.into(), port: 1, cores: 1 };
+    let plan = plain(&|| postcard::to_stdvec(&([7u8; 16], [place(0, "a"), place(1, "b")].to_vec(), None::<Vec<u8>>)));
+    seeds.push(("message", [&[2], &plan[..]].concat()));
+    seeds.push(("message", [&[0], &plan[..]].concat()));
+
+    let numbers = [2u64 | 1 << 32, 64, 5, 128, 8, 256, 3, 1].map(u64::to_le_bytes).concat();
+    seeds.extend([0, 1].map(|how| ("frames", [&[how], &numbers[..], b"elevenbytes"].concat())));
+    seeds
 }

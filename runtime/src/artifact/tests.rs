@@ -254,7 +254,7 @@ fn a_signature_is_looked_at_before_anything_else() {
     let public = PublicKey::read(&key("public.pem", signature::tests::PUBLIC)).unwrap();
     let other = PublicKey::read(&key("other.pem", signature::tests::OTHER)).unwrap();
     let trusting = |keys: &[PublicKey]| read(&out, &Accept::SignedBy(keys)).map(|a| a.id).map_err(|e| e.to_string());
-    assert!(trusting(&[public.clone()]).unwrap_err().contains("is not signed, and --trust takes what is signed alone"));
+    assert!(trusting(std::slice::from_ref(&public)).unwrap_err().contains("is not signed, and --trust takes what is signed alone"));
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
     write(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &[], sign: Some(&secret) }).unwrap();
     let id = trusting(&[other.clone(), public.clone()]).unwrap();
@@ -265,7 +265,7 @@ fn a_signature_is_looked_at_before_anything_else() {
     // Damage that the manifest would show is not even looked for.
     reseal(&out, |m| m.mcc = "0.9.9".into());
     fs::write(out.join(JOB), "").unwrap();
-    assert!(trusting(&[public.clone()]).unwrap_err().contains("is signed by none of the 1 keys"));
+    assert!(trusting(std::slice::from_ref(&public)).unwrap_err().contains("is signed by none of the 1 keys"));
     fs::write(out.join(SIGNATURE), "short").unwrap();
     assert!(trusting(&[public]).unwrap_err().contains("a signature has 64 bytes, it has 5"));
 }

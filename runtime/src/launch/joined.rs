@@ -33,6 +33,19 @@ pub enum Up {
     Begun(u64),
 }
 
+impl Up {
+    /// What a rank's process said.
+    pub fn said(self, rank: u64) -> Said {
+        match self {
+            Up::Event(event) => Said::Event(rank, event),
+            Up::Pulse(pulse) => Said::Pulse(rank, pulse),
+            Up::Ended(ended) => Said::Closed(rank, Some(ended)),
+            Up::Stop => Said::Stop,
+            Up::Begun(step) => Said::Begun(rank, step),
+        }
+    }
+}
+
 /// What rank 0's process says to the others'.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Down {

@@ -9,11 +9,14 @@ mod gather;
 mod joined;
 mod metrics;
 mod orders;
+#[doc(hidden)]
+pub mod overheard;
 mod placement;
 mod plan;
 mod process;
 mod ranks;
 mod save;
+mod sensible;
 mod shielded;
 mod stop;
 
@@ -39,6 +42,7 @@ use placement::placement;
 use process::Said;
 use ranks::Ranks;
 use save::{Reached, Target};
+use sensible::Course;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -336,6 +340,7 @@ fn conduct(
 ) -> Result<Summary, RunError> {
     let Lead { orders, mut metrics, weights, state } = lead;
     let mut gather = Gather::new(&artifact.job, orders.steps);
+    let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
@@ -345,7 +350,7 @@ fn conduct(
         if options.stop.is_asked() {
             ranks.stop();
         }
-        match ranks.listen(TICK) {
+        match ranks.listen(TICK).map(|said| course.believed(said)) {
             None => {}
             Some(Said::Event(_, Event::Step(event))) => {
                 if let Some(mut step) = gather.step(event) {

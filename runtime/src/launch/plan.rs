@@ -24,13 +24,13 @@ const NAME: usize = 255;
 /// What each process brings to the meeting.
 #[derive(Serialize, Deserialize)]
 pub struct Hello {
-    host: String,
+    pub(super) host: String,
     /// The same for processes that can share memory.
-    machine: String,
-    port: u16,
-    cores: u64,
+    pub(super) machine: String,
+    pub(super) port: u16,
+    pub(super) cores: u64,
     /// As it would run alone, to be compared; JSON.
-    orders: Vec<u8>,
+    pub(super) orders: Vec<u8>,
 }
 
 impl Hello {

@@ -83,12 +83,8 @@ impl<'a> Ranks<'a> {
         let ((mut ear, link), say, from) = (link.split(), self.say.clone(), host.clone());
         std::thread::Builder::new().name(format!("link-{rank}")).spawn(move || {
             loop {
-                let said = match ear.hear(None) {
-                    Ok(Up::Event(event)) => Said::Event(rank, event),
-                    Ok(Up::Pulse(pulse)) => Said::Pulse(rank, pulse),
-                    Ok(Up::Ended(ended)) => Said::Closed(rank, Some(ended)),
-                    Ok(Up::Stop) => Said::Stop,
-                    Ok(Up::Begun(step)) => Said::Begun(rank, step),
+                let said = match ear.hear::<Up>(None) {
+                    Ok(up) => up.said(rank),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                         let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
                         let _ = say.send(Said::Event(rank, Event::Failed { message, aborted: false }));

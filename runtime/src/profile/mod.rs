@@ -100,7 +100,7 @@ pub struct Part {
     /// Nanoseconds from the monotonic clock to the time of day.
     wall: u64,
     steps: Vec<(u64, u64, u64)>,
-    ran: Vec<Ran>,
+    pub(crate) ran: Vec<Ran>,
 }
 
 impl Part {
@@ -113,6 +113,10 @@ impl Part {
         let first = Part { wall, steps, ran: vec![] };
         let rest = ran.chunks(Part::MOST).map(|ran| Part { wall, steps: vec![], ran: ran.to_vec() });
         [first].into_iter().chain(rest).collect()
+    }
+
+    pub(crate) fn steps(&self) -> impl Iterator<Item = Timed> {
+        self.steps.iter().map(|(step, start, end)| Timed { step: *step, start: *start, end: *end })
     }
 }
 
@@ -150,7 +154,7 @@ impl Profile {
     pub fn add(&mut self, rank: u64, part: Part) {
         let held = &mut self.ranks[rank as usize];
         held.wall = part.wall;
-        held.steps.extend(part.steps.into_iter().map(|(step, start, end)| Timed { step, start, end }));
+        held.steps.extend(part.steps());
         held.ran.extend(part.ran);
     }
 

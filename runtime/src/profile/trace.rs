@@ -72,7 +72,7 @@ const HELD: u64 = 1000;
 pub fn write(job: &Job, profile: &Profile, out: impl Write) -> io::Result<()> {
     let names = Names::new(job);
     let origin = profile.ranks.iter().flat_map(|r| &r.steps).map(|s| s.start).min().unwrap_or(0);
-    let at = |time: u64| (time as i64 - origin as i64) as f64 / 1e3;
+    let at = |time: u64| time.wrapping_sub(origin).cast_signed() as f64 / 1e3;
     let plain = |name, ph, pid, tid| Event { name, cat: "mcc", ph, pid, tid, ts: 0.0, dur: None, id: None, bp: None, args: None };
     let symbols: Vec<String> = job.kernels.iter().map(|k| k.name()).collect();
     let numbers: BTreeMap<u64, String> = profile.ranks.iter().flat_map(|r| &r.steps).map(|s| (s.step, format!("step {}", s.step))).collect();

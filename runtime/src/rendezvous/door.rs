@@ -1,19 +1,18 @@
 //! A listening port at which strangers cost next to nothing. All who knock are heard side by side, without threads, in memory that grows with what they have sent and
-//! ends at [`HELLO`]; each has one deadline for all it has to say; when there are too many, the oldest that has proved nothing goes.
+//! ends at [`HELLO`](super::HELLO); each has one deadline for all it has to say; when there are too many, the oldest that has proved nothing goes.
 
-use super::frames::{Link, Seal, TAG};
-use super::handshake::{Challenge, Nonce, Purpose, Side, random};
+use super::caller::{Caller, Greeted};
+use super::frames::Link;
+use super::handshake::Purpose;
 use super::secret::Key;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long one that knocks may take to prove itself and to say who it is, in all.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of what it says first.
-pub const HELLO: usize = 4 << 10;
 /// Most that are heard at a time.
 const GUESTS: usize = 256;
 /// Most that are let in before all are heard again.
@@ -41,23 +40,7 @@ struct Guest {
     stream: TcpStream,
     address: SocketAddr,
     since: Instant,
-    /// Of the current stage, as far as they have come.
-    bytes: Vec<u8>,
-    stage: Stage,
-}
-
-enum Stage {
-    /// Nothing is known of it.
-    Nonce,
-    Proof {
-        connector: Nonce,
-        listener: Nonce,
-    },
-    /// It has proved itself.
-    Hello {
-        from: Seal,
-        to: Key,
-    },
+    caller: Caller,
 }
 
 /// What has become of one that knocked.
@@ -65,7 +48,7 @@ enum Outcome {
     /// More is to come.
     Waits,
     /// It is a rank, and said this.
-    Came(Vec<u8>),
+    Came(Greeted),
     Gone,
 }
 
@@ -86,11 +69,11 @@ impl Door {
         loop {
             let mut came = None;
             for mut guest in std::mem::take(&mut self.guests) {
-                let outcome = if came.is_some() { Outcome::Waits } else { guest.advance(&self.key, self.purpose) };
+                let outcome = if came.is_some() { Outcome::Waits } else { guest.advance() };
                 match outcome {
                     Outcome::Waits if guest.since.elapsed() < self.patience => self.guests.push_back(guest),
                     Outcome::Waits | Outcome::Gone => self.dismiss(&guest),
-                    Outcome::Came(hello) => came = guest.link().map(|link| (link, hello)),
+                    Outcome::Came(greeted) => came = guest.link(greeted),
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -128,12 +111,13 @@ impl Door {
             }
             if self.guests.len() >= GUESTS {
                 // A rank proves itself at once and tries again, so those that have been here for long without proof are hardly ranks.
-                let oldest = self.guests.iter().position(|g| !matches!(g.stage, Stage::Hello { .. })).unwrap_or(0);
+                let oldest = self.guests.iter().position(|g| !g.caller.has_proved_itself()).unwrap_or(0);
                 if let Some(guest) = self.guests.remove(oldest) {
                     self.dismiss(&guest);
                 }
             }
-            self.guests.push_back(Guest { stream, address, since: Instant::now(), bytes: vec![], stage: Stage::Nonce });
+            let caller = Caller::new(self.key.clone(), self.purpose);
+            self.guests.push_back(Guest { stream, address, since: Instant::now(), caller });
         }
     }
 
@@ -144,85 +128,19 @@ impl Door {
 }
 
 impl Guest {
-    /// Takes what has come. What is sent fits into any connection's buffers, so nothing waits.
-    fn advance(&mut self, key: &Key, purpose: Purpose) -> Outcome {
-        match self.try_advance(key, purpose) {
-            Ok(Some(hello)) => Outcome::Came(hello),
+    fn advance(&mut self) -> Outcome {
+        match self.caller.hear(&mut &self.stream) {
+            Ok(Some(greeted)) => Outcome::Came(greeted),
             Ok(None) => Outcome::Gone,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Outcome::Waits,
             Err(_) => Outcome::Gone,
         }
     }
 
-    /// What it says first; none if it is a stranger.
-    fn try_advance(&mut self, key: &Key, purpose: Purpose) -> io::Result<Option<Vec<u8>>> {
-        loop {
-            match &mut self.stage {
-                Stage::Nonce => {
-                    let Some(said) = filled::<40>(&self.stream, &mut self.bytes)? else { return Ok(None) };
-                    let (mark, connector) = said.split_at(8);
-                    if mark != purpose.mark() {
-                        return Ok(None);
-                    }
-                    let connector: Nonce = connector.try_into().expect("invariant: 32 of 40 bytes");
-                    let listener: Nonce = random()?;
-                    (&self.stream).write_all(&listener)?;
-                    self.stage = Stage::Proof { connector, listener };
-                }
-                Stage::Proof { connector, listener } => {
-                    let Some(said) = filled::<32>(&self.stream, &mut self.bytes)? else { return Ok(None) };
-                    let challenge = Challenge { key, purpose, connector: *connector, listener: *listener };
-                    if blake3::Hash::from(said) != challenge.proof(Side::Connector) {
-                        return Ok(None);
-                    }
-                    (&self.stream).write_all(challenge.proof(Side::Listener).as_bytes())?;
-                    let [from, to] = [Side::Connector, Side::Listener].map(|side| challenge.session(side));
-                    self.stage = Stage::Hello { from: Seal::new(from), to };
-                }
-                Stage::Hello { from, .. } => {
-                    if !fill(&self.stream, &mut self.bytes, 4)? {
-                        return Ok(None);
-                    }
-                    let length = u32::from_le_bytes(self.bytes[..4].try_into().expect("invariant: four bytes")) as usize;
-                    if length > HELLO || !fill(&self.stream, &mut self.bytes, 4 + length + TAG)? {
-                        return Ok(None);
-                    }
-                    let (said, tag) = self.bytes.split_at(4 + length);
-                    let tag = tag.try_into().expect("invariant: as many as were waited for");
-                    return Ok(Seal::check(from.begin().update(said), tag).is_ok().then(|| said[4..].to_vec()));
-                }
-            }
-        }
-    }
-
-    fn link(self) -> Option<Link> {
-        let Stage::Hello { from, to } = self.stage else { return None };
+    fn link(self, Greeted { hello, from, to }: Greeted) -> Option<(Link, Vec<u8>)> {
         self.stream.set_nonblocking(false).and_then(|()| self.stream.set_nodelay(true)).ok()?;
-        Some(Link::after_hello(self.stream, from, to))
+        Some((Link::after_hello(self.stream, from, to), hello))
     }
-}
-
-/// Reads until there are so many bytes, and no more; false if there will not be.
-fn fill(mut stream: &TcpStream, bytes: &mut Vec<u8>, count: usize) -> io::Result<bool> {
-    while bytes.len() < count {
-        let mut piece = [0; 512];
-        let wanted = piece.len().min(count - bytes.len());
-        match stream.read(&mut piece[..wanted])? {
-            0 => return Ok(false),
-            n => bytes.extend_from_slice(&piece[..n]),
-        }
-    }
-    Ok(true)
-}
-
-/// As [`fill`], for a stage of fixed length, which is then over.
-fn filled<const N: usize>(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<Option<[u8; N]>> {
-    if !fill(stream, bytes, N)? {
-        return Ok(None);
-    }
-    let said = bytes[..].try_into().expect("invariant: as many as were waited for");
-    bytes.clear();
-    Ok(Some(said))
 }
 
 #[cfg(test)]

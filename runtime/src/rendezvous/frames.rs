@@ -27,6 +27,7 @@ impl From<Tampered> for io::Error {
 }
 
 /// The keyed hashes of one direction of one connection, in order.
+#[derive(Clone)]
 pub struct Seal {
     key: Key,
     next: u64,
@@ -34,7 +35,7 @@ pub struct Seal {
 
 impl Seal {
     /// Of the first message.
-    pub(super) fn new(key: Key) -> Seal {
+    pub fn new(key: Key) -> Seal {
         Seal { key, next: 0 }
     }
 
@@ -197,29 +198,36 @@ impl LinkReader {
     /// # Errors
     /// If it is gone, silent, or says something else; of kind `InvalidData` if what came is not what it said.
     pub fn hear<T: for<'de> Deserialize<'de>>(&mut self, time: Option<Duration>) -> io::Result<T> {
-        let mut timed = Timed::new(&self.stream, time.map(|t| Instant::now() + t));
-        let mut length = [0; 4];
-        timed.read_exact(&mut length)?;
-        let mut hasher = self.seal.begin();
-        hasher.update(&length);
-        let length = u32::from_le_bytes(length);
-        if length > MOST {
-            return Err(Tampered.into());
-        }
-        let mut bytes = vec![];
-        if (&mut timed).take(length.into()).read_to_end(&mut bytes)? < length as usize {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut tag = [0; TAG];
-        timed.read_exact(&mut tag)?;
-        Seal::check(hasher.update(&bytes), tag)?;
-        postcard::from_bytes(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
+        hear(&mut Timed::new(&self.stream, time.map(|t| Instant::now() + t)), &mut self.seal)
     }
 
     /// The stream, and the hashes of what comes from it.
     pub fn into_parts(self) -> (Arc<TcpStream>, Seal) {
         (self.stream, self.seal)
     }
+}
+
+/// The next message on a stream, as [`LinkReader::hear`].
+///
+/// # Errors
+/// As there.
+pub fn hear<T: for<'de> Deserialize<'de>>(stream: &mut impl Read, seal: &mut Seal) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let mut hasher = seal.begin();
+    hasher.update(&length);
+    let length = u32::from_le_bytes(length);
+    if length > MOST {
+        return Err(Tampered.into());
+    }
+    let mut bytes = vec![];
+    if stream.take(length.into()).read_to_end(&mut bytes)? < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut tag = [0; TAG];
+    stream.read_exact(&mut tag)?;
+    Seal::check(hasher.update(&bytes), tag)?;
+    postcard::from_bytes(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
 }
 
 #[cfg(test)]

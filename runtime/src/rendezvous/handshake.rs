@@ -17,7 +17,8 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-pub(super) type Nonce = [u8; 32];
+/// A number that nobody has seen before.
+pub type Nonce = [u8; 32];
 
 /// What a connection is for. Proofs for one are none for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,8 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    pub(super) const fn mark(self) -> [u8; 8] {
+    /// How a connection for it begins.
+    pub const fn mark(self) -> [u8; 8] {
         match self {
             Purpose::Meeting => *b"mcc meet",
             Purpose::Wire => *b"mcc wire",
@@ -35,14 +37,15 @@ impl Purpose {
     }
 }
 
+/// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub enum Side {
     Connector,
     Listener,
 }
 
 /// What proofs and keys of one connection are made of.
-pub(super) struct Challenge<'a> {
+pub struct Challenge<'a> {
     pub key: &'a Key,
     pub purpose: Purpose,
     pub connector: Nonce,

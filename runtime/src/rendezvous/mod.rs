@@ -4,6 +4,7 @@
 //! Nobody is a rank who has not proved that it knows the secret ([`handshake`]), and what is said carries keyed hashes ([`frames`]). Without a secret the key is one that
 //! everybody knows, and ranks meet on their own machine only, unless they are told to go without ([`Trust`]).
 
+mod caller;
 mod door;
 mod frames;
 mod handshake;
@@ -12,9 +13,10 @@ mod secret;
 
 use crate::comm::ranks;
 use crate::world::Meeting;
-pub use door::{Door, HELLO};
-pub use frames::{Link, LinkReader, LinkWriter, Seal, TAG, Tampered};
-pub use handshake::{KnockError, Purpose, knock, random};
+pub use caller::{Caller, Greeted, HELLO};
+pub use door::Door;
+pub use frames::{Link, LinkReader, LinkWriter, Seal, TAG, Tampered, hear};
+pub use handshake::{Challenge, KnockError, Nonce, Purpose, Side, knock, random};
 pub use interfaces::listen;
 use interfaces::own_address;
 pub use secret::{Key, SecretError, Trust};

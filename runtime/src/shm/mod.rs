@@ -25,7 +25,7 @@ pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
 pub use stop::Begin;
-pub use wires::{Receiver, Wires};
+pub use wires::{Receiver, Wires, take};
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
 use crate::device::{Element, Memory};

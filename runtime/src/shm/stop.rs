@@ -44,7 +44,7 @@ impl Board<'_> {
 
     /// Says after which step the ranks of this machine stop.
     pub fn stop_after(&self, step: u64) {
-        self.last().store(KNOWN + step, Ordering::SeqCst);
+        self.last().store(KNOWN.saturating_add(step), Ordering::SeqCst);
     }
 }
 

@@ -252,7 +252,7 @@ impl Shared {
         let (handle, shared) = (stream.clone(), self.clone());
         let thread = std::thread::Builder::new().name("receive".into()).spawn(move || {
             // Whoever sends finds that it is not listened to any more; who is gone is not missed here.
-            match shared.take(&stream, seal) {
+            match take(&shared.segment, &shared.layout, &*stream, seal) {
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => (shared.report)(format!("of what rank {rank} wrote to this machine, {e}")),
                 Ok(()) | Err(_) => {}
             }
@@ -261,46 +261,49 @@ impl Shared {
         self.open.lock().expect("invariant: no holder panics").push((handle, thread));
         Ok(())
     }
+}
 
-    /// Writes frames until there are no more.
-    fn take(&self, stream: &TcpStream, mut seal: Seal) -> io::Result<()> {
-        let mut from = BufReader::with_capacity(PIECE, stream);
-        let (bytes, world) = (self.segment.bytes(), self.layout.world);
-        loop {
-            let mut frame = Frame { from: &mut from, hasher: seal.begin() };
-            let (counts, at, value) = (frame.number()?, frame.number()?, frame.number()?);
-            let (ranges, wakes) = ((counts & u64::from(u32::MAX)) as usize, (counts >> 32) as usize);
-            if ranges > RANGES || wakes as u64 > world {
-                return Err(Tampered.into());
-            }
-            let ranges = (0..ranges).map(|_| Ok((frame.number()?, frame.number()?))).collect::<io::Result<Vec<(u64, u64)>>>()?;
-            let wakes = (0..wakes).map(|_| frame.number()).collect::<io::Result<Vec<u64>>>()?;
-            frame.check()?;
-            let fits = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= bytes);
-            if !at.is_multiple_of(8) || !fits(at, 8) || !ranges.iter().all(|(at, n)| fits(*at, *n)) || wakes.iter().any(|r| *r >= world) {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "a frame does not fit this machine's memory: not all machines run one build of mcc",
-                ));
-            }
-            for (at, n) in ranges {
-                // The sender is the one writer of these bytes, and no reader looks at them before the counter.
-                self.segment.slice_mut(at, n as usize).chunks_mut(PIECE).try_for_each(|piece| frame.read(piece))?;
-            }
-            frame.check()?;
-            Counter::at(&self.segment, at).set(value as u32);
-            wakes.iter().for_each(|rank| Counter::at(&self.segment, self.layout.status(*rank).doorbell()).ring());
+/// Writes what comes in frames to this machine's memory, until there are no more; nothing of a frame that is not its sender's but the data that it announced.
+///
+/// # Errors
+/// Of kind `InvalidData` if a frame is not what a rank wrote, or does not fit this memory.
+pub fn take(segment: &Segment, layout: &Layout, from: impl Read, mut seal: Seal) -> io::Result<()> {
+    let mut from = BufReader::with_capacity(PIECE, from);
+    let (bytes, world) = (segment.bytes(), layout.world);
+    loop {
+        let mut frame = Frame { from: &mut from, hasher: seal.begin() };
+        let (counts, at, value) = (frame.number()?, frame.number()?, frame.number()?);
+        let (ranges, wakes) = ((counts & u64::from(u32::MAX)) as usize, (counts >> 32) as usize);
+        if ranges > RANGES || wakes as u64 > world {
+            return Err(Tampered.into());
         }
+        let ranges = (0..ranges).map(|_| Ok((frame.number()?, frame.number()?))).collect::<io::Result<Vec<(u64, u64)>>>()?;
+        let wakes = (0..wakes).map(|_| frame.number()).collect::<io::Result<Vec<u64>>>()?;
+        frame.check()?;
+        let fits = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= bytes);
+        if !at.is_multiple_of(8) || !fits(at, 8) || !ranges.iter().all(|(at, n)| fits(*at, *n)) || wakes.iter().any(|r| *r >= world) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a frame does not fit this machine's memory: not all machines run one build of mcc",
+            ));
+        }
+        for (at, n) in ranges {
+            // The sender is the one writer of these bytes, and no reader looks at them before the counter.
+            segment.slice_mut(at, n as usize).chunks_mut(PIECE).try_for_each(|piece| frame.read(piece))?;
+        }
+        frame.check()?;
+        Counter::at(segment, at).set(value as u32);
+        wakes.iter().for_each(|rank| Counter::at(segment, layout.status(*rank).doorbell()).ring());
     }
 }
 
 /// A frame that is coming in.
-struct Frame<'a, 'b> {
-    from: &'a mut BufReader<&'b TcpStream>,
+struct Frame<'a, R> {
+    from: &'a mut BufReader<R>,
     hasher: blake3::Hasher,
 }
 
-impl Frame<'_, '_> {
+impl<R: Read> Frame<'_, R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.from.read_exact(bytes)?;
         self.hasher.update(bytes);

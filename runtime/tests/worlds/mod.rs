@@ -7,11 +7,14 @@ use crate::bench::{Bench, STEPS, children};
 use crate::fixture::{self, Split};
 use runtime::executor::Order;
 use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary, run};
+use runtime::profile::Part;
+use runtime::protocol::{self, Event, StepEvent};
 use runtime::world::{Launcher, Meeting, World};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -266,5 +269,47 @@ fn a_launcher_that_is_killed_is_missed_by_all() {
         first.wait_with_output().unwrap();
         said += &String::from_utf8(other.stdout).unwrap();
         assert!(said.contains(says), "{said}");
+    }
+}
+
+/// Whatever rank 1 says in place of what it does ends the run with its name, on one machine and on two.
+#[test]
+fn what_a_rank_says_that_cannot_be_is_not_believed() {
+    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let [lies, liar] = ["lies", "liar"].map(|f| bench.path(f));
+    let binary = bench.options().rank_binary;
+    let text = format!("#!/bin/sh\nif [ $2 = 1 ]; then cat '{}'; exec sleep 60; fi\nexec '{}' \"$@\"\n", lies.display(), binary.display());
+    fs::write(&liar, text).unwrap();
+    fs::set_permissions(&liar, fs::Permissions::from_mode(0o755)).unwrap();
+
+    let reports = vec![None; bench.artifact.job.reports.len()];
+    let step = StepEvent { step: 1, learning_rate: 0.1, milliseconds: 1.0, reports: reports.clone(), valid: None, loss_scale: None, skipped: false };
+    let with = |edit: &dyn Fn(&mut StepEvent)| {
+        let mut event = step.clone();
+        edit(&mut event);
+        Event::Step(event)
+    };
+    let [first, ninth] = [with(&|_| {}), with(&|s| s.step = 9)];
+    let timed: Vec<Event> = Part::of(vec![(1, 0, 1)], vec![]).into_iter().map(Event::Profile).collect();
+    let cases: [(&[Event], &str); 9] = [
+        (&[ninth], "step 9 of 4 after step 0"),
+        (&[first.clone(), first.clone()], "step 1 of 4 after step 1"),
+        (&[with(&|s| s.reports.push(Some(1.0)))], "values of"),
+        (&[with(&|s| s.valid = Some(reports.clone()))], "of step 1, StepEvent"),
+        (&[with(&|s| s.milliseconds = f64::NAN)], "milliseconds: NaN"),
+        (&[Event::Finished { step: 3 }], "it is done with step 3 after step 0"),
+        (&[Event::Skipped { step: 0, skips: 1, most: None }], "it skipped 1 steps by step 0, after step 0"),
+        (&timed, "it was timed"),
+        (&[Event::NonFinite { step: 1, reports: reports.clone(), blame: None }, first], "it goes on after steps that ended early"),
+    ];
+    for (events, says) in cases {
+        let mut said = vec![];
+        events.iter().for_each(|e| protocol::say(&mut said, e).unwrap());
+        fs::write(&lies, said).unwrap();
+        let options = |_| RunOptions { rank_binary: liar.clone(), ..bench.options() };
+        let alone = run(&bench.artifact, &options(0), &mut |_| {}).unwrap_err().to_string();
+        for error in errors(join(&bench, &world(&[0, 1]), options, |_, _| {})).into_iter().chain([alone]) {
+            assert!(error.contains("what rank 1 says of itself cannot be: ") && error.contains(says), "{says}: {error}");
+        }
     }
 }

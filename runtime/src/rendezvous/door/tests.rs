@@ -1,6 +1,6 @@
 use super::*;
 use crate::hostile::{Kind, Stranger};
-use crate::rendezvous::{Trust, knock};
+use crate::rendezvous::{HELLO, Trust, knock};
 
 fn secret() -> Trust {
     Trust::secret("test", b"a secret of a test").unwrap()

@@ -1,0 +1,81 @@
+//! For fuzzing: what a run makes of words that carry the right hashes and may say anything.
+
+use super::RunOptions;
+use super::gather::Gather;
+use super::joined::{Down, Up};
+use super::plan::{self, Hello};
+use super::process::Said;
+use super::ranks::{place, waits};
+use super::sensible::Course;
+use crate::executor::Order;
+use crate::profile::{self, Profile, Window};
+use crate::protocol::{Event, OnNonfinite, Orders};
+use crate::target::DeviceKind;
+use crate::world::World;
+use ir::program::Job;
+use std::io;
+
+/// The orders of a run of four steps, of which all are timed.
+fn orders() -> Orders {
+    Orders {
+        artifact: "a.mcc".into(),
+        id: String::new(),
+        data: vec![],
+        valid_data: vec![],
+        eval_interval: 2,
+        eval_batches: 1,
+        steps: 4,
+        init: None,
+        resume: None,
+        save: None,
+        save_state: None,
+        threads: None,
+        seed: 0,
+        on_nonfinite: OnNonfinite::Skip { most: 2 },
+        order: Order::Streams,
+        profile: Window::new(0, 4, 4),
+        device: DeviceKind::Cpu,
+        nccl: None,
+        spread: None,
+    }
+}
+
+/// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is taken as the rank.
+pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
+    let orders = orders();
+    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, orders.steps));
+    let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
+    while let Some((rank, rest)) = bytes.split_first()
+        && let Ok((up, rest)) = postcard::take_from_bytes::<Up>(rest)
+    {
+        bytes = rest;
+        match course.believed(up.said(u64::from(*rank) % job.mesh.world())) {
+            Said::Event(_, Event::Step(event)) => drop(gather.step(event)),
+            Said::Event(rank, Event::NonFinite { step, reports, blame }) => gather.nonfinite(rank, step, &reports, blame),
+            Said::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
+            Said::Event(rank, Event::Profile(part)) => profile.add(rank, part),
+            Said::Pulse(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
+            Said::Closed(rank, Some(ended)) => drop(place(job, rank, &ended.status)),
+            Said::Event(..) | Said::Begun(..) | Said::Closed(_, None) | Said::Lost(_) | Said::Stop => {}
+        }
+    }
+    let _ = gather.error().map(|e| e.to_string());
+    if profile.ranks.iter().any(|r| !r.steps.is_empty()) {
+        profile::trace::write(job, &profile, io::sink()).expect("a sink takes all");
+        drop(profile::table::text(job, &profile));
+    }
+}
+
+/// What the process of another rank, which is on `b`, at port 1, with cores 1, makes of rank 0's plan and words.
+pub fn by_others(world: &World, options: &RunOptions, bytes: &[u8]) {
+    let orders = orders();
+    let hello = Hello { host: "b".into(), machine: "b".into(), port: 1, cores: 1, orders: vec![] };
+    if let Ok(orders) = plan::followed(bytes, &hello, orders, world, options, None) {
+        let spread = orders.spread.expect("a plan says where ranks are");
+        assert_eq!(spread.places.len() as u64, world.size);
+        for rank in 0..world.size {
+            let _ = (spread.neighbours(rank), spread.senders(rank));
+        }
+    }
+    let _ = postcard::from_bytes::<Down>(bytes);
+}

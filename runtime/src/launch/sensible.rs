@@ -1,0 +1,198 @@
+//! What ranks say, checked before it is believed. Whoever says it has proved that it belongs to the run, but its memory may be damaged or its build another one, and what it
+//! says becomes the numbers that people read: what cannot be ends the run with the rank's name.
+
+use super::process::{Pulse, Said};
+use crate::comm::{Position, ranks};
+use crate::executor::calls;
+use crate::profile::{Part, Window};
+use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
+use crate::shm::Status;
+use ir::program::Job;
+
+/// How far each rank says that it is.
+pub(super) struct Course<'a> {
+    job: &'a Job,
+    /// The last step that is asked for.
+    steps: u64,
+    eval_interval: u64,
+    on_nonfinite: OnNonfinite,
+    profile: Option<Window>,
+    /// Nanoseconds of all that was timed.
+    timed: u64,
+    /// Of each rank.
+    ranks: Vec<Reached>,
+}
+
+#[derive(Clone, Copy)]
+enum Reached {
+    /// All after this step is to come.
+    Step(u64),
+    /// It has said how its steps ended early, after this one: only that it is done can follow.
+    Ending(u64),
+    Done,
+}
+
+impl<'a> Course<'a> {
+    /// Of a run that has not begun.
+    pub(super) fn new(job: &'a Job, orders: &Orders) -> Course<'a> {
+        let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
+        Course {
+            job,
+            steps: orders.steps,
+            eval_interval: orders.eval_interval,
+            on_nonfinite: orders.on_nonfinite,
+            profile: orders.profile,
+            timed: 0,
+            ranks: vec![Reached::Step(done); job.mesh.world() as usize],
+        }
+    }
+
+    /// What was said, if it can be; else that its rank has failed.
+    pub(super) fn believed(&mut self, said: Said) -> Said {
+        let (rank, checked) = match &said {
+            Said::Event(rank, event) => (*rank, self.event(*rank, event)),
+            Said::Pulse(rank, Pulse { status, .. }) => (*rank, self.status(status)),
+            Said::Closed(rank, Some(ended)) => (*rank, self.status(&ended.status)),
+            Said::Begun(rank, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
+            Said::Begun(..) | Said::Closed(_, None) | Said::Lost(_) | Said::Stop => return said,
+        };
+        match checked {
+            Ok(()) => said,
+            Err(what) => Said::Event(rank, Event::Failed { message: format!("what rank {rank} says of itself cannot be: {what}"), aborted: false }),
+        }
+    }
+
+    fn event(&mut self, rank: u64, event: &Event) -> Result<(), String> {
+        let reached = self.ranks[rank as usize];
+        let now = match (event, reached) {
+            (Event::Failed { .. }, Reached::Step(_) | Reached::Ending(_)) => Reached::Done,
+            (_, Reached::Done) => return Err("it goes on after its end".into()),
+            (Event::Step(event), Reached::Step(done)) => Reached::Step(self.step(done, event)?),
+            (Event::NonFinite { step, reports, .. }, Reached::Step(done)) => {
+                self.follows(*step, done)?;
+                self.reports(reports)?;
+                Reached::Ending(done)
+            }
+            (Event::Skipped { step, skips, most }, Reached::Step(done)) => {
+                let allowed = match self.on_nonfinite {
+                    OnNonfinite::Skip { most } => Some(most),
+                    OnNonfinite::Stop => None,
+                };
+                if *step != done || *skips > done || most.is_some() && *most != allowed {
+                    return Err(format!("it skipped {skips} steps by step {step}, after step {done}"));
+                }
+                Reached::Ending(done)
+            }
+            (Event::Profile(part), Reached::Step(_)) => {
+                self.part(rank, part)?;
+                reached
+            }
+            (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) if *step == done => Reached::Done,
+            (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) => {
+                return Err(format!("it is done with step {step} after step {done}"));
+            }
+            (Event::Step(_) | Event::NonFinite { .. } | Event::Skipped { .. } | Event::Profile(_), Reached::Ending(_)) => {
+                return Err("it goes on after steps that ended early".into());
+            }
+        };
+        self.ranks[rank as usize] = now;
+        Ok(())
+    }
+
+    /// The step that is done.
+    fn step(&self, done: u64, event: &StepEvent) -> Result<u64, String> {
+        self.follows(event.step, done)?;
+        self.reports(&event.reports)?;
+        event.valid.as_ref().map_or(Ok(()), |valid| self.reports(valid))?;
+        let is_due = self.eval_interval > 0 && event.step.is_multiple_of(self.eval_interval);
+        let numbers = [event.learning_rate, event.milliseconds].into_iter().chain(event.loss_scale);
+        let is_sound = numbers.into_iter().all(|x| x.is_finite() && x >= 0.0) && (is_due || event.valid.is_none());
+        if is_sound { Ok(event.step) } else { Err(format!("of step {}, {event:?}", event.step)) }
+    }
+
+    fn follows(&self, step: u64, done: u64) -> Result<(), String> {
+        if Some(step) == done.checked_add(1) && step <= self.steps { Ok(()) } else { Err(format!("step {step} of {} after step {done}", self.steps)) }
+    }
+
+    fn reports(&self, values: &[Option<f64>]) -> Result<(), String> {
+        let (count, of) = (values.len(), self.job.reports.len());
+        if count == of { Ok(()) } else { Err(format!("{count} values of {of} reports")) }
+    }
+
+    fn status(&self, status: &Status) -> Result<(), String> {
+        if status.step > self.steps {
+            return Err(format!("it is at step {} of {}", status.step, self.steps));
+        }
+        let waits = status.waits.as_deref().unwrap_or_default();
+        if waits.iter().any(|r| *r >= self.job.mesh.world()) {
+            return Err(format!("it waits for {}", ranks(waits)));
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, rank: u64, part: &Part) -> Result<(), String> {
+        let Some(window) = self.profile else { return Err("it was timed".into()) };
+        if part.steps().any(|s| !window.has(s.step) || s.end < s.start) {
+            return Err(format!("it was timed in other steps than {} to {}", window.first, window.last));
+        }
+        let stage = &self.job.stages[self.job.mesh.stage(rank) as usize];
+        let program = &self.job.programs[stage.program as usize];
+        let is_there = |at: Position| {
+            let call = calls(&stage.schedule, at.phase).get(at.call as usize);
+            call.is_some_and(|c| (at.command as usize) < program.bodies[c.body.index()].commands.len())
+        };
+        if let Some(ran) = part.ran.iter().find(|ran| !is_there(ran.at)) {
+            return Err(format!("it ran command {} of call {} of {}", ran.at.command, ran.at.call, ran.at.phase.name()));
+        }
+        // Times are added up.
+        let times = part.steps().map(|s| s.end - s.start).chain(part.ran.iter().map(|ran| ran.time));
+        self.timed = times.into_iter().try_fold(self.timed, u64::checked_add).ok_or("its commands took more than five centuries")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Phase;
+    use crate::fixture::{self, Split};
+    use crate::profile::Ran;
+
+    #[test]
+    fn what_launchers_say_of_their_ranks_is_within_the_run() {
+        let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+        let window = Window { first: 1, last: 2 };
+        let course = || Course {
+            job: &job,
+            steps: 4,
+            eval_interval: 0,
+            on_nonfinite: OnNonfinite::Stop,
+            profile: Some(window),
+            timed: 0,
+            ranks: vec![Reached::Step(0); 2],
+        };
+        let fault = |said: Vec<Said>| {
+            let mut course = course();
+            let wrong = said.into_iter().find_map(|said| match course.believed(said) {
+                Said::Event(1, Event::Failed { message, aborted: false }) => Some(message),
+                _ => None,
+            });
+            wrong.unwrap_or_default().replace("what rank 1 says of itself cannot be: ", "")
+        };
+        let pulse = |step, waits| Said::Pulse(1, Pulse { status: Status { step, waits, ..Status::default() }, ..Pulse::default() });
+        let part = |steps: &[(u64, u64, u64)], ran: &[Ran]| {
+            Part::of(steps.to_vec(), ran.to_vec()).into_iter().map(|p| Said::Event(1, Event::Profile(p))).collect()
+        };
+        let ran = |call, time| Ran { at: Position { phase: Phase::Train, call, command: 0 }, start: 5, time };
+        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), Said::Begun(1, 4)]), "");
+        assert_eq!(fault(vec![pulse(5, None)]), "it is at step 5 of 4");
+        assert_eq!(fault(vec![pulse(1, Some(vec![0, 7]))]), "it waits for ranks 0, 7");
+        assert_eq!(fault(vec![Said::Begun(1, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
+        assert_eq!(fault(part(&[(1, 3, 4), (2, 4, 4)], &[ran(0, 1)])), "");
+        assert_eq!(fault(part(&[(3, 3, 4)], &[])), "it was timed in other steps than 1 to 2");
+        assert_eq!(fault(part(&[(1, 4, 3)], &[])), "it was timed in other steps than 1 to 2");
+        assert_eq!(fault(part(&[], &[ran(1000, 1)])), "it ran command 0 of call 1000 of train");
+        assert_eq!(fault(part(&[], &[ran(0, u64::MAX), ran(0, 1)])), "its commands took more than five centuries");
+        assert_eq!(fault(part(&[(1, 0, u64::MAX), (2, 0, 1)], &[])), "its commands took more than five centuries");
+    }
+}
