@@ -6,8 +6,8 @@ use crate::options::{batch, contradictions, options, override_train, precision};
 use crate::print::out;
 use crate::targets::Targets;
 use crate::text::{Shown, Text};
-use crate::{Failure, dump, idle, report};
-use anyhow::{Context, anyhow};
+use crate::{Failure, dump, idle, report, signals};
+use anyhow::anyhow;
 use codegen::Emit;
 use codegen::target::Arch;
 use frontend::Options as TextOptions;
@@ -146,20 +146,23 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     within(&levels, &targets, scratch, watch.progress())?;
     watch.progress().enter("dumps");
     let dumps = dumps(compiled, &args.output, &targets, watch.progress())?;
-    // What follows writes.
-    drop(watch);
     let linking = Instant::now();
     let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
     let code = |launched: bool| kernels.iter().filter(move |k| k.launch.is_some() == launched).map(|k| k.object.as_slice());
     let (ptx, native): (Vec<&[u8]>, Vec<&[u8]>) = (code(true).collect(), code(false).collect());
     let library = match targets.device.arch {
         Arch::Nvptx if native.is_empty() => None,
-        Arch::X86_64 | Arch::Nvptx => Some(link(&native, &out)?),
+        Arch::X86_64 | Arch::Nvptx => {
+            watch.progress().enter("link");
+            Some(codegen::link_shared(native)?)
+        }
     };
+    // What follows writes.
+    drop(watch);
     let generated = generated + linking.elapsed();
     let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
     let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps, sign: sign.as_ref() };
-    artifact::write(&out, &parts)?;
+    signals::tidily(|given_up| artifact::write_unless(&out, &parts, given_up))??;
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().copied());
     times.push(("kernels", generated));
@@ -186,17 +189,6 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress)
 pub fn cache_dir() -> Option<PathBuf> {
     let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     of("MCC_CACHE").or_else(|| of("XDG_CACHE_HOME").map(|d| d.join("mcc"))).or_else(|| of("HOME").map(|d| d.join(".cache/mcc")))
-}
-
-/// The shared library with native kernels, as bytes.
-fn link(kernels: &[&[u8]], out: &Path) -> Result<Vec<u8>, Failure> {
-    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
-    let path = parent.join(format!(".mcc-link-{}.so", std::process::id()));
-    let linked = codegen::link_shared(kernels.iter().copied(), &path).map_err(anyhow::Error::from);
-    let bytes = linked.and_then(|()| std::fs::read(&path).context("cannot read the linked kernels"));
-    let _ = std::fs::remove_file(&path);
-    Ok(bytes?)
 }
 
 /// The texts of the levels asked for, by file name.

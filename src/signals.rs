@@ -1,4 +1,4 @@
-//! Signals that end `mcc run` early, with everything saved: those of batch systems, terminals and people.
+//! Signals of batch systems, terminals and people: they end `mcc run` early, with everything saved, and `mcc compile` with nothing left behind.
 
 use crate::Failure;
 use crate::print::note;
@@ -6,7 +6,9 @@ use anyhow::Context;
 use runtime::launch::StopRequest;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level;
+use signal_hook::{flag, low_level};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What a shell says of a process that SIGINT ended.
 const INTERRUPTED: i32 = 130;
@@ -49,6 +51,26 @@ pub fn listen(stop: StopRequest, announce: Announce) -> Result<(), Failure> {
     };
     std::thread::Builder::new().name("signals".into()).spawn(act).context("cannot listen to signals")?;
     Ok(())
+}
+
+/// Does what would leave files behind if a signal ended this process in the middle. The act is told whether SIGTERM, SIGINT or SIGHUP has come and it shall give up;
+/// after it that signal ends the process, as it does from then on.
+///
+/// # Errors
+/// If the system has no handlers left.
+pub fn tidily<T>(act: impl FnOnce(&dyn Fn() -> bool) -> T) -> Result<T, Failure> {
+    let (came, ends, ignored) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)), ignored());
+    for signal in [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0) {
+        flag::register_usize(signal, came.clone(), signal as usize).context("cannot listen to signals")?;
+        flag::register_conditional_default(signal, ends.clone()).context("cannot listen to signals")?;
+    }
+    let result = act(&|| came.load(Ordering::SeqCst) != 0);
+    ends.store(true, Ordering::SeqCst);
+    match came.load(Ordering::SeqCst) {
+        0 => {}
+        signal => low_level::emulate_default_handler(signal as i32).context("cannot end by a signal")?,
+    }
+    Ok(result)
 }
 
 /// The signals that this process ignores, one a bit from that of number 1 on (proc_pid_status(5)).

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("attention.so");
-    codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), &path)?;
+    std::fs::write(&path, codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()))?)?;
     // SAFETY: the library was just made and has no initialisers.
     let library = unsafe { libloading::Library::new(&path)? };
     let mut seconds = [vec![], vec![]];

@@ -157,7 +157,7 @@ fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path
     let begin = Instant::now();
     let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
     let spent = begin.elapsed();
-    codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()), path)?;
+    std::fs::write(path, codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()))?)?;
     // SAFETY: the library was just made and has no initialisers.
     let library = unsafe { libloading::Library::new(path)? };
     let mut products = Vec::new();

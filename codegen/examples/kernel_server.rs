@@ -54,7 +54,7 @@ fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
             .remove(0);
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("kernel.so");
-    codegen::link_shared([compiled.object.as_slice()], &path)?;
+    std::fs::write(&path, codegen::link_shared([compiled.object.as_slice()])?)?;
     // SAFETY: the library was just made and has no initialisers.
     let library = unsafe { libloading::Library::new(&path)? };
     // SAFETY: the symbol has the kernel ABI.

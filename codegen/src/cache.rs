@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use tempfile::NamedTempFile;
 
 /// Changes whenever the sources of the code generator do.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-", env!("CODEGEN_SOURCES"), "-llvm22");
@@ -57,11 +58,16 @@ impl Cache {
 
     fn write(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
         std::fs::create_dir_all(&self.directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
+        let mut file = self.unfinished()?;
         file.write_all(blake3::hash(content).as_bytes())?;
         file.write_all(content)?;
         file.persist(path)?;
         Ok(())
+    }
+
+    /// The file of an entry to be. If its process is killed it stays, and is one more entry that goes when nobody uses it.
+    fn unfinished(&self) -> std::io::Result<NamedTempFile> {
+        tempfile::Builder::new().suffix(&format!(".{SUFFIX}")).tempfile_in(&self.directory)
     }
 
     /// Removes the least recently used entries beyond the limit.
@@ -124,6 +130,20 @@ mod tests {
         }
         cache.put(&compiled("k"), &target, Emit::default());
         assert!(cache.get("k", &target, Emit::default()).is_some());
+    }
+
+    #[test]
+    fn what_a_killed_process_left_counts_and_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = Cache::new(directory.path(), 1000);
+        let mut left = cache.unfinished().expect("a file").keep().expect("kept").0;
+        left.write_all(&[7; 900]).expect("written");
+        left.set_modified(SystemTime::now() - std::time::Duration::from_secs(10)).expect("a time");
+        cache.put(&compiled("k"), &Target::x86_64_v3(), Emit::default());
+        assert_eq!(std::fs::read_dir(directory.path()).expect("entries").count(), 2);
+        Cache::new(directory.path(), 800).trim();
+        assert!(cache.get("k", &Target::x86_64_v3(), Emit::default()).is_some());
+        assert_eq!(std::fs::read_dir(directory.path()).expect("entries").count(), 1);
     }
 
     #[test]

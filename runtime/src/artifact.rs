@@ -21,13 +21,14 @@ mod manifest;
 mod mistaken;
 mod packed;
 mod read;
+mod unfinished;
 mod write;
 
 pub use contents::Sealed;
 pub use manifest::{File, Manifest};
 pub use mistaken::{Kind, kind};
 pub use read::{Accept, read};
-pub use write::{Kernels, Parts, write};
+pub use write::{Kernels, Parts, write, write_unless};
 
 use crate::check::CheckError;
 use crate::signature::KeyError;
@@ -49,6 +50,7 @@ const SIGNATURE: &str = "manifest.sig";
 const JOB: &str = "job.bin";
 const LIBRARY: &str = "kernels.so";
 const KERNELS: &str = "kernels.json";
+const PTX: &str = "ptx";
 const DUMPS: &str = "dumps/";
 
 /// How a kernel of the job is called.
@@ -68,7 +70,7 @@ pub struct KernelEntry {
 
 /// The file of a kernel's module.
 fn module(name: &str) -> String {
-    format!("ptx/{name}.ptx")
+    format!("{PTX}/{name}.ptx")
 }
 
 /// A directory that was read and checked.
@@ -133,6 +135,8 @@ pub enum ArtifactError {
     Mistaken { path: PathBuf, kind: Kind },
     #[error("`{}` exists and is not an artifact; it was left alone", .0.display())]
     Foreign(PathBuf),
+    #[error("the artifact was not written: it was given up")]
+    GivenUp,
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },
     #[error("`{}` is damaged: {what}", .file.display())]

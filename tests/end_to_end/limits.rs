@@ -1,6 +1,9 @@
 //! Compiles end: sizes that nothing can hold are the user's errors, and a compile that takes too much says what it was at.
 
-use crate::mcc::Dir;
+use crate::mcc::{Dir, models};
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 
 /// What to compile, and the error that it is; none if it is compiled. `explain` goes through all passes and stops before machine code.
 const EXTREMES: &[(&str, Option<&str>)] = &[
@@ -119,5 +122,59 @@ fn a_compile_beyond_its_limits_says_what_it_was_at_and_leaves_nothing() {
         let ran = dir.line(&format!("compile {{models}}/mlp.mdl -D depth=8000 -D hidden=4 -D features=4 --no-cache {limit} -o out.mcc"));
         ran.fails_with(&[&format!("error[{code}]"), limit.split(' ').next().expect("a flag"), " had run for ", "so far: "]);
         assert_eq!(dir.entries(), Vec::<String>::new());
+    }
+}
+
+/// A compile whose artifact takes a while to write, as it has all levels as texts.
+fn compile(dir: &Dir) -> Child {
+    let line = "compile {models}/mlp.mdl -D depth=300 -D hidden=8 -D features=8 --emit graph,sharded,local,program,mlir -o out.mcc";
+    let words = line.split(' ').map(|w| w.replace("{models}", &models().display().to_string()));
+    dir.command(words).stdout(Stdio::null()).spawn().expect("mcc starts")
+}
+
+fn unfinished(dir: &Dir) -> bool {
+    dir.entries().iter().any(|name| name.ends_with(".tmp"))
+}
+
+/// Waits until an artifact is being written and so many of its files are there; false if it is there before.
+fn writes(dir: &Dir, compile: &mut Child, files: usize) -> bool {
+    loop {
+        for name in dir.entries().iter().filter(|name| name.ends_with(".tmp")) {
+            let of = |folder: &str| fs::read_dir(dir.path(name).join(folder)).map_or(0, |entries| entries.count());
+            if of(".") + of("dumps") >= files {
+                return true;
+            }
+        }
+        if compile.try_wait().expect("a state").is_some() {
+            return false;
+        }
+    }
+}
+
+#[test]
+fn a_compile_that_is_killed_leaves_nothing_for_the_next_one() {
+    let dir = Dir::new();
+    let mut caught = 0;
+    for files in [0, 2, 4, 6] {
+        let mut killed = compile(&dir);
+        writes(&dir, &mut killed, files);
+        killed.kill().expect("killed");
+        killed.wait().expect("ended");
+        caught += usize::from(unfinished(&dir));
+    }
+    assert!(caught > 0, "each had ended before it was killed");
+    assert!(compile(&dir).wait().expect("ended").success());
+    assert_eq!(dir.entries(), ["out.mcc"]);
+}
+
+#[test]
+fn a_compile_that_a_signal_ends_leaves_nothing() {
+    let dir = Dir::new();
+    for (signal, name) in [(15, "TERM"), (2, "INT"), (1, "HUP")] {
+        let mut ended = compile(&dir);
+        assert!(writes(&dir, &mut ended, 1), "it had ended before SIG{name}");
+        assert!(Command::new("kill").args(["-s", name, &ended.id().to_string()]).status().expect("kill starts").success());
+        assert_eq!(ended.wait().expect("ended").signal(), Some(signal));
+        assert!(!unfinished(&dir), "{:?}", dir.entries());
     }
 }

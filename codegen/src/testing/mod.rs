@@ -208,7 +208,8 @@ impl Loaded {
         let compiled = object::compile(kernel, target, Emit::default()).expect("the kernel compiles");
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("kernel.so");
-        crate::link::link_shared([compiled.object.as_slice()], &path).expect("the object links");
+        let linked = crate::link::link_shared([compiled.object.as_slice()]).expect("the object links");
+        std::fs::write(&path, linked).expect("written");
         // SAFETY: the library has no initialisers.
         let library = unsafe { libloading::Library::new(&path) }.expect("the library loads");
         Loaded { compiled, library, _directory: directory }

@@ -41,6 +41,45 @@ fn writing_twice_replaces_and_leaves_nothing_else() {
 }
 
 #[test]
+fn what_killed_processes_left_goes_and_what_others_have_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let leave = |name: &str, file: &str| {
+        fs::create_dir(dir.path().join(name)).unwrap();
+        fs::write(dir.path().join(name).join(file), "{}").unwrap();
+        fs::File::open(dir.path().join(name)).unwrap()
+    };
+    for (name, file) in [(".linear.mcc.left.tmp", JOB), (".linear.mcc.17.tmp", MANIFEST)] {
+        leave(name, file);
+    }
+    let kept = [(".linear.mcc.mine.tmp", "thesis.txt"), (".linear.mcc.old", JOB), (".other.mcc.left.tmp", JOB), (".linear.mcc.written.tmp", JOB)];
+    let open = kept.map(|(name, file)| leave(name, file));
+    open[3].lock().unwrap();
+    artifact(dir.path());
+    let mut names: Vec<String> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    let mut wanted: Vec<&str> = kept.iter().map(|k| k.0).chain(["linear.mcc"]).collect();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+}
+
+#[test]
+fn an_artifact_that_is_given_up_leaves_the_former_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = artifact(dir.path());
+    let before = read(&out, &Accept::Anyones).unwrap().id;
+    let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
+    for files in 0..2 {
+        let asked = std::cell::Cell::new(0);
+        let given_up = || asked.replace(asked.get() + 1) == files;
+        let dumps = [("program.txt".to_owned(), "text\n".to_owned())];
+        let error = write_unless(&out, &Parts { job: &job, target: &Target::Reference, kernels: None, dumps: &dumps, sign: None }, &given_up);
+        assert!(matches!(error, Err(ArtifactError::GivenUp)));
+        assert_eq!(read(&out, &Accept::Anyones).unwrap().id, before);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
+
+#[test]
 fn a_directory_of_someone_else_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.txt"), "mine").unwrap();

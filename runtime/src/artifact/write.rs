@@ -1,14 +1,15 @@
 //! Writes artifacts.
 
 use super::manifest::{File, MANIFEST, Manifest, pretty};
-use super::{ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, SIGNATURE, io, module, packed};
+use super::unfinished::{self, Unfinished};
+use super::{ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, PTX, SIGNATURE, io, module, packed};
 use crate::check;
 use crate::signature::SecretKey;
 use crate::target::Target;
 use ir::program::Job;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// All kernels.
 pub struct Kernels<'a> {
@@ -32,47 +33,38 @@ pub struct Parts<'a> {
     pub sign: Option<&'a SecretKey>,
 }
 
-/// Writes an artifact, or nothing: a temporary directory beside it takes its name at the end. An artifact of that name is replaced.
+/// Writes an artifact, or nothing: a directory beside it takes its name at the end. An artifact of that name is replaced, and at every moment there is one or the other. What
+/// was left by processes that were killed as they wrote one of that name is removed.
 ///
 /// # Errors
 /// If the job is unsound, something other than an artifact has that name, or the file system says so.
 pub fn write(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+    write_unless(dir, parts, &|| false)
+}
+
+/// The same, unless it is to be given up, which is asked before each file.
+///
+/// # Errors
+/// As for [`write`], and [`ArtifactError::GivenUp`].
+pub fn write_unless(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
     check::check(parts.job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
     if dir.symlink_metadata().is_ok() && !dir.join(MANIFEST).is_file() && fs::read_dir(dir).map_or(true, |mut d| d.next().is_some()) {
         return Err(ArtifactError::Foreign(dir.to_path_buf()));
     }
-    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = dir.file_name().map_or_else(|| "artifact".into(), |n| n.to_string_lossy().into_owned());
-    fs::create_dir_all(parent).map_err(io(parent))?;
-    let temporary = Temporary(parent.join(format!(".{name}.{}.tmp", std::process::id())));
-    let _ = fs::remove_dir_all(&temporary.0);
-    fs::create_dir(&temporary.0).map_err(io(&temporary.0))?;
-    let manifest = fill(&temporary.0, parts)?;
-    if dir.symlink_metadata().is_ok() {
-        // The old one steps aside first, so that there is a whole artifact of one kind or the other at every moment but one.
-        let old = Temporary(parent.join(format!(".{name}.{}.old", std::process::id())));
-        let _ = fs::remove_dir_all(&old.0);
-        fs::rename(dir, &old.0).map_err(io(dir))?;
-        fs::rename(&temporary.0, dir).map_err(io(dir))?;
-    } else {
-        fs::rename(&temporary.0, dir).map_err(io(dir))?;
-    }
+    let unfinished = Unfinished::create(dir).map_err(io(dir))?;
+    let manifest = fill(unfinished.path(), parts, given_up)?;
+    unfinished.finish(dir).map_err(io(dir))?;
+    unfinished::clean(dir);
     Ok(manifest)
 }
 
-/// A directory that is removed in the end, if it is still there.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
+fn fill(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> Result<Manifest, ArtifactError> {
     let mut files = BTreeMap::new();
     let mut put = |name: &str, bytes: &[u8]| -> Result<(), ArtifactError> {
         let path = dir.join(name);
+        if given_up() {
+            return Err(ArtifactError::GivenUp);
+        }
         fs::write(&path, bytes).map_err(io(&path))?;
         files.insert(name.to_owned(), File::of(bytes));
         Ok(())
@@ -91,7 +83,7 @@ fn fill(dir: &Path, parts: &Parts) -> Result<Manifest, ArtifactError> {
                 put(LIBRARY, library)?;
             }
             if !launched.is_empty() {
-                fs::create_dir(dir.join("ptx")).map_err(io(dir))?;
+                fs::create_dir(dir.join(PTX)).map_err(io(dir))?;
             }
             for (entry, text) in launched.iter().zip(*ptx) {
                 put(&module(&entry.name), text)?;
