@@ -20,6 +20,7 @@ pub mod host;
 mod hosted;
 pub mod launch;
 pub mod loopback;
+mod memory_file;
 pub mod profile;
 pub mod protocol;
 pub mod reference;

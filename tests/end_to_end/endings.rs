@@ -212,6 +212,10 @@ fn space_for_a_save_is_there_before_a_run_begins() {
     assert!(!ran.stderr.contains("/proc") && ran.stdout.is_empty(), "{}{}", ran.stdout, ran.stderr);
     assert_eq!(fs::read(whole.dir.path("s")).expect("still there"), b"the former state");
     assert!(!whole.dir.path("w").exists() && !whole.dir.path("m").exists());
+    limited(kernels / 2048, STEPS, "--save w").fails_with(&[
+        &format!("`out.mcc/kernels.so`: it takes {kernels} bytes of memory that count as a file"),
+        &format!("files may have {} here: `ulimit -f unlimited` lifts that limit", kernels / 2048 * 1024),
+    ]);
     // Metrics beyond the limit end no run.
     let ran = limited(room, STEPS, "--save w --metrics m").succeeds();
     assert!(losses(&whole.dir, "m") == whole.losses, "{}", ran.stderr);

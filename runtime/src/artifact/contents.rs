@@ -2,8 +2,9 @@
 
 use super::manifest::{self, File};
 use super::{ArtifactError, io};
+use crate::memory_file;
 use memmap2::Mmap;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use std::fs;
 use std::io::{self as system, Read};
 use std::os::fd::OwnedFd;
@@ -17,9 +18,9 @@ pub struct Sealed(Arc<OwnedFd>);
 impl Sealed {
     /// Reads a file of at most so many bytes into memory, and hashes what is there once nothing can change it any more.
     fn read(path: &Path, most: u64) -> system::Result<(Sealed, File)> {
-        let memory = rustix::fs::memfd_create("mcc-kernels", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let mut memory = fs::File::from(memory);
-        let bytes = system::copy(&mut open(path, most)?, &mut memory)?;
+        let mut file = open(path, most)?;
+        let mut memory = fs::File::from(memory_file::create("mcc-kernels", fs::metadata(path)?.len().min(most))?);
+        let bytes = system::copy(&mut file, &mut memory)?;
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
         let hash = match bytes {
             0 => manifest::hash(&[]),

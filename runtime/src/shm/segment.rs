@@ -1,6 +1,7 @@
 //! Memory that the processes of a run share: one anonymous file, inherited, never named, gone with its last process.
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use crate::memory_file;
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 use std::io;
@@ -28,7 +29,7 @@ impl Segment {
     /// # Errors
     /// If the system has no such file or memory for it.
     pub fn create(bytes: u64) -> io::Result<(OwnedFd, Segment)> {
-        let file = rustix::fs::memfd_create("mcc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memory_file::create("mcc", bytes)?;
         rustix::fs::ftruncate(&file, bytes)?;
         // No process can shrink it under another one.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
