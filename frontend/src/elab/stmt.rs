@@ -263,7 +263,7 @@ impl Elab<'_> {
                 self.origin.layer = Some(layer);
                 self.layers = layer.saturating_add(1);
             }
-            let declared = self.frames[frame.0].declared.len();
+            let (declared, failures) = (self.frames[frame.0].declared.len(), self.failures);
             let index: Rc<str> = i.to_string().into();
             flow = self.in_segment(&[segment.clone(), index], |elab| {
                 if outer_layer.is_none() {
@@ -278,7 +278,8 @@ impl Elab<'_> {
             for name in own {
                 self.frames[frame.0].vars.remove(&name);
             }
-            if !matches!(flow, Flow::Next) {
+            // What is wrong in one iteration is as wrong in all others.
+            if !matches!(flow, Flow::Next) || self.failures > failures {
                 break;
             }
             let mut same = true;
