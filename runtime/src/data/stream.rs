@@ -109,7 +109,7 @@ fn wrong(bytes: &[u8], more: bool) -> Option<Wrong> {
     let mut at = 0;
     while at < bytes.len() {
         let chunk = &bytes[at..bytes.len().min(at + CHUNK)];
-        let utf8 = std::str::from_utf8(chunk).map_or_else(|e| (e.valid_up_to(), e.error_len().is_some()), |_| (chunk.len(), false));
+        let utf8 = simdutf8::compat::from_utf8(chunk).map_or_else(|e| (e.valid_up_to(), e.error_len().is_some()), |_| (chunk.len(), false));
         if let Some(zero) = chunk[..utf8.0].contains(&0).then(|| chunk.iter().position(|b| *b == 0)).flatten() {
             return Some(Wrong { at: at + zero, what: "is zero" });
         }
