@@ -88,3 +88,22 @@ fn a_profile_names_kernels_by_lines_of_the_model_and_writes_a_trace_of_all_ranks
         assert_eq!(steps, ["step 3", "step 4", "step 5"]);
     }
 }
+
+/// Hugging Face's `_shift_right`: what stands before is 0, and so is what comes after a label that does not count.
+#[test]
+fn t5_reads_padding_after_labels_that_do_not_count() {
+    let dir = Dir::new();
+    let sizes = "-D vocab=32 -D hidden=8 -D heads=2 -D head_dim=4 -D ffn=8 -D encoder_layers=1 -D decoder_layers=1 -D source=8 -D target=6";
+    dir.line(&format!("compile {{models}}/t5.mdl {sizes} -D buckets=4 -D max_distance=8 --lr-warmup-iters 0 -o out.mcc")).succeeds();
+    let labels = [7, 3, 9, -100, -100, -100, 5, -100, 4, 2, 1, -100];
+    save_array(&dir.path("source.npy"), &[2, 1, 8], (0..16).map(|k| k * 5 % 32));
+    save_array(&dir.path("labels.npy"), &[2, 1, 6], labels);
+    save_array(&dir.path("shifted.npy"), &[2, 1, 6], [0, 7, 3, 9, 0, 0, 0, 5, 0, 4, 2, 1]);
+    let losses = |flags: &str| {
+        let of_step = |l: &serde_json::Value| l["loss"].as_f64().expect("a finite loss");
+        run(&dir, &format!("--data tokens=source.npy --data labels=labels.npy {flags}")).iter().map(of_step).collect::<Vec<_>>()
+    };
+    let derived = losses("");
+    assert_eq!(derived.len(), 2);
+    assert_eq!(derived, losses("--data shifted=shifted.npy"));
+}

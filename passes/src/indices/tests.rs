@@ -112,8 +112,8 @@ fn every_input_that_a_model_indexes_with_is_bounded_by_its_table() {
         ("mixtral", "", "tokens: 0 to 31999; targets: -100, 0 to 31999".into()),
         ("mlp", "", format!("{of_class}9")),
         ("nemotron", "", "tokens: 0 to 255999; targets: -100, 0 to 255999".into()),
-        ("t5", "", "tokens: 0 to 32127; labels: -100, 0 to 32127; shifted: 0 to 32127".into()),
-        ("t5", "tied=false", "tokens: 0 to 32127; labels: -100, 0 to 32127; shifted: 0 to 32127".into()),
+        ("t5", "", "tokens: 0 to 32127; labels: -100, 0 to 32127; shifted: -100, 0 to 32127".into()),
+        ("t5", "tied=false", "tokens: 0 to 32127; labels: -100, 0 to 32127; shifted: -100, 0 to 32127".into()),
         ("umlp", "", String::new()),
         ("vit", "", format!("{of_class}999")),
     ];
