@@ -107,3 +107,14 @@ fn t5_reads_padding_after_labels_that_do_not_count() {
     assert_eq!(derived.len(), 2);
     assert_eq!(derived, losses("--data shifted=shifted.npy"));
 }
+
+#[test]
+fn tokens_that_steps_would_stumble_over_are_found_before_the_first() {
+    let dir = compiled("");
+    let tokens = |place: u64| (0..2000 * 18).map(move |k| if k == place { 256 } else { k as i32 % 256 });
+    save_array(&dir.path("late.npy"), &[2000, 2, 9], tokens(35_990));
+    let said = dir.line("run out.mcc --data late.npy --metrics m.jsonl").fails_with(&["`late.npy`", "element 35990 is 256"]);
+    assert_eq!((said.stdout.as_str(), dir.path("m.jsonl").exists()), ("", false));
+    // What is not asked for is not read.
+    dir.line("run out.mcc --data late.npy --steps 3").succeeds();
+}

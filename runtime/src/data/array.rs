@@ -21,11 +21,13 @@ pub fn open(bytes: &[u8]) -> Result<(Kind, usize), String> {
     let mut rest = bytes;
     let header = NpyHeader::from_reader(&mut rest).map_err(|e| format!("it is no readable .npy file: {e}"))?;
     if header.order() != Order::C && header.shape().len() > 1 {
-        return Err("it is in Fortran order; `numpy.ascontiguousarray` makes it C order".into());
+        return Err("it is in Fortran order; `numpy.save(NEW, numpy.ascontiguousarray(numpy.load(OLD)))` makes it C order".into());
     }
-    let npyz::DType::Plain(plain) = header.dtype() else { return Err("its elements are records; save one field of them".into()) };
+    let npyz::DType::Plain(plain) = header.dtype() else {
+        return Err("its elements are records; `numpy.save(NEW, numpy.load(OLD)[FIELD])` takes one field of them".into());
+    };
     if plain.endianness() == npyz::Endianness::Big {
-        return Err("it is big-endian; `a.astype(a.dtype.newbyteorder('<'))` makes it little-endian".into());
+        return Err("it is big-endian; `a = numpy.load(OLD)` and `numpy.save(NEW, a.astype(a.dtype.newbyteorder('<')))` make it little-endian".into());
     }
     let element = match (plain.type_char(), plain.size_field()) {
         (TypeChar::Int, 4) => Element::I32,
@@ -37,7 +39,9 @@ pub fn open(bytes: &[u8]) -> Result<(Kind, usize), String> {
         (TypeChar::Float, 8) => Element::F64,
         _ => {
             let known = "int32, int64, uint32, uint16, uint8, bool, float32, float64";
-            return Err(format!("its elements are `{plain}`; known are {known}: `a.astype(\"int32\")` converts tokens"));
+            return Err(format!(
+                "its elements are `{plain}`; known are {known}: `numpy.save(NEW, numpy.load(OLD).astype(\"int32\"))` converts tokens"
+            ));
         }
     };
     Ok((Kind::Array { element, shape: header.shape().to_vec() }, bytes.len() - rest.len()))

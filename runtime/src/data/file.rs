@@ -3,7 +3,7 @@
 use super::stream::{Encoding, Named};
 use super::{DataError, array, is_integer, stream};
 use crate::host::sizes;
-use ir::program::InputEntry;
+use ir::program::{InputEntry, Interval};
 use memmap2::{Advice, Mmap};
 use std::fs;
 use std::path::Path;
@@ -104,7 +104,9 @@ impl File {
                 if shape.is_empty() || rest != longer && (rest != want || next) {
                     let dims = |list: &[u64]| list.iter().map(|n| format!(", {n}")).collect::<String>();
                     let expected = if next { dims(&longer) } else { dims(&want) };
-                    return Err(format!("its shape is {shape:?}, `{}` takes [steps{expected}]", input.name));
+                    let flat = shape.len() == 1 && is_integer(input.dtype) && want.len() == 2;
+                    let way_out = "; one token after the other is a stream: `numpy.load(OLD).astype(\"int32\").tofile(\"tokens.bin\")` writes it for --data-dtype int32";
+                    return Err(format!("its shape is {shape:?}, `{}` takes [steps{expected}]{}", input.name, if flat { way_out } else { "" }));
                 }
                 let elements = shape.iter().try_fold(1u64, |p, n| p.checked_mul(*n)).filter(|n| *n < 1 << 48);
                 let need = elements.ok_or("its shape is too large")? * element.bytes() as u64;
@@ -137,6 +139,36 @@ impl File {
                 checked
             }
             Kind::Stream { named: Named::ByItself | Named::ByUser, .. } | Kind::Array { .. } => Ok(()),
+        }
+    }
+
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> u64 {
+        (self.map.len() - self.start) as u64
+    }
+
+    /// Whether all its elements are surely in these intervals; of floats that is not known.
+    pub fn holds_only(&self, takes: &[Interval]) -> bool {
+        let data = &self.map[self.start..];
+        let (Kind::Stream { element, .. } | Kind::Array { element, .. }) = &self.kind;
+        let _ = self.map.advise(Advice::Sequential);
+        let holds = match element {
+            Element::U8 => all_in(data, u8::from_le_bytes, takes),
+            Element::U16 => all_in(data, u16::from_le_bytes, takes),
+            Element::U32 => all_in(data, u32::from_le_bytes, takes),
+            Element::I32 => all_in(data, i32::from_le_bytes, takes),
+            Element::I64 => all_in(data, i64::from_le_bytes, takes),
+            Element::F32 | Element::F64 => false,
+        };
+        let _ = self.map.advise(Advice::Normal);
+        holds
+    }
+
+    /// Batches after which all that is read was read once.
+    pub fn round(&self, input: &InputEntry) -> u64 {
+        match &self.kind {
+            Kind::Stream { tokens, .. } => windows(*tokens, input).div_ceil(input.dims[0].size.max(1)),
+            Kind::Array { shape, .. } => shape[0],
         }
     }
 
@@ -199,6 +231,19 @@ impl File {
             Kind::Array { .. } => step * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
         }
     }
+}
+
+/// Numbers that are compared at once.
+const BLOCK: usize = 1 << 12;
+
+/// Whether all numbers of so many bytes are in these intervals: the least and the greatest of a block in one, or each of it in some.
+fn all_in<T: Copy + Ord + Into<i64>, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T, takes: &[Interval]) -> bool {
+    let within = |least: T, most: T| takes.iter().any(|i| i64::from(i.least) <= least.into() && most.into() <= i64::from(i.most));
+    bytes.as_chunks::<N>().0.chunks(BLOCK).all(|block| {
+        let first = read(block[0]);
+        let (least, most) = block.iter().fold((first, first), |(least, most), b| (least.min(read(*b)), most.max(read(*b))));
+        within(least, most) || block.iter().all(|b| within(read(*b), read(*b)))
+    })
 }
 
 fn batch_elements(input: &InputEntry, longer: bool) -> u64 {

@@ -13,15 +13,24 @@ const KNOWN: [(&[u8], &str); 15] = [
     (b"BZh", "it is compressed with bzip2: unpack it (`bunzip2`)"),
     (b"\x04\x22\x4d\x18", "it is compressed with lz4: unpack it (`unlz4`)"),
     (b"7z\xbc\xaf\x27\x1c", "it is a 7z archive: unpack it (`7z x`)"),
-    (b"PAR1", "it is Parquet: write its column of text to a file (`pandas.read_parquet(..).text`)"),
-    (b"ARROW1", "it is Arrow: write its column of tokens with `numpy.save`, or that of text to a file"),
-    (b"\xff\xff\xff\xff", "it is an Arrow stream, as Hugging Face's data sets have: write its column with `numpy.save`, or as text to a file"),
-    (b"\x89HDF", "it is HDF5: write its array with `numpy.save`"),
+    (b"PAR1", "it is Parquet: `open(\"data.txt\", \"w\").write(\"\\n\".join(pandas.read_parquet(FILE)[\"text\"]))` writes its column `text`"),
+    (b"ARROW1", "it is Arrow: `open(\"data.txt\", \"w\").write(\"\\n\".join(pandas.read_feather(FILE)[\"text\"]))` writes its column `text`"),
+    (
+        b"\xff\xff\xff\xff",
+        "it is an Arrow stream, as Hugging Face's data sets have: with `t = pyarrow.ipc.open_stream(FILE).read_all()`, `open(\"data.txt\", \
+         \"w\").write(\"\\n\".join(t[\"text\"].to_pylist()))` writes its column `text`, and `numpy.concatenate(t[\"input_ids\"].to_pylist())\
+         .astype(\"int32\").tofile(\"tokens.bin\")` its tokens, for --data-dtype int32",
+    ),
+    (b"\x89HDF", "it is HDF5: `h5py.File(FILE)[NAME][:].astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32"),
     (b"SQLite format 3\0", "it is a database of SQLite: write its text to a file"),
     (b"%PDF", "it is a PDF: extract its text (`pdftotext`)"),
     (b"\xff\xfe", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
     (b"\xfe\xff", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
-    (b"\x80", "it is a pickle, as of PyTorch: load it, and `numpy.save` its tokens"),
+    (
+        b"\x80",
+        "it is a pickle, as of PyTorch: with `t = torch.load(FILE)`, or `pickle.load(open(FILE, \"rb\"))`, `numpy.asarray(t).astype(\"int32\")\
+         .tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32",
+    ),
 ];
 
 /// First words of llm.c's files that hold no stream of tokens.
@@ -34,6 +43,8 @@ const LLMC: [(u32, &str); 3] = [
 /// Of the index beside the tokens of Megatron's data sets: its first bytes, and of each code of an element how `--data-dtype` calls it.
 const INDEX: &[u8] = b"MMIDIDX\0\0";
 const INDEXED: [(u8, &str); 2] = [(4, "int32"), (8, "uint16")];
+/// Of those that it does not name, how numpy does.
+const CONVERTED: [(u8, &str); 4] = [(1, "uint8"), (2, "int8"), (3, "int16"), (5, "int64")];
 
 /// What a file that is no text seems to be, and what to do instead.
 pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
@@ -48,7 +59,7 @@ pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
         return Some(what);
     }
     if bytes.starts_with(b"PK\x03\x04") {
-        return Some(zip(&bytes[..bytes.len().min(512)]).into());
+        return Some(of_file(zip(&bytes[..bytes.len().min(512)]), path));
     }
     let header = bytes.get(..8).map(|b| u64::from_le_bytes(b.try_into().expect("invariant: eight bytes")));
     if header.is_some_and(|n| n < bytes.len() as u64) && bytes.get(8) == Some(&b'{') {
@@ -57,19 +68,24 @@ pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
     // Two bytes of a pickle: that it is one, and its version.
     let known = |(magic, _): &&(&[u8], &str)| bytes.starts_with(magic) && (*magic != b"\x80" || bytes.get(1).is_some_and(|v| (2..=5).contains(v)));
     if let Some((_, what)) = KNOWN.iter().find(known) {
-        return Some((*what).into());
+        return Some(of_file(what, path));
     }
     let tokens = bytes.len().is_multiple_of(2) && path.extension().is_some_and(|e| e == "bin");
     tokens.then(|| "if it is 16-bit tokens without a header, as nanoGPT writes them, pass --data-dtype uint16".into())
+}
+
+/// The same with the file's name in Python where it says `FILE`.
+fn of_file(what: &str, path: &Path) -> String {
+    what.replace("FILE", &format!("{:?}", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 
 /// Of an archive by the names in it.
 fn zip(start: &[u8]) -> &'static str {
     let has = |name: &[u8]| start.windows(name.len()).any(|w| w == name);
     if has(b"data.pkl") || has(b"/version") {
-        "it is a file of PyTorch's: `torch.load` it, and `numpy.save` its tokens"
+        "it is a file of PyTorch's: `numpy.asarray(torch.load(FILE)).astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32"
     } else if has(b".npy") {
-        "it is an .npz, several arrays: `numpy.save(\"tokens.npy\", numpy.load(FILE)[NAME])` writes one"
+        "it is an .npz, several arrays: `numpy.load(FILE)[NAME].astype(\"int32\").tofile(\"tokens.bin\")` writes one of tokens, for --data-dtype int32"
     } else {
         "it is a zip archive: unpack it (`unzip`)"
     }
@@ -91,9 +107,13 @@ fn megatron(path: &Path) -> Option<String> {
 /// How to read tokens, by their index: magic, version in eight bytes, code of the element.
 fn tokens(index: &[u8]) -> String {
     let code = index.get(INDEX.len() + 8);
-    match INDEXED.iter().find(|(c, _)| Some(c) == code) {
-        Some((_, dtype)) => format!("--data NAME.bin --data-dtype {dtype} reads them as one stream, document after document"),
-        None => "read them with Megatron's IndexedDataset, and `numpy.save` them as int32".into(),
+    let find = |list: &[(u8, &'static str)]| list.iter().find(|(c, _)| Some(c) == code).map(|(_, dtype)| *dtype);
+    match (find(&INDEXED), find(&CONVERTED)) {
+        (Some(dtype), _) => format!("--data NAME.bin --data-dtype {dtype} reads them as one stream, document after document"),
+        (None, Some(dtype)) => {
+            format!("`numpy.fromfile(\"NAME.bin\", \"{dtype}\").astype(\"int32\").tofile(\"tokens.bin\")` writes them for --data-dtype int32")
+        }
+        (None, None) => "its index says that they are no whole numbers".into(),
     }
 }
 

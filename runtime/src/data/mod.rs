@@ -18,6 +18,7 @@ use ir::op::DType;
 use ir::program::{Action, InputEntry, Interval, Job};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// `FILE`, or `NAME=FILE` for the input of that name.
@@ -86,6 +87,9 @@ pub fn open_checked(job: &Job, training: Option<&[Spec]>, valid: Option<&[Spec]>
     }
     Ok(both)
 }
+
+/// Files up to so many bytes are looked through before a run begins; of longer ones each batch is when it is read.
+const LOOKED_THROUGH: u64 = 1 << 30;
 
 /// The data of a run.
 pub struct Data {
@@ -187,6 +191,37 @@ impl Data {
     /// Batches after which there is no more; none if streams begin again.
     pub fn end(&self) -> Option<u64> {
         self.files_with_inputs().filter(|(file, _)| file.ends()).map(|(file, input)| file.batches(input)).min()
+    }
+
+    /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if a file is too long for that.
+    ///
+    /// # Errors
+    /// As [`Data::batch`] of the first step that would find something.
+    pub fn check_steps(&self, steps: Range<u64>) -> Result<(), DataError> {
+        let looked_at = match () {
+            () if self.files_with_inputs().any(|(file, _)| file.bytes() > LOOKED_THROUGH) => 1,
+            () if (0..self.inputs.len()).all(|k| self.surely_takes(k)) => 0,
+            () => self.files_with_inputs().map(|(file, input)| file.round(input)).max().unwrap_or(1),
+        };
+        steps.take(looked_at as usize).try_for_each(|step| self.batch(step).map(drop))
+    }
+
+    /// Whether an input takes whatever there can be for it, as far as a look at its file as a whole can tell.
+    fn surely_takes(&self, k: usize) -> bool {
+        let Some(takes) = &self.inputs[k].takes else { return true };
+        match &self.sources[k] {
+            Source::File { file, .. } => file.holds_only(takes),
+            Source::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
+                Source::File { file, .. } => file.holds_only(takes),
+                Source::Feed(_) => true,
+            },
+            // What the text gives was looked at.
+            Source::Feed(Feed::Const(_)) => true,
+            Source::Feed(Feed::Documents(..) | Feed::Positions(..)) => {
+                let line = self.inputs[k].dims.last().map_or(1, |d| d.size);
+                takes.iter().any(|i| i.has(0.0) && i.has(line as f64))
+            }
+        }
     }
 
     fn files_with_inputs(&self) -> impl Iterator<Item = (&File, &InputEntry)> {

@@ -130,13 +130,18 @@ fn files_of_other_kinds_are_refused_with_what_to_do_instead() {
         ("corpus.bin", shorts(), "it is the tokens of a Megatron data set: --data NAME.bin --data-dtype uint16"),
         ("wide.idx", index(4), "--data NAME.bin --data-dtype int32 reads them"),
         ("wide.bin", words(&[7, 8], 64), "--data NAME.bin --data-dtype int32 reads them"),
-        ("odd.idx", index(6), "`numpy.save` them as int32"),
+        (
+            "long.idx",
+            index(5),
+            "`numpy.fromfile(\"NAME.bin\", \"int64\").astype(\"int32\").tofile(\"tokens.bin\")` writes them for --data-dtype int32",
+        ),
+        ("odd.idx", index(6), "its index says that they are no whole numbers"),
         (
             "w.safetensors",
             [&20u64.to_le_bytes()[..], b"{\"w\":{\"dtype\":\"F32\"}}", &[0; 40]].concat(),
             "it is safetensors, weights and no data: --init reads such",
         ),
-        ("x.npz", long(b"PK\x03\x04\x14\0\0\0tokens.npy"), "it is an .npz"),
+        ("x.npz", long(b"PK\x03\x04\x14\0\0\0tokens.npy"), "it is an .npz, several arrays: `numpy.load(\"x.npz\")[NAME]"),
         ("x.pt", long(b"PK\x03\x04\0\0archive/data.pkl"), "it is a file of PyTorch's"),
         ("x.zip", long(b"PK\x03\x04\0\0a.txt"), "it is a zip archive"),
         ("old.pt", long(b"\x80\x02\x8a\nl\xfc"), "it is a pickle, as of PyTorch"),
@@ -266,6 +271,34 @@ fn a_token_out_of_range_is_named_with_its_position() {
     fs::write(&text, "abcdez\u{ff}").unwrap();
     let error = open(&job(104), &text).unwrap().batch(0).unwrap_err().to_string();
     assert!(error.ends_with("element 5 is 122, but `tokens` takes 0 to 103"), "{error}");
+}
+
+#[test]
+fn all_that_steps_will_read_is_looked_at_before_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens.npy");
+    let ignores = vec![Interval { least: -100, most: -100 }, upto(50)];
+    let mut job = job(50);
+    let found = |job: &Job, steps| open(job, &file).unwrap().check_steps(steps).map_err(|e| e.to_string().rsplit_once("`: ").unwrap().1.to_string());
+    npy(&file, "<i4", "(4, 2, 4)", &int32((0..32).map(|k| if k == 21 { 50 } else { k })));
+    assert_eq!(found(&job, 0..4), Err("element 21 is 50, but `tokens` takes 0 to 49".into()));
+    assert_eq!((found(&job, 0..2), found(&job, 3..4)), (Ok(()), Ok(())));
+    // As a target alone.
+    npy(&file, "<i8", "(4, 2, 4)", &(0..32i64).flat_map(|k| if k == 23 { -100 } else { k }.to_le_bytes()).collect::<Vec<_>>());
+    assert_eq!(found(&job, 0..4), Err("element 23 is -100, but `targets` takes 0 to 49".into()));
+    job.inputs[1].takes = Some(ignores);
+    assert_eq!(found(&job, 0..4), Ok(()));
+    // A stream is read again and again: what lies behind its last window never is.
+    let stream = |place: usize, n: u16| {
+        let tokens = (0..n).flat_map(|k| if usize::from(k) == place { 900u16 } else { k % 50 }.to_le_bytes()).collect::<Vec<u8>>();
+        let text = dir.path().join("tokens.bin");
+        fs::write(&text, tokens).unwrap();
+        let data = Data::open(&job, &[Spec::parse(&text.display().to_string(), Encoding::U16)]).unwrap();
+        data.check_steps(0..1 << 40).map_err(|e| e.to_string().rsplit_once("`: ").unwrap().1.to_string())
+    };
+    assert_eq!(stream(40_000, 50_000), Err("element 40000 is 900, but `tokens` takes 0 to 49".into()));
+    assert_eq!(stream(9, 10), Err("element 9 is 900, but `targets` takes -100 or 0 to 49".into()));
+    assert_eq!((stream(11, 12), stream(60_000, 50_000)), (Ok(()), Ok(())));
 }
 
 #[test]

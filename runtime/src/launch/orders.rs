@@ -77,11 +77,9 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let training = (options.steps != Some(0)).then_some(&options.data[..]);
     let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
     let [data, valid] = data::open_checked(job, training, valid)?;
-    let steps = match (options.steps, data) {
+    let steps = match (options.steps, &data) {
         (_, None) => 0,
         (given, Some(data)) => {
-            // A first look finds files of another kind before anything starts.
-            data.batch(0)?;
             let scheduled = Some(job.train.schedule.steps).filter(|s| *s > 0);
             let steps = given.or(data.end()).or(scheduled).unwrap_or_else(|| data.batches());
             if let Some(end) = data.end().filter(|end| *end < steps) {
@@ -91,9 +89,6 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
             steps
         }
     };
-    if let Some(valid) = valid {
-        valid.batch(0)?;
-    }
     if let Some(file) = &options.init {
         Weights::open(file, job)?;
     }
@@ -112,6 +107,12 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         Some(timed) if options.steps.is_none() => steps.min(done + WARM_UP + timed),
         Some(_) | None => steps,
     };
+    if let Some(data) = &data {
+        data.check_steps(done..steps)?;
+    }
+    if let Some(valid) = &valid {
+        valid.check_steps(0..valid.batches().min(options.eval_batches).max(1))?;
+    }
     Ok(Orders {
         artifact: absolute(&artifact.dir)?,
         id: artifact.id.clone(),
