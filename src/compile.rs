@@ -54,7 +54,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
     let mut text = Text::read(model, shown)?;
     let frontend = |training| TextOptions {
         defines: args.define.clone(),
-        batch: i64::try_from(options.global_batch).unwrap_or(i64::MAX),
+        batch: options.global_batch,
         training,
         precision: precision(&args.precision),
         ..TextOptions::default()

@@ -452,7 +452,7 @@ fn step(name: &str) -> Step {
     let inputs = inputs(&arrays);
     let batch = arrays[0].shape[1];
     let seq = inputs["tokens"].len() / batch;
-    let options = frontend::Options { defines: vec![("seq".into(), seq.to_string())], batch: batch as i64, ..frontend::Options::default() };
+    let options = frontend::Options { defines: vec![("seq".into(), seq.to_string())], batch: batch as u64, ..frontend::Options::default() };
     let mut sources = ir::diag::Sources::default();
     let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
     let graph = passes::differentiate::differentiate(model.graph, &model.train).unwrap();

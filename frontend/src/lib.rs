@@ -51,7 +51,7 @@ pub struct Options {
     /// `-D name=value`, in order; the last of equal names counts.
     pub defines: Vec<(String, String)>,
     /// The global batch size, where no define gives `batch`.
-    pub batch: i64,
+    pub batch: u64,
     /// The static value `training`: without it dropout is the identity.
     pub training: bool,
     /// Elaborate the bodies of `@op` functions, never the operations they stand for.

@@ -52,7 +52,7 @@ fn main() {
     let start = Instant::now();
     let text = std::fs::read_to_string(&model).unwrap_or_else(|e| panic!("{model}: {e}"));
     let elaborate = |training| {
-        let text_options = Text { defines: defines.clone(), batch: options.global_batch as i64, training, ..Text::default() };
+        let text_options = Text { defines: defines.clone(), batch: options.global_batch, training, ..Text::default() };
         let mut sources = Sources::default();
         match frontend::compile(&mut sources, &model, &text, &text_options, &mut |_| Err("no imports".into())) {
             Ok(e) => e.model,

@@ -1,7 +1,7 @@
 //! The settings in a model's header, with the values given for them from outside.
 
-use super::Elab;
 use super::value::{DimEntry, FrameId, Val};
+use super::{Elab, MAX_DIM};
 use crate::ast::*;
 use crate::names::nearest;
 use ir::diag::Diagnostic;
@@ -68,7 +68,13 @@ impl Elab<'_> {
                     let val = self.eval(frame, default);
                     self.setting_kind(setting, val, default.span)
                 }
-                None if &*name.name == "batch" => Val::Int(self.options.batch),
+                None if &*name.name == "batch" => match i64::try_from(self.options.batch) {
+                    Ok(size) => Val::Int(size),
+                    Err(_) => {
+                        let e = Diagnostic::error("E0302", format!("batch = {} is too large for a dim", self.options.batch));
+                        self.fail(e.label(name.span, "the global batch").help(format!("at most {MAX_DIM}")))
+                    }
+                },
                 None => {
                     let e = Diagnostic::error("E0406", format!("setting `{}` needs a value", name.name)).label(name.span, "has no default");
                     self.fail(e.help(format!("give it one: `-D {}=..`", name.name)))

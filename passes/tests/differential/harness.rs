@@ -127,7 +127,7 @@ pub enum Outcome {
 pub fn elaborate(text: &str, defines: &[(&str, &str)], case: &Case, training: bool) -> Result<Model, String> {
     let options = Text {
         defines: defines.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
-        batch: case.global_batch as i64,
+        batch: case.global_batch,
         training,
         inline_ops: case.inline_ops,
         precision: case.precision,

@@ -64,7 +64,7 @@ fn jobs() -> Vec<Job> {
     let job = |((text, defines), options): ((&str, &str), Options)| {
         let defines: Vec<(String, String)> = defines.split(' ').filter_map(|d| d.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect();
         let elaborate = |training| {
-            let text_options = Text { defines: defines.clone(), batch: options.global_batch as i64, training, ..Text::default() };
+            let text_options = Text { defines: defines.clone(), batch: options.global_batch, training, ..Text::default() };
             let mut sources = Sources::default();
             let model = frontend::compile(&mut sources, "model.mdl", text, &text_options, &mut |_| Err("no imports".into()));
             (model.unwrap_or_else(|e| panic!("{e:?}")).model, frontend::without_library(&sources))
