@@ -2,12 +2,15 @@
 
 use crate::Failure;
 use crate::cli::{ExportArgs, ImportArgs};
+use crate::files::{self, Wanted};
 use crate::print::{note, out};
 use crate::report::count;
 use crate::text::show;
 use convert::ConvertError;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
+    files::look(&args.directory, Wanted::Checkpoint)?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     let done = match &args.model {
         Some(model) => convert::import_as(&args.directory, model, &args.define, &args.output),
         None => convert::import(&args.directory, &args.output),
@@ -28,6 +31,8 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
 }
 
 pub fn export(args: &ExportArgs) -> Result<(), Failure> {
+    files::look(&args.weights, Wanted::Weights)?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     let done = convert::export(&args.weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
     out!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display())?;

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{DumpArgs, Level};
-use crate::files;
+use crate::files::{self, Wanted};
 use crate::print::out;
 use crate::targets::Targets;
 use anyhow::anyhow;
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 pub fn run(args: &DumpArgs) -> Result<(), Failure> {
-    files::artifact(&args.artifact)?;
+    files::look(&args.artifact, Wanted::Artifact)?;
     let artifact = runtime::artifact::read(&args.artifact, &Accept::Anyones)?;
     let job = &artifact.job;
     if let Some(k) = args.class

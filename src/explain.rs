@@ -3,9 +3,10 @@
 use crate::Failure;
 use crate::cli::ExplainArgs;
 use crate::compile;
+use crate::files::{self, Wanted};
 use crate::limits::Watch;
 use crate::print::out;
-use crate::text::Shown;
+use crate::text::{STDIN, Shown};
 use anyhow::anyhow;
 use ir::program::Job;
 use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
@@ -47,14 +48,16 @@ struct OnStream {
 /// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
 pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     let target = &args.what;
+    let (model, number) = split(target);
+    let from_stdin = model.as_os_str() == STDIN;
     if target.is_dir() {
+        files::look(target, Wanted::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
             return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
         let job = runtime::artifact::read(target, &Accept::Anyones)?.job;
         return show(args, &communication(&job), communication_text);
     }
-    let (model, number) = split(target);
     if number.is_some() && model.is_dir() {
         return Err(anyhow!(
             "`{}` is an artifact: ask for a line of its model text, `MODEL.mdl:LINE`, with the flags it was compiled with",
@@ -65,8 +68,13 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_some() && args.collectives {
         return Err(anyhow!("`--collectives` is of a whole job; what a line communicates is said with it").into());
     }
+    if !from_stdin {
+        files::look(&model, Wanted::Text)?;
+    }
     if number.is_none() && !args.collectives {
-        return Err(anyhow!("which line? `mcc explain {}:12`, or --collectives for all communication", target.display()).into());
+        // Behind `--`, what begins with `-` is no flag.
+        let line = format!("{}{}:12", if from_stdin { "-- " } else { "" }, target.display());
+        return Err(anyhow!("which line? `mcc explain {line}`, or --collectives for all communication").into());
     }
     let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
     let Some(number) = number else {

@@ -1,39 +1,240 @@
-//! Files that a command line names and that are not there: said with the flag, before anything starts.
+//! What a command line names: looked at before anything starts, and refused with what it is and which command takes it.
 
 use crate::Failure;
 use crate::cli::RunArgs;
 use anyhow::anyhow;
+use frontend::names::nearest;
 use runtime::data::{Encoding, Spec};
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
 
-/// # Errors
-/// Nothing has this name.
-pub fn artifact(path: &Path) -> Result<(), Failure> {
-    if path.exists() {
-        return Ok(());
+/// What a command takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    Text,
+    Artifact,
+    /// A safetensors file under mcc's names.
+    Weights,
+    /// As [`Wanted::Weights`], with the step it was saved after.
+    State,
+    Data,
+    /// A directory of Hugging Face's.
+    Checkpoint,
+}
+
+/// What stands somewhere, as far as commands tell things apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Artifact,
+    Checkpoint,
+    /// A directory that is none of these.
+    Directory,
+    EmptyDirectory,
+    Text,
+    Weights,
+    EmptyFile,
+    /// A file of which no more is known, or something that is read as one, such as a pipe.
+    File,
+}
+
+impl Kind {
+    fn of(path: &Path) -> std::io::Result<Kind> {
+        let metadata = fs::metadata(path)?;
+        if metadata.is_dir() {
+            let has = |name: &str| path.join(name).is_file();
+            let is_empty = fs::read_dir(path)?.next().is_none();
+            return Ok(match () {
+                () if is_empty => Kind::EmptyDirectory,
+                () if has("manifest.json") => Kind::Artifact,
+                // An import's directory has the config too.
+                () if ["config.json", "model.safetensors", "model.safetensors.index.json"].into_iter().any(has) && !has("model.mdl") => {
+                    Kind::Checkpoint
+                }
+                () => Kind::Directory,
+            });
+        }
+        if !metadata.is_file() {
+            return Ok(Kind::File);
+        }
+        let ends = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
+        let mut start = vec![];
+        File::open(path)?.take(9).read_to_end(&mut start)?;
+        // The length of the header, then an object.
+        let header = start.first_chunk().map(|n| u64::from_le_bytes(*n));
+        let is_safetensors = header.is_some_and(|n| n < metadata.len()) && start.get(8) == Some(&b'{');
+        Ok(match () {
+            () if start.is_empty() => Kind::EmptyFile,
+            () if is_safetensors || ends("safetensors") => Kind::Weights,
+            () if ends("mdl") => Kind::Text,
+            () => Kind::File,
+        })
     }
-    let name = path.display();
-    Err(anyhow!("there is no artifact `{name}`; `mcc compile MODEL.mdl -o {name}` writes one").into())
+
+    fn says(self) -> &'static str {
+        match self {
+            Kind::Artifact => "an artifact",
+            Kind::Checkpoint => "a checkpoint of Hugging Face's",
+            Kind::Directory => "a directory",
+            Kind::EmptyDirectory => "an empty directory",
+            Kind::Text => "a model text",
+            Kind::Weights => "a file of weights",
+            Kind::EmptyFile => "an empty file",
+            Kind::File => "a file",
+        }
+    }
+
+    /// The commands that take it; none where it is nothing in particular.
+    fn taken_by(self, path: &Path) -> Option<String> {
+        let (artifact, path) = (path.with_extension("mcc"), path.display());
+        match self {
+            Kind::Artifact => {
+                Some(format!("`mcc run {path} --data FILE` trains it (`--save` saves its weights), `mcc dump {path}` shows its programs"))
+            }
+            Kind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
+            Kind::Text => {
+                Some(format!("`mcc compile {path} -o {}` makes an artifact of it, `--model {path}` names it beside weights", artifact.display()))
+            }
+            Kind::Weights => Some(format!(
+                "`mcc run ARTIFACT --init {path}` starts from it (`--resume` where it was written by `--save-state`), `mcc export hf {path} -o DIR` makes a foreign checkpoint of it"
+            )),
+            Kind::Directory | Kind::EmptyDirectory | Kind::EmptyFile | Kind::File => None,
+        }
+    }
+}
+
+impl Wanted {
+    /// Whether it is looked into further; what is wrong with its content is said by whoever reads it.
+    fn takes(self, kind: Kind) -> bool {
+        match self {
+            // An empty text and prose are errors of the language, with their place.
+            Wanted::Text => matches!(kind, Kind::Text | Kind::File | Kind::EmptyFile),
+            Wanted::Artifact => kind == Kind::Artifact,
+            Wanted::Weights | Wanted::State => kind == Kind::Weights,
+            // Any text is data, that of a model too; other files are known by their first bytes.
+            Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
+            Wanted::Checkpoint => kind == Kind::Checkpoint,
+        }
+    }
+
+    fn says(self) -> &'static str {
+        match self {
+            Wanted::Text => "a model text",
+            Wanted::Artifact => "an artifact",
+            Wanted::Weights => "a file of weights (safetensors)",
+            Wanted::State => "the state of a run (safetensors)",
+            Wanted::Data => "a file of data",
+            Wanted::Checkpoint => "a checkpoint of Hugging Face's",
+        }
+    }
+
+    /// What there is none of.
+    fn noun(self) -> &'static str {
+        match self {
+            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data => "file",
+            Wanted::Artifact => "artifact",
+            Wanted::Checkpoint => "directory",
+        }
+    }
+
+    /// How such a thing comes about; `path` is what it was looked for at.
+    fn made_by(self, path: &Path) -> String {
+        let shown = path.display();
+        match self {
+            Wanted::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
+            Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
+            Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
+            Wanted::Weights => "`mcc run --save` writes such, and `mcc import hf` makes one of foreign weights".into(),
+            Wanted::State => "`mcc run --save-state` writes one".into(),
+            Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
+            Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
+            Wanted::Checkpoint => {
+                let local = path.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());
+                format!("mcc downloads nothing: `hf download {shown} --local-dir {local}` does, then `mcc import hf {local}` takes the directory")
+            }
+        }
+    }
+}
+
+/// Looks at a path that a command line names by itself.
+///
+/// # Errors
+/// Nothing is there, it cannot be read, or it is something else than what is wanted.
+pub fn look(path: &Path, wanted: Wanted) -> Result<(), Failure> {
+    named(None, path, wanted)
+}
+
+/// As [`look`], of a flag's value.
+///
+/// # Errors
+/// As [`look`].
+pub fn look_for(flag: &str, path: &Path, wanted: Wanted) -> Result<(), Failure> {
+    named(Some(flag), path, wanted)
+}
+
+fn named(flag: Option<&str>, path: &Path, wanted: Wanted) -> Result<(), Failure> {
+    let shown = path.display();
+    let name = flag.map_or_else(|| format!("`{shown}`"), |flag| format!("`{flag} {shown}`"));
+    let made = || wanted.made_by(path);
+    let why = match Kind::of(path) {
+        Ok(kind) if wanted.takes(kind) => return Ok(()),
+        Ok(kind) => {
+            let inside = || within(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
+            let way_out = kind.taken_by(path).or_else(inside).unwrap_or_else(made);
+            let is = if kind == Kind::File { String::new() } else { format!("{}, ", kind.says()) };
+            format!("{name} is {is}not {}: {way_out}", wanted.says())
+        }
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            let near = beside(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
+            format!("{name}: there is no such {}; {}", wanted.noun(), near.unwrap_or_else(made))
+        }
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+            format!("{name}: this user may not read it; `ls -ld {shown}` shows who may, `chmod` changes it")
+        }
+        Err(e) => format!("{name} cannot be read: {e}"),
+    };
+    Err(anyhow!(why).into())
+}
+
+/// The names in a directory, sorted, with what they are.
+fn entries(dir: &Path) -> Vec<(String, Kind)> {
+    let all = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut out: Vec<_> = all.filter_map(|e| Some((e.file_name().into_string().ok()?, Kind::of(&e.path()).ok()?))).collect();
+    out.sort_by(|a, b| a.0.cmp(&b.0));
+    out
+}
+
+/// What is meant by a directory, if one thing in it is surely such.
+fn within(dir: &Path, wanted: Wanted) -> Option<PathBuf> {
+    let sure = |kind| wanted.takes(kind) && !matches!(kind, Kind::File | Kind::EmptyFile);
+    match &entries(dir).into_iter().filter(|(_, kind)| sure(*kind)).collect::<Vec<_>>()[..] {
+        [(only, _)] => Some(dir.join(only)),
+        _ => None,
+    }
+}
+
+/// What has a similar name in the same directory, whatever its ending.
+fn beside(path: &Path, wanted: Wanted) -> Option<PathBuf> {
+    let parent = path.parent()?;
+    let here = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let names: Vec<String> = entries(here).into_iter().filter(|(_, kind)| wanted.takes(*kind)).map(|(name, _)| name).collect();
+    let stem = |name: &str| Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stems: Vec<String> = names.iter().map(|n| stem(n)).collect();
+    let near = nearest(&stem(path.file_name()?.to_str()?), stems.iter().map(String::as_str))?;
+    let at = stems.iter().position(|s| s == near)?;
+    Some(parent.join(&names[at]))
 }
 
 /// What a run reads, and where it writes.
 ///
 /// # Errors
-/// The first such file.
+/// The first file that is wrong.
 pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
-    let of_specs = |flag: &'static str, specs: &[String]| specs.iter().map(|s| (flag, Spec::parse(s, Encoding::Text).file)).collect::<Vec<_>>();
-    let tokens = "data are a text, or token ids in a .bin or .npy";
-    let read = [
-        (of_specs("--data", &args.data), tokens),
-        (of_specs("--valid-data", &args.valid_data), tokens),
-        (args.init.iter().map(|f| ("--init", f.clone())).collect(), "`mcc run --save` writes weights, and `mcc import hf` reads foreign ones"),
-        (args.resume.iter().map(|f| ("--resume", f.clone())).collect(), "`mcc run --save-state` writes one"),
-    ];
-    for (named, way_out) in &read {
-        if let Some((flag, file)) = named.iter().find(|(_, file)| !file.exists()) {
-            return Err(anyhow!("`{flag} {}`: there is no such file; {way_out}", file.display()).into());
-        }
+    for (flag, specs) in [("--data", &args.data), ("--valid-data", &args.valid_data)] {
+        specs.iter().try_for_each(|s| look_for(flag, &Spec::parse(s, Encoding::Text).file, Wanted::Data))?;
     }
+    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Weights))?;
+    args.resume.iter().try_for_each(|file| look_for("--resume", file, Wanted::State))?;
     let written = [("--save", &args.save), ("--save-state", &args.save_state), ("--metrics", &args.metrics), ("--trace", &args.trace)];
     for (flag, file) in written.iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))) {
         let parent = file.parent().filter(|p| !p.as_os_str().is_empty());

@@ -7,9 +7,10 @@ use crate::cli::{
     Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap,
 };
 use ir::diag::Diagnostic;
+use ir::graph::Init;
 use ir::model::{Decay, Plan};
-use ir::op::Op;
-use ir::program::Space;
+use ir::op::{Op, Scalar};
+use ir::program::{Action, Job, Space};
 use passes::compile::Compiled;
 use std::thread::available_parallelism;
 
@@ -291,6 +292,19 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
         out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("add `--lr-decay-style cosine` or `linear`")));
     }
     out
+}
+
+/// What the flags of a run do not change in this job.
+pub fn in_job(args: &RunArgs, typed: &[String], job: &Job) -> Vec<Diagnostic> {
+    let draws = args.init.is_none() && job.params.iter().any(|p| matches!(p.init, Init::Normal(_)));
+    let mut commands = job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
+    let drops = commands.any(|c| matches!(&c.action, Action::Launch { scalars, .. } if scalars.contains(&Scalar::Seed)));
+    let is_idle = typed.iter().any(|t| t == "--seed") && !draws && !drops;
+    let says = match args.init {
+        Some(_) => "does nothing: all weights are read, and there is no dropout",
+        None => "does nothing: no weights are drawn, and there is no dropout",
+    };
+    is_idle.then(|| idle("--seed", says).help("leave it out")).into_iter().collect()
 }
 
 #[cfg(test)]

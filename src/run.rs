@@ -1,12 +1,12 @@
 //! `mcc run`.
 
-use crate::Failure;
 use crate::cli::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
-use crate::files;
+use crate::files::{self, Wanted};
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
+use crate::{Failure, idle};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
@@ -31,7 +31,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     };
     let stop = StopRequest::default();
     signals::listen(stop.clone(), if verbosity == Verbosity::Quiet { Announce::No } else { Announce::Yes })?;
-    files::artifact(&args.artifact)?;
+    files::look(&args.artifact, Wanted::Artifact)?;
     let keys = args.trust.iter().map(|file| PublicKey::read(file)).collect::<Result<Vec<_>, _>>()?;
     let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
     let artifact = runtime::artifact::read(&args.artifact, &accept)?;
@@ -41,6 +41,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         files::of_run(args)?;
     }
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
+    if leads {
+        show(&idle::in_job(args, typed, &artifact.job), &Sources::default());
+    }
     let trust = trust(args, world.as_ref())?;
     let existing = if args.force { Existing::Replace } else { Existing::Refuse };
     if let Some(trace) = args.trace.as_ref().filter(|_| leads) {

@@ -2,15 +2,15 @@
 
 use crate::Failure;
 use crate::cli::FmtArgs;
+use crate::files::{self, Wanted};
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use frontend::{Options, Style};
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
 use ir::model::Model;
-use runtime::artifact::Kind;
 use serde::Serialize;
-use std::io::{ErrorKind, IsTerminal, Read};
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 /// The name of standard input among files.
@@ -118,7 +118,8 @@ impl Text {
             std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
             bytes
         } else {
-            bytes_of(path)?
+            files::look(path, Wanted::Text)?;
+            std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?
         };
         let sources = Sources::default();
         match frontend::decode(&name, bytes) {
@@ -159,35 +160,6 @@ impl Text {
     }
 }
 
-/// The bytes of a model text, or why there are none and what to name instead.
-fn bytes_of(path: &Path) -> Result<Vec<u8>, Failure> {
-    let name = path.display();
-    if let Some(why) = no_text(path) {
-        return Err(anyhow!("`{name}` is no model text: {why}").into());
-    }
-    std::fs::read(path).map_err(|e| {
-        let way_out = match e.kind() {
-            ErrorKind::NotFound => "there is no such file; a model text is a file such as models/gpt2.mdl, and `-` is standard input".into(),
-            _ => e.to_string(),
-        };
-        anyhow!("cannot read `{name}`: {way_out}").into()
-    })
-}
-
-/// What people give in the place of a model text.
-fn no_text(path: &Path) -> Option<String> {
-    let name = path.display();
-    match runtime::artifact::kind(path) {
-        Some(Kind::Weights) => Some(format!("it is a file of weights, from which `mcc run ARTIFACT --init {name}` starts")),
-        Some(Kind::Text | Kind::Other) => None,
-        None if !path.is_dir() => None,
-        None if path.join("manifest.json").is_file() => {
-            Some(format!("it is an artifact, which is compiled already: `mcc run {name}` runs it, `mcc dump {name} --level program` shows it"))
-        }
-        None => Some("it is a directory; a model text is a file such as `models/gpt2.mdl`".into()),
-    }
-}
-
 /// Shows diagnostics on standard error, and how many errors there were.
 pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
     let style = if std::io::stderr().is_terminal() && escapes() { Style::Coloured } else { Style::Plain };
@@ -203,12 +175,13 @@ pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
 pub fn format(args: &FmtArgs) -> Result<(), Failure> {
     let mut failed = false;
     for path in &args.models {
+        let from_stdin = path.as_os_str() == STDIN;
         let text = Text::read(path, Shown::Text)?;
         match frontend::format(&text.name, &text.text) {
-            Ok(formatted) if path.as_os_str() == STDIN && !args.check => out!("{formatted}")?,
+            Ok(formatted) if from_stdin && !args.check => out!("{formatted}")?,
             Ok(formatted) if formatted == text.text => {}
             Ok(_) if args.check => {
-                note!("{} is not formatted", path.display());
+                note!("{} is not formatted", if from_stdin { "standard input".into() } else { path.display().to_string() });
                 failed = true;
             }
             Ok(formatted) => {

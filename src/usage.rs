@@ -195,7 +195,11 @@ impl<'a> Line<'a> {
         }
         if let Some(short) = found.strip_prefix('-') {
             // clap names the first letter alone.
-            let whole = self.after.iter().find(|w| w.starts_with(found)).map_or(short, |w| w.trim_start_matches('-'));
+            let word = self.after.iter().find(|w| w.starts_with(found)).map_or(found, String::as_str);
+            if !short.starts_with(char::is_alphanumeric) {
+                return format!("`{word}` begins as flags do; behind `--` nothing is a flag: `{name} .. -- {word}`");
+            }
+            let whole = word.trim_start_matches('-');
             return match find(self.command(), &format!("--{whole}")) {
                 Some(_) => format!("`{name}` has no `-{short}`: write `--{whole}`"),
                 None => format!("`{name}` has no `-{short}`: flags of several letters begin with `--`"),

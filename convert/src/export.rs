@@ -3,7 +3,7 @@
 use crate::config::{self, Config};
 use crate::copy::{Direction, copy};
 use crate::family::{FAMILIES, Family};
-use crate::import::{CONFIG, elaborate, parameters, read_config, text};
+use crate::import::{CONFIG, elaborate, parameters, read, read_config, text};
 use crate::layout::{Foreign, foreign};
 use crate::staging::Staging;
 use crate::tensors::{Checkpoint, Format, WHOLE, write};
@@ -108,8 +108,8 @@ fn given(sources: &mut Sources, path: &Path, checkpoint: &Checkpoint, defines: &
 
 /// The settings for a text in a file: those of the weights that it has, but for some, then what is given.
 fn settings(path: &Path, saved: Option<&Provenance>, defines: &[(String, String)], leave: &[&str]) -> Result<Vec<(String, String)>, ConvertError> {
-    let text = std::fs::read_to_string(path).map_err(ConvertError::io(path))?;
     let mut sources = Sources::default();
+    let text = read(&sources, path)?;
     let ast = frontend::parse(&mut sources, &path.display().to_string(), &text).map_err(|diagnostics| ConvertError::Text { sources, diagnostics })?;
     let has = header::settings(&ast);
     let known = saved.into_iter().flat_map(|s| &s.settings).filter(|s| has.contains(&s.0.as_str()) && !leave.contains(&s.0.as_str()));

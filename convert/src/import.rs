@@ -48,7 +48,6 @@ const WAY_OUT: &str = "help: `--model TEXT.mdl` imports the tensors for a text o
 /// # Errors
 /// Files that are missing or malformed; config fields or tensors that do not fit, all of them. Nothing is written then.
 pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
-    directory(dir)?;
     let (original, config) = read_config(&dir.join(CONFIG))?;
     let refused = |what: Vec<String>| ConvertError::Config { path: dir.join(CONFIG), what: what.into_iter().chain([WAY_OUT.to_owned()]).collect() };
     let Reading { family, settings, warnings } = config::read(&config).map_err(refused)?;
@@ -74,7 +73,6 @@ pub fn import(dir: &Path, out: &Path) -> Result<Imported, ConvertError> {
 /// # Errors
 /// Files that are missing or malformed; a text with errors or without `weights hf`; tensors that do not fit. Nothing is written then.
 pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &Path) -> Result<Imported, ConvertError> {
-    directory(dir)?;
     let mut sources = Sources::default();
     let frontend::Elaborated { model: described, warnings } = elaborate(&mut sources, model, defines)?;
     let checkpoint = Checkpoint::in_directory(dir)?;
@@ -91,11 +89,6 @@ pub fn import_as(dir: &Path, model: &Path, defines: &[(String, String)], out: &P
 fn fit(checkpoint: &Checkpoint, tensors: &[Foreign], beside: &[String]) -> Result<(), ConvertError> {
     let wanted: Vec<_> = tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
     check::fits(checkpoint, &wanted, beside, Vec::new)
-}
-
-/// What people give there is often a name of the hub's.
-fn directory(dir: &Path) -> Result<(), ConvertError> {
-    if dir.is_dir() { Ok(()) } else { Err(ConvertError::NoDirectory(dir.into())) }
 }
 
 /// What weights of a model say of it.
@@ -122,14 +115,22 @@ fn imported(model: Model, tensors: &[Foreign], checkpoint: &Checkpoint, out: &Pa
     }
 }
 
+/// A model text.
+///
+/// # Errors
+/// The file cannot be read, or is no text.
+pub fn read(sources: &Sources, path: &Path) -> Result<String, ConvertError> {
+    let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
+    let text = frontend::decode(&path.display().to_string(), bytes);
+    text.map_err(|e| ConvertError::Text { sources: sources.clone(), diagnostics: vec![*e] })
+}
+
 /// The model of a text in a file, which may import others.
 ///
 /// # Errors
 /// The file cannot be read, or the text is wrong.
 pub fn elaborate(sources: &mut Sources, path: &Path, defines: &[(String, String)]) -> Result<frontend::Elaborated, ConvertError> {
-    let bytes = std::fs::read(path).map_err(ConvertError::io(path))?;
-    let name = path.display().to_string();
-    let text = frontend::decode(&name, bytes).map_err(|e| ConvertError::Text { sources: sources.clone(), diagnostics: vec![*e] })?;
+    let (name, text) = (path.display().to_string(), read(sources, path)?);
     let options = frontend::Options { defines: defines.to_vec(), ..frontend::Options::default() };
     let mut loader = |import: &str| {
         let bytes = std::fs::read(path.with_file_name(import)).map_err(|e| e.to_string())?;

@@ -46,9 +46,6 @@ pub enum ConvertError {
     /// A setting that was given is not that of the weights.
     #[error("`{}` was saved with {name} = {saved}, `-D {name}={given}` says otherwise: leave it out", .path.display())]
     Contradiction { path: PathBuf, name: String, saved: String, given: String },
-    /// A name of the hub's in the place of a directory.
-    #[error("`{}` is not a directory: mcc downloads nothing; `hf download {} --local-dir {}` does, then `mcc import hf {}` takes the directory", .0.display(), .0.display(), local(.0), local(.0))]
-    NoDirectory(PathBuf),
     /// The model text is wrong; to be rendered with the sources.
     #[error("the model text has {} error(s)", .diagnostics.len())]
     Text { sources: Sources, diagnostics: Vec<Diagnostic> },
@@ -59,11 +56,6 @@ impl ConvertError {
         let path = path.to_path_buf();
         move |cause| ConvertError::Io { path, cause }
     }
-}
-
-/// The directory for a model of the hub, which may be `owner/name`.
-fn local(name: &Path) -> String {
-    name.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
 }
 
 fn list(lines: &[String]) -> String {

@@ -18,7 +18,6 @@
 
 mod contents;
 mod manifest;
-mod mistaken;
 mod packed;
 mod read;
 mod unfinished;
@@ -26,7 +25,6 @@ mod write;
 
 pub use contents::Sealed;
 pub use manifest::{File, Manifest};
-pub use mistaken::{Kind, kind};
 pub use read::{Accept, read};
 pub use write::{Kernels, Parts, write, write_unless};
 
@@ -131,8 +129,6 @@ impl Artifact {
 pub enum ArtifactError {
     #[error("`{}` is not an artifact: it has no {MANIFEST}", .0.display())]
     NotAnArtifact(PathBuf),
-    #[error("`{}` is {kind}, not an artifact: {}", .path.display(), .kind.way_out(.path))]
-    Mistaken { path: PathBuf, kind: Kind },
     #[error("`{}` exists and is not an artifact; it was left alone", .0.display())]
     Foreign(PathBuf),
     #[error("the artifact was not written: it was given up")]

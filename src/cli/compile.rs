@@ -47,7 +47,7 @@ impl Level {
 
 #[derive(Args)]
 pub struct CompileArgs {
-    /// The model text
+    /// The model text; `-` is standard input
     pub model: PathBuf,
     #[command(flatten)]
     pub plan: PlanArgs,

@@ -69,7 +69,7 @@ pub struct CheckArgs {
 
 #[derive(Args)]
 pub struct FmtArgs {
-    /// The model texts
+    /// The model texts; `-` is standard input, whose text is printed
     #[arg(required = true)]
     pub models: Vec<PathBuf>,
     /// Change nothing; fail if a text is not formatted
@@ -85,7 +85,7 @@ pub struct ExplainArgs {
     /// For tools
     #[arg(long)]
     pub json: bool,
-    /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact
+    /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact; `-- -:LINE` is of standard input
     #[arg(value_name = "MODEL.mdl:LINE|ARTIFACT")]
     pub what: PathBuf,
     #[command(flatten)]

@@ -163,7 +163,7 @@ fn what_is_no_artifact_is_refused_and_left_alone() {
     let dir = Dir::new();
     fs::create_dir(dir.path("other")).expect("created");
     dir.write("other/file", "mine");
-    dir.line("run other --data x").fails_with(&["`other` is not an artifact"]);
+    dir.line("run other --data x").fails_with(&["`other` is a directory, not an artifact"]);
     dir.line("run missing --data x").fails_with(&["missing"]);
     dir.line("run other/file --data x").fails_with(&["other/file"]);
     dir.line(&format!("compile {{models}}/gpt2.mdl {TINY} -o other")).fails_with(&["`other` exists and is not an artifact; it was left alone"]);

@@ -1,6 +1,6 @@
 //! Typical mistakes at the command line: each is refused, or warned of, with what is wrong and a way out.
 
-use crate::mcc::{Dir, models};
+use crate::mcc::{Dir, Ran, Weights, models, save_weights};
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
@@ -93,6 +93,7 @@ const VALUES: &[Mistake] = &[
     ("compile gpt2.mdl --adam-beta1 1", 2, "'1' for '--adam-beta1 <X>'", "below 1, such as 0.9"),
     ("compile gpt2.mdl --adam-eps 0", 2, "'0' for '--adam-eps <X>'", "above 0"),
     ("compile gpt2.mdl --clip-grad=-1", 2, "'-1' for '--clip-grad <X>'", "a number from 0 on"),
+    ("check gpt2.mdl --global-batch-size 18446744073709551615", 1, "batch = 18446744073709551615 is too large", "at most 1099511627776"),
     ("compile gpt2.mdl --bucket-size 0", 2, "'0' for '--bucket-size <N>'", "a whole number from 1 on"),
     ("compile gpt2.mdl --memory 5parsecs", 2, "`parsecs` is no unit", "GiB"),
     ("compile gpt2.mdl --memory 5 parsecs", 2, "`parsecs` is one too many", "mcc compile --help"),
@@ -157,6 +158,7 @@ const TOGETHER: &[Mistake] = &[
     ("run a.mcc --data corpus.txt --valid-data corpus.txt", 2, "none is asked for", "add `--eval-interval N`"),
     ("run a.mcc --data corpus.txt --trace t.json", 2, "--profile", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --resume s --seed 2", 2, "cannot be used with '--seed <S>'", "Usage: mcc run"),
+    ("run a.mcc --data corpus.txt --steps 1 --init own.safetensors --seed 2", 0, "`--seed` does nothing: all weights are read", "leave it out"),
     ("run a.mcc --data corpus.txt --save w --save-state w", 2, "names the file of `--save`", "two names"),
     ("run a.mcc --data corpus.txt --save w --metrics w", 2, "names a file that something else is written to", "metrics.jsonl"),
     ("run a.mcc --data corpus.txt --max-skips 3", 2, "says how many steps in a row may be skipped", "add `--on-nonfinite skip`"),
@@ -178,31 +180,93 @@ const TOGETHER: &[Mistake] = &[
     ("gpu-check --device emulated --target sm_70", 1, "unknown target `sm_70`", "`sm_80`"),
 ];
 
-/// Files: missing, of another kind, directories.
+/// Files: missing, or with a wrong content.
 const FILES: &[Mistake] = &[
-    ("check nope.mdl", 1, "cannot read `nope.mdl`", "there is no such file"),
-    ("check gone.mdl", 1, "cannot read `gone.mdl`", "there is no such file"),
+    ("check nope.mdl", 1, "`nope.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
+    ("check gone.mdl", 1, "`gone.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
+    ("check gpt3.mdl", 1, "`gpt3.mdl`: there is no such file", "did you mean `gpt2.mdl`?"),
+    ("compile mlp -o m.mcc", 1, "`mlp`: there is no such file", "did you mean `mlp.mdl`?"),
+    ("check gpt2.mdl/x", 1, "`gpt2.mdl/x`: there is no such file", "a file such as `models/gpt2.mdl`"),
     ("check binary.mdl", 1, "E0108", "save the file as UTF-8"),
     ("check empty.mdl", 1, "E0112", "empty"),
     ("check prose.mdl", 1, "prose.mdl:1:1", "error[E"),
-    ("explain nope.mdl:3", 1, "cannot read `nope.mdl`", "there is no such file"),
+    ("check /proc/sys/net/ipv4/route/flush", 1, "this user may not read it", "`chmod`"),
+    ("explain nope.mdl:3", 1, "`nope.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
+    ("explain nope", 1, "`nope`: there is no such file", "a file such as `models/gpt2.mdl`"),
     ("compile gpt2.mdl TINY -o corpus.txt", 1, "`corpus.txt` exists and is not an artifact", "it was left alone"),
     ("compile gpt2.mdl TINY --emit ptx", 1, "PTX is for GPUs", "--target sm_80"),
-    ("import hf dir -o out -D a=2", 2, "--model <MODEL.mdl>", "Usage: mcc import hf"),
-    ("fmt nope.mdl", 1, "cannot read `nope.mdl`", "there is no such file"),
-    ("run nope.mcc --data corpus.txt", 1, "no artifact `nope.mcc`", "`mcc compile MODEL.mdl -o nope.mcc`"),
-    ("dump nope.mcc", 1, "no artifact `nope.mcc`", "`mcc compile MODEL.mdl -o nope.mcc`"),
-    ("run dir --data corpus.txt", 1, "`dir` is not an artifact", "manifest.json"),
+    ("fmt nope.mdl", 1, "`nope.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
+    ("run nope.mcc --data corpus.txt", 1, "`nope.mcc`: there is no such artifact", "`mcc compile MODEL.mdl -o nope.mcc`"),
+    ("run a.mc --data corpus.txt", 1, "`a.mc`: there is no such artifact", "did you mean `a.mcc`?"),
+    ("dump nope.mcc", 1, "`nope.mcc`: there is no such artifact", "`mcc compile MODEL.mdl -o nope.mcc`"),
     ("run a.mcc", 1, "no data for input `tokens`", "--data FILE"),
     ("run a.mcc --data nope.txt", 1, "`--data nope.txt`: there is no such file", "a text, or token ids"),
-    ("run a.mcc --data dir", 1, "`dir`", "not a file"),
+    ("run a.mcc --data tokens=corpus.tx", 1, "`--data corpus.tx`: there is no such file", "did you mean `corpus.txt`?"),
+    ("run a.mcc --data empty.txt", 1, "`empty.txt`: it is empty", "it is empty"),
     ("run a.mcc --data tokenz=corpus.txt", 1, "no input `tokenz`", "its inputs are tokens, targets"),
     ("run a.mcc --data corpus.txt --init nope", 1, "`--init nope`: there is no such file", "`mcc run --save`"),
-    ("run a.mcc --data corpus.txt --init corpus.txt", 1, "`corpus.txt` is not a safetensors file", "safetensors"),
+    ("run a.mcc --data corpus.txt --init damaged.safetensors", 1, "`damaged.safetensors` is not a safetensors file", "header"),
     ("run a.mcc --data corpus.txt --resume nope", 1, "`--resume nope`: there is no such file", "`mcc run --save-state`"),
     ("run a.mcc --data corpus.txt --save nowhere/w.safetensors", 1, "there is no directory `nowhere`", "`mkdir -p nowhere`"),
     ("run a.mcc --data corpus.txt --metrics dir", 1, "`--metrics dir` is a directory", "`dir/metrics`"),
-    ("export hf corpus.txt --model gpt2.mdl -o out", 1, "`corpus.txt` is not a safetensors file", "safetensors"),
+    ("import hf dir -o out -D a=2", 2, "--model <MODEL.mdl>", "Usage: mcc import hf"),
+    ("import hf owner/name -o out", 1, "`owner/name`: there is no such directory", "`hf download owner/name --local-dir name`"),
+    ("import hf hf --model nope.mdl -o out", 1, "`--model nope.mdl`: there is no such file", "a file such as `models/gpt2.mdl`"),
+    ("import hf hf --model gpt.mdl -o out", 1, "`--model gpt.mdl`: there is no such file", "did you mean `gpt2.mdl`?"),
+    ("import hf hf --model binary.mdl -o out", 1, "E0108", "save the file as UTF-8"),
+    ("export hf w -o out", 1, "`w`: there is no such file", "did you mean `w.safetensors`?"),
+    ("export hf w.safetensors -o out", 1, "does not say which model it is of", "--model"),
+    ("export hf w.safetensors --model binary.mdl -o out", 1, "E0108", "save the file as UTF-8"),
+    ("export hf damaged.safetensors --model gpt2.mdl -o out", 1, "`damaged.safetensors` is not a safetensors file", "header"),
+];
+
+/// Things that mcc knows, in the place of others.
+const MIXED_UP: &[Mistake] = &[
+    ("check a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
+    ("compile a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc dump a.mcc`"),
+    ("fmt gpt2.mdl a.mcc", 1, "`a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
+    ("check w.safetensors", 1, "`w.safetensors` is a file of weights, not a model text", "`mcc run ARTIFACT --init w.safetensors`"),
+    ("compile plain.bin", 1, "`plain.bin` is a file of weights, not a model text", "`mcc export hf plain.bin -o DIR`"),
+    ("fmt w.safetensors", 1, "`w.safetensors` is a file of weights, not a model text", "`mcc export hf w.safetensors -o DIR`"),
+    ("check hf", 1, "`hf` is a checkpoint of Hugging Face's, not a model text", "`mcc import hf hf -o OUT`"),
+    ("check imported", 1, "`imported` is a directory, not a model text", "did you mean `imported/model.mdl`?"),
+    ("check dir", 1, "`dir` is a directory, not a model text", "a file such as `models/gpt2.mdl`"),
+    ("check empty", 1, "`empty` is an empty directory, not a model text", "a file such as `models/gpt2.mdl`"),
+    ("explain w.safetensors", 1, "`w.safetensors` is a file of weights, not a model text", "`mcc run ARTIFACT --init w.safetensors`"),
+    ("explain w.safetensors:3", 1, "`w.safetensors` is a file of weights, not a model text", "`mcc run ARTIFACT --init w.safetensors`"),
+    ("explain dir", 1, "`dir` is a directory, not an artifact", "manifest.json"),
+    ("explain -", 1, "which line?", "`mcc explain -- -:12`"),
+    ("explain -:3", 2, "`-:3` begins as flags do", "`mcc explain .. -- -:3`"),
+    ("run gpt2.mdl --data corpus.txt", 1, "`gpt2.mdl` is a model text, not an artifact", "`mcc compile gpt2.mdl -o gpt2.mcc`"),
+    ("dump gpt2.mdl", 1, "`gpt2.mdl` is a model text, not an artifact", "`mcc compile gpt2.mdl -o gpt2.mcc`"),
+    ("run w.safetensors", 1, "`w.safetensors` is a file of weights, not an artifact", "`mcc run ARTIFACT --init w.safetensors`"),
+    ("dump w.safetensors", 1, "`w.safetensors` is a file of weights, not an artifact", "`mcc export hf w.safetensors -o DIR`"),
+    ("run hf --data corpus.txt", 1, "`hf` is a checkpoint of Hugging Face's, not an artifact", "`mcc import hf hf -o OUT`"),
+    ("run corpus.txt", 1, "`corpus.txt` is not an artifact", "the directory that `mcc compile` writes"),
+    ("run a.mcc/manifest.json", 1, "`a.mcc/manifest.json` is not an artifact", "the directory that `mcc compile` writes"),
+    ("run empty.txt", 1, "`empty.txt` is an empty file, not an artifact", "the directory that `mcc compile` writes"),
+    ("run dir --data corpus.txt", 1, "`dir` is a directory, not an artifact", "manifest.json"),
+    ("dump empty", 1, "`empty` is an empty directory, not an artifact", "manifest.json"),
+    ("run a.mcc --data dir", 1, "`--data dir` is a directory, not a file of data", "token ids in a .bin or .npy"),
+    ("run a.mcc --data a.mcc", 1, "`--data a.mcc` is an artifact, not a file of data", "`mcc run a.mcc --data FILE`"),
+    ("run a.mcc --data w.safetensors", 1, "it is safetensors, weights and no data", "--init reads such"),
+    ("run a.mcc --data corpus.txt --init corpus.txt", 1, "`--init corpus.txt` is not a file of weights (safetensors)", "`mcc run --save`"),
+    ("run a.mcc --data corpus.txt --init a.mcc", 1, "`--init a.mcc` is an artifact, not a file of weights", "`mcc run a.mcc --data FILE`"),
+    ("run a.mcc --data corpus.txt --init gpt2.mdl", 1, "`--init gpt2.mdl` is a model text, not a file of weights", "`mcc compile gpt2.mdl"),
+    ("run a.mcc --data corpus.txt --init hf", 1, "`--init hf` is a checkpoint of Hugging Face's, not a file of weights", "`mcc import hf hf -o OUT`"),
+    ("run a.mcc --data corpus.txt --resume a.mcc", 1, "`--resume a.mcc` is an artifact, not the state of a run", "`mcc run a.mcc --data FILE`"),
+    ("run a.mcc --data corpus.txt --resume w.safetensors", 1, "does not say after which step it was saved", "`--init w.safetensors`"),
+    ("import hf a.mcc -o out", 1, "`a.mcc` is an artifact, not a checkpoint of Hugging Face's", "`mcc run a.mcc --data FILE`"),
+    ("import hf gpt2.mdl -o out", 1, "`gpt2.mdl` is a model text, not a checkpoint of Hugging Face's", "`mcc compile gpt2.mdl -o gpt2.mcc`"),
+    ("import hf w.safetensors -o out", 1, "`w.safetensors` is a file of weights, not a checkpoint", "`mcc run ARTIFACT --init w.safetensors`"),
+    ("import hf dir -o out", 1, "`dir` is a directory, not a checkpoint of Hugging Face's", "a config.json"),
+    ("import hf hf --model a.mcc -o out", 1, "`--model a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
+    ("export hf a.mcc -o out", 1, "`a.mcc` is an artifact, not a file of weights (safetensors)", "`--save` saves its weights"),
+    ("export hf gpt2.mdl -o out", 1, "`gpt2.mdl` is a model text, not a file of weights (safetensors)", "`--model gpt2.mdl` names it"),
+    ("export hf hf -o out", 1, "`hf` is a checkpoint of Hugging Face's, not a file of weights", "`mcc import hf hf -o OUT`"),
+    ("export hf imported -o out", 1, "`imported` is a directory, not a file of weights", "did you mean `imported/weights.safetensors`?"),
+    ("export hf corpus.txt --model gpt2.mdl -o out", 1, "`corpus.txt` is not a file of weights (safetensors)", "`mcc run --save`"),
+    ("export hf w.safetensors --model w.safetensors -o out", 1, "`--model w.safetensors` is a file of weights, not a model text", "`mcc export hf"),
 ];
 
 /// Runs all mistakes of a table; every one that does not go as it says is in the message.
@@ -215,9 +279,23 @@ fn all(mistakes: &[Mistake]) {
     dir.write("binary.mdl", [b'm', 0xff, 0xfe, 0]);
     dir.write("empty.mdl", "");
     dir.write("prose.mdl", "The quick brown fox\n");
-    fs::create_dir(dir.path("dir")).expect("created");
+    dir.write("empty.txt", "");
+    dir.write("damaged.safetensors", "these are no weights");
+    for name in ["dir", "empty", "hf", "imported"] {
+        fs::create_dir(dir.path(name)).expect("created");
+    }
+    dir.write("dir/corpus.txt", "The quick brown fox");
+    let weights = Weights::from([("w".to_string(), (vec![1], vec![0.0]))]);
+    for name in ["w.safetensors", "plain.bin", "hf/model.safetensors", "imported/weights.safetensors"] {
+        save_weights(&dir.path(name), &weights);
+    }
+    for name in ["hf/config.json", "imported/config.json"] {
+        dir.write(name, "{}");
+    }
+    fs::copy(models().join("mlp.mdl"), dir.path("imported/model.mdl")).expect("copied");
     std::os::unix::fs::symlink("nowhere.mdl", dir.path("gone.mdl")).expect("linked");
     dir.line(&format!("compile gpt2.mdl {TINY} -o a.mcc")).succeeds();
+    dir.line("run a.mcc --data corpus.txt --steps 0 --save own.safetensors").succeeds();
     let before = dir.entries();
     let mut wrong = vec![];
     for (line, code, message, way_out) in mistakes {
@@ -257,6 +335,11 @@ fn wrong_files_have_a_way_out() {
 }
 
 #[test]
+fn things_in_the_place_of_others_are_named_with_what_takes_them() {
+    all(MIXED_UP);
+}
+
+#[test]
 fn what_is_right_is_not_complained_about() {
     let dir = Dir::new();
     for line in [
@@ -273,17 +356,33 @@ fn what_is_right_is_not_complained_about() {
     }
 }
 
+/// Runs a command that reads a text on standard input.
+fn piped(dir: &Dir, words: &[&str], text: &str) -> Ran {
+    let mut child = dir.command(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("read");
+    Ran::new(child.wait_with_output().expect("waited"))
+}
+
+#[test]
+fn all_that_take_a_text_take_it_on_standard_input() {
+    let dir = Dir::new();
+    let text = fs::read_to_string(models().join("mlp.mdl")).expect("read");
+    assert_eq!(piped(&dir, &["fmt", "-"], &text).succeeds().stdout, text);
+    piped(&dir, &["fmt", "--check", "-"], &text).succeeds();
+    piped(&dir, &["fmt", "--check", "-"], &text.replace("  let", " let")).fails_with(&["standard input is not formatted"]);
+    piped(&dir, &["compile", "-", "-D", "hidden=8"], &text).succeeds();
+    assert_eq!(dir.entries(), ["mlp.mcc"]);
+    let line = 1 + text.lines().position(|l| l.contains("as first")).expect("it is there");
+    let explained = piped(&dir, &["explain", "--", &format!("-:{line}")], &text).succeeds();
+    assert!(explained.stdout.starts_with(&format!("<stdin>:{line} ")), "{}", explained.stdout);
+}
+
 #[test]
 fn check_reads_standard_input_and_speaks_json() {
     let dir = Dir::new();
     let check = |text: &str, flags: &[&str]| {
-        let mut child = dir.command(["check", "-"].iter().chain(flags)).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let child = child.as_mut().expect("mcc starts");
-        child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("read");
-        let (mut out, mut said) = (String::new(), String::new());
-        std::io::Read::read_to_string(&mut child.stdout.take().expect("piped"), &mut out).expect("UTF-8");
-        std::io::Read::read_to_string(&mut child.stderr.take().expect("piped"), &mut said).expect("UTF-8");
-        (child.wait().expect("waited").code(), out, said)
+        let ran = piped(&dir, &[&["check", "-"], flags].concat(), text);
+        (ran.code, ran.stdout, ran.stderr)
     };
     let objects = |out: &str| out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect::<Vec<serde_json::Value>>();
     let gpt2 = fs::read_to_string(models().join("gpt2.mdl")).expect("read");

@@ -35,15 +35,6 @@ fn an_artifact_is_run_if_a_trusted_key_has_signed_it_and_weights_say_what_they_a
         assert!(fs::read(dir.path("alone").join(file)).unwrap() == fs::read(dir.path("given").join(file)).unwrap(), "{file}");
     }
     dir.line("export hf w.safetensors -D layers=3 -o other").fails_with(&["was saved with layers = 2, `-D layers=3` says otherwise: leave it out"]);
-    // What is given in the place of something else.
-    let text = "is a model text, not an artifact: `mcc compile m.mdl -o m.mcc` makes an artifact of it";
-    dir.write("m.mdl", "model m(batch) {}\n");
-    dir.line("run m.mdl").fails_with(&[text]);
-    dir.line("dump m.mdl").fails_with(&[text]);
-    dir.line("run w.safetensors").fails_with(&["is a file of weights, not an artifact", "--init w.safetensors"]);
-    dir.line("compile out.mcc").fails_with(&["`out.mcc` is no model text: it is an artifact, which is compiled already"]);
-    dir.line("check w.safetensors").fails_with(&["it is a file of weights, from which `mcc run ARTIFACT --init w.safetensors` starts"]);
-    dir.line("import hf gpt2 -o in").fails_with(&["`hf download gpt2 --local-dir gpt2`"]);
     // Other settings, and no signature.
     dir.line(&format!("{GPT2} -D layers=3 -o out.mcc")).succeeds();
     run("--trust public.pem").fails_with(&["is not signed, and --trust takes what is signed alone"]);

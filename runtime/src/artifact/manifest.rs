@@ -111,12 +111,11 @@ pub fn read(dir: &Path) -> Result<(Manifest, Vec<u8>), ArtifactError> {
         format: u32,
         mcc: String,
     }
-    if let Some(kind) = super::mistaken::kind(dir) {
-        return Err(ArtifactError::Mistaken { path: dir.to_path_buf(), kind });
-    }
     let path = dir.join(MANIFEST);
     let bytes = match regular(&path).and_then(|()| fs::read(&path)) {
-        Err(e) if e.kind() == system::ErrorKind::NotFound && dir.exists() => return Err(ArtifactError::NotAnArtifact(dir.to_path_buf())),
+        Err(e) if matches!(e.kind(), system::ErrorKind::NotFound | system::ErrorKind::NotADirectory) && dir.exists() => {
+            return Err(ArtifactError::NotAnArtifact(dir.to_path_buf()));
+        }
         other => other.map_err(io(if dir.exists() { &path } else { dir }))?,
     };
     let damaged = |what: String| ArtifactError::Damaged { file: path.clone(), what };
