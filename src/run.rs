@@ -90,7 +90,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         world,
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         trust,
-        note: |text| note!("note: {text}"),
+        note: if verbosity == Verbosity::Quiet { |_| {} } else { |text| note!("note: {text}") },
         stop,
         ..defaults
     };

@@ -145,3 +145,15 @@ fn a_signal_while_ranks_meet_ends_a_rank_that_has_nothing_to_save() {
     Ran::new(run.wait_with_output().expect("the end")).fails_with(&["SIGTERM came before all ranks had met", "nothing is saved"]);
     assert!(!dir.path("w.safetensors").exists());
 }
+
+#[test]
+fn quiet_ranks_say_errors_and_warnings_alone() {
+    let dir = Dir::new();
+    model(&dir);
+    for (flags, notes) in [("", 1), ("--quiet", 0)] {
+        let mut first = torchrun(&port()).swap_remove(0);
+        first.extend([("MASTER_ADDR", "192.0.2.1".to_owned()), ("MCC_SECRET", SECRET.to_owned())]);
+        let said = start(&dir, &format!("--steps 1 --rendezvous-timeout 1 {flags}"), &[first]).swap_remove(0).fails_with(&["error: "]).stderr;
+        assert_eq!(said.matches("note: `192.0.2.1` stands for no address of this machine's networks").count(), notes, "{said}");
+    }
+}
