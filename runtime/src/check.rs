@@ -113,7 +113,8 @@ fn whole(job: &Job) -> Checked {
     for (name, dims) in named.chain(job.tables.iter().map(|t| (&t.name, &t.dims))) {
         product(dims.iter().map(|d| d.padded)).map_err(|e| format!("`{name}`: {e}"))?;
         for d in dims {
-            ensure(d.size <= d.padded, || format!("`{name}`: dim `{}` has {} elements, padded {}", d.name, d.size, d.padded))?;
+            let holds = 0 < d.size && d.size <= d.padded;
+            ensure(holds, || format!("`{name}`: dim `{}` has {} elements, padded {}", d.name, d.size, d.padded))?;
         }
     }
     for param in &job.params {

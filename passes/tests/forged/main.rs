@@ -1,15 +1,21 @@
 //! Artifacts and weights that were damaged, or forged with all their hashes renewed: reading them never panics, takes memory in proportion to the files, and
 //! accepts nothing that was damaged.
 //!
+//! Of jobs with another field, whatever it is, what the verifier accepts runs: a panic, a wait for ever or memory beyond the plan would be a hole of the verifier.
+//!
 //! What a forger may still do is write another valid program: of that only a signature tells (`docs/security.md`). 300 of each kind, or `FORGED`, from number
 //! `FORGED_FIRST` on.
 
+mod execute;
+mod leaves;
 mod memory;
 
+use execute::{Ran, execute};
 use frontend::Options as Text;
 use ir::diag::Sources;
 use ir::program::Job;
 use ir::random::mix;
+use leaves::Tree;
 use passes::compile::{Options, compile};
 use passes::plan::{SequenceParallel, Zero};
 use runtime::artifact::{Accept, Artifact, Parts, read, write};
@@ -17,6 +23,7 @@ use runtime::target::Target;
 use runtime::weights::{Layout, Mark, Weights};
 use std::collections::BTreeMap;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A number from the environment.
@@ -174,6 +181,49 @@ fn what_was_forged_is_refused_or_sound() {
     }
     println!("{} forged jobs: {decoded} decode, {written} pass the check, {accepted} the verifier too", seeds().count());
     assert!(seeds().count() < 100 || decoded > 0 && written > 0 && accepted < written, "nothing was tried");
+}
+
+/// A field of the job is another, whatever it is: what the verifier accepts then runs to its end, within its plan.
+#[test]
+fn what_is_accepted_with_another_field_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("mutant.mcc");
+    let jobs = jobs();
+    let trees: Vec<Tree> = jobs.iter().map(Tree::of).collect();
+    let (mut decoded, mut written, mut accepted, mut ran, mut wrong) = (0, 0, 0, [0; 3], String::new());
+    for job in &jobs {
+        assert!(execute(job, &mut Dice(1)) == Ran::ToItsEnd, "the original does not run");
+    }
+    for seed in seeds() {
+        let mut dice = Dice(mix(seed ^ 0x1eaf));
+        let k = dice.below(jobs.len());
+        let (what, mutant) = trees[k].mutant(&mut dice);
+        let Some(job) = mutant.filter(|job| *job != jobs[k]) else { continue };
+        decoded += 1;
+        let what = format!("seed {seed}, job {k}, {what}");
+        let bytes = postcard::to_stdvec(&job).unwrap().len();
+        let read = catch_unwind(AssertUnwindSafe(|| within(bytes, &what, || put(&out, &job)).then(|| open(&out, bytes, &what))));
+        let Ok(read) = read else {
+            wrong += &format!("{what}: the checks panic\n");
+            continue;
+        };
+        written += usize::from(read.is_some());
+        let Some(Ok(artifact)) = read else { continue };
+        accepted += 1;
+        match execute(&artifact.job, &mut dice) {
+            Ran::ToItsEnd => ran[0] += 1,
+            Ran::TooLarge => ran[1] += 1,
+            Ran::Refused => ran[2] += 1,
+            Ran::Wrong(why) => wrong += &format!("{what}: {why}\n"),
+        }
+    }
+    let [ended, large, refused] = ran;
+    println!(
+        "{} mutants: {decoded} decode, {written} pass the check, {accepted} the verifier too; of these {ended} run, {refused} refuse the data, {large} are too large to try",
+        seeds().count()
+    );
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(seeds().count() < 100 || ended > 0 && accepted < written && written < decoded, "nothing was tried");
 }
 
 #[test]

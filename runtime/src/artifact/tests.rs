@@ -171,6 +171,17 @@ fn a_forged_job_is_an_error_and_no_panic() {
     }
 }
 
+/// With padding alone no rank would hold an element that exists.
+#[test]
+fn a_dim_of_which_nothing_exists_is_refused() {
+    let mut job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 1, tp: 1 });
+    let name = job.params[0].name.clone();
+    let padded = job.params[0].dims[0].padded;
+    job.params[0].dims[0].size = 0;
+    let error = check::check(&job).unwrap_err().to_string();
+    assert!(error.contains(&format!("`{name}`: dim ")) && error.ends_with(&format!("has 0 elements, padded {padded}")), "{error}");
+}
+
 /// By the types alone. A job written with other types would be read as something else, and only by chance be refused.
 #[test]
 fn a_layout_of_jobs_has_a_format_of_its_own() {
