@@ -146,8 +146,9 @@ impl FileParser<'_, '_> {
             }
             return vec![self.bad(head, trivia)];
         }
-        if let Some(error) = check_brackets(self.lines, head.clone()) {
-            self.errors.push(error);
+        let brackets = check_brackets(self.lines, head.clone());
+        if !brackets.is_empty() {
+            self.errors.extend(brackets);
             if let End::Block(pieces) = end {
                 let inner = self.inner_place(&head, place);
                 self.block(pieces, inner);

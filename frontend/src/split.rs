@@ -301,9 +301,10 @@ impl Splitter<'_, '_> {
     }
 }
 
-/// The first bracket of a statement that has no partner, or that is nested too deep.
-pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Option<Diagnostic> {
-    let mut open: Vec<(usize, u8)> = vec![];
+/// The brackets of a statement that have no partner, or the first that is nested too deep. A bracket that closes an outer one leaves those within unclosed, so that none is
+/// blamed for what another lacks.
+pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Vec<Diagnostic> {
+    let (mut open, mut owed, mut errors): (Vec<(usize, u8)>, Vec<u8>, Vec<Diagnostic>) = (vec![], vec![], vec![]);
     let bytes = lines.text.as_bytes();
     let (mut in_text, mut in_comment) = (false, false);
     for at in head {
@@ -327,7 +328,8 @@ pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Option<Diagnosti
                 open.push((at, byte));
                 if open.len() > MAX_BRACKETS {
                     let e = Diagnostic::error("E0105", format!("brackets are nested more than {MAX_BRACKETS} deep"));
-                    return Some(e.label(lines.span(at..at + 1), "one too many").help("name parts of the expression with `let`"));
+                    errors.push(e.label(lines.span(at..at + 1), "one too many").help("name parts of the expression with `let`"));
+                    return errors;
                 }
                 continue;
             }
@@ -339,18 +341,25 @@ pub fn check_brackets(lines: &Lines<'_>, head: Range<usize>) -> Option<Diagnosti
         match open.pop() {
             Some((_, kind)) if kind == closes => {}
             Some((start, kind)) => {
+                match open.iter().rposition(|o| o.1 == closes) {
+                    Some(outer) => open.truncate(outer),
+                    None => owed.push(kind),
+                }
                 let e = Diagnostic::error("E0102", format!("`{}` is closed by `{found}`", char::from(kind)));
-                return Some(e.label(lines.span(at..at + 1), "does not fit").label(lines.span(start..start + 1), "opened here"));
+                errors.push(e.label(lines.span(at..at + 1), "does not fit").label(lines.span(start..start + 1), "opened here"));
             }
+            // The partner of one that was closed by another kind before.
+            None if owed.contains(&closes) => owed.retain(|kind| *kind != closes),
             None => {
                 let e = Diagnostic::error("E0102", format!("a `{found}` that closes nothing"));
-                return Some(e.label(lines.span(at..at + 1), "no bracket is open here").help("remove it"));
+                errors.push(e.label(lines.span(at..at + 1), "no bracket is open here").help("remove it"));
             }
         }
     }
-    open.first().map(|&(at, kind)| {
+    errors.extend(open.into_iter().map(|(at, kind)| {
         let partner = if kind == b'(' { ')' } else { ']' };
         let e = Diagnostic::error("E0102", format!("this `{}` is never closed", char::from(kind)));
         e.label(lines.span(at..at + 1), "opened here").help(format!("add the `{partner}`"))
-    })
+    }));
+    errors
 }
