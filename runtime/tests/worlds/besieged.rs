@@ -4,6 +4,7 @@ use super::{port, world};
 use crate::bench::Bench;
 use crate::fixture::{self, Split};
 use crate::hostile::{Kind, Stranger};
+use runtime::artifact::{self, Accept};
 use runtime::launch::{RunOptions, run};
 use runtime::protocol::Place;
 use runtime::rendezvous::{Member, Purpose, Star, Trust, meet};
@@ -200,28 +201,65 @@ fn attacker() {
     }
 }
 
-/// A process that plays rank 0 of two, knowing all that rank 0 knows, and answers rank 1's first word with what `plan` makes of it; then what rank 1's run came to.
-/// `heard` is how many times rank 1's process was heard of while it ran.
+/// Plays rank 0 of two, knowing all that rank 0 knows, and answers rank 1's first word with what `plan` makes of it. How many times rank 1's process was heard of while it ran.
+fn play_rank_0(meeting: &Meeting, trust: &Trust, id: &str, plan: impl Fn(&[u8]) -> Vec<u8>) -> usize {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let member = Member { rank: 0, world: 2, id: id.into() };
+    let Ok(mut star) = meet(meeting, &member, trust, deadline, |_| {}) else { return 0 };
+    let mut heard = 0;
+    let mut round = |answer: &dyn Fn(&[u8]) -> Vec<u8>| star.round(Ok(vec![]), deadline, |_, words| Ok(answer(&words[1]))).is_ok();
+    // Its plan; that it knows of nobody's memory; that all may begin.
+    if round(&plan) && round(&|_| vec![0]) && round(&|_| vec![]) {
+        let Star::Hub(links) = star else { unreachable!("rank 0 is the hub") };
+        let mut link = links.into_iter().next().unwrap();
+        while heard < 3 && link.hear::<u8>(Some(Duration::from_secs(10))).is_ok() {
+            heard += 1;
+        }
+    }
+    heard
+}
+
+/// A plan for two ranks, of which the second is where its word says, with whatever else.
+fn plan(word: &[u8], edit: &dyn Fn(&mut Vec<Place>)) -> Vec<u8> {
+    type Hello = (String, String, u16, u64, Vec<u8>);
+    let (host, _, port, cores, _): Hello = postcard::from_bytes(word).unwrap();
+    let place = |machine| Place { machine, host: host.clone(), address: Ipv4Addr::LOCALHOST.into(), port, cores };
+    let mut places = vec![place(0), place(1)];
+    edit(&mut places);
+    postcard::to_stdvec(&([7u8; 16], places, None::<Vec<u8>>)).unwrap()
+}
+
+/// What a run of rank 1's came to, with a false rank 0; and how many times it was heard of.
 fn with_false_rank_0(bench: &Bench, plan: impl Fn(&[u8]) -> Vec<u8>) -> (String, usize) {
     let worlds = world(&[0, 1]);
     std::thread::scope(|scope| {
         let options = RunOptions { world: Some(worlds[1].clone()), ..bench.options() };
         let rank = scope.spawn(move || run(&bench.artifact, &options, &mut |_| {}).unwrap_err().to_string());
-        let deadline = Instant::now() + Duration::from_secs(30);
-        let member = Member { rank: 0, world: 2, id: bench.artifact.id.clone() };
-        let mut star = meet(&worlds[0].meeting, &member, &Trust::Loopback, deadline, |_| {}).unwrap();
-        let mut heard = 0;
-        let mut round = |answer: &dyn Fn(&[u8]) -> Vec<u8>| star.round(Ok(vec![]), deadline, |_, words| Ok(answer(&words[1]))).is_ok();
-        // Its plan; that it knows of nobody's memory; that all may begin.
-        if round(&plan) && round(&|_| vec![0]) && round(&|_| vec![]) {
-            let Star::Hub(links) = star else { unreachable!("rank 0 is the hub") };
-            let mut link = links.into_iter().next().unwrap();
-            while heard < 3 && link.hear::<u8>(Some(Duration::from_secs(10))).is_ok() {
-                heard += 1;
-            }
-        }
+        let heard = play_rank_0(&worlds[0].meeting, &Trust::Loopback, &bench.artifact.id, plan);
         (rank.join().unwrap(), heard)
     })
+}
+
+/// Set for a process that plays rank 0 for a rank on another machine (`tests/hostile.sh`): the host and port where they meet, the artifact, another one that it would like to be run, and what it
+/// does. It knows the secret if that is in its environment.
+const FALSE: &str = "MCC_TEST_FALSE_RANK_0";
+
+/// What such a process does, which ends when it has been found out; without the variable there is nothing to do.
+#[test]
+fn false_rank_0() {
+    let Ok(text) = std::env::var(FALSE) else { return };
+    let [host, port, artifact, other, how] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let meeting = Meeting { host: host.into(), port: port.parse().unwrap() };
+    let trust = std::env::var("MCC_SECRET").map_or(Trust::Insecure, |s| Trust::secret("MCC_SECRET", s.as_bytes()).unwrap());
+    let [own, other] = [artifact, other].map(|dir| artifact::read(dir.as_ref(), &Accept::Anyones).unwrap());
+    let orders = serde_json::to_vec(&serde_json::json!({ "artifact": other.dir, "id": other.id, "steps": 4, "save": "stolen.safetensors" })).unwrap();
+    let heard = play_rank_0(&meeting, &trust, &own.id, |word| match how {
+        "orders" => orders.clone(),
+        "elsewhere" => plan(word, &|p| p[1].port ^= 1),
+        "more" => [plan(word, &|_| {}), orders.clone()].concat(),
+        _ => panic!("{how}"),
+    });
+    println!("heard {heard} times");
 }
 
 /// An artifact whose library leaves a mark when it is loaded.
@@ -242,26 +280,18 @@ fn a_false_rank_0_chooses_no_code_and_no_options() {
     // What ranks once took for their orders, and what says where they are.
     let orders = serde_json::json!({ "artifact": trap.artifact.dir, "id": trap.artifact.id, "steps": 4, "save": bench.path("saved") });
     let orders = serde_json::to_vec(&orders).unwrap();
-    type Hello = (String, String, u16, u64, Vec<u8>);
-    let places = |word: &[u8], edit: &dyn Fn(&mut Vec<Place>)| {
-        let (host, _, port, cores, _): Hello = postcard::from_bytes(word).unwrap();
-        let place = |machine| Place { machine, host: host.clone(), address: Ipv4Addr::LOCALHOST.into(), port, cores };
-        let mut places = vec![place(0), place(1)];
-        edit(&mut places);
-        postcard::to_stdvec(&([7u8; 16], places, None::<Vec<u8>>)).unwrap()
-    };
     type Answer<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
     let cases: [(&str, Answer); 7] = [
         ("a rank said something unreadable", &|_| orders.clone()),
-        ("what rank 0 says of the ranks cannot be: 3 places for 2 ranks", &|w| places(w, &|p| p.push(p[1].clone()))),
-        ("another place for rank 1 than its own", &|w| places(w, &|p| p[1].port ^= 1)),
-        ("another place for rank 1 than its own", &|w| places(w, &|p| p[1].host += "x")),
-        ("rank 1 on machine 7 of 1", &|w| places(w, &|p| p[1].machine = 7)),
-        ("rank 1 at 10.0.0.1, though ranks without a secret are all on one machine", &|w| places(w, &|p| p[1].address = [10, 0, 0, 1].into())),
-        ("rank 0's `mcc run` on 127.0.0.1 is gone", &|w| [places(w, &|_| {}), orders.clone()].concat()),
+        ("what rank 0 says of the ranks cannot be: 3 places for 2 ranks", &|w| plan(w, &|p| p.push(p[1].clone()))),
+        ("another place for rank 1 than its own", &|w| plan(w, &|p| p[1].port ^= 1)),
+        ("another place for rank 1 than its own", &|w| plan(w, &|p| p[1].host += "x")),
+        ("rank 1 on machine 7 of 1", &|w| plan(w, &|p| p[1].machine = 7)),
+        ("rank 1 at 10.0.0.1, though ranks without a secret are all on one machine", &|w| plan(w, &|p| p[1].address = [10, 0, 0, 1].into())),
+        ("rank 0's `mcc run` on 127.0.0.1 is gone", &|w| [plan(w, &|_| {}), orders.clone()].concat()),
     ];
-    for (says, plan) in cases {
-        let (error, heard) = with_false_rank_0(&bench, plan);
+    for (says, answer) in cases {
+        let (error, heard) = with_false_rank_0(&bench, answer);
         assert!(error.contains(says), "{error}");
         // With a plan that can be, rank 1 ran, and what it ran was its own.
         assert_eq!(heard > 0, says.contains("is gone"), "{error}");
