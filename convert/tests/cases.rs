@@ -587,10 +587,3 @@ fn weights_of_another_program_need_a_text() {
     let error = convert::export(&bench.path("in/model.safetensors"), None, &[], &bench.path("back")).unwrap_err().to_string();
     assert!(error.ends_with("name the text with --model, and its settings with -D"), "{error}");
 }
-
-#[test]
-fn a_name_of_the_hub_is_no_directory() {
-    let error = convert::import(Path::new("openai-community/gpt2"), Path::new("out")).unwrap_err().to_string();
-    let wanted = "`hf download openai-community/gpt2 --local-dir gpt2` does, then `mcc import hf gpt2` takes the directory";
-    assert!(error.ends_with(wanted), "{error}");
-}
