@@ -9,6 +9,7 @@ use runtime::comm::{Phase, Position};
 use runtime::profile::{Part, Ran};
 use runtime::protocol::{Event, Place, StepEvent};
 use runtime::rendezvous::Member;
+use runtime::schedule::learning_rate;
 use runtime::weights::{Layout, Mark};
 use std::fs::{self, File};
 use std::io;
@@ -121,8 +122,15 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds: Vec<_> = (0..5u8).map(|how| ("hello", [&[how, 9][..], &member].concat())).collect();
     seeds.push(("hello", [&[3, 200][..], &(member.len() as u32).to_le_bytes(), &member].concat()));
 
-    let step =
-        StepEvent { step: 1, learning_rate: 0.1, milliseconds: 2.0, reports: vec![Some(1.5), None], valid: None, loss_scale: None, skipped: false };
+    let step = StepEvent {
+        step: 1,
+        learning_rate: learning_rate(&files::job().train.schedule, 1, 4),
+        milliseconds: 2.0,
+        reports: vec![Some(1.5), None],
+        valid: None,
+        loss_scale: None,
+        skipped: false,
+    };
     let events = [
         Event::Step(step),
         Event::NonFinite { step: 2, reports: vec![Some(f64::NAN), None], blame: None },

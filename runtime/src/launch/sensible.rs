@@ -6,8 +6,12 @@ use crate::comm::{Position, ranks};
 use crate::executor::calls;
 use crate::profile::{Part, Window};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
+use crate::schedule::learning_rate;
 use crate::shm::Status;
 use ir::program::Job;
+
+/// By how much machines with other mathematical libraries may differ in a learning rate.
+const ROUNDING: f64 = 1e-9;
 
 /// How far each rank says that it is.
 pub(super) struct Course<'a> {
@@ -105,8 +109,11 @@ impl<'a> Course<'a> {
         self.reports(&event.reports)?;
         event.valid.as_ref().map_or(Ok(()), |valid| self.reports(valid))?;
         let is_due = self.eval_interval > 0 && event.step.is_multiple_of(self.eval_interval);
-        let numbers = [event.learning_rate, event.milliseconds].into_iter().chain(event.loss_scale);
-        let is_sound = numbers.into_iter().all(|x| x.is_finite() && x >= 0.0) && (is_due || event.valid.is_none());
+        let rate = learning_rate(&self.job.train.schedule, event.step, self.steps);
+        let numbers = [event.milliseconds].into_iter().chain(event.loss_scale);
+        let is_sound = numbers.into_iter().all(|x| x.is_finite() && x >= 0.0)
+            && (event.learning_rate == rate || (event.learning_rate - rate).abs() <= rate.abs() * ROUNDING)
+            && (is_due || event.valid.is_none());
         if is_sound { Ok(event.step) } else { Err(format!("of step {}, {event:?}", event.step)) }
     }
 

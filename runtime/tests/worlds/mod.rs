@@ -9,6 +9,7 @@ use runtime::executor::Order;
 use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary, run};
 use runtime::profile::Part;
 use runtime::protocol::{self, Event, StepEvent};
+use runtime::schedule::learning_rate;
 use runtime::world::{Launcher, Meeting, World};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -283,7 +284,8 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
     fs::set_permissions(&liar, fs::Permissions::from_mode(0o755)).unwrap();
 
     let reports = vec![None; bench.artifact.job.reports.len()];
-    let step = StepEvent { step: 1, learning_rate: 0.1, milliseconds: 1.0, reports: reports.clone(), valid: None, loss_scale: None, skipped: false };
+    let rate = learning_rate(&bench.artifact.job.train.schedule, 1, STEPS);
+    let step = StepEvent { step: 1, learning_rate: rate, milliseconds: 1.0, reports: reports.clone(), valid: None, loss_scale: None, skipped: false };
     let with = |edit: &dyn Fn(&mut StepEvent)| {
         let mut event = step.clone();
         edit(&mut event);
@@ -291,12 +293,13 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
     };
     let [first, ninth] = [with(&|_| {}), with(&|s| s.step = 9)];
     let timed: Vec<Event> = Part::of(vec![(1, 0, 1)], vec![]).into_iter().map(Event::Profile).collect();
-    let cases: [(&[Event], &str); 9] = [
+    let cases: [(&[Event], &str); 10] = [
         (&[ninth], "step 9 of 4 after step 0"),
         (&[first.clone(), first.clone()], "step 1 of 4 after step 1"),
         (&[with(&|s| s.reports.push(Some(1.0)))], "values of"),
         (&[with(&|s| s.valid = Some(reports.clone()))], "of step 1, StepEvent"),
         (&[with(&|s| s.milliseconds = f64::NAN)], "milliseconds: NaN"),
+        (&[with(&|s| s.learning_rate *= 2.0)], "of step 1, StepEvent"),
         (&[Event::Finished { step: 3 }], "it is done with step 3 after step 0"),
         (&[Event::Skipped { step: 0, skips: 1, most: None }], "it skipped 1 steps by step 0, after step 0"),
         (&timed, "it was timed"),
