@@ -102,7 +102,7 @@ test-launchers: build
 # 10,000 hostile connections to a run on two such machines: as root, two minutes.
 test-hostile: PACKAGES += iproute2
 test-hostile: build
-	@attacker=$$(cargo test --release --package runtime --test processes --no-run 2>&1 | sed -n 's/.*(\(.*\))$$/\1/p'); \
+	@attacker=$$(cargo test --release --package runtime --test processes --no-run 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$$/\1/p'); \
 	tests/hostile.sh target/release/mcc $$attacker $(OUT)/hostile
 
 # mcc beside PyTorch and JAX on this machine's CPU (docs/benchmarks/README.md): about an hour, or some minutes with BENCH=--quick. A peer that cannot be
