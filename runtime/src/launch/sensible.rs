@@ -1,5 +1,6 @@
-//! What ranks say, checked before it is believed. Whoever says it has proved that it belongs to the run, but its memory may be damaged or its build another one, and what it
-//! says becomes the numbers that people read: what cannot be ends the run with the rank's name.
+//! What ranks say, checked before it is believed. Whoever says it has proved that it belongs to the run, but its memory
+//! may be damaged or its build another one, and what it says becomes the numbers that people read: what cannot be ends
+//! the run with the rank's name.
 
 use super::process::{Pulse, Said};
 use crate::comm::{Position, ranks};
@@ -69,7 +70,8 @@ impl<'a> Course<'a> {
     fn event(&mut self, rank: u64, event: &Event) -> Result<(), String> {
         let reached = self.ranks[rank as usize];
         let now = match (event, reached) {
-            (Event::Failed { .. }, Reached::Step(_) | Reached::Ending(_)) => Reached::Done,
+            // Of a rank that is done, its launcher may still say what came from it damaged.
+            (Event::Failed { .. }, _) => Reached::Done,
             (_, Reached::Done) => return Err("it goes on after its end".into()),
             (Event::Step(event), Reached::Step(done)) => Reached::Step(self.step(done, event)?),
             (Event::NonFinite { step, reports, .. }, Reached::Step(done)) => {
