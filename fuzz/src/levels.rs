@@ -9,8 +9,8 @@ pub fn level(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some((name, text)) = text.split_once('\n') else { return };
     match name {
-        "graph" => drop(read(text, text::parse_graph, text::print_graph).map(|g| ir::verify::graph(&g))),
-        "sharded" => drop(read(text, text::parse_sharded, text::print_sharded).map(|s| ir::sharded::verify(&s))),
+        "graph" => drop(read(text, text::parse_graph, text::print_graph).map(|g| verify::graph::verify(&g))),
+        "sharded" => drop(read(text, text::parse_sharded, text::print_sharded).map(|s| verify::sharded::verify(&s))),
         "local" => drop(read(text, text::parse_local, text::print_local)),
         "kernel" => drop(read(text, text::parse_kernel, text::print_kernel).map(|k| k.verify())),
         "program" => drop(read(text, text::parse_program, text::print_program)),
@@ -43,6 +43,6 @@ pub fn packed(bytes: &[u8]) {
 /// The verifier may count on what the reader of artifacts has checked.
 fn judge(job: &Job) {
     if runtime::check::check(job).is_ok() {
-        let _ = ir::job::verify(job);
+        let _ = verify::job::verify(job);
     }
 }

@@ -24,7 +24,7 @@ fn elaborate(text: &str) -> Result<String, Vec<String>> {
                 frontend::render(warning, &sources, Style::Plain);
             }
             let mut graph = done.model.graph;
-            ir::verify::graph(&graph).expect("what elaborates is sound");
+            verify::graph::verify(&graph).expect("what elaborates is sound");
             graph.body.nodes.iter_mut().for_each(|n| n.origin.span = None);
             graph.params.iter_mut().for_each(|p| p.span = None);
             graph.inputs.iter_mut().for_each(|i| i.span = None);

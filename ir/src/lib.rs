@@ -1,4 +1,4 @@
-//! The intermediate representations of mcc, their text forms, verifiers and reference interpreter.
+//! The intermediate representations of mcc, their text forms, type rules and reference interpreter.
 //!
 //! **Invariant:** depends on no other crate of the workspace.
 
@@ -7,25 +7,19 @@ pub mod build;
 pub mod diag;
 pub mod dim;
 pub mod eval;
-pub mod exchanges;
 pub mod graph;
 pub mod infer;
-pub mod job;
 pub mod kernel;
 pub mod launch;
 pub mod local;
 pub mod mesh;
 pub mod model;
 pub mod op;
-pub mod parts;
 pub mod processor;
 pub mod program;
 pub mod progress;
 pub mod provenance;
 pub mod random;
-pub mod refine;
-pub mod rewrites;
 pub mod sharded;
 pub mod text;
-pub mod verify;
 pub mod work;

@@ -30,9 +30,9 @@ use ir::mesh::{Axis, Mesh};
 use ir::model::{Model, Plan, Train};
 use ir::program::Job;
 use ir::progress::Progress;
-use ir::rewrites::{self, Graphs};
 use ir::sharded::Sharded;
 use std::time::{Duration, Instant};
+use verify::equivalence::{self, Graphs};
 
 /// What a compile leaves: every level, for dumps, and the job.
 #[derive(Clone, Debug)]
@@ -135,7 +135,7 @@ pub fn compile_watched(training: Model, evaluation: Model, options: &Options, pr
     let graph = trace.step("order", || order::apply(graph, &orders), valid)?;
     let other = trace.step("order", || order::apply(other, &orders), valid)?;
 
-    let proved = |s: &Sharded| ir::sharded::verify(s).map_err(|e| e.to_string());
+    let proved = |s: &Sharded| verify::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     // Rows at random may repeat work; they are for tests of what is computed.
     if options.rows == Rows::Rules {
@@ -161,7 +161,7 @@ pub fn compile_watched(training: Model, evaluation: Model, options: &Options, pr
         let found = sizes::addressable(&job, &sharded.graph);
         if found.is_empty() { Ok(job) } else { Err(found) }
     };
-    let sound = |job: &Result<Job, _>| job.as_ref().map_or(Ok(()), |job| ir::job::verify(job).map_err(|e| e.to_string()));
+    let sound = |job: &Result<Job, _>| job.as_ref().map_or(Ok(()), |job| verify::job::verify(job).map_err(|e| e.to_string()));
     let job = trace.step("lower", || fits(job::lower(job, &locals, &mut evaluation, &pipe.order)), sound)?.map_err(CompileError::User)?;
     progress.size("kernels", job.kernels.len());
     progress.size("commands", job.programs.iter().flat_map(|p| &p.bodies).map(|b| b.commands.len()).sum());
@@ -230,8 +230,9 @@ fn by_stage(trace: &mut Trace<'_>, pipe: &Pipeline, graph: Graph) -> Result<Grap
 /// The local graphs of all stages, and of classes of them.
 fn partitioned(trace: &mut Trace<'_>, given: &Given, sharded: &Sharded) -> Result<(Vec<Local>, Vec<Local>), CompileError> {
     let Given { options, pipe, .. } = given;
-    let valid = |l: &Vec<Local>| l.iter().try_for_each(|l| ir::verify::local(l, sharded).map_err(|e| e.to_string()));
-    let agree = |l: &Vec<Local>| ir::exchanges::verify(l).and_then(|()| ir::parts::verify(sharded, l)).map_err(|e| e.to_string());
+    let valid = |l: &Vec<Local>| l.iter().try_for_each(|l| verify::partition::local::verify(l, sharded).map_err(|e| e.to_string()));
+    let agree =
+        |l: &Vec<Local>| verify::partition::exchanges::verify(l).and_then(|()| verify::partition::verify(sharded, l)).map_err(|e| e.to_string());
     let partition = || partition::partition(sharded, &pipe.layout, pipe.weights(), options.moe_buffer);
     let stages = trace.step("partition", partition, |l| l.as_ref().map_or(Ok(()), agree))?.map_err(CompileError::User)?;
     let locals = trace.step("classes", || partition::classes(stages.clone()), valid)?;
@@ -243,7 +244,7 @@ fn partitioned(trace: &mut Trace<'_>, given: &Given, sharded: &Sharded) -> Resul
 /// The passes over local graphs of classes, which keep what graphs compute as they were partitioned; that is proved of all of them together. `of` is
 /// what the graphs of steps, and what those of evaluations, are parts of.
 fn rewritten(trace: &mut Trace<'_>, options: &Options, pairs: Pairs, of: [&Sharded; 2], before: Graphs) -> Result<Pairs, CompileError> {
-    let valid = |l: &Local, of| ir::verify::local(l, of).map_err(|e| e.to_string());
+    let valid = |l: &Local, of| verify::partition::local::verify(l, of).map_err(|e| e.to_string());
     let steps = |pairs: &Pairs| pairs.iter().try_for_each(|(l, _)| valid(l, of[0]));
     let both = |pairs: &Pairs| pairs.iter().try_for_each(|(l, e)| valid(l, of[0]).and_then(|()| valid(e, of[1])));
     let each = |pairs: Pairs, pass: &dyn Fn(Local, Local) -> (Local, Local)| -> Pairs { pairs.into_iter().map(|(l, e)| pass(l, e)).collect() };
@@ -260,14 +261,14 @@ fn rewritten(trace: &mut Trace<'_>, options: &Options, pairs: Pairs, of: [&Shard
     let pairs = trace.step("sums", || each(pairs, &|l, e| (sums::cut(l), sums::cut(e))), both)?;
     let (locals, evaluations): (Vec<Local>, Vec<Local>) = pairs.into_iter().unzip();
     let after = Graphs { training: &locals, evaluation: &evaluations };
-    trace.step("rewrites", || (), |()| rewrites::verify(before, after).map_err(|e| e.to_string()))?;
+    trace.step("rewrites", || (), |()| equivalence::verify(before, after).map_err(|e| e.to_string()))?;
     let pairs = locals.into_iter().zip(evaluations).collect();
     // After the proof, to which sums are those of real numbers.
     if options.tf32 { trace.step("tf32", || each(pairs, &|l, e| (tf32::mark(l), tf32::mark(e))), both) } else { Ok(pairs) }
 }
 
 fn valid(g: &Graph) -> Result<(), String> {
-    ir::verify::graph(g).map_err(|e| e.to_string())
+    verify::graph::verify(g).map_err(|e| e.to_string())
 }
 
 /// Complaints that end a compile, if there are any.
@@ -292,8 +293,8 @@ impl Compiled {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn verify(&self) -> Result<(), ir::job::JobError> {
-        ir::job::verify(&self.job)?;
+    pub fn verify(&self) -> Result<(), verify::job::JobError> {
+        verify::job::verify(&self.job)?;
         job::refines(&self.job, &self.locals, &self.evaluation)
     }
 }

@@ -6,7 +6,7 @@
 use crate::footprint::size;
 use ir::diag::{Diagnostic, Span};
 use ir::graph::{Graph, Value};
-use ir::job::MOST_BYTES;
+use ir::program::MOST_BYTES;
 use ir::program::{Arena, Buffer, Content, Job, Stage};
 
 /// Elements of a tensor, as elaboration allows them.

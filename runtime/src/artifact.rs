@@ -11,7 +11,7 @@
 //!   dumps/          texts, as the compiler gave them
 //! ```
 //! Reading checks everything before any code is loaded: signature (if one is asked for), sizes, hashes, that this CPU has the target's features, that every
-//! place lies within its arena ([`crate::check`]), that the programs are sound ([`ir::job`]). Each file is read once; what is used are the bytes that were hashed.
+//! place lies within its arena ([`crate::check`]), that the programs are sound ([`verify::job`]). Each file is read once; what is used are the bytes that were hashed.
 //!
 //! A hash says that bytes are those which the manifest was written for. Who wrote the manifest, and so whether its code does what its job says, only a signature
 //! can tell ([`Accept`]).
@@ -31,7 +31,6 @@ pub use write::{Kernels, Parts, write, write_unless};
 use crate::check::CheckError;
 use crate::signature::KeyError;
 use crate::target::TargetError;
-use ir::job::JobError;
 use ir::launch::Launch;
 use ir::program::{Job, KernelId};
 use manifest::MANIFEST;
@@ -40,6 +39,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use verify::job::JobError;
 
 /// Changes whenever an artifact of before cannot be read any more.
 pub const FORMAT: u32 = 4;

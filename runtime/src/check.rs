@@ -1,6 +1,6 @@
 //! Checks a job before anything is run: whatever it names exists, and whatever it touches lies within its arena.
 //!
-//! This is what the executor's own indexing rests on, and what the verifier of the program level ([`ir::job`]), which proves much more, takes for granted: so it
+//! This is what the executor's own indexing rests on, and what the verifier of the program level ([`verify::job`]), which proves much more, takes for granted: so it
 //! looks at a job from anywhere without panicking, and neither needs memory beyond the job's own.
 //!
 //! It looks at what the job says alone. That the code of a kernel touches no more than its operands is up to whoever has made it: no check of the job, and no

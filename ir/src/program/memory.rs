@@ -7,6 +7,9 @@ use crate::mesh::{Coords, Mesh, SubAxis};
 use crate::op::DType;
 use serde::{Deserialize, Serialize};
 
+/// The most bytes of an arena: sums and products of sizes below it cannot overflow.
+pub const MOST_BYTES: u64 = 1 << 48;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Arena {
     /// Lives over steps: parameters, optimizer state, gradients, tables.

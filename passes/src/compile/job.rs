@@ -8,9 +8,9 @@ use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Slots, Stage, TableEntry};
-use ir::refine::{self, Meaning};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
+use verify::lowering::{self, Meaning};
 
 /// The graphs of evaluation, and how they are part of the programs.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ pub(super) fn lower(mut job: Job, locals: &[Local], evaluation: &mut Evaluation,
     evaluation.slots = evaluated;
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
-    job.in_flight = ir::job::least_in_flight(&job);
+    job.in_flight = verify::job::least_in_flight(&job);
     job
 }
 
@@ -155,14 +155,14 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
 }
 
 /// Every program, with every schedule it has, computes its graphs.
-pub(super) fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), ir::job::JobError> {
+pub(super) fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), verify::job::JobError> {
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
     for (class, ((local, other), other_slots)) in locals.iter().zip(&evaluation.locals).zip(&evaluation.slots).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
         let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
         let training = Meaning { local, slots: &slots, tables: &own_tables };
         let evaluation = Meaning { local: other, slots: other_slots, tables: &evaluation.tables };
-        refine::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
+        lowering::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
     }
     Ok(())
 }

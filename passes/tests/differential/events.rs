@@ -3,9 +3,9 @@
 use crate::generate::triple;
 use crate::harness::{Case, Data, compiled, elaborate, interleaved, options};
 use crate::models::{GPT2, LLAMA, case};
-use ir::job::verify;
 use ir::program::{Action, Job, Stream};
 use passes::compile::{Compiled, compile};
+use verify::job::verify;
 
 fn samples() -> Vec<(Compiled, Case)> {
     let named = [(GPT2, "dp2 tp2 pp2 sp m3"), (LLAMA, "tp2 pp2 m3 gpipe"), (GPT2, "dp2 m2 zero3")];

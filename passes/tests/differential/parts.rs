@@ -85,9 +85,9 @@ fn samples() -> Vec<Sample> {
 }
 
 fn verify(s: &Sharded, stages: &[Local]) -> Result<(), String> {
-    stages.iter().try_for_each(|l| ir::verify::local(l, s)).map_err(|e| e.to_string())?;
-    ir::exchanges::verify(stages).map_err(|e| e.to_string())?;
-    ir::parts::verify(s, stages).map_err(|e| e.to_string())
+    stages.iter().try_for_each(|l| verify::partition::local::verify(l, s)).map_err(|e| e.to_string())?;
+    verify::partition::exchanges::verify(stages).map_err(|e| e.to_string())?;
+    verify::partition::verify(s, stages).map_err(|e| e.to_string())
 }
 
 /// A node that `keep` wants.

@@ -10,10 +10,10 @@ use crate::verdicts::Verdicts;
 use ir::local::Local;
 use ir::op::Op;
 use ir::random::mix;
-use ir::rewrites::{Graphs, verify};
 use passes::compile::{Compiled, compile, job_of_classes};
 use passes::partition::Buffer;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use verify::equivalence::{Graphs, verify};
 
 struct Sample {
     compiled: Compiled,
@@ -178,7 +178,7 @@ fn a_rewritten_graph_that_computes_something_else_is_refused() {
         (training[k].buckets, evaluation[k].buckets) = (buckets.clone(), buckets);
         let c = &s.compiled;
         let verify = || {
-            training.iter().try_for_each(|l| ir::verify::local(l, &c.sharded))?;
+            training.iter().try_for_each(|l| verify::partition::local::verify(l, &c.sharded))?;
             let before = Graphs { training: &c.stages, evaluation: &c.evaluation.stages };
             verify(before, Graphs { training: &training, evaluation: &evaluation })
         };

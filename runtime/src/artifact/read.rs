@@ -67,7 +67,7 @@ pub fn read(dir: &Path, accept: &Accept) -> Result<Artifact, ArtifactError> {
     check::check(&job).map_err(|cause| ArtifactError::Check { file: dir.join(JOB), cause })?;
     match accept {
         Accept::Verified(_) => {}
-        Accept::Anyones | Accept::SignedBy(_) => ir::job::verify(&job).map_err(|cause| ArtifactError::Unsound { file: dir.join(JOB), cause })?,
+        Accept::Anyones | Accept::SignedBy(_) => verify::job::verify(&job).map_err(|cause| ArtifactError::Unsound { file: dir.join(JOB), cause })?,
     }
     if !manifest.describes(&job) {
         return Err(of_manifest("it describes another job".into()));

@@ -76,7 +76,7 @@ unsafe impl Sync for Mapping {}
 ///
 /// **Why this is sound**: a command touches only what its places say, which was held against the arenas ([`crate::check`]), provided that the code of its
 /// kernel is that of the kernel which the job names; and the job's verifier has accepted it, when the artifact was read, as free of races
-/// (`ir::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
+/// (`verify::job`): of two commands that touch the same bytes, one of them writing, one comes after the other by its stream or by an event.
 /// A stream's commands are one thread's, in order; an event is stored with `Release` and seen with `Acquire`, as is the end of a phase by the thread's. So nobody else
 /// uses the bytes that a command writes while it does.
 #[derive(Clone)]

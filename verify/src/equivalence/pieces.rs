@@ -1,0 +1,348 @@
+//! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as buckets and chunks do.
+
+use super::rules::{Rules, own_part};
+use crate::terms::digits::Digits;
+use crate::terms::{Access, Key, What};
+use ir::dim::{Dim, IndexMap, Order};
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::{DType, Op};
+use ir::program::{Bucket, Piece};
+use std::rc::Rc;
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Held {
+    One(Access),
+    Joined(Joined),
+}
+
+/// Parts of terms, one after the other. The index along which they follow each other is that of all dims but `lead` outermost and `trail` innermost ones,
+/// row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Joined {
+    /// How many dims each part has by itself, before that index and after it.
+    pub lead: usize,
+    pub trail: usize,
+    /// A rank has only its own part of that index, as large as that of the others, by its place among the ranks of these sub-axes.
+    pub own: Vec<SubAxis>,
+    /// Shared, since each of a bucket's users reads a few of its many.
+    pub pieces: Rc<[Run]>,
+}
+
+/// So many elements along the index: of a term, in the dims that each part has by itself and one more, or nothing that is known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub count: u64,
+    pub of: Option<Access>,
+}
+
+pub type Known<T> = Result<T, String>;
+
+impl Joined {
+    /// The parts along one dim of an access that digits can say of it.
+    pub fn split(mesh: &Mesh, x: &Access, lead: usize, at: u64, count: u64) -> Option<Joined> {
+        let mut pieces = vec![];
+        split(mesh, x, lead, at, count, &mut pieces)?;
+        Some(Joined { lead, trail: x.dims.len() - lead - 1, own: vec![], pieces: pieces.into() })
+    }
+
+    pub fn count(&self) -> u64 {
+        self.pieces.iter().map(|p| p.count).sum()
+    }
+
+    /// Parts of one form.
+    fn is_like(&self, other: &Joined) -> bool {
+        (self.lead, self.trail, &self.own, self.count()) == (other.lead, other.trail, &other.own, other.count())
+    }
+
+    /// In as few runs as can say it.
+    pub fn merged(mut self) -> Joined {
+        let mut pieces: Vec<Run> = vec![];
+        for p in self.pieces.iter() {
+            match pieces.last_mut().and_then(|last| Some((follow(last, p, self.lead)?, last))) {
+                Some((both, last)) => *last = both,
+                None => pieces.push(p.clone()),
+            }
+        }
+        let all: Option<Vec<&Access>> = pieces.iter().map(|p| p.of.as_ref()).collect();
+        if let Some(x) = all.and_then(|all| in_a_row(&all, self.lead)) {
+            pieces = vec![Run { count: x.dims[self.lead].extent(), of: Some(x) }];
+        }
+        self.pieces = pieces.into();
+        self
+    }
+
+    /// One access for a value with dims of these sizes, if that is all.
+    pub fn held(self, mesh: &Mesh, sizes: &[u64]) -> Held {
+        let mut pieces = self.pieces.iter().filter(|p| p.count > 0);
+        let (Some(Run { of: Some(x), .. }), None) = (pieces.next(), pieces.next()) else { return Held::Joined(self) };
+        let middle = &sizes[self.lead..sizes.len() - self.trail];
+        let viewed = if self.own.is_empty() {
+            x.dims[self.lead].reshaped(middle).map(|new| (x.clone(), new))
+        } else {
+            let ranks: u64 = self.own.iter().map(|u| mesh[*u].size).product();
+            let parts = x.flat().dims[0].reshaped(&[ranks, x.dims[0].extent() / ranks]);
+            let own = parts.and_then(|dims| own_part(mesh, &self.own, &Access { dims, ..x.clone() }));
+            own.and_then(|x| x.dims[0].reshaped(middle).map(|new| (x, new)))
+        };
+        match viewed {
+            Some((own, new)) => {
+                let (lead, trail) = (&x.dims[..self.lead], &x.dims[self.lead + 1..]);
+                Held::One(Access { dims: [lead, &new, trail].concat(), ..own })
+            }
+            None => Held::Joined(self),
+        }
+    }
+
+    /// The runs of several values of one form, cut where any of them begins a new one.
+    pub fn aligned(mesh: &Mesh, all: &[Joined]) -> Known<Vec<(u64, Vec<Option<Access>>)>> {
+        let mut all = all.to_vec();
+        if all.iter().any(|j| (j.count(), &j.own) != (all[0].count(), &all[0].own)) {
+            return Err("its operands are parts of different buckets".into());
+        }
+        // A cut may need others beside it, where digits end.
+        loop {
+            let mut cuts: Vec<u64> = all.iter().flat_map(Joined::ends).collect();
+            cuts.sort_unstable();
+            cuts.dedup();
+            for j in &mut all {
+                j.pieces = j.cut_at(mesh, &cuts)?.into();
+            }
+            if all.iter().all(|j| j.pieces.len() == cuts.len()) {
+                let run = |k: usize| (all[0].pieces[k].count, all.iter().map(|j| j.pieces[k].of.clone()).collect());
+                return Ok((0..cuts.len()).map(run).collect());
+            }
+        }
+    }
+
+    /// Whether a value, of a rank's own parts or all of them, is this wherever it is known.
+    pub fn agrees(&self, rules: &mut Rules, got: &Held) -> Known<bool> {
+        let got = match got {
+            Held::Joined(j) => j.clone(),
+            Held::One(x) => as_joined(rules.mesh, x, self).ok_or("it is of ranks' parts, and of others")?,
+        };
+        if !self.is_like(&got) {
+            return Ok(false);
+        }
+        for (_, of) in Joined::aligned(rules.mesh, &[self.clone(), got])? {
+            let mut of = of.into_iter().map(|x| x.map(|x| rules.terms.normal(x)));
+            if let (Some(Some(want)), Some(got)) = (of.next(), of.next())
+                && got.as_ref() != Some(&want)
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where runs end.
+    fn ends(&self) -> impl Iterator<Item = u64> + '_ {
+        let ends = self.pieces.iter().scan(0, |end, p| {
+            *end += p.count;
+            Some(*end)
+        });
+        ends.filter(|end| *end > 0)
+    }
+
+    /// The elements from `at` on.
+    pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Known<Vec<Run>> {
+        let (mut out, mut start) = (vec![], 0);
+        for p in self.pieces.iter() {
+            let (from, to) = (at.max(start), (at + count).min(start + p.count));
+            if from < to {
+                self.within(mesh, p, from - start, to - from, &mut out)?;
+            }
+            start += p.count;
+        }
+        Ok(out)
+    }
+
+    /// All elements, in runs of which none goes across one of these places, which are in order.
+    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Known<Vec<Run>> {
+        let (mut out, mut start, mut cuts) = (vec![], 0, cuts);
+        for p in self.pieces.iter() {
+            let mut from = 0;
+            while from < p.count {
+                cuts = &cuts[cuts.partition_point(|c| *c <= start + from)..];
+                let to = cuts.first().map_or(p.count, |c| p.count.min(c - start));
+                self.within(mesh, p, from, to - from, &mut out)?;
+                from = to;
+            }
+            start += p.count;
+        }
+        Ok(out)
+    }
+
+    /// Appends elements of a run.
+    fn within(&self, mesh: &Mesh, p: &Run, at: u64, count: u64, out: &mut Vec<Run>) -> Known<()> {
+        match &p.of {
+            None => out.push(Run { count, of: None }),
+            Some(x) => split(mesh, x, self.lead, at, count, out).ok_or("a part of a run that digits cannot say")?,
+        }
+        Ok(())
+    }
+}
+
+/// Appends elements along dim `k` of an access, in as few runs as digits can say.
+fn split(mesh: &Mesh, x: &Access, k: usize, at: u64, count: u64, out: &mut Vec<Run>) -> Option<()> {
+    if count == 0 {
+        return Some(());
+    }
+    if let Some(part) = x.part(mesh, k, at, &vec![], &[(count, 1)]) {
+        out.push(Run { count, of: Some(part) });
+        return Some(());
+    }
+    let end = at + count;
+    let mut block = x.dims[k].extent();
+    for (n, _) in x.dims[k].iter() {
+        block /= n;
+        let first = (at + 1).next_multiple_of(block);
+        if block > 1 && first < end {
+            // All of a block's own beginning too, where that is at hand.
+            let first = if at.is_multiple_of(block) { at } else { first };
+            let last = end / block * block;
+            if (first, last) == (at, end) {
+                return None;
+            }
+            split(mesh, x, k, at, first - at, out)?;
+            split(mesh, x, k, first, last - first, out)?;
+            return split(mesh, x, k, last, end - last, out);
+        }
+    }
+    None
+}
+
+/// Two runs as one, if the second goes on where the first ends.
+fn follow(a: &Run, b: &Run, place: usize) -> Option<Run> {
+    let (x, y) = (a.of.as_ref()?, b.of.as_ref()?);
+    let around = |x: &Access| (x.dims[..place].to_vec(), x.dims[place + 1..].to_vec());
+    if (x.term, &x.coords) != (y.term, &y.coords) || around(x) != around(y) {
+        return None;
+    }
+    let steps = |x: &Access| x.dims[place].iter().collect::<Vec<_>>();
+    let ahead = y.offset.checked_sub(x.offset)?;
+    let step = match (steps(x).as_slice(), steps(y).as_slice()) {
+        ([(_, s)], [(_, t)]) if s == t => *s,
+        ([(_, s)], []) | ([], [(_, s)]) => *s,
+        ([], []) => ahead,
+        _ => return None,
+    };
+    let count = a.count + b.count;
+    let mut all = x.clone();
+    all.dims[place] = Digits::new([(count, step)]);
+    (ahead == a.count * step).then_some(Run { count, of: Some(all) })
+}
+
+/// All elements of a parameter or state, row-major.
+pub fn source(rules: &mut Rules, op: Op, index: &[IndexMap], dtype: DType) -> Access {
+    let maps = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
+    let sizes: Vec<u64> = index.iter().map(IndexMap::len).collect();
+    Access::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+}
+
+/// The elements of a bucket, from what its pieces are; nothing is known of what lies between them.
+pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Known<Access>) -> Known<Joined> {
+    let (mut pieces, mut end) = (vec![], 0);
+    for p in &b.pieces {
+        let gap = p.at.checked_sub(end).ok_or("pieces of a bucket overlap")?;
+        let x = of(p)?.flat();
+        let count = x.dims[0].extent();
+        if count != p.elements() {
+            return Err("a piece of a bucket is not as large as its parameter".into());
+        }
+        pieces.extend([Run { count: gap, of: None }, Run { count, of: Some(x) }]);
+        end = p.at + count;
+    }
+    let rest = b.size.checked_sub(end).ok_or("a bucket is smaller than its pieces")?;
+    pieces.push(Run { count: rest, of: None });
+    pieces.retain(|p| p.count > 0);
+    Ok(Joined { lead: 0, trail: 0, own: vec![], pieces: pieces.into() })
+}
+
+/// A value in another precision.
+pub fn cast(rules: &mut Rules, x: Access, dtype: DType) -> Access {
+    if rules.terms.key(x.term).dtype == dtype {
+        return x;
+    }
+    let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
+    let labels = vec![(0..sizes.len() as u32).map(Dim).collect(); 2];
+    rules.apply(Key { what: What::Op(Op::Cast, vec![]), args: vec![x], labels, sizes, dtype })
+}
+
+/// One access as ranks' own parts of a value in one dim, or all of it.
+pub fn as_joined(mesh: &Mesh, x: &Access, shape: &Joined) -> Option<Joined> {
+    let mut digits = vec![];
+    for u in &shape.own {
+        match x.coords.iter().find(|c| c.0 == *u) {
+            Some((_, d)) => digits.extend(d.iter()),
+            None => digits.push((mesh[*u].size, 0)),
+        }
+    }
+    digits.extend(x.dims.iter().flat_map(Digits::iter));
+    let all = Digits::new(digits);
+    let coords = x.coords.iter().filter(|c| !shape.own.contains(&c.0)).cloned().collect();
+    let count = all.extent();
+    let of = Some(Access { dims: vec![all], coords, ..x.clone() });
+    Some(Joined { lead: 0, trail: 0, own: shape.own.clone(), pieces: [Run { count, of }].into() })
+}
+
+/// Equal parts of a term, each as far behind the one before along dim `place`: one part of it.
+fn in_a_row(all: &[&Access], place: usize) -> Option<Access> {
+    let first = *all.first()?;
+    let step = match all.get(1) {
+        Some(x) => x.offset.checked_sub(first.offset)?,
+        None => 0,
+    };
+    for (k, x) in (0u64..).zip(all) {
+        let apart = (x.term, &x.coords, &x.dims) != (first.term, &first.coords, &first.dims);
+        if apart || x.offset != first.offset + k * step {
+            return None;
+        }
+    }
+    let mut out = first.clone();
+    let own: Vec<(u64, u64)> = out.dims[place].iter().collect();
+    out.dims[place] = Digits::new([(all.len() as u64, step)].into_iter().chain(own));
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Element `i` of an index of digits `(2, 100) (3, 10) (2, 1)`.
+    fn element(i: u64) -> u64 {
+        i / 6 * 100 + i / 2 % 3 * 10 + i % 2
+    }
+
+    #[test]
+    fn any_slice_is_a_few_runs_and_these_are_it() {
+        let mesh = Mesh::new(1, 1, 1, 1, 1);
+        let mut rules = Rules::new(&mesh);
+        let term = rules.terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![200], DType::F32);
+        let x = Access { term, offset: 0, coords: vec![], dims: vec![Digits::new([(2, 100), (3, 10), (2, 1)])] };
+        for at in 0..12 {
+            for count in 1..=12 - at {
+                let runs = Joined::split(&mesh, &x, 0, at, count).expect("runs");
+                assert!(runs.pieces.len() <= 5, "{runs:?}");
+                let mut found = vec![];
+                for run in runs.pieces.iter() {
+                    let part = run.of.as_ref().expect("a part");
+                    for i in 0..run.count {
+                        let (mut rest, mut sum) = (i, part.offset);
+                        for (n, s) in part.dims[0].iter().rev() {
+                            sum += rest % n * s;
+                            rest /= n;
+                        }
+                        found.push(sum);
+                    }
+                }
+                assert_eq!(found, (at..at + count).map(element).collect::<Vec<_>>());
+            }
+        }
+        // Where a term has all of them in order, the runs are one again.
+        let all = Access::whole(term, &[12]);
+        let [a, b, c] = [(0, 5), (5, 1), (6, 6)].map(|(at, n)| Joined::split(&mesh, &all, 0, at, n).expect("runs").pieces);
+        let joined = Joined { lead: 0, trail: 0, own: vec![], pieces: [a, b, c].concat().into() };
+        assert_eq!(joined.merged().held(&mesh, &[3, 4]), Held::One(Access::whole(term, &[3, 4])));
+    }
+}

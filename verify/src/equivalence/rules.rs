@@ -1,0 +1,230 @@
+//! One form for what graphs may say in several ways: terms of ops on parts of values, of sums over ranks, and of sums of sums.
+
+use super::alike::part_of;
+use crate::terms::digits::{Digits, Form, add};
+use crate::terms::normal::through;
+use crate::terms::{Access, Key, Made, Term, Terms, What};
+use hashbrown::{HashMap, HashSet};
+use ir::dim::{Base, Dim};
+use ir::graph::{Body, Value};
+use ir::mesh::{Axis, Mesh, SubAxis};
+use ir::op::{Binary, Collective, DType, Op, Real, Scalar};
+
+/// Sub-axes as bits.
+pub type Subs = u64;
+
+/// Terms in one form.
+pub struct Rules<'a> {
+    pub mesh: &'a Mesh,
+    pub terms: Terms,
+    /// Per term with a key of its own: the access to an older one that it is.
+    same: HashMap<Term, Access>,
+    /// Terms by op, operands and type, their dims left out.
+    alike: HashMap<(What, Vec<Term>, DType), Vec<Term>>,
+    /// Per term: along which sub-axes it may differ.
+    varies: Vec<Subs>,
+    /// Linear functions of whole terms, along one dim.
+    pub linear: HashMap<(What, Term), Access>,
+    /// Values of graphs before that digits cannot say of others.
+    pub copied: HashSet<Access>,
+}
+
+pub fn bits<'s>(subs: impl IntoIterator<Item = &'s SubAxis>) -> Subs {
+    subs.into_iter().fold(0, |set, u| set | 1 << u.0)
+}
+
+/// The sub-axes of a collective in the order in which its members are numbered: that of ranks.
+pub fn in_rank_order(subs: &[SubAxis]) -> Vec<SubAxis> {
+    let mut out = subs.to_vec();
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+pub fn of_coords(x: &Access) -> Subs {
+    bits(x.coords.iter().map(|c| &c.0))
+}
+
+fn of_base(mesh: &Mesh, base: &Base) -> Subs {
+    match base {
+        Base::Coords(form) => bits(form.iter().map(|f| &f.0).filter(|u| mesh[**u].size > 1)),
+        Base::Zero => 0,
+        Base::Slot(_) => Subs::MAX,
+    }
+}
+
+impl<'a> Rules<'a> {
+    pub fn new(mesh: &'a Mesh) -> Rules<'a> {
+        let terms = Terms::default();
+        Rules { mesh, terms, same: HashMap::new(), alike: HashMap::new(), varies: vec![], linear: HashMap::new(), copied: HashSet::new() }
+    }
+
+    /// Along which sub-axes a term may differ from rank to rank, or from microbatch to microbatch.
+    pub fn varies(&mut self, term: Term) -> Subs {
+        while self.varies.len() <= term.0 as usize {
+            let key = self.terms.key(Term(self.varies.len() as u32)).clone();
+            let operands = key.args.iter().fold(0, |set, x| set | self.varies[x.term.0 as usize] | of_coords(x));
+            let set = match &key.what {
+                What::Op(Op::Scalar(Scalar::Linear(form)), _) => of_base(self.mesh, &Base::Coords(form.clone())),
+                What::Op(_, maps) => maps.iter().fold(operands, |set, m| set | of_base(self.mesh, &m.1.0.base)),
+                What::Held(_, maps) => maps.iter().fold(0, |set, m| set | of_base(self.mesh, &m.0.base)),
+                What::Stored | What::Joined | What::Met(_) => operands,
+                What::Sum | What::Last => operands & !bits(&self.batches()),
+                What::Parts(subs) => operands | bits(subs),
+                What::Exchange { kind: Collective::AllReduce(_) | Collective::AllGather, subs, .. } => operands & !bits(subs),
+                What::Exchange { kind: Collective::ReduceScatter(_) | Collective::AllToAll | Collective::Shift, subs, .. } => operands | bits(subs),
+                What::Message { .. } => Subs::MAX,
+                What::Fill(_) => 0,
+            };
+            self.varies.push(set);
+        }
+        self.varies[term.0 as usize]
+    }
+
+    /// Takes note that a term is the same along these sub-axes.
+    pub fn same_along(&mut self, term: Term, subs: Subs) {
+        let known = self.varies(term);
+        self.varies[term.0 as usize] = known & !subs;
+    }
+
+    /// The sub-axes of microbatches.
+    pub fn batches(&self) -> Vec<SubAxis> {
+        self.mesh.of(Axis::Microbatch).filter(|u| self.mesh[*u].size > 1).collect()
+    }
+
+    pub fn is_zero(&self, term: Term) -> bool {
+        matches!(&self.terms.key(term).what, What::Op(Op::Const(c), _) if c.0 == 0.0)
+    }
+
+    pub fn zero(&mut self, dtype: DType) -> Access {
+        let what = What::Op(Op::Const(Real(0.0)), vec![]);
+        Access::whole(self.terms.intern(Key { what, args: vec![], labels: vec![vec![]], sizes: vec![], dtype }), &[])
+    }
+
+    /// What a node is, if digits can say it of its operands as they are.
+    pub fn value(&mut self, body: &Body, v: Value, args: &[Access]) -> Option<Access> {
+        let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
+        Some(match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
+            Made::View(x) => x,
+            Made::Op(key) => self.apply(key),
+        })
+    }
+
+    /// The value of a node whose operands are these. None if a view cannot be said in digits.
+    pub fn node(&mut self, body: &Body, v: Value, args: &[Access]) -> Option<Access> {
+        if let Some(x) = self.value(body, v, args) {
+            return Some(x);
+        }
+        let stored: Vec<Access> = args.iter().zip(&body[v].args).map(|(x, a)| self.terms.stored(x, body[*a].ty.dtype)).collect();
+        self.value(body, v, &stored)
+    }
+
+    /// The value of a node whose operands, and result, have `count` elements of a dim.
+    pub fn piece(&mut self, body: &Body, v: Value, args: &[Access], along: Dim, count: u64) -> Option<Access> {
+        let (base, scalar) = (|b: &Base| Some(b.clone()), |s: &Scalar| Some(s.clone()));
+        match self.terms.made(self.mesh, body, v, args, &base, &scalar)? {
+            Made::View(x) => Some(x),
+            Made::Op(mut key) => {
+                let mut rows = key.labels.iter().zip(body[v].args.iter().map(|a| body.dims_of(*a)).chain([body.dims_of(v)]));
+                let label = rows.find_map(|(row, dims)| Some(row[dims.iter().position(|d| *d == along)?]))?;
+                key.sizes[label.0 as usize] = count;
+                Some(self.apply(key))
+            }
+        }
+    }
+
+    /// Whether a node itself, not its operands, is another one in each microbatch.
+    pub fn asks_for_microbatch(&self, body: &Body, v: Value) -> bool {
+        let node = &body[v];
+        let batches = bits(&self.batches());
+        let of = |base: &Base| of_base(self.mesh, base) & batches != 0;
+        match &node.op {
+            Op::Shard { index, .. } => of(&index.base),
+            Op::Scalar(Scalar::Linear(form)) => of(&Base::Coords(form.clone())),
+            op => op.is_source() && node.ty.dims.iter().any(|d| of(&body.dims[*d].index.base)),
+        }
+    }
+
+    /// An op of operands, in one form.
+    pub fn apply(&mut self, key: Key) -> Access {
+        let own: Vec<u64> = key.labels.last().into_iter().flatten().map(|d| key.sizes[d.0 as usize]).collect();
+        let What::Op(op, _) = &key.what else { return self.known(key, &own) };
+        let scalar = own.is_empty() && key.labels.last().is_some();
+        match op {
+            // Zero elements times a factor of all elements, which is finite where anything is.
+            Op::Binary(Binary::Mul) => {
+                let zero = |k: usize| self.is_zero(key.args[k].term);
+                for (k, other) in [(0, 1), (1, 0)] {
+                    if zero(k) && (zero(other) || key.labels[other].is_empty()) {
+                        let dims = own.iter().map(|n| Digits::new([(*n, 0)])).collect();
+                        return Access { offset: 0, coords: vec![], dims, term: key.args[k].term };
+                    }
+                }
+            }
+            Op::Add if scalar && key.dtype == DType::F32 => return self.sum(key.args),
+            Op::Select if scalar && self.is_zero(key.args[2].term) => {
+                let masked = self.terms.key(key.args[1].term).clone();
+                if masked.what == What::Op(Op::Add, vec![]) && masked.labels.last().is_some_and(Vec::is_empty) {
+                    let of = |x: &Access| Key { args: vec![key.args[0].clone(), x.clone(), key.args[2].clone()], ..key.clone() };
+                    let keys: Vec<Key> = masked.args.iter().map(of).collect();
+                    let terms = keys.into_iter().map(|k| self.apply(k)).collect();
+                    return self.sum(terms);
+                }
+            }
+            Op::Reduce { kind, .. } if scalar => {
+                let (kind, x, dtype) = (*kind, key.args[0].flat(), key.dtype);
+                return self.reduce(kind, &x, dtype);
+            }
+            _ => {}
+        }
+        self.known(key, &own)
+    }
+
+    /// The term of a key whose result has dims of these sizes, or the access to an older term that it is.
+    pub fn known(&mut self, key: Key, own: &[u64]) -> Access {
+        let fresh = self.terms.count();
+        let term = self.terms.intern(key);
+        let plain = Access::whole(term, own);
+        if term.0 as usize >= fresh && !self.is_same(term) {
+            return plain;
+        }
+        match self.same.get(&term) {
+            Some(x) => through(&plain, x).unwrap_or(plain),
+            None => plain,
+        }
+    }
+
+    /// Whether a term that was just made is part of an older one: the same op of parts of the same operands. If not, later ones may be part of it.
+    fn is_same(&mut self, term: Term) -> bool {
+        let key = self.terms.key(term).clone();
+        let what = match &key.what {
+            What::Op(op, _) if op.is_pointwise() || matches!(op, Op::Dot { .. }) => What::Op(op.map_dims(&mut |_| Dim(0)), vec![]),
+            What::Met(_) => key.what.clone(),
+            _ => return false,
+        };
+        if key.args.is_empty() {
+            return false;
+        }
+        let group = (what, key.args.iter().map(|x| x.term).collect(), key.dtype);
+        let known = self.alike.entry(group).or_default();
+        let found = known.iter().find_map(|old| part_of(self.mesh, *old, self.terms.key(*old), &key));
+        match found {
+            Some(x) => {
+                self.same.insert(term, x.flat());
+                true
+            }
+            None => {
+                known.push(term);
+                false
+            }
+        }
+    }
+}
+
+/// The part along the first dim that belongs to a rank, counted by its coordinates.
+pub fn own_part(mesh: &Mesh, subs: &[SubAxis], x: &Access) -> Option<Access> {
+    let sizes: Vec<u64> = subs.iter().map(|u| mesh[*u].size).collect();
+    let (first, rest) = x.dims.split_first()?;
+    let form: Form = subs.iter().copied().zip(first.reshaped(&sizes)?).collect();
+    Some(Access { term: x.term, offset: x.offset, coords: add(&x.coords, &form)?, dims: rest.to_vec() })
+}

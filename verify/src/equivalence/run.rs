@@ -1,0 +1,308 @@
+//! Graphs on terms. All classes of stages run side by side, since a sum over stages is of what each of them has then.
+
+use super::pieces::{self, Held, Joined, Known};
+use super::rules::{self, Rules};
+use super::step::Step;
+use super::{Class, place, wrong};
+use crate::VerifyError;
+use crate::terms::{Access, Index, What};
+use ir::dim::Order;
+use ir::graph::Value;
+use ir::local::{Chunk, Local};
+use ir::mesh::SubAxis;
+use ir::op::{Channel, Collective, DType, Op, Reduce};
+use ir::sharded::Placement;
+use std::collections::BTreeMap;
+
+/// What can be seen of a step from outside.
+#[derive(Default)]
+pub struct Outcome {
+    pub reports: BTreeMap<u32, (Value, Held)>,
+    /// By slot: the new parameter and its states.
+    pub updates: BTreeMap<u32, (Value, Held, Vec<Held>)>,
+    pub limits: Vec<(u64, Held)>,
+    /// In order.
+    pub sent: BTreeMap<(i64, Channel), Vec<(Value, Held)>>,
+    /// By bucket: the ranks that have parts of its states.
+    pub owners: BTreeMap<u32, Vec<SubAxis>>,
+}
+
+/// What classes gave to the n-th collective across some stages, by class, and what comes of it.
+type Meetings = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, Held>, Option<Held>)>;
+
+/// Runs the graphs of all classes, those before or those after.
+pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Outcome>, VerifyError> {
+    let mut runs: Vec<Run> = classes.iter().enumerate().map(|(number, class)| Run::new(number, class, before)).collect();
+    let mut meetings = Meetings::new();
+    loop {
+        let at = |runs: &[Run]| runs.iter().map(|r| r.values.len()).sum::<usize>();
+        let start = at(&runs);
+        for run in &mut runs {
+            while run.next(rules, classes, &mut meetings)? {}
+        }
+        if let Some(run) = runs.iter().find(|r| r.values.len() < r.local.body.nodes.len() && at(&runs) == start) {
+            return run.fail(Value(run.values.len() as u32), "other stages do not take part in it".into());
+        }
+        if runs.iter().all(|r| r.values.len() == r.local.body.nodes.len()) {
+            return runs.into_iter().map(|r| r.outcome(rules)).collect();
+        }
+    }
+}
+
+/// A graph as far as it has run.
+struct Run<'a> {
+    number: usize,
+    class: &'a Class<'a>,
+    local: &'a Local,
+    before: bool,
+    values: Vec<Held>,
+    received: BTreeMap<(i64, Channel), usize>,
+    met: BTreeMap<Vec<u64>, usize>,
+    out: Outcome,
+}
+
+impl<'a> Run<'a> {
+    fn new(number: usize, class: &'a Class, before: bool) -> Run<'a> {
+        let local = if before { class.before } else { class.after };
+        Run { number, class, local, before, values: vec![], received: BTreeMap::new(), met: BTreeMap::new(), out: Outcome::default() }
+    }
+
+    fn fail<T>(&self, v: Value, text: String) -> Result<T, VerifyError> {
+        wrong(v, format!("{text}{}", place(self.local, v)))
+    }
+
+    /// Runs one node, unless there is none left or it waits for other stages.
+    fn next(&mut self, rules: &mut Rules, classes: &[Class], meetings: &mut Meetings) -> Result<bool, VerifyError> {
+        let (local, v) = (self.local, Value(self.values.len() as u32));
+        let body = &local.body;
+        let (Some(node), Some(chunk)) = (body.nodes.get(v.index()), local.chunks.get(v.index())) else { return Ok(false) };
+        if !chunk.per_microbatch() && rules.asks_for_microbatch(body, v) {
+            return self.fail(v, "what runs once asks for the microbatch".into());
+        }
+        let args: Vec<Held> = node.args.iter().map(|a| self.seen(rules, *a, Some(*chunk))).collect();
+        let value = match &node.op {
+            Op::Collective { stages: Some(stages), .. } => {
+                let number = self.met.get(stages).copied().unwrap_or(0);
+                match self.meet(rules, classes, meetings.entry((stages.clone(), number)).or_default(), v, &args[0]) {
+                    Ok(Some(value)) => {
+                        self.met.insert(stages.clone(), number + 1);
+                        Ok(value)
+                    }
+                    Ok(None) => return Ok(false),
+                    Err(e) => Err(e),
+                }
+            }
+            Op::Recv { hops, channel } => {
+                let number = self.received.entry((*hops, *channel)).or_insert(0);
+                *number += 1;
+                let what = What::Message { hops: *hops, channel: *channel, number: self.class.first_message + *number - 1 };
+                let sizes = sizes(local, v);
+                Ok(Held::One(Access::whole(rules.terms.plain(what, vec![], vec![sizes.iter().product()], node.ty.dtype), &sizes)))
+            }
+            Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_) => self.source(rules, v),
+            op => self.made(rules, v, op, &args),
+        };
+        let value = value.or_else(|text| self.fail(v, text))?;
+        // What the graph was made from says of its values where they are the same; and that is proved of it.
+        if let (true, Held::One(x), Some((_, sharding))) = (self.before, &value, &local.source[v.index()])
+            && x.flat() == Access::whole(x.term, &[body.elements(v)])
+        {
+            let same = local.mesh.ids().filter(|u| sharding[*u] == Placement::Replicated);
+            rules.same_along(x.term, rules::bits(&same.collect::<Vec<_>>()));
+        }
+        match &node.op {
+            Op::Limit { most } => self.out.limits.push((*most, value.clone())),
+            Op::Send { hops, channel } => self.out.sent.entry((*hops, *channel)).or_default().push((v, flat(&value))),
+            _ => {}
+        }
+        self.values.push(value);
+        Ok(true)
+    }
+
+    /// A parameter, state, input or table.
+    fn source(&mut self, rules: &mut Rules, v: Value) -> Known<Held> {
+        let (local, class) = (self.local, self.class);
+        let node = &local.body[v];
+        let (Op::Param(slot) | Op::State(slot, _)) = node.op else {
+            return Ok(Held::One(self.held(rules, v, node.op.clone(), node.ty.dtype)));
+        };
+        if let Some(k) = (slot as usize).checked_sub(local.params.len()) {
+            let b = local.buckets.get(k).ok_or("there is no such bucket")?;
+            let (held, own) = Step { rules, body: &local.body, v, before: self.before }.bucket(b, &node.op, class.first_slot)?;
+            if let Op::State(..) = node.op
+                && *self.out.owners.entry(slot).or_insert(own.clone()) != own
+            {
+                return Err("its states are parts of different ranks".into());
+            }
+            return Ok(held);
+        }
+        let own = class.slots[slot as usize];
+        if !self.before && class.home(own) {
+            return Err("it is in a bucket".into());
+        }
+        // Where passes compute with copies, the weights are the first state.
+        let copied = !self.before && class.training.copied.contains(&own);
+        let (weights, slot) = (Op::Param(class.first_slot + own), class.first_slot + own);
+        Ok(Held::One(match (&node.op, copied) {
+            (Op::Param(_), true) => {
+                let x = self.held(rules, v, weights, DType::F32);
+                pieces::cast(rules, x, node.ty.dtype)
+            }
+            (Op::State(_, 0), true) | (Op::Param(_), false) => self.held(rules, v, weights, node.ty.dtype),
+            (Op::State(_, k), _) => self.held(rules, v, Op::State(slot, k - u32::from(copied)), node.ty.dtype),
+            _ => unreachable!("invariant: it is a parameter or a state"),
+        }))
+    }
+
+    fn held(&self, rules: &mut Rules, v: Value, op: Op, dtype: DType) -> Access {
+        let body = &self.local.body;
+        let maps: Vec<Index> = body.dims_of(v).iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
+        let sizes = sizes(self.local, v);
+        Access::whole(rules.terms.plain(What::Held(op, maps), vec![], sizes.clone(), dtype), &sizes)
+    }
+
+    /// What an op makes of operands.
+    fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Known<Held> {
+        let body = &self.local.body;
+        let plain: Option<Vec<Access>> = args.iter().map(|a| if let Held::One(x) = a { Some(x.clone()) } else { None }).collect();
+        let step = |rules| Step { rules, body, v, before: self.before };
+        match (op, plain) {
+            (Op::Concat { from, to }, _) => step(rules).concat(args, from, *to),
+            (Op::Collective { .. }, Some(x)) => Ok(Held::One(rules.collective(body, v, &x[0]))),
+            (_, Some(x)) => {
+                let found = match (rules.value(body, v, &x), op) {
+                    (Some(x), _) => Some(Held::One(x)),
+                    (None, Op::Slice { from, to: Some(_), at }) => step(rules).slice(&x[0], *from, *at),
+                    (None, _) => rules.node(body, v, &x).map(Held::One),
+                };
+                found.ok_or_else(|| "it is a view that digits cannot say".into())
+            }
+            (_, None) => step(rules).joined(args),
+        }
+    }
+
+    /// What comes of a collective across stages, if all of them have come to it.
+    fn meet(
+        &self,
+        rules: &mut Rules,
+        classes: &[Class],
+        (given, known): &mut (BTreeMap<usize, Held>, Option<Held>),
+        v: Value,
+        x: &Held,
+    ) -> Known<Option<Held>> {
+        let (local, dtype) = (self.local, self.local.body[v].ty.dtype);
+        let Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: Some(stages), .. } = &local.body[v].op else {
+            return Err("it is no sum over stages".into());
+        };
+        let of = |class: usize| classes[class].training.stages.iter().map(|s| s.0).collect::<Vec<u64>>();
+        if !of(self.number).iter().all(|s| stages.contains(s)) {
+            return Err("a stage takes part in a sum of others".into());
+        }
+        if let std::collections::btree_map::Entry::Vacant(e) = given.entry(self.number) {
+            let over = What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs: rules::in_rank_order(subs), stages: None };
+            e.insert(match x {
+                x if subs.is_empty() => flat(x),
+                Held::One(x) => Held::One(rules.linear(&over, x, dtype).flat()),
+                Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v, before: self.before }.linear(j, &over)),
+            });
+        }
+        if given.keys().map(|class| of(*class).len()).sum::<usize>() < stages.len() {
+            return Ok(None);
+        }
+        if known.is_none() {
+            let parts: Vec<(Vec<u64>, Held)> = given.iter().map(|(class, x)| (of(*class), x.clone())).collect();
+            *known = Some(sum(rules, parts, dtype)?);
+        }
+        let sizes = sizes(local, v);
+        match known.clone() {
+            Some(Held::One(x)) => {
+                let dims = x.dims[0].reshaped(&sizes).ok_or("stages give values of different sizes")?;
+                Ok(Some(Held::One(Access { dims, ..x })))
+            }
+            joined => Ok(joined),
+        }
+    }
+
+    /// What the graph leaves.
+    fn outcome(mut self, rules: &mut Rules) -> Result<Outcome, VerifyError> {
+        let local = self.local;
+        for (report, v) in &local.reports {
+            let x = flat(&self.seen(rules, *v, None));
+            self.out.reports.insert(*report, (*v, x));
+        }
+        for u in &local.updates {
+            let new = flat(&self.seen(rules, u.new, None));
+            let states = u.states.iter().map(|s| flat(&self.seen(rules, *s, None))).collect();
+            let slot = self.class.slots.get(u.slot as usize).copied().unwrap_or(u.slot);
+            if self.out.updates.insert(slot, (u.new, new, states)).is_some() {
+                return self.fail(u.new, "a parameter is updated twice".into());
+            }
+        }
+        Ok(self.out)
+    }
+
+    /// An operand as its user sees it, or none: what a step leaves. What is accumulated over microbatches is their sum where they all are behind; what is not, the last
+    /// one's, unless it is the same in all of them.
+    fn seen(&self, rules: &mut Rules, a: Value, user: Option<Chunk>) -> Held {
+        let (local, held) = (self.local, &self.values[a.index()]);
+        let from = local.chunks[a.index()];
+        let behind = user.is_none_or(|to| !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue);
+        if !from.per_microbatch() || !behind {
+            return held.clone();
+        }
+        let (what, dtype) = (if local.accumulate[a.index()] { What::Sum } else { What::Last }, local.body[a].ty.dtype);
+        let batches = rules::bits(&rules.batches());
+        let differs = |x: &Access, rules: &mut Rules| (rules.varies(x.term) | rules::of_coords(x)) & batches != 0;
+        match held {
+            Held::One(x) if what == What::Last && !differs(x, rules) => held.clone(),
+            Held::Joined(j) if what == What::Last && !j.pieces.iter().filter_map(|p| p.of.as_ref()).any(|x| differs(x, rules)) => held.clone(),
+            Held::One(x) => Held::One(rules.linear(&what, x, dtype)),
+            Held::Joined(j) => Held::Joined(Step { rules, body: &local.body, v: a, before: false }.linear(j, &what)),
+        }
+    }
+}
+
+/// The sum of what stages give, in one dim each; those of each list give one of them.
+fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Known<Held> {
+    let (stages, given): (Vec<Vec<u64>>, Vec<Held>) = given.into_iter().unzip();
+    let shape = given.iter().find_map(|x| if let Held::Joined(j) = x { Some(j.clone()) } else { None });
+    let Some(shape) = shape else {
+        let all: Vec<Access> = given.into_iter().filter_map(|x| if let Held::One(x) = x { Some(x) } else { None }).collect();
+        if all.iter().any(|x| x.dims[0].extent() != all[0].dims[0].extent()) {
+            return Err("stages give values of different sizes".into());
+        }
+        return Ok(Held::One(rules.met(stages, all, dtype)));
+    };
+    if (shape.lead, shape.trail) != (0, 0) {
+        return Err("stages give values in pieces, in several dims".into());
+    }
+    let one = |x: &Held| match x {
+        Held::Joined(j) => Some(j.clone()),
+        Held::One(x) => pieces::as_joined(rules.mesh, x, &shape),
+    };
+    let all: Option<Vec<Joined>> = given.iter().map(one).collect();
+    let mut pieces = vec![];
+    for (count, of) in Joined::aligned(rules.mesh, &all.ok_or("stages give parts of different ranks")?)? {
+        let of: Option<Vec<Access>> = of.into_iter().collect();
+        pieces.push(pieces::Run { count, of: of.map(|of| rules.met(stages.clone(), of, dtype)) });
+    }
+    let count: u64 = pieces.iter().map(|p| p.count).sum();
+    let ranks: u64 = shape.own.iter().map(|u| rules.mesh[*u].size).product();
+    Ok(match (Joined { pieces: pieces.into(), ..shape }).held(rules.mesh, &[count / ranks]) {
+        Held::One(x) => Held::One(x.flat()),
+        joined => joined,
+    })
+}
+
+/// Extents of a value's dims.
+fn sizes(local: &Local, v: Value) -> Vec<u64> {
+    local.body.dims_of(v).iter().map(|d| local.body.dims.size(*d)).collect()
+}
+
+/// A value along one dim.
+fn flat(held: &Held) -> Held {
+    match held {
+        Held::One(x) => Held::One(x.flat()),
+        Held::Joined(j) => Held::Joined(j.clone()),
+    }
+}

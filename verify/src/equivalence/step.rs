@@ -1,0 +1,263 @@
+//! What nodes of a rewritten graph make of values that are joined.
+
+use super::pieces::{Held, Joined, Known, Run, as_joined, bucket, cast, source};
+use super::rules::{Rules, bits, in_rank_order, of_coords, own_part};
+use crate::terms::digits::Digits;
+use crate::terms::{Access, What};
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::{Body, Value};
+use ir::mesh::SubAxis;
+use ir::op::{Collective, DType, Op, Reduce};
+use ir::program::{self, Bucket, Holds, Piece};
+
+/// What a node makes of operands of which one at least is joined, or which it joins.
+pub struct Step<'s, 'r> {
+    pub rules: &'s mut Rules<'r>,
+    pub body: &'s Body,
+    pub v: Value,
+    /// Whether the graph is the one before, where values that lie one after the other are one.
+    pub before: bool,
+}
+
+impl Step<'_, '_> {
+    fn sizes(&self) -> Vec<u64> {
+        self.body.dims_of(self.v).iter().map(|d| self.body.dims.size(*d)).collect()
+    }
+
+    fn held(&self, joined: Joined) -> Held {
+        joined.held(self.rules.mesh, &self.sizes())
+    }
+
+    /// A parameter or state of a bucket, as one: the state of a rank is its own part.
+    pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Known<(Held, Vec<SubAxis>)> {
+        let (rules, ty) = (&mut *self.rules, &self.body[self.v].ty);
+        let [dim] = ty.dims[..] else { return Err("a bucket has one dim".into()) };
+        let copies = b.holds == Holds::Copies;
+        let mut joined = bucket(b, &mut |p: &Piece| {
+            let weights = |rules: &mut Rules| source(rules, Op::Param(first_slot + p.slot), &p.index, DType::F32);
+            Ok(match op {
+                Op::Param(_) if copies => {
+                    let x = weights(rules).flat();
+                    cast(rules, x, ty.dtype)
+                }
+                Op::State(_, 0) if copies => weights(rules),
+                Op::State(_, k) => source(rules, Op::State(first_slot + p.slot, k - u32::from(copies)), &p.index, DType::F32),
+                _ => weights(rules),
+            })
+        })?;
+        let info = &self.body.dims[dim];
+        match op {
+            Op::State(..) => {
+                joined.own = self.own(&info.index, b.size)?;
+            }
+            _ if info.size != b.size => return Err("it is not all of its bucket".into()),
+            _ => {}
+        }
+        let own = joined.own.clone();
+        Ok((self.held(joined), own))
+    }
+
+    /// The sub-axes over which ranks have equal parts of `size` elements, in rank order.
+    fn own(&self, index: &IndexMap, size: u64) -> Known<Vec<SubAxis>> {
+        let mesh = self.rules.mesh;
+        let Base::Coords(form) = &index.base else { return Err("it is no rank's part of a bucket".into()) };
+        let subs = in_rank_order(&form.iter().map(|f| f.0).collect::<Vec<_>>());
+        let ranks: u64 = subs.iter().map(|u| mesh[*u].size).product();
+        let count = size / ranks;
+        if count * ranks != size || index.parts != [(count, 1)] || *form != program::own_part(mesh, &subs, count) {
+            return Err("it is not a rank's own part of a bucket".into());
+        }
+        Ok(subs)
+    }
+
+    /// Operands one after the other along a dim.
+    pub fn concat(&mut self, args: &[Held], from: &[Dim], to: Dim) -> Known<Held> {
+        let at = |v: Value, d: Dim| self.body.dims_of(v).iter().position(|e| *e == d);
+        let node = &self.body[self.v];
+        let lead = at(self.v, to).ok_or("it lacks the dim that it makes")?;
+        let trail = node.ty.dims.len() - lead - 1;
+        let mut pieces = vec![];
+        for (k, x) in args.iter().enumerate() {
+            // In the dims of the result, the operand's own one in the place of the whole one.
+            let places: Option<Vec<usize>> = node.ty.dims.iter().map(|d| at(node.args[k], if *d == to { from[k] } else { *d })).collect();
+            let places = places.ok_or("operands have other dims")?;
+            match x {
+                Held::One(x) => {
+                    let dims: Vec<Digits> = places.iter().map(|i| x.dims[*i].clone()).collect();
+                    pieces.push(Run { count: dims[lead].extent(), of: Some(Access { dims, ..x.clone() }) });
+                }
+                Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
+                    pieces.extend(j.pieces.iter().cloned())
+                }
+                Held::Joined(_) => return Err("it joins parts of buckets".into()),
+            }
+        }
+        let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
+        let plain: Option<Vec<Access>> = args.iter().map(|x| if let Held::One(x) = x { Some(x.clone()) } else { None }).collect();
+        let (Held::Joined(_), Some(plain)) = (&joined, plain) else { return Ok(joined) };
+        let whole = self.rules.node(self.body, self.v, &plain);
+        Ok(whole.filter(|x| self.is_copied(x)).map_or(joined, Held::One))
+    }
+
+    /// Whether a value that digits cannot say of others is one value by itself: one that the graph before has is so after it too.
+    fn is_copied(&mut self, x: &Access) -> bool {
+        if self.before {
+            self.rules.copied.insert(x.clone());
+        }
+        self.rules.copied.contains(x)
+    }
+
+    /// A slice that digits cannot say: one of a copy if the graph before has that, else in several pieces.
+    pub fn slice(&mut self, x: &Access, from: Dim, at: u64) -> Option<Held> {
+        let (body, v) = (self.body, self.v);
+        let copy = self.rules.node(body, v, std::slice::from_ref(x)).map(|x| self.rules.terms.normal(x));
+        if let Some(copy) = copy.filter(|x| self.is_copied(x)) {
+            return Some(Held::One(copy));
+        }
+        let lead = body.dims_of(body[v].args[0]).iter().position(|d| *d == from)?;
+        let count = self.sizes()[lead];
+        Joined::split(self.rules.mesh, x, lead, at, count).map(|j| self.held(j))
+    }
+
+    /// A node with a joined operand.
+    pub fn joined(&mut self, args: &[Held]) -> Known<Held> {
+        let (body, mesh) = (self.body, self.rules.mesh);
+        let node = &body[self.v];
+        let own = node.ty.dims.as_slice();
+        let no = || Err(format!("{} of values in pieces", node.op.name()));
+        let (Some(Held::Joined(j)), Some(a)) = (args.first().filter(|_| args.len() == 1), node.args.first()) else {
+            return self.piecewise(args);
+        };
+        let arg = body.dims_of(*a);
+        let (outer, rest) = arg.split_at(j.lead);
+        let (middle, inner) = rest.split_at(rest.len() - j.trail);
+        let within = own.strip_prefix(outer).and_then(|own| own.strip_suffix(inner));
+        match &node.op {
+            Op::View { from, to } if from == middle && within == Some(to.as_slice()) => Ok(self.held(j.clone())),
+            Op::Slice { from, to: Some(to), at } if middle == [*from] && j.own.is_empty() && within == Some(&[*to]) => {
+                let pieces = j.cut(mesh, *at, body.dims.size(*to))?.into();
+                Ok(self.held(Joined { pieces, ..j.clone() }))
+            }
+            Op::Shard { from, to, index } if arg == [*from] && j.own.is_empty() && own == [*to] => {
+                let subs = self.own(index, j.count())?;
+                Ok(self.held(Joined { own: subs, ..j.clone() }))
+            }
+            Op::Expand | Op::Cut | Op::StopGradient if own == arg => Ok(args[0].clone()),
+            Op::Reduce { kind: Reduce::Sum, .. } if own.is_empty() && (j.lead, j.trail) == (0, 0) => self.reduce(j),
+            Op::Collective { kind, subs, stages: None, part } => {
+                let subs = in_rank_order(subs);
+                match kind {
+                    Collective::AllReduce(_) if own == arg => {
+                        if bits(&subs) & bits(&j.own) != 0 {
+                            return no();
+                        }
+                        Ok(Held::Joined(self.linear(j, &What::Exchange { kind: *kind, subs, stages: None })))
+                    }
+                    Collective::ReduceScatter(r) if j.own.is_empty() && arg.split_first().is_some_and(|(p, to)| Some(*p) == *part && to == own) => {
+                        let what = What::Exchange { kind: Collective::AllReduce(*r), subs: subs.clone(), stages: None };
+                        let all = self.linear(j, &what);
+                        if (all.lead, all.trail) == (0, 0) {
+                            return Ok(self.held(Joined { own: subs, ..all }));
+                        }
+                        let lead = all.lead.checked_sub(1).ok_or("ranks' parts of what is in pieces")?;
+                        let part = |p: &Run| {
+                            let x = p.of.as_ref().map(|x| own_part(mesh, &subs, x).ok_or("parts that digits cannot say"));
+                            Ok(Run { count: p.count, of: x.transpose()? })
+                        };
+                        let pieces = all.pieces.iter().map(part).collect::<Known<_>>()?;
+                        Ok(self.held(Joined { lead, pieces, ..all }))
+                    }
+                    Collective::AllGather if own.split_first().is_some_and(|(p, from)| Some(*p) == *part && from == arg) => {
+                        if j.own.is_empty() {
+                            let gathered = |p: &Run, rules: &mut Rules| {
+                                let x = p.of.as_ref().map(|x| rules.gathered(&subs, x, node.ty.dtype).ok_or("parts that digits cannot say"));
+                                Ok(Run { count: p.count, of: x.transpose()? })
+                            };
+                            let pieces = j.pieces.iter().map(|p| gathered(p, self.rules)).collect::<Known<_>>()?;
+                            return Ok(self.held(Joined { lead: j.lead + 1, pieces, ..j.clone() }));
+                        }
+                        // What any rank has of the parts of others is what they have.
+                        let alike = |x: &Access, rules: &mut Rules| (rules.varies(x.term) | of_coords(x)) & bits(&subs) == 0;
+                        if j.own != subs || !j.pieces.iter().filter_map(|p| p.of.as_ref()).all(|x| alike(x, self.rules)) {
+                            return no();
+                        }
+                        Ok(self.held(Joined { own: vec![], ..j.clone() }))
+                    }
+                    Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::AllGather | Collective::AllToAll | Collective::Shift => {
+                        no()
+                    }
+                }
+            }
+            _ => self.piecewise(args),
+        }
+    }
+
+    /// A linear function of each element.
+    pub fn linear(&mut self, j: &Joined, what: &What) -> Joined {
+        let dtype = self.body[self.v].ty.dtype;
+        let pieces = j.pieces.iter().map(|p| Run { count: p.count, of: p.of.as_ref().map(|x| self.rules.linear(what, x, dtype)) });
+        Joined { pieces: pieces.collect(), ..j.clone() }
+    }
+
+    fn reduce(&mut self, j: &Joined) -> Known<Held> {
+        let dtype = self.body[self.v].ty.dtype;
+        let mut terms = vec![];
+        for p in j.pieces.iter() {
+            let x = p.of.as_ref().ok_or("it sums what nothing is known of")?;
+            if (self.rules.varies(x.term) | of_coords(x)) & bits(&j.own) != 0 {
+                return Err("ranks have different values of what it sums".into());
+            }
+            terms.push(self.rules.reduce(Reduce::Sum, x, dtype));
+        }
+        Ok(Held::One(if j.own.is_empty() { self.rules.sum(terms) } else { self.rules.parts(&j.own, terms, dtype) }))
+    }
+
+    /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of operands there.
+    fn piecewise(&mut self, args: &[Held]) -> Known<Held> {
+        let (body, mesh) = (self.body, self.rules.mesh);
+        let node = &body[self.v];
+        let maps = match &node.op {
+            Op::Dot { over, .. } => over.as_slice(),
+            Op::Expand => &[],
+            op if op.is_pointwise() => &[],
+            op => return Err(format!("{} of values in pieces", op.name())),
+        };
+        let shape = args.iter().zip(&node.args).find_map(|(x, a)| match x {
+            Held::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
+            Held::One(_) => None,
+        });
+        let (shape, along) = shape.ok_or_else(|| format!("{} of values in pieces, in several dims", node.op.name()))?;
+        let at = |dims: &[Dim]| dims.iter().position(|d| *d == along);
+        let lead = at(&node.ty.dims).filter(|_| !maps.contains(&along)).ok_or("it sums over values in pieces")?;
+        let (mut joined, mut place) = (vec![], vec![]);
+        for (x, a) in args.iter().zip(&node.args) {
+            let dims = body.dims_of(*a);
+            let j = match (x, at(dims)) {
+                (Held::One(_), None) => None,
+                (Held::Joined(j), Some(k)) if (j.lead, j.trail) == (k, dims.len() - k - 1) => Some(j.clone()),
+                (Held::One(x), Some(_)) if !shape.own.is_empty() => Some(as_joined(mesh, x, shape).ok_or("it is of ranks' parts, and of others")?),
+                (Held::One(x), Some(k)) => Some(Joined {
+                    lead: k,
+                    trail: dims.len() - k - 1,
+                    own: vec![],
+                    pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
+                }),
+                (Held::Joined(_), _) => return Err(format!("{} of values in different dims", node.op.name())),
+            };
+            place.push(j.is_some());
+            joined.extend(j);
+        }
+        let mut pieces = vec![];
+        for (count, of) in Joined::aligned(mesh, &joined)? {
+            let mut of = of.into_iter();
+            let operand = |(x, in_pieces): (&Held, &bool)| match x {
+                Held::One(x) if !in_pieces => Some(x.clone()),
+                Held::One(_) | Held::Joined(_) => of.next().flatten(),
+            };
+            let operands: Option<Vec<Access>> = args.iter().zip(&place).map(operand).collect();
+            let of = operands.map(|x| self.rules.piece(body, self.v, &x, along, count).ok_or("a view that digits cannot say")).transpose()?;
+            pieces.push(Run { count, of });
+        }
+        Ok(self.held(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() }))
+    }
+}

@@ -1,0 +1,361 @@
+//! What each command reads and writes, once its operands were found to fit.
+
+use super::{Checked, ensure};
+use crate::region::Shape;
+use ir::dim::{Base, Linear};
+use ir::graph::Value;
+use ir::kernel::Kernel;
+use ir::mesh::{Axis, Mesh, SubAxis};
+use ir::op::{Collective, DType, Op, Reduce, Scalar};
+use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space, own_part};
+use std::rc::Rc;
+
+/// The most runs of elements of an operand: the memory that the verifier takes does not depend on what a job from elsewhere claims.
+const MOST_PIECES: u64 = 1 << 24;
+
+/// What a command does to elements of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Read,
+    Write,
+    /// Adds to what is there.
+    Add,
+    /// Writes a result where one of its operands was.
+    Replace,
+}
+
+/// A part of a buffer that a command touches.
+#[derive(Clone, Debug)]
+pub struct Access {
+    pub buffer: BufferId,
+    pub effect: Effect,
+    /// First element at coordinates zero.
+    pub start: u64,
+    /// How much further on it can lie at other coordinates.
+    pub spread: u64,
+    pub shape: Rc<Shape>,
+}
+
+impl Access {
+    /// All elements that it can reach, those between included.
+    pub fn hull(&self) -> (u64, u64) {
+        match self.shape.reach() {
+            0 => (self.start, self.start),
+            reach => (self.start, self.start + self.spread + reach),
+        }
+    }
+}
+
+/// What launches need to know of a kernel.
+pub struct Facts {
+    on: Space,
+    inputs: Vec<(DType, Rc<Shape>)>,
+    outputs: Vec<(DType, Rc<Shape>, Effect)>,
+    /// Per output and input: whether they may be the same memory.
+    in_place: Vec<Vec<bool>>,
+    /// Per output: inputs and scalars on which it depends.
+    depends: Vec<(Vec<usize>, Vec<usize>)>,
+    scalars: Vec<DType>,
+    random: bool,
+}
+
+impl Facts {
+    /// Of a kernel that was verified.
+    pub fn new(kernel: &Kernel) -> Facts {
+        let body = &kernel.body;
+        let shape =
+            |dims: &[ir::dim::Dim], strides: &[u64]| Rc::new(Shape::new(dims.iter().map(|d| body.dims.size(*d)).zip(strides.iter().copied())));
+        let replaceable = at_own_point(kernel);
+        Facts {
+            on: kernel.on,
+            inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
+            outputs: kernel
+                .outputs
+                .iter()
+                .map(|o| {
+                    let ty = &body[o.value].ty;
+                    (ty.dtype, shape(&ty.dims, &o.strides), if o.accumulate { Effect::Add } else { Effect::Write })
+                })
+                .collect(),
+            in_place: kernel
+                .outputs
+                .iter()
+                .map(|o| {
+                    let same = |i: usize| kernel.inputs[i].ty == body[o.value].ty && kernel.inputs[i].strides == o.strides;
+                    (0..kernel.inputs.len()).map(|i| !o.accumulate && replaceable[i] && same(i)).collect()
+                })
+                .collect(),
+            depends: kernel.outputs.iter().map(|o| depends(kernel, o.value)).collect(),
+            scalars: kernel.scalars.clone(),
+            random: body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. })),
+        }
+    }
+
+    /// The number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Inputs and scalars on which an output depends.
+    pub fn depends(&self, output: usize) -> (&[usize], &[usize]) {
+        let (inputs, scalars) = &self.depends[output];
+        (inputs, scalars)
+    }
+}
+
+fn depends(kernel: &Kernel, of: Value) -> (Vec<usize>, Vec<usize>) {
+    let body = &kernel.body;
+    let mut reached = vec![false; body.nodes.len()];
+    reached[of.index()] = true;
+    let (mut inputs, mut scalars) = (vec![false; kernel.inputs.len()], vec![false; kernel.scalars.len()]);
+    for v in body.values().rev().filter(|v| v.index() <= of.index()) {
+        if !reached[v.index()] {
+            continue;
+        }
+        let node = &body[v];
+        node.args.iter().for_each(|a| reached[a.index()] = true);
+        match &node.op {
+            Op::Input(i) => inputs[*i as usize] = true,
+            Op::Scalar(Scalar::Slot(i)) => scalars[*i as usize] = true,
+            op if op.is_pointwise() => {}
+            // Others may ask where in a whole dim they are.
+            _ => {
+                for d in node.args.iter().flat_map(|a| body.dims_of(*a)).chain(&node.ty.dims) {
+                    if let Base::Slot(i) = body.dims[*d].index.base {
+                        scalars[i as usize] = true;
+                    }
+                }
+            }
+        }
+    }
+    let chosen = |set: Vec<bool>| (0..set.len()).filter(|k| set[*k]).collect();
+    (chosen(inputs), chosen(scalars))
+}
+
+/// Per operand, whether a result at a point depends on it at that point alone, so that it may take the operand's place.
+fn at_own_point(kernel: &Kernel) -> Vec<bool> {
+    let body = &kernel.body;
+    let mut out = vec![true; kernel.inputs.len()];
+    // The values that lead to an op of several points.
+    let mut leads = vec![false; body.nodes.len()];
+    for v in body.values().rev() {
+        let node = &body[v];
+        if leads[v.index()] || !node.op.is_source() && !node.op.is_pointwise() {
+            node.args.iter().for_each(|a| leads[a.index()] = true);
+        }
+        if let Op::Input(i) = node.op {
+            out[i as usize] &= !leads[v.index()];
+        }
+    }
+    out
+}
+
+/// The greatest value of a linear form over all coordinates.
+pub fn greatest(mesh: &Mesh, form: &Linear) -> Checked<u64> {
+    form.iter().try_fold(0u64, |sum, (u, stride)| {
+        let sub = mesh.subs.get(u.0 as usize).ok_or("a linear form names no axis")?;
+        Ok(sum.saturating_add((sub.size - 1).saturating_mul(*stride)))
+    })
+}
+
+/// Whether a linear form depends on the microbatch.
+pub fn varies(mesh: &Mesh, form: &[(SubAxis, u64)]) -> bool {
+    form.iter().any(|(u, stride)| *stride != 0 && mesh[*u].axis == Axis::Microbatch)
+}
+
+/// Whether a command does something else for each microbatch: reads other places or data.
+pub fn per_microbatch(mesh: &Mesh, action: &Action) -> bool {
+    let place = |p: &Place| varies(mesh, &p.coords);
+    match action {
+        Action::Launch { args, scalars, .. } => {
+            args.iter().any(place) || scalars.iter().any(|s| matches!(s, Scalar::Linear(form) if varies(mesh, form)))
+        }
+        Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => place(src) || place(dst),
+        Action::Send { src: p, .. } | Action::Recv { dst: p, .. } | Action::Report { src: p, .. } | Action::Limit { src: p, .. } => place(p),
+        Action::Load { index, .. } => index.iter().any(|map| matches!(&map.base, Base::Coords(form) if varies(mesh, form))),
+        Action::Fill { .. } | Action::Record { .. } | Action::Wait { .. } => false,
+    }
+}
+
+/// Checks commands of one program.
+pub struct Reader<'a> {
+    pub job: &'a Job,
+    pub program: &'a Program,
+    pub kernels: &'a [Facts],
+}
+
+impl Reader<'_> {
+    /// What a command touches, reads first. Every operand exists, has the right dtype and lies in its buffer at all
+    /// coordinates; nothing that it writes overlaps anything else that it touches, but in place.
+    pub fn accesses(&self, action: &Action) -> Checked<Vec<Access>> {
+        let accesses = self.touched(action)?;
+        let of = |a: &Access| self.program.buffers[a.buffer.index()].arena.space();
+        let fits = match action {
+            Action::Launch { kernel, .. } => accesses.iter().all(|a| of(a) == self.kernels[kernel.index()].on),
+            Action::Copy { .. } => of(&accesses[0]) != of(&accesses[1]),
+            Action::Report { .. }
+            | Action::Collective { .. }
+            | Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Space::Device),
+        };
+        ensure(fits, || "it does not work on the memory that its operands are in".into())?;
+        Ok(accesses)
+    }
+
+    fn touched(&self, action: &Action) -> Checked<Vec<Access>> {
+        match action {
+            Action::Launch { kernel, args, scalars } => {
+                let facts = self.kernels.get(kernel.index()).ok_or_else(|| format!("there is no kernel {}", kernel.0))?;
+                self.launch(facts, args, scalars)
+            }
+            Action::Collective { kind, group, dtype, count, src, dst } => self.collective(*kind, group.index(), *dtype, *count, [src, dst]),
+            Action::Send { dtype, count, src, .. } => Ok(vec![self.dense(src, *dtype, *count, Effect::Read)?]),
+            Action::Recv { dtype, count, dst, .. } => Ok(vec![self.dense(dst, *dtype, *count, Effect::Write)?]),
+            Action::Copy { dtype, count, src, dst } => {
+                let (read, written) = (self.dense(src, *dtype, *count, Effect::Read)?, self.dense(dst, *dtype, *count, Effect::Write)?);
+                let part = matches!(self.buffer(dst.buffer)?.content, Content::Param { .. });
+                ensure(written.spread == 0 || part, || "where it writes depends on coordinates".into())?;
+                Ok(vec![read, written])
+            }
+            Action::Fill { buffer, .. } => Ok(vec![self.whole(*buffer)?]),
+            Action::Load { input, dst, index } => {
+                let entry = self.job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
+                let buffer = self.buffer(*dst)?;
+                ensure(buffer.dtype == entry.dtype, || {
+                    format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name())
+                })?;
+                super::held::covers(&self.job.mesh, &entry.dims, index, &buffer.dims, &[Axis::Microbatch])?;
+                Ok(vec![self.whole(*dst)?])
+            }
+            Action::Report { report, src } => {
+                ensure((*report as usize) < self.job.reports.len(), || format!("there is no report {report}"))?;
+                Ok(vec![self.dense(src, DType::F32, 1, Effect::Read)?])
+            }
+            Action::Limit { src, .. } => Ok(vec![self.dense(src, DType::I32, 1, Effect::Read)?]),
+            Action::Record { .. } | Action::Wait { .. } => Ok(vec![]),
+        }
+    }
+
+    fn launch(&self, facts: &Facts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
+        let (inputs, outputs) = (&facts.inputs, &facts.outputs);
+        let operands = inputs.len() + outputs.len();
+        ensure(args.len() == operands, || format!("{} places for the kernel's {operands} operands", args.len()))?;
+        ensure(scalars.len() == facts.scalars.len(), || format!("{} scalars, the kernel has {}", scalars.len(), facts.scalars.len()))?;
+        for (k, (scalar, dtype)) in scalars.iter().zip(&facts.scalars).enumerate() {
+            let fits = match scalar {
+                Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) => dtype.is_float(),
+                Scalar::Step | Scalar::Seed => *dtype == DType::I32,
+                Scalar::Linear(form) => {
+                    greatest(&self.job.mesh, form)?;
+                    *dtype == DType::I32
+                }
+                Scalar::Slot(_) => false,
+            };
+            ensure(fits, || format!("scalar {k} is not {}", dtype.name()))?;
+        }
+        ensure(!facts.random || scalars.ends_with(&[Scalar::Seed, Scalar::Step]), || "it draws random numbers without seed and step".into())?;
+        let mut out = Vec::with_capacity(operands);
+        for ((dtype, shape), place) in inputs.iter().zip(args) {
+            out.push(self.access(place, *dtype, shape.clone(), Effect::Read)?);
+        }
+        for (k, ((dtype, shape, effect), place)) in outputs.iter().zip(&args[inputs.len()..]).enumerate() {
+            let mut written = self.access(place, *dtype, shape.clone(), *effect)?;
+            // A part of a parameter may be written where this rank's part of it lies: it is gathered then ([`super::replicas`]).
+            let buffer = &self.program.buffers[place.buffer.index()];
+            let part = matches!(buffer.content, Content::Param { .. }) && *effect == Effect::Write;
+            ensure(written.spread == 0 || part, || format!("where it writes in buffer `{}` depends on coordinates", buffer.name))?;
+            for (i, other) in out.iter().enumerate() {
+                let same = i < inputs.len() && facts.in_place[k][i] && args[i] == *place;
+                if same {
+                    written.effect = Effect::Replace;
+                } else {
+                    ensure(apart(&written, other), || {
+                        format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name)
+                    })?;
+                }
+            }
+            out.push(written);
+        }
+        Ok(out)
+    }
+
+    fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
+        let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
+        let all = count.saturating_mul(group.size(&self.job.mesh));
+        let (give, get) = match kind {
+            Collective::AllReduce(_) | Collective::Shift => (count, count),
+            Collective::AllGather => (count, all),
+            Collective::ReduceScatter(_) => (all, count),
+            Collective::AllToAll => (all, all),
+        };
+        if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
+            ensure((reduce == Reduce::Any) == (dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
+        }
+        let read = self.dense(src, dtype, give, Effect::Read)?;
+        let part_of = |part: &Place, whole: &Place| {
+            let own = Place { coords: own_part(&self.job.mesh, &group.subs, count), ..whole.clone() };
+            group.stages.is_none() && whole.coords.is_empty() && *part == own
+        };
+        let in_place = match kind {
+            Collective::AllReduce(_) => src == dst,
+            Collective::ReduceScatter(_) => part_of(dst, src),
+            Collective::AllGather => part_of(src, dst),
+            Collective::AllToAll | Collective::Shift => false,
+        };
+        // What is gathered is all written anew.
+        let effect = if in_place && kind != Collective::AllGather { Effect::Replace } else { Effect::Write };
+        let written = self.dense(dst, dtype, get, effect)?;
+        ensure(in_place || apart(&read, &written), || "its source overlaps its destination".into())?;
+        ensure(in_place || written.spread == 0, || "where it writes depends on coordinates".into())?;
+        Ok(vec![read, written])
+    }
+
+    fn buffer(&self, id: BufferId) -> Checked<&Buffer> {
+        self.program.buffers.get(id.index()).ok_or_else(|| format!("there is no buffer {}", id.0))
+    }
+
+    fn whole(&self, id: BufferId) -> Checked<Access> {
+        let shape = Rc::new(Shape::dense(self.buffer(id)?.elements()));
+        Ok(Access { buffer: id, effect: Effect::Write, start: 0, spread: 0, shape })
+    }
+
+    fn dense(&self, place: &Place, dtype: DType, count: u64, effect: Effect) -> Checked<Access> {
+        self.access(place, dtype, Rc::new(Shape::dense(count)), effect)
+    }
+
+    fn access(&self, place: &Place, dtype: DType, shape: Rc<Shape>, effect: Effect) -> Checked<Access> {
+        let buffer = self.buffer(place.buffer)?;
+        let name = &buffer.name;
+        ensure(buffer.dtype == dtype, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;
+        let spread = greatest(&self.job.mesh, &place.coords)?;
+        let end = place.offset.saturating_add(spread).saturating_add(shape.reach());
+        ensure(end <= buffer.elements(), || {
+            format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
+        })?;
+        // Others are not looked at piece by piece.
+        let few = !shape.is_injective() || shape.pieces() <= MOST_PIECES;
+        ensure(few, || format!("it reaches buffer `{name}` in {} pieces, more than {MOST_PIECES}", shape.pieces()))?;
+        if effect != Effect::Read {
+            ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;
+        }
+        Ok(Access { buffer: place.buffer, effect, start: place.offset, spread, shape })
+    }
+}
+
+/// Whether two accesses of a command share no element.
+fn apart(a: &Access, b: &Access) -> bool {
+    let ((a0, a1), (b0, b1)) = (a.hull(), b.hull());
+    if a.buffer != b.buffer || a1 <= b0 || b1 <= a0 {
+        return true;
+    }
+    if a.spread != 0 || b.spread != 0 || !a.shape.is_injective() || !b.shape.is_injective() {
+        return false;
+    }
+    let mut cover = crate::region::Cover::default();
+    cover.insert(&a.shape.runs(a.start)) && cover.insert(&b.shape.runs(b.start))
+}

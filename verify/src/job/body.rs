@@ -1,0 +1,219 @@
+//! One call of a body: the order of reads and writes, and the memory of temporary buffers.
+
+use super::access::{Access, Effect, Reader, per_microbatch};
+use super::races::Trace;
+use super::replicas::Flow;
+use super::{At, Checked, JobError, ensure};
+use crate::region::Cover;
+use ir::op::Real;
+use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Space};
+use std::collections::BTreeMap;
+
+/// What a body does to a buffer that outlives its calls: numbers of commands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Touch {
+    /// The first read of what was there before the call.
+    pub need: Option<usize>,
+    pub first_read: Option<usize>,
+    /// The first write, of all its elements in the end.
+    pub write: Option<usize>,
+    /// What it is filled with, if it is.
+    pub fill: Option<Real>,
+    /// First and last addition, once to all its elements.
+    pub add: Option<(usize, usize)>,
+    /// A result that takes the place of its operand.
+    pub replace: Option<usize>,
+}
+
+/// What the calls of a body amount to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Buffers that outlive a call.
+    pub touches: BTreeMap<BufferId, Touch>,
+    /// `(command, report)`.
+    pub reports: Vec<(usize, u32)>,
+    /// A command that does something else for each microbatch, or adds to a sum over them.
+    pub per_microbatch: Option<usize>,
+    /// Where the last of its temporary buffers ends in the device's memory.
+    pub temporary: u64,
+}
+
+/// Whether a buffer's content comes from outside and lives over steps.
+pub fn is_held(buffer: &Buffer) -> bool {
+    match buffer.content {
+        Content::Param { .. } | Content::State { .. } | Content::Table { .. } => true,
+        Content::Accumulator | Content::Activation => false,
+    }
+}
+
+/// Elements of a buffer within one call.
+#[derive(Default)]
+struct Life {
+    written: Cover,
+    added: Cover,
+    touch: Touch,
+    first: usize,
+    last: usize,
+}
+
+/// Checks a body's commands in order, as they touch memory.
+///
+/// # Errors
+/// The first command that does not fit, or two temporary buffers that would be in each other's way.
+pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
+    let buffers = &reader.program.buffers;
+    let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
+    let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
+    let mut flow = Flow::new();
+    let mut trace = Trace::default();
+    for (k, command) in body.commands.iter().enumerate() {
+        let action = &command.action;
+        let here = |what: String| at.command(k, command).error(what);
+        let accesses = reader.accesses(action).map_err(here)?;
+        flow.push(reader.program, reader.kernels, k, action, &accesses);
+        trace.push(reader.program, &accesses);
+        for access in &accesses {
+            let life = lives.entry(access.buffer).or_insert_with(|| Life { first: k, ..Life::default() });
+            life.last = k;
+            touch(&buffers[access.buffer.index()], life, access, k).map_err(here)?;
+            if access.effect == Effect::Add && !buffers[access.buffer.index()].arena.is_temporary() {
+                summary.per_microbatch.get_or_insert(k);
+            }
+        }
+        if per_microbatch(&reader.job.mesh, action) {
+            summary.per_microbatch.get_or_insert(k);
+        }
+        match action {
+            Action::Fill { buffer, value } => {
+                if let Some(life) = lives.get_mut(buffer) {
+                    life.touch.fill = Some(*value);
+                }
+            }
+            Action::Report { report, .. } => summary.reports.push((k, *report)),
+            Action::Launch { .. }
+            | Action::Collective { .. }
+            | Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Copy { .. }
+            | Action::Load { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => {}
+        }
+    }
+    for (id, life) in &lives {
+        let buffer = &buffers[id.index()];
+        if buffer.arena == Arena::Temporary {
+            summary.temporary = summary.temporary.max(buffer.offset + buffer.bytes());
+        }
+        if buffer.arena.is_temporary() {
+            continue;
+        }
+        let (name, all) = (&buffer.name, (0, buffer.elements()));
+        if let Some(k) = life.touch.write {
+            let what = || format!("writes only a part of buffer `{name}`, which outlives the call");
+            ensure(life.written.contains(all), what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+        }
+        if let Some((k, _)) = life.touch.add {
+            let what = || format!("adds only to a part of buffer `{name}`");
+            ensure(life.added.contains(all), what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+        }
+        summary.touches.insert(*id, life.touch.clone());
+    }
+    apart(buffers, &lives, at)?;
+    Ok((summary, flow, trace))
+}
+
+fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {
+    let (name, start) = (&buffer.name, access.start);
+    let (temporary, held) = (buffer.arena.is_temporary(), is_held(buffer));
+    let defined = |life: &Life| {
+        life.written.contains(access.hull())
+            || access.spread == 0 && access.shape.is_injective() && access.shape.runs(start).into_iter().all(|r| life.written.contains(r))
+    };
+    match access.effect {
+        Effect::Read | Effect::Replace => {
+            if temporary {
+                ensure(defined(life), || format!("it reads buffer `{name}` before that is written"))?;
+            } else if life.written.is_empty() || held && !life.written.meets(access.hull()) {
+                life.touch.need.get_or_insert(k);
+            } else {
+                ensure(defined(life), || format!("it reads buffer `{name}`, of which only a part is written"))?;
+            }
+            life.touch.first_read.get_or_insert(k);
+            if access.effect == Effect::Replace {
+                life.touch.replace = Some(k);
+                if held && access.spread == 0 {
+                    ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes `{name}` again"))?;
+                    life.touch.write.get_or_insert(k);
+                }
+            }
+        }
+        // A part that coordinates tell: all of it was there before, and is.
+        Effect::Write if access.spread != 0 => {
+            ensure(held && life.written.is_empty(), || format!("it writes a part of buffer `{name}`, which depends on coordinates"))?;
+            life.touch.replace = Some(k);
+        }
+        Effect::Write => {
+            ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes what was already written of buffer `{name}`"))?;
+            life.touch.write.get_or_insert(k);
+        }
+        Effect::Add => {
+            ensure(!held, || format!("it adds to `{name}`"))?;
+            let ready = if temporary || !life.written.is_empty() { defined(life) } else { true };
+            ensure(ready, || format!("it adds to buffer `{name}` before that is filled"))?;
+            ensure(life.touch.first_read.is_none(), || format!("it adds to buffer `{name}` after that was read"))?;
+            ensure(life.added.insert(&access.shape.runs(start)), || format!("it adds to buffer `{name}` a second time"))?;
+            life.touch.add = Some((life.touch.add.map_or(k, |a| a.0), k));
+        }
+    }
+    Ok(())
+}
+
+/// Temporary buffers of an arena that are in use at the same command lie apart.
+fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
+    Space::ALL.into_iter().try_for_each(|space| apart_in(space.temporary(), buffers, lives, at))
+}
+
+fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
+    let temporary = |id: &BufferId| buffers[id.index()].arena == arena && buffers[id.index()].bytes() > 0;
+    // Beginnings of a command come before its ends.
+    let mut turns: Vec<(usize, bool, BufferId)> =
+        lives.iter().filter(|(id, _)| temporary(id)).flat_map(|(id, life)| [(life.first, false, *id), (life.last, true, *id)]).collect();
+    turns.sort_unstable();
+    let mut live = Live::default();
+    for (k, ends, id) in turns {
+        let buffer = &buffers[id.index()];
+        if ends {
+            live.remove(buffer);
+        } else if let Err(other) = live.insert(buffer, id) {
+            return Err(at.number(k).error(format!("buffers `{}` and `{}`, both in use, overlap", buffers[other.index()].name, buffer.name)));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of an arena in use: begin to end and owner.
+#[derive(Default)]
+pub struct Live(BTreeMap<u64, (u64, BufferId)>);
+
+impl Live {
+    /// Takes a buffer's bytes.
+    ///
+    /// # Errors
+    /// The buffer that has some of them.
+    pub fn insert(&mut self, buffer: &Buffer, id: BufferId) -> Result<(), BufferId> {
+        let (from, to) = (buffer.offset, buffer.offset + buffer.bytes());
+        match self.0.range(..to).next_back() {
+            Some((_, (end, other))) if *end > from => Err(*other),
+            _ => {
+                self.0.insert(from, (to, id));
+                Ok(())
+            }
+        }
+    }
+
+    fn remove(&mut self, buffer: &Buffer) {
+        self.0.remove(&buffer.offset);
+    }
+}

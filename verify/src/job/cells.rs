@@ -1,0 +1,146 @@
+//! The bytes of a rank, cut where what commands touch begins or ends. Temporary buffers and stashes share theirs: what lies in one place in different phases
+//! has the same cells.
+
+use ir::program::{Arena, Program, Slots, Stream};
+
+/// A set of streams, by bit. As many as there are.
+pub type Streams = u8;
+
+/// Bytes `from..to` of an arena; of the stash's, of one slot of each stash.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes {
+    pub arena: Arena,
+    pub from: u64,
+    pub to: u64,
+    pub writes: bool,
+}
+
+/// What a command touches between two cuts of its home.
+#[derive(Clone, Copy)]
+pub struct Touch {
+    pub home: usize,
+    from: usize,
+    to: usize,
+    pub writes: bool,
+}
+
+/// An arena, or a stash: one or more slots in a memory, of which a microbatch has one.
+struct Home {
+    /// Whose memory it is.
+    arena: Arena,
+    /// Where each slot begins there.
+    begins: Vec<u64>,
+    /// Bytes of a slot at which something that a command touches begins or ends, ascending.
+    cuts: Vec<u64>,
+    /// Per slot, the cell at each cut.
+    cells: Vec<Vec<usize>>,
+}
+
+impl Home {
+    fn new(arena: Arena, begins: Vec<u64>) -> Home {
+        Home { arena, begins, cuts: vec![], cells: vec![] }
+    }
+
+    /// The number of the first cut that is not before a byte of a slot.
+    fn cut(&self, byte: u64) -> usize {
+        self.cuts.partition_point(|c| *c < byte)
+    }
+}
+
+/// Where bytes are that commands name.
+pub struct Homes {
+    /// Arenas, then stashes.
+    list: Vec<Home>,
+    /// The end of each stash among the stash arena's bytes.
+    ends: Vec<u64>,
+}
+
+impl Homes {
+    pub fn new(program: &Program, slots: &[Slots]) -> Homes {
+        let mut list: Vec<Home> = Arena::ALL.map(|arena| Home::new(arena, vec![0])).into();
+        let mut ends = vec![];
+        for (bytes, Slots { count, at }) in program.stashes.iter().zip(slots) {
+            ends.push(ends.last().copied().unwrap_or(0) + bytes);
+            list.push(Home::new(Arena::Temporary, (0..u64::from(*count)).map(|k| at + k * bytes).collect()));
+        }
+        Homes { list, ends }
+    }
+
+    /// The home of bytes, and where they are in a slot.
+    fn find(&self, bytes: &Bytes) -> (usize, u64, u64) {
+        if bytes.arena != Arena::Stash {
+            return (bytes.arena as usize, bytes.from, bytes.to);
+        }
+        let k = self.ends.partition_point(|end| *end <= bytes.from);
+        let begin = if k == 0 { 0 } else { self.ends[k - 1] };
+        (Arena::ALL.len() + k, bytes.from - begin, bytes.to - begin)
+    }
+
+    pub fn touch(&self, bytes: &Bytes) -> Touch {
+        let (home, from, to) = self.find(bytes);
+        Touch { home, from: self.list[home].cut(from), to: self.list[home].cut(to), writes: bytes.writes }
+    }
+
+    /// Cuts what these commands touch into cells, and says which streams touch each. Bytes that one stream alone touches, or that nobody writes, cannot
+    /// be raced for: they have no cell.
+    pub fn divide<'t>(&mut self, commands: impl Iterator<Item = (Stream, &'t [Bytes])> + Clone) -> Vec<Streams> {
+        for bytes in commands.clone().flat_map(|(_, bytes)| bytes) {
+            let (home, from, to) = self.find(bytes);
+            self.list[home].cuts.extend([from, to]);
+        }
+        for home in &mut self.list {
+            home.cuts.sort_unstable();
+            home.cuts.dedup();
+        }
+        let mut users: Vec<Vec<(Streams, bool)>> = self.list.iter().map(|home| vec![(0, false); home.cuts.len()]).collect();
+        for (stream, bytes) in commands {
+            for touch in bytes.iter().map(|b| self.touch(b)) {
+                for (streams, written) in &mut users[touch.home][touch.from..touch.to] {
+                    *streams |= 1 << stream as usize;
+                    *written |= touch.writes;
+                }
+            }
+        }
+        let mut of_cells = vec![];
+        for arena in Arena::ALL {
+            let within = |(_, home): &(usize, &Home)| home.arena == arena;
+            let slots = || self.list.iter().enumerate().filter(within).flat_map(|(h, home)| home.begins.iter().map(move |begin| (h, home, begin)));
+            let mut cuts: Vec<u64> = slots().flat_map(|(_, home, begin)| home.cuts.iter().map(move |c| begin + c)).collect();
+            cuts.sort_unstable();
+            cuts.dedup();
+            let cut = |byte: u64| cuts.partition_point(|c| *c < byte);
+            let mut all = vec![(0, false); cuts.len()];
+            for (h, home, begin) in slots() {
+                for (ends, (streams, written)) in home.cuts.windows(2).zip(&users[h]) {
+                    for user in &mut all[cut(begin + ends[0])..cut(begin + ends[1])] {
+                        *user = (user.0 | streams, user.1 | written);
+                    }
+                }
+            }
+            let mut cell_at: Vec<usize> = Vec::with_capacity(all.len());
+            for (streams, written) in all {
+                cell_at.push(of_cells.len());
+                if written && Streams::count_ones(streams) > 1 {
+                    of_cells.push(streams);
+                }
+            }
+            for home in self.list.iter_mut().filter(|home| home.arena == arena) {
+                let at = |begin: &u64| home.cuts.iter().map(|c| cell_at[cuts.partition_point(|x| x < &(begin + c))]).collect();
+                home.cells = home.begins.iter().map(at).collect();
+            }
+        }
+        of_cells
+    }
+
+    /// As many as an arena or a stash has.
+    pub fn slots(&self, home: usize) -> usize {
+        self.list[home].begins.len()
+    }
+
+    /// The cells of a touch by a call for a microbatch.
+    pub fn cells(&self, touch: &Touch, microbatch: usize) -> std::ops::Range<usize> {
+        let slots = &self.list[touch.home].cells;
+        let cells = &slots[microbatch % slots.len()];
+        cells[touch.from]..cells[touch.to]
+    }
+}

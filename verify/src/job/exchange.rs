@@ -1,0 +1,374 @@
+//! Communication: groups, and the programs of all stages played against each other.
+
+use super::{At, JobError, Phase, ensure};
+use ir::mesh::{Axis, Mesh, SubAxis};
+use ir::op::{Collective, DType};
+use ir::program::{Action, CallSchedule, Channel, Group, Job, Program};
+use std::collections::{HashMap, VecDeque};
+
+/// Sub-axes in order, and stages in order: what tells the members of one group from another's.
+type Key = (Vec<SubAxis>, Vec<u64>);
+
+/// The groups of a stage's program have distinct members that exist, this stage's ranks among them.
+pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &At) -> Result<(), JobError> {
+    for (g, group) in groups.iter().enumerate() {
+        let fail = |what: String| at.error(format!("group {g}: {what}"));
+        for (k, u) in group.subs.iter().enumerate() {
+            let axis = mesh.subs.get(u.0 as usize).map(|s| s.axis);
+            let within = axis.is_some_and(Axis::within_stage);
+            ensure(within, || format!("axis {} does not tell ranks of a stage apart", u.0)).map_err(fail)?;
+            ensure(!group.subs[..k].contains(u), || format!("axis {} occurs twice", u.0)).map_err(fail)?;
+        }
+        if let Some(stages) = &group.stages {
+            let known = stages.iter().all(|s| *s < mesh.size(Axis::Pp)) && stages.is_sorted_by(|a, b| a < b);
+            ensure(known, || format!("stages {stages:?} do not all exist, once and in order")).map_err(fail)?;
+            ensure(stages.contains(&stage), || format!("stages {stages:?} do not include this one")).map_err(fail)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Message {
+    dtype: DType,
+    count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Terms {
+    kind: Collective,
+    dtype: DType,
+    count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Send {
+        hops: i64,
+        channel: Channel,
+        message: Message,
+    },
+    Recv {
+        hops: i64,
+        channel: Channel,
+        message: Message,
+    },
+    /// With other stages; `group` is the program's.
+    Meet {
+        group: usize,
+        terms: Terms,
+    },
+}
+
+/// What the bodies of a program do that concerns other stages, with the numbers of commands.
+pub struct Events(Vec<Vec<(usize, Event)>>);
+
+impl Events {
+    pub fn new(program: &Program) -> Events {
+        let event = |action: &Action| match action {
+            Action::Send { hops, channel, dtype, count, .. } => {
+                Some(Event::Send { hops: *hops, channel: *channel, message: Message { dtype: *dtype, count: *count } })
+            }
+            Action::Recv { hops, channel, dtype, count, .. } => {
+                Some(Event::Recv { hops: *hops, channel: *channel, message: Message { dtype: *dtype, count: *count } })
+            }
+            Action::Collective { kind, group, dtype, count, .. } => {
+                let across = program.groups[group.index()].stages.as_ref().is_some_and(|s| s.len() > 1);
+                across.then(|| Event::Meet { group: group.index(), terms: Terms { kind: *kind, dtype: *dtype, count: *count } })
+            }
+            Action::Launch { .. }
+            | Action::Copy { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
+        };
+        let of = |b: &ir::program::Body| b.commands.iter().enumerate().filter_map(|(k, c)| Some((k, event(&c.action)?))).collect();
+        Events(program.bodies.iter().map(of).collect())
+    }
+}
+
+/// The fewest messages in flight per channel with which the calls of all stages come to their ends; if none suffices, 1.
+/// More never hurt: what a stage waits for, only it takes away.
+pub fn least_in_flight(job: &Job) -> u32 {
+    let of_programs: Vec<Events> = job.programs.iter().map(Events::new).collect();
+    let events: Vec<&Events> = job.stages.iter().map(|s| &of_programs[s.program as usize]).collect();
+    let ends = |in_flight: u32| {
+        let mut play = Play { in_flight: in_flight as usize, ..Play::new(job, &events) };
+        Phase::ALL.into_iter().all(|phase| play.run(phase).is_ok())
+    };
+    let (mut low, mut high) = (1, u32::try_from(job.microbatches).unwrap_or(u32::MAX).max(1));
+    if ends(low) || !ends(high) {
+        return low;
+    }
+    // `high` suffices, `low` does not.
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if ends(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+/// One stage, played.
+struct Player<'a> {
+    program: &'a Program,
+    schedule: &'a CallSchedule,
+    events: &'a Events,
+    /// Per group of the program, the number of its key.
+    keys: Vec<usize>,
+    call: usize,
+    event: usize,
+    /// At a collective with other stages, and counted there.
+    waits: bool,
+}
+
+impl Player<'_> {
+    /// The next event of a phase, after calls that have none left.
+    fn next(&mut self, phase: Phase) -> Option<Event> {
+        let calls = phase.calls(self.schedule);
+        while let Some(call) = calls.get(self.call) {
+            if let Some((_, event)) = self.events.0[call.body.index()].get(self.event) {
+                return Some(*event);
+            }
+            (self.call, self.event) = (self.call + 1, 0);
+        }
+        None
+    }
+
+    /// Where the next event is.
+    fn place(&self, stage: usize, phase: Phase) -> At {
+        let Some(call) = phase.calls(self.schedule).get(self.call) else {
+            return At::stage(stage as u64).of(&format!("end of {}", phase.name()));
+        };
+        let body = &self.program.bodies[call.body.index()];
+        let at = At::stage(stage as u64).of(phase.name()).of(&format!("{} microbatch {}", body.name, call.microbatch));
+        match self.events.0[call.body.index()].get(self.event) {
+            Some((k, _)) => at.command(*k, &body.commands[*k]),
+            None => at,
+        }
+    }
+}
+
+/// Sender, receiver, channel.
+type Route = (usize, usize, Channel);
+
+/// A stage, a body and the number of a command.
+pub type Site = (usize, usize, usize);
+
+/// Which commands of different stages meet.
+#[derive(Default)]
+pub struct Matches {
+    /// By receive: its sends.
+    senders: HashMap<Site, Vec<Site>>,
+    /// By collective: one that stands for all of its members.
+    hubs: HashMap<Site, Site>,
+}
+
+impl Matches {
+    pub fn senders(&self, recv: Site) -> &[Site] {
+        self.senders.get(&recv).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn hub(&self, member: Site) -> Site {
+        self.hubs.get(&member).copied().unwrap_or(member)
+    }
+
+    fn message(&mut self, from: Site, to: Site) {
+        let senders = self.senders.entry(to).or_default();
+        if !senders.contains(&from) {
+            senders.push(from);
+        }
+    }
+}
+
+/// A collective that some stages have come to: which was the first, how many there are.
+struct Meeting {
+    first: usize,
+    terms: Terms,
+    come: usize,
+}
+
+/// Plays the programs of all stages to their ends, one rank of each.
+pub struct Play<'a> {
+    players: Vec<Player<'a>>,
+    keys: Vec<Key>,
+    meetings: HashMap<usize, Meeting>,
+    /// With the microbatch of the call that sent it.
+    mail: HashMap<Route, VecDeque<(Message, u32, Site)>>,
+    /// Messages that a mailbox takes.
+    in_flight: usize,
+    phase: Phase,
+    matches: Matches,
+}
+
+impl<'a> Play<'a> {
+    /// `events` are those of each stage's program.
+    pub fn new(job: &'a Job, events: &[&'a Events]) -> Play<'a> {
+        let mut keys: Vec<Key> = vec![];
+        let mut numbers: HashMap<Key, usize> = HashMap::new();
+        let mut number = |stage: u64, group: &Group| {
+            let mut subs = group.subs.clone();
+            subs.sort_unstable();
+            let key = (subs, group.stages.clone().unwrap_or_else(|| vec![stage]));
+            *numbers.entry(key.clone()).or_insert_with(|| {
+                keys.push(key);
+                keys.len() - 1
+            })
+        };
+        let mut players = vec![];
+        for (s, (stage, events)) in job.stages.iter().zip(events).enumerate() {
+            let program = &job.programs[stage.program as usize];
+            let keys = program.groups.iter().map(|g| number(s as u64, g)).collect();
+            players.push(Player { program, schedule: &stage.schedule, events, keys, call: 0, event: 0, waits: false });
+        }
+        Play {
+            players,
+            keys,
+            meetings: HashMap::new(),
+            mail: HashMap::new(),
+            in_flight: job.in_flight as usize,
+            phase: Phase::Train,
+            matches: Matches::default(),
+        }
+    }
+
+    /// What met in the phases that were played.
+    pub fn matches(self) -> Matches {
+        self.matches
+    }
+
+    /// Plays a phase, from no message under way to no message under way.
+    ///
+    /// # Errors
+    /// Stages that disagree or wait for each other, messages that do not fit or are not received.
+    pub fn run(&mut self, phase: Phase) -> Result<(), JobError> {
+        self.phase = phase;
+        for p in &mut self.players {
+            (p.call, p.event, p.waits) = (0, 0, false);
+        }
+        let mut ready: Vec<usize> = (0..self.players.len()).rev().collect();
+        while let Some(s) = ready.pop() {
+            while let Some(event) = self.players[s].next(phase) {
+                if self.players[s].waits || !self.act(s, event, &mut ready)? {
+                    break;
+                }
+            }
+        }
+        if let Some(s) = (0..self.players.len()).find(|s| self.players[*s].next(phase).is_some()) {
+            return Err(self.deadlock(s));
+        }
+        let left = self.mail.iter().filter(|m| !m.1.is_empty()).map(|m| *m.0).min();
+        match left {
+            None => Ok(()),
+            Some((from, to, channel)) => {
+                Err(At::stage(to as u64).of(phase.name()).error(format!("it never receives the last message of stage {from} on {channel}")))
+            }
+        }
+    }
+
+    /// Lets a stage take one event if it can, and names the stages that may go on by it.
+    fn act(&mut self, s: usize, event: Event, ready: &mut Vec<usize>) -> Result<bool, JobError> {
+        match event {
+            Event::Send { hops, channel, message } => {
+                let to = self.peer(s, hops)?;
+                let (site, microbatch) = (self.site(s), self.microbatch(s));
+                let letters = self.mail.entry((s, to, channel)).or_default();
+                if letters.len() >= self.in_flight {
+                    return Ok(false);
+                }
+                letters.push_back((message, microbatch, site));
+                ready.push(to);
+            }
+            Event::Recv { hops, channel, message } => {
+                let from = self.peer(s, hops)?;
+                let Some((sent, microbatch, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
+                let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
+                ensure(sent == message, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                let what = || format!("stage {from} sends what it has of microbatch {microbatch}");
+                ensure(microbatch == self.microbatch(s), what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                self.matches.message(site, self.site(s));
+                ready.push(from);
+            }
+            Event::Meet { group, terms } => {
+                let key = self.players[s].keys[group];
+                let stages = &self.keys[key].1;
+                let meeting = self.meetings.entry(key).or_insert(Meeting { first: s, terms, come: 0 });
+                if meeting.terms != terms {
+                    let other = self.players[meeting.first].place(meeting.first, self.phase);
+                    return Err(self.players[s].place(s, self.phase).error(format!("another member of the group has come to {other}")));
+                }
+                meeting.come += 1;
+                if meeting.come < stages.len() {
+                    self.players[s].waits = true;
+                    return Ok(false);
+                }
+                self.meetings.remove(&key);
+                let hub = self.site(stages[0] as usize);
+                for t in stages {
+                    let member = self.site(*t as usize);
+                    self.matches.hubs.insert(member, hub);
+                }
+                for t in stages.iter().map(|t| *t as usize).filter(|t| *t != s) {
+                    self.players[t].waits = false;
+                    self.players[t].event += 1;
+                    ready.push(t);
+                }
+            }
+        }
+        self.players[s].event += 1;
+        Ok(true)
+    }
+
+    /// The command at which a stage stands; it stands at one.
+    fn site(&self, s: usize) -> Site {
+        let p = &self.players[s];
+        let body = self.phase.calls(p.schedule)[p.call].body.index();
+        (s, body, p.events.0[body][p.event].0)
+    }
+
+    /// The microbatch for which a stage runs its call.
+    fn microbatch(&self, s: usize) -> u32 {
+        let p = &self.players[s];
+        self.phase.calls(p.schedule)[p.call].microbatch
+    }
+
+    fn peer(&self, s: usize, hops: i64) -> Result<usize, JobError> {
+        let there = (s as u64).checked_add_signed(hops).map(|t| t as usize).filter(|t| *t < self.players.len() && hops != 0);
+        there.ok_or_else(|| self.players[s].place(s, self.phase).error(format!("there is no stage {hops} further on")))
+    }
+
+    /// Who waits for whom, from a stage that cannot go on.
+    fn deadlock(&mut self, from: usize) -> JobError {
+        let (mut s, mut told) = (from, vec![]);
+        while let Some(event) = self.players[s].next(self.phase).filter(|_| !told.contains(&s)) {
+            told.push(s);
+            s = match event {
+                Event::Send { hops, .. } | Event::Recv { hops, .. } => match self.peer(s, hops) {
+                    Ok(t) => t,
+                    Err(e) => return e,
+                },
+                Event::Meet { group, .. } => {
+                    let key = self.players[s].keys[group];
+                    let absent = |t: &usize| {
+                        let p = &self.players[*t];
+                        let there = p.phase_event(self.phase);
+                        !matches!(there, Some(Event::Meet { group, .. }) if p.keys[group] == key)
+                    };
+                    self.keys[key].1.iter().map(|t| *t as usize).find(absent).unwrap_or(s)
+                }
+            };
+        }
+        let chain: Vec<String> = told[1..].iter().chain([&s]).take(6).map(|t| self.players[*t].place(*t, self.phase).to_string()).collect();
+        self.players[from].place(from, self.phase).error(format!("it waits forever, for {}", chain.join(", which waits for ")))
+    }
+}
+
+impl Player<'_> {
+    /// The event at which the player stands.
+    fn phase_event(&self, phase: Phase) -> Option<Event> {
+        let call = phase.calls(self.schedule).get(self.call)?;
+        self.events.0[call.body.index()].get(self.event).map(|e| e.1)
+    }
+}

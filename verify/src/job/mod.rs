@@ -1,0 +1,288 @@
+//! The verifier of programs: what it accepts runs on all ranks to its end, whoever made it.
+//!
+//! It looks at nothing but the [`Job`]: not at the graphs that it came from, nor at how passes think. Sizes, places and messages
+//! do not depend on data. Operands, memory and replicas are looked at as if commands took effect in the order in which a rank issues them; that
+//! every order which streams and events leave open comes to the same is a proof of its own ([`races`]).
+//!
+//! **Invariants of operands** (each command, at all coordinates):
+//! - A kernel keeps its own invariants ([`Kernel::verify`](ir::kernel::Kernel::verify)). A launch passes as many places and
+//!   scalars as the kernel has, of its dtypes; what operands reach, and the ranges of other commands, lie within their buffers.
+//! - Where a command writes does not depend on coordinates. What it writes overlaps nothing else that it touches, unless the
+//!   result takes the place of an operand: of equal type and strides, on which it depends point by point alone.
+//! - A kernel's operands lie in the memory that it works on; a copy is from one memory to another; all else touches the device's.
+//! - Buffers are aligned and lie in their arenas. Parameters, states, tables and inputs are split so that the ranks (and
+//!   microbatches) together have every element once; every parameter slot of a stage is filled, and has one buffer.
+//!
+//! **Invariants of memory** (each rank):
+//! - Buffers of an arena that lives over steps never overlap, nor do those of a stash, which lie in one, nor temporary buffers between the
+//!   first and last commands of a call that touch them. From the first to the last call of a phase that touch a stash, nothing else lies in its memory; what an
+//!   evaluation does, or an update, may.
+//! - Nothing is read before it is written: temporary buffers in the same call, stashes by calls for the same microbatch to
+//!   which the slot belonged since, others earlier in the same step. What comes from outside is there from the start.
+//! - Nothing is written twice: an element once per call in temporary buffers and the stash, once per step elsewhere. So a dropped,
+//!   repeated or misplaced command shows.
+//! - A sum is set to zero by one call, then added to once per call, then read. Bodies that add to one, or depend on the
+//!   microbatch, are called once for each; others once. Backward follows forward.
+//! - Parameters and states change in updates alone, and once; a read finds the old or the new value, never some of each. Where
+//!   states are kept, all are renewed.
+//! - Every report is issued once in training on every rank; in evaluation on all ranks alike, the loss always.
+//! - What inputs of integers may hold is a list of intervals, in order and apart. Other inputs have none.
+//!
+//! **Invariants of streams** (each rank, [`races`]):
+//! - Two commands that touch the same bytes, one of them writing, are ordered by their stream or by events.
+//! - What goes to one group, channel or event goes through one stream.
+//!
+//! **Invariants of communication** (all ranks together):
+//! - Members of groups exist and agree on each other.
+//! - Members of a group issue the same collectives in the same order, of one kind, dtype and count. Every send meets
+//!   its receive: in order per sender, receiver and channel, of one dtype, count and microbatch. No phase leaves a message behind.
+//! - No rank waits forever, with [`Job::in_flight`] messages under way per sender, receiver and channel.
+//!
+//! The last three are shown by playing one rank per stage. **Lemma**: if these come to their end, all ranks do. Ranks of a stage
+//! run the same program and see the same calls, counts and dtypes: no command has any that depends on coordinates. Call ranks
+//! that differ in the stage alone a *column*. Messages go along columns (`hops` changes the stage alone). The members
+//! of a rank's group are the ranks in the group's stages (the rank's own stage if it lists none) that differ from it in the group's
+//! axes, none of which is the pipeline's or the microbatch's; so members name the same members, and in each of
+//! the group's stages all ranks belong to one such group each. Now let every column do what the played one does, turn by turn. Before and after
+//! each turn all columns are in the same state. A send or receive that the played column can do, each can, in its own mailboxes.
+//! A collective that all its stages have come to in the played column, all ranks of these stages have come to, hence
+//! all members of each group. A collective within one stage never waits, as its members are always at the same command. So all
+//! columns end when the played one does. Nor does it matter that real ranks do not take such turns: what a rank waits for is never taken away by another
+//! (only it takes from its mailboxes, only it puts into theirs), so every order of turns comes to the same end. For the
+//! same reason phases may follow each other without a barrier, as each begins and ends with empty mailboxes.
+//!
+//! The play takes each rank's commands in order of issue, as if they were on one stream. **Lemma**: if that comes to its end, so does every
+//! run with streams, and the same messages and collectives meet. A group, a channel to send on and one to receive from have one stream
+//! each ([`races`]), so the n-th of each rank is the same command in every run. Let T be the commands of all ranks in the order of the play, and suppose
+//! that a run with streams stands still before its end. Take the first command of T that it has not done. What is before it on its stream, and the
+//! records that its waits are for, were issued earlier by its rank, hence are earlier in T, and done; so its stream has come to it. If it is a receive, the matching
+//! send is earlier in T; if it is a send, so are the receives that made room for it; if it is a collective, what every other member issues before
+//! is, so the other members' streams have come to it too. So it can go on, which is a contradiction. Hence an executor may
+//! take ranks' lists as they are, or every stream by itself, and both come to the same end.
+//!
+//! **Invariants of replicas** (all ranks of a stage, [`replicas`]):
+//! - Reports are the same on all ranks, and copies of parameters and states stay equal: what differs along an axis was joined
+//!   along it. What is joined along an axis is not reduced along it again.
+//!
+//! Not shown: that programs compute what the local graphs say, where copies agree all the same (a maximum that is not shared
+//! before a sum that is); that messages of equal type and the same channel are not exchanged for each other; what differs
+//! within a message of several values.
+
+mod access;
+mod body;
+mod cells;
+mod exchange;
+mod held;
+mod order;
+mod races;
+mod replicas;
+#[cfg(test)]
+mod tests;
+
+pub use exchange::least_in_flight;
+
+use access::{Facts, Reader};
+use body::Summary;
+use exchange::{Events, Play};
+use ir::mesh::{Axis, Mesh};
+use ir::op::DType;
+use ir::program::{Action, Call, CallSchedule, Command, Job, Program};
+use races::Trace;
+use replicas::Flow;
+use std::fmt;
+
+/// A job that could go wrong at run time: a bug in mcc.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct JobError {
+    /// `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1 stages on)`.
+    pub place: String,
+    pub what: String,
+}
+
+type Checked<T = ()> = Result<T, String>;
+
+fn ensure(condition: bool, what: impl FnOnce() -> String) -> Checked {
+    if condition { Ok(()) } else { Err(what()) }
+}
+
+/// A place in a job, for errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct At(String);
+
+impl At {
+    fn stage(stage: u64) -> At {
+        At(format!("stage {stage}"))
+    }
+
+    fn of(&self, part: &str) -> At {
+        At(format!("{}, {part}", self.0))
+    }
+
+    fn number(&self, k: usize) -> At {
+        self.of(&format!("command {k}"))
+    }
+
+    fn command(&self, k: usize, command: &Command) -> At {
+        self.of(&format!("command {k} ({})", describe_command(command)))
+    }
+
+    fn error(&self, what: String) -> JobError {
+        JobError { place: self.0.clone(), what }
+    }
+}
+
+/// `send of 64 f32 to 1 stages on, channel 0 for layers.3`.
+pub(crate) fn describe_command(command: &Command) -> String {
+    let what = match &command.action {
+        Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
+        Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
+        Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
+        Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
+        Action::Copy { dtype, count, .. } => format!("copy of {count} {}", dtype.name()),
+        Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
+        Action::Load { input, .. } => format!("load of input {input}"),
+        Action::Report { report, .. } => format!("report {report}"),
+        Action::Limit { most, .. } => format!("limit to {most}"),
+        Action::Record { event } => format!("record of event {event}"),
+        Action::Wait { event } => format!("wait for event {event}"),
+    };
+    let scope = &command.origin.scope;
+    let why = if scope.is_empty() { String::new() } else { format!(" for {scope}") };
+    format!("{what}{why}")
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
+/// on all ranks alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Train,
+    Update,
+    Eval,
+}
+
+impl Phase {
+    const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
+
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Train => "train",
+            Phase::Update => "update",
+            Phase::Eval => "eval",
+        }
+    }
+
+    fn calls(self, schedule: &CallSchedule) -> &[Call] {
+        match self {
+            Phase::Train => &schedule.train,
+            Phase::Update => &schedule.update,
+            Phase::Eval => &schedule.eval,
+        }
+    }
+}
+
+/// What the bodies of a program do.
+struct Class {
+    bodies: Vec<Summary>,
+    flows: Vec<Flow>,
+    traces: Vec<Trace>,
+    events: Events,
+}
+
+/// Checks the invariants of the module's documentation.
+///
+/// # Errors
+/// The first that does not hold, and where.
+pub fn verify(job: &Job) -> Result<(), JobError> {
+    let whole = At("job".into());
+    mesh(job).map_err(|e| whole.error(e))?;
+    inputs(job).map_err(|e| whole.error(e))?;
+    for (k, kernel) in job.kernels.iter().enumerate() {
+        kernel.verify().map_err(|e| At(format!("kernel {k}")).error(e.to_string()))?;
+    }
+    let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
+    let mut classes: Vec<Option<Class>> = job.programs.iter().map(|_| None).collect();
+    let mut checked: Vec<(u32, &CallSchedule)> = vec![];
+    let mut evaluated = None;
+    for (s, stage) in job.stages.iter().enumerate() {
+        let at = At::stage(s as u64);
+        let program = job.programs.get(stage.program as usize).ok_or_else(|| at.error(format!("there is no program {}", stage.program)))?;
+        exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
+        let class = match &mut classes[stage.program as usize] {
+            Some(class) => class,
+            none => none.insert(check_bodies(job, program, &kernels, &at)?),
+        };
+        if !checked.contains(&(stage.program, &stage.schedule)) {
+            let reports = order::check(job, program, &stage.schedule, &class.bodies, &at)?;
+            let alike = *evaluated.get_or_insert_with(|| reports.clone()) == reports;
+            races::check(&job.mesh, &job.kernels, program, &stage.schedule, &class.traces, &at)?;
+            ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
+            checked.push((stage.program, &stage.schedule));
+        }
+        held::stage(job, stage, &at)?;
+    }
+    if let Some(p) = classes.iter().position(Option::is_none) {
+        return Err(whole.error(format!("no stage runs program {p}")));
+    }
+    let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| classes[s.program as usize].as_ref()).collect();
+    let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
+    let mut play = Play::new(job, &events);
+    Phase::ALL.into_iter().try_for_each(|phase| play.run(phase))?;
+    let flows: Vec<&[Flow]> = of_stages.iter().map(|c| c.flows.as_slice()).collect();
+    replicas::check(job, &flows, &play.matches())?;
+    whole_params(job).map_err(|e| whole.error(e))
+}
+
+/// The mesh is sound, has the job's microbatches and a stage for each of the pipeline's ranks.
+fn mesh(job: &Job) -> Checked {
+    let mesh: &Mesh = &job.mesh;
+    let ranks = mesh.subs.iter().try_fold(1u64, |n, s| n.checked_mul(s.size)).filter(|n| *n < 1 << 48);
+    ensure(mesh.subs.len() <= 64, || format!("its mesh has {} axes", mesh.subs.len()))?;
+    ensure(ranks.is_some_and(|n| n > 0), || "its mesh has an empty axis, or too many ranks".into())?;
+    for (axis, n, what) in [(Axis::Microbatch, job.microbatches, "microbatches"), (Axis::Pp, job.stages.len() as u64, "stages")] {
+        ensure(mesh.of(axis).count() <= 1, || format!("its mesh has axis `{axis}` in parts"))?;
+        ensure(mesh.size(axis) == n, || format!("{n} {what}, {} in its mesh", mesh.size(axis)))?;
+    }
+    ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))?;
+    ensure(job.in_flight > 0, || "its channels take no message".into())
+}
+
+/// Of inputs of integers it is said what they may hold, in order.
+fn inputs(job: &Job) -> Checked {
+    job.inputs.iter().try_for_each(|input| {
+        let said = match &input.takes {
+            Some(all) => input.dtype == DType::I32 && all.iter().all(|i| i.least <= i.most) && all.windows(2).all(|w| w[0].most < w[1].least),
+            None => input.dtype != DType::I32,
+        };
+        ensure(said, || format!("what input `{}` may hold is not said as it has to be", input.name))
+    })
+}
+
+/// Every parameter is on some stage.
+fn whole_params(job: &Job) -> Checked {
+    let mut there = vec![false; job.params.len()];
+    job.stages.iter().flat_map(|s| &s.params).for_each(|p| there[*p as usize] = true);
+    match there.iter().position(|t| !t) {
+        None => Ok(()),
+        Some(p) => Err(format!("no stage has parameter `{}`", job.params[p].name)),
+    }
+}
+
+fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], at: &At) -> Result<Class, JobError> {
+    held::arenas(program, at)?;
+    let reader = Reader { job, program, kernels };
+    let (mut bodies, mut flows, mut traces) = (vec![], vec![], vec![]);
+    for b in &program.bodies {
+        let (summary, flow, trace) = body::check(&reader, b, &at.of(&b.name))?;
+        bodies.push(summary);
+        flows.push(flow);
+        traces.push(trace);
+    }
+    Ok(Class { bodies, flows, traces, events: Events::new(program) })
+}

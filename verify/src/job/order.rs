@@ -1,0 +1,355 @@
+//! The calls of a rank's program: which bodies, for which microbatches, and what passes from call to call.
+
+use super::body::{Summary, Touch, is_held};
+use super::held::ALIGN;
+use super::{At, JobError, Phase, ensure};
+use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// By the body that writes it: a buffer, and the command that reads it.
+type Writers = BTreeMap<usize, (BufferId, usize)>;
+
+/// The calls of one body within a phase or a run of phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Use {
+    count: usize,
+    /// Positions in the list of calls.
+    first: usize,
+    last: usize,
+}
+
+/// A call's position and a command's.
+type Moment = (usize, usize);
+
+/// Checks the order of calls of the program of one stage, given what its bodies do. Returns the reports of an evaluation.
+///
+/// # Errors
+/// The first call, buffer or report that is wrong.
+pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
+    let stashes = program.stashes.len();
+    ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
+        .map_err(|e| at.error(e))?;
+    for Slots { count, at: begin } in &schedule.slots {
+        ensure(*count > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
+        ensure(u64::from(*count) <= job.microbatches, || format!("{count} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
+        ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
+    }
+    let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
+    ensure(size <= MOST_BYTES, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))?;
+    let mut uses = vec![];
+    for phase in Phase::ALL {
+        let at = at.of(phase.name());
+        uses.push(calls(job, program, schedule, bodies, phase, &at)?);
+        stash(program, schedule, bodies, phase, &at)?;
+        apart(program, schedule, bodies, phase, &at)?;
+    }
+    for (b, body) in program.bodies.iter().enumerate() {
+        ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
+    }
+    // A step is a training pass with its update, whose calls come after.
+    let later = schedule.train.len();
+    let step: Vec<Option<Use>> =
+        uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
+    persistent(program, bodies, &step, Some(later), &at.of("step"))?;
+    persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
+    reports(job, program, schedule, bodies, &uses, at)
+}
+
+/// Whether bodies of a kind are called in a phase.
+fn belongs(kind: BodyKind, phase: Phase) -> bool {
+    match kind {
+        BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce => phase != Phase::Update,
+        BodyKind::Backward(_) | BodyKind::Weight(_) => phase == Phase::Train,
+        BodyKind::Update => phase == Phase::Update,
+    }
+}
+
+/// Every body is called once, or once for every microbatch where that makes a difference.
+fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<Vec<Option<Use>>, JobError> {
+    let m = job.microbatches as usize;
+    let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
+    let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
+    for (c, call) in phase.calls(schedule).iter().enumerate() {
+        let fail = |what: String| at.error(format!("call {c}: {what}"));
+        let (b, k) = (call.body.index(), call.microbatch as usize);
+        let body = program.bodies.get(b).ok_or_else(|| fail(format!("there is no body {b}")))?;
+        ensure(k < m, || format!("there is no microbatch {k}")).map_err(fail)?;
+        ensure(belongs(body.kind, phase), || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
+        seen[b].resize(m, false);
+        ensure(!seen[b][k], || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
+        let done = |kind: BodyKind| program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == kind && s.get(k) == Some(&true));
+        match body.kind {
+            BodyKind::Backward(l) => {
+                ensure(done(BodyKind::Forward(l)), || format!("`{}` comes before the forward pass of microbatch {k}", body.name))
+            }
+            // A stage may have weight gradients alone.
+            BodyKind::Weight(l) => {
+                let passes = program.bodies.iter().any(|b| b.kind == BodyKind::Backward(l));
+                ensure(!passes || done(BodyKind::Backward(l)), || format!("`{}` comes before the backward pass of microbatch {k}", body.name))
+            }
+            BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce | BodyKind::Update => Ok(()),
+        }
+        .map_err(fail)?;
+        seen[b][k] = true;
+        let u = uses[b].get_or_insert(Use { count: 0, first: c, last: c });
+        (u.count, u.last) = (u.count + 1, c);
+    }
+    for ((body, summary), u) in program.bodies.iter().zip(bodies).zip(&uses) {
+        let Some(u) = u else { continue };
+        let right = match body.kind {
+            BodyKind::Forward(_) | BodyKind::Backward(_) | BodyKind::Weight(_) => u.count == m,
+            BodyKind::Prologue => u.count == m || u.count == 1 && summary.per_microbatch.is_none(),
+            BodyKind::Reduce | BodyKind::Update => u.count == 1 && (m == 1 || summary.per_microbatch.is_none()),
+        };
+        ensure(right, || format!("`{}` is called for {} of {m} microbatches", body.name, u.count)).map_err(|e| at.error(e))?;
+    }
+    Ok(uses)
+}
+
+/// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
+/// microbatch last had the slot.
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+    let calls = phase.calls(schedule);
+    let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+    let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
+    let mut writer: BTreeMap<BufferId, usize> = BTreeMap::new();
+    for &b in &called {
+        for (id, touch) in of(b) {
+            let name = || &program.buffers[id.index()].name;
+            ensure(touch.add.is_none(), || format!("`{}` adds to `{}` in the stash", program.bodies[b].name, name())).map_err(|e| at.error(e))?;
+            if touch.write.is_some()
+                && let Some(other) = writer.insert(*id, b)
+            {
+                return Err(at.error(format!(
+                    "`{}` and `{}` both write `{}` in the stash",
+                    program.bodies[other].name,
+                    program.bodies[b].name,
+                    name()
+                )));
+            }
+        }
+    }
+    // Per body and stash that it uses: the writers of what it reads there, with a buffer each.
+    let mut needs: BTreeMap<usize, BTreeMap<usize, Writers>> = BTreeMap::new();
+    for &b in &called {
+        for (id, touch) in of(b) {
+            let Some((stash, _)) = program.stash(&program.buffers[id.index()]) else { continue };
+            let all = needs.entry(b).or_default().entry(stash).or_default();
+            let Some(k) = touch.need else { continue };
+            let from = writer.get(id).ok_or_else(|| {
+                at.of(&program.bodies[b].name)
+                    .command(k, &program.bodies[b].commands[k])
+                    .error(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name))
+            })?;
+            all.entry(*from).or_insert((*id, k));
+        }
+    }
+    let mut stashes: Vec<Vec<(u32, Vec<usize>)>> = schedule.slots.iter().map(|s| vec![(0, vec![]); s.count as usize]).collect();
+    for call in calls {
+        let b = call.body.index();
+        for (stash, needs) in needs.get(&b).into_iter().flatten() {
+            let slots = &mut stashes[*stash];
+            let k = call.microbatch as usize % slots.len();
+            let (owner, ran) = &mut slots[k];
+            let error = |k: usize, what: String| {
+                at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
+            };
+            let name = |id: &BufferId| &program.buffers[id.index()].name;
+            if *owner != call.microbatch {
+                let before = std::mem::replace(owner, call.microbatch);
+                if let Some((id, k)) = needs.values().next() {
+                    return Err(error(*k, format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", name(id))));
+                }
+                ran.clear();
+            }
+            if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
+                return Err(error(*k, format!("it reads buffer `{}` before that is written", name(id))));
+            }
+            ran.push(b);
+        }
+    }
+    Ok(())
+}
+
+/// Nothing lies where a stash is from the first to the last call of a phase that touch it: temporary buffers of the calls meanwhile end before it, and
+/// what else is stashed meanwhile lies apart. Nothing is stashed from phase to phase ([`stash`]), so phases share their memory.
+fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+    let calls = phase.calls(schedule);
+    let touched = |summary: &Summary| -> BTreeSet<usize> {
+        let buffers = summary.touches.keys().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash);
+        buffers.filter_map(|b| program.stash(b)).map(|(k, _)| k).collect()
+    };
+    let touched: Vec<BTreeSet<usize>> = bodies.iter().map(touched).collect();
+    let mut lives: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (c, call) in calls.iter().enumerate() {
+        for k in &touched[call.body.index()] {
+            lives.entry(*k).or_insert((c, c)).1 = c;
+        }
+    }
+    let bytes = |k: usize| {
+        let Slots { count, at } = schedule.slots[k];
+        (at, at + u64::from(count) * program.stashes[k])
+    };
+    for (k, (first, last)) in &lives {
+        let (from, to) = bytes(*k);
+        if let Some(call) = calls[*first..=*last].iter().find(|call| bodies[call.body.index()].temporary > from) {
+            let (name, end) = (&program.bodies[call.body.index()].name, bodies[call.body.index()].temporary);
+            return Err(at.of(name).error(format!("its temporary buffers end at {end}, stash {k}, which is in use, begins at {from}")));
+        }
+        let meets = |other: &usize, life: &(usize, usize)| {
+            let (begin, end) = bytes(*other);
+            life.0 <= *last && *first <= life.1 && begin < to && from < end
+        };
+        if let Some((other, _)) = lives.range(k + 1..).find(|(other, life)| meets(other, life)) {
+            return Err(at.error(format!("stashes {k} and {other}, both in use, overlap")));
+        }
+    }
+    Ok(())
+}
+
+/// A use of a buffer by a body.
+struct Part<'a> {
+    body: usize,
+    touch: &'a Touch,
+    calls: Use,
+}
+
+impl Part<'_> {
+    fn first(&self, command: usize) -> Moment {
+        (self.calls.first, command)
+    }
+
+    fn last(&self, command: usize) -> Moment {
+        (self.calls.last, command)
+    }
+}
+
+/// What passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if there are some.
+fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &At) -> Result<(), JobError> {
+    let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
+    for (body, summary) in bodies.iter().enumerate() {
+        let Some(calls) = uses[body] else { continue };
+        for (id, touch) in &summary.touches {
+            if program.buffers[id.index()].arena.lasts() {
+                parts.entry(*id).or_default().push(Part { body, touch, calls });
+            }
+        }
+    }
+    for (id, parts) in &parts {
+        match is_held(&program.buffers[id.index()]) {
+            true => held(program, *id, parts, update, at)?,
+            false => made(program, *id, parts, at)?,
+        }
+    }
+    if update.is_some() {
+        // Where an optimizer keeps states, a step renews them and their parameter.
+        let with_states: BTreeSet<u32> =
+            program.buffers.iter().filter_map(|b| if let Content::State { slot, .. } = b.content { Some(slot) } else { None }).collect();
+        for (k, buffer) in program.buffers.iter().enumerate() {
+            let renewed = match &buffer.content {
+                Content::Param { slot, .. } | Content::State { slot, .. } => with_states.contains(slot),
+                Content::Table { .. } | Content::Accumulator | Content::Activation => false,
+            };
+            let written = parts.get(&BufferId(k as u32)).is_some_and(|parts| parts.iter().any(|p| p.touch.write.is_some()));
+            ensure(!renewed || written, || format!("no call updates `{}`", buffer.name)).map_err(|e| at.error(e))?;
+        }
+    }
+    Ok(())
+}
+
+/// The error of one of a body's commands.
+fn fail(program: &Program, at: &At, part: &Part, command: usize, what: String) -> JobError {
+    let body = &program.bodies[part.body];
+    at.of(&body.name).command(command, &body.commands[command]).error(what)
+}
+
+/// Parameters and states are replaced in an update, once; tables never.
+fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &At) -> Result<(), JobError> {
+    let buffer = &program.buffers[id.index()];
+    let mut replaced = false;
+    for part in parts {
+        let Some(k) = part.touch.write.or(part.touch.replace) else { continue };
+        let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
+        ensure(in_update, || format!("it writes `{}` outside of an update", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        ensure(part.calls.count == 1 && !replaced, || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        replaced = true;
+    }
+    Ok(())
+}
+
+/// Other buffers are written by one call, before all reads. A sum is set to zero by it; then come all additions, then reads.
+fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), JobError> {
+    let name = &program.buffers[id.index()].name;
+    let mut written: Option<Moment> = None;
+    let mut fill = None;
+    let mut added: Option<Moment> = None;
+    for part in parts {
+        if let Some(k) = part.touch.write {
+            let again = part.calls.count > 1 || written.is_some();
+            ensure(!again, || format!("more than one call writes `{name}`, which does not belong to a microbatch"))
+                .map_err(|e| fail(program, at, part, k, e))?;
+            written = Some(part.first(k));
+            fill = part.touch.fill.map(|value| (part, k, value));
+        }
+        if let Some((_, k)) = part.touch.add {
+            added = added.max(Some(part.last(k)));
+        }
+        if let Some(k) = part.touch.replace {
+            ensure(part.calls.count == 1, || format!("each of its calls changes `{name}` in place")).map_err(|e| fail(program, at, part, k, e))?;
+        }
+    }
+    for part in parts {
+        if let Some((k, _)) = part.touch.add {
+            let ready = written.is_some_and(|w| w < part.first(k));
+            ensure(ready, || format!("it adds to `{name}` before that is set to zero")).map_err(|e| fail(program, at, part, k, e))?;
+            if let Some((filler, f, value)) = fill {
+                ensure(value.0 == 0.0, || format!("the sum `{name}` begins at {value}")).map_err(|e| fail(program, at, filler, f, e))?;
+            }
+        }
+        if let Some(k) = part.touch.first_read {
+            let complete = added.is_none_or(|a| a < part.first(k));
+            ensure(complete, || format!("it reads the sum `{name}` before its last addition")).map_err(|e| fail(program, at, part, k, e))?;
+            let ready = written.is_some_and(|w| w < part.first(k));
+            ensure(ready, || format!("it reads buffer `{name}` before that is written")).map_err(|e| fail(program, at, part, k, e))?;
+            let summed = fill.is_none() || added.is_some();
+            ensure(summed, || format!("it reads the sum `{name}`, to which nothing is added")).map_err(|e| fail(program, at, part, k, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every report is issued once in training; in an evaluation at most once, the loss for certain. Returns the latter.
+fn reports(
+    job: &Job,
+    program: &Program,
+    schedule: &CallSchedule,
+    bodies: &[Summary],
+    uses: &[Vec<Option<Use>>],
+    at: &At,
+) -> Result<BTreeSet<u32>, JobError> {
+    let mut evaluated = BTreeSet::new();
+    for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
+        let mut count = vec![0; job.reports.len()];
+        for (b, summary) in bodies.iter().enumerate() {
+            let Some(u) = uses[b] else { continue };
+            for (k, report) in &summary.reports {
+                count[*report as usize] += u.count;
+                let once = phase != Phase::Update && count[*report as usize] == 1;
+                let what = || format!("`{}` is reported again, or in an update", job.reports[*report as usize]);
+                ensure(once, what).map_err(|e| at.of(&program.bodies[b].name).command(*k, &program.bodies[b].commands[*k]).error(e))?;
+            }
+        }
+        for (report, (name, n)) in job.reports.iter().zip(count).enumerate() {
+            let due = match phase {
+                Phase::Train => true,
+                Phase::Update => false,
+                Phase::Eval => report == 0 && !schedule.eval.is_empty(),
+            };
+            ensure(n == 1 || !due, || format!("`{name}` is not reported")).map_err(|e| at.of(phase.name()).error(e))?;
+            if phase == Phase::Eval && n == 1 {
+                evaluated.insert(report as u32);
+            }
+        }
+    }
+    Ok(evaluated)
+}

@@ -1,0 +1,35 @@
+//! The verifiers of all levels. They believe nothing of the pass that made what they look at.
+//!
+//! **Invariant:** depends on `ir` alone.
+//!
+//! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.
+//! - [`sharded`]: each op and reshard of a sharded graph is a row of the sharding algebra.
+//! - [`partition`]: local graphs compute their sharded graph, and their stages mean the same by what they exchange.
+//! - [`equivalence`]: local graphs that passes have rewritten compute what they did before.
+//! - [`lowering`]: a program computes its local graph.
+//! - [`job`]: all ranks together run to their end, without races, and agree.
+//!
+//! The middle three run graphs and programs on [`terms`]: what a value is, whatever computed it and wherever it lies.
+
+pub mod equivalence;
+pub mod graph;
+pub mod job;
+pub mod lowering;
+pub mod partition;
+mod region;
+pub mod sharded;
+mod terms;
+
+use ir::graph::Value;
+
+/// A broken invariant: a bug of the pass before.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{value}: {text}")]
+pub struct VerifyError {
+    pub value: Value,
+    pub text: String,
+}
+
+fn fail<T>(value: Value, text: impl Into<String>) -> Result<T, VerifyError> {
+    Err(VerifyError { value, text: text.into() })
+}

@@ -1,0 +1,124 @@
+//! A local graph on terms.
+
+use super::Meaning;
+use crate::job::JobError;
+use crate::terms::{Access, Index, Terms, What};
+use ir::dim::{Base, Order};
+use ir::graph::Value;
+use ir::local::Chunk;
+use ir::op::{Channel, Op, Scalar};
+use std::collections::{BTreeMap, HashSet};
+
+/// What can be seen of a step from outside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub reports: BTreeMap<u32, Access>,
+    /// By slot of the program, and by slot and number of the state.
+    pub params: BTreeMap<u32, Access>,
+    pub states: BTreeMap<(u32, u32), Access>,
+    /// What is held to a limit.
+    pub held: HashSet<(u64, Access)>,
+    /// What is sent, in order.
+    pub sent: BTreeMap<(i64, Channel), Vec<Access>>,
+    /// What collectives across stages give, by their stages, in order.
+    pub met: BTreeMap<Vec<u64>, Vec<Access>>,
+}
+
+impl Outcome {
+    /// Of a local graph.
+    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<Outcome, JobError> {
+        let local = meaning.local;
+        let body = &local.body;
+        let mut out = Outcome::default();
+        let mut values: Vec<Access> = Vec::with_capacity(body.nodes.len());
+        let mut received: BTreeMap<(i64, Channel), usize> = BTreeMap::new();
+        let base = |b: &Base| Some(b.clone());
+        let scalar = |s: &Scalar| Some(s.clone());
+        for v in body.values() {
+            let node = &body[v];
+            let fail = |what: &str| JobError { place: format!("{v} ({})", node.op.name()), what: what.into() };
+            let args: Vec<Access> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
+            let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
+            let held = |op: Op| {
+                let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
+                What::Held(op, maps)
+            };
+            let slot = |s: u32| meaning.slots.get(s as usize).copied().ok_or_else(|| fail("has no slot in the program"));
+            let what = match &node.op {
+                Op::Input(k) => Some(held(Op::Input(*k))),
+                Op::Param(s) => Some(held(Op::Param(slot(*s)?))),
+                Op::State(s, k) => Some(held(Op::State(slot(*s)?, *k))),
+                Op::Table(t) => {
+                    let table = meaning.tables.get(*t as usize).copied().ok_or_else(|| fail("has no table in the job"))?;
+                    Some(held(Op::Table(table)))
+                }
+                Op::Collective { kind, subs, stages, .. } => Some(What::Exchange { kind: *kind, subs: subs.clone(), stages: stages.clone() }),
+                Op::Recv { hops, channel } => {
+                    let number = received.entry((*hops, *channel)).or_insert(0);
+                    *number += 1;
+                    Some(What::Message { hops: *hops, channel: *channel, number: *number - 1 })
+                }
+                _ => None,
+            };
+            let value = match what {
+                Some(what @ (What::Exchange { .. } | What::Message { .. })) => {
+                    let count = sizes.iter().product();
+                    let term = terms.plain(what, args.iter().map(Access::flat).collect(), vec![count], node.ty.dtype);
+                    Access::whole(term, &sizes)
+                }
+                Some(what) => Access::whole(terms.plain(what, vec![], sizes.clone(), node.ty.dtype), &sizes),
+                None => match terms.node(&local.mesh, body, v, &args, &base, &scalar) {
+                    Some(value) => value,
+                    None => {
+                        let stored: Vec<Access> = args.iter().zip(&node.args).map(|(x, a)| terms.stored(x, body[*a].ty.dtype)).collect();
+                        let found = terms.node(&local.mesh, body, v, &stored, &base, &scalar);
+                        found.ok_or_else(|| fail("is a view that digits cannot say"))?
+                    }
+                },
+            };
+            match &node.op {
+                Op::Limit { most } => {
+                    out.held.insert((*most, value.flat()));
+                }
+                Op::Send { hops, channel } => out.sent.entry((*hops, *channel)).or_default().push(value.flat()),
+                Op::Collective { stages: Some(stages), .. } if stages.len() > 1 => out.met.entry(stages.clone()).or_default().push(value.flat()),
+                _ => {}
+            }
+            values.push(value);
+        }
+        // Reports and updates are seen by chunks that run once.
+        let once = |terms: &mut Terms, v: Value| if summed(meaning, v) { sum(terms, meaning, &values, v) } else { values[v.index()].clone() };
+        for (report, v) in &local.reports {
+            out.reports.insert(*report, once(terms, *v).flat());
+        }
+        for u in &local.updates {
+            let slot = meaning.slots[u.slot as usize];
+            out.params.insert(slot, once(terms, u.new).flat());
+            for (k, v) in u.states.iter().enumerate() {
+                out.states.insert((slot, k as u32), once(terms, *v).flat());
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn summed(meaning: &Meaning, v: Value) -> bool {
+    meaning.local.accumulate[v.index()] && meaning.local.chunks[v.index()].per_microbatch()
+}
+
+fn sum(terms: &mut Terms, meaning: &Meaning, values: &[Access], v: Value) -> Access {
+    let body = &meaning.local.body;
+    let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
+    let term = terms.plain(What::Sum, vec![values[v.index()].clone()], sizes.clone(), body[v].ty.dtype);
+    Access::whole(term, &sizes)
+}
+
+/// An operand as its user sees it: what is accumulated over microbatches, as its sum where a step has them all behind it.
+fn seen(terms: &mut Terms, meaning: &Meaning, values: &[Access], a: Value, user: Value) -> Access {
+    let (from, to) = (meaning.local.chunks[a.index()], meaning.local.chunks[user.index()]);
+    let behind = !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue;
+    match summed(meaning, a) && behind {
+        true => sum(terms, meaning, values, a),
+        false => values[a.index()].clone(),
+    }
+}

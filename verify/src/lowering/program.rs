@@ -1,0 +1,290 @@
+//! A program on terms: the calls of one microbatch and those of no microbatch, command by command.
+
+use super::graph::Outcome;
+use crate::job::{JobError, describe_command};
+use crate::terms::memory::{Memory, Spot};
+use crate::terms::{Access, Index, Term, Terms, What};
+use ir::dim::{Base, IndexMap, Order};
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::op::{Channel, Collective, DType, Op, Real, Scalar};
+use ir::program::{Action, BodyKind, Buffer, Call, Content, Job, Place, Program};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Runs each list of calls as each kind of microbatch meets it, and compares what comes out.
+pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>, terms: &mut Terms, want: &Outcome) -> Result<(), JobError> {
+    let mut seen: BTreeSet<Vec<usize>> = BTreeSet::new();
+    for calls in lists.filter(|c| !c.is_empty()) {
+        let last = job.microbatches.saturating_sub(1) as u32;
+        let mut count = vec![0; program.bodies.len()];
+        calls.iter().for_each(|c| count[c.body.index()] += 1);
+        for microbatch in [0, 1.min(last), last] {
+            let meets = |c: &&Call| count[c.body.index()] == 1 || c.microbatch == microbatch;
+            let path: Vec<usize> = calls.iter().filter(meets).map(|c| c.body.index()).collect();
+            if seen.insert(path.clone()) {
+                run(job, program, &path, terms, want).map_err(|e| JobError { place: format!("microbatch {microbatch}, {}", e.place), ..e })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &Outcome) -> Result<(), JobError> {
+    let mut machine = Machine::new(job, program, terms);
+    for body in path.iter().map(|b| &program.bodies[*b]) {
+        for (k, command) in body.commands.iter().enumerate() {
+            let fail = |what: String| JobError { place: format!("{}, command {k} ({})", body.name, describe_command(command)), what };
+            machine.execute(&command.action).map_err(fail)?;
+        }
+    }
+    let updates = path.iter().any(|b| program.bodies[*b].kind == BodyKind::Update);
+    machine.compare(want, updates).map_err(|what| JobError { place: "results".into(), what })
+}
+
+struct Machine<'a> {
+    job: &'a Job,
+    program: &'a Program,
+    terms: &'a mut Terms,
+    memory: Vec<Memory>,
+    /// Terms of zero by dtype, with which sums begin.
+    zeros: BTreeMap<DType, Term>,
+    got: Outcome,
+    received: BTreeMap<(i64, Channel), usize>,
+}
+
+impl<'a> Machine<'a> {
+    fn new(job: &'a Job, program: &'a Program, terms: &'a mut Terms) -> Machine<'a> {
+        let mut m = Machine {
+            job,
+            program,
+            terms,
+            memory: vec![Memory::default(); program.buffers.len()],
+            zeros: BTreeMap::new(),
+            got: Outcome::default(),
+            received: BTreeMap::new(),
+        };
+        for (k, b) in program.buffers.iter().enumerate() {
+            let (op, index) = match &b.content {
+                Content::Param { slot, index } => (Op::Param(*slot), index),
+                Content::State { slot, state, index } => (Op::State(*slot, *state), index),
+                Content::Table { table, index } => (Op::Table(*table), index),
+                Content::Accumulator | Content::Activation => continue,
+            };
+            m.hold(k, op, index);
+        }
+        m
+    }
+
+    /// The buffer as a whole holds a part of something from outside.
+    fn hold(&mut self, buffer: usize, op: Op, index: &[IndexMap]) {
+        let b: &Buffer = &self.program.buffers[buffer];
+        let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
+        let maps: Vec<Index> = index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect();
+        let term = self.terms.plain(What::Held(op, maps), vec![], sizes.clone(), b.dtype);
+        self.memory[buffer].write(&self.job.mesh, &whole(b), Access::whole(term, &sizes));
+    }
+
+    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Result<Access, String> {
+        let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
+        let buffer = &self.program.buffers[place.buffer.index()];
+        let found = self.memory[place.buffer.index()].read(&self.job.mesh, self.terms, &spot, buffer.dtype);
+        found.ok_or_else(|| format!("what it reads in buffer `{}` is no value, or more than one", buffer.name))
+    }
+
+    fn dense(&mut self, place: &Place, count: u64) -> Result<Access, String> {
+        self.read(place, vec![(count, 1)])
+    }
+
+    fn write(&mut self, place: &Place, dims: Vec<(u64, u64)>, value: Access) {
+        let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
+        self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
+    }
+
+    fn execute(&mut self, action: &Action) -> Result<(), String> {
+        match action {
+            Action::Launch { kernel, args, scalars } => {
+                let job: &Job = self.job;
+                self.launch(&job.kernels[kernel.index()], args, scalars)
+            }
+            Action::Collective { kind, group, dtype, count, src, dst } => {
+                let group = &self.program.groups[group.index()];
+                let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
+                let all = count * stages * group.subs.iter().map(|u| self.job.mesh[*u].size).product::<u64>();
+                let (give, get) = match kind {
+                    Collective::AllReduce(_) | Collective::Shift => (*count, *count),
+                    Collective::AllGather => (*count, all),
+                    Collective::ReduceScatter(_) => (all, *count),
+                    Collective::AllToAll => (all, all),
+                };
+                let x = self.dense(src, give)?;
+                let what = What::Exchange { kind: *kind, subs: group.subs.clone(), stages: group.stages.clone() };
+                let value = Access::whole(self.terms.plain(what, vec![x], vec![get], *dtype), &[get]);
+                if let Some(stages) = group.stages.as_ref().filter(|s| s.len() > 1) {
+                    self.got.met.entry(stages.clone()).or_default().push(value.clone());
+                }
+                self.write(dst, vec![(get, 1)], value);
+                Ok(())
+            }
+            Action::Send { hops, channel, count, src, .. } => {
+                let x = self.dense(src, *count)?;
+                self.got.sent.entry((*hops, *channel)).or_default().push(x);
+                Ok(())
+            }
+            Action::Recv { hops, channel, dtype, count, dst } => {
+                let number = self.received.entry((*hops, *channel)).or_insert(0);
+                *number += 1;
+                let what = What::Message { hops: *hops, channel: *channel, number: *number - 1 };
+                let term = self.terms.plain(what, vec![], vec![*count], *dtype);
+                self.write(dst, vec![(*count, 1)], Access::whole(term, &[*count]));
+                Ok(())
+            }
+            Action::Copy { count, src, dst, .. } => {
+                let x = self.dense(src, *count)?;
+                self.write(dst, vec![(*count, 1)], x);
+                Ok(())
+            }
+            Action::Fill { buffer, value } => {
+                let b = &self.program.buffers[buffer.index()];
+                let term = self.terms.plain(What::Fill(*value), vec![], vec![], b.dtype);
+                if *value == Real(0.0) {
+                    self.zeros.insert(b.dtype, term);
+                }
+                let spot = whole(b);
+                let dims = spot.dims.iter().map(|d| crate::terms::digits::Digits::new([(d.0, 0)])).collect();
+                self.memory[buffer.index()].write(&self.job.mesh, &spot, Access { term, offset: 0, coords: vec![], dims });
+                Ok(())
+            }
+            Action::Load { input, dst, index } => {
+                self.hold(dst.index(), Op::Input(*input), index);
+                Ok(())
+            }
+            Action::Limit { src, most } => {
+                let x = self.dense(src, 1)?;
+                self.got.held.insert((*most, x));
+                Ok(())
+            }
+            Action::Report { report, src } => {
+                let x = self.dense(src, 1)?;
+                self.got.reports.insert(*report, x);
+                Ok(())
+            }
+            Action::Record { .. } | Action::Wait { .. } => Ok(()),
+        }
+    }
+
+    fn launch(&mut self, kernel: &Kernel, args: &[Place], scalars: &[Scalar]) -> Result<(), String> {
+        let body = &kernel.body;
+        let base = |b: &Base| match b {
+            Base::Slot(i) => match scalars.get(*i as usize)? {
+                Scalar::Linear(form) => Some(Base::Coords(form.clone())),
+                _ => None,
+            },
+            other => Some(other.clone()),
+        };
+        let scalar = |s: &Scalar| match s {
+            Scalar::Slot(i) => scalars.get(*i as usize).cloned(),
+            _ => None,
+        };
+        let mesh: &Mesh = &self.job.mesh;
+        let mut values: Vec<Access> = Vec::with_capacity(body.nodes.len());
+        for v in body.values() {
+            let node = &body[v];
+            let value = match &node.op {
+                Op::Input(i) => {
+                    let operand = &kernel.inputs[*i as usize];
+                    let dims = operand.ty.dims.iter().zip(&operand.strides).map(|(d, s)| (body.dims.size(*d), *s)).collect();
+                    self.read(&args[*i as usize], dims)?
+                }
+                _ => {
+                    let operands: Vec<Access> = node.args.iter().map(|a| values[a.index()].clone()).collect();
+                    let found = self.terms.node(mesh, body, v, &operands, &base, &scalar);
+                    found.ok_or_else(|| format!("{v} ({}) is nothing that terms can say", node.op.name()))?
+                }
+            };
+            values.push(value);
+        }
+        for (output, place) in kernel.outputs.iter().zip(&args[kernel.inputs.len()..]) {
+            let dims: Vec<(u64, u64)> = body.dims_of(output.value).iter().zip(&output.strides).map(|(d, s)| (body.dims.size(*d), *s)).collect();
+            let value = values[output.value.index()].clone();
+            if !output.accumulate {
+                self.write(place, dims, value);
+                continue;
+            }
+            let buffer = &self.program.buffers[place.buffer.index()];
+            let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
+            let zero = self.zeros.get(&buffer.dtype).copied().unwrap_or(Term(u32::MAX));
+            if !self.memory[place.buffer.index()].add(&spot, value, zero) {
+                return Err(format!("it adds to buffer `{}`, which holds no sum", buffer.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(mut self, want: &Outcome, updates: bool) -> Result<(), String> {
+        let got = std::mem::take(&mut self.got);
+        for (report, x) in &want.reports {
+            let name = &self.job.reports[*report as usize];
+            let got = got.reports.get(report).ok_or_else(|| format!("`{name}` is not reported"))?;
+            self.same(&format!("report `{name}`"), x, got)?;
+        }
+        if got.held != want.held {
+            return Err("it holds other numbers to limits than its graph".into());
+        }
+        if got.sent.keys().ne(want.sent.keys()) {
+            return Err("it sends on other channels than its graph".into());
+        }
+        for ((hops, channel), list) in &want.sent {
+            self.lists(&format!("what it sends {hops} stages on, on {channel}"), list, &got.sent[&(*hops, *channel)])?;
+        }
+        if got.met.keys().ne(want.met.keys()) {
+            return Err("it exchanges with other stages than its graph".into());
+        }
+        for (stages, list) in &want.met {
+            self.lists(&format!("what it exchanges with stages {stages:?}"), list, &got.met[stages])?;
+        }
+        for (k, b) in self.program.buffers.iter().enumerate() {
+            let (name, wanted, op, index) = match &b.content {
+                Content::Param { slot, index } => (&b.name, want.params.get(slot), Op::Param(*slot), index),
+                Content::State { slot, state, index } => (&b.name, want.states.get(&(*slot, *state)), Op::State(*slot, *state), index),
+                Content::Table { .. } | Content::Accumulator | Content::Activation => continue,
+            };
+            let sizes: Vec<u64> = b.dims.iter().map(|d| d.1).collect();
+            let old = || What::Held(op, index.iter().map(|m| (m.clone(), 0, Order::Plain)).collect());
+            let wanted = match wanted.filter(|_| updates) {
+                Some(x) => x.clone(),
+                None => Access::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
+            };
+            let found = self.memory[k].read(&self.job.mesh, self.terms, &whole(b), b.dtype);
+            let found = found.ok_or_else(|| format!("`{name}` is no value, or more than one"))?;
+            self.same(&format!("`{name}`"), &wanted, &found.flat())?;
+        }
+        Ok(())
+    }
+
+    fn lists(&mut self, what: &str, want: &[Access], got: &[Access]) -> Result<(), String> {
+        if want.len() != got.len() {
+            return Err(format!("{what} are {} values, in its graph {}", got.len(), want.len()));
+        }
+        want.iter().zip(got).enumerate().try_for_each(|(k, (w, g))| self.same(&format!("{what}, value {k},"), w, g))
+    }
+
+    fn same(&mut self, what: &str, want: &Access, got: &Access) -> Result<(), String> {
+        let (want, got) = (self.terms.normal(want.clone()), self.terms.normal(got.clone()));
+        if want == got {
+            return Ok(());
+        }
+        Err(format!("{what} is not what its graph says: {}", self.terms.difference(&want, &got)))
+    }
+}
+
+/// All of a buffer, dim by dim.
+fn whole(b: &Buffer) -> Spot {
+    let mut stride = 1;
+    let mut dims: Vec<(u64, u64)> = vec![];
+    for (_, n) in b.dims.iter().rev() {
+        dims.push((*n, stride));
+        stride *= n;
+    }
+    dims.reverse();
+    Spot { offset: 0, coords: vec![], dims }
+}

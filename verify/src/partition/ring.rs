@@ -1,0 +1,292 @@
+//! Attention whose keys go round, as a refinement of attention: the lemma is in [`ir::algebra`].
+//!
+//! A rank at place r of c has, n turns later, the block of keys of rank r - n. Shown is that
+//! - each part of a result is of the op's own queries and of one block, with the values and positions of the same block;
+//! - two parts are merged as the lemma says, `exp(lse - lse of both)` of each, where no number is too small and no divisor zero;
+//! - a result's parts are those of all c blocks, each once; a gradient of queries is the sum of these;
+//! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once, and is home.
+
+use super::shards::{Held, Local};
+use super::{Checked, Stage};
+use ir::dim::Dim;
+use ir::graph::{Body, Node, Value};
+use ir::mesh::SubAxis;
+use ir::op::{Attention, AttentionGrad, Binary, Collective, Op, Unary};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+fn attention(op: &Op) -> Option<&Attention> {
+    match op {
+        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => Some(a),
+        _ => None,
+    }
+}
+
+/// Of what ring a node is shown to be a part.
+struct Ring {
+    /// The op, its operands, and of which of the latter the keys are.
+    v: Value,
+    subs: Vec<SubAxis>,
+    ranks: u64,
+    w: Value,
+}
+
+/// A gradient under way: the ranks that have added to it, as places back, and whose block it belongs to.
+struct Load {
+    from: BTreeSet<u64>,
+    block: u64,
+}
+
+const BROKEN: &str = "it is no step of a ring";
+
+impl<'l> Stage<'_, 'l> {
+    fn ring_axes(&self, v: Value) -> Vec<SubAxis> {
+        let s = self.places.s;
+        attention(&s.graph.body[v].op).map_or(vec![], |a| s.sharding(s.graph.body[v].args[1]).splits(a.keys))
+    }
+
+    pub fn is_ring(&self, v: Value) -> bool {
+        !self.ring_axes(v).is_empty()
+    }
+
+    /// Shows that a node holds attention to the keys of all ranks.
+    pub fn ring(&mut self, w: Value, v: Value) -> Checked<()> {
+        let s = self.places.s;
+        let mut subs = self.ring_axes(v);
+        subs.sort_unstable();
+        let ranks = subs.iter().map(|u| s.mesh[*u].size).product();
+        let r = Ring { v, subs, ranks, w };
+        let mut x = w;
+        // Rounded, and in another order of dims.
+        while let Op::Cast | Op::Expand = self.local.body[x].op {
+            let arg = self.of_ring(x, &r)?.args[0];
+            if self.local.body.dims_of(arg).len() != self.local.body.dims_of(x).len() {
+                return Err(BROKEN.into());
+            }
+            x = arg;
+        }
+        let all: BTreeSet<u64> = (0..ranks).collect();
+        let blocks = match s.graph.body[v].op {
+            Op::Attention(_) => self.merged(x, &r)?,
+            Op::AttentionLse(_) => self.blocks(None, x, &r)?,
+            Op::AttentionGrad(_, AttentionGrad::Q) => self.summed(x, &r)?,
+            Op::AttentionGrad(_, AttentionGrad::K | AttentionGrad::V) => {
+                let load = self.load(x, None, None, &r)?;
+                if load.block != 0 {
+                    return Err("the gradient of a block is not where its block is".into());
+                }
+                load.from
+            }
+            _ => return Err(BROKEN.into()),
+        };
+        if blocks == all { Ok(()) } else { Err(format!("of {ranks} blocks it has {blocks:?}")) }
+    }
+
+    /// A node of the ring's own chunk.
+    fn of_ring(&self, w: Value, r: &Ring) -> Checked<&'l Node> {
+        let l = self.local;
+        let beside = l.chunks[w.index()] == l.chunks[r.w.index()] && (w == r.w || !l.accumulate[w.index()]);
+        if beside { Ok(&l.body[w]) } else { Err(BROKEN.into()) }
+    }
+
+    fn operands<const N: usize>(&self, w: Value, op: &Op, r: &Ring) -> Checked<[Value; N]> {
+        let node = self.of_ring(w, r)?;
+        match node.args.clone().try_into() {
+            Ok(args) if node.op == *op => Ok(args),
+            _ => Err(format!("{w} is not the `{}` of a merge", op.name())),
+        }
+    }
+
+    /// The larger of a value and a constant that keeps to a bound.
+    fn bounded(&self, w: Value, bound: impl Fn(f64) -> bool, r: &Ring) -> Checked<Value> {
+        let [x, c] = self.operands(w, &Op::Binary(Binary::Max), r)?;
+        match &self.local.body[c].op {
+            Op::Const(c) if bound(c.0) => Ok(x),
+            _ => Err(format!("{w} is not bounded")),
+        }
+    }
+
+    /// Of a sum of two exponentials below their greater exponent: these, the exponents, and the greater one.
+    fn weights(&self, sum: Value, r: &Ring) -> Checked<([Value; 2], [Value; 2], Value)> {
+        let parts: [Value; 2] = self.operands(sum, &Op::Add, r)?;
+        let mut tops = [sum; 2];
+        let mut exponents = [sum; 2];
+        for k in 0..2 {
+            let [below] = self.operands(parts[k], &Op::Unary(Unary::Exp), r)?;
+            [exponents[k], tops[k]] = self.operands(below, &Op::Binary(Binary::Sub), r)?;
+        }
+        let both = self.bounded(tops[0], |c| (-1e35..=-1e29).contains(&c), r)?;
+        let same = tops[0] == tops[1] && self.operands(both, &Op::Binary(Binary::Max), r)? == exponents;
+        if same { Ok((parts, exponents, tops[0])) } else { Err(format!("{sum} is no sum below a common exponent")) }
+    }
+
+    /// Of a merge of two parts: these, and the sum of their weights.
+    fn parts(&self, w: Value, r: &Ring) -> Checked<([Value; 2], Value)> {
+        let terms: [Value; 2] = self.operands(w, &Op::Add, r)?;
+        let mut parts = [w; 2];
+        let mut sums = [w; 2];
+        let mut own = [w; 2];
+        for k in 0..2 {
+            let [part, weight] = self.operands(terms[k], &Op::Binary(Binary::Mul), r)?;
+            let [weight, over] = self.operands(weight, &Op::Binary(Binary::Div), r)?;
+            (parts[k], own[k]) = (part, weight);
+            sums[k] = self.bounded(over, |c| c > 0.0 && c <= 1e-29, r)?;
+        }
+        let same = sums[0] == sums[1] && self.weights(sums[0], r)?.0 == own;
+        if same { Ok((parts, sums[0])) } else { Err(format!("{w} does not weigh its parts by their own sums")) }
+    }
+
+    /// The blocks of a result that is merged.
+    fn merged(&mut self, w: Value, r: &Ring) -> Checked<BTreeSet<u64>> {
+        let (parts, sum) = self.parts(w, r)?;
+        let (_, lse, _) = self.weights(sum, r)?;
+        let [a, b] = [self.blocks(Some(parts[0]), lse[0], r)?, self.blocks(Some(parts[1]), lse[1], r)?];
+        apart(a, b)
+    }
+
+    /// The blocks of a log-sum-exp and, if there is one, of a result that has it.
+    fn blocks(&mut self, out: Option<Value>, lse: Value, r: &Ring) -> Checked<BTreeSet<u64>> {
+        if let Op::AttentionLse(_) = self.of_ring(lse, r)?.op {
+            let turn = self.block(lse, r)?;
+            if let Some(w) = out
+                && (!matches!(self.local.body[w].op, Op::Attention(_)) || self.block(w, r)? != turn)
+            {
+                return Err(format!("{w} is not the attention of {lse}"));
+            }
+            return Ok([turn].into());
+        }
+        let [top, log] = self.operands(lse, &Op::Add, r)?;
+        let [sum] = self.operands(log, &Op::Unary(Unary::Log), r)?;
+        let (_, exponents, greater) = self.weights(sum, r)?;
+        if top != greater {
+            return Err(format!("{lse} is no log-sum-exp"));
+        }
+        let parts = match out {
+            None => [None, None],
+            Some(w) => match self.parts(w, r)? {
+                (parts, own) if own == sum => parts.map(Some),
+                _ => return Err(format!("{w} is not merged as its log-sum-exp is")),
+            },
+        };
+        let [a, b] = [self.blocks(parts[0], exponents[0], r)?, self.blocks(parts[1], exponents[1], r)?];
+        apart(a, b)
+    }
+
+    /// The blocks of a sum of gradients of queries.
+    fn summed(&mut self, w: Value, r: &Ring) -> Checked<BTreeSet<u64>> {
+        let node = self.of_ring(w, r)?;
+        if node.op != Op::Add {
+            return Ok([self.block(w, r)?].into());
+        }
+        let args = node.args.clone();
+        args.into_iter().try_fold(BTreeSet::new(), |all, a| apart(all, self.summed(a, r)?))
+    }
+
+    /// A gradient under way. It is a piece of a message, `(first element, elements)`, or whole; what a message holds row-major has these dims.
+    fn load(&mut self, w: Value, piece: Option<(u64, u64)>, dims: Option<&[Dim]>, r: &Ring) -> Checked<Load> {
+        let body: &'l Body = &self.local.body;
+        let node = self.of_ring(w, r)?;
+        let broken = || Err(format!("{w}: {BROKEN}"));
+        match &node.op {
+            Op::Collective { kind: Collective::Shift, subs, stages: None, part: None } => {
+                let mut own = subs.clone();
+                own.sort_unstable();
+                if own != r.subs {
+                    return broken();
+                }
+                let back = |n: u64| (n + 1) % r.ranks;
+                let load = self.load(node.args[0], piece, dims, r)?;
+                Ok(Load { from: load.from.into_iter().map(back).collect(), block: back(load.block) })
+            }
+            Op::Add => {
+                let mut all: Option<Load> = None;
+                for a in node.args.clone() {
+                    let load = self.load(a, piece, dims, r)?;
+                    all = Some(match all {
+                        None => load,
+                        Some(before) if before.block == load.block => Load { from: apart(before.from, load.from)?, block: load.block },
+                        Some(_) => return Err("gradients of different blocks are added".into()),
+                    });
+                }
+                all.map_or_else(broken, Ok)
+            }
+            Op::Slice { to: Some(to), at, .. } if piece.is_none() => self.load(node.args[0], Some((*at, body.dims.size(*to))), dims, r),
+            Op::View { from, to } => match (from.as_slice(), to.as_slice()) {
+                ([a], [b]) if body.dims.size(*a) == body.dims.size(*b) => self.load(node.args[0], piece, dims, r),
+                ([_], all) if all == node.ty.dims && dims.is_none() => self.load(node.args[0], piece, Some(all), r),
+                (all, [_]) if all == body.dims_of(node.args[0]) && dims == Some(all) && piece.is_none() => self.load(node.args[0], None, None, r),
+                _ => broken(),
+            },
+            Op::Concat { from, .. } => {
+                let mut start = 0;
+                for (a, d) in node.args.iter().zip(from) {
+                    let size = body.dims.size(*d);
+                    if piece == Some((start, size)) {
+                        return self.load(*a, None, dims, r);
+                    }
+                    start += size;
+                }
+                broken()
+            }
+            Op::AttentionGrad(..) if piece.is_none() && dims.is_none() => Ok(Load { from: [0].into(), block: self.block(w, r)? }),
+            _ => broken(),
+        }
+    }
+
+    /// The block, in turns, of an attention op that is the ring's with one block of keys.
+    fn block(&mut self, w: Value, r: &Ring) -> Checked<u64> {
+        let (local, s) = (self.local, self.places.s);
+        let (node, g) = (self.of_ring(w, r)?.clone(), &s.graph.body[r.v]);
+        let (Some(a), Some(b)) = (attention(&g.op), attention(&node.op)) else { return Err(format!("{w} is no attention")) };
+        let same_kind = match (&node.op, &g.op) {
+            (Op::AttentionLse(_), Op::Attention(_) | Op::AttentionLse(_)) | (Op::Attention(_), Op::Attention(_)) => true,
+            (Op::AttentionGrad(_, x), Op::AttentionGrad(_, y)) => x == y,
+            _ => false,
+        };
+        // A log-sum-exp asks for no values.
+        let wanted = match &node.op {
+            Op::AttentionLse(_) => [&g.args[..2], a.positions(&g.args).as_ref().map_or(&[], |p| p.as_slice())].concat(),
+            _ => g.args.clone(),
+        };
+        if !same_kind || wanted.len() != node.args.len() {
+            return Err(format!("{w} is another attention than {}", r.v));
+        }
+        let keys = |k: usize| k == 1 || k == 2 && !matches!(node.op, Op::AttentionLse(_)) || a.causal && k + 1 == wanted.len();
+        let mut turn = None;
+        let mut pairs = vec![];
+        for (k, (x, v)) in node.args.iter().zip(&wanted).enumerate() {
+            let held = match self.seen(*x, local.chunks[w.index()])? {
+                Some(Local::One(held)) => held,
+                _ => return Err(format!("operand {x} of {w} is no value")),
+            };
+            let own = match &held.turn {
+                None => 0,
+                Some((subs, n)) if *subs == r.subs => *n,
+                Some(_) => return Err(format!("{x} goes round another ring")),
+            };
+            let home = Rc::new(Held { turn: None, ..(*held).clone() });
+            let fits = if keys(k) { *turn.get_or_insert(own) == own } else { own == 0 };
+            if !fits || home != self.want(*v, local.chunks[w.index()])? {
+                return Err(format!("operand {x} of {w} does not hold its block of {v}"));
+            }
+            pairs.push((*v, local.body.dims_of(*x).to_vec()));
+        }
+        let names = self.names(&pairs)?;
+        let mapped = a.map_dims(&mut |d| names.iter().find(|n| n.0 == d).map_or(d, |n| n.1));
+        if mapped != *b {
+            return Err(format!("{w} runs along other dims than {}", r.v));
+        }
+        turn.ok_or_else(|| BROKEN.into())
+    }
+}
+
+/// Two sets that have nothing in common, as one.
+fn apart(mut a: BTreeSet<u64>, b: BTreeSet<u64>) -> Checked<BTreeSet<u64>> {
+    match b.iter().find(|n| a.contains(n)) {
+        Some(n) => Err(format!("block {n} counts twice")),
+        None => {
+            a.extend(b);
+            Ok(a)
+        }
+    }
+}

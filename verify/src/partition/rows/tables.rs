@@ -1,0 +1,417 @@
+//! Tables of rows: integers that follow from what is chosen.
+//!
+//! What each holds, per home, is its meaning; a rule says of an op on tables what its result holds. Experts are numbered by group and then within
+//! it, tokens within their home. An expert is *hit* by a token that chooses it, once or more often. Slots of a group are numbered by expert, then by token, over all hits.
+
+use super::space::{all, some};
+use super::{Count, Layout, Stage, Steps, Tensor, View};
+use crate::partition::shards::Local;
+use crate::terms::Access;
+use crate::terms::digits::{Digits, add};
+use ir::dim::{Dim, IndexMap, Order};
+use ir::graph::Value;
+use ir::local::Chunk;
+use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
+use std::rc::Rc;
+
+/// Whole numbers below it are f64 one by one.
+const EXACT: f64 = (1u64 << 53) as f64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Table {
+    /// `[expert, token, choice]`: whether the choice is the expert.
+    Named,
+    /// `[expert, token]`: whether the token hits the expert.
+    Hit,
+    /// `[expert]`: its hits.
+    Total,
+    /// `[expert]`: its hits, less than zero.
+    MinusTotal,
+    /// `[expert]`: hits of it and of experts before it in its group: where its slots end.
+    Ends,
+    /// `[expert]`: hits of experts before it in its group.
+    Begin,
+    /// `[]`: the most rows that the home has for a group.
+    Most,
+    /// `[expert, token]`: hits of the expert by tokens up to this one.
+    Among,
+    /// `[expert, token]`: of a hit, its number in its group, from 1.
+    Rank,
+    /// `[expert, token]`: whether the rank is one of the slots.
+    Fits,
+    /// `[expert, token]`: of a hit, its number among all slots of the home, from 1.
+    Number,
+    /// `[expert, token]`: the same; 0 where there is no hit.
+    NumberOrZero,
+    /// `[token, choice]`: the slot's number from 1, 0 of a choice that is no expert's.
+    NumberOf,
+    /// `[token, choice]`: the slot's number from 0, -1 of a choice that is no expert's.
+    SlotOf,
+    /// `[slot]`: how many choices name it.
+    Times,
+    /// `[slot]`: the same, 1 if none does.
+    TimesOrOne,
+    /// `[slot]`: the token's number from 1, as often as choices name the slot.
+    Tokens,
+    /// `[slot]`: the token's number from 1, 0 if it is nobody's.
+    TokenOrZero,
+    /// `[slot]`: the token, -1 if it is nobody's.
+    Token,
+    /// `[expert, slot]`: whether the slot of the expert's group is not before the expert's end.
+    Ended,
+    /// `[slot]`: how many experts of the group have ended.
+    Before,
+    /// `[slot]`: whether it is a row's.
+    Someones,
+    /// `[slot]`: the expert in its group, -1 if it is nobody's.
+    Expert,
+    /// `[slot]`: the token times the experts of a group.
+    TokenTimes,
+    /// `[slot]`: of a row, the next; else anything.
+    AnyPlace,
+    /// `[slot]`: the token times the experts of a group, and the expert; -1 if it is nobody's.
+    Place,
+}
+
+impl Stage<'_, '_> {
+    /// A dim whose indices are those of its elements.
+    pub(super) fn is_plain(&self, d: Dim) -> bool {
+        let info = &self.local.body.dims[d];
+        info.index == IndexMap::whole(info.size) && info.order == Order::Plain
+    }
+
+    /// The number that a value is everywhere.
+    fn constant(&self, a: Value) -> Option<f64> {
+        let node = &self.local.body[a];
+        match &node.op {
+            Op::Const(c) => Some(c.0),
+            Op::Expand => self.constant(node.args[0]),
+            _ => None,
+        }
+    }
+
+    fn numbers(&self, a: Value, to: Chunk) -> Option<Access> {
+        let one = self.one(a, to)?;
+        (self.places.tensor(one.x.term) == Some(Tensor::Numbers) && one.partial.is_empty()).then(|| one.x.clone())
+    }
+
+    /// Numbers along one dim only: where they begin, and their digits.
+    fn along_one(&self, a: Value, to: Chunk) -> Option<(u64, Dim, Digits)> {
+        let x = self.numbers(a, to)?;
+        let still = |digits: &Digits| digits.iter().all(|d| d.1 == 0);
+        let mut moving = self.local.body.dims_of(a).iter().zip(&x.dims).filter(|(_, digits)| !still(digits));
+        let first = moving.next().or_else(|| self.local.body.dims_of(a).iter().zip(&x.dims).next());
+        let (d, digits) = first?;
+        (moving.next().is_none() && x.coords.is_empty()).then(|| (x.offset, *d, digits.clone()))
+    }
+
+    /// A table, or numbers.
+    pub(super) fn table(&mut self, w: Value) -> Option<Local> {
+        let chunk = self.local.chunks[w.index()];
+        let node = self.local.body[w].clone();
+        let number = |stage: &mut Self, x: Access| {
+            let term = stage.places.term(Tensor::Numbers);
+            Some(Local::One(Rc::new(super::Held { x: Access { term, ..x }, partial: vec![], turn: None })))
+        };
+        let access = |offset: u64, dims: Vec<Digits>| Access { term: super::Term(0), offset, coords: vec![], dims };
+        match (&node.op, node.args.as_slice()) {
+            (Op::Const(c), []) if c.0 >= 0.0 && c.0.fract() == 0.0 && c.0 < EXACT => return number(self, access(c.0 as u64, vec![])),
+            (Op::Iota(d), []) if self.is_plain(*d) => return number(self, access(0, vec![Digits::new([(self.local.body.dims.size(*d), 1)])])),
+            (Op::Binary(Binary::Mul), [a, b]) => {
+                for (a, b) in [(a, b), (b, a)] {
+                    if let (Some(x), Some(c)) = (self.numbers(*a, chunk), self.constant(*b))
+                        && (0.0..EXACT).contains(&c)
+                        && self.local.body.dims_of(*a) == node.ty.dims
+                    {
+                        let times = |digits: &Digits| Digits::new(digits.iter().map(|(n, s)| (n, s * c as u64)));
+                        let coords = x.coords.iter().map(|(u, digits)| (*u, times(digits))).collect();
+                        return number(self, Access { offset: x.offset * c as u64, coords, dims: x.dims.iter().map(times).collect(), ..x });
+                    }
+                }
+            }
+            (Op::Add, args) => {
+                if let Some(all) = args.iter().map(|a| self.numbers(*a, chunk)).collect::<Option<Vec<_>>>() {
+                    return self.sum_of_numbers(w, &all).and_then(|x| number(self, x));
+                }
+            }
+            _ => {}
+        }
+        let (table, layout, view) = self.rule(w, chunk)?;
+        self.write(w, Tensor::Table(table, layout), &view, vec![])
+    }
+
+    /// A sum of numbers of which one at most moves along each dim.
+    fn sum_of_numbers(&self, w: Value, all: &[Access]) -> Option<Access> {
+        let body = &self.local.body;
+        let mut out = Access { term: all[0].term, offset: 0, coords: vec![], dims: vec![] };
+        for x in all {
+            out.offset += x.offset;
+            out.coords = add(&out.coords, &x.coords)?;
+        }
+        for d in body.dims_of(w) {
+            let still = Digits::new([(body.dims.size(*d), 0)]);
+            let of = body[w].args.iter().zip(all).filter_map(|(a, x)| body.dims_of(*a).iter().position(|e| e == d).map(|k| &x.dims[k]));
+            let mut moving = of.filter(|digits| **digits != still);
+            out.dims.push(moving.next().cloned().unwrap_or(still.clone()));
+            if moving.next().is_some() {
+                return None;
+            }
+        }
+        Some(out)
+    }
+
+    /// What a table is computed to hold.
+    fn rule(&mut self, w: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
+        let node = self.local.body[w].clone();
+        let args = node.args.as_slice();
+        let is = |found: &Option<(Table, Layout, View)>, table: Table| found.as_ref().is_some_and(|f| f.0 == table);
+        let read: Vec<Option<(Table, Layout, View)>> = args.iter().map(|a| self.read_table(*a, chunk)).collect();
+        // The same indices, another meaning.
+        let same = |k: usize, table: Table| read[k].clone().map(|(_, layout, view)| (table, layout, view));
+        // Two tables of one layout, in any order.
+        let both = |x: Table, y: Table, z: Table| {
+            let (a, b) = (read.first()?.as_ref()?, read.get(1)?.as_ref()?);
+            let fits = ((a.0, b.0) == (x, y) || (a.0, b.0) == (y, x)) && a.1 == b.1;
+            Some((z, a.1, a.2.and(&b.2)?)).filter(|_| fits && args.len() == 2)
+        };
+        // The table among two operands, and the number that the other one is.
+        let with_constant = |table: Table| {
+            let k = (0..2).find(|k| is(&read[*k], table))?;
+            Some((k, self.constant(args[1 - k])?)).filter(|_| args.len() == 2 && self.fills(w, args[k]))
+        };
+        match &node.op {
+            // Whether a choice is the expert of this number.
+            Op::Compare(Compare::Eq) => (0..2).find_map(|k| self.named(args[k], args[1 - k], chunk)),
+            Op::Reduce { kind: Reduce::Any, over } if is(&read[0], Table::Named) => {
+                let (_, layout, view) = read[0].clone()?;
+                // A token hits what any of its choices names.
+                let picks = all(Count::Choice, self.places.home(layout).picks);
+                Some((Table::Hit, layout, reduced(&view, over, &picks)?))
+            }
+            Op::Cast if is(&read[0], Table::Hit) || is(&read[0], Table::Ended) || is(&read[0], Table::Times) && node.ty.dtype != DType::Bool => {
+                read[0].clone()
+            }
+            Op::Reduce { kind: Reduce::Sum, over } => {
+                let (table, layout, view) = read[0].clone()?;
+                let home = self.places.home(layout);
+                match table {
+                    Table::Hit => Some((Table::Total, layout, reduced(&view, over, &all(Count::Token, home.count()))?)),
+                    Table::Ended => Some((Table::Before, layout, reduced(&view, over, &all(Count::Expert, layout.group))?)),
+                    _ => None,
+                }
+            }
+            Op::Cumsum { over, reverse: false } => {
+                let (table, layout, view) = read[0].clone()?;
+                let (home, n) = (self.places.home(layout), self.local.body.dims.size(*over));
+                match table {
+                    // The dim is the group: consecutive experts.
+                    Table::Total if home.size.is_multiple_of(n) && view.of(*over) == Some(&all(Count::Expert, n)) => {
+                        Some((Table::Ends, Layout { group: n, ..layout }, view))
+                    }
+                    Table::Hit if view.of(*over) == Some(&all(Count::Token, home.count())) => Some((Table::Among, layout, view)),
+                    _ => None,
+                }
+            }
+            Op::Unary(Unary::Neg) if is(&read[0], Table::Total) => same(0, Table::MinusTotal),
+            Op::Add if args.len() == 2 => {
+                if let Some((k, c)) = with_constant(Table::NumberOf).filter(|f| f.1 == -1.0) {
+                    return same(k, Table::SlotOf).filter(|_| c == -1.0);
+                }
+                if let Some((k, _)) = with_constant(Table::TokenOrZero).filter(|f| f.1 == -1.0) {
+                    return same(k, Table::Token);
+                }
+                // Totals are the same for all groups' sizes.
+                let (a, b) = (read.first()?.as_ref(), read.get(1)?.as_ref());
+                if let (Some(a), Some(b)) = (a, b) {
+                    let (a, b) = if a.1.group == 0 { (b, a) } else { (a, b) };
+                    let of_ends = Layout { group: 0, ..a.1 } == b.1;
+                    return match (a.0, b.0) {
+                        (Table::Ends, Table::MinusTotal) if of_ends => Some((Table::Begin, a.1, a.2.and(&b.2)?)),
+                        // Hits of experts before, and hits of this one up to here: all hits of the group up to this one.
+                        (Table::Begin, Table::Among) if of_ends => Some((Table::Rank, a.1, a.2.and(&b.2)?)),
+                        _ => both(Table::TokenTimes, Table::Expert, Table::AnyPlace),
+                    };
+                }
+                (0..2).find_map(|k| self.numbered(&read[k], args[1 - k], chunk))
+            }
+            Op::Compare(Compare::Le) => match (&read[0], self.constant(args[1])) {
+                (Some((Table::Rank, layout, view)), Some(room)) if room >= 0.0 && self.fills(w, args[0]) => {
+                    Some((Table::Fits, Layout { slots: room as u64, ..*layout }, view.clone()))
+                }
+                (Some((Table::Ends, layout, view)), None) => {
+                    let (first, d, digits) = self.along_one(args[1], chunk)?;
+                    let slots = self.local.body.dims.size(d);
+                    let counts = first == 0 && digits == Digits::new([(slots, 1)]) && self.local.body.dims_of(args[1]).len() == 1;
+                    let mut view = view.clone();
+                    if !counts || view.of(d).is_some() {
+                        return None;
+                    }
+                    view.dims.push((d, all(Count::Slot, slots)));
+                    Some((Table::Ended, Layout { slots, ..*layout }, view))
+                }
+                _ => None,
+            },
+            // Where all hits fit, those that fit are the hits.
+            Op::Binary(Binary::And) => {
+                let (hit, fits) = if is(&read[0], Table::Hit) { (0, 1) } else { (1, 0) };
+                let ((Table::Hit, layout, a), (Table::Fits, room, b)) = (read[hit].clone()?, read[fits].clone()?) else { return None };
+                let view = a.and(&b)?;
+                if layout.home != room.home {
+                    return None;
+                }
+                self.bounds.insert((room.home, room.group, room.slots));
+                Some((Table::Hit, layout, view))
+            }
+            Op::Compare(Compare::Lt) => match with_constant(Table::Before)? {
+                // All experts have ended before a slot that is nobody's.
+                (0, c) if c == read[0].as_ref()?.1.group as f64 => same(0, Table::Someones),
+                _ => None,
+            },
+            Op::Compare(Compare::Ge) => with_constant(Table::Expert).filter(|f| *f == (0, 0.0)).and_then(|_| same(0, Table::Someones)),
+            Op::Select => {
+                let (cond, then, none) = (read[0].clone()?, read[1].clone()?, self.constant(args[2])?);
+                if !self.local.body.dims_of(args[2]).is_empty() {
+                    return None;
+                }
+                let view = cond.2.and(&then.2)?;
+                let table = match (cond.0, then.0, none) {
+                    (Table::Hit, Table::Number, 0.0) => Table::NumberOrZero,
+                    // Of one group, the number in it is that among all.
+                    (Table::Hit, Table::Rank, 0.0) if then.1.group == self.places.home(then.1).size => Table::NumberOrZero,
+                    (Table::Someones, Table::Before, -1.0) => Table::Expert,
+                    (Table::Someones, Table::AnyPlace, -1.0) => Table::Place,
+                    _ => return None,
+                };
+                let fits = if cond.0 == Table::Hit { cond.1.home == then.1.home } else { cond.1 == then.1 };
+                fits.then_some((table, then.1, view))
+            }
+            Op::Gather { dim } if is(&read[0], Table::NumberOrZero) => {
+                // A choice looks up its expert's number at its own token, where there is a hit; one of no expert is out of the table.
+                let (_, layout, view) = read[0].clone()?;
+                let chosen = self.choices(args[1], layout.home, chunk)?;
+                let experts = all(Count::Expert, self.places.home(layout).size);
+                let fits = self.is_plain(*dim) && view.of(*dim) == Some(&experts);
+                Some((Table::NumberOf, layout, view.without(*dim).and(&chosen)?)).filter(|_| fits)
+            }
+            Op::Scatter { dim } if is(&read[1], Table::SlotOf) => {
+                let (_, layout, view) = read[1].clone()?;
+                let all_slots = self.local.body.dims.size(*dim);
+                if !self.is_plain(*dim) || node.ty.dims != [*dim] {
+                    return None;
+                }
+                let table = if self.constant(args[0]) == Some(1.0) {
+                    Table::Times
+                } else {
+                    // All choices of a slot are one token's.
+                    let (first, d, digits) = self.along_one(args[0], chunk)?;
+                    let tokens = self.places.home(layout).count();
+                    if first != 1 || digits != Digits::new([(tokens, 1)]) || view.of(d) != Some(&all(Count::Token, tokens)) {
+                        return None;
+                    }
+                    Table::Tokens
+                };
+                let layout = self.with_slots(layout, all_slots)?;
+                let groups = self.places.home(layout).size / layout.group;
+                let steps: Steps = [some(Count::Expert, groups, layout.group), all(Count::Slot, layout.slots)].concat();
+                Some((table, layout, View { dims: vec![(*dim, steps)], coords: view.coords }))
+            }
+            Op::Binary(Binary::Max) => with_constant(Table::Times).filter(|f| f.1 == 1.0).and_then(|(k, _)| same(k, Table::TimesOrOne)),
+            Op::Binary(Binary::Div) if is(&read[0], Table::Tokens) => both(Table::Tokens, Table::TimesOrOne, Table::TokenOrZero),
+            Op::Binary(Binary::Mul) => {
+                let (k, c) = with_constant(Table::Token)?;
+                same(k, Table::TokenTimes).filter(|f| f.1.group as f64 == c)
+            }
+            Op::Reduce { kind: Reduce::Max, .. } if node.ty.dims.is_empty() => {
+                let layout = self.last_ends(args[0], chunk)?;
+                Some((Table::Most, layout, self.at_home(layout)))
+            }
+            Op::Limit { most } => {
+                let layout = match &read[0] {
+                    Some((Table::Most, layout, _)) => *layout,
+                    _ => self.last_ends(args[0], chunk).filter(|_| self.local.body.dims_of(args[0]).is_empty())?,
+                };
+                self.limits.insert((layout.home, layout.group, *most));
+                Some((Table::Most, layout, self.at_home(layout)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a result has the dims of this operand, so that the other one is a number.
+    fn fills(&self, w: Value, a: Value) -> bool {
+        let (out, own) = (self.local.body.dims_of(w), self.local.body.dims_of(a));
+        out.len() == own.len() && own.iter().all(|d| out.contains(d))
+    }
+
+    /// Nothing but the coordinates of a home.
+    fn at_home(&self, layout: Layout) -> View {
+        let mut coords: Vec<_> = self.places.home(layout).homes.iter().enumerate().map(|(k, h)| (h.0, all(Count::Home(k), h.2))).collect();
+        coords.retain(|c| !c.1.is_empty());
+        coords.sort_unstable();
+        View { dims: vec![], coords }
+    }
+
+    /// What indices of choices count, if they are those of a home.
+    fn choices(&self, a: Value, k: usize, chunk: Chunk) -> Option<View> {
+        let (v, held) = self.dense_value(a, chunk)?;
+        let home = &self.places.routed.homes[k];
+        let mut view = self.at_home(Layout { home: k, group: 0, slots: 0 });
+        let form = view.coords.iter().map(|(u, steps)| Some((*u, self.places.dense(v, home, steps)?))).collect::<Option<Vec<_>>>()?;
+        if home.chosen != v || add(&vec![], &form)? != held.x.coords || !held.partial.is_empty() {
+            return None;
+        }
+        let counts = [all(Count::Token, home.count()), all(Count::Choice, home.picks)];
+        for (d, digits) in self.local.body.dims_of(a).iter().zip(&held.x.dims) {
+            let steps = counts.iter().find(|steps| self.places.dense(v, home, steps).as_ref() == Some(digits))?;
+            view.dims.push((*d, steps.clone()));
+        }
+        Some(view)
+    }
+
+    /// Choices, compared with numbers of experts.
+    fn named(&self, chosen: Value, experts: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
+        let (first, d, digits) = self.along_one(experts, chunk)?;
+        let n = self.local.body.dims.size(d);
+        if first != 0 || digits != Digits::new([(n, 1)]) || self.local.body.dims_of(experts) != [d] {
+            return None;
+        }
+        let homes = (0..self.places.routed.homes.len()).filter(|k| self.places.routed.homes[*k].size == n);
+        let (home, mut view) = homes.filter_map(|k| Some((k, self.choices(chosen, k, chunk)?))).find(|(_, view)| view.of(d).is_none())?;
+        view.dims.push((d, all(Count::Expert, n)));
+        Some((Table::Named, Layout { home, group: 0, slots: 0 }, view))
+    }
+
+    /// A rank in its group, and the slots of groups before.
+    fn numbered(&self, rank: &Option<(Table, Layout, View)>, before: Value, chunk: Chunk) -> Option<(Table, Layout, View)> {
+        let Some((Table::Rank, layout, view)) = rank else { return None };
+        let (first, d, digits) = self.along_one(before, chunk)?;
+        let (size, group) = (self.places.home(*layout).size, layout.group);
+        let slots = digits.iter().next_back().filter(|_| group == 1).or(digits.iter().rev().nth(1))?.1;
+        let stepped = digits == Digits::new([(size / group, slots), (group, 0)]) && slots > 0;
+        let fits = first == 0 && stepped && size > group && view.of(d) == Some(&all(Count::Expert, size));
+        Some((Table::Number, Layout { slots, ..*layout }, view.clone())).filter(|_| fits && self.local.body.dims_of(before) == [d])
+    }
+
+    /// The ends of the last experts of all groups, at home.
+    fn last_ends(&self, a: Value, chunk: Chunk) -> Option<Layout> {
+        let one = self.one(a, chunk)?;
+        let Some(Tensor::Table(Table::Ends, layout)) = self.places.tensor(one.x.term) else { return None };
+        let space = self.places.space(Tensor::Table(Table::Ends, layout))?;
+        let of = |digits: &Digits| space.read(digits);
+        let dims = self.local.body.dims_of(a).iter().zip(&one.x.dims).map(|(d, digits)| Some((*d, of(digits)?)));
+        let coords = one.x.coords.iter().map(|(u, digits)| Some((*u, of(digits)?)));
+        let mut view = View { dims: dims.collect::<Option<_>>()?, coords: coords.collect::<Option<_>>()? };
+        let at_home = view.coords == self.at_home(layout).coords;
+        // Any other name: with the experts of a group they are all.
+        view.dims.push((Dim(u32::MAX), all(Count::Expert, layout.group)));
+        (at_home && one.x.offset == layout.group - 1 && view.covers(&space)).then_some(layout)
+    }
+}
+
+/// Without one dim that counts all of something.
+fn reduced(view: &View, over: &[Dim], counts: &Steps) -> Option<View> {
+    match over {
+        [d] if view.of(*d) == Some(counts) => Some(view.without(*d)),
+        _ => None,
+    }
+}

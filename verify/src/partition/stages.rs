@@ -1,0 +1,173 @@
+//! What stages give each other: messages of one or several values, and sums over stages.
+
+use super::{Checked, Stage};
+use crate::VerifyError;
+use ir::graph::Value;
+use ir::op::{Collective, Op, Reduce};
+use ir::sharded::Sharded;
+use std::collections::BTreeMap;
+
+/// What a stage adds to a sum over stages.
+enum Adds {
+    /// All of it.
+    All,
+    /// These of its terms, by their place; none of them: zero.
+    Terms(Vec<usize>),
+}
+
+/// What each stage adds.
+type Terms = Vec<(u64, Adds)>;
+
+/// Sums over stages: by value and stages, what each stage adds.
+#[derive(Default)]
+pub struct Sums(BTreeMap<(Value, Vec<u64>), Terms>);
+
+impl Sums {
+    /// Every stage of a sum takes part, and every term is added once.
+    pub fn verify(self, s: &Sharded) -> Result<(), VerifyError> {
+        for ((v, stages), mut adds) in self.0 {
+            adds.sort_unstable_by_key(|a| a.0);
+            let all = adds.iter().filter(|a| matches!(a.1, Adds::All)).count();
+            let mut terms: Vec<usize> = vec![];
+            for (_, a) in &adds {
+                if let Adds::Terms(list) = a {
+                    terms.extend(list);
+                }
+            }
+            terms.sort_unstable();
+            let complete = match all {
+                0 => terms == (0..s.graph.body[v].args.len()).collect::<Vec<_>>(),
+                n => n == 1 && terms.is_empty(),
+            };
+            if !complete || adds.iter().map(|a| a.0).ne(stages.iter().copied()) {
+                return Err(VerifyError { value: v, text: format!("stages {stages:?} do not add up its terms") });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stage<'_, '_> {
+    fn is_zero(&self, w: Value) -> bool {
+        match (&self.local.body[w].op, self.local.body[w].args.as_slice()) {
+            (Op::Const(c), _) => c.0 == 0.0,
+            (Op::Expand, [a]) => self.is_zero(*a),
+            _ => false,
+        }
+    }
+
+    /// Whether a sum that claims to be `v` is only what this stage adds to it.
+    pub fn is_term(&self, w: Value, v: Value) -> bool {
+        let is_sum = |c: &Value| matches!(self.local.body[*c].op, Op::Collective { stages: Some(_), .. });
+        let holds = |c: &Value| self.local.source[c.index()].as_ref().is_some_and(|s| s.0 == v);
+        matches!(&self.users[w.index()], [(c, _)] if is_sum(c) && holds(c))
+    }
+
+    /// The terms of a sum that some operands are, each another one.
+    fn terms(&mut self, args: &[Value], v: Value, w: Value) -> Checked<Vec<usize>> {
+        let wanted = &self.places.s.graph.body[v].args;
+        let mut out: Vec<usize> = vec![];
+        for a in args {
+            let mut found = None;
+            for (k, b) in wanted.iter().enumerate().filter(|(k, _)| !out.contains(k)) {
+                if self.sees(*a, *b, self.local.chunks[w.index()])? {
+                    found = Some(k);
+                    break;
+                }
+            }
+            out.push(found.ok_or_else(|| format!("{a} is no term of {v}"))?);
+        }
+        Ok(out)
+    }
+
+    /// An all-reduce over stages: each adds what it has.
+    pub fn sum_over_stages(&mut self, w: Value, v: Value, sums: &mut Sums) -> Checked<()> {
+        let local = self.local;
+        let (node, stage) = (&local.body[w], local.stages[0].0);
+        let Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: Some(stages), part: None } = &node.op else {
+            return Err("stages exchange no sum".into());
+        };
+        if !subs.is_empty() || local.chunks[w.index()].per_microbatch() {
+            return Err("a sum over stages is one over ranks of a stage, or of one microbatch".into());
+        }
+        let term = node.args[0];
+        let is_add = self.places.s.graph.body[v].op == Op::Add;
+        let adds = if self.is_zero(term) {
+            Adds::Terms(vec![])
+        } else if is_add && local.body[term].op == Op::Add && self.held[term.index()].is_none() && self.is_term(term, v) {
+            let args = local.body[term].args.clone();
+            let mut locals = vec![(v, local.body.dims_of(term).to_vec())];
+            let terms = self.terms(&args, v, w)?;
+            let wanted = &self.places.s.graph.body[v].args;
+            locals.extend(args.iter().zip(&terms).map(|(a, k)| (wanted[*k], local.body.dims_of(*a).to_vec())));
+            self.names(&locals)?;
+            Adds::Terms(terms)
+        } else if self.sees(term, v, local.chunks[w.index()])? {
+            Adds::All
+        } else if is_add {
+            Adds::Terms(self.terms(&[term], v, w)?)
+        } else {
+            return Err(format!("{term} is no part of {v}"));
+        };
+        sums.0.entry((v, stages.clone())).or_default().push((stage, adds));
+        Ok(())
+    }
+
+    /// What is sent holds values, each whole and in its own order.
+    pub fn sent(&self, x: Value) -> Checked<()> {
+        let body = &self.local.body;
+        let holds = |w: Value| self.local.source[w.index()].is_some() && self.held[w.index()].is_some();
+        let flat = |a: &Value| match (&body[*a].op, body[*a].args.as_slice()) {
+            (Op::View { from, to }, [x]) => from == body.dims_of(*x) && to == body.dims_of(*a) && holds(*x),
+            (Op::Expand, [x]) => body.dims_of(*x).is_empty() && holds(*x),
+            _ => false,
+        };
+        let joined = matches!(body[x].op, Op::Concat { .. }) && self.local.source[x.index()].is_none() && body.dims_of(x).len() == 1;
+        if holds(x) || joined && body[x].args.iter().all(flat) {
+            return Ok(());
+        }
+        Err("what it sends is no value of the sharded graph".into())
+    }
+
+    /// The piece of a message that a value is: where it begins.
+    fn piece(&self, w: Value) -> Option<(Value, u64, u64)> {
+        let body = &self.local.body;
+        let node = &body[w];
+        let of_message = |a: Value| matches!(body[a].op, Op::Recv { .. }) && self.local.source[a.index()].is_none();
+        match &node.op {
+            Op::Slice { to: None, at, .. } if node.ty.dims.is_empty() && of_message(node.args[0]) => Some((node.args[0], *at, 1)),
+            Op::View { from, to } if *to == node.ty.dims => {
+                let cut = &body[node.args[0]];
+                match (&cut.op, from.as_slice()) {
+                    (Op::Slice { to: Some(flat), at, .. }, [d]) if flat == d && cut.ty.dims == [*d] && of_message(cut.args[0]) => {
+                        Some((cut.args[0], *at, body.dims.size(*d)))
+                    }
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    pub fn is_piece(&self, w: Value) -> bool {
+        self.piece(w).is_some()
+    }
+
+    /// A message of several values is cut into these, one after the other, with nothing between and nothing left.
+    pub fn message(&self, w: Value) -> Checked<()> {
+        let body = &self.local.body;
+        let mut end = 0;
+        for (cut, _) in &self.users[w.index()] {
+            let value = match &body[*cut].op {
+                Op::Slice { to: None, .. } => Some(*cut),
+                _ => self.users[cut.index()].first().map(|u| u.0).filter(|_| self.users[cut.index()].len() == 1),
+            };
+            let piece = value.filter(|v| self.local.source[v.index()].is_some()).and_then(|v| self.piece(v));
+            match piece {
+                Some((_, at, size)) if at == end => end += size,
+                _ => return Err(format!("{cut} is no value of a message")),
+            }
+        }
+        if end == body.elements(w) { Ok(()) } else { Err("a message holds more than is cut out of it".into()) }
+    }
+}

@@ -1,0 +1,304 @@
+//! What buffers hold while commands run: terms at strided places.
+
+use super::digits::{Digits, Form, Walk, add};
+use super::{Access, Term, Terms, What};
+use crate::region::{Cover, Shape};
+use ir::dim::Linear;
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::DType;
+
+/// `(extent, stride)` in elements of a buffer.
+pub type Strided = Vec<(u64, u64)>;
+
+/// A strided place of a buffer.
+#[derive(Clone, Debug)]
+pub struct Spot {
+    pub offset: u64,
+    pub coords: Linear,
+    pub dims: Strided,
+}
+
+/// Dim k of `holds` lies along `layout[k]`, from `offset` on.
+#[derive(Clone, Debug)]
+struct Region {
+    offset: u64,
+    /// Where it lies depends on these coordinates too: only what asks for a place that depends on them likewise finds it.
+    coords: Linear,
+    layout: Strided,
+    holds: Access,
+    /// Of a sum over microbatches: what else was added.
+    added: Option<Vec<Access>>,
+}
+
+/// The content of one buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    regions: Vec<Region>,
+}
+
+impl Memory {
+    /// Puts a value at a place. What it overlaps is gone.
+    pub fn write(&mut self, mesh: &Mesh, spot: &Spot, holds: Access) {
+        self.clear(mesh, spot);
+        let mut new = Region { offset: spot.offset, coords: spot.coords.clone(), layout: spot.dims.clone(), holds, added: None };
+        // Pieces of one value, written one by one, are one region.
+        while let Some((k, joined)) = self.regions.iter().enumerate().find_map(|(k, r)| Some((k, r.joined(&new)?))) {
+            self.regions.swap_remove(k);
+            new = joined;
+        }
+        self.regions.push(new);
+    }
+
+    fn clear(&mut self, mesh: &Mesh, spot: &Spot) {
+        let new = Shape::new(spot.dims.iter().copied());
+        let end = spot.offset + spread(mesh, &spot.coords) + new.reach();
+        self.regions.retain(|old| {
+            let shape = Shape::new(old.layout.iter().copied());
+            if old.offset + spread(mesh, &old.coords) + shape.reach() <= spot.offset || end <= old.offset {
+                return true;
+            }
+            let mut cover = Cover::default();
+            let fixed = spot.coords.is_empty() && old.coords.is_empty() && shape.is_injective() && new.is_injective();
+            fixed && cover.insert(&shape.runs(old.offset)) && cover.insert(&new.runs(spot.offset))
+        });
+    }
+
+    /// Adds a value, of each microbatch, to a sum that begins at the term `zero`. Refused where there is no such sum.
+    pub fn add(&mut self, spot: &Spot, value: Access, zero: Term) -> bool {
+        let filled = self.regions.iter().position(|r| r.holds.term == zero && r.added.is_none());
+        let at = self.regions.iter_mut().find(|r| r.added.is_some() && r.offset == spot.offset && r.layout == spot.dims && spot.coords.is_empty());
+        match (at, filled) {
+            (Some(region), _) => {
+                region.added.get_or_insert_default().push(value);
+                true
+            }
+            (None, Some(k)) if spot.coords.is_empty() => {
+                // What of the zero is not added to stays zero.
+                let rest = self.regions.swap_remove(k);
+                let whole = Shape::new(rest.layout.iter().copied()).reach() == Shape::new(spot.dims.iter().copied()).reach();
+                let (offset, layout) = (spot.offset, spot.dims.clone());
+                self.regions.push(Region { offset, coords: vec![], layout, holds: value.clone(), added: Some(vec![value]) });
+                self.regions.extend((!whole).then_some(rest));
+                true
+            }
+            (None, _) => false,
+        }
+    }
+
+    /// What a reader finds, dim by dim. None if it is more than one value, or none.
+    pub fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        // What was filled lies under what was added to parts of it.
+        let (under, over): (Vec<&Region>, Vec<&Region>) = self.regions.iter().partition(|r| terms.is_fill(r.holds.term) && r.added.is_none());
+        let one = over.iter().find_map(|r| r.read(mesh, terms, spot, dtype));
+        let found = one.or_else(|| Memory::joined(&over, mesh, terms, spot, dtype));
+        let end = spot.offset + spread(mesh, &spot.coords) + Shape::new(spot.dims.iter().copied()).reach();
+        let bare = over.iter().all(|r| end <= r.offset || r.offset + spread(mesh, &r.coords) + r.reach() <= spot.offset);
+        found.or_else(|| under.iter().filter(|_| bare).find_map(|r| r.read(mesh, terms, spot, dtype)))
+    }
+
+    /// Values that lie one after the other, as one.
+    fn joined(regions: &[&Region], mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        let ([(count, 1)], []) = (spot.dims.as_slice(), spot.coords.as_slice()) else { return None };
+        let end = spot.offset + count;
+        let mut inside: Vec<&&Region> =
+            regions.iter().filter(|r| r.coords.is_empty() && r.offset >= spot.offset && r.offset + r.reach() <= end).collect();
+        inside.sort_unstable_by_key(|r| r.offset);
+        let (mut at, mut parts) = (spot.offset, vec![]);
+        for r in inside {
+            if r.offset != at {
+                return None;
+            }
+            let piece = Spot { offset: at, coords: vec![], dims: vec![(r.reach(), 1)] };
+            parts.push(r.read(mesh, terms, &piece, dtype)?);
+            at += r.reach();
+        }
+        (at == end).then(|| terms.joined(parts, dtype))
+    }
+}
+
+impl Region {
+    /// Elements from the first to the last, both included.
+    fn reach(&self) -> u64 {
+        Shape::new(self.layout.iter().copied()).reach()
+    }
+
+    /// This region and one more piece: one of the same form, or the next of the pieces along its last dim.
+    fn joined(&self, next: &Region) -> Option<Region> {
+        if self.added.is_some()
+            || next.added.is_some()
+            || self.coords != next.coords
+            || (self.holds.term, &self.holds.coords) != (next.holds.term, &next.holds.coords)
+        {
+            return None;
+        }
+        let further = next.offset.checked_sub(self.offset).filter(|n| *n > 0)?;
+        let later = next.holds.offset.checked_sub(self.holds.offset)?;
+        let mut out = self.clone();
+        // Constants that lie apart, such as zeros, are no pieces of one; those that interleave are.
+        let constant = self.holds.dims.iter().flat_map(Digits::iter).all(|d| d.1 == 0);
+        if constant && later == 0 && further > self.reach() {
+            return None;
+        }
+        if self.layout == next.layout && self.holds.dims == next.holds.dims {
+            out.layout.push((2, further));
+            out.holds.dims.push(Digits::new([(2, later)]));
+            return Some(out);
+        }
+        let n = self.layout.len().checked_sub(1)?;
+        let (count, stride) = self.layout[n];
+        let mut step = self.holds.dims[n].iter();
+        let (Some((_, inner)), None) = (step.next(), step.next()) else { return None };
+        let follows = further == count * stride && later == count * inner;
+        if !follows || self.layout[..n] != next.layout || self.holds.dims[..n] != next.holds.dims {
+            return None;
+        }
+        out.layout[n].0 += 1;
+        out.holds.dims[n] = Digits::new([(count + 1, inner)]);
+        Some(out)
+    }
+
+    fn read(&self, mesh: &Mesh, terms: &mut Terms, spot: &Spot, dtype: DType) -> Option<Access> {
+        if let Some(values) = &self.added {
+            let sizes: Vec<u64> = self.layout.iter().map(|d| d.0).collect();
+            let term = terms.plain(What::Sum, values.clone(), sizes.clone(), dtype);
+            let sum = Region { holds: Access::whole(term, &sizes), added: None, ..self.clone() };
+            return sum.find(mesh, spot);
+        }
+        if let Some(found) = self.find(mesh, spot) {
+            return Some(found);
+        }
+        // A slice across dims that lie one after the other: of a copy of them.
+        let radix = self.radix()?;
+        let dense = radix.last().is_none_or(|r| r.1 == 1) && radix.windows(2).all(|w| w[0].1 == w[1].0 * w[1].1);
+        let dims = radix.iter().map(|r| self.holds.dims[r.2].clone()).collect();
+        let flat = dense.then(|| Access { dims, ..self.holds.clone() }.flat())?;
+        let count = flat.dims[0].extent();
+        Region { layout: vec![(count, 1)], holds: terms.stored(&flat, dtype), ..self.clone() }.find(mesh, spot)
+    }
+
+    /// `(extent, stride, dim)`, outermost first; none if what a dim steps over is not more than all that the dims after it reach.
+    fn radix(&self) -> Option<Vec<(u64, u64, usize)>> {
+        let dims = self.layout.iter().enumerate().filter(|d| d.1.0 > 1);
+        let mut radix: Vec<(u64, u64, usize)> = dims.map(|(k, (n, s))| (*n, *s, k)).collect();
+        radix.sort_unstable_by_key(|r| std::cmp::Reverse(r.1));
+        let mut reach = 0;
+        for (n, s, _) in radix.iter().rev() {
+            if *s <= reach {
+                return None;
+            }
+            reach += (n - 1) * s;
+        }
+        Some(radix)
+    }
+
+    fn find(&self, mesh: &Mesh, spot: &Spot) -> Option<Access> {
+        let radix = self.radix()?;
+        let rest = spot.offset.checked_sub(self.offset)?;
+        let mut reader =
+            Reader { radix: &radix, used: vec![0; radix.len()], walks: radix.iter().map(|r| Walk::new(&self.holds.dims[r.2])).collect() };
+        let dims = spot.dims.iter().map(|(n, s)| reader.step(*n, *s)).collect::<Option<Vec<_>>>()?;
+        let mut form: Form = vec![];
+        // Where the region lies is where the reader begins; what else its place depends on are steps within the region.
+        let asked = |c: &&(SubAxis, u64)| !self.coords.contains(c);
+        if !self.coords.iter().all(|c| spot.coords.contains(c)) {
+            return None;
+        }
+        for (u, stride) in spot.coords.iter().filter(asked) {
+            form = add(&form, &vec![(*u, reader.step(mesh[*u].size, *stride)?)])?;
+        }
+        let offset = reader.finish(rest)?;
+        let holds = &self.holds;
+        Some(Access { term: holds.term, offset: holds.offset + offset, coords: add(&holds.coords, &form)?, dims })
+    }
+}
+
+/// What a place holds where dim k of a value lies along `layout[k]` from `offset` on. None if the place is not all within it.
+pub fn find(mesh: &Mesh, offset: u64, layout: Strided, holds: Access, spot: &Spot) -> Option<Access> {
+    Region { offset, coords: vec![], layout, holds, added: None }.find(mesh, spot)
+}
+
+/// Steps through the addresses of a region.
+struct Reader<'a> {
+    /// `(extent, stride, dim)`, outermost first, each within the one before.
+    radix: &'a [(u64, u64, usize)],
+    used: Vec<u64>,
+    walks: Vec<Walk<'a>>,
+}
+
+impl Reader<'_> {
+    fn step(&mut self, extent: u64, stride: u64) -> Option<Digits> {
+        if extent == 1 || stride == 0 {
+            return Some(Digits::new([(extent, 0)]));
+        }
+        let (mut m, mut r) = (extent, stride);
+        let mut parts: Vec<Digits> = vec![];
+        loop {
+            let k = self.radix.iter().position(|d| d.1 <= r)?;
+            let (n, s, _) = self.radix[k];
+            let q = r / s;
+            if r % s != 0 || q >= n && m > 1 {
+                return None;
+            }
+            let reach = (m - 1).checked_mul(q)?;
+            if reach < n {
+                self.used[k] += reach;
+                parts.push(self.walks[k].step(m, q)?);
+                break;
+            }
+            let c = n / q;
+            if n % q != 0 || m % c != 0 || k == 0 || self.radix[k - 1].1 != n * s {
+                return None;
+            }
+            self.used[k] += (c - 1) * q;
+            parts.push(self.walks[k].step(c, q)?);
+            (m, r) = (m / c, n * s);
+        }
+        Some(Digits::new(parts.iter().rev().flat_map(Digits::iter).collect::<Vec<_>>()))
+    }
+
+    /// What a start at element `rest` of the region adds to the offset in its value.
+    fn finish(self, mut rest: u64) -> Option<u64> {
+        let mut sum = 0;
+        for ((walk, used), (n, s, _)) in self.walks.into_iter().zip(&self.used).zip(self.radix) {
+            let index = rest / s;
+            rest %= s;
+            if index + used >= *n {
+                return None;
+            }
+            sum += walk.finish(index)?;
+        }
+        (rest == 0).then_some(sum)
+    }
+}
+
+/// How much further on a place can lie at other coordinates.
+fn spread(mesh: &Mesh, coords: &Linear) -> u64 {
+    coords.iter().map(|(u, stride)| (mesh[*u].size - 1) * stride).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Access, Digits, Memory, Spot, Terms, What};
+    use ir::mesh::{Mesh, Sizes};
+    use ir::op::{DType, Op};
+
+    /// The pieces of a constant that lie at every second element, in two copies, and what a reader of all elements finds.
+    #[test]
+    fn pieces_of_a_constant_that_interleave_are_one() {
+        let one = Sizes { microbatches: 1, pp: 1, dp: 1, cp: 1, tp: 1, ep: 1, etp: None };
+        let mesh = Mesh::of_sizes(&one).expect("a mesh");
+        let mut terms = Terms::default();
+        let scalar = terms.plain(What::Held(Op::Param(0), vec![]), vec![], vec![], DType::F32);
+        let constant = |n: u64| Access { term: scalar, offset: 0, coords: vec![], dims: vec![Digits::new([(n, 0)])] };
+        let spot = |offset: u64, dims: Vec<(u64, u64)>| Spot { offset, coords: vec![], dims };
+        let mut memory = Memory::default();
+        memory.write(&mesh, &spot(0, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), None);
+        memory.write(&mesh, &spot(1, vec![(4, 2)]), constant(4));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+        // Those that lie apart stay apart, so that what is written to one leaves the other.
+        memory.write(&mesh, &spot(12, vec![(8, 1)]), constant(8));
+        memory.write(&mesh, &spot(12, vec![(2, 1)]), Access::whole(scalar, &[2]));
+        assert_eq!(memory.read(&mesh, &mut terms, &spot(0, vec![(8, 1)]), DType::F32), Some(constant(8)));
+    }
+}

@@ -1,0 +1,342 @@
+//! Terms: what a value is, down to sources. Equal terms are equal values, whatever computed them and wherever they lie.
+
+pub mod digits;
+pub mod memory;
+pub mod normal;
+
+use digits::{Digits, Form, Walk, add};
+use hashbrown::{DefaultHashBuilder, HashTable};
+use ir::dim::{Base, Dim, IndexMap, Linear, Order};
+use ir::graph::{Body, Value};
+use ir::mesh::{Mesh, SubAxis};
+use ir::op::{Channel, Collective, DType, Op, Real, Scalar};
+use std::hash::BuildHasher;
+use std::rc::Rc;
+
+/// A term of [`Terms`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Term(pub u32);
+
+/// A view of a term: element `(i0, i1, ..)` is the term's element, in its storage order, at
+/// `offset + coords + dims[0](i0) + dims[1](i1) + ..`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    pub term: Term,
+    pub offset: u64,
+    pub coords: Form,
+    pub dims: Vec<Digits>,
+}
+
+impl Access {
+    /// The whole term, with dims of these sizes.
+    pub fn whole(term: Term, sizes: &[u64]) -> Access {
+        let mut stride = 1;
+        let mut dims: Vec<Digits> = vec![];
+        for n in sizes.iter().rev() {
+            dims.push(Digits::new([(*n, stride)]));
+            stride *= n;
+        }
+        dims.reverse();
+        Access { term, offset: 0, coords: vec![], dims }
+    }
+
+    /// All elements along one dim, row-major.
+    pub fn flat(&self) -> Access {
+        let all = Digits::new(self.dims.iter().flat_map(Digits::iter));
+        Access { dims: vec![all], ..self.clone() }
+    }
+
+    /// Dim `k` replaced by what an index `start + coords + digits` into it reaches.
+    pub fn part(&self, mesh: &Mesh, k: usize, start: u64, coords: &Linear, digits: &[(u64, u64)]) -> Option<Access> {
+        let mut walk = Walk::new(&self.dims[k]);
+        let mut inner = vec![];
+        for (extent, stride) in digits {
+            inner.extend(walk.step(*extent, *stride)?.iter().collect::<Vec<_>>());
+        }
+        let mut form: Form = vec![];
+        for (u, stride) in coords {
+            form = add(&form, &vec![(*u, walk.step(mesh[*u].size, *stride)?)])?;
+        }
+        let offset = self.offset + walk.finish(start)?;
+        let mut dims = self.dims.clone();
+        dims[k] = Digits::new(inner);
+        Some(Access { term: self.term, offset, coords: add(&self.coords, &form)?, dims })
+    }
+}
+
+/// What makes a term, operands apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// An op whose dims are numbered by first appearance, and the index maps of those dims whose indices it asks for.
+    Op(Op, Vec<(Dim, Index)>),
+    /// A parameter, state or table of the program, or an input of the job: the part that the maps say.
+    Held(Op, Vec<Index>),
+    /// The same elements in a storage order of their own, which views can tell from the operand's.
+    Stored,
+    /// The operands' elements one after the other.
+    Joined,
+    /// The sum over all microbatches.
+    Sum,
+    /// What the last microbatch leaves.
+    Last,
+    /// Terms of a sum: each rank of these sub-axes has a part of each operand.
+    Parts(Vec<SubAxis>),
+    /// What a collective gives, of a dense operand.
+    Exchange {
+        kind: Collective,
+        subs: Vec<SubAxis>,
+        stages: Option<Vec<u64>>,
+    },
+    /// The n-th message of a channel in a pass of a microbatch through the stage.
+    Message {
+        hops: i64,
+        channel: Channel,
+        number: usize,
+    },
+    /// A sum over pipeline stages: those of each list, which are alike, have an operand each.
+    Met(Vec<Vec<u64>>),
+    Fill(Real),
+}
+
+/// An index map whose base is known, the whole extent where it matters, and the order in which the whole is stored.
+pub type Index = (IndexMap, u64, Order);
+
+impl What {
+    fn name(&self) -> &'static str {
+        match self {
+            What::Op(op, _) | What::Held(op, _) => op.name(),
+            What::Stored => "copy",
+            What::Joined => "concat",
+            What::Sum => "sum over microbatches",
+            What::Last => "value of the last microbatch",
+            What::Parts(_) => "parts of a sum",
+            What::Exchange { kind, .. } => kind.name(),
+            What::Message { .. } => "recv",
+            What::Met(_) => "sum over stages",
+            What::Fill(_) => "fill",
+        }
+    }
+}
+
+/// What a term is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub what: What,
+    pub args: Vec<Access>,
+    /// Numbers of the dims of each operand, then of the result. None if there are no operands with dims to tell apart.
+    pub labels: Vec<Vec<Dim>>,
+    /// Extents of the numbered dims, or of the result's.
+    pub sizes: Vec<u64>,
+    pub dtype: DType,
+}
+
+impl Key {
+    /// Elements of the term.
+    pub fn count(&self) -> u64 {
+        match self.labels.last() {
+            Some(own) => own.iter().map(|d| self.sizes[d.0 as usize]).product(),
+            None => self.sizes.iter().product(),
+        }
+    }
+}
+
+/// All terms, each once.
+#[derive(Default)]
+pub struct Terms {
+    /// Terms with the hashes of their keys.
+    known: HashTable<(u64, Term)>,
+    hasher: DefaultHashBuilder,
+    keys: Vec<Rc<Key>>,
+}
+
+impl Terms {
+    /// A term with no dims of operands to tell apart.
+    pub fn plain(&mut self, what: What, args: Vec<Access>, sizes: Vec<u64>, dtype: DType) -> Term {
+        self.intern(Key { what, args, labels: vec![], sizes, dtype })
+    }
+
+    /// The elements of a view stored row-major: a slice across its digits is none of the original.
+    pub fn stored(&mut self, x: &Access, dtype: DType) -> Access {
+        let sizes: Vec<u64> = x.dims.iter().map(Digits::extent).collect();
+        Access::whole(self.plain(What::Stored, vec![x.flat()], vec![sizes.iter().product()], dtype), &sizes)
+    }
+
+    /// Values along one dim each, one after the other.
+    pub fn joined(&mut self, parts: Vec<Access>, dtype: DType) -> Access {
+        let count = parts.iter().flat_map(|p| &p.dims).map(Digits::extent).sum();
+        Access::whole(self.plain(What::Joined, parts, vec![count], dtype), &[count])
+    }
+
+    /// What a copy holds, along one dim, and its dtype.
+    pub fn original(&self, copy: Term) -> Option<(Access, DType)> {
+        let key = &self.keys[copy.0 as usize];
+        (key.what == What::Stored).then(|| (key.args[0].clone(), key.dtype))
+    }
+
+    /// How many there are: terms with numbers below this.
+    pub fn count(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn key(&self, term: Term) -> &Rc<Key> {
+        &self.keys[term.0 as usize]
+    }
+
+    /// The term of a key, whose operands are brought to their normal form.
+    pub fn intern(&mut self, mut key: Key) -> Term {
+        key.args = key.args.into_iter().map(|x| self.normal(x)).collect();
+        let hash = self.hasher.hash_one(&key);
+        if let Some((_, term)) = self.known.find(hash, |k| *self.keys[k.1.0 as usize] == key) {
+            return *term;
+        }
+        let term = Term(self.keys.len() as u32);
+        self.keys.push(Rc::new(key));
+        self.known.insert_unique(hash, (hash, term), |k| k.0);
+        term
+    }
+
+    pub fn is_fill(&self, term: Term) -> bool {
+        matches!(self.keys[term.0 as usize].what, What::Fill(_))
+    }
+
+    /// Where two values first differ, for messages: from the results down to operands.
+    pub fn difference(&self, want: &Access, got: &Access) -> String {
+        if want.term == got.term {
+            return format!("another view of the same {}: {got:?}, not {want:?}", self.keys[want.term.0 as usize].what.name());
+        }
+        let (w, g) = (&self.keys[want.term.0 as usize], &self.keys[got.term.0 as usize]);
+        let name = w.what.name();
+        if w.what != g.what {
+            let (a, b) = (format!("{:?}", g.what), format!("{:?}", w.what));
+            return if g.what.name() == name { format!("{a} for {b}") } else { format!("{} for {name}", g.what.name()) };
+        }
+        match w.args.iter().zip(&g.args).position(|(a, b)| a != b) {
+            Some(k) => format!("operand {k} of {name}: {}", self.difference(&w.args[k], &g.args[k])),
+            None => {
+                format!("{name} of other dims or dtype: {:?} {:?} {:?} for {:?} {:?} {:?}", g.labels, g.sizes, g.dtype, w.labels, w.sizes, w.dtype)
+            }
+        }
+    }
+
+    /// The value of node `v` of a body whose operands are these; `base` resolves bases of index maps, `scalar` arguments.
+    /// None if a view cannot be said in digits.
+    pub fn node(
+        &mut self,
+        mesh: &Mesh,
+        body: &Body,
+        v: Value,
+        args: &[Access],
+        base: &dyn Fn(&Base) -> Option<Base>,
+        scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
+    ) -> Option<Access> {
+        match self.made(mesh, body, v, args, base, scalar)? {
+            Made::View(x) => Some(x),
+            Made::Op(key) => {
+                let sizes: Vec<u64> = body.dims_of(v).iter().map(|d| body.dims.size(*d)).collect();
+                Some(Access::whole(self.intern(key), &sizes))
+            }
+        }
+    }
+
+    /// As [`Terms::node`], but for an op that makes a new value, which that is.
+    pub fn made(
+        &mut self,
+        mesh: &Mesh,
+        body: &Body,
+        v: Value,
+        args: &[Access],
+        base: &dyn Fn(&Base) -> Option<Base>,
+        scalar: &dyn Fn(&Scalar) -> Option<Scalar>,
+    ) -> Option<Made> {
+        let node = &body[v];
+        let dims = &node.ty.dims;
+        let position = |k: usize, d: Dim| body.dims_of(node.args[k]).iter().position(|e| *e == d);
+        // The operand's dims under the result's names; those that it lacks are repeated.
+        let arranged = |x: &Access, find: &dyn Fn(Dim) -> Option<usize>| {
+            let dims = dims.iter().map(|d| find(*d).map_or(Digits::new([(body.dims.size(*d), 0)]), |k| x.dims[k].clone())).collect();
+            Access { dims, ..x.clone() }
+        };
+        match &node.op {
+            Op::Expand | Op::Cut | Op::StopGradient | Op::Send { .. } | Op::Limit { .. } => Some(Made::View(arranged(&args[0], &|d| position(0, d)))),
+            Op::Slice { from, to, at } => {
+                let k = position(0, *from)?;
+                let n = to.map_or(1, |d| body.dims.size(d));
+                let x = args[0].part(mesh, k, *at, &vec![], &[(n, 1)])?;
+                Some(Made::View(arranged(&x, &|d| if Some(d) == *to { Some(k) } else { position(0, d) })))
+            }
+            Op::Shard { from, to, index } => {
+                let k = position(0, *from)?;
+                let coords = match base(&index.base)? {
+                    Base::Coords(form) => form,
+                    Base::Zero => vec![],
+                    Base::Slot(_) => return None,
+                };
+                let x = args[0].part(mesh, k, 0, &coords, &index.parts)?;
+                Some(Made::View(arranged(&x, &|d| if d == *to { Some(k) } else { position(0, d) })))
+            }
+            Op::View { from, to } => {
+                let x = &args[0];
+                let all = Digits::new(from.iter().map(|d| position(0, *d)).collect::<Option<Vec<_>>>()?.into_iter().flat_map(|k| x.dims[k].iter()));
+                let extents: Vec<u64> = to.iter().map(|d| body.dims.size(*d)).collect();
+                let parts = all.reshaped(&extents)?;
+                let of = |d: Dim| match to.iter().position(|e| *e == d) {
+                    Some(k) => Some(parts[k].clone()),
+                    None => position(0, d).map(|k| x.dims[k].clone()),
+                };
+                Some(Made::View(Access { dims: dims.iter().map(|d| of(*d)).collect::<Option<Vec<_>>>()?, ..x.clone() }))
+            }
+            // In memory it may be made piece by piece.
+            Op::Concat { .. } if dims.len() == 1 => Some(Made::View(self.joined(args.to_vec(), node.ty.dtype))),
+            op => {
+                let op = match op {
+                    Op::Scalar(s) => Op::Scalar(scalar(s)?),
+                    other => other.clone(),
+                };
+                let mut labels = Labels::default();
+                let mut rows: Vec<Vec<Dim>> = node.args.iter().map(|a| labels.list(body.dims_of(*a))).collect();
+                rows.push(labels.list(dims));
+                let asked: Vec<Dim> = match &node.op {
+                    Op::Iota(d) | Op::Gather { dim: d } | Op::Scatter { dim: d } | Op::ArgMax { over: d } => vec![*d],
+                    Op::Uniform { .. } => dims.clone(),
+                    _ => vec![],
+                };
+                let global = matches!(node.op, Op::Uniform { .. });
+                let index = |d: &Dim| {
+                    let info = &body.dims[*d];
+                    let map = IndexMap { base: base(&info.index.base)?, ..info.index.clone() };
+                    Some((map, if global { info.global } else { 0 }, info.order))
+                };
+                let maps = asked.iter().map(|d| Some((labels.of(*d), index(d)?))).collect::<Option<Vec<_>>>()?;
+                let op = op.map_dims(&mut |d| labels.of(d));
+                let all = labels.0.iter().map(|d| body.dims.size(*d)).collect();
+                Some(Made::Op(Key { what: What::Op(op, maps), args: args.to_vec(), labels: rows, sizes: all, dtype: node.ty.dtype }))
+            }
+        }
+    }
+}
+
+/// What a node of a body makes of its operands.
+pub enum Made {
+    /// A view of one of them, or of several one after the other.
+    View(Access),
+    /// A value of its own.
+    Op(Key),
+}
+
+/// Dims by number of first appearance.
+#[derive(Default)]
+struct Labels(Vec<Dim>);
+
+impl Labels {
+    fn of(&mut self, d: Dim) -> Dim {
+        let k = self.0.iter().position(|e| *e == d).unwrap_or_else(|| {
+            self.0.push(d);
+            self.0.len() - 1
+        });
+        Dim(k as u32)
+    }
+
+    fn list(&mut self, dims: &[Dim]) -> Vec<Dim> {
+        dims.iter().map(|d| self.of(*d)).collect()
+    }
+}
