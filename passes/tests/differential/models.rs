@@ -323,11 +323,11 @@ fn deepseek_agrees_with_its_routing_bias_updated_once_per_step() {
 #[test]
 fn the_other_models_agree() {
     let mlp = (include_str!("../../../models/mlp.mdl"), &[("features", "6"), ("hidden", "8"), ("classes", "4")][..]);
-    on(mlp, &[], &["b2 m2", "dp2 m2", "tp2 m2", "tp4 pp2 m2"]);
+    on(mlp, &[], &["b2 m2", "dp2 m2", "tp2 m2", "tp4 pp2 m2", "bf16 tp2 m2"]);
     check(mlp.0, mlp.1, &Case { data: Data::Real, ..case("dp2 tp2 pp2 m2") });
     let umlp = (include_str!("../../../models/umlp.mdl"), &[("width", "16"), ("levels", "2")][..]);
-    on(umlp, &[], &["m2", "dp2 m2", "tp2 m2", "tp4 m2"]);
-    on(BERT, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
+    on(umlp, &[], &["m2", "dp2 m2", "tp2 m2", "tp4 m2", "bf16 m2"]);
+    on(BERT, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2", "bf16 m2"]);
     let vit = (
         include_str!("../../../models/vit.mdl"),
         &[
@@ -342,13 +342,13 @@ fn the_other_models_agree() {
             ("classes", "4"),
         ][..],
     );
-    on(vit, &[], &["m2", "dp2 m2", "tp2 m2", "pp2 m2"]);
-    on(T5, &[], &["m2", "dp2 m2", "tp2 sp m2"]);
+    on(vit, &[], &["m2", "dp2 m2", "tp2 m2", "pp2 m2", "bf16 tp2 m2", "f16 m2"]);
+    on(T5, &[], &["m2", "dp2 m2", "tp2 sp m2", "bf16 m2"]);
     let nemotron = (
         include_str!("../../../models/nemotron.mdl"),
         &[("vocab", "21"), ("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("head_dim", "4"), ("ffn", "8"), ("layers", "2"), ("seq", "4")][..],
     );
-    on(nemotron, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2"]);
+    on(nemotron, &[], &["m2", "dp2 m2", "tp2 sp m2", "tp4 pp2 m2", "bf16 m2"]);
 }
 
 #[test]

@@ -1,0 +1,1 @@
+# What dumps call otherwise since the build that is compared with: `s/old/new/g`.
