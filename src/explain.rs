@@ -9,9 +9,9 @@ use crate::print::out;
 use crate::text::{STDIN, Shown};
 use anyhow::anyhow;
 use ir::program::Job;
-use passes::explain::{Exchange, Line, Tensor, exchanges, line, totals};
-use passes::footprint::size;
-use passes::timeline::{Traffic, traffic};
+use passes::commands::cost_model::{Traffic, traffic};
+use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
+use passes::report::footprint::size;
 use runtime::artifact::Accept;
 use serde::Serialize;
 use std::fmt::Write;
@@ -82,7 +82,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     };
     let name = model.display().to_string();
     let file = done.text.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
-    match line(&done.compiled, file as u16, number) {
+    match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(found) => show(args, &found, line_text),
         None => {
             let lines = done.text.sources.files.get(file).map_or(0, |f| f.text.lines().count());

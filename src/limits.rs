@@ -5,7 +5,7 @@ use crate::print::note;
 use crate::text::Shown;
 use ir::diag::{Diagnostic, Sources};
 use ir::progress::{Moment, Progress};
-use passes::footprint::size;
+use passes::report::footprint::size;
 use procfs::process::Process;
 use procfs::{Current, Meminfo, ProcResult};
 use std::fs;

@@ -6,15 +6,8 @@ use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Train};
 use ir::op::{DType, Real};
-use passes::compile::Options;
-use passes::layout::{Counts, Cuts};
-use passes::offload::Offload;
-use passes::partition::Buffer;
-use passes::plan::{SequenceParallel, Zero};
-use passes::propagate::Rows;
-use passes::rematerialize::Recompute;
-use passes::schedule::{Order, Schedule};
-use passes::tp_overlap::TpOverlap;
+use ir::options::{Buffer, Counts, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use ir::pipeline::{Order, Schedule};
 
 fn recompute(args: &PlanArgs) -> Recompute {
     let layers = args.recompute_num_layers.unwrap_or(1);
@@ -64,10 +57,10 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         ep: args.ep,
         etp: args.etp,
         cp_comm: match args.cp_comm_type {
-            CpComm::P2p => passes::plan::CpComm::Ring,
-            CpComm::A2aP2p => passes::plan::CpComm::AllToAllAndRing,
-            CpComm::AllGather => passes::plan::CpComm::AllGather,
-            CpComm::A2a => passes::plan::CpComm::AllToAll,
+            CpComm::P2p => ir::options::CpComm::Ring,
+            CpComm::A2aP2p => ir::options::CpComm::AllToAllAndRing,
+            CpComm::AllGather => ir::options::CpComm::AllGather,
+            CpComm::A2a => ir::options::CpComm::AllToAll,
         },
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
@@ -81,8 +74,8 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         layout: cuts(args),
         pad_vocab_to: args.pad_vocab_to,
         overlap: match args.overlap {
-            Overlap::On => passes::overlap::Overlap::On,
-            Overlap::Off => passes::overlap::Overlap::Off,
+            Overlap::On => ir::options::Overlap::On,
+            Overlap::Off => ir::options::Overlap::Off,
         },
         tp_overlap: match args.tp_comm_overlap {
             TpCommOverlap::Off => TpOverlap::Off,

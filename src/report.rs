@@ -3,9 +3,9 @@
 use ir::kernel::Family;
 use ir::mesh::{Axis, Mesh};
 use ir::program::Job;
-use passes::bubbles::{UNIT, timeline};
-use passes::explain::{exchanges, totals};
-use passes::footprint::{Footprint, Footprints, Kind, size};
+use passes::report::explain::{exchanges, totals};
+use passes::report::footprint::{Footprint, Footprints, Kind, size};
+use passes::report::pipeline_timeline::{UNIT, timeline};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;

@@ -455,8 +455,8 @@ fn step(name: &str) -> Step {
     let options = frontend::Options { defines: vec![("seq".into(), seq.to_string())], batch: batch as u64, ..frontend::Options::default() };
     let mut sources = ir::diag::Sources::default();
     let model = frontend::compile(&mut sources, "model.mdl", &text, &options, &mut |_| Err("none".into())).unwrap().model;
-    let graph = passes::differentiate::differentiate(model.graph, &model.train).unwrap();
-    let graph = passes::optimize::optimize(graph, &model.train);
+    let graph = passes::graph::differentiate::differentiate(model.graph, &model.train).unwrap();
+    let graph = passes::graph::optimize::optimize(graph, &model.train);
     let float = |b: &[u8]| f64::from(f32::from_le_bytes(b.try_into().unwrap()));
     let mut data = Data {
         graph: &graph,

@@ -3,8 +3,9 @@
 use crate::{files, fixture};
 use frontend::Options as TextOptions;
 use ir::diag::Sources;
+use ir::options::Options;
 use ir::text;
-use passes::compile::{Compiled, Options, compile};
+use passes::compile::{Compiled, compile};
 use runtime::comm::{Phase, Position};
 use runtime::profile::{Part, Ran};
 use runtime::protocol::{Event, Place, StepEvent};

@@ -15,6 +15,8 @@ pub mod local;
 pub mod mesh;
 pub mod model;
 pub mod op;
+pub mod options;
+pub mod pipeline;
 pub mod processor;
 pub mod program;
 pub mod progress;

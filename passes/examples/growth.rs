@@ -8,9 +8,8 @@
 
 use frontend::Options as Text;
 use ir::diag::Sources;
-use passes::compile::{Compiled, Options, compile};
-use passes::plan::{SequenceParallel, Zero};
-use passes::rematerialize::Recompute;
+use ir::options::{Options, Recompute, SequenceParallel, Zero};
+use passes::compile::{Compiled, compile};
 use std::path::Path;
 use std::time::{Duration, Instant};
 

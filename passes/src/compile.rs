@@ -11,23 +11,40 @@ mod job;
 mod options;
 
 pub use job::{Evaluation, job_of, job_of_classes};
-pub use options::{Options, ranks};
+pub use options::ranks;
 
-use crate::offload::{self, Offload};
-use crate::overlap::{self, Overlap};
-use crate::pipeline::{self, Plan as Pipeline};
-use crate::plan::{self, Lists, Zero};
-use crate::propagate::{self, Rows};
-use crate::rematerialize::{self, Recompute};
-use crate::schedule::Order;
-use crate::{
-    bucket, differentiate, heads, indices, optimize, order, pad, partition, simplify, sizes, sums, tables, terms, tf32, tp_overlap, widen, zero,
-};
+use crate::commands::overlap;
+use crate::graph::accumulate_f32;
+use crate::graph::differentiate;
+use crate::graph::fold_constants;
+use crate::graph::indices;
+use crate::graph::optimize;
+use crate::graph::pad;
+use crate::graph::rematerialize;
+use crate::graph::simplify;
+use crate::graph::stage_sums;
+use crate::local::bucket;
+use crate::local::offload;
+use crate::local::split_reduction;
+use crate::local::tf32;
+use crate::local::tp_overlap;
+use crate::local::zero;
+use crate::partition;
+use crate::pipeline::plan;
+use crate::report::sizes;
+use crate::sharding::axes::{self, Lists};
+use crate::sharding::check_cp;
+use crate::sharding::propagate;
+use crate::sharding::zigzag;
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::Graph;
 use ir::local::Local;
 use ir::mesh::{Axis, Mesh};
 use ir::model::{Model, Plan, Train};
+use ir::options::Options;
+use ir::options::{Offload, Overlap, Recompute, Rows, Zero};
+use ir::pipeline::Order;
+use ir::pipeline::Pipeline;
 use ir::program::Job;
 use ir::progress::Progress;
 use ir::sharded::Sharded;
@@ -110,7 +127,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 pub fn compile_watched(training: Model, evaluation: Model, options: &Options, progress: &Progress) -> Result<Compiled, CompileError> {
     let mut trace = Trace { progress, times: vec![] };
     let mesh = options::mesh(options)?;
-    let pipe = pipeline::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
+    let pipe = plan::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| CompileError::User(vec![d]))?;
     let Model { graph, settings, train, plan, .. } = training;
     let given = Given { options, plan: &plan, mesh: &mesh, pipe: &pipe };
 
@@ -130,16 +147,16 @@ pub fn compile_watched(training: Model, evaluation: Model, options: &Options, pr
     let other = by_stage(&mut trace, &pipe, other)?;
 
     // Both graphs read the same parameters and data, so they store them alike.
-    let (orders, found) = order::agreed(order::choose(&graph, &mesh, &lists), &order::choose(&other, &mesh, &other_lists));
+    let (orders, found) = zigzag::agreed(zigzag::choose(&graph, &mesh, &lists), &zigzag::choose(&other, &mesh, &other_lists));
     warnings.extend(found);
-    let graph = trace.step("order", || order::apply(graph, &orders), valid)?;
-    let other = trace.step("order", || order::apply(other, &orders), valid)?;
+    let graph = trace.step("order", || zigzag::apply(graph, &orders), valid)?;
+    let other = trace.step("order", || zigzag::apply(other, &orders), valid)?;
 
     let proved = |s: &Sharded| verify::sharded::verify(s).map_err(|e| e.to_string());
     let sharded = trace.step("propagate", || propagate::propagate(graph, &mesh, &lists, options.rows), proved)?;
     // Rows at random may repeat work; they are for tests of what is computed.
     if options.rows == Rows::Rules {
-        none(heads::check(&sharded, &lists))?;
+        none(check_cp::check(&sharded, &lists))?;
     }
     let (stages, locals) = partitioned(&mut trace, &given, &sharded)?;
     progress.size("operations of all stages", stages.iter().map(|l| l.body.nodes.len()).sum());
@@ -195,15 +212,15 @@ fn evaluation_graph(trace: &mut Trace<'_>, graph: Graph) -> Result<Graph, Compil
 
 /// What both graphs are before anything depends on ranks: sums that are wanted in f32 are not rounded, and what follows from constants alone is a table.
 fn normalized(trace: &mut Trace<'_>, graph: Graph) -> Result<Graph, CompileError> {
-    let graph = trace.step("widen", || simplify::simplify(widen::widen(graph)), valid)?;
-    trace.step("tabulate", || simplify::simplify(tables::tabulate(graph)), valid)
+    let graph = trace.step("widen", || simplify::simplify(accumulate_f32::widen(graph)), valid)?;
+    trace.step("tabulate", || simplify::simplify(fold_constants::tabulate(graph)), valid)
 }
 
 /// Gives padded vocabularies the sizes that the mesh asks for. Beside the graph: which of its dims each axis may split.
 fn padded(trace: &mut Trace<'_>, given: &Given, mut graph: Graph) -> Result<(Graph, Lists), CompileError> {
     let options = given.options;
-    let lists = plan::lists(given.plan, &graph, options.sp, options.cp_comm, options.zero);
-    let padded = plan::pad_vocabularies(&mut graph, given.mesh, &lists, options.pad_vocab_to);
+    let lists = axes::lists(given.plan, &graph, options.sp, options.cp_comm, options.zero);
+    let padded = axes::pad_vocabularies(&mut graph, given.mesh, &lists, options.pad_vocab_to);
     none(sizes::padded(&graph))?;
     let graph = trace.step("pad", || simplify::simplify(pad::mask_padding(graph, &padded)), valid)?;
     Ok((graph, lists))
@@ -212,8 +229,8 @@ fn padded(trace: &mut Trace<'_>, given: &Given, mut graph: Graph) -> Result<(Gra
 /// Warnings about the sizes of a step's graph, which are final, and about options that do nothing for it.
 fn checked(given: &Given, graph: &Graph, settings: &[(String, String)]) -> Result<Vec<Diagnostic>, CompileError> {
     let Given { options, plan, mesh, .. } = given;
-    let lists = plan::lists(plan, graph, options.sp, options.cp_comm, Zero::None);
-    let found = [plan::check(graph, mesh, &lists, plan, settings), plan::check_microbatches(graph, mesh)];
+    let lists = axes::lists(plan, graph, options.sp, options.cp_comm, Zero::None);
+    let found = [axes::check(graph, mesh, &lists, plan, settings), axes::check_microbatches(graph, mesh)];
     let (errors, mut warnings): (Vec<Diagnostic>, Vec<Diagnostic>) = found.into_iter().flatten().partition(|d| d.severity == Severity::Error);
     none(errors)?;
     if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
@@ -224,7 +241,7 @@ fn checked(given: &Given, graph: &Graph, settings: &[(String, String)]) -> Resul
 
 /// After the last `simplify`, which makes sums of sums one.
 fn by_stage(trace: &mut Trace<'_>, pipe: &Pipeline, graph: Graph) -> Result<Graph, CompileError> {
-    trace.step("terms", || terms::sum_by_stage(graph, &pipe.layout, pipe.weights()), valid)
+    trace.step("terms", || stage_sums::sum_by_stage(graph, &pipe.layout, pipe.weights()), valid)
 }
 
 /// The local graphs of all stages, and of classes of them.
@@ -258,7 +275,7 @@ fn rewritten(trace: &mut Trace<'_>, options: &Options, pairs: Pairs, of: [&Shard
         Offload::Optimizer => trace.step("offload", || each(pairs, &offload::offload), both)?,
     };
     // Of what is in no flat bucket by now: sums of parts of those stay as they are.
-    let pairs = trace.step("sums", || each(pairs, &|l, e| (sums::cut(l), sums::cut(e))), both)?;
+    let pairs = trace.step("sums", || each(pairs, &|l, e| (split_reduction::cut(l), split_reduction::cut(e))), both)?;
     let (locals, evaluations): (Vec<Local>, Vec<Local>) = pairs.into_iter().unzip();
     let after = Graphs { training: &locals, evaluation: &evaluations };
     trace.step("rewrites", || (), |()| equivalence::verify(before, after).map_err(|e| e.to_string()))?;

@@ -1,47 +1,26 @@
-//! The passes: each one file, one entry function, from one level to the next. No LLVM, no CUDA.
+//! The passes, in rooms that stand in the order of the pipeline: what a room does needs none of those after it. No LLVM, no CUDA.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`pipeline`] | which layers a stage holds, and the order of its passes |
+//! | [`graph`] | the logical graph: its backward pass, its optimizer, its normal form |
+//! | [`sharding`] | a sharding for every value, and the reshards between them |
+//! | [`partition`] | from the sharded graph to a local graph for each stage |
+//! | [`local`] | local graphs: ZeRO, buckets, offload, overlapped tensor parallelism |
+//! | [`commands`] | programs: streams, the order of commands, memory, events |
+//! | [`lower`] | from local graphs to kernels, buffers and commands |
+//! | [`report`] | what a job communicates, holds and waits for, and what is too large |
+//! | [`compile`] | all passes, in order |
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
 
-pub mod bubbles;
-pub mod bucket;
+pub mod commands;
 pub mod compile;
-pub mod differentiate;
-pub mod explain;
-pub mod footprint;
-pub mod fuse;
-pub mod heads;
-pub mod indices;
-pub mod issue;
-pub mod kernels;
-pub mod layout;
+pub mod graph;
+pub mod local;
 pub mod lower;
-pub mod memory;
-pub mod messages;
-pub mod offload;
-pub mod optimize;
-pub mod order;
-pub mod overlap;
-pub mod pad;
 pub mod partition;
 pub mod pipeline;
-pub mod plan;
-pub mod propagate;
-pub mod reasons;
-pub mod rematerialize;
 pub mod remedy;
-pub mod rows;
-pub mod schedule;
-pub mod simplify;
-mod sizes;
-pub mod stages;
-pub mod stashes;
-pub mod storage;
-pub mod sums;
-pub mod tables;
-pub mod terms;
-pub mod tf32;
-pub mod timeline;
-pub mod touch;
-pub mod tp_overlap;
-pub mod widen;
-pub mod zero;
+pub mod report;
+pub mod sharding;

@@ -7,15 +7,18 @@
 
 mod arenas;
 mod emit;
+pub mod fuse;
 mod in_place;
 mod items;
+pub mod kernels;
 mod places;
 mod spaces;
 mod sums;
+pub mod view;
 
-use crate::fuse::{Group as Fused, fuse};
-use crate::memory::ALIGN;
-use crate::storage::View;
+use crate::commands::allocate::ALIGN;
+use crate::lower::fuse::{Group as Fused, fuse};
+use crate::lower::view::View;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use ir::dim::{IndexMap, Order};
 use ir::graph::{Users, Value};

@@ -1,19 +1,9 @@
 //! What to change so that a job fits a memory budget: the cheapest change whose compile says so.
 
-use crate::compile::{Options, compile};
-use crate::footprint::{Footprints, Measure};
-use crate::layout::Cuts;
-use crate::offload::Offload;
-use crate::plan::{SequenceParallel, Zero};
-use crate::rematerialize::Recompute;
+use crate::compile::compile;
+use crate::report::footprint::{Footprints, Measure, Remedy};
 use ir::model::Model;
-
-/// Flags that make a job fit, and its peak with them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remedy {
-    pub flags: Vec<String>,
-    pub peak: u64,
-}
+use ir::options::{Cuts, Offload, Options, Recompute, SequenceParallel, Zero};
 
 /// A change of options and the flags that make it.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 use crate::mcc::{Dir, Ran};
 use ir::program::Space;
-use passes::footprint::Footprint;
+use passes::report::footprint::Footprint;
 use runtime::artifact::{self, Artifact, Manifest};
 use std::fs;
 

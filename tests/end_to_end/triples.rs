@@ -7,13 +7,10 @@ use crate::mcc::{Dir, Weights, load_weights, metrics, models, save_array, save_w
 use crate::reference::{Rounding, Start, Trained, train};
 use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
+use ir::options::{Counts, CpComm, Cuts, Options, Recompute, Rows, Zero};
+use ir::pipeline::Schedule;
 use ir::random;
-use passes::compile::{CompileError, Compiled, Options};
-use passes::layout::{Counts, Cuts};
-use passes::plan::{CpComm, Zero};
-use passes::propagate::Rows;
-use passes::rematerialize::Recompute;
-use passes::schedule::Schedule;
+use passes::compile::{CompileError, Compiled};
 use std::collections::BTreeMap;
 use std::fs;
 

@@ -1,7 +1,7 @@
 //! What the user can mend and no pass can say alone.
 
 use super::CompileError;
-use crate::differentiate::DifferentiateError;
+use crate::graph::differentiate::DifferentiateError;
 use ir::diag::Diagnostic;
 use ir::graph::{Graph, Param};
 use ir::model::Plan;

@@ -1,12 +1,15 @@
 //! The job of a compile: what its local graphs come to as programs, and beside these what a run needs to know of the model.
 
-use super::{Compiled, Options};
+use super::Compiled;
+use crate::commands::stash_slots;
 use crate::lower::{Bodies, Kernels, Lowering, Names};
-use crate::schedule::{Kind, Order, Pass};
-use crate::{partition, pipeline, stashes};
+use crate::partition;
+use crate::pipeline::plan;
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
+use ir::options::Options;
+use ir::pipeline::{Kind, Order, Pass};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Slots, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
@@ -117,10 +120,10 @@ pub(super) fn lower(mut job: Job, locals: &[Local], evaluation: &mut Evaluation,
                 slots: vec![],
                 train: calls(&program, "zero", &train, passes, m),
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
-                eval: calls(&program, "eval_zero", &eval, &pipeline::forward(passes), m),
+                eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), m),
             };
-            s.slots = pipeline::slots(&program, [&s.train, &s.eval], |_| 1).into_iter().map(|count| Slots { count, at: 0 }).collect();
-            stashes::place(&program, &mut s);
+            s.slots = stash_slots::slots(&program, [&s.train, &s.eval], |_| 1).into_iter().map(|count| Slots { count, at: 0 }).collect();
+            stash_slots::place(&program, &mut s);
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);

@@ -1,90 +1,12 @@
 //! How a model is split and run, and the mesh that follows.
 
 use super::CompileError;
-use crate::layout::{Counts, Cuts};
-use crate::offload::Offload;
-use crate::overlap::Overlap;
-use crate::partition::Buffer;
-use crate::plan::{CpComm, SequenceParallel, Zero};
-use crate::propagate::Rows;
-use crate::rematerialize::Recompute;
-use crate::schedule::Schedule;
-use crate::tp_overlap::TpOverlap;
 use ir::diag::Diagnostic;
 use ir::mesh::{Mesh, Sizes};
+use ir::options::Options;
 
 /// Most ranks, and most passes of a step over all stages.
 const MOST: u64 = 1 << 20;
-
-/// How a model is split and run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Options {
-    pub dp: u64,
-    pub cp: u64,
-    pub tp: u64,
-    pub pp: u64,
-    /// Ranks over which experts are split; a part of dp x cp x tp.
-    pub ep: u64,
-    /// Ranks over which each expert is split; none: tp.
-    pub etp: Option<u64>,
-    pub sp: SequenceParallel,
-    pub cp_comm: CpComm,
-    pub zero: Zero,
-    /// Sequences per microbatch and data-parallel rank.
-    pub micro_batch: u64,
-    pub global_batch: u64,
-    pub schedule: Schedule,
-    /// Virtual stages of a stage; none: as many as the schedule needs, or one.
-    pub vpp: Option<u64>,
-    /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
-    pub group: Option<u64>,
-    pub layout: Cuts,
-    /// Vocabularies are padded to a multiple of this times the axes that split them.
-    pub pad_vocab_to: u64,
-    pub overlap: Overlap,
-    /// Whether optimizers run on the host, in its memory.
-    pub offload: Offload,
-    /// Whether products of f32 factors are multiplied as tf32.
-    pub tf32: bool,
-    pub tp_overlap: TpOverlap,
-    pub recompute: Recompute,
-    pub rows: Rows,
-    /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
-    pub bucket_size: Option<u64>,
-    /// How many rows go from a rank to the experts of another at most.
-    pub moe_buffer: Buffer,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            dp: 1,
-            cp: 1,
-            tp: 1,
-            pp: 1,
-            ep: 1,
-            etp: None,
-            sp: SequenceParallel::Off,
-            cp_comm: CpComm::Ring,
-            zero: Zero::None,
-            micro_batch: 1,
-            global_batch: 1,
-            schedule: Schedule::OneFOneB,
-            vpp: None,
-            group: None,
-            layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
-            pad_vocab_to: 1,
-            overlap: Overlap::On,
-            offload: Offload::Off,
-            tf32: false,
-            tp_overlap: TpOverlap::Off,
-            recompute: Recompute::None,
-            rows: Rows::Rules,
-            bucket_size: None,
-            moe_buffer: Buffer::Whole,
-        }
-    }
-}
 
 /// How many ranks there are: of this, unlike of microbatches, options say all before there is a model.
 ///

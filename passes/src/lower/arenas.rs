@@ -1,7 +1,7 @@
 //! Which arena each buffer is in, which follows from who touches it; and the plan of temporary ones.
 
 use super::{Bodies, LocalLowering};
-use crate::memory::{self, Need};
+use crate::commands::allocate::{self, Need};
 use ir::local::Chunk;
 use ir::program::{Arena, Body, BodyId, BodyKind, BufferId, Command, Content, Space};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ impl LocalLowering<'_, '_, '_> {
             let ids: Vec<BufferId> = lives.keys().copied().collect();
             let needs: Vec<Need> =
                 ids.iter().map(|id| Need { bytes: self.l.program.buffers[id.index()].bytes(), first: lives[id].0, last: lives[id].1 }).collect();
-            let (offsets, total) = memory::assign(&needs);
+            let (offsets, total) = allocate::assign(&needs);
             for (id, offset) in ids.iter().zip(offsets) {
                 self.l.program.buffers[id.index()].offset = offset;
             }

@@ -1,9 +1,9 @@
 //! Commands for groups of fused nodes, for nodes that have a command of their own, and for views that strides cannot say.
 
 use super::LocalLowering;
-use crate::fuse::{Role, role};
-use crate::kernels::{self, Launch, Target};
-use crate::storage::View;
+use crate::local::role::{Role, role};
+use crate::lower::kernels::{self, Launch, Target};
+use crate::lower::view::View;
 use ir::dim::Dim;
 use ir::graph::{Origin, Value};
 use ir::kernel::Kernel;

@@ -2,8 +2,9 @@
 //! operands, and ranks' parts within the whole.
 
 use super::LocalLowering;
-use crate::fuse::{Group as Fused, Role, role};
-use crate::storage::View;
+use crate::local::role::{Role, role};
+use crate::lower::fuse::Group as Fused;
+use crate::lower::view::View;
 use ir::graph::Value;
 use ir::kernel::Family;
 use ir::local::Chunk;

@@ -1,7 +1,7 @@
 //! The order in which a chunk's nodes and groups become commands.
 
 use super::LocalLowering;
-use crate::fuse::{Role, role};
+use crate::local::role::{Role, role};
 use ir::graph::Value;
 use ir::local::Chunk;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

@@ -1,9 +1,9 @@
 //! Where values lie: buffers that are made for them, and those of parameters, states and tables.
 
 use super::LocalLowering;
-use crate::fuse::{Role, role};
-use crate::kernels::{self, Target};
-use crate::storage::View;
+use crate::local::role::{Role, role};
+use crate::lower::kernels::{self, Target};
+use crate::lower::view::View;
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::kernel::Family;

@@ -1,9 +1,9 @@
 //! Values between the memories of the device and the host: copied where the other one uses them, and new parameters to where passes read them.
 
 use super::LocalLowering;
-use crate::fuse::{Role, role};
-use crate::kernels;
-use crate::storage::View;
+use crate::local::role::{Role, role};
+use crate::lower::kernels;
+use crate::lower::view::View;
 use ir::graph::Value;
 use ir::local::{Chunk, LocalUpdate};
 use ir::program::{Action, Content, Place, Space};

@@ -1,8 +1,8 @@
 //! Sums over microbatches: which values are, where they are made, and that they begin at zero.
 
 use super::LocalLowering;
-use crate::fuse::{Role, role};
-use crate::storage::View;
+use crate::local::role::{Role, role};
+use crate::lower::view::View;
 use ir::graph::{Origin, Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;

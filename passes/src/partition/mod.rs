@@ -9,9 +9,10 @@ mod emit;
 mod reshard;
 mod ring;
 mod rows;
+pub mod stored_rows;
 
-use crate::rows::Rows;
-use crate::stages::{Layout, assign};
+use crate::partition::stored_rows::Rows;
+use crate::pipeline::stages::assign;
 use emit::Emitter;
 use ir::diag::Diagnostic;
 use ir::dim::{Base, Dim, IndexMap};
@@ -19,27 +20,10 @@ use ir::graph::{Phase, Value};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
+use ir::options::Buffer;
+use ir::pipeline::{Layout, Weights};
 use ir::sharded::Sharded;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-
-/// When gradients of parameters are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
-    /// With those of activations.
-    InBackward,
-    /// In chunks of their own.
-    Apart,
-}
-
-/// How many rows of experts there is room for.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Buffer {
-    /// All that there can be, whatever is chosen.
-    #[default]
-    Whole,
-    /// So many times a rank's share if all experts get equally many; more stops the run.
-    Factor(f64),
-}
 
 /// The local graphs, one per stage.
 ///

@@ -2,8 +2,8 @@
 
 use crate::harness::compiled;
 use crate::models::{GPT2, case};
-use passes::bubbles::{Timeline, UNIT, timeline};
-use passes::schedule::Order;
+use ir::pipeline::Order;
+use passes::report::pipeline_timeline::{Timeline, UNIT, timeline};
 
 /// GPT-2 with so many layers.
 fn of(words: &str, layers: u64) -> Timeline {

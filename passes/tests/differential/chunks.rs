@@ -5,7 +5,7 @@ use crate::harness::compiled;
 use crate::models::case;
 use ir::kernel::Family;
 use ir::program::{Action, BodyKind, BufferId, Command, Job, Stream};
-use passes::explain::{exchanges, totals};
+use passes::report::explain::{exchanges, totals};
 
 const CHUNKS: usize = 4;
 

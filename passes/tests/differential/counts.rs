@@ -6,9 +6,9 @@ use ir::graph::{Phase, Value};
 use ir::local::Chunk;
 use ir::mesh::Axis;
 use ir::op::{Collective, DType, Op, Reshard};
+use ir::options::Buffer;
 use ir::program::{Action, Arena, BodyKind, Content};
 use ir::sharded::Sharded;
-use passes::partition::Buffer;
 use runtime::host::Part;
 
 pub const GPT2: (&str, &[(&str, &str)]) =

@@ -4,7 +4,7 @@ use crate::harness::compiled;
 use crate::models::case;
 use expect_test::expect;
 use ir::text::print_local;
-use passes::bubbles::{UNIT, timeline};
+use passes::report::pipeline_timeline::{UNIT, timeline};
 
 const FOUR: &str = "
 model four(batch, hidden = 4, layers = 4) {

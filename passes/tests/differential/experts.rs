@@ -2,9 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Range, Ranges, attempt, compiled};
 use crate::models::{DEEPSEEK, case};
-use passes::partition::Buffer;
-use passes::plan::Zero;
-use passes::propagate::Rows;
+use ir::options::{Buffer, Rows, Zero};
 
 /// What happens between a dispatch and the losses, of choices that are any numbers: an expert may be named twice or by nobody, and a choice may
 /// name none.

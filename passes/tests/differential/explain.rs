@@ -3,9 +3,9 @@
 use crate::counts::EXPERTS;
 use crate::harness::{Case, compiled};
 use crate::models::{GPT2, MIXTRAL, case};
+use ir::options::Buffer;
 use passes::compile::Compiled;
-use passes::explain::{Exchange, exchanges, line, totals};
-use passes::partition::Buffer;
+use passes::report::explain::{Exchange, exchanges, line, totals};
 
 const SEQ: u64 = 16;
 const HIDDEN: u64 = 32;
@@ -107,7 +107,7 @@ fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
     let text = GPT2.0;
     let number = |part: &str| 1 + text.lines().position(|l| l.contains(part)).expect("a line") as u32;
     let file = c.sharded.graph.params[0].span.expect("a place").file;
-    let mlp = line(&c, file, number("drop(mlp(")).expect("computes something");
+    let mlp = line(&c.sharded, &c.job, file, number("drop(mlp(")).expect("computes something");
     assert_eq!(mlp.stages, [0, 1]);
     assert!(
         mlp.values.iter().any(|v| v.dims.contains("ffn = 64 / tp")) && mlp.values.iter().any(|v| v.dims.contains("seq = 16 / tp")),
@@ -120,9 +120,9 @@ fn a_line_names_what_it_declares_computes_keeps_and_communicates() {
     assert!((2 * mlp.forward_flops..2 * mlp.forward_flops + mlp.forward_flops / 32).contains(&mlp.backward_flops), "{}", mlp.backward_flops);
     assert!(mlp.memory.iter().any(|m| m.1 == "activations") && mlp.memory.iter().any(|m| m.1 == "parameters"), "{:?}", mlp.memory);
     assert!(mlp.exchanges.iter().any(|e| e.kind == "all_gather") && mlp.exchanges.iter().any(|e| e.kind == "reduce_scatter"));
-    let wte = line(&c, file, number("param wte")).expect("declares something");
+    let wte = line(&c.sharded, &c.job, file, number("param wte")).expect("declares something");
     assert_eq!(wte.parameters[0].dims, "[vocab = 32 / tp, hidden = 32]");
-    assert_eq!(line(&c, file, 1), None);
+    assert_eq!(line(&c.sharded, &c.job, file, 1), None);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn of_experts_what_their_rows_cost_is_counted() {
     for words in ["b2", "dp2 ep2", "dp2 tp2 sp ep4 etp1"] {
         let c = compiled(text, sizes, &case(words));
         let file = c.sharded.graph.params[0].span.expect("a place").file;
-        let experts = line(&c, file, number).expect("computes something");
+        let experts = line(&c.sharded, &c.job, file, number).expect("computes something");
         // Two layers; two of four experts for each of two sequences of four tokens; three products of 8 x 8, and the weighted sum of the two rows.
         let rows = 2 * 2 * 2 * 4;
         assert_eq!(experts.forward_flops, rows * (3 * 2 * 8 * 8 + 2 * 8), "{words}");

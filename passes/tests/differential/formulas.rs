@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, compiled, elaborate};
 use crate::models::{GPT2, case};
-use passes::explain::{exchanges, line};
+use passes::report::explain::{exchanges, line};
 use std::collections::BTreeSet;
 
 /// Billions of parameters as published, hidden size, heads, layers: Table 1 of Megatron-LM, all with 51,200 tokens and sequences of 2,048.
@@ -38,7 +38,7 @@ fn flops(words: &str) -> u64 {
     let c = compiled(GPT2.0, SIZES, &case(words));
     let file = c.sharded.graph.params[0].span.expect("a place").file;
     let lines = 1..=GPT2.0.lines().count() as u32;
-    lines.filter_map(|k| line(&c, file, k)).map(|l| l.forward_flops + l.recomputed_flops + l.backward_flops).sum()
+    lines.filter_map(|k| line(&c.sharded, &c.job, file, k)).map(|l| l.forward_flops + l.recomputed_flops + l.backward_flops).sum()
 }
 
 const SIZES: &[(&str, &str)] = &[("vocab", "64"), ("hidden", "32"), ("heads", "4"), ("ffn", "128"), ("layers", "4"), ("seq", "16")];

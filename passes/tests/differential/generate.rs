@@ -12,15 +12,9 @@ mod schedules;
 use crate::harness::{Case, Data, Range, Ranges};
 use captures::Captures;
 use ir::op::DType;
+use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::pipeline::Schedule;
 use ir::random::mix;
-use passes::layout::{Counts, Cuts};
-use passes::offload::Offload;
-use passes::partition::Buffer;
-use passes::plan::{CpComm, Zero};
-use passes::propagate::Rows;
-use passes::rematerialize::Recompute;
-use passes::schedule::Schedule;
-use passes::tp_overlap::TpOverlap;
 use std::fmt::Write;
 
 /// A model and how to run it.

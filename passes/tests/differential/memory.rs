@@ -2,13 +2,13 @@
 
 use crate::harness::{compiled, elaborate, interleaved, options};
 use crate::models::{GPT2, case};
+use ir::options::{Options, Overlap};
 use ir::program::{Arena, Buffer, Call, Content, Job, Space, Stage};
-use passes::compile::{Options, compile};
-use passes::footprint::{Footprint, Kind, fullest, owners};
-use passes::memory::ALIGN;
-use passes::overlap::Overlap;
+use passes::commands::allocate::ALIGN;
+use passes::commands::stash_slots::spans;
+use passes::compile::compile;
 use passes::remedy;
-use passes::stashes::spans;
+use passes::report::footprint::{Footprint, Kind, Remedy, fullest, owners};
 use runtime::executor::arena_bytes;
 use runtime::shm::{Layout, bytes_of_rank};
 use runtime::target::{Processor, Target};
@@ -235,7 +235,7 @@ fn offsets_of_temporaries_are_within_a_twentieth_of_the_least_that_is_possible()
     }
 }
 
-fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<remedy::Remedy> {
+fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<Remedy> {
     let case = case(words);
     let defines = [GPT2.1, sizes].concat();
     let defines: Vec<(&str, &str)> = defines.iter().rev().fold(vec![], |mut out: Vec<(&str, &str)>, d| {

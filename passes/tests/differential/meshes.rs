@@ -1,7 +1,7 @@
 //! Every mesh that fits 8 ranks, and what goes with it.
 
 use crate::harness::Case;
-use passes::plan::{CpComm, Zero};
+use ir::options::{CpComm, Zero};
 
 /// Ranks that a mesh may have.
 const MOST: u64 = 8;

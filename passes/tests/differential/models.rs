@@ -2,12 +2,8 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use passes::layout::{Counts, Cuts};
-use passes::offload::Offload;
-use passes::plan::{CpComm, Zero};
-use passes::rematerialize::Recompute;
-use passes::schedule::Schedule;
-use passes::tp_overlap::TpOverlap;
+use ir::options::{Counts, CpComm, Cuts, Offload, Recompute, TpOverlap, Zero};
+use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
     (include_str!("../../../models/gpt2.mdl"), &[("vocab", "24"), ("hidden", "8"), ("heads", "4"), ("ffn", "16"), ("layers", "4"), ("seq", "4")]);

@@ -5,9 +5,9 @@ use crate::harness::{compiled, elaborate, options};
 use crate::models::{GPT2, LLAMA, case};
 use ir::graph::Value;
 use ir::op::Op;
+use ir::options::Rows;
 use ir::sharded::{Placement, Sharded};
 use passes::compile::compile;
-use passes::propagate::Rows;
 use verify::sharded::verify;
 
 /// Sharded graphs of models and of random ones. Rows follow the rules: those chosen at random have reshards that nothing needs.

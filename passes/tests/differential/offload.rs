@@ -3,11 +3,11 @@
 use crate::counts::WIDE_LLAMA;
 use crate::harness::{Case, compiled, elaborate, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case, on};
+use ir::options::{Options, Overlap};
 use ir::program::{Action, BodyKind, Content, Job, Space, Stream};
-use passes::compile::{Options, compile};
-use passes::footprint::Footprint;
-use passes::overlap::Overlap;
-use passes::timeline::traffic;
+use passes::commands::cost_model::traffic;
+use passes::compile::compile;
+use passes::report::footprint::Footprint;
 
 #[test]
 fn offloaded_optimizers_compute_the_same() {

@@ -2,11 +2,11 @@
 
 use crate::harness::{Case, compiled, elaborate, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case};
+use ir::options::{Options, Overlap};
 use ir::program::{Action, Arena, Body, BodyKind, Collective, Job, Program, Stream};
-use passes::compile::{Options, compile};
-use passes::footprint::Footprint;
-use passes::overlap::Overlap;
-use passes::timeline::{traffic, traffic_of};
+use passes::commands::cost_model::{traffic, traffic_of};
+use passes::compile::compile;
+use passes::report::footprint::Footprint;
 
 type Model = (&'static str, &'static [(&'static str, &'static str)]);
 

@@ -12,14 +12,13 @@ use ir::graph::Value;
 use ir::local::{Chunk, Local};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op, Real, Reduce, Scalar, Unary};
+use ir::options::{Rows, Zero};
+use ir::pipeline::{Order, Weights};
 use ir::random::mix;
 use ir::sharded::Sharded;
 use passes::compile::{Compiled, compile, job_of};
-use passes::partition::{Weights, partition};
-use passes::pipeline;
-use passes::plan::Zero;
-use passes::propagate::Rows;
-use passes::schedule::Order;
+use passes::partition::partition;
+use passes::pipeline::plan;
 use std::ops::Range;
 
 pub struct Dice(pub u64);
@@ -53,7 +52,7 @@ pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges
     let model = |training| elaborate(text, defines, case, training).unwrap_or_else(|e| panic!("{e}"));
     let options = options(case);
     let microbatches = case.global_batch / (case.dp * case.micro_batch);
-    let plan = pipeline::plan(&model(true).graph, microbatches as u32, &options).ok()?;
+    let plan = plan::plan(&model(true).graph, microbatches as u32, &options).ok()?;
     let compiled = compile(model(true), model(false), &options).ok()?;
     let weights = if plan.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let stages = partition(&compiled.sharded, &plan.layout, weights, case.moe_buffer).ok()?;

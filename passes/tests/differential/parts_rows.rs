@@ -9,9 +9,7 @@ use ir::graph::Value;
 use ir::local::Local;
 use ir::mesh::SubAxis;
 use ir::op::{Binary, Collective, Compare, DType, Op, Real, Reduce};
-use passes::partition::Buffer;
-use passes::plan::Zero;
-use passes::propagate::Rows;
+use ir::options::{Buffer, Rows, Zero};
 
 /// An expert takes one row of each sequence.
 const LIMITED: &str = r#"

@@ -10,11 +10,10 @@ use crate::random::number;
 use crate::verdicts::Verdicts;
 use ir::dim::Base;
 use ir::op::Reduce;
+use ir::options::{Buffer, Rows};
 use ir::program::{Action, Arena, Body, BufferId, Call, CallSchedule, Collective, GroupId, Job, KernelId, Place, Stream};
 use ir::random::mix;
 use passes::compile::{Compiled, compile};
-use passes::partition::Buffer;
-use passes::propagate::Rows;
 
 struct Dice(u64);
 

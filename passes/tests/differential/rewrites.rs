@@ -9,9 +9,9 @@ use crate::parts::{Dice, KINDS, Mutate, mutants, node};
 use crate::verdicts::Verdicts;
 use ir::local::Local;
 use ir::op::Op;
+use ir::options::Buffer;
 use ir::random::mix;
 use passes::compile::{Compiled, compile, job_of_classes};
-use passes::partition::Buffer;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use verify::equivalence::{Graphs, verify};
 

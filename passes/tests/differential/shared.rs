@@ -2,9 +2,8 @@
 
 use crate::harness::{Case, check};
 use crate::models::{GPT2, case};
-use passes::layout::Cuts;
-use passes::plan::Zero;
-use passes::schedule::{Order, Schedule};
+use ir::options::{Cuts, Zero};
+use ir::pipeline::{Order, Schedule};
 
 /// Layers that share a parameter; what is before them is used after them too.
 const SHARED: &str = "

@@ -3,14 +3,8 @@
 use crate::generate::Triple;
 use crate::harness::{Case, Data, attempt};
 use ir::op::DType;
-use passes::layout::{Counts, Cuts};
-use passes::offload::Offload;
-use passes::partition::Buffer;
-use passes::plan::Zero;
-use passes::propagate::Rows;
-use passes::rematerialize::Recompute;
-use passes::schedule::Schedule;
-use passes::tp_overlap::TpOverlap;
+use ir::options::{Buffer, Counts, Cuts, Offload, Recompute, Rows, TpOverlap, Zero};
+use ir::pipeline::Schedule;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a case can do without.

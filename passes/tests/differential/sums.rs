@@ -4,7 +4,7 @@ use crate::harness::{check, compiled};
 use crate::models::case;
 use ir::kernel::{Family, Kernel};
 use ir::program::{Action, BodyKind, Job};
-use passes::fuse::MAX_OPERANDS;
+use passes::local::role::MAX_OPERANDS;
 
 /// A matrix of 131,072 elements, and a vector.
 const LARGE: &str = "

@@ -13,11 +13,11 @@ mod memory;
 use execute::{Ran, execute};
 use frontend::Options as Text;
 use ir::diag::Sources;
+use ir::options::{Options, SequenceParallel, Zero};
 use ir::program::Job;
 use ir::random::mix;
 use leaves::Tree;
-use passes::compile::{Options, compile};
-use passes::plan::{SequenceParallel, Zero};
+use passes::compile::compile;
 use runtime::artifact::{Accept, Artifact, Parts, read, write};
 use runtime::target::Target;
 use runtime::weights::{Layout, Mark, Weights};
@@ -65,7 +65,7 @@ fn jobs() -> Vec<Job> {
     let cases = [
         (gpt2, Options { tp: 2, pp: 2, sp: SequenceParallel::On, ..plain.clone() }),
         (gpt2, Options { dp: 2, zero: Zero::ALL[1], ..plain.clone() }),
-        (gpt2, Options { offload: passes::offload::Offload::Optimizer, ..plain.clone() }),
+        (gpt2, Options { offload: ir::options::Offload::Optimizer, ..plain.clone() }),
         (mixtral, Options { dp: 2, ep: 2, micro_batch: 2, ..plain }),
     ];
     let job = |((text, defines), options): ((&str, &str), Options)| {

@@ -1,4 +1,4 @@
-//! Emits what is stored in rows of experts ([`crate::rows`]).
+//! Emits what is stored in rows of experts ([`crate::partition::stored_rows`]).
 //!
 //! Rows are `[parts.., slot, rest..]`, sorted by expert and then by token; slots beyond the last row are nobody's, and what lies there is never of use.
 //! At home a rank has a part for each *group* of experts that the sub-axes of the experts' dim make, so that what goes to another rank lies together.
@@ -9,15 +9,15 @@ mod exchange;
 mod places;
 mod tables;
 
-use super::Buffer;
 use super::emit::Emitter;
-use crate::rows::Leaves;
+use crate::partition::stored_rows::Leaves;
 use ir::build::Builder;
 use ir::dim::Dim;
 use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{DType, Op, Reduce};
+use ir::options::Buffer;
 use ir::sharded::Placement;
 use std::collections::HashMap;
 use tables::{Home, Table};

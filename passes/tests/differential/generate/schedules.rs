@@ -1,7 +1,7 @@
 //! Random pipeline schedules.
 
 use super::Dice;
-use passes::schedule::{Kind, Order, Pass, Placement, Schedule};
+use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
 
 /// A schedule for a number of stages, virtual stages of each and microbatches of a group if it wants some, and a number of microbatches.
 pub fn schedule(dice: &mut Dice, pp: u64) -> (Schedule, Option<u64>, Option<u64>, u64) {

@@ -1,0 +1,190 @@
+//! How a model is split and run: what the command line says, as data.
+
+use crate::pipeline::Schedule;
+
+/// How a model is split and run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub dp: u64,
+    pub cp: u64,
+    pub tp: u64,
+    pub pp: u64,
+    /// Ranks over which experts are split; a part of dp x cp x tp.
+    pub ep: u64,
+    /// Ranks over which each expert is split; none: tp.
+    pub etp: Option<u64>,
+    pub sp: SequenceParallel,
+    pub cp_comm: CpComm,
+    pub zero: Zero,
+    /// Sequences per microbatch and data-parallel rank.
+    pub micro_batch: u64,
+    pub global_batch: u64,
+    pub schedule: Schedule,
+    /// Virtual stages of a stage; none: as many as the schedule needs, or one.
+    pub vpp: Option<u64>,
+    /// Microbatches in a group, of an interleaved schedule; none: as many as stages.
+    pub group: Option<u64>,
+    pub layout: Cuts,
+    /// Vocabularies are padded to a multiple of this times the axes that split them.
+    pub pad_vocab_to: u64,
+    pub overlap: Overlap,
+    /// Whether optimizers run on the host, in its memory.
+    pub offload: Offload,
+    /// Whether products of f32 factors are multiplied as tf32.
+    pub tf32: bool,
+    pub tp_overlap: TpOverlap,
+    pub recompute: Recompute,
+    pub rows: Rows,
+    /// Elements with which a bucket of gradients or parameters is full; none: by the number of data-parallel ranks.
+    pub bucket_size: Option<u64>,
+    /// How many rows go from a rank to the experts of another at most.
+    pub moe_buffer: Buffer,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            pp: 1,
+            ep: 1,
+            etp: None,
+            sp: SequenceParallel::Off,
+            cp_comm: CpComm::Ring,
+            zero: Zero::None,
+            micro_batch: 1,
+            global_batch: 1,
+            schedule: Schedule::OneFOneB,
+            vpp: None,
+            group: None,
+            layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsNothing },
+            pad_vocab_to: 1,
+            overlap: Overlap::On,
+            offload: Offload::Off,
+            tf32: false,
+            tp_overlap: TpOverlap::Off,
+            recompute: Recompute::None,
+            rows: Rows::Rules,
+            bucket_size: None,
+            moe_buffer: Buffer::Whole,
+        }
+    }
+}
+
+/// Whether sequence parallelism (tp's second tier) is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceParallel {
+    On,
+    Off,
+}
+
+/// How attention gets at the keys of other context-parallel ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpComm {
+    /// Keys and values go round the ranks, which compute with those of one rank while those of the next are under way (ring attention).
+    #[default]
+    Ring,
+    /// All-gather of keys and values; reduce-scatter of their gradients.
+    AllGather,
+    /// All-to-all between positions and heads (DeepSpeed Ulysses).
+    AllToAll,
+    /// All-to-all over the inner sub-axes, as far as they fit the heads; a ring over the others, the outermost at least.
+    AllToAllAndRing,
+}
+
+/// What data-parallel ranks share out among themselves instead of each having all of it (Rajbhandari et al. 2020); each level
+/// includes those before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Zero {
+    #[default]
+    None,
+    /// ZeRO-1.
+    States,
+    /// ZeRO-2: gradients too, which are summed where they rest in every microbatch.
+    Gradients,
+    /// ZeRO-3: parameters too, which are gathered in every pass of a microbatch.
+    Params,
+}
+
+impl Zero {
+    pub const ALL: [Zero; 4] = [Zero::None, Zero::States, Zero::Gradients, Zero::Params];
+}
+
+/// How layers are cut into virtual stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cuts {
+    /// As even as possible, of layers and, if they are to count as such, the embedding and the loss.
+    Even { embedding: Counts, loss: Counts },
+    /// The number of layers on each virtual stage.
+    Sizes(Vec<u32>),
+    /// Megatron's text form: [`parse`].
+    Text(String),
+    /// So that the virtual stage with the most arithmetic has as little as possible.
+    Balanced,
+}
+
+/// What counts as a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    AsNothing,
+    AsLayer,
+}
+
+/// What the backward pass computes again, beside what is cheap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    #[default]
+    None,
+    /// What is inside of the functions that the plan's `recompute` names; by default the attention core.
+    Selective,
+    /// All of a unit but the values that enter it: units of so many layers, which begin anew on every stage.
+    Uniform(u32),
+    /// As `Uniform(1)`, the first so many layers of every stage only.
+    Block(u32),
+}
+
+/// How rows of the ops' tables are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// By the rules of this module.
+    Rules,
+    /// At random among the sound ones, by seed: whatever the algebra allows must compute the same.
+    Random(u64),
+}
+
+/// How many rows of experts there is room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Buffer {
+    /// All that there can be, whatever is chosen.
+    #[default]
+    Whole,
+    /// So many times a rank's share if all experts get equally many; more stops the run.
+    Factor(f64),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TpOverlap {
+    /// A product begins when all of its operand is there, and is reduced when it is done.
+    #[default]
+    Off,
+    /// Products and their collectives in at most so many chunks of equally many rows.
+    Pipeline { chunks: u64 },
+}
+
+/// Where optimizers run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    #[default]
+    Off,
+    /// On the host, in its memory.
+    Optimizer,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// All commands on one stream.
+    Off,
+    #[default]
+    On,
+}

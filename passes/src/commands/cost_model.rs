@@ -1,0 +1,150 @@
+//! How long commands take on a nominal machine, and what communication of a step is hidden behind compute there.
+//!
+//! The machine is a DGX A100: it gives the proportions between arithmetic, memory and links, not a prediction of times. Everything follows from the
+//! program alone, so the same program gives the same figures everywhere.
+
+use crate::commands::streams::stream_of;
+use ir::kernel::Kernel;
+use ir::mesh::{Axis, Mesh};
+use ir::program::{Action, Body, Group, Job, Program, Space, Stream};
+use ir::work::{Work, sent};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Femtoseconds per floating-point operation (312 T/s).
+const FLOP: u64 = 3;
+/// Per byte of device memory (2.04 TB/s).
+const MEMORY: u64 = 490;
+/// Per byte of host memory, a GPU's share of 8 (25 GB/s), and between the two memories (25 GB/s).
+const HOST: u64 = 40_000;
+const BUS: u64 = 40_000;
+/// Per byte between ranks of one machine (300 GB/s), and of several (25 GB/s).
+const NEAR: u64 = 3_333;
+const FAR: u64 = 40_000;
+/// Ranks of a machine.
+const RANKS: u64 = 8;
+
+/// What commands of a job cost.
+pub struct Costs<'a> {
+    mesh: &'a Mesh,
+    kernels: Vec<u64>,
+}
+
+impl<'a> Costs<'a> {
+    pub fn new(mesh: &'a Mesh, kernels: &[Kernel]) -> Costs<'a> {
+        Costs { mesh, kernels: kernels.iter().map(launch).collect() }
+    }
+
+    /// Femtoseconds that a command keeps its stream busy, once it can go on. Times saturate, after five hours.
+    pub fn time(&self, program: &Program, action: &Action) -> u64 {
+        match action {
+            Action::Launch { kernel, .. } => self.kernels[kernel.index()],
+            Action::Fill { buffer, .. } | Action::Load { dst: buffer, .. } => MEMORY.saturating_mul(program.buffers[buffer.index()].bytes()),
+            Action::Collective { group, .. } => self.sent(program, action).saturating_mul(self.link(&program.groups[group.index()])),
+            Action::Send { hops, .. } | Action::Recv { hops, .. } => {
+                let apart = self.mesh.world() / self.mesh.size(Axis::Pp) * hops.unsigned_abs();
+                self.sent(program, action).saturating_mul(if apart < RANKS { NEAR } else { FAR })
+            }
+            Action::Copy { .. } => self.sent(program, action).saturating_mul(BUS),
+            Action::Report { .. } | Action::Limit { .. } | Action::Record { .. } | Action::Wait { .. } => 0,
+        }
+    }
+
+    /// Bytes that a rank sends (or receives) by a communication, or copies: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
+    pub fn sent(&self, program: &Program, action: &Action) -> u64 {
+        match action {
+            Action::Collective { kind, group, dtype, count, .. } => sent(*kind, count * dtype.bytes(), program.groups[group.index()].size(self.mesh)),
+            Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } | Action::Copy { dtype, count, .. } => count * dtype.bytes(),
+            Action::Launch { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => 0,
+        }
+    }
+
+    /// Of a byte within the group of rank 0, or what would be that.
+    fn link(&self, group: &Group) -> u64 {
+        let mut last = vec![0; self.mesh.subs.len()];
+        group.subs.iter().for_each(|u| last[u.0 as usize] = self.mesh[*u].size - 1);
+        let near = group.stages.is_none() && self.mesh.rank(&last) < RANKS;
+        if near { NEAR } else { FAR }
+    }
+}
+
+/// Of a kernel: its arithmetic or its operands, whichever takes longer.
+fn launch(kernel: &Kernel) -> u64 {
+    let work = Work::of(kernel);
+    let byte = match kernel.on {
+        Space::Device => MEMORY,
+        Space::Host => HOST,
+    };
+    FLOP.saturating_mul(work.flops).max(byte.saturating_mul(work.bytes))
+}
+
+/// How much of a time kernels that follow each other are at work.
+fn within(busy: &[(u64, u64)], from: u64, to: u64) -> u64 {
+    let first = busy.partition_point(|b| b.1 <= from);
+    busy[first..].iter().take_while(|b| b.0 < to).map(|b| b.1.min(to) - b.0.max(from)).sum()
+}
+
+/// What goes over one stream in a step, by one rank of each stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    pub bytes: u64,
+    /// Of these, how many go while a kernel runs.
+    pub hidden: u64,
+}
+
+/// Communication of a step by the streams that it has, or would have if it were not on the compute stream. It is looked at in the second of
+/// three steps: one begins while messages of the one before may still be under way, and its own may be when the next one begins.
+pub fn traffic(job: &Job) -> BTreeMap<Stream, Traffic> {
+    traffic_of(job, &|_, _| true)
+}
+
+/// As [`traffic`], of the commands of bodies that `keep` wants.
+pub fn traffic_of(job: &Job, keep: &dyn Fn(&Body, &Action) -> bool) -> BTreeMap<Stream, Traffic> {
+    let costs = Costs::new(&job.mesh, &job.kernels);
+    let mut out: BTreeMap<Stream, Traffic> = BTreeMap::new();
+    for stage in &job.stages {
+        let program = &job.programs[stage.program as usize];
+        let (mut clocks, mut events) = ([0u64; Stream::ALL.len()], BTreeMap::<u32, u64>::new());
+        // Kernels of the device, and of the host.
+        let (mut busy, mut sent) = ([vec![], vec![]], vec![]);
+        for step in 0..3 {
+            for call in stage.schedule.train.iter().chain(&stage.schedule.update) {
+                let body = &program.bodies[call.body.index()];
+                for command in &body.commands {
+                    let clock = &mut clocks[command.stream as usize];
+                    match &command.action {
+                        Action::Record { event } => drop(events.insert(*event, *clock)),
+                        Action::Wait { event } => *clock = (*clock).max(events.get(event).copied().unwrap_or(0)),
+                        action => {
+                            let from = *clock;
+                            *clock = clock.saturating_add(costs.time(program, action));
+                            match stream_of(&job.mesh, &job.kernels, &program.buffers, &program.groups, action) {
+                                Stream::Compute => busy[0].push((from, *clock)),
+                                Stream::Host => busy[1].push((from, *clock)),
+                                kind if step == 1 && keep(body, action) => sent.push((kind, from, *clock, costs.sent(program, action))),
+                                _ => {}
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for (kind, from, to, bytes) in sent {
+            // Copies hide behind the kernels of both.
+            let within = match kind {
+                Stream::ToHost | Stream::ToDevice => busy.iter().map(|b| within(b, from, to)).max().unwrap_or(0),
+                Stream::Compute | Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::Host => within(&busy[0], from, to),
+            };
+            let traffic = out.entry(kind).or_default();
+            traffic.bytes += bytes;
+            traffic.hidden += (u128::from(bytes) * u128::from(within) / u128::from((to - from).max(1))) as u64;
+        }
+    }
+    out
+}

@@ -1,0 +1,191 @@
+//! The order in which a body issues its commands: what communication needs comes first, what needs its result comes late.
+//!
+//! Commands are listed one by one (list scheduling, Graham 1966) on a nominal machine ([`crate::commands::cost_model`]) whose streams run side by side. Communication, and copies between
+//! memories, are issued as soon as their operands are. Of the other commands that could follow, those that wait for nothing under way come first; of these, those on
+//! the way to the next communication; else the order is that of the graph.
+//!
+//! The order is the program's, hence the same on all ranks of a stage. Exchanges with other stages keep their order among themselves, so
+//! they meet as before.
+//!
+//! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no more than a
+//! *window* of others, the widest with which the body's temporary memory stays below a bound.
+
+use crate::commands::cost_model::Costs;
+use crate::commands::effects::{Touch, touches};
+use crate::commands::streams::stream_of;
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::program::{Action, BufferId, Command, Program, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Windows that are tried; the last one keeps every command in its place.
+const WINDOWS: [usize; 6] = [usize::MAX, 256, 64, 16, 4, 0];
+
+/// The commands of a body in their new order, the first that `fits`. `written` says in which order earlier bodies last wrote buffers: messages go in
+/// that order, so that none waits for one that is ready later.
+pub fn order(
+    mesh: &Mesh,
+    kernels: &[Kernel],
+    costs: &Costs,
+    program: &Program,
+    commands: &[Command],
+    written: &BTreeMap<BufferId, usize>,
+    fits: impl Fn(&[Command]) -> bool,
+) -> Vec<Command> {
+    let streams: Vec<Stream> = commands.iter().map(|c| stream_of(mesh, kernels, &program.buffers, &program.groups, &c.action)).collect();
+    if streams.iter().all(|s| *s == Stream::Compute) {
+        return commands.to_vec();
+    }
+    let graph = Graph::new(mesh, kernels, costs, program, commands, streams, written);
+    let ordered = |window: &usize| graph.list(*window).into_iter().map(|k| commands[k].clone()).collect::<Vec<Command>>();
+    WINDOWS.iter().map(ordered).find(|c| fits(c)).unwrap_or_else(|| commands.to_vec())
+}
+
+/// Whether a stream has kernels, of the device or of the host.
+fn computes(stream: Stream) -> bool {
+    match stream {
+        Stream::Compute | Stream::Host => true,
+        Stream::Tensor | Stream::Data | Stream::Send | Stream::Receive | Stream::ToHost | Stream::ToDevice => false,
+    }
+}
+
+/// Commands and what they need of each other.
+struct Graph {
+    streams: Vec<Stream>,
+    times: Vec<u64>,
+    needs: Vec<usize>,
+    users: Vec<BTreeSet<usize>>,
+    /// The first communication that follows from a command.
+    leads: Vec<usize>,
+    /// When earlier bodies had written what a command touches; 0 if none did.
+    since: Vec<usize>,
+}
+
+impl Graph {
+    fn new(
+        mesh: &Mesh,
+        kernels: &[Kernel],
+        costs: &Costs,
+        program: &Program,
+        commands: &[Command],
+        streams: Vec<Stream>,
+        written: &BTreeMap<BufferId, usize>,
+    ) -> Graph {
+        let mut since = vec![0; commands.len()];
+        let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); commands.len()];
+        let mut before: BTreeMap<BufferId, Vec<(usize, Touch)>> = BTreeMap::new();
+        // The last exchange with other stages: a sum, a send, a receive.
+        let [mut sum, mut send, mut receive] = [None; 3];
+        for (k, command) in commands.iter().enumerate() {
+            for touch in touches(mesh, kernels, program, &command.action) {
+                // Copies are of what is complete: the order is that of the graph.
+                if !matches!(command.action, Action::Copy { .. }) {
+                    since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
+                }
+                let before = before.entry(touch.buffer).or_default();
+                let meets = |t: &Touch| t.from < touch.to && touch.from < t.to && (t.writes || touch.writes);
+                before.iter().filter(|(j, t)| *j != k && meets(t)).for_each(|(j, _)| {
+                    users[*j].insert(k);
+                });
+                // What comes after a write comes after all that the write came after.
+                if touch.writes {
+                    before.retain(|(j, t)| *j == k || t.from < touch.from || touch.to < t.to);
+                }
+                before.push((k, touch));
+            }
+            let mut after = |last: Option<usize>| {
+                if let Some(j) = last {
+                    users[j].insert(k);
+                }
+            };
+            match &command.action {
+                Action::Collective { group, .. } if program.groups[group.index()].stages.is_some() => after(sum.replace(k)),
+                Action::Send { .. } => after(send.replace(k)),
+                // Nor may it come before a send on which its own message may depend.
+                Action::Recv { .. } => {
+                    after(receive.replace(k));
+                    after(send);
+                }
+                Action::Collective { .. }
+                | Action::Copy { .. }
+                | Action::Launch { .. }
+                | Action::Fill { .. }
+                | Action::Load { .. }
+                | Action::Report { .. }
+                | Action::Limit { .. }
+                | Action::Record { .. }
+                | Action::Wait { .. } => {}
+            }
+        }
+        let mut needs = vec![0; commands.len()];
+        users.iter().flatten().for_each(|k| needs[*k] += 1);
+        let mut leads = vec![usize::MAX; commands.len()];
+        for k in (0..commands.len()).rev() {
+            let first = |j: &usize| if computes(streams[*j]) { leads[*j] } else { *j };
+            leads[k] = users[k].iter().map(first).min().unwrap_or(usize::MAX);
+        }
+        Graph { streams, times: commands.iter().map(|c| costs.time(program, &c.action)).collect(), needs, users, leads, since }
+    }
+
+    /// An order in which no command overtakes one that is `window` places or more before it.
+    fn list(&self, window: usize) -> Vec<usize> {
+        let n = self.needs.len();
+        let mut needs = self.needs.clone();
+        let mut clocks = [0u64; Stream::ALL.len()];
+        let mut ready_at = vec![0u64; n];
+        let mut out = Vec::with_capacity(n);
+        let mut done = vec![false; n];
+        // What needs nothing more: too far ahead; communication; kernels, per stream, that wait and that wait for nothing.
+        let mut ready: BTreeSet<usize> = (0..n).filter(|k| needs[*k] == 0).collect();
+        let mut messages: BTreeSet<(usize, usize)> = BTreeSet::new();
+        let mut waiting: [BTreeSet<(u64, usize, usize)>; Stream::ALL.len()] = Default::default();
+        let mut due = waiting.clone();
+        let mut front = 0;
+        while out.len() < n {
+            while done[front] {
+                front += 1;
+            }
+            let reach = front.saturating_add(window);
+            while let Some(k) = ready.first().copied().filter(|k| *k <= reach) {
+                ready.remove(&k);
+                if computes(self.streams[k]) {
+                    waiting[self.streams[k] as usize].insert((ready_at[k], self.leads[k], k));
+                } else {
+                    messages.insert((self.since[k], k));
+                }
+            }
+            for (stream, clock) in clocks.iter().enumerate() {
+                while let Some(first) = waiting[stream].first().copied().filter(|w| w.0 <= *clock) {
+                    waiting[stream].remove(&first);
+                    due[stream].insert((0, first.1, first.2));
+                }
+            }
+            let k = match messages.pop_first() {
+                Some((_, k)) => k,
+                None => {
+                    let first = |stream: usize| {
+                        let soon = waiting[stream].first().map(|(at, leads, k)| (at - clocks[stream], *leads, *k));
+                        due[stream].first().copied().or(soon)
+                    };
+                    let (_, _, k) = (0..Stream::ALL.len()).filter_map(first).min().expect("invariant: what is left first needs nothing");
+                    let stream = self.streams[k] as usize;
+                    due[stream].remove(&(0, self.leads[k], k));
+                    waiting[stream].remove(&(ready_at[k], self.leads[k], k));
+                    k
+                }
+            };
+            done[k] = true;
+            out.push(k);
+            let clock = &mut clocks[self.streams[k] as usize];
+            *clock = (*clock).max(ready_at[k]).saturating_add(self.times[k]);
+            for user in &self.users[k] {
+                ready_at[*user] = ready_at[*user].max(*clock);
+                needs[*user] -= 1;
+                if needs[*user] == 0 {
+                    ready.insert(*user);
+                }
+            }
+        }
+        out
+    }
+}

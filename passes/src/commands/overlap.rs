@@ -1,0 +1,402 @@
+//! Streams, and the events between them: communication leaves the compute stream and waits only for what it needs.
+//!
+//! The order of issue ([`issue`]) is the same on all members of a group. A collective's stream follows from its group alone, so members
+//! agree on it too. Events follow from hazards: where a command touches bytes that an earlier command of another
+//! stream touched, one of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue is
+//! played for that with vector clocks, call by call; a wait that another one implies is left out.
+
+use crate::commands::allocate::{self, Need};
+use crate::commands::cost_model::Costs;
+use crate::commands::effects::{Touch, touches};
+use crate::commands::list_schedule;
+use crate::commands::p2p_buffers;
+use crate::commands::stash_slots;
+use crate::commands::streams::stream_of;
+use ir::kernel::Kernel;
+use ir::mesh::Mesh;
+use ir::program::{Action, Arena, Body, BodyId, Buffer, BufferId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Puts communication of all programs on its streams, and events where they need each other.
+pub fn overlap(mut job: Job) -> Job {
+    p2p_buffers::set_apart(&mut job);
+    let Job { mesh, kernels, programs, stages, .. } = &mut job;
+    let costs = Costs::new(mesh, kernels);
+    for (p, program) in programs.iter_mut().enumerate() {
+        for body in &mut program.bodies {
+            for command in &mut body.commands {
+                command.stream = stream_of(mesh, kernels, &program.buffers, &program.groups, &command.action);
+            }
+        }
+        let own: Vec<&mut CallSchedule> = stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect();
+        if let Some(first) = own.first() {
+            issue(mesh, kernels, &costs, program, first);
+        }
+        place_temporaries(program);
+        let mut schedules: Vec<&CallSchedule> = vec![];
+        for schedule in own {
+            stash_slots::place(program, schedule);
+            if !schedules.contains(&&*schedule) {
+                schedules.push(schedule);
+            }
+        }
+        synchronise(mesh, kernels, program, &schedules);
+    }
+    job
+}
+
+/// Of the memory of a rank's device with a slot of each stash, and of the host, how much more temporary memory a new order of issue may cost: a 32nd.
+const PRICE: u64 = 32;
+
+/// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
+    let alive = |space: Space, program: &Program, commands: &[Command]| allocate::most_alive(&lives(space.temporary(), program, commands).1);
+    let lists = [&schedule.train, &schedule.update, &schedule.eval];
+    // By list of calls: they use the same memory one after the other.
+    let bounds = lists.map(|calls| {
+        Space::ALL.map(|space| {
+            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
+            let all: u64 = Arena::ALL.into_iter().filter(|a| a.space() == space).map(|a| program.arena_bytes[a as usize]).sum();
+            match space {
+                Space::Device => most + all / PRICE,
+                // While one piece is worked on, the next one comes and the last one goes.
+                Space::Host => 3 * most + all / PRICE,
+            }
+        })
+    });
+    let calls = || lists.into_iter().flatten();
+    let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
+    bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
+    let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
+    for b in bodies {
+        let commands = &program.bodies[b].commands;
+        let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
+        let fits =
+            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
+        let commands = list_schedule::order(mesh, kernels, costs, program, commands, &written, fits);
+        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
+            count += 1;
+            written.insert(touch.buffer, count);
+        }
+        program.bodies[b].commands = commands;
+    }
+}
+
+/// Temporary buffers of a body in this arena and how long they live: what communication reads, until the compute stream waits for that, at the first use of
+/// the result at the latest, or else to the end of the call. So nobody waits for memory alone.
+fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
+    let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
+    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    // The first use of each collective's result that comes after it.
+    let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
+    // Kernels of the host, and bytes that come and go through them.
+    let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
+    let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
+    let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
+    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
+    let meanwhile = |k: usize, bytes: u64| {
+        let mut left = bytes;
+        let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];
+        let until = later.iter().find(|(_, bytes)| {
+            left = left.saturating_sub(*bytes);
+            left == 0
+        });
+        until.or(later.last()).map_or(k, |h| h.0)
+    };
+    for (k, c) in commands.iter().enumerate().rev() {
+        for id in c.action.buffers().into_iter().filter(temporary) {
+            lives.entry(id).or_insert((k, k)).0 = k;
+        }
+        let read = match &c.action {
+            Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
+            Action::Send { src, .. } => Some((src.buffer, None)),
+            Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),
+            Action::Launch { .. }
+            | Action::Recv { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
+        };
+        if let Some((from, end)) = read
+            && let Some(life) = lives.get_mut(&from)
+        {
+            life.1 = life.1.max(end.unwrap_or(commands.len()));
+        }
+        if c.stream == Stream::Compute {
+            used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
+        }
+    }
+    let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
+    (lives.into_keys().collect(), needs)
+}
+
+/// Plans temporary memory anew.
+fn place_temporaries(program: &mut Program) {
+    for arena in Space::ALL.map(Space::temporary) {
+        let mut most = 0;
+        for b in 0..program.bodies.len() {
+            let (ids, needs) = lives(arena, program, &program.bodies[b].commands);
+            let (offsets, total) = allocate::assign(&needs);
+            for (id, offset) in ids.into_iter().zip(offsets) {
+                program.buffers[id.index()].offset = offset;
+            }
+            most = most.max(total);
+        }
+        program.arena_bytes[arena as usize] = most;
+    }
+}
+
+const STREAMS: usize = Stream::ALL.len();
+
+/// Per stream, how many of its commands are known to be done.
+type Clock = [u32; STREAMS];
+
+/// A command of the program: a number over all bodies.
+type Site = usize;
+
+/// What is in flight on some bytes.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    /// Stream, moment and command of the last write, if any.
+    written: Option<(usize, u32, Site)>,
+    /// Per stream, moment and command of the last read since.
+    read: [Option<(u32, Site)>; STREAMS],
+}
+
+/// Records and waits that the hazards of these schedules ask for.
+fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule]) {
+    let mut needed: Vec<BTreeSet<Site>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
+    let used: BTreeSet<Stream> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream).collect();
+    if used.len() < 2 {
+        return;
+    }
+    let sites = Sites::new(mesh, kernels, program);
+    for schedule in schedules {
+        Player::new(program, &sites, schedule, &mut needed).play(schedule);
+    }
+    let recorded: BTreeSet<Site> = needed.iter().flatten().copied().collect();
+    let events: BTreeMap<Site, u32> = recorded.iter().enumerate().map(|(k, site)| (*site, k as u32)).collect();
+    let mut site = 0;
+    for Body { commands, .. } in &mut program.bodies {
+        let mut out = Vec::with_capacity(commands.len());
+        for command in std::mem::take(commands) {
+            let with = |action| Command { stream: command.stream, action, origin: command.origin.clone(), reason: None };
+            out.extend(needed[site].iter().map(|s| with(Action::Wait { event: events[s] })));
+            let record = events.get(&site).map(|e| with(Action::Record { event: *e }));
+            out.push(command);
+            out.extend(record);
+            site += 1;
+        }
+        *commands = out;
+    }
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy)]
+enum Home {
+    /// In an arena that has one slot.
+    Arena(Arena),
+    /// In a slot of this stash.
+    Stash(usize),
+}
+
+/// Bytes `from..to` that a command touches, of an arena or of a slot of a stash.
+struct Range {
+    place: Home,
+    from: u64,
+    to: u64,
+    writes: bool,
+}
+
+/// What commands do to a program's bytes.
+struct Sites {
+    /// Per body, the number of its first command.
+    first: Vec<Site>,
+    commands: Vec<(usize, Vec<Range>)>,
+}
+
+impl Sites {
+    fn new(mesh: &Mesh, kernels: &[Kernel], program: &Program) -> Sites {
+        let range = |touch: &Touch| {
+            let b = &program.buffers[touch.buffer.index()];
+            let (place, begin) = match (b.arena, program.stash(b)) {
+                (Arena::Stash, stash) => {
+                    let (k, begin) = stash.expect("invariant: a buffer of the stash arena is in a stash");
+                    (Home::Stash(k), begin)
+                }
+                (arena, _) => (Home::Arena(arena), 0),
+            };
+            let [from, to] = [touch.from, touch.to].map(|element| b.offset + element * b.dtype.bytes() - begin);
+            Range { place, from, to, writes: touch.writes }
+        };
+        let (mut first, mut commands) = (vec![], vec![]);
+        for body in &program.bodies {
+            first.push(commands.len());
+            let touched = |c: &Command| touches(mesh, kernels, program, &c.action).iter().map(range).collect();
+            commands.extend(body.commands.iter().map(|c| (c.stream as usize, touched(c))));
+        }
+        Sites { first, commands }
+    }
+}
+
+/// Bytes by what is in flight on them: each key begins a cell, which ends at the next one. A write makes one cell of all that it covers, so cells are as few as
+/// what was last written there, not as all that is ever placed there.
+struct Cells(BTreeMap<u64, Cell>);
+
+impl Cells {
+    fn new() -> Cells {
+        Cells([(0, Cell::default())].into())
+    }
+
+    /// The cells of some bytes, cut at both ends.
+    fn of(&mut self, bytes: &std::ops::Range<u64>) -> impl Iterator<Item = &mut Cell> {
+        for at in [bytes.start, bytes.end] {
+            let (begin, cell) = self.0.range(..=at).next_back().expect("invariant: the first cell begins at 0");
+            if *begin < at {
+                let cell = *cell;
+                self.0.insert(at, cell);
+            }
+        }
+        self.0.range_mut(bytes.clone()).map(|(_, cell)| cell)
+    }
+
+    /// Makes one cell of bytes that begin and end where cells do.
+    fn join(&mut self, bytes: &std::ops::Range<u64>, cell: Cell) {
+        while let Some((begin, _)) = self.0.range(bytes.start + 1..bytes.end).next() {
+            let begin = *begin;
+            self.0.remove(&begin);
+        }
+        self.0.insert(bytes.start, cell);
+    }
+}
+
+/// Plays the order of issue of one stage.
+struct Player<'a> {
+    sites: &'a Sites,
+    /// Of each stash: slots, bytes of one, and the first byte of the first one, among those of temporary buffers.
+    slots: Vec<(u64, u64, u64)>,
+    /// The first byte of each arena.
+    arenas: [u64; Arena::ALL.len()],
+    /// Per command, those whose events it waits for.
+    needed: &'a mut Vec<BTreeSet<Site>>,
+    clocks: [Clock; STREAMS],
+    /// Per command, its stream's clock when it was last done.
+    done: Vec<Clock>,
+    cells: Cells,
+}
+
+/// Calls of a phase without most of those of bodies that are called over and over: first and last ones of a body show what the
+/// others do. (The verifier looks at all calls.)
+fn ends(calls: &[Call], slots: usize) -> Vec<Call> {
+    let most = 2 * slots + 16;
+    let mut count: BTreeMap<BodyId, usize> = BTreeMap::new();
+    calls.iter().for_each(|c| *count.entry(c.body).or_default() += 1);
+    let mut seen: BTreeMap<BodyId, usize> = BTreeMap::new();
+    let is_end = |call: &&Call| {
+        let k = seen.entry(call.body).or_default();
+        *k += 1;
+        *k <= most || *k + most > count[&call.body]
+    };
+    calls.iter().filter(is_end).copied().collect()
+}
+
+impl<'a> Player<'a> {
+    fn new(program: &Program, sites: &'a Sites, schedule: &CallSchedule, needed: &'a mut Vec<BTreeSet<Site>>) -> Player<'a> {
+        let mut end = 0;
+        let arenas = schedule.arena_bytes(program).map(|bytes| {
+            end += bytes;
+            end - bytes
+        });
+        let stash = |(bytes, s): (&u64, &Slots)| (u64::from(s.count), *bytes, arenas[Arena::Temporary as usize] + s.at);
+        let slots = program.stashes.iter().zip(&schedule.slots).map(stash).collect();
+        let done = vec![[0; STREAMS]; sites.commands.len()];
+        Player { sites, slots, arenas, needed, clocks: [[0; STREAMS]; STREAMS], done, cells: Cells::new() }
+    }
+
+    /// Steps, with and without their updates, and evaluations, each after each.
+    fn play(&mut self, schedule: &CallSchedule) {
+        let slots = self.slots.iter().map(|s| s.0 as usize).max().unwrap_or(1);
+        let [train, update, eval] = [&schedule.train, &schedule.update, &schedule.eval].map(|calls| ends(calls, slots));
+        for phase in [&train, &update, &train, &update, &eval, &eval, &train, &train, &eval, &train, &update, &train, &update] {
+            phase.iter().for_each(|call| self.call(call));
+        }
+    }
+
+    fn call(&mut self, call: &Call) {
+        let first = self.sites.first[call.body.index()];
+        let end = self.sites.first.get(call.body.index() + 1).copied().unwrap_or(self.sites.commands.len());
+        (first..end).for_each(|site| self.command(site, u64::from(call.microbatch)));
+    }
+
+    fn command(&mut self, site: Site, microbatch: u64) {
+        let (s, touches) = &self.sites.commands[site];
+        let s = *s;
+        let touches = touches.iter().map(|t| (self.bytes(t, microbatch), t.writes));
+        let touches: Vec<(std::ops::Range<u64>, bool)> = touches.filter(|(bytes, _)| !bytes.is_empty()).collect();
+        for other in &self.needed[site] {
+            join(&mut self.clocks[s], &self.done[*other]);
+        }
+        // Per stream, the latest command that this one has to come after.
+        let mut after: [Option<(u32, Site)>; STREAMS] = [None; STREAMS];
+        let mut hazard = |t: usize, moment: u32, site: Site| {
+            if t != s {
+                after[t] = after[t].max(Some((moment, site)));
+            }
+        };
+        for (bytes, writes) in &touches {
+            for cell in self.cells.of(bytes) {
+                if let Some((t, moment, site)) = cell.written {
+                    hazard(t, moment, site);
+                }
+                if *writes {
+                    cell.read.iter().enumerate().for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
+                }
+            }
+        }
+        let missing: Vec<(usize, u32, Site)> = after.iter().enumerate().filter_map(|(t, a)| a.map(|(moment, site)| (t, moment, site))).collect();
+        // Those which imply most of the others first. A wait is for the last time that its command was issued, which may be after the
+        // moment that is missing: two can imply each other, so each is left out only for what is waited for by then.
+        let implies = |b: Site| missing.iter().filter(|(t, moment, _)| self.done[b][*t] >= *moment).count();
+        let mut waits: Vec<(usize, usize, u32, Site)> = missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
+        waits.sort_unstable_by_key(|w| std::cmp::Reverse(*w));
+        for (_, t, moment, other) in waits {
+            if self.clocks[s][t] < moment {
+                self.needed[site].insert(other);
+                join(&mut self.clocks[s], &self.done[other]);
+            }
+        }
+        self.clocks[s][s] += 1;
+        let now = self.clocks[s][s];
+        self.done[site] = self.clocks[s];
+        for (bytes, writes) in &touches {
+            if *writes {
+                self.cells.join(bytes, Cell { written: Some((s, now, site)), ..Cell::default() });
+            } else {
+                self.cells.of(bytes).for_each(|cell| cell.read[s] = Some((now, site)));
+            }
+        }
+    }
+
+    /// What is touched by a call for a microbatch.
+    fn bytes(&self, touch: &Range, microbatch: u64) -> std::ops::Range<u64> {
+        let first = match touch.place {
+            Home::Arena(arena) => self.arenas[arena as usize],
+            Home::Stash(k) => {
+                let (slots, bytes, first) = self.slots[k];
+                first + microbatch % slots * bytes
+            }
+        };
+        first + touch.from..first + touch.to
+    }
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+}
+
+#[cfg(test)]
+mod tests;

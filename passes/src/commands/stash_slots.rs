@@ -1,0 +1,65 @@
+//! Where stashes lie: in the memory of temporary buffers. A stash lives in a phase (a training pass or an evaluation) from the first call that touches it to the last,
+//! temporary buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and whatever comes before the
+//! forward passes and after the backward passes have their temporary buffers where training keeps what it needs in between.
+
+use crate::commands::allocate::ALIGN;
+use crate::commands::liveness::{Life, lives};
+use ir::program::{Call, CallSchedule, Program, Space};
+
+/// For each stash of a program, the fewest slots, but `least(stash)` if there are so many microbatches, with which microbatch k can have slot
+/// `k % slots` from the first call of a list that touches the stash to the last one.
+pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u32) -> Vec<u32> {
+    let [train, eval] = lists.map(|calls| lives(program, calls));
+    let of_stash = |stash: usize| {
+        let lists = [&train[stash], &eval[stash]];
+        let most = lists.iter().copied().flatten().map(|life| life.microbatch + 1).max().unwrap_or(1);
+        let apart = |slots: &u32| {
+            lists.iter().all(|lives| {
+                let mut busy: Vec<Option<usize>> = vec![None; *slots as usize];
+                lives.iter().all(|life| busy[(life.microbatch % slots) as usize].replace(life.last).is_none_or(|until| until < life.first))
+            })
+        };
+        (least(stash)..most).find(apart).unwrap_or(most)
+    };
+    (0..program.stashes.len()).map(of_stash).collect()
+}
+
+/// Gives every stash of a stage the lowest place that is free while it lives, beyond the temporary buffers of all calls meanwhile: long ones first. Their numbers of slots
+/// stay.
+pub fn place(program: &Program, schedule: &mut CallSchedule) {
+    let CallSchedule { slots, train, update, eval } = schedule;
+    let lists = [&*train, &*update, &*eval];
+    let ends: Vec<u64> = program.bodies.iter().map(|b| program.end_of_temporaries(b, Space::Device)).collect();
+    let spans = lists.map(|calls| spans(program, calls));
+    let bytes = |k: usize, count: u32| u64::from(count).saturating_mul(program.stashes[k]);
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|k| (std::cmp::Reverse(bytes(*k, slots[*k].count)), *k));
+    let mut placed: Vec<usize> = vec![];
+    for k in order {
+        let meanwhile = lists.iter().zip(&spans).filter_map(|(calls, spans)| spans[k].map(|(first, last)| &calls[first..=last])).flatten();
+        let mut at = meanwhile.map(|call| ends[call.body.index()]).max().unwrap_or(0).next_multiple_of(ALIGN);
+        let meets = |j: &&usize| spans.iter().any(|s| matches!((s[k], s[**j]), (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1));
+        let mut taken: Vec<(u64, u64)> =
+            placed.iter().filter(meets).map(|j| (slots[*j].at, slots[*j].at.saturating_add(bytes(*j, slots[*j].count)))).collect();
+        taken.sort_unstable();
+        for (from, to) in taken {
+            if from < at.saturating_add(bytes(k, slots[k].count)) {
+                at = at.max(to);
+            }
+        }
+        slots[k].at = at;
+        placed.push(k);
+    }
+}
+
+/// For each stash of a program, the first and the last of the calls that touch it.
+pub fn spans(program: &Program, calls: &[Call]) -> Vec<Option<(usize, usize)>> {
+    let span = |lives: Vec<Life>| {
+        let last = lives.iter().map(|life| life.last).max()?;
+        Some((lives.iter().map(|life| life.first).min()?, last))
+    };
+    lives(program, calls).into_iter().map(span).collect()
+}
+
+#[cfg(test)]
+mod tests;

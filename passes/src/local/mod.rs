@@ -1,0 +1,9 @@
+//! Passes over the local graphs of stages, which keep what these compute.
+
+pub mod bucket;
+pub mod offload;
+pub mod role;
+pub mod split_reduction;
+pub mod tf32;
+pub mod tp_overlap;
+pub mod zero;

@@ -1,0 +1,182 @@
+//! Moves optimizer states, and the weights that the optimizer works on, to the host's memory, and the optimizer to its processor (ZeRO-Offload,
+//! Ren et al. 2021).
+//!
+//! What passes read of a parameter stays on the device: the 16-bit copy that they compute with, or a copy in f32. The weights become one more
+//! state. The values of a step that follow element by element from gradients and states are computed on the host, each update by itself; so gradients
+//! go there, and new copies come back, parameter by parameter, or bucket by bucket where ranks share updates out. No value is computed otherwise, so results are
+//! the same to the bit. How values get from one memory to the other is for lowering to say, and what goes on at the same time for `overlap`.
+//!
+//! An update stays on the device if it would free no memory there: one without states, of a parameter that passes read in f32. So does one of a parameter
+//! outside of buckets whose new value is gathered: its states would be in parts.
+
+use crate::local::role::{Role, role};
+use crate::local::zero;
+use ir::graph::{Body, Node, Type, Value};
+use ir::local::{Chunk, Local};
+use ir::op::{Collective, DType, Op};
+use ir::program::Holds;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Moves the updates of a training graph. The graph of evaluation of the same stages comes to read the copies that passes read.
+pub fn offload(training: Local, evaluation: Local) -> (Local, Local) {
+    let types = zero::copies(&training, &evaluation);
+    let slots = zero::slots(&training, &evaluation);
+    // The element type of what passes read, by slot of what is moved.
+    let moved: BTreeMap<u32, DType> = training
+        .updates
+        .iter()
+        .filter(|u| !u.states.is_empty() || types.contains_key(&u.slot))
+        .filter(|u| u.slot as usize >= training.params.len() || own_part(&training.body, u.new) == u.new)
+        .map(|u| (u.slot, types.get(&u.slot).copied().unwrap_or(DType::F32)))
+        .collect();
+    if moved.is_empty() {
+        return (training, evaluation);
+    }
+    let at_evaluation = |slot: u32| match (slot as usize).checked_sub(evaluation.params.len()) {
+        Some(bucket) => moved.get_key_value(&((training.params.len() + bucket) as u32)),
+        None => moved.get_key_value(&(slots[slot as usize]? as u32)),
+    };
+    let evaluated: BTreeMap<u32, DType> =
+        (0..(evaluation.params.len() + evaluation.buckets.len()) as u32).filter_map(|s| Some((s, *at_evaluation(s)?.1))).collect();
+    let mut evaluation = without_dead(copies_read(evaluation, &evaluated));
+    let training = without_dead(apart(copies_read(training, &moved), &moved));
+    evaluation.buckets = training.buckets.clone();
+    (on_host(training, &moved), evaluation)
+}
+
+/// The graph with every parameter read as it is stored for the model: casts to that type are the parameter itself.
+fn copies_read(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
+    for v in local.body.values() {
+        let [arg] = local.body[v].args[..] else { continue };
+        let Op::Param(slot) = local.body[arg].op else { continue };
+        let ty = &local.body[v].ty;
+        let copy = local.body[v].op == Op::Cast && local.chunks[v.index()] != Chunk::Update && moved.get(&slot) == Some(&ty.dtype);
+        if copy {
+            let node = &mut local.body.nodes[v.index()];
+            (node.op, node.args) = (Op::Param(slot), vec![]);
+        }
+    }
+    local
+}
+
+/// The training graph with weights as states, apart from what passes read.
+fn apart(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
+    let params = local.params.len() as u32;
+    let whole = |local: &Local, slot: u32| match slot.checked_sub(params) {
+        Some(k) => local.buckets[k as usize].holds == Holds::Weights,
+        None => true,
+    };
+    let apart: BTreeSet<u32> = moved.keys().copied().filter(|slot| whole(&local, *slot)).collect();
+    for v in local.body.values().filter(|v| local.chunks[v.index()] == Chunk::Update).collect::<Vec<_>>() {
+        let arg = local.body[v].args.first().map(|a| local.body[*a].op.clone());
+        let (op, slot) = match (&local.body[v].op, arg) {
+            (Op::State(slot, k), _) => (Op::State(*slot, k + 1), *slot),
+            // Of a bucket, the update reads this rank's part.
+            (Op::Param(slot), _) if *slot < params => (Op::State(*slot, 0), *slot),
+            (Op::Shard { .. }, Some(Op::Param(slot))) if slot >= params => (Op::State(slot, 0), slot),
+            _ => continue,
+        };
+        if apart.contains(&slot) {
+            let node = &mut local.body.nodes[v.index()];
+            (node.op, node.args) = (op, vec![]);
+        }
+    }
+    for k in 0..local.updates.len() {
+        let (slot, new) = (local.updates[k].slot, local.updates[k].new);
+        if !apart.contains(&slot) {
+            continue;
+        }
+        let own = own_part(&local.body, new);
+        local.updates[k].states.insert(0, own);
+        match slot.checked_sub(params) {
+            Some(bucket) => local.buckets[bucket as usize].holds = Holds::Copies,
+            None => {
+                local.copied.insert(slot);
+                local.params[slot as usize].states += 1;
+                local.updates[k].new = rounded(&mut local, new, moved[&slot]);
+            }
+        }
+    }
+    local
+}
+
+/// What a rank computes of a new parameter that it then gathers.
+fn own_part(body: &Body, mut new: Value) -> Value {
+    let mut v = new;
+    while let Op::View { .. } | Op::Collective { kind: Collective::AllGather, .. } = body[v].op {
+        let gathers = matches!(body[v].op, Op::Collective { .. });
+        v = body[v].args[0];
+        if gathers {
+            new = v;
+        }
+    }
+    new
+}
+
+/// A value of an update in another type.
+fn rounded(local: &mut Local, v: Value, dtype: DType) -> Value {
+    let node = &local.body[v];
+    if node.ty.dtype == dtype {
+        return v;
+    }
+    let node = Node { op: Op::Cast, args: vec![v], ty: Type::new(dtype, node.ty.dims.clone()), origin: node.origin.clone() };
+    local.body.nodes.push(node);
+    local.chunks.push(Chunk::Update);
+    local.accumulate.push(false);
+    local.source.push(None);
+    local.reasons.push(None);
+    Value(local.body.nodes.len() as u32 - 1)
+}
+
+/// The graph with the states of updates, and all that follows from them element by element, on the host; so are the values that lead there.
+fn on_host(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
+    let body = &local.body;
+    let mut host: BTreeSet<Value> = body.values().filter(|v| matches!(&body[*v].op, Op::State(slot, _) if moved.contains_key(slot))).collect();
+    let roots = local.updates.iter().filter(|u| moved.contains_key(&u.slot));
+    let mut stack: Vec<Value> = roots.flat_map(|u| u.states.iter().copied().chain([own_part(body, u.new)])).collect();
+    while let Some(v) = stack.pop() {
+        let steps = role(body, v) == Role::Compute && body[v].op.is_pointwise() && local.chunks[v.index()] == Chunk::Update;
+        if steps && host.insert(v) {
+            stack.extend(&body[v].args);
+        }
+    }
+    local.host = host;
+    local
+}
+
+/// The graph without nodes that lead nowhere.
+fn without_dead(local: Local) -> Local {
+    let body = &local.body;
+    let mut used = vec![false; body.nodes.len()];
+    let roots = local.updates.iter().flat_map(|u| u.states.iter().chain([&u.new])).chain(local.reports.iter().map(|r| &r.1));
+    let mut stack: Vec<Value> = roots.copied().collect();
+    stack.extend(body.values().filter(|v| role(body, *v) == Role::Exchange));
+    while let Some(v) = stack.pop() {
+        if !std::mem::replace(&mut used[v.index()], true) {
+            stack.extend(&body[v].args);
+        }
+    }
+    let kept: Vec<Value> = body.values().filter(|v| used[v.index()]).collect();
+    let mut new = vec![Value(0); used.len()];
+    kept.iter().enumerate().for_each(|(k, v)| new[v.index()] = Value(k as u32));
+    let node = |v: &Value| {
+        let node = &body[*v];
+        Node { args: node.args.iter().map(|a| new[a.index()]).collect(), ..node.clone() }
+    };
+    let nodes = kept.iter().map(node).collect();
+    let mut updates = local.updates.clone();
+    for u in &mut updates {
+        u.new = new[u.new.index()];
+        u.states.iter_mut().for_each(|s| *s = new[s.index()]);
+    }
+    Local {
+        chunks: kept.iter().map(|v| local.chunks[v.index()]).collect(),
+        accumulate: kept.iter().map(|v| local.accumulate[v.index()]).collect(),
+        source: kept.iter().map(|v| local.source[v.index()].clone()).collect(),
+        reasons: kept.iter().map(|v| local.reasons[v.index()].clone()).collect(),
+        reports: local.reports.iter().map(|(r, v)| (*r, new[v.index()])).collect(),
+        updates,
+        body: Body { nodes, dims: local.body.dims },
+        ..local
+    }
+}

@@ -1,0 +1,173 @@
+//! Shares out among data-parallel ranks what a step does once (ZeRO-1 and 2, as in Megatron-Core's `DistributedOptimizer`).
+//!
+//! Parameters are put into *buckets* that ignore their borders: gradients lie one after the other in one buffer, and so do parameters. A
+//! reduce-scatter leaves each of the d ranks that have copies the sum of one d-th of a bucket, whatever parameters that belongs to. The optimizer
+//! works on this slice alone, so its states rest as slices; an all-gather tells all ranks the new parameters. All of it is in ordinary ops:
+//! concat, view, reduce_scatter, the optimizer's own ops over the slice, all_gather, slice.
+//!
+//! **Layout.** A parameter begins at a multiple of [`ALIGN`] elements, a bucket ends at one of lcm(d, [`END`]). Buckets hold parameters in the
+//! order in which the backward pass completes their gradients, the reverse order of use.
+//!
+//! **Classes.** Parameters of a bucket have everything in common but their dims: who sums the gradient, when a term of it is known, how the new
+//! value follows from it, to which sum its squares belong. So an update is one expression over the slice; where a model has others (no decay, norms that tensor-parallel
+//! ranks sum too, experts), they are buckets of their own. What is not updated element by element stays as it is.
+//!
+//! Where a model computes with 16-bit copies alone, the bucket of parameters holds those, and weights exist as slices only, as one more state.
+
+mod emit;
+mod find;
+
+use emit::Sharing;
+use find::{Shared, find};
+use ir::dim::{Base, IndexMap};
+use ir::local::{Chunk, Local};
+use ir::mesh::SubAxis;
+use ir::op::{DType, Op};
+use ir::options::Zero;
+use ir::program::{Bucket, Holds, Piece, own_part};
+use std::collections::HashMap;
+
+/// Alignment of parameters in a bucket, in elements.
+const ALIGN: u64 = 64;
+
+/// A bucket's end is a multiple of this and of the number of its ranks.
+const END: u64 = 128;
+
+/// Shares out the updates of training graphs; each with the graph of evaluation of the same stages, which finds its parameters in the buckets. A bucket is
+/// full with `size` elements.
+pub fn share_out(stages: Vec<(Local, Local)>, zero: Zero, size: u64) -> Vec<(Local, Local)> {
+    if zero == Zero::None {
+        return stages;
+    }
+    let mut found: Vec<Vec<Shared>> = stages.iter().map(|(training, evaluation)| updates(training, evaluation)).collect();
+    // Stages that sum a gradient together agree on whether, and among whom, they share it out. One that adds to it may not have the parameter.
+    loop {
+        let own = |((training, _), shared): (&(Local, Local), &Vec<Shared>)| -> Vec<((u64, u32), Vec<SubAxis>)> {
+            let stages = training.stages.iter().map(|(stage, params)| (*stage, params));
+            stages.flat_map(|(stage, params)| shared.iter().map(move |s| ((stage, params[s.slot as usize]), s.class.subs.clone()))).collect()
+        };
+        let share: HashMap<(u64, u32), Vec<SubAxis>> = stages.iter().zip(&found).flat_map(own).collect();
+        let count = |found: &[Vec<Shared>]| found.iter().map(Vec::len).sum::<usize>();
+        let before = count(&found);
+        for ((training, _), shared) in stages.iter().zip(&mut found) {
+            shared.retain(|s| {
+                let Some(Op::Collective { stages: Some(members), .. }) = s.stages.map(|v| &training.body[v].op) else { return true };
+                training.stages.iter().all(|(_, params)| members.iter().all(|m| share.get(&(*m, params[s.slot as usize])) == Some(&s.class.subs)))
+            });
+        }
+        if count(&found) == before {
+            break;
+        }
+    }
+    stages.into_iter().zip(found).map(|((training, evaluation), shared)| share(training, evaluation, shared, zero, size)).collect()
+}
+
+/// For each parameter of an evaluation graph, its slot in the training graph of the same stages.
+pub fn slots(training: &Local, evaluation: &Local) -> Vec<Option<usize>> {
+    let (stage, params) = &training.stages[0];
+    let used: &[u32] = evaluation.stages.iter().find(|s| s.0 == *stage).map_or(&[], |s| &s.1);
+    let of: HashMap<u32, usize> = params.iter().copied().zip(0..).collect();
+    used.iter().map(|p| of.get(p).copied()).collect()
+}
+
+/// The updates of a training graph that can be shared out.
+fn updates(training: &Local, evaluation: &Local) -> Vec<Shared> {
+    let copies = copies(training, evaluation);
+    find(training, &|slot| copies.get(&slot).copied())
+}
+
+/// The 16-bit types of copies that are all that training and evaluation read of a parameter, by slot of the training graph.
+pub fn copies(training: &Local, evaluation: &Local) -> HashMap<u32, DType> {
+    let slot_of = slots(training, evaluation);
+    let (own, other) = (read_as(training), read_as(evaluation));
+    let agreed = |(slot, own): (u32, Option<DType>)| {
+        let of_evaluation = slot_of.iter().position(|s| *s == Some(slot as usize)).and_then(|k| other.get(&(k as u32)));
+        own.filter(|_| of_evaluation.is_none_or(|other| *other == own)).map(|dtype| (slot, dtype))
+    };
+    own.into_iter().filter_map(agreed).collect()
+}
+
+fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, size: u64) -> (Local, Local) {
+    let slot_of = slots(&training, &evaluation);
+    let mut classes: Vec<Vec<Shared>> = vec![];
+    for shared in updates {
+        match classes.iter_mut().find(|c| c[0].class == shared.class) {
+            Some(class) => class.push(shared),
+            None => classes.push(vec![shared]),
+        }
+    }
+    let buckets: Vec<Planned> = classes.into_iter().flat_map(|c| fill(&training, c, size)).map(|members| plan(&training, members)).collect();
+    let homes: HashMap<u32, (usize, u64)> =
+        buckets.iter().enumerate().flat_map(|(k, b)| b.bucket.pieces.iter().map(move |p| (p.slot, (k, p.at)))).collect();
+    let at_evaluation = |slot: u32| homes.get(&(slot_of[slot as usize]? as u32)).copied();
+    let evaluation = emit::read_from_buckets(evaluation, &buckets, &at_evaluation);
+    (Sharing::new(&training, &buckets, &homes, zero).run(), evaluation)
+}
+
+/// A bucket with what lies in it.
+struct Planned {
+    bucket: Bucket,
+    members: Vec<Shared>,
+    /// The elements of a rank, of all.
+    part: IndexMap,
+}
+
+/// Of parameters that nothing reads but casts to one 16-bit type, that type.
+fn read_as(local: &Local) -> HashMap<u32, Option<DType>> {
+    let body = &local.body;
+    let mut out: HashMap<u32, Option<DType>> = HashMap::new();
+    for v in body.values() {
+        for a in &body[v].args {
+            let Op::Param(slot) = body[*a].op else { continue };
+            if local.chunks[v.index()] == Chunk::Update {
+                continue;
+            }
+            let own = (body[v].op == Op::Cast && body[v].ty.dtype.is_half()).then_some(body[v].ty.dtype);
+            let known = out.entry(slot).or_insert(own);
+            if *known != own {
+                *known = None;
+            }
+        }
+    }
+    out
+}
+
+/// Cuts the members of a class into buckets.
+fn fill(local: &Local, class: Vec<Shared>, size: u64) -> Vec<Vec<Shared>> {
+    let (mut out, mut elements): (Vec<Vec<Shared>>, u64) = (vec![vec![]], 0);
+    for shared in class {
+        if elements >= size {
+            out.push(vec![]);
+            elements = 0;
+        }
+        elements += local.body.dims.elements(&shared.dims);
+        out.last_mut().expect("invariant: there is a bucket").push(shared);
+    }
+    out
+}
+
+fn plan(local: &Local, members: Vec<Shared>) -> Planned {
+    let ranks: u64 = members[0].class.subs.iter().map(|u| local.mesh[*u].size).product();
+    let mut end = 0u64;
+    let mut pieces = vec![];
+    for m in &members {
+        let at = end.next_multiple_of(ALIGN);
+        let index = m.dims.iter().map(|d| local.body.dims[*d].index.clone()).collect();
+        pieces.push(Piece { slot: m.slot, at, index });
+        end = at + local.body.dims.elements(&m.dims);
+    }
+    let size = end.next_multiple_of(lcm(ranks, END));
+    let count = size / ranks;
+    let base = Base::Coords(own_part(&local.mesh, &members[0].class.subs, count));
+    let part = IndexMap { parts: vec![(count, 1)], base };
+    let holds = if members[0].class.copies.is_some() { Holds::Copies } else { Holds::Weights };
+    Planned { bucket: Bucket { size, holds, pieces }, members, part }
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}

@@ -1,0 +1,119 @@
+//! Generators of pipeline schedules: GPipe, 1F1B, interleaved, ZB-H1, ZB-V.
+
+use ir::pipeline::{Kind, Order, Pass, Placement, Schedule};
+use std::collections::BTreeMap;
+
+/// What a schedule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub stages: u32,
+    /// Virtual stages on each stage.
+    pub chunks: u32,
+    pub microbatches: u32,
+    /// Microbatches that go through a virtual stage before the next one of the stage has its turn, where interleaved.
+    pub group: u32,
+}
+
+/// The passes of all stages. The shape fits the schedule.
+pub fn order(schedule: &Schedule, shape: Shape) -> Order {
+    let generate = |placement, of: fn(Shape, u32) -> Vec<Pass>| Order { placement, stages: (0..shape.stages).map(|s| of(shape, s)).collect() };
+    match schedule {
+        Schedule::GPipe => generate(Placement::Interleaved, gpipe),
+        Schedule::OneFOneB if shape.chunks == 1 => generate(Placement::Interleaved, one_f_one_b),
+        Schedule::OneFOneB => generate(Placement::Interleaved, interleaved),
+        Schedule::ZbH1 => generate(Placement::Interleaved, zb_h1),
+        Schedule::ZbV => generate(Placement::V, zb_v),
+        Schedule::Given(order) => order.clone(),
+    }
+}
+
+/// Passes in order, each of the next microbatch of its kind and virtual stage.
+#[derive(Default)]
+struct Building {
+    passes: Vec<Pass>,
+    next: BTreeMap<(Kind, u32), u32>,
+}
+
+impl Building {
+    fn push(&mut self, passes: &[(Kind, u32)], times: u32) {
+        for (kind, chunk) in passes.iter().copied().cycle().take(passes.len() * times as usize) {
+            let next = self.next.entry((kind, chunk)).or_default();
+            self.passes.push(Pass { kind, chunk, microbatch: *next });
+            *next += 1;
+        }
+    }
+}
+
+fn gpipe(shape: Shape, _: u32) -> Vec<Pass> {
+    let all = |kind, chunk| (0..shape.microbatches).map(move |microbatch| Pass { kind, chunk, microbatch });
+    let forward = (0..shape.chunks).flat_map(|c| all(Kind::Forward, c));
+    forward.chain((0..shape.chunks).rev().flat_map(|c| all(Kind::Backward, c))).collect()
+}
+
+/// `warmup` forwards, then a forward and a backward in turn, then the other backwards.
+fn alternate(forward: Vec<Pass>, backward: Vec<Pass>, warmup: u32) -> Vec<Pass> {
+    let warmup = (warmup as usize).min(forward.len());
+    let (steady, cooldown) = backward.split_at(forward.len() - warmup);
+    let pairs = forward[warmup..].iter().zip(steady).flat_map(|(f, b)| [*f, *b]);
+    forward[..warmup].iter().copied().chain(pairs).chain(cooldown.iter().copied()).collect()
+}
+
+fn one_f_one_b(shape: Shape, stage: u32) -> Vec<Pass> {
+    let all = |kind| (0..shape.microbatches).map(|microbatch| Pass { kind, chunk: 0, microbatch }).collect();
+    alternate(all(Kind::Forward), all(Kind::Backward), shape.stages - stage - 1)
+}
+
+/// A group of microbatches goes through the virtual stages one after the other, then the next group does.
+fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
+    let all = |kind: Kind| {
+        let mut out = vec![];
+        for first in (0..shape.microbatches).step_by(shape.group as usize) {
+            for turn in 0..shape.chunks {
+                let chunk = if kind == Kind::Forward { turn } else { shape.chunks - 1 - turn };
+                let end = (first + shape.group).min(shape.microbatches);
+                out.extend((first..end).map(|microbatch| Pass { kind, chunk, microbatch }));
+            }
+        }
+        out
+    };
+    alternate(all(Kind::Forward), all(Kind::Backward), 2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.group)
+}
+
+/// Stage r puts the gradients of parameters off by r microbatches: those of the last stage, which has no cool-down, fill it at its end, and
+/// those of the first the gaps between the backward passes of its cool-down.
+fn zb_h1(shape: Shape, stage: u32) -> Vec<Pass> {
+    let (m, warmup) = (shape.microbatches, (shape.stages - stage - 1).min(shape.microbatches));
+    let pass = |kind, microbatch| Pass { kind, chunk: 0, microbatch };
+    let mut out: Vec<Pass> = (0..warmup).map(|k| pass(Kind::Forward, k)).collect();
+    for k in 0..m {
+        out.extend((warmup + k < m).then(|| pass(Kind::Forward, warmup + k)));
+        out.push(pass(Kind::Backward, k));
+        out.extend(k.checked_sub(stage).map(|w| pass(Kind::Weight, w)));
+    }
+    out.extend((m.saturating_sub(stage)..m).map(|w| pass(Kind::Weight, w)));
+    out
+}
+
+/// Fewer microbatches than fill the pipeline are the first of as many as do.
+fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
+    use Kind::{Backward as B, Forward as F, Weight as W};
+    let (p, r) = (shape.stages, stage);
+    let full = shape.microbatches.max(2 * p - 1);
+    let mut out = Building::default();
+    out.push(&[(F, 0)], 2 * (p - r) - 1);
+    out.push(&[(F, 1), (F, 0)], r);
+    out.push(&[(F, 1), (B, 1), (W, 1)], p - r);
+    // Microbatches that have begun so far, and those whose forward pass has ended.
+    let (begun, turned) = (2 * p - r - 1, p);
+    out.push(&[(F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], full - begun);
+    out.push(&[(B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], begun - turned);
+    out.push(&[(B, 0), (B, 1)], r);
+    out.push(&[(B, 0), (W, 0)], p - r);
+    out.push(&[(W, 1)], r);
+    out.push(&[(W, 0)], r);
+    out.passes.retain(|pass| pass.microbatch < shape.microbatches);
+    out.passes
+}
+
+#[cfg(test)]
+mod tests;

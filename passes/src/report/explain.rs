@@ -1,0 +1,268 @@
+//! What a job communicates and what a line of the model text costs, from the programs and the sharded graph themselves.
+
+use crate::partition::stored_rows::Rows;
+use crate::report::footprint::owners;
+use crate::sharding::reason::WITHOUT;
+use ir::diag::Span;
+use ir::dim::Dim;
+use ir::graph::{Phase, Value};
+use ir::mesh::Axis;
+use ir::op::Op;
+use ir::program::{Action, Command, Job, Program, Space};
+use ir::sharded::{Placement, Sharded};
+use ir::work::sent;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Equal collectives (or sends, or copies between memories) of one line of text, as the ranks of some stages issue them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Exchange {
+    pub span: Option<Span>,
+    /// `model.mdl:25`.
+    pub place: String,
+    /// Of the first one.
+    pub scope: String,
+    pub kind: &'static str,
+    /// `tp`, `dp*cp`; `pp` for what goes from stage to stage, `bus` from memory to memory.
+    pub axis: String,
+    /// The group of the first rank of the first stage; of a send, sender and receiver.
+    pub members: Vec<u64>,
+    pub stages: Vec<u64>,
+    pub body: String,
+    /// It repeats what the forward pass did.
+    pub recomputed: bool,
+    /// What the value is to one rank: its part of a gather, the whole of a sum.
+    pub bytes: u64,
+    pub calls_per_step: u64,
+    /// Sent by one rank in a step: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
+    pub sent_per_step: u64,
+    pub reason: String,
+    /// What would do without it.
+    pub without: Option<String>,
+}
+
+/// Everything that a step communicates, in program order; what several stages do alike once.
+pub fn exchanges(job: &Job) -> Vec<Exchange> {
+    let mut out: Vec<Exchange> = vec![];
+    for (k, stage) in (0u64..).zip(&job.stages) {
+        let mut found: Vec<Exchange> = vec![];
+        let mut calls: BTreeMap<u32, u64> = BTreeMap::new();
+        stage.schedule.train.iter().chain(&stage.schedule.update).for_each(|c| *calls.entry(c.body.0).or_default() += 1);
+        let program = &job.programs[stage.program as usize];
+        for (body, times) in calls {
+            let body = &program.bodies[body as usize];
+            for c in &body.commands {
+                let Some(mut e) = exchange(job, program, k, c) else { continue };
+                (e.body, e.calls_per_step, e.sent_per_step) = (body.name.clone(), times, e.sent_per_step * times);
+                match found.iter_mut().find(|f| alike(f, &e) && f.body == e.body) {
+                    Some(f) => (f.calls_per_step, f.sent_per_step) = (f.calls_per_step + e.calls_per_step, f.sent_per_step + e.sent_per_step),
+                    None => found.push(e),
+                }
+            }
+        }
+        for e in found {
+            let same = |f: &&mut Exchange| alike(f, &e) && (f.calls_per_step, &f.body) == (e.calls_per_step, &e.body);
+            match out.iter_mut().find(same) {
+                Some(f) => f.stages.extend(&e.stages),
+                None => out.push(e),
+            }
+        }
+    }
+    out
+}
+
+fn alike(a: &Exchange, b: &Exchange) -> bool {
+    let key = |e: &Exchange| (e.place.clone(), e.kind, e.axis.clone(), e.recomputed, e.bytes, e.reason.clone());
+    key(a) == key(b)
+}
+
+fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exchange> {
+    let first = job.mesh.first_of_stage(stage);
+    let (kind, axis, members, bytes, sent) = match &c.action {
+        Action::Collective { kind, group, dtype, count, .. } => {
+            let group = &program.groups[group.index()];
+            let members = group.members(&job.mesh, first);
+            let (n, bytes) = (members.len() as u64, count * dtype.bytes());
+            (kind.name(), group.describe(&job.mesh), members, bytes, sent(*kind, bytes, n))
+        }
+        Action::Send { hops, dtype, count, .. } => {
+            let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);
+            let to = first.checked_add_signed(hops * per_stage as i64).unwrap_or(first);
+            ("send", "pp".into(), vec![first, to], count * dtype.bytes(), count * dtype.bytes())
+        }
+        Action::Copy { dtype, count, dst, .. } => {
+            let kind = match program.buffers[dst.buffer.index()].arena.space() {
+                Space::Device => "copy to device",
+                Space::Host => "copy to host",
+            };
+            (kind, "bus".into(), vec![first], count * dtype.bytes(), count * dtype.bytes())
+        }
+        _ => return None,
+    };
+    let reason = c.reason.clone().unwrap_or_default();
+    let (reason, without) = match reason.split_once(WITHOUT) {
+        Some((why, without)) => (why.to_string(), Some(without.to_string())),
+        None => (reason, None),
+    };
+    Some(Exchange {
+        span: c.origin.span,
+        place: c.origin.span.map_or(String::new(), |s| line_of(job, s)),
+        scope: c.origin.scope.to_string(),
+        kind,
+        axis,
+        members,
+        stages: vec![stage],
+        body: String::new(),
+        recomputed: c.origin.recomputed,
+        bytes,
+        calls_per_step: 1,
+        sent_per_step: sent,
+        reason,
+        without,
+    })
+}
+
+fn line_of(job: &Job, s: Span) -> String {
+    job.sources.get(usize::from(s.file)).map_or(format!("{}:{}", s.file, s.line), |source| format!("{}:{}", source.name, s.line))
+}
+
+/// Calls and bytes that a rank sends in a step, by axes and kind: the most of any stage.
+pub fn totals(exchanges: &[Exchange]) -> BTreeMap<(String, &'static str), (u64, u64)> {
+    let mut of_stage: BTreeMap<(String, &'static str, u64), (u64, u64)> = BTreeMap::new();
+    for e in exchanges {
+        for stage in &e.stages {
+            let (calls, bytes) = of_stage.entry((e.axis.clone(), e.kind, *stage)).or_default();
+            (*calls, *bytes) = (*calls + e.calls_per_step, *bytes + e.sent_per_step);
+        }
+    }
+    let mut out: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
+    for ((axis, kind, _), (calls, bytes)) in of_stage {
+        let most = out.entry((axis, kind)).or_default();
+        *most = (most.0.max(calls), most.1.max(bytes));
+    }
+    out
+}
+
+/// What a line of the model text costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    pub place: String,
+    /// Stages that compute something of it, or hold what it declares.
+    pub stages: Vec<u64>,
+    /// Parameters that it declares or opens, with how each dim is split.
+    pub parameters: Vec<Tensor>,
+    /// Forward values, those of the first layer for all.
+    pub values: Vec<Tensor>,
+    /// Bytes that a rank of a stage holds for it, by stage and kind; activations in all microbatches in flight.
+    pub memory: Vec<(u64, &'static str, u64)>,
+    /// Floating-point operations of matrix products and attention in a step, by all ranks (masks not considered).
+    pub forward_flops: u64,
+    pub recomputed_flops: u64,
+    pub backward_flops: u64,
+    pub exchanges: Vec<Exchange>,
+}
+
+/// A value or parameter with its dims: `[batch = 8 / dp, seq = 64, heads = 4 / tp]`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tensor {
+    pub name: String,
+    pub dims: String,
+    /// Axes over which it is a sum that is not complete yet.
+    pub partial: String,
+    /// Of one rank, and of one microbatch where it depends on data.
+    pub bytes: u64,
+}
+
+/// The cost of line `line` of file number `file`; none if nothing comes from there.
+pub fn line(s: &Sharded, job: &Job, file: u16, line: u32) -> Option<Line> {
+    let here = |span: Option<Span>| span.is_some_and(|s| (s.file, s.line) == (file, line));
+    let body = &s.graph.body;
+    let found: Vec<Value> = body.values().filter(|v| here(body[*v].origin.span)).collect();
+    let named = |v: &Value| match body[*v].op {
+        Op::Param(p) => here(s.graph.params[p as usize].span) || here(body[*v].origin.span),
+        _ => false,
+    };
+    let parameters: Vec<Tensor> = body
+        .values()
+        .filter(named)
+        .map(|v| match body[v].op {
+            Op::Param(p) => tensor(s, v, s.graph.params[p as usize].name.clone()),
+            _ => unreachable!("invariant: only parameters were kept"),
+        })
+        .collect();
+    if found.is_empty() && parameters.is_empty() {
+        return None;
+    }
+    let forward = |v: &&Value| body[**v].origin.phase == Phase::Forward && !body[**v].op.is_source();
+    let layer = found.iter().filter(forward).filter_map(|v| body[*v].origin.layer).min();
+    let shown = found.iter().filter(forward).filter(|v| body[**v].origin.layer == layer && !matches!(body[**v].op, Op::Reshard { .. }));
+    let mut values: Vec<Tensor> = vec![];
+    for t in shown.map(|v| tensor(s, *v, body[*v].op.name().into())) {
+        if !values.contains(&t) {
+            values.push(t);
+        }
+    }
+    let ranks: u64 = s.mesh.subs.iter().filter(|u| u.axis != Axis::Pp).map(|u| u.size).product();
+    let rows = Rows::of(s, &|_| false);
+    let mut flops = [0; 3];
+    for v in &found {
+        let origin = &body[*v].origin;
+        let k = match (origin.phase, origin.recomputed) {
+            (Phase::Forward, _) => 0,
+            (Phase::Backward, true) => 1,
+            (Phase::Backward, false) | (Phase::Update, _) => 2,
+        };
+        flops[k] += rows.computed(body, *v, local_flops(s, *v) * ranks);
+    }
+    let [forward_flops, recomputed_flops, backward_flops] = flops;
+    let (mut stages, mut memory) = (vec![], vec![]);
+    for (k, stage) in (0u64..).zip(&job.stages) {
+        let program = &job.programs[stage.program as usize];
+        let runs = program.bodies.iter().flat_map(|b| &b.commands).any(|c| here(c.origin.span));
+        let holds = owners(job, k as usize).into_iter().filter(|o| here(o.span)).map(|o| (k, o.kind.name(), o.bytes)).collect::<Vec<_>>();
+        if runs || !holds.is_empty() {
+            stages.push(k);
+        }
+        memory.extend(holds);
+    }
+    let exchanges = exchanges(job).into_iter().filter(|e| here(e.span)).collect();
+    let place = line_of(job, Span { file, line, col: 1, len: 0 });
+    Some(Line { place, stages, parameters, values, memory, forward_flops, recomputed_flops, backward_flops, exchanges })
+}
+
+fn tensor(s: &Sharded, v: Value, name: String) -> Tensor {
+    let body = &s.graph.body;
+    let dims: Vec<String> = body
+        .dims_of(v)
+        .iter()
+        .map(|d| {
+            let by = s.mesh.describe(&s.sharding(v).splits(*d));
+            let size = format!("{} = {}", body.dims.name(*d), body.dims.size(*d));
+            if by.is_empty() { size } else { format!("{size} / {by}") }
+        })
+        .collect();
+    let partial: Vec<_> = s.mesh.ids().filter(|u| s.sharding(v)[*u].is_partial()).collect();
+    let bytes = s.local_elements(v) * body[v].ty.dtype.bytes();
+    Tensor { name, dims: format!("[{}]", dims.join(", ")), partial: s.mesh.describe(&partial), bytes }
+}
+
+/// Of one rank and microbatch: two per multiply-add. Attention is two products forward and four backward.
+fn local_flops(s: &Sharded, v: Value) -> u64 {
+    let body = &s.graph.body;
+    let local = |v: Value, d: Dim| {
+        let parts: u64 = s.mesh.ids().filter(|u| s.sharding(v)[*u] == Placement::Split(d)).map(|u| s.mesh[u].size).product();
+        body.dims.size(d) / parts
+    };
+    let args = &body[v].args;
+    let products = match &body[v].op {
+        Op::Dot { over, .. } => {
+            let contracted: u64 = over.iter().map(|d| local(args[0], *d)).product();
+            return 2 * s.local_elements(v) * contracted;
+        }
+        Op::Attention(a) => (2, a),
+        Op::AttentionGrad(a, ir::op::AttentionGrad::Q) => (2, a),
+        Op::AttentionGrad(a, ir::op::AttentionGrad::K | ir::op::AttentionGrad::V) => (1, a),
+        _ => return 0,
+    };
+    2 * products.0 * s.local_elements(args[0]) * local(args[1], products.1.keys)
+}

@@ -1,0 +1,310 @@
+//! What a rank holds in memory: bytes by kind, and by line of the model text.
+//!
+//! Everything is planned before a rank starts: the persistent arena, and the temporary one, in which the stashes lie with a slot for every microbatch in flight.
+//! That is as large as the call needs that needs most, for its temporary buffers and for all that is stashed meanwhile: of a step, or of an evaluation. So the peak is a sum,
+//! and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
+
+use crate::commands::allocate::ALIGN;
+use crate::commands::stash_slots;
+use ir::diag::{Diagnostic, Sources, Span};
+use ir::program::{Action, Arena, Body, Buffer, BufferId, CallSchedule, Content, Job, Program, Space, Stage};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What bytes are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// With their copies in 16 bits or in the device's memory.
+    Parameters,
+    Gradients,
+    /// With the weights, where parameters are copies.
+    Optimizer,
+    Tables,
+    /// Kept from the forward to the backward pass, for every microbatch in flight.
+    Activations,
+    /// To and from other stages, where they have slots of their own.
+    Messages,
+    /// Within one body, and what a plan of offsets leaves free.
+    Temporary,
+    /// What exchanges with other ranks go through.
+    Exchanges,
+    /// Of the kernels, for each thread that runs them.
+    Scratch,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 9] = [
+        Kind::Parameters,
+        Kind::Gradients,
+        Kind::Optimizer,
+        Kind::Tables,
+        Kind::Activations,
+        Kind::Messages,
+        Kind::Temporary,
+        Kind::Exchanges,
+        Kind::Scratch,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Parameters => "parameters",
+            Kind::Gradients => "gradients",
+            Kind::Optimizer => "optimizer",
+            Kind::Tables => "tables",
+            Kind::Activations => "activations",
+            Kind::Messages => "messages",
+            Kind::Temporary => "temporary",
+            Kind::Exchanges => "exchanges",
+            Kind::Scratch => "scratch of a thread",
+        }
+    }
+
+    fn of(program: &Program, messages: &[bool], buffer: &Buffer) -> Kind {
+        match (buffer.arena, &buffer.content) {
+            (Arena::Stash, _) if program.stash(buffer).is_some_and(|(k, _)| messages[k]) => Kind::Messages,
+            (Arena::Stash, _) => Kind::Activations,
+            (Arena::Temporary | Arena::Staging, _) => Kind::Temporary,
+            (Arena::Persistent | Arena::Host, Content::Param { .. }) => Kind::Parameters,
+            // Sums are f32: what is made once a step in 16 bits are copies of parameters, and a few statistics of data.
+            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) if buffer.dtype.is_half() => Kind::Parameters,
+            (Arena::Persistent | Arena::Host, Content::State { .. }) => Kind::Optimizer,
+            (Arena::Persistent | Arena::Host, Content::Table { .. }) => Kind::Tables,
+            (Arena::Persistent | Arena::Host, Content::Accumulator | Content::Activation) => Kind::Gradients,
+        }
+    }
+}
+
+/// Which stashes hold nothing but messages.
+fn of_messages(program: &Program) -> Vec<bool> {
+    let commands = program.bodies.iter().flat_map(|b| &b.commands).map(|c| &c.action);
+    let messages: BTreeSet<BufferId> =
+        commands.filter(|a| matches!(a, Action::Send { .. } | Action::Recv { .. })).flat_map(Action::buffers).collect();
+    let mut out = vec![true; program.stashes.len()];
+    for (k, buffer) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena == Arena::Stash) {
+        if let Some((stash, _)) = program.stash(buffer) {
+            out[stash] &= messages.contains(&BufferId(k as u32));
+        }
+    }
+    out
+}
+
+/// The call of a rank with the most bytes in temporary buffers and stashes.
+#[derive(Default)]
+struct Peak {
+    /// Stashes that are in use.
+    stashed: Vec<usize>,
+    temporary: Vec<BufferId>,
+}
+
+impl Peak {
+    fn of(program: &Program, schedule: &CallSchedule) -> Peak {
+        let fullest: Vec<(u64, Vec<BufferId>)> = program.bodies.iter().map(|b| fullest(program, b)).collect();
+        let bytes = |k: &usize| program.stashes[*k] * u64::from(schedule.slots[*k].count);
+        let (mut most, mut peak) = (None, Peak::default());
+        for calls in [&schedule.train, &schedule.update, &schedule.eval] {
+            let spans = stash_slots::spans(program, calls);
+            let mut seen = BTreeSet::new();
+            for (c, call) in calls.iter().enumerate() {
+                let lives = |k: &usize| spans[*k].is_some_and(|(first, last)| (first..=last).contains(&c));
+                let stashed: Vec<usize> = (0..spans.len()).filter(lives).collect();
+                let needed = fullest[call.body.index()].0 + stashed.iter().map(bytes).sum::<u64>();
+                if seen.insert((call.body, stashed.clone())) && Some(needed) > most {
+                    (most, peak) = (Some(needed), Peak { stashed, temporary: fullest[call.body.index()].1.clone() });
+                }
+            }
+        }
+        peak
+    }
+}
+
+/// The bytes of a rank of one stage, by kind: of its device's memory, unless it says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    pub bytes: BTreeMap<Kind, u64>,
+    /// Of the host's memory, by kind.
+    pub host: BTreeMap<Kind, u64>,
+    /// Slots of the stashes of activations at the peak, if all have as many; else 1.
+    pub slots: u64,
+}
+
+impl Footprint {
+    /// Of the ranks of a pipeline stage. Its total is what the arenas hold.
+    pub fn of(job: &Job, stage: usize) -> Footprint {
+        let Stage { program, schedule, .. } = &job.stages[stage];
+        let program = &job.programs[*program as usize];
+        let messages = of_messages(program);
+        let Peak { stashed, .. } = Peak::of(program, schedule);
+        let of_activations: Vec<u32> = stashed.iter().filter(|k| !messages[**k]).map(|k| schedule.slots[*k].count).collect();
+        let slots = of_activations.first().filter(|n| of_activations.iter().all(|m| m == *n)).map_or(1, |n| u64::from(*n));
+        let [mut bytes, mut host] = Space::ALL.map(|space| {
+            let mut bytes: BTreeMap<Kind, u64> = BTreeMap::new();
+            for b in program.buffers.iter().filter(|b| b.arena == space.lasting()) {
+                *bytes.entry(Kind::of(program, &messages, b)).or_default() += b.bytes().next_multiple_of(ALIGN);
+            }
+            bytes
+        });
+        let arenas = schedule.arena_bytes(program);
+        let mut temporary = arenas[Arena::Temporary as usize];
+        for k in stashed {
+            let stash = program.stashes[k] * u64::from(schedule.slots[k].count);
+            *bytes.entry(if messages[k] { Kind::Messages } else { Kind::Activations }).or_default() += stash;
+            temporary -= stash;
+        }
+        bytes.insert(Kind::Temporary, temporary);
+        host.insert(Kind::Temporary, arenas[Arena::Staging as usize]);
+        Footprint { bytes, host, slots }
+    }
+
+    /// With what a rank takes beside its arenas.
+    pub fn and(mut self, kind: Kind, bytes: u64) -> Footprint {
+        *self.bytes.entry(kind).or_default() += bytes;
+        self
+    }
+
+    pub fn total(&self) -> u64 {
+        self.bytes.values().sum()
+    }
+
+    /// Of the host's memory.
+    pub fn on_host(&self) -> u64 {
+        self.host.values().sum()
+    }
+}
+
+/// The footprints of all stages, from the one of each.
+pub struct Footprints(Vec<Footprint>);
+
+impl Footprints {
+    /// `of` says what a rank of a stage takes.
+    pub fn new(job: &Job, of: Measure<'_>) -> Footprints {
+        Footprints((0..job.stages.len()).map(|stage| of(job, stage)).collect())
+    }
+
+    /// The first stage whose ranks hold most.
+    pub fn most(&self) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.total(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold most in the host's memory.
+    pub fn most_on_host(&self) -> (usize, &Footprint) {
+        let all = self.0.iter().enumerate();
+        all.max_by_key(|(k, f)| (f.on_host(), std::cmp::Reverse(*k))).expect("invariant: a job has stages")
+    }
+
+    /// The first stage whose ranks hold least.
+    pub fn least(&self) -> (usize, &Footprint) {
+        self.0.iter().enumerate().min_by_key(|(_, f)| f.total()).expect("invariant: a job has stages")
+    }
+}
+
+/// What a rank of a stage takes: [`Footprint::of`], or that and more.
+pub type Measure<'a> = &'a dyn Fn(&Job, usize) -> Footprint;
+
+/// Bytes that a line of the model text is answerable for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub kind: Kind,
+    pub span: Option<Span>,
+    pub bytes: u64,
+    pub buffers: u64,
+}
+
+/// Who holds the peak of a stage's ranks in their device's memory: persistent buffers, and of the call that needs most, what is stashed meanwhile, in all its slots, and the
+/// temporary buffers that live when most of their bytes do; by kind and line, largest first.
+pub fn owners(job: &Job, stage: usize) -> Vec<Owner> {
+    let Stage { program, schedule, .. } = &job.stages[stage];
+    let program = &job.programs[*program as usize];
+    let messages = of_messages(program);
+    let peak = Peak::of(program, schedule);
+    let mut found: BTreeMap<(Kind, Option<(u16, u32)>), Owner> = BTreeMap::new();
+    for (k, b) in program.buffers.iter().enumerate().filter(|(_, b)| b.arena.space() == Space::Device) {
+        let (kind, span) = (Kind::of(program, &messages, b), b.origin.as_ref().and_then(|o| o.span));
+        let copies = match b.arena {
+            Arena::Stash => match program.stash(b) {
+                Some((stash, _)) if peak.stashed.contains(&stash) => u64::from(schedule.slots[stash].count),
+                _ => continue,
+            },
+            Arena::Temporary if !peak.temporary.contains(&BufferId(k as u32)) => continue,
+            Arena::Persistent | Arena::Temporary | Arena::Host | Arena::Staging => 1,
+        };
+        let owner = found.entry((kind, span.map(|s| (s.file, s.line)))).or_insert(Owner { kind, span, bytes: 0, buffers: 0 });
+        owner.bytes += b.bytes().next_multiple_of(ALIGN) * copies;
+        owner.buffers += 1;
+    }
+    let mut out: Vec<Owner> = found.into_values().collect();
+    out.sort_by_key(|o| std::cmp::Reverse(o.bytes));
+    out
+}
+
+/// The temporary buffers that live when most of their bytes do, and how many bytes that are: no plan of offsets needs less.
+pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
+    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    for (k, c) in body.commands.iter().enumerate() {
+        for id in c.action.buffers() {
+            if program.buffers[id.index()].arena == Arena::Temporary {
+                lives.entry(id).or_insert((k, k)).1 = k;
+            }
+        }
+    }
+    let bytes = |id: &BufferId| program.buffers[id.index()].bytes().next_multiple_of(ALIGN);
+    let mut change = vec![0i64; body.commands.len() + 1];
+    for (id, (first, last)) in &lives {
+        change[*first] += bytes(id) as i64;
+        change[last + 1] -= bytes(id) as i64;
+    }
+    let (mut now, mut most, mut at) = (0, 0, 0);
+    for (k, c) in change.iter().enumerate() {
+        now += c;
+        if now > most {
+            (most, at) = (now, k);
+        }
+    }
+    let there = lives.into_iter().filter(|(_, (first, last))| (*first..=*last).contains(&at)).map(|l| l.0).collect();
+    (most as u64, there)
+}
+
+/// Flags that make a job fit, and its peak with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    pub flags: Vec<String>,
+    pub peak: u64,
+}
+
+/// E0640: a rank would hold more than the budget. Names the largest owners by line, and what would fit.
+pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64, remedy: Option<&Remedy>) -> Diagnostic {
+    let (stage, footprint) = all.most();
+    let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };
+    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than --memory {}", size(footprint.total()), size(budget)));
+    let named = owners(job, stage);
+    for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
+        let Some(span) = o.span else { continue };
+        let slots = match o.kind {
+            Kind::Activations if footprint.slots > 1 => {
+                format!(" = {} microbatches in flight x {}", footprint.slots, size(o.bytes / footprint.slots))
+            }
+            _ => String::new(),
+        };
+        d = d.label(span, format!("{}: {}{slots}", o.kind.name(), size(o.bytes)));
+    }
+    let parts = footprint.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b)));
+    d = d.note(format!("{} = {}", size(footprint.total()), parts.collect::<Vec<_>>().join(" + ")));
+    d.help(match remedy {
+        Some(r) => format!("`{}` needs {} at most", r.flags.join(" "), size(r.peak)),
+        None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
+    })
+}
+
+/// Owners that an error names.
+const LABELS: usize = 6;
+
+/// `1.50 GiB`.
+pub fn size(bytes: u64) -> String {
+    let (mut x, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if x < 1024.0 {
+            break;
+        }
+        (x, unit) = (x / 1024.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{x:.2} {unit}") }
+}

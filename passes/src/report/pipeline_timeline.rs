@@ -1,0 +1,192 @@
+//! How a pipeline's schedule spends its time and memory, counted from the compiled programs.
+//!
+//! The calls of all stages are played through the sends and receives of the programs: a call begins when its stage is free and all its messages
+//! are there, and takes as long as its kind. Messages and what is outside of the passes take no time. So a bubble is what the programs make
+//! of a schedule, not what its author had in mind.
+
+use crate::commands::liveness::lives;
+use ir::pipeline::Order;
+use ir::program::{Action, Body, BodyKind, Call, Channel, Job, Program};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+
+/// How long passes take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    pub forward: u64,
+    pub backward: u64,
+    /// Of gradients of weights; where they have no pass of their own, a backward pass takes as much longer.
+    pub weight: u64,
+}
+
+/// All passes take equally long.
+pub const UNIT: Costs = Costs { forward: 1, backward: 1, weight: 1 };
+
+/// A step as its stages spend it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    pub costs: Costs,
+    /// Whether gradients of weights have passes of their own.
+    pub splits: bool,
+    pub stages: Vec<StageTime>,
+    /// From the first pass to the last.
+    pub length: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageTime {
+    /// Forward passes before the first backward pass.
+    pub warmup: u64,
+    /// Time in passes.
+    pub busy: u64,
+    /// Time between the first pass and the last in none.
+    pub idle: u64,
+    /// The most that is kept at a time of what forward passes leave, in units of what those of one microbatch leave on the stage.
+    pub in_flight: f64,
+}
+
+impl Timeline {
+    /// The bubble, relative to the time of the passes: of the stage where it is greatest.
+    pub fn bubble(&self) -> f64 {
+        let share = |s: &StageTime| if s.busy == 0 { 0.0 } else { s.idle as f64 / s.busy as f64 };
+        self.stages.iter().map(share).fold(0.0, f64::max)
+    }
+
+    /// The passes as a file of a schedule, with what they cost as comments.
+    pub fn text(&self, order: &Order) -> String {
+        let mut out = format!("# takes {}, with a bubble of {:.1} % of the work, where {}\n", self.length, 100.0 * self.bubble(), self.assumed());
+        for (k, s) in self.stages.iter().enumerate() {
+            out.push_str(&format!("# stage {k}: {s}, idle for {} of {}\n", s.idle, s.idle + s.busy));
+        }
+        out + &order.text()
+    }
+
+    fn assumed(&self) -> String {
+        let Costs { forward, backward, weight } = self.costs;
+        match self.splits {
+            true => format!("a forward pass takes {forward}, a backward pass {backward}, gradients of weights {weight}"),
+            false => format!("a forward pass takes {forward}, a backward pass {}", backward + weight),
+        }
+    }
+}
+
+/// For the compile table.
+impl fmt::Display for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bubble {:.1} % of the work, where {}", 100.0 * self.bubble(), self.assumed())?;
+        let mut ends = self.stages.iter().enumerate().filter(|(k, _)| *k == 0 || k + 1 == self.stages.len());
+        ends.try_for_each(|(k, s)| write!(f, "; stage {k}: {s}"))
+    }
+}
+
+impl fmt::Display for StageTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |n: u64| if n == 1 { "" } else { "es" };
+        write!(f, "{} forward pass{} before the first backward pass, {:.1} microbatches in flight", self.warmup, plural(self.warmup), self.in_flight)
+    }
+}
+
+/// What a body gives and takes: stages on, channel.
+struct Exchanges {
+    received: Vec<(i64, Channel)>,
+    sent: Vec<(i64, Channel)>,
+}
+
+impl Exchanges {
+    fn of(body: &Body) -> Exchanges {
+        let received =
+            body.commands.iter().filter_map(|c| if let Action::Recv { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+        let sent = body.commands.iter().filter_map(|c| if let Action::Send { hops, channel, .. } = c.action { Some((hops, channel)) } else { None });
+        Exchanges { received: received.collect(), sent: sent.collect() }
+    }
+}
+
+/// The training step of a job. A verified one does not get stuck; of another, what comes before it does.
+pub fn timeline(job: &Job, costs: Costs) -> Timeline {
+    let splits = job.programs.iter().flat_map(|p| &p.bodies).any(|b| matches!(b.kind, BodyKind::Weight(_)));
+    let cost = |kind: BodyKind| match kind {
+        BodyKind::Forward(_) => costs.forward,
+        BodyKind::Backward(_) if splits => costs.backward,
+        BodyKind::Backward(_) => costs.backward + costs.weight,
+        BodyKind::Weight(_) => costs.weight,
+        BodyKind::Prologue | BodyKind::Reduce | BodyKind::Update => 0,
+    };
+    let exchanges: Vec<Vec<Exchanges>> = job.programs.iter().map(|p| p.bodies.iter().map(Exchanges::of).collect()).collect();
+    let mut playing: Vec<Playing> = job.stages.iter().map(|s| Playing { calls: &s.schedule.train, at: 0, first: None, now: 0, busy: 0 }).collect();
+    // When messages under way arrive. A body takes one message of a channel at most.
+    let mut messages: BTreeMap<(i64, i64, Channel), VecDeque<u64>> = BTreeMap::new();
+    let mut moved = true;
+    while std::mem::take(&mut moved) {
+        for (s, stage) in playing.iter_mut().enumerate() {
+            let class = job.stages[s].program as usize;
+            let s = s as i64;
+            while let Some(call) = stage.calls.get(stage.at) {
+                let Exchanges { received, sent } = &exchanges[class][call.body.index()];
+                let arrival = |(hops, channel): &(i64, Channel)| messages.get(&(s + hops, s, *channel))?.front().copied();
+                let Some(arrived) = received.iter().map(arrival).collect::<Option<Vec<u64>>>() else { break };
+                for (hops, channel) in received {
+                    messages.get_mut(&(s + hops, s, *channel)).and_then(VecDeque::pop_front);
+                }
+                let begin = arrived.into_iter().fold(stage.now, u64::max);
+                let takes = cost(job.programs[class].bodies[call.body.index()].kind);
+                if takes > 0 {
+                    stage.first.get_or_insert(begin);
+                    (stage.now, stage.busy) = (begin + takes, stage.busy + takes);
+                }
+                for (hops, channel) in sent {
+                    messages.entry((s, s + hops, *channel)).or_default().push_back(begin + takes);
+                }
+                stage.at += 1;
+                moved = true;
+            }
+        }
+    }
+    let length = playing.iter().map(|p| p.now).max().unwrap_or(0);
+    let stages = playing.iter().zip(&job.stages).map(|(played, stage)| {
+        let program = &job.programs[stage.program as usize];
+        let kinds = played.calls.iter().map(|c| program.bodies[c.body.index()].kind);
+        let warmup = kinds.take_while(|k| !matches!(k, BodyKind::Backward(_))).filter(|k| matches!(k, BodyKind::Forward(_))).count();
+        StageTime {
+            warmup: warmup as u64,
+            busy: played.busy,
+            idle: played.now - played.first.unwrap_or(0) - played.busy,
+            in_flight: in_flight(program, played.calls),
+        }
+    });
+    Timeline { costs, splits, stages: stages.collect(), length }
+}
+
+/// A stage on its way through its calls.
+struct Playing<'a> {
+    calls: &'a [Call],
+    at: usize,
+    /// When its first pass begins.
+    first: Option<u64>,
+    now: u64,
+    busy: u64,
+}
+
+/// The most bytes that microbatches have in the stashes of forward passes at a time, over those of one.
+fn in_flight(program: &Program, calls: &[Call]) -> f64 {
+    let mut bytes = vec![0i128; calls.len() + 1];
+    let mut one = 0;
+    for (lives, size) in lives(program, calls).iter().zip(&program.stashes) {
+        // Not messages, which wait for their pass alone.
+        let is_forward = |call: usize| matches!(program.bodies[calls[call].body.index()].kind, BodyKind::Forward(_));
+        if !lives.iter().all(|life| is_forward(life.first) && !is_forward(life.last)) {
+            continue;
+        }
+        one += if lives.is_empty() { 0 } else { *size };
+        for life in lives {
+            bytes[life.first] += i128::from(*size);
+            bytes[life.last + 1] -= i128::from(*size);
+        }
+    }
+    let mut now = 0;
+    let most = bytes.iter().map(|change| {
+        now += change;
+        now
+    });
+    let most = most.max().unwrap_or(0);
+    if one == 0 { 0.0 } else { most as f64 / one as f64 }
+}
