@@ -50,7 +50,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
         return Err(Failure::Reported);
     }
     let options = options(args)?;
-    passes::compile::ranks(&options).or_else(|e| failed(e, &Sources::default(), shown))?;
+    passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown))?;
     progress.enter("parse");
     let mut text = Text::read(model, shown)?;
     let frontend = |training| TextOptions {
@@ -165,9 +165,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps, sign: sign.as_ref() };
     signals::tidily(|given_up| artifact::write_unless(&out, &parts, given_up))??;
     let mut times = vec![("parse", *elaborated)];
-    times.extend(compiled.times.iter().copied());
+    times.extend(compiled.times.iter().map(|t| (t.pass, t.run)));
     times.push(("kernels", generated));
-    out!("{}", report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times))?;
+    let verified: Vec<(&str, Duration)> = compiled.times.iter().map(|t| (t.verifier, t.verify)).collect();
+    out!(
+        "{}",
+        report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times, &verified)
+    )?;
     out!("wrote {} in {:.2} s\n", out.display(), start.elapsed().as_secs_f64())?;
     Ok(())
 }

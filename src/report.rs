@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass.
-pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> String {
+/// Ranks, classes, kernels; dims that are padded; communication per axis; warm-up, activations and bubble of a pipeline; memory per rank by kind, of the device and of the host; seconds per pass and per verifier.
+pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)], verified: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
     let parameters: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
@@ -55,9 +55,21 @@ pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)]) -> Stri
         let parts: Vec<String> = host.host.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b))).collect();
         let _ = writeln!(out, "host       {whose}: {} = {}", size(host.on_host()), parts.join(" + "));
     }
-    let times: Vec<String> = times.iter().map(|(n, t)| format!("{n} {:.2}", t.as_secs_f64())).collect();
-    let _ = writeln!(out, "seconds    {}", times.join(", "));
+    let _ = writeln!(out, "seconds    {}", seconds(times));
+    let _ = writeln!(out, "verifying  {}", seconds(verified));
     out
+}
+
+/// `lower 0.03, overlap 0.02`: what has one name is one sum, where it was first.
+fn seconds(times: &[(&str, Duration)]) -> String {
+    let mut sums: Vec<(&str, Duration)> = vec![];
+    for (name, took) in times {
+        match sums.iter_mut().find(|s| s.0 == *name) {
+            Some(sum) => sum.1 += *took,
+            None => sums.push((name, *took)),
+        }
+    }
+    sums.iter().map(|(name, took)| format!("{name} {:.2}", took.as_secs_f64())).collect::<Vec<_>>().join(", ")
 }
 
 /// The axes of a mesh that have several ranks: `pp 2, tp 4`.

@@ -14,6 +14,7 @@ pub mod launch;
 pub mod local;
 pub mod mesh;
 pub mod model;
+pub mod module;
 pub mod op;
 pub mod options;
 pub mod pipeline;

@@ -10,7 +10,8 @@
 //! | [`commands`] | programs: streams, the order of commands, memory, events |
 //! | [`lower`] | from local graphs to kernels, buffers and commands |
 //! | [`report`] | what a job communicates, holds and waits for, and what is too large |
-//! | [`compile`] | all passes, in order |
+//! | [`mod@table`] | all passes, in order |
+//! | [`compile`] | a compile: walks the table |
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
 
@@ -24,3 +25,5 @@ pub mod pipeline;
 pub mod remedy;
 pub mod report;
 pub mod sharding;
+pub mod start;
+pub mod table;

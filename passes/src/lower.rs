@@ -10,6 +10,7 @@ mod emit;
 pub mod fuse;
 mod in_place;
 mod items;
+pub mod job;
 pub mod kernels;
 mod places;
 mod spaces;

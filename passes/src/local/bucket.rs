@@ -10,13 +10,19 @@ use ir::graph::{Body, Node, Origin, Type, Value};
 use ir::local::{Chunk, Local};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, DType, Op};
+use ir::options::Options;
 use ir::sharded::{Placement, Sharding};
 use std::collections::{BTreeMap, HashMap};
 
 /// The least number of elements of a full bucket, unless the user says otherwise: 40 M, and 1 M per data-parallel rank, below which
 /// a collective's messages get short (Megatron-Core's `DistributedDataParallelConfig`).
-pub fn default_size(dp: u64) -> u64 {
+fn default_size(dp: u64) -> u64 {
     40_000_000.max(dp.saturating_mul(1_000_000))
+}
+
+/// The number of elements with which a bucket is full.
+pub fn size(options: &Options) -> u64 {
+    options.bucket_size.unwrap_or_else(|| default_size(options.dp))
 }
 
 /// What collectives of one bucket have in common.

@@ -1,5 +1,6 @@
 //! What is said of a job: read from its programs, changing nothing.
 
+pub mod complaints;
 pub mod explain;
 pub mod footprint;
 pub mod pipeline_timeline;

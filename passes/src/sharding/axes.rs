@@ -7,7 +7,7 @@ use ir::graph::{Graph, Phase};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::model::Plan;
 use ir::op::Op;
-use ir::options::{CpComm, SequenceParallel, Zero};
+use ir::options::{CpComm, Options, SequenceParallel, Zero};
 use ir::sharded::Digits;
 
 /// Axis -> tiers -> dims. A later tier is used only where no dim of an earlier one took any part of the axis.
@@ -40,7 +40,8 @@ impl Lists {
 
 /// Resolves the names of a plan. A name stands for every dim declared under it, and then for their copies; not for those that
 /// are to stay whole.
-pub fn lists(plan: &Plan, graph: &Graph, sp: SequenceParallel, cp: CpComm, zero: Zero) -> Lists {
+pub fn lists(plan: &Plan, graph: &Graph, options: &Options) -> Lists {
+    let Options { sp, cp_comm: cp, zero, .. } = *options;
     let dims = &graph.body.dims;
     let resolve = |names: &[String]| -> Vec<Dim> {
         let mut out = vec![];

@@ -1,15 +1,18 @@
 //! What the user can mend and no pass can say alone.
 
-use super::CompileError;
 use crate::graph::differentiate::DifferentiateError;
-use ir::diag::Diagnostic;
+use crate::sharding::axes;
+use crate::table::Said;
+use ir::diag::{Diagnostic, Severity};
 use ir::graph::{Graph, Param};
 use ir::model::Plan;
+use ir::module::Module;
 use ir::op::Op;
+use ir::options::{Options, Recompute, Zero};
 use std::collections::BTreeSet;
 
 /// Parameters that no stage would have.
-pub(super) fn unused(graph: &Graph) -> Vec<Diagnostic> {
+pub fn unused(graph: &Graph) -> Vec<Diagnostic> {
     let used: BTreeSet<u32> = graph.body.nodes.iter().filter_map(|n| if let Op::Param(p) = n.op { Some(p) } else { None }).collect();
     let params = graph.params.iter().zip(0..).filter(|(_, k)| !used.contains(k));
     let diagnostic = |(param, _): (&Param, u32)| {
@@ -20,8 +23,21 @@ pub(super) fn unused(graph: &Graph) -> Vec<Diagnostic> {
     params.map(diagnostic).collect()
 }
 
+/// Sizes of a step's graph, which are final, that axes do not divide; and options that do nothing for it.
+pub fn sizes(m: &Module) -> Said {
+    let Module { plan, options, mesh, settings, .. } = m;
+    let graph = m.training.whole.graph();
+    let lists = axes::lists(plan, graph, &Options { zero: Zero::None, ..options.clone() });
+    let found = [axes::check(graph, mesh, &lists, plan, settings), axes::check_microbatches(graph, mesh)];
+    let (errors, mut warnings): (Vec<Diagnostic>, Vec<Diagnostic>) = found.into_iter().flatten().partition(|d| d.severity == Severity::Error);
+    if options.recompute == Recompute::Selective && graph.body.nodes.iter().all(|n| n.origin.within.is_none()) {
+        warnings.push(nothing_selected(plan));
+    }
+    if errors.is_empty() { Ok(warnings) } else { Err(errors) }
+}
+
 /// Selective recomputation of a model that calls none of the functions.
-pub(super) fn nothing_selected(plan: &Plan) -> Diagnostic {
+fn nothing_selected(plan: &Plan) -> Diagnostic {
     let entry = plan.get("recompute");
     let names: Vec<&str> = entry.map_or(vec!["attention"], |e| e.tiers.iter().flatten().map(String::as_str).collect());
     let mut d = Diagnostic::warning("W0641", format!("selective recomputation recomputes nothing: the model does not call `{}`", names.join("`, `")));
@@ -32,7 +48,7 @@ pub(super) fn nothing_selected(plan: &Plan) -> Diagnostic {
 }
 
 /// Why the loss has no gradient.
-pub(super) fn no_gradient(e: DifferentiateError) -> CompileError {
+pub fn no_gradient(e: DifferentiateError) -> Vec<Diagnostic> {
     let mut d = Diagnostic::error("E0502", e.to_string());
     match e {
         DifferentiateError::NoGradient { origin, .. } => {
@@ -44,5 +60,5 @@ pub(super) fn no_gradient(e: DifferentiateError) -> CompileError {
         DifferentiateError::NoLoss => d = d.help("end the model with `loss ..;`"),
         DifferentiateError::NothingToTrain => d = d.help("leave a `param` out of `frozen: true` groups and `stop_gradient(..)`"),
     }
-    CompileError::User(vec![d])
+    vec![d]
 }

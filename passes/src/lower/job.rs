@@ -1,13 +1,12 @@
 //! The job of a compile: what its local graphs come to as programs, and beside these what a run needs to know of the model.
 
-use super::Compiled;
 use crate::commands::stash_slots;
 use crate::lower::{Bodies, Kernels, Lowering, Names};
-use crate::partition;
 use crate::pipeline::plan;
 use ir::dim::Dim;
 use ir::graph::{Graph, Table};
 use ir::local::{Chunk, Local};
+use ir::module::{Graphs, Module};
 use ir::options::Options;
 use ir::pipeline::{Kind, Order, Pass};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Slots, Stage, TableEntry};
@@ -15,21 +14,8 @@ use ir::sharded::Sharded;
 use std::collections::HashMap;
 use verify::lowering::{self, Meaning};
 
-/// The graphs of evaluation, and how they are part of the programs.
-#[derive(Clone, Debug)]
-pub struct Evaluation {
-    /// As they were partitioned, one per stage.
-    pub stages: Vec<Local>,
-    /// One per program.
-    pub locals: Vec<Local>,
-    /// Table of the job, per table of the graphs.
-    pub tables: Vec<u32>,
-    /// Per program: its parameter slot of each of the graph's.
-    pub slots: Vec<Vec<u32>>,
-}
-
 /// The graph of the same stages as another one.
-pub(super) fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
+pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
     let first = other.stages[0].0;
     all.iter().find(|l| l.stages.iter().any(|s| s.0 == first)).expect("invariant: evaluation covers every stage")
 }
@@ -46,25 +32,21 @@ fn table(g: &Graph, t: &Table) -> TableEntry {
     TableEntry { name: t.name.clone(), dtype: t.ty.dtype, dims: extents(g, &t.ty.dims), data: t.data.clone() }
 }
 
-/// The job's number of each table of another graph, which has mostly the same.
-pub(super) fn add_tables(job: &mut Job, other: &Graph) -> Vec<u32> {
-    other.tables.iter().map(|t| add_table(&mut job.tables, table(other, t))).collect()
+/// The job's number of each table of a graph, all of which it has.
+fn tables(job: &Job, graph: &Graph) -> Vec<u32> {
+    let number = |t: &Table| {
+        let entry = table(graph, t);
+        job.tables.iter().position(|o| alike(o, &entry)).expect("invariant: a job has the tables of its graphs") as u32
+    };
+    graph.tables.iter().map(number).collect()
 }
 
-/// The number of an equal table, or of a new one.
-fn add_table(tables: &mut Vec<TableEntry>, t: TableEntry) -> u32 {
-    let k = match tables.iter().position(|o| o.data == t.data && o.dims == t.dims && o.dtype == t.dtype) {
-        Some(k) => k,
-        None => {
-            tables.push(t);
-            tables.len() - 1
-        }
-    };
-    k as u32
+fn alike(a: &TableEntry, b: &TableEntry) -> bool {
+    a.data == b.data && a.dims == b.dims && a.dtype == b.dtype
 }
 
 /// The job without its programs. `takes` is what each input may hold.
-pub(super) fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -> Job {
+fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -> Job {
     let g = &s.graph;
     let mut reports = vec!["loss".to_string(), "grad_norm".to_string()];
     reports.extend(g.losses.iter().chain(&g.metrics).map(|r| r.name.clone()));
@@ -92,44 +74,50 @@ pub(super) fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: 
     }
 }
 
+/// The job of a module's local graphs, in list order.
+pub fn lower(m: &Module) -> Job {
+    let mut job = Job { settings: m.settings.clone(), train: m.train, ..describe(m.training.sharded(), m.takes.clone(), &m.options) };
+    let other = m.evaluation.whole.graph();
+    for entry in other.tables.iter().map(|t| table(other, t)) {
+        // Graphs of steps and evaluations have mostly the same tables.
+        if !job.tables.iter().any(|t| alike(t, &entry)) {
+            job.tables.push(entry);
+        }
+    }
+    programs(job, &m.training.locals, &m.evaluation, &m.pipeline.order)
+}
+
 /// Lowers every class to a program and gives every stage its schedule.
-pub(super) fn lower(mut job: Job, locals: &[Local], evaluation: &mut Evaluation, order: &Order) -> Job {
+pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Order) -> Job {
     let mut kernels = Kernels::default();
-    let m = job.microbatches as u32;
+    let microbatches = job.microbatches as u32;
+    let other_tables = tables(&job, evaluation.whole.graph());
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
     let mut of_stage: Vec<Option<Stage>> = vec![None; order.stages.len()];
-    let mut evaluated = vec![];
     for (local, e) in locals.iter().zip(&evaluation.locals) {
-        let (first, params) = &local.stages[0];
+        let params = &local.stages[0].1;
         let names = params.iter().map(|p| job.params[*p as usize].name.clone());
         let names = names.chain((0..local.buckets.len()).map(|k| format!("bucket{k}"))).collect();
         let mut lowering = Lowering::new(&mut kernels, names, local.copied.clone(), local.buckets.clone());
-        let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
-        let slots: Vec<u32> = (0..buckets.end).collect();
+        let slots: Vec<u32> = (0..(params.len() + local.buckets.len()) as u32).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
-        let used = e.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);
-        let of_params: HashMap<u32, u32> = params.iter().copied().zip(0..).collect();
-        let of_param = |p: &u32| *of_params.get(p).expect("invariant: a stage evaluates with the parameters that it trains");
-        let slots: Vec<u32> = used.iter().map(of_param).chain(buckets).collect();
-        let eval = lowering.add(e, &Names { slots: &slots, tables: &evaluation.tables, prefix: "eval_" });
+        let eval = lowering.add(e, &Names { slots: &evaluated_slots(local, e), tables: &other_tables, prefix: "eval_" });
         let program = lowering.finish();
         let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
             let passes = &order.stages[*stage as usize];
             let mut s = CallSchedule {
                 slots: vec![],
-                train: calls(&program, "zero", &train, passes, m),
+                train: calls(&program, "zero", &train, passes, microbatches),
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
-                eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), m),
+                eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), microbatches),
             };
             s.slots = stash_slots::slots(&program, [&s.train, &s.eval], |_| 1).into_iter().map(|count| Slots { count, at: 0 }).collect();
             stash_slots::place(&program, &mut s);
             of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
         }
         job.programs.push(program);
-        evaluated.push(slots);
     }
-    evaluation.slots = evaluated;
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
     job.in_flight = verify::job::least_in_flight(&job);
@@ -157,29 +145,29 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
     out
 }
 
-/// Every program, with every schedule it has, computes its graphs.
-pub(super) fn refines(job: &Job, locals: &[Local], evaluation: &Evaluation) -> Result<(), verify::job::JobError> {
+/// The parameter slot of a program for each one of the evaluation's graph.
+fn evaluated_slots(local: &Local, evaluation: &Local) -> Vec<u32> {
+    let (first, params) = &local.stages[0];
+    let used = evaluation.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);
+    let of_params: HashMap<u32, u32> = params.iter().copied().zip(0..).collect();
+    let of_param = |p: &u32| *of_params.get(p).expect("invariant: a stage evaluates with the parameters that it trains");
+    let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
+    used.iter().map(of_param).chain(buckets).collect()
+}
+
+/// Verifies that every program, with every schedule it has, computes its graphs.
+///
+/// # Errors
+/// The first broken invariant.
+pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), verify::job::JobError> {
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    for (class, ((local, other), other_slots)) in locals.iter().zip(&evaluation.locals).zip(&evaluation.slots).enumerate() {
+    let other_tables = tables(job, evaluation.whole.graph());
+    for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
         let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
         let training = Meaning { local, slots: &slots, tables: &own_tables };
-        let evaluation = Meaning { local: other, slots: other_slots, tables: &evaluation.tables };
+        let evaluation = Meaning { local: other, slots: &evaluated_slots(local, other), tables: &other_tables };
         lowering::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
     }
     Ok(())
-}
-
-/// The job of other local graphs of its stages than those that were compiled, in list order: what a mistake in them comes to.
-pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
-    let locals: Vec<Local> = partition::classes(stages);
-    let evaluations = locals.iter().map(|l| of_stages(&c.evaluation.locals, l).clone()).collect();
-    job_of_classes(c, &locals, evaluations, order)
-}
-
-/// The job of other graphs of its programs, of training and of evaluation, than those that were compiled, in list order.
-pub fn job_of_classes(c: &Compiled, locals: &[Local], evaluations: Vec<Local>, order: &Order) -> Job {
-    let job = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
-    let mut evaluation = Evaluation { locals: evaluations, slots: vec![], ..c.evaluation.clone() };
-    lower(job, locals, &mut evaluation, order)
 }

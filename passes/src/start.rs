@@ -1,32 +1,56 @@
-//! How a model is split and run, and the mesh that follows.
+//! What a compile begins with: the module of a model and options, with the mesh and the pipeline that follow from these.
 
-use super::CompileError;
+use crate::pipeline::plan;
 use ir::diag::Diagnostic;
-use ir::mesh::{Mesh, Sizes};
+use ir::mesh::{Axis, Mesh, Sizes};
+use ir::model::Model;
+use ir::module::{Graphs, Module};
 use ir::options::Options;
 
 /// Most ranks, and most passes of a step over all stages.
 const MOST: u64 = 1 << 20;
 
+/// The module of a model, elaborated for training and (without random drops) for evaluation.
+///
+/// # Errors
+/// E0208, E0633 to E0635, E0637: sizes and options that do not fit together.
+pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<Module, Vec<Diagnostic>> {
+    let mesh = mesh(options)?;
+    let pipeline = plan::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| vec![d])?;
+    let Model { graph, settings, train, plan, .. } = training;
+    Ok(Module {
+        settings,
+        train,
+        plan,
+        options: options.clone(),
+        mesh,
+        pipeline,
+        takes: vec![],
+        training: Graphs::new(graph),
+        evaluation: Graphs::new(evaluation.graph),
+        job: None,
+    })
+}
+
 /// How many ranks there are: of this, unlike of microbatches, options say all before there is a model.
 ///
 /// # Errors
 /// E0634: absurdly many.
-pub fn ranks(o: &Options) -> Result<u64, CompileError> {
+pub fn ranks(o: &Options) -> Result<u64, Vec<Diagnostic>> {
     let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
     ranks.filter(|n| *n <= MOST).ok_or_else(|| too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp"))
 }
 
-fn too_many(what: &str, n: Option<u64>, help: &str) -> CompileError {
+fn too_many(what: &str, n: Option<u64>, help: &str) -> Vec<Diagnostic> {
     let n = n.map_or("far".to_string(), |n| n.to_string());
-    CompileError::User(vec![Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}")).help(help)])
+    vec![Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}")).help(help)]
 }
 
 /// The mesh of so many ranks and microbatches.
 ///
 /// # Errors
 /// E0208, E0634, E0635: sizes that do not divide, or are absurd.
-pub(super) fn mesh(o: &Options) -> Result<Mesh, CompileError> {
+fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
     let rows = o.micro_batch.saturating_mul(o.dp);
     let empty = [o.tp, o.cp, o.pp, o.ep, o.etp.unwrap_or(1)].contains(&0);
     if rows == 0 || empty || o.global_batch == 0 || !o.global_batch.is_multiple_of(rows) {
@@ -35,7 +59,7 @@ pub(super) fn mesh(o: &Options) -> Result<Mesh, CompileError> {
             "E0208",
             format!("global batch {} does not divide into microbatches of {} on dp = {}", o.global_batch, o.micro_batch, o.dp),
         );
-        return Err(CompileError::User(vec![d.help(format!("`--global-batch-size {above}` does"))]));
+        return Err(vec![d.help(format!("`--global-batch-size {above}` does"))]);
     }
     // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
     ranks(o)?;
@@ -52,8 +76,6 @@ pub(super) fn mesh(o: &Options) -> Result<Mesh, CompileError> {
             "E0635",
             format!("ep = {} and etp = {etp} do not divide the ranks of a stage, dp x cp x tp = {}", o.ep, o.dp * o.cp * o.tp),
         );
-        CompileError::User(vec![
-            d.help("experts are split over the ranks that dense layers are split over: --ep times --etp must divide --dp x --cp x --tp"),
-        ])
+        vec![d.help("experts are split over the ranks that dense layers are split over: --ep times --etp must divide --dp x --cp x --tp")]
     })
 }

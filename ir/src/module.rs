@@ -1,0 +1,153 @@
+//! A module: all that passes go by and work on, at any point of a compile.
+//!
+//! A pass takes a module and leaves one; nothing else is passed. Levels that were left stay, as what later ones are verified against and
+//! explained by: the sharded graphs under the local ones, and the local graphs under the job.
+
+use crate::graph::Graph;
+use crate::local::Local;
+use crate::mesh::Mesh;
+use crate::model::{Plan, Train};
+use crate::options::Options;
+use crate::pipeline::Pipeline;
+use crate::program::{Interval, Job};
+use crate::sharded::Sharded;
+use std::fmt;
+
+/// How far a module has come down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// The logical graph: as if one rank did all.
+    Graph,
+    /// A sharding for every value, and the reshards between them.
+    Sharded,
+    /// What the ranks of each program class compute, with local shapes and explicit communication.
+    Local,
+    /// Kernels, buffers and commands of all ranks.
+    Job,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Level::Graph => "graph",
+            Level::Sharded => "sharded",
+            Level::Local => "local",
+            Level::Job => "job",
+        })
+    }
+}
+
+/// A compile between two passes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// Every setting of the model text with its value, as text.
+    pub settings: Vec<(String, String)>,
+    pub train: Train,
+    pub plan: Plan,
+    pub options: Options,
+    pub mesh: Mesh,
+    pub pipeline: Pipeline,
+    /// Per input, what it may hold, once that was found.
+    pub takes: Vec<Option<Vec<Interval>>>,
+    /// A training step.
+    pub training: Graphs,
+    /// An evaluation: of the same parameters and data, without random drops.
+    pub evaluation: Graphs,
+    pub job: Option<Job>,
+}
+
+/// The graphs of a training step, or of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graphs {
+    pub whole: Whole,
+    /// As they were partitioned, one per pipeline stage.
+    pub stages: Vec<Local>,
+    /// One per program class; that of an evaluation is of the same stages as that of the step in the same place.
+    pub locals: Vec<Local>,
+}
+
+/// The graph of all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Whole {
+    Logical(Graph),
+    Sharded(Sharded),
+}
+
+impl Whole {
+    /// Its nodes, sharded or not.
+    pub fn graph(&self) -> &Graph {
+        match self {
+            Whole::Logical(graph) => graph,
+            Whole::Sharded(sharded) => &sharded.graph,
+        }
+    }
+}
+
+impl Graphs {
+    /// A logical graph.
+    pub fn new(graph: Graph) -> Graphs {
+        Graphs { whole: Whole::Logical(graph), stages: vec![], locals: vec![] }
+    }
+
+    /// # Panics
+    /// It is not sharded yet.
+    pub fn sharded(&self) -> &Sharded {
+        match &self.whole {
+            Whole::Sharded(sharded) => sharded,
+            Whole::Logical(_) => panic!("invariant: a pass runs at its level"),
+        }
+    }
+}
+
+impl Module {
+    pub fn level(&self) -> Level {
+        match &self.training.whole {
+            _ if self.job.is_some() => Level::Job,
+            _ if !self.training.stages.is_empty() => Level::Local,
+            Whole::Sharded(_) => Level::Sharded,
+            Whole::Logical(_) => Level::Graph,
+        }
+    }
+
+    /// The graphs of the step and of the evaluation.
+    pub fn both(&self) -> [&Graphs; 2] {
+        [&self.training, &self.evaluation]
+    }
+
+    /// Runs a pass over both logical graphs.
+    ///
+    /// # Panics
+    /// They are sharded already.
+    pub fn on_graphs(&mut self, mut pass: impl FnMut(Graph) -> Graph) {
+        for graphs in [&mut self.training, &mut self.evaluation] {
+            graphs.on_graph(&mut pass);
+        }
+    }
+
+    /// Runs a pass over the local graphs of each program class: that of the step, and that of the evaluation.
+    pub fn on_classes(&mut self, mut pass: impl FnMut(Local, Local) -> (Local, Local)) {
+        let pairs = std::mem::take(&mut self.training.locals).into_iter().zip(std::mem::take(&mut self.evaluation.locals));
+        (self.training.locals, self.evaluation.locals) = pairs.map(|(training, evaluation)| pass(training, evaluation)).unzip();
+    }
+}
+
+impl Graphs {
+    /// Runs a pass over the logical graph.
+    ///
+    /// # Panics
+    /// It is sharded already.
+    pub fn on_graph(&mut self, pass: impl FnOnce(Graph) -> Graph) {
+        self.whole = Whole::Logical(pass(self.take_graph()));
+    }
+
+    /// Takes the logical graph, for a pass that puts another one, or a sharded one, in its place.
+    ///
+    /// # Panics
+    /// It is sharded already.
+    pub fn take_graph(&mut self) -> Graph {
+        match &mut self.whole {
+            Whole::Logical(graph) => std::mem::take(graph),
+            Whole::Sharded(_) => panic!("invariant: a pass runs at its level"),
+        }
+    }
+}

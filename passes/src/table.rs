@@ -1,0 +1,307 @@
+//! All passes, in order: what the compiler does, on a page.
+//!
+//! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
+//! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
+
+use crate::commands::overlap;
+use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
+use crate::local::{bucket, offload, split_reduction, tf32, tp_overlap, zero};
+use crate::lower::job;
+use crate::partition;
+use crate::report::{complaints, sizes};
+use crate::sharding::{axes, check_cp, propagate, zigzag};
+use ir::diag::Diagnostic;
+use ir::graph::Graph;
+use ir::module::{Graphs, Level, Module, Whole};
+use ir::options::{Offload, Options, Overlap, Rows, TpOverlap, Zero};
+
+/// Warnings of a pass that is done, or what the user has to mend before it can be.
+pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
+
+/// A pass, and how it is known to have done right.
+pub struct Pass {
+    pub name: &'static str,
+    /// What it does, in one sentence.
+    pub summary: &'static str,
+    /// The levels of what it takes and of what it leaves.
+    pub levels: (Level, Level),
+    /// Whether options ask for it.
+    pub wanted: fn(&Options) -> bool,
+    pub run: fn(&mut Module) -> Said,
+    pub verifier: Verifier,
+}
+
+/// Looks at a module after a pass. It believes nothing of the pass.
+pub struct Verifier {
+    pub name: &'static str,
+    pub run: fn(&Module) -> Result<(), String>,
+}
+
+const GRAPHS: Verifier = Verifier { name: "graph", run: graphs };
+const SHARDED: Verifier = Verifier { name: "sharded", run: sharded };
+const PARTITION: Verifier = Verifier { name: "partition", run: partitioned };
+const LOCALS: Verifier = Verifier { name: "local", run: locals };
+const EQUIVALENCE: Verifier = Verifier { name: "equivalence", run: equivalent };
+const JOB: Verifier = Verifier { name: "job", run: sound };
+const LOWERING: Verifier = Verifier { name: "lowering", run: refined };
+
+const fn graph(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
+    Pass { name, summary, levels: (Level::Graph, Level::Graph), wanted: always, run, verifier: GRAPHS }
+}
+
+const fn local(name: &'static str, summary: &'static str, wanted: fn(&Options) -> bool, run: fn(&mut Module) -> Said) -> Pass {
+    Pass { name, summary, levels: (Level::Local, Level::Local), wanted, run, verifier: LOCALS }
+}
+
+/// The passes of every compile, in order.
+pub const PASSES: &[Pass] = &[
+    graph("drop_outputs", "Leaves out named outputs, and what only they need; an evaluation leaves states as they are.", |m| {
+        m.on_graphs(|graph| Graph { outputs: vec![], ..graph });
+        m.evaluation.on_graph(|graph| Graph { updates: vec![], ..graph });
+        Ok(vec![])
+    }),
+    graph("differentiate", "Appends the backward pass; ops of it carry the layer and scope of the forward op.", |m| {
+        let graph = differentiate::differentiate(m.training.take_graph(), &m.train).map_err(complaints::no_gradient)?;
+        m.training.whole = Whole::Logical(graph);
+        m.evaluation.on_graph(differentiate::sum_losses);
+        Ok(vec![])
+    }),
+    graph("optimize", "Appends gradient norm, clipping and the optimizer, as ordinary ops.", |m| {
+        let train = m.train;
+        m.training.on_graph(|graph| optimize::optimize(graph, &train));
+        Ok(vec![])
+    }),
+    graph("simplify", "Brings graphs to normal form: one n-ary sum op, no dead or repeated nodes.", |m| {
+        m.on_graphs(simplify::simplify);
+        unless(complaints::unused(m.training.whole.graph()))
+    }),
+    graph("accumulate_f32", "Leaves sums of 16-bit values unrounded where they are wanted in f32.", |m| {
+        m.on_graphs(|graph| simplify::simplify(accumulate_f32::widen(graph)));
+        Ok(vec![])
+    }),
+    graph("fold_constants", "Evaluates what follows from constants alone, as tables (rotary angles).", |m| {
+        m.on_graphs(|graph| simplify::simplify(fold_constants::tabulate(graph)));
+        Ok(vec![])
+    }),
+    graph("indices", "Finds what inputs of integers may hold, for the check of a run's data.", |m| {
+        let found = indices::indices(m.training.whole.graph()).and(indices::indices(m.evaluation.whole.graph()));
+        m.takes = found.takes;
+        Ok(found.warnings)
+    }),
+    graph("pad", "Gives vocabularies the sizes that the mesh asks for, and masks padding where it could reach a result.", |m| {
+        let Module { plan, options, mesh, training, evaluation, .. } = m;
+        for graphs in [&mut *training, evaluation] {
+            let mut padded = vec![];
+            graphs.on_graph(|mut graph| {
+                let lists = axes::lists(plan, &graph, options);
+                padded = axes::pad_vocabularies(&mut graph, mesh, &lists, options.pad_vocab_to);
+                graph
+            });
+            unless(sizes::padded(graphs.whole.graph()))?;
+            graphs.on_graph(|graph| simplify::simplify(pad::mask_padding(graph, &padded)));
+        }
+        complaints::sizes(m)
+    }),
+    graph("stage_sums", "Splits sums whose terms are made on several pipeline stages: one per stage.", |m| {
+        let pipeline = m.pipeline.clone();
+        m.on_graphs(|graph| stage_sums::sum_by_stage(graph, &pipeline.layout, pipeline.weights()));
+        Ok(vec![])
+    }),
+    // Copies are ops of the backward pass like others: whoever comes later need not know of them.
+    graph("rematerialize", "Recomputes forward values in the backward pass instead of keeping them.", |m| {
+        let Module { options, pipeline, training, .. } = m;
+        training.on_graph(|graph| rematerialize::rematerialize(graph, options.recompute, &pipeline.layout));
+        Ok(vec![])
+    }),
+    // Both graphs read the same parameters and data, so they store them alike.
+    graph("zigzag", "Stores the positions of causal attention so that context-parallel ranks have equal work.", |m| {
+        let choices = m.both().map(|graphs| {
+            let graph = graphs.whole.graph();
+            zigzag::choose(graph, &m.mesh, &axes::lists(&m.plan, graph, &m.options))
+        });
+        let [training, evaluation] = choices;
+        let (orders, warnings) = zigzag::agreed(training, &evaluation);
+        m.on_graphs(|graph| zigzag::apply(graph, &orders));
+        Ok(warnings)
+    }),
+    Pass {
+        name: "propagate",
+        summary: "Chooses a sharding for every value and inserts the reshards between them.",
+        levels: (Level::Graph, Level::Sharded),
+        wanted: always,
+        run: |m| {
+            let Module { plan, options, mesh, training, evaluation, .. } = m;
+            let mut found = vec![];
+            for graphs in [training, evaluation] {
+                let graph = graphs.take_graph();
+                let lists = axes::lists(plan, &graph, options);
+                let sharded = propagate::propagate(graph, mesh, &lists, options.rows);
+                // Rows at random may repeat work; they are for tests of what is computed.
+                if options.rows == Rows::Rules && found.is_empty() {
+                    found = check_cp::check(&sharded, &lists);
+                }
+                graphs.whole = Whole::Sharded(sharded);
+            }
+            unless(found)
+        },
+        verifier: SHARDED,
+    },
+    Pass {
+        name: "partition",
+        summary: "Makes a local graph for each pipeline stage: local shapes, collectives, transfers, rows of experts.",
+        levels: (Level::Sharded, Level::Local),
+        wanted: always,
+        run: |m| {
+            let Module { options, pipeline, training, evaluation, .. } = m;
+            for graphs in [training, evaluation] {
+                graphs.stages = partition::partition(graphs.sharded(), &pipeline.layout, pipeline.weights(), options.moe_buffer)?;
+            }
+            Ok(vec![])
+        },
+        verifier: PARTITION,
+    },
+    local("classes", "Makes one local graph of those of stages that are equal up to names.", always, |m| {
+        m.training.locals = partition::classes(m.training.stages.clone());
+        let evaluations = partition::classes(m.evaluation.stages.clone());
+        m.evaluation.locals = m.training.locals.iter().map(|l| job::of_stages(&evaluations, l).clone()).collect();
+        Ok(vec![])
+    }),
+    local(
+        "tp_overlap",
+        "Cuts products beside tensor-parallel collectives, and these, into chunks.",
+        |o| o.tp_overlap != TpOverlap::Off,
+        |m| {
+            let how = m.options.tp_overlap;
+            m.on_classes(|training, evaluation| (tp_overlap::split(training, how), tp_overlap::split(evaluation, how)));
+            Ok(vec![])
+        },
+    ),
+    // Before buckets: what is shared out is reduced and gathered in buckets of its own.
+    local(
+        "zero",
+        "Shares updates out among data-parallel ranks, as flat parts of buckets of parameters.",
+        |o| o.zero != Zero::None,
+        |m| {
+            let Module { options, training, evaluation, .. } = m;
+            let pairs = std::mem::take(&mut training.locals).into_iter().zip(std::mem::take(&mut evaluation.locals));
+            (training.locals, evaluation.locals) = zero::share_out(pairs.collect(), options.zero, bucket::size(options)).into_iter().unzip();
+            Ok(vec![])
+        },
+    ),
+    local("bucket", "Joins the collectives that a step does once.", always, |m| {
+        let size = bucket::size(&m.options);
+        m.on_classes(|training, evaluation| (bucket::join(training, size), evaluation));
+        Ok(vec![])
+    }),
+    // Updates move as they are by now: by themselves, or a bucket of them as one.
+    local(
+        "offload",
+        "Moves the values of updates to the host, and parameters that passes read apart from the weights.",
+        |o| o.offload != Offload::Off,
+        |m| {
+            m.on_classes(offload::offload);
+            Ok(vec![])
+        },
+    ),
+    // Of what is in no flat bucket by now: sums of parts of those stay as they are.
+    Pass {
+        name: "split_reduction",
+        summary: "Cuts large sums in two steps, so that all threads read what they are of.",
+        levels: (Level::Local, Level::Local),
+        wanted: always,
+        run: |m| {
+            m.on_classes(|training, evaluation| (split_reduction::cut(training), split_reduction::cut(evaluation)));
+            Ok(vec![])
+        },
+        // Of all passes over local graphs together, whose sums are those of real numbers.
+        verifier: EQUIVALENCE,
+    },
+    local(
+        "tf32",
+        "Marks the products of f32 factors that tensor cores are to round.",
+        |o| o.tf32,
+        |m| {
+            m.on_classes(|training, evaluation| (tf32::mark(training), tf32::mark(evaluation)));
+            Ok(vec![])
+        },
+    ),
+    Pass {
+        name: "lower",
+        summary: "Fuses local graphs into kernels, gives values their buffers and writes the commands.",
+        levels: (Level::Local, Level::Job),
+        wanted: always,
+        run: |m| {
+            m.job = Some(job::lower(m));
+            addressable(m)
+        },
+        verifier: JOB,
+    },
+    // Of commands, not of values: what may run at the same time follows from the bytes that commands touch.
+    Pass {
+        name: "overlap",
+        summary: "Puts communication on streams of its own, orders the commands of each body for that, and derives events.",
+        levels: (Level::Job, Level::Job),
+        wanted: |o| o.overlap != Overlap::Off,
+        run: |m| {
+            m.job = m.job.take().map(overlap::overlap);
+            addressable(m)
+        },
+        verifier: JOB,
+    },
+    Pass {
+        name: "refine",
+        summary: "Changes nothing; its verifier shows that every program computes its local graphs.",
+        levels: (Level::Job, Level::Job),
+        wanted: always,
+        run: |_| Ok(vec![]),
+        verifier: LOWERING,
+    },
+];
+
+fn always(_: &Options) -> bool {
+    true
+}
+
+/// Complaints that end a compile, if there are any.
+fn unless(complaints: Vec<Diagnostic>) -> Said {
+    if complaints.is_empty() { Ok(vec![]) } else { Err(complaints) }
+}
+
+fn addressable(m: &Module) -> Said {
+    unless(m.job.as_ref().map_or(vec![], |job| sizes::addressable(job, m.training.whole.graph())))
+}
+
+fn graphs(m: &Module) -> Result<(), String> {
+    m.both().into_iter().try_for_each(|g| verify::graph::verify(g.whole.graph()).map_err(|e| e.to_string()))
+}
+
+fn sharded(m: &Module) -> Result<(), String> {
+    m.both().into_iter().try_for_each(|g| verify::sharded::verify(g.sharded()).map_err(|e| e.to_string()))
+}
+
+fn partitioned(m: &Module) -> Result<(), String> {
+    let of = |g: &Graphs| {
+        verify::partition::exchanges::verify(&g.stages).and_then(|()| verify::partition::verify(g.sharded(), &g.stages)).map_err(|e| e.to_string())
+    };
+    m.both().into_iter().try_for_each(of)
+}
+
+fn locals(m: &Module) -> Result<(), String> {
+    let of = |g: &Graphs| g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, g.sharded()).map_err(|e| e.to_string()));
+    m.both().into_iter().try_for_each(of)
+}
+
+fn equivalent(m: &Module) -> Result<(), String> {
+    locals(m)?;
+    let of =
+        |graphs: fn(&Graphs) -> &[ir::local::Local]| verify::equivalence::Graphs { training: graphs(&m.training), evaluation: graphs(&m.evaluation) };
+    verify::equivalence::verify(of(|g| &g.stages), of(|g| &g.locals)).map_err(|e| e.to_string())
+}
+
+fn sound(m: &Module) -> Result<(), String> {
+    m.job.as_ref().map_or(Ok(()), |job| verify::job::verify(job).map_err(|e| e.to_string()))
+}
+
+fn refined(m: &Module) -> Result<(), String> {
+    m.job.as_ref().map_or(Ok(()), |job| job::refines(job, &m.training.locals, &m.evaluation).map_err(|e| e.to_string()))
+}
