@@ -41,6 +41,21 @@ pub struct Pass {
     pub microbatch: u32,
 }
 
+impl Pass {
+    /// Reads `F0.3`.
+    pub fn parse(word: &str) -> Option<Pass> {
+        let kind = match word.chars().next()? {
+            'F' => Kind::Forward,
+            'B' => Kind::Backward,
+            'W' => Kind::Weight,
+            _ => return None,
+        };
+        let (chunk, microbatch) = word[1..].split_once('.')?;
+        let number = |s: &str| s.parse::<u32>().ok().filter(|_| s.bytes().all(|b| b.is_ascii_digit()));
+        Some(Pass { kind, chunk: number(chunk).filter(|c| *c < MOST_CHUNKS)?, microbatch: number(microbatch)? })
+    }
+}
+
 /// `F0.3`: the kind, the virtual stage, the microbatch.
 impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -232,7 +247,7 @@ impl Order {
             if number.trim().parse() != Ok(stage) {
                 return Err(error(format!("expected stage {stage}, found `{}`", number.trim())));
             }
-            let read = |word: &str| pass(word).ok_or_else(|| error(format!("`{word}` is no pass: `F0.3`, `B0.3` and `W0.3` are")));
+            let read = |word: &str| Pass::parse(word).ok_or_else(|| error(format!("`{word}` is no pass: `F0.3`, `B0.3` and `W0.3` are")));
             order.stages.push(passes.split_whitespace().map(read).collect::<Result<_, _>>()?);
         }
         if order.stages.is_empty() {
@@ -244,18 +259,6 @@ impl Order {
 
 /// The most virtual stages on a stage.
 pub const MOST_CHUNKS: u32 = 1 << 10;
-
-fn pass(word: &str) -> Option<Pass> {
-    let kind = match word.chars().next()? {
-        'F' => Kind::Forward,
-        'B' => Kind::Backward,
-        'W' => Kind::Weight,
-        _ => return None,
-    };
-    let (chunk, microbatch) = word[1..].split_once('.')?;
-    let number = |s: &str| s.parse::<u32>().ok().filter(|_| s.bytes().all(|b| b.is_ascii_digit()));
-    Some(Pass { kind, chunk: number(chunk).filter(|c| *c < MOST_CHUNKS)?, microbatch: number(microbatch)? })
-}
 
 /// What a virtual stage holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

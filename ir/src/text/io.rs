@@ -273,6 +273,17 @@ impl<'a> Io<'a> {
         false
     }
 
+    /// Whether the next line begins with these words, which stay to be read; when writing, `present`.
+    pub fn line_follows(&mut self, present: bool, words: &str) -> bool {
+        if !self.reading() {
+            return present;
+        }
+        let mark = self.mark();
+        let follows = self.line_if(true, words);
+        self.rewind(mark);
+        follows
+    }
+
     /// When reading, whether blanks and then something come next.
     fn is_indented(&mut self) -> bool {
         let mark = self.mark();

@@ -5,8 +5,9 @@ use super::io::{Io, Result};
 use super::op::index;
 use super::sharded::sharding;
 use crate::dim::{Base, Dim, IndexMap};
-use crate::graph::Value;
+use crate::graph::{Body, Value};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
+use crate::mesh::Mesh;
 use crate::program::{Bucket, Holds, Piece};
 use crate::sharded::Sharding;
 use std::collections::BTreeSet;
@@ -89,6 +90,24 @@ fn foreign_dim(io: &mut Io, d: &mut Dim) -> Result {
         None => return io.wrong(mark, "expected a dim's number, `d3`"),
     }
     Ok(())
+}
+
+pub(super) fn blank_local() -> Local {
+    Local {
+        mesh: Mesh { subs: vec![] },
+        stages: vec![],
+        body: Body::default(),
+        params: vec![],
+        buckets: vec![],
+        copied: BTreeSet::new(),
+        host: BTreeSet::new(),
+        chunks: vec![],
+        accumulate: vec![],
+        source: vec![],
+        reasons: vec![],
+        reports: vec![],
+        updates: vec![],
+    }
 }
 
 pub(super) fn local(io: &mut Io, l: &mut Local) -> Result {

@@ -11,6 +11,7 @@ mod kernel;
 mod labels;
 mod local;
 pub mod mlir;
+mod module;
 mod op;
 mod program;
 #[cfg(test)]
@@ -24,11 +25,10 @@ use crate::graph::Graph;
 use crate::kernel::Kernel;
 use crate::local::Local;
 use crate::mesh::Mesh;
-use crate::model::Train;
+use crate::module::Module;
 use crate::program::{CallSchedule, Job, Program};
 use crate::sharded::Sharded;
 pub use io::ParseError;
-use std::collections::BTreeSet;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
@@ -49,8 +49,7 @@ pub fn print_sharded(s: &Sharded) -> String {
 /// # Errors
 /// The text is not a printed sharded graph.
 pub fn parse_sharded(text: &str) -> Result<Sharded> {
-    let blank = Sharded { graph: Graph::default(), mesh: Mesh { subs: vec![] }, digits: vec![], shardings: vec![], reasons: vec![] };
-    io::parse(text, blank, sharded::sharded)
+    io::parse(text, sharded::blank_sharded(), sharded::sharded)
 }
 
 pub fn print_local(l: &Local) -> String {
@@ -60,22 +59,7 @@ pub fn print_local(l: &Local) -> String {
 /// # Errors
 /// The text is not a printed local graph.
 pub fn parse_local(text: &str) -> Result<Local> {
-    let blank = Local {
-        mesh: Mesh { subs: vec![] },
-        stages: vec![],
-        body: crate::graph::Body::default(),
-        params: vec![],
-        buckets: vec![],
-        copied: BTreeSet::new(),
-        host: BTreeSet::new(),
-        chunks: vec![],
-        accumulate: vec![],
-        source: vec![],
-        reasons: vec![],
-        reports: vec![],
-        updates: vec![],
-    };
-    io::parse(text, blank, local::local)
+    io::parse(text, local::blank_local(), local::local)
 }
 
 pub fn print_kernel(k: &Kernel) -> String {
@@ -123,22 +107,16 @@ pub fn print_job(j: &Job) -> String {
 /// # Errors
 /// The text is not a printed job.
 pub fn parse_job(text: &str) -> Result<Job> {
-    let blank = Job {
-        model: String::new(),
-        sources: vec![],
-        settings: vec![],
-        mesh: Mesh { subs: vec![] },
-        train: Train::default(),
-        global_batch: 0,
-        microbatches: 0,
-        in_flight: 0,
-        params: vec![],
-        inputs: vec![],
-        tables: vec![],
-        reports: vec![],
-        kernels: vec![],
-        programs: vec![],
-        stages: vec![],
-    };
-    io::parse(text, blank, program::job)
+    io::parse(text, program::blank_job(), program::job)
+}
+
+/// All that passes go by and work on, at any level; `docs/ir.md` explains it.
+pub fn print_module(m: &Module) -> String {
+    io::print(m, module::module)
+}
+
+/// # Errors
+/// The text is not a printed module.
+pub fn parse_module(text: &str) -> Result<Module> {
+    io::parse(text, module::blank_module(), module::module)
 }

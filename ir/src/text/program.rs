@@ -11,6 +11,7 @@ use crate::diag::Source;
 use crate::dim::Order;
 use crate::graph::{Feed, Init};
 use crate::kernel::Kernel;
+use crate::mesh::Mesh;
 use crate::model::{Decay, LossScale, Optimizer, Train};
 use crate::op::{DType, Real, Scalar};
 use crate::program::{
@@ -285,6 +286,26 @@ fn calls(io: &mut Io, calls: &mut Vec<Call>) -> Result {
     Ok(())
 }
 
+pub(super) fn blank_job() -> Job {
+    Job {
+        model: String::new(),
+        sources: vec![],
+        settings: vec![],
+        mesh: Mesh { subs: vec![] },
+        train: Train::default(),
+        global_batch: 0,
+        microbatches: 0,
+        in_flight: 0,
+        params: vec![],
+        inputs: vec![],
+        tables: vec![],
+        reports: vec![],
+        kernels: vec![],
+        programs: vec![],
+        stages: vec![],
+    }
+}
+
 /// A whole job.
 pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     io.line("job ")?;
@@ -298,10 +319,7 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.string(&mut source.name)?;
         io.with(" = ", &mut source.text, Io::string)
     })?;
-    io.rows(&mut j.settings, (String::new(), String::new()), "setting ", |io, _, (name, value)| {
-        io.name(name)?;
-        io.with(" = ", value, Io::string)
-    })?;
+    settings(io, &mut j.settings)?;
     train(io, &mut j.train)?;
     let blank = ParamEntry { name: String::new(), dims: vec![], init: Init::Const(Real(0.0)) };
     numbered_rows(io, &mut j.params, blank, "param ", |io, p| {
@@ -313,12 +331,7 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
         io.with(" : ", &mut x.dtype, dtype)?;
         extents(io, &mut x.dims)?;
         io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
-        io.option(&mut x.takes, vec![], " takes ", |io, all| {
-            io.list(all, Interval::ALL, |io, i| {
-                io.number(&mut i.least)?;
-                io.or(&mut i.most, i.least, " to ", Io::number)
-            })
-        })
+        io.option(&mut x.takes, vec![], " takes ", intervals)
     })?;
     numbered_rows(io, &mut j.tables, TableEntry { name: String::new(), dtype: DType::F32, dims: vec![], data: vec![] }, "table ", |io, t| {
         io.with(" : ", &mut t.dtype, dtype)?;
@@ -354,6 +367,22 @@ pub(super) fn job(io: &mut Io, j: &mut Job) -> Result {
     })
 }
 
+/// Every setting with its value, a line each.
+pub(super) fn settings(io: &mut Io, list: &mut Vec<(String, String)>) -> Result {
+    io.rows(list, (String::new(), String::new()), "setting ", |io, _, (name, value)| {
+        io.name(name)?;
+        io.with(" = ", value, Io::string)
+    })
+}
+
+/// `[-100, 0 to 255]`.
+pub(super) fn intervals(io: &mut Io, all: &mut Vec<Interval>) -> Result {
+    io.list(all, Interval::ALL, |io, i| {
+        io.number(&mut i.least)?;
+        io.or(&mut i.most, i.least, " to ", Io::number)
+    })
+}
+
 /// `[vocab=50257 padded 50304, seq=64 zigzag 4 of 8]`.
 fn extents(io: &mut Io, dims: &mut Vec<Extent>) -> Result {
     io.list(dims, Extent { name: String::new(), size: 0, padded: 0, order: Order::Plain }, |io, e| {
@@ -364,7 +393,7 @@ fn extents(io: &mut Io, dims: &mut Vec<Extent>) -> Result {
     })
 }
 
-fn train(io: &mut Io, t: &mut Train) -> Result {
+pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
     io.line("optimizer ")?;
     let zero = Real(0.0);
     let all = [("adamw", Optimizer::AdamW { beta1: zero, beta2: zero, eps: zero }), ("sgd", Optimizer::Sgd { momentum: zero })];

@@ -6,8 +6,11 @@ use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report,
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Mesh, SubAxis};
-use crate::model::{Decay, LossScale, Optimizer, Schedule, Train};
+use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
+use crate::module::{Graphs, Module, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
+use crate::options::{Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
+use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
 use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
     Interval, Job, KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
@@ -380,5 +383,84 @@ pub fn job() -> Job {
             Stage { program: 0, params: vec![0], schedule: schedule() },
             Stage { program: 1, params: vec![], schedule: CallSchedule::default() },
         ],
+    }
+}
+
+/// Options in pairs of which every field, and every variant of it, is another one than by default somewhere.
+pub fn options() -> Vec<Options> {
+    let all = Options {
+        dp: 2,
+        cp: 4,
+        tp: 8,
+        pp: 3,
+        ep: 2,
+        etp: Some(1),
+        sp: SequenceParallel::On,
+        cp_comm: CpComm::AllToAllAndRing,
+        zero: Zero::Params,
+        micro_batch: 5,
+        global_batch: 40,
+        schedule: PipelineSchedule::Given(order()),
+        vpp: Some(2),
+        group: Some(4),
+        layout: Cuts::Even { embedding: Counts::AsNothing, loss: Counts::AsLayer },
+        pad_vocab_to: 128,
+        overlap: Overlap::Off,
+        offload: Offload::Optimizer,
+        tf32: true,
+        tp_overlap: TpOverlap::Pipeline { chunks: 4 },
+        recompute: Recompute::Uniform(2),
+        rows: Rows::Random(7),
+        bucket_size: Some(1 << 20),
+        moe_buffer: MoeBuffer::Factor(1.25),
+    };
+    let with = |change: fn(&mut Options)| {
+        let mut options = all.clone();
+        change(&mut options);
+        options
+    };
+    vec![
+        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllGather, Zero::States, PipelineSchedule::GPipe, Recompute::Selective)),
+        with(|o| (o.cp_comm, o.zero, o.schedule, o.recompute) = (CpComm::AllToAll, Zero::Gradients, PipelineSchedule::ZbH1, Recompute::Block(3))),
+        with(|o| (o.layout, o.schedule) = (Cuts::Sizes(vec![1, 2, 0]), PipelineSchedule::ZbV)),
+        with(|o| o.layout = Cuts::Text("Et*2|t \"L\"".into())),
+        with(|o| o.layout = Cuts::Balanced),
+        with(|o| o.layout = Cuts::Even { embedding: Counts::AsLayer, loss: Counts::AsNothing }),
+        all,
+    ]
+}
+
+fn order() -> PassOrder {
+    let pass = |kind, chunk, microbatch| Pass { kind, chunk, microbatch };
+    let passes = vec![pass(Kind::Forward, 0, 0), pass(Kind::Backward, 1, 12), pass(Kind::Weight, 0, 3)];
+    PassOrder { placement: PipelinePlacement::V, stages: vec![passes, vec![]] }
+}
+
+/// A module with something in every place.
+pub fn module() -> Module {
+    let layout = Layout { stages: 2, chunks: 2, placement: PipelinePlacement::V, embedding: 0, loss: 3, of_layer: vec![0, 1, 1, 3] };
+    let entry = |axis: &str, tiers: &[&[&str]], span| PlanEntry {
+        axis: axis.into(),
+        tiers: tiers.iter().map(|names| names.iter().map(|n| n.to_string()).collect()).collect(),
+        span,
+    };
+    let job = job();
+    let graphs = Graphs { whole: Whole::Sharded(sharded()), stages: vec![local(), local()], locals: vec![local()] };
+    Module {
+        settings: job.settings.clone(),
+        train: job.train,
+        plan: Plan {
+            entries: vec![
+                entry("tp", &[&["heads", "odd name"], &[]], Some(Span { file: 0, line: 4, col: 2, len: 9 })),
+                entry("attention.cp", &[], None),
+            ],
+        },
+        options: options().pop().expect("there are some"),
+        mesh: mesh(),
+        pipeline: Pipeline { layout, order: order() },
+        takes: vec![None, Some(vec![Interval { least: 0, most: 255 }]), Some(vec![])],
+        training: graphs.clone(),
+        evaluation: Graphs { stages: vec![], ..graphs },
+        job: Some(job),
     }
 }

@@ -5,7 +5,8 @@ use super::graph::graph_with;
 use super::io::{Io, Result};
 use super::op::dim;
 use crate::dim::Dim;
-use crate::mesh::SubAxis;
+use crate::graph::Graph;
+use crate::mesh::{Mesh, SubAxis};
 use crate::sharded::{Digits, Partial, Placement, Sharded, Sharding};
 
 struct Notes<'a> {
@@ -22,6 +23,10 @@ impl Beside for Notes<'_> {
     fn at_end(&mut self, io: &mut Io, i: usize) -> Result {
         reason(io, entry(self.reasons, i, None))
     }
+}
+
+pub(super) fn blank_sharded() -> Sharded {
+    Sharded { graph: Graph::default(), mesh: Mesh { subs: vec![] }, digits: vec![], shardings: vec![], reasons: vec![] }
 }
 
 pub(super) fn sharded(io: &mut Io, s: &mut Sharded) -> Result {

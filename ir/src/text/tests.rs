@@ -1,6 +1,8 @@
-use super::samples::{every_op, graph, job, kernel, local, mesh, odd_body, program, schedule, sharded};
+use super::samples::{every_op, graph, job, kernel, local, mesh, module, odd_body, options, program, schedule, sharded};
 use super::*;
 use crate::kernel::Family;
+use crate::model::Train;
+use crate::module::Graphs;
 use crate::random::mix;
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -75,6 +77,22 @@ fn programs_read_back() {
 fn jobs_read_back() {
     round_trip(&job(), print_job, parse_job);
     round_trip(&Job { train: Train::default(), ..job() }, print_job, parse_job);
+}
+
+#[test]
+fn modules_read_back() {
+    let blank = module::blank_module();
+    round_trip(&blank, print_module, parse_module);
+    for options in options() {
+        round_trip(&Module { options, ..blank.clone() }, print_module, parse_module);
+    }
+    round_trip(&module(), print_module, parse_module);
+    let logical = Module { training: Graphs::new(graph()), evaluation: Graphs::new(graph()), job: None, ..module() };
+    round_trip(&logical, print_module, parse_module);
+    // A list of local graphs that is there without the other one.
+    let one = |stages: Vec<Local>, locals| Module { training: Graphs { stages, locals, ..module().training }, ..module() };
+    round_trip(&one(vec![local()], vec![]), print_module, parse_module);
+    round_trip(&one(vec![], vec![local(), local()]), print_module, parse_module);
 }
 
 #[test]
@@ -212,6 +230,7 @@ fn parsers_of_damaged_texts_neither_panic_nor_change_what_they_read() {
     fuzz(&print_local(&local()), print_local, parse_local);
     fuzz(&print_kernel(&kernel()), print_kernel, parse_kernel);
     fuzz(&print_job(&job()), print_job, parse_job);
+    fuzz(&print_module(&module()), print_module, parse_module);
     fuzz(&print_graph(&Graph { body: odd_body(), ..graph() }), print_graph, parse_graph);
 }
 
@@ -385,6 +404,54 @@ fn a_program_in_text() {
           forward 4294967295
           forward 0
     "#]].assert_eq(&print_program(&(mesh(), program(), vec![(1, schedule())])));
+}
+
+#[test]
+fn what_a_module_says_before_its_graphs() {
+    let text = print_module(&module());
+    let (head, _) = text.split_once("training:\n").expect("graphs");
+    expect_test::expect![[r#"
+        module
+        setting batch = "4"
+        setting path = "a \"b\"\tc"
+        optimizer sgd momentum 0.9 weight_decay 0.1 clip 1.0 loss_scale dynamic 4294967296.0 least 1.0 window 1000 hysteresis 2
+        schedule cosine peak 0.001 min 1e-5 warmup 10 steps 100
+        plan tp = [[heads, "odd name"], []] @0:4:2+9
+        plan attention.cp = []
+        options
+          dp 2
+          cp 4
+          tp 8
+          pp 3
+          ep 2
+          micro_batch 5
+          global_batch 40
+          pad_vocab_to 128
+          etp 1
+          vpp 2
+          group 4
+          bucket_size 1048576
+          sp on
+          cp_comm all_to_all_and_ring
+          zero params
+          schedule given v
+            stage 0: [F0.0, B1.12, W0.3]
+            stage 1: []
+          layout even loss
+          overlap off
+          offload optimizer
+          tf32 on
+          tp_overlap pipeline 4
+          recompute uniform 2
+          rows random 7
+          moe_buffer factor 1.25
+        mesh [mb.0=2, dp.0=2, tp.0=2, tp.1=2]
+        layout 2 stages x 2 v embedding 0 loss 3 layers [0, 1, 1, 3]
+        order v
+            stage 0: [F0.0, B1.12, W0.3]
+            stage 1: []
+        takes [any, [0 to 255], []]
+    "#]].assert_eq(head);
 }
 
 #[test]
