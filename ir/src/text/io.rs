@@ -2,7 +2,7 @@
 //!
 //! Every construct has one function that takes an [`Io`] and the value. When writing, it appends the value's text; when
 //! reading, it consumes that text and sets the value. So printer and parser cannot disagree. Text is line by line: blanks
-//! within a line are free, line ends are not.
+//! within a line are free, line ends are not. A line that begins with `;` is a comment.
 
 use super::labels::Labels;
 use super::mlir::mlir_quote;
@@ -73,7 +73,7 @@ pub(super) fn attributes<T: Clone>(x: &T, dims: &Rc<Labels>, mesh: &Mesh, form: 
 pub(super) fn parse<T>(text: &str, mut blank: T, form: impl FnOnce(&mut Io, &mut T) -> Result) -> Result<T> {
     let mut io = Io::new(Side::Read { text, at: 0 });
     form(&mut io, &mut blank)?;
-    while io.eat("\n") {}
+    io.line_ends();
     if io.rest().is_empty() { Ok(blank) } else { io.expected("a line that belongs here") }
 }
 
@@ -260,10 +260,7 @@ impl<'a> Io<'a> {
             return present;
         }
         let mark = self.mark();
-        let mut fresh = mark == 0;
-        while self.eat("\n") {
-            fresh = true;
-        }
+        let fresh = self.line_ends() || mark == 0;
         // Blank words: a line that is indented, whatever it says.
         let indented = !words.trim().is_empty() || self.is_indented();
         if fresh && indented && self.eat(words) {
@@ -271,6 +268,23 @@ impl<'a> Io<'a> {
         }
         self.rewind(mark);
         false
+    }
+
+    /// When reading, skips line ends, and the lines between them that begin with `;`, which are for people; whether there are some.
+    fn line_ends(&mut self) -> bool {
+        let mut some = false;
+        loop {
+            let mark = self.mark();
+            if self.eat("\n") {
+                some = true;
+            } else if (some || mark == 0) && self.rest().starts_with(';') {
+                self.skip_line();
+            } else {
+                // Whether a line is indented is still to be asked.
+                self.rewind(mark);
+                return some;
+            }
+        }
     }
 
     /// Whether the next line begins with these words, which stay to be read; when writing, `present`.
@@ -299,7 +313,7 @@ impl<'a> Io<'a> {
         if !self.rest().starts_with('\n') {
             return self.expected("the end of the line");
         }
-        while self.eat("\n") {}
+        self.line_ends();
         self.expected(format_args!("`{}`", words.trim()))
     }
 

@@ -8,20 +8,21 @@ use super::program::{blank_job, intervals, job, settings, train};
 use super::sharded::{blank_sharded, sharded};
 use crate::graph::Graph;
 use crate::local::Local;
-use crate::model::PlanEntry;
+use crate::mesh::Mesh;
+use crate::model::{Plan, PlanEntry, Train};
 use crate::module::{Graphs, Module, Whole};
 use crate::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
+use crate::program::Interval;
 
 pub(super) fn blank_module() -> Module {
-    let layout = Layout { stages: 0, chunks: 0, placement: Placement::Interleaved, embedding: 0, loss: 0, of_layer: vec![] };
     Module {
         settings: vec![],
-        train: crate::model::Train::default(),
-        plan: crate::model::Plan::default(),
+        train: Train::default(),
+        plan: Plan::default(),
         options: Options::default(),
-        mesh: crate::mesh::Mesh { subs: vec![] },
-        pipeline: Pipeline { layout, order: blank_order() },
+        mesh: Mesh { subs: vec![] },
+        pipeline: one_stage(),
         takes: vec![],
         training: Graphs::new(Graph::default()),
         evaluation: Graphs::new(Graph::default()),
@@ -29,30 +30,42 @@ pub(super) fn blank_module() -> Module {
     }
 }
 
+/// All layers on one stage, one microbatch.
+fn one_stage() -> Pipeline {
+    let layout = Layout { stages: 1, chunks: 1, placement: Placement::Interleaved, embedding: 0, loss: 0, of_layer: vec![] };
+    let pass = |kind| Pass { kind, chunk: 0, microbatch: 0 };
+    Pipeline { layout, order: Order { placement: Placement::Interleaved, stages: vec![vec![pass(Kind::Forward), pass(Kind::Backward)]] } }
+}
+
+/// What says nothing new is left out: what is as by default, and a mesh of one rank.
 pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
     io.line("module")?;
     settings(io, &mut m.settings)?;
-    train(io, &mut m.train)?;
+    if io.line_follows(m.train != Train::default(), "optimizer ") {
+        train(io, &mut m.train)?;
+    }
     io.rows(&mut m.plan.entries, PlanEntry { axis: String::new(), tiers: vec![], span: None }, "plan ", |io, _, entry| {
         io.name(&mut entry.axis)?;
         io.with(" = ", &mut entry.tiers, |io, tiers| io.list(tiers, vec![], |io, names| io.list(names, String::new(), Io::name)))?;
         span(io, &mut entry.span)
     })?;
-    io.line("options")?;
-    options(io, &mut m.options)?;
-    mesh(io, &mut m.mesh)?;
-    pipeline(io, &mut m.pipeline)?;
-    io.line("takes ")?;
-    io.list(&mut m.takes, None, |io, takes| {
-        if io.opt(takes.is_none(), "any") {
-            *takes = None;
-            return Ok(());
-        }
-        intervals(io, takes.get_or_insert_default())
-    })?;
+    if io.line_if(m.options != Options::default(), "options") {
+        options(io, &mut m.options)?;
+    }
+    if io.line_follows(!m.mesh.subs.is_empty(), "mesh ") {
+        mesh(io, &mut m.mesh)?;
+    }
+    if io.line_follows(m.pipeline != one_stage(), "layout ") {
+        pipeline(io, &mut m.pipeline)?;
+    }
+    if io.line_if(!m.takes.is_empty(), "takes ") {
+        takes(io, &mut m.takes)?;
+    }
+    let blank = Graphs::new(Graph::default());
     for (heading, part) in [("training:", &mut m.training), ("evaluation:", &mut m.evaluation)] {
-        io.line(heading)?;
-        graphs(io, part)?;
+        if io.line_if(*part != blank, heading) {
+            graphs(io, part)?;
+        }
     }
     // Names of one level say nothing at the next.
     io.hints = Hints::default();
@@ -60,6 +73,16 @@ pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
         job(io, m.job.get_or_insert_with(blank_job))?;
     }
     Ok(())
+}
+
+/// `[any, [0 to 255]]`: what each input may hold.
+fn takes(io: &mut Io, inputs: &mut Vec<Option<Vec<Interval>>>) -> Result {
+    io.list(inputs, None, |io, takes| {
+        if io.opt(takes.is_none(), "any") {
+            return Ok(());
+        }
+        intervals(io, takes.get_or_insert_default())
+    })
 }
 
 fn graphs(io: &mut Io, g: &mut Graphs) -> Result {
@@ -222,6 +245,9 @@ fn blank_order() -> Order {
 
 /// `interleaved`, and a line `    stage 0: [F0.0, B0.0]` for each stage.
 fn order(io: &mut Io, o: &mut Order) -> Result {
+    if io.reading() {
+        *o = blank_order();
+    }
     placement(io, &mut o.placement)?;
     io.rows(&mut o.stages, vec![], "    stage ", |io, i, passes| {
         row_number(io, i)?;

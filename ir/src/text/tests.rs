@@ -96,6 +96,16 @@ fn modules_read_back() {
 }
 
 #[test]
+fn lines_that_begin_with_a_semicolon_are_comments() {
+    let text = print_graph(&graph());
+    let commented = text.replace("body:\n", "; of all ops\n\nbody:\n  ;; the first\n");
+    assert_eq!(parse_graph(&format!("; a graph\n;\n{commented}; its end")), Ok(graph()));
+    assert_eq!(parse_module("module").map(|m| print_module(&m)), Ok("module\n".into()));
+    let amid = text.replace(" : f32", " ; of f32\n : f32");
+    assert_eq!(parse_graph(&amid).map_err(|e| e.to_string()), Err("7:20: expected `:`, found `;`".into()));
+}
+
+#[test]
 fn a_broken_graph_prints() {
     let mut broken = graph();
     broken.body.nodes[2].ty.dims.push(crate::dim::Dim(99));
@@ -451,7 +461,8 @@ fn what_a_module_says_before_its_graphs() {
             stage 0: [F0.0, B1.12, W0.3]
             stage 1: []
         takes [any, [0 to 255], []]
-    "#]].assert_eq(head);
+    "#]]
+    .assert_eq(head);
 }
 
 #[test]
