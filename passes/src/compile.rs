@@ -13,6 +13,7 @@ use ir::pipeline::Order;
 use ir::program::Job;
 use ir::progress::Progress;
 use ir::sharded::Sharded;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 /// What a compile leaves: every level, for dumps, and the job.
@@ -47,9 +48,18 @@ pub struct Took {
 pub enum CompileError {
     #[error("the model cannot be compiled so")]
     User(Vec<Diagnostic>),
-    /// A verifier's word: a bug in mcc, whatever the input.
-    #[error("bug in mcc: after `{pass}`: {text}")]
-    Broken { pass: &'static str, text: String },
+    #[error(transparent)]
+    Broken(Box<Broken>),
+}
+
+/// A bug in mcc, whatever the input: what a verifier or a panic says of a pass.
+#[derive(Debug, thiserror::Error)]
+#[error("bug in mcc: after `{pass}`: {text}")]
+pub struct Broken {
+    pub pass: &'static str,
+    pub text: String,
+    /// The module that the pass was given, if it could be made again.
+    pub before: Option<Module>,
 }
 
 /// Compiles a model, elaborated for training and (without random drops) for evaluation, into a job.
@@ -57,47 +67,121 @@ pub enum CompileError {
 /// # Errors
 /// What the user can mend, all of it; or a broken invariant.
 pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<Compiled, CompileError> {
-    compile_watched(training, evaluation, options, &Progress::default())
+    let progress = Progress::default();
+    let mut compile = Compile::new(training, evaluation, options, &progress)?;
+    while compile.step()?.is_some() {}
+    Ok(compile.finish())
 }
 
-/// As [`compile`]; says meanwhile which pass runs, and how many operations, kernels and commands there are.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_watched(training: Model, evaluation: Model, options: &Options, progress: &Progress) -> Result<Compiled, CompileError> {
-    let mut module = start::module(training, evaluation, options).map_err(CompileError::User)?;
-    progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
-    let (mut warnings, mut times, mut graph) = (vec![], vec![], None);
-    for pass in PASSES.iter().filter(|p| (p.wanted)(options)) {
+/// A compile on its way, pass by pass.
+pub struct Compile<'a> {
+    module: Module,
+    /// The module as it was at first, to come back to where a pass fails.
+    first: Module,
+    passes: std::slice::Iter<'static, Pass>,
+    done: Vec<&'static Pass>,
+    /// Of the logical graph, what dumps show.
+    graph: Graph,
+    warnings: Vec<Diagnostic>,
+    times: Vec<Took>,
+    progress: &'a Progress,
+}
+
+impl<'a> Compile<'a> {
+    /// A compile by all passes; `progress` is told which one runs, and how many operations, kernels and commands there are.
+    ///
+    /// # Errors
+    /// What the user can mend.
+    pub fn new(training: Model, evaluation: Model, options: &Options, progress: &'a Progress) -> Result<Compile<'a>, CompileError> {
+        Compile::by(PASSES, training, evaluation, options, progress)
+    }
+
+    /// A compile by these passes.
+    ///
+    /// # Errors
+    /// What the user can mend.
+    pub fn by(
+        passes: &'static [Pass],
+        training: Model,
+        evaluation: Model,
+        options: &Options,
+        progress: &'a Progress,
+    ) -> Result<Compile<'a>, CompileError> {
+        let module = start::module(training, evaluation, options).map_err(CompileError::User)?;
+        progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
+        let passes = passes.iter();
+        Ok(Compile { first: module.clone(), module, passes, done: vec![], graph: Graph::default(), warnings: vec![], times: vec![], progress })
+    }
+
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// Runs the next pass that options ask for, and its verifier; none when all are done.
+    ///
+    /// # Errors
+    /// What the user can mend, or a bug in mcc.
+    pub fn step(&mut self) -> Result<Option<&'static Pass>, CompileError> {
+        let Some(pass) = self.passes.find(|p| (p.wanted)(&self.module.options)) else { return Ok(None) };
         // What dumps show as the model is what it is before its sizes depend on ranks.
         if pass.name == LOGICAL {
-            graph = Some(module.training.whole.graph().clone());
+            self.graph = self.module.training.whole.graph().clone();
         }
-        let took = step(&mut module, pass, &mut warnings, progress)?;
-        sizes(&module, progress);
-        times.push(took);
+        let ran = run(&mut self.module, pass, &mut self.warnings, self.progress);
+        self.times.push(ran.map_err(|error| match error {
+            CompileError::Broken(broken) => CompileError::Broken(Box::new(Broken { before: self.again(), ..*broken })),
+            user @ CompileError::User(_) => user,
+        })?);
+        sizes(&self.module, self.progress);
+        self.done.push(pass);
+        Ok(Some(pass))
     }
-    let Module { training, evaluation, pipeline, job, .. } = module;
-    let Whole::Sharded(sharded) = training.whole else { unreachable!("invariant: the passes end with a job") };
-    let (graph, job) = (graph.unwrap_or_default(), job.expect("invariant: the passes end with a job"));
-    Ok(Compiled { graph, sharded, stages: training.stages, locals: training.locals, evaluation, order: pipeline.order, job, warnings, times })
+
+    /// The module that the passes so far made of the first one: passes are deterministic.
+    fn again(&self) -> Option<Module> {
+        let mut module = self.first.clone();
+        self.done.iter().all(|pass| (pass.run)(&mut module).is_ok()).then_some(module)
+    }
+
+    /// What all passes left.
+    ///
+    /// # Panics
+    /// Not all were run.
+    pub fn finish(self) -> Compiled {
+        let Compile { module, graph, warnings, times, .. } = self;
+        let Module { training, evaluation, pipeline, job, .. } = module;
+        let Whole::Sharded(sharded) = training.whole else { panic!("invariant: the passes end with a job") };
+        let job = job.expect("invariant: the passes end with a job");
+        Compiled { graph, sharded, stages: training.stages, locals: training.locals, evaluation, order: pipeline.order, job, warnings, times }
+    }
 }
 
 /// The pass before which the logical graph is that of any mesh.
 const LOGICAL: &str = "pad";
 
-/// Runs a pass and its verifier.
+/// Runs a pass and its verifier. A panic of one of them is a bug like another.
 ///
 /// # Errors
-/// What the user can mend, or a broken invariant.
-pub fn step(module: &mut Module, pass: &Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
+/// What the user can mend, or a bug in mcc, without the module that the pass was given.
+pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
+    let broken = |text| CompileError::Broken(Box::new(Broken { pass: pass.name, text, before: None }));
     progress.enter(pass.name);
     let start = Instant::now();
-    warnings.extend((pass.run)(module).map_err(CompileError::User)?);
+    let said = unwound(|| (pass.run)(module)).map_err(broken)?;
+    warnings.extend(said.map_err(CompileError::User)?);
     let run = start.elapsed();
     let start = Instant::now();
-    (pass.verifier.run)(module).map_err(|text| CompileError::Broken { pass: pass.name, text })?;
+    unwound(|| (pass.verifier.run)(module)).and_then(|held| held).map_err(broken)?;
     Ok(Took { pass: pass.name, run, verifier: pass.verifier.name, verify: start.elapsed() })
+}
+
+/// What a function returns, or what it says where it panics.
+fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    // A module that a panic left behind is not read again.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|said| {
+        let text = said.downcast_ref::<String>().map(String::as_str).or(said.downcast_ref::<&str>().copied());
+        format!("panic: {}", text.unwrap_or("without a word"))
+    })
 }
 
 /// Says how large a module is.

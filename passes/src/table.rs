@@ -34,16 +34,71 @@ pub struct Pass {
 /// Looks at a module after a pass. It believes nothing of the pass.
 pub struct Verifier {
     pub name: &'static str,
+    /// What holds of a module that it accepts, in one sentence.
+    pub summary: &'static str,
+    /// The first and the last level at which it has to hold.
+    pub levels: (Level, Level),
     pub run: fn(&Module) -> Result<(), String>,
 }
 
-const GRAPHS: Verifier = Verifier { name: "graph", run: graphs };
-const SHARDED: Verifier = Verifier { name: "sharded", run: sharded };
-const PARTITION: Verifier = Verifier { name: "partition", run: partitioned };
-const LOCALS: Verifier = Verifier { name: "local", run: locals };
-const EQUIVALENCE: Verifier = Verifier { name: "equivalence", run: equivalent };
-const JOB: Verifier = Verifier { name: "job", run: sound };
-const LOWERING: Verifier = Verifier { name: "lowering", run: refined };
+const GRAPHS: Verifier = Verifier {
+    name: "graph",
+    summary: "Every op has the types that its operands give it, and what a graph names exists.",
+    levels: (Level::Graph, Level::Graph),
+    run: graphs,
+};
+const SHARDED: Verifier = Verifier {
+    name: "sharded",
+    summary: "The sharding of every value follows from those of its operands, by rules of the verifier's own.",
+    levels: (Level::Sharded, Level::Job),
+    run: sharded,
+};
+const PARTITION: Verifier = Verifier {
+    name: "partition",
+    summary: "The ranks together compute the sharded graph, and what they send each other arrives.",
+    levels: (Level::Local, Level::Job),
+    run: partitioned,
+};
+const LOCALS: Verifier = Verifier {
+    name: "local",
+    summary: "Every op of a local graph has the types that its operands give it, and runs no earlier than they do.",
+    levels: (Level::Local, Level::Job),
+    run: locals,
+};
+const EQUIVALENCE: Verifier = Verifier {
+    name: "equivalence",
+    summary: "The local graphs compute what those of the partitioning compute, in real numbers.",
+    levels: (Level::Local, Level::Job),
+    run: equivalent,
+};
+const JOB: Verifier = Verifier {
+    name: "job",
+    summary: "No command reads what is not there, no two that can run at once touch the same bytes, and no rank waits forever.",
+    levels: (Level::Job, Level::Job),
+    run: sound,
+};
+const LOWERING: Verifier = Verifier {
+    name: "lowering",
+    summary: "Every program computes its local graphs.",
+    levels: (Level::Job, Level::Job),
+    run: refined,
+};
+
+/// All verifiers, in the order of the levels that they look at.
+pub const VERIFIERS: [&Verifier; 7] = [&GRAPHS, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &JOB, &LOWERING];
+
+/// The pass of this name.
+pub fn find(name: &str) -> Option<&'static Pass> {
+    PASSES.iter().find(|p| p.name == name)
+}
+
+/// The verifiers that a module has to hold up to, whatever pass it comes from.
+pub fn verifiers(m: &Module) -> impl Iterator<Item = &'static Verifier> {
+    let level = m.level();
+    // Nothing is equal to what the partitioning left until there are classes of it.
+    let partitioned = level == Level::Local && m.training.locals.is_empty();
+    VERIFIERS.into_iter().filter(move |v| v.levels.0 <= level && level <= v.levels.1 && !(partitioned && v.name == EQUIVALENCE.name))
+}
 
 const fn graph(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
     Pass { name, summary, levels: (Level::Graph, Level::Graph), wanted: always, run, verifier: GRAPHS }

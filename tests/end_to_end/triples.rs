@@ -150,7 +150,7 @@ fn logical(triple: &Triple) -> Result<Result<Compiled, String>, String> {
     match passes::compile::compile(training, evaluation, &Options { micro_batch: batch, global_batch: batch, ..Options::default() }) {
         Ok(c) => Ok(Ok(c)),
         Err(CompileError::User(errors)) => Ok(Err(format!("{errors:?}"))),
-        Err(e @ CompileError::Broken { .. }) => Err(e.to_string()),
+        Err(e @ CompileError::Broken(_)) => Err(e.to_string()),
     }
 }
 

@@ -195,7 +195,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     let mut c = match compile(training, evaluation, &options(case)) {
         Ok(c) => c,
         Err(CompileError::User(errors)) => return Ok(Outcome::Refused(errors)),
-        Err(e @ CompileError::Broken { .. }) => return Err(e.to_string()),
+        Err(e @ CompileError::Broken(_)) => return Err(e.to_string()),
     };
     c.job.kernels.iter_mut().for_each(|k| without_marks(&mut k.body));
     let given = Given::new(&c, case, ranges);

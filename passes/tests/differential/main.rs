@@ -1,5 +1,6 @@
 //! Compiled programs, all ranks of them, against the reference interpreter on the logical graph; and what partitioning costs.
 
+mod alone;
 mod bubbles;
 mod buckets;
 mod chunks;

@@ -146,7 +146,11 @@ impl<'a> Rules<'a> {
     }
 
     /// An op of operands, in one form.
-    pub fn apply(&mut self, key: Key) -> Access {
+    pub fn apply(&mut self, mut key: Key) -> Access {
+        // Of real numbers, which no mark on a product rounds.
+        if let What::Op(Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. }, _) = &mut key.what {
+            *tf32 = false;
+        }
         let own: Vec<u64> = key.labels.last().into_iter().flatten().map(|d| key.sizes[d.0 as usize]).collect();
         let What::Op(op, _) = &key.what else { return self.known(key, &own) };
         let scalar = own.is_empty() && key.labels.last().is_some();
