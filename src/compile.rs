@@ -1,12 +1,12 @@
 //! `mcc compile`.
 
-use crate::cli::{CompileArgs, Level, OutputArgs, PlanArgs};
+use crate::cli::{CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
 use crate::options::{batch, contradictions, options, override_train, precision};
-use crate::print::out;
+use crate::print::{note, out};
 use crate::targets::Targets;
 use crate::text::{Shown, Text};
-use crate::{Failure, dump, idle, report, signals};
+use crate::{Failure, dump, idle, report, reproducer, signals};
 use anyhow::anyhow;
 use codegen::Emit;
 use codegen::target::Arch;
@@ -16,10 +16,12 @@ use ir::model::Model;
 use ir::options::Options;
 use ir::program::Job;
 use ir::progress::Progress;
-use passes::compile::{CompileError, Compiled};
+use ir::text::print_module;
+use passes::compile::{Compile, CompileError, Compiled};
 use passes::remedy;
 use passes::report::footprint::{self, Footprint, Footprints, Kind};
 use passes::report::pipeline_timeline::{UNIT, timeline};
+use passes::table::find;
 use runtime::artifact::{self, KernelEntry, Kernels, Parts};
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
@@ -43,6 +45,12 @@ struct Budget {
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
 pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<Levels, Failure> {
+    let levels = inspected(model, args, shown, progress, &InspectArgs::default())?;
+    Ok(levels.expect("invariant: nothing stops it"))
+}
+
+/// As [`levels`]; prints modules on the way, and stops where that is asked for.
+fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
     let start = Instant::now();
     let targets = targets(args)?;
     if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
@@ -50,7 +58,7 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
         return Err(Failure::Reported);
     }
     let options = options(args)?;
-    passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown))?;
+    passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown, inspect))?;
     progress.enter("parse");
     let mut text = Text::read(model, shown)?;
     let frontend = |training| TextOptions {
@@ -72,25 +80,66 @@ pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) 
     text.show(&idle::in_plan(args, &training.plan))?;
     let elaborated = start.elapsed();
     let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
-    let compiled = passes::compile::compile_watched(training, evaluation, &options, progress);
-    let mut compiled = compiled.or_else(|e| failed(e, &text.sources, shown))?;
+    let sources = &text.sources;
+    let mut compile = Compile::new(training, evaluation, &options, progress).or_else(|e| failed(e, sources, shown, inspect))?;
+    inspect.check(&options)?;
+    while let Some(pass) = compile.step().or_else(|e| failed(e, sources, shown, inspect))? {
+        if inspect.damage_after.as_deref() == Some(pass.name) {
+            compile.damage().or_else(|e| failed(e, sources, shown, inspect))?;
+        }
+        let stops = inspect.stop_after.as_deref() == Some(pass.name);
+        if inspect.prints(pass.name) {
+            out!("; after {}\n{}", pass.name, print_module(compile.module()))?;
+        } else if stops && inspect.print_after.is_empty() {
+            out!("{}", print_module(compile.module()))?;
+        }
+        if stops {
+            return Ok(None);
+        }
+    }
+    let mut compiled = compile.finish();
     text.show(&compiled.warnings)?;
     text.show(&idle::in_model(args, &compiled))?;
     compiled.job.sources = frontend::without_library(&text.sources);
     let levels = Levels { compiled, text, elaborated, budget };
     // How much scratch kernels need is known once they are compiled.
     within(&levels, &targets, 0, progress)?;
-    Ok(levels)
+    Ok(Some(levels))
+}
+
+impl InspectArgs {
+    /// Whether the module after this pass is to be printed.
+    fn prints(&self, pass: &str) -> bool {
+        self.print_after.iter().any(|p| p == pass || p == "all")
+    }
+
+    /// Refuses passes that do not run with these options: nothing would be printed.
+    fn check(&self, options: &Options) -> Result<(), Failure> {
+        let named = self.print_after.iter().chain(&self.stop_after).chain(&self.damage_after);
+        match named.filter_map(|name| find(name)).find(|p| !(p.wanted)(options)) {
+            Some(pass) => Err(anyhow!("`{}` does not run with these options: `mcc passes` lists what does when", pass.name).into()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What the user can mend, shown; or a bug in mcc.
-fn failed<T>(error: CompileError, sources: &Sources, shown: Shown) -> Result<T, Failure> {
+fn failed<T>(error: CompileError, sources: &Sources, shown: Shown, inspect: &InspectArgs) -> Result<T, Failure> {
     match error {
         CompileError::User(errors) => {
             shown.show(&errors, sources)?;
             Err(Failure::Reported)
         }
-        e @ CompileError::Broken { .. } => Err(anyhow!(e).context("please report this with the model text and the command line").into()),
+        CompileError::Broken(broken) => {
+            note!("error: {broken}");
+            match reproducer::leave(&broken, inspect.damage_after.is_some()) {
+                Ok(Some(left)) => note!("{left}"),
+                Ok(None) => {}
+                Err(e) => note!("warning: the module before that pass could not be written: {e}"),
+            }
+            note!("please report this with the model text and the command line");
+            Err(Failure::Reported)
+        }
     }
 }
 
@@ -131,7 +180,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
     let targets = targets(&args.plan)?;
     let watch = Watch::start(&args.plan.limits, Shown::Text);
-    let levels = levels(&args.model, &args.plan, Shown::Text, watch.progress())?;
+    let Some(levels) = inspected(&args.model, &args.plan, Shown::Text, watch.progress(), &args.inspect)? else { return Ok(()) };
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
     let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache, watch.progress())?;
@@ -168,11 +217,14 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     times.extend(compiled.times.iter().map(|t| (t.pass, t.run)));
     times.push(("kernels", generated));
     let verified: Vec<(&str, Duration)> = compiled.times.iter().map(|t| (t.verifier, t.verify)).collect();
-    out!(
-        "{}",
-        report::table(&compiled.job, &Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch)), &times, &verified)
-    )?;
-    out!("wrote {} in {:.2} s\n", out.display(), start.elapsed().as_secs_f64())?;
+    let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch));
+    let table = report::table(&compiled.job, &footprints, &times, &verified);
+    let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
+    // Standard output is for modules where these were asked for.
+    match args.inspect.print_after.is_empty() {
+        true => out!("{table}{wrote}\n")?,
+        false => note!("{table}{wrote}"),
+    }
     Ok(())
 }
 

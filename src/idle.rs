@@ -228,7 +228,13 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         Command::Run(a) => found.apply(RUN, a, typed),
         Command::Dump(a) => found.apply(DUMP, a, typed),
         Command::GpuCheck(a) => found.apply(GPU_CHECK, a, typed),
-        Command::Fmt(_) | Command::Import(_) | Command::Export(_) | Command::CodegenWorker => {}
+        Command::Passes
+        | Command::Opt(_)
+        | Command::Reduce(_)
+        | Command::Fmt(_)
+        | Command::Import(_)
+        | Command::Export(_)
+        | Command::CodegenWorker => {}
     }
     found
 }

@@ -13,9 +13,11 @@ mod foreign_flags;
 mod gpu_check;
 mod idle;
 mod limits;
+mod opt;
 mod options;
 mod print;
 mod report;
+mod reproducer;
 mod run;
 mod shown;
 mod signals;
@@ -73,6 +75,9 @@ fn main() -> ExitCode {
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
         Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
+        Command::Passes => opt::list(),
+        Command::Opt(args) => opt::run(&args),
+        Command::Reduce(args) => opt::reduce(&args),
         Command::GpuCheck(args) => gpu_check::run(&args),
         Command::CodegenWorker => codegen::worker::main().map_err(Failure::from),
     };

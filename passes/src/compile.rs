@@ -1,13 +1,14 @@
 //! A compile: the passes of [`crate::table`] in order, each verified and timed.
 
 use crate::lower::job;
-use crate::table::{PASSES, Pass};
+use crate::table::{PASSES, Pass, Verifier};
 use crate::{partition, start};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
 use ir::local::Local;
 use ir::model::Model;
 use ir::module::{Graphs, Level, Module, Whole};
+use ir::op::DType;
 use ir::options::Options;
 use ir::pipeline::Order;
 use ir::program::Job;
@@ -128,13 +129,30 @@ impl<'a> Compile<'a> {
             self.graph = self.module.training.whole.graph().clone();
         }
         let ran = run(&mut self.module, pass, &mut self.warnings, self.progress);
-        self.times.push(ran.map_err(|error| match error {
-            CompileError::Broken(broken) => CompileError::Broken(Box::new(Broken { before: self.again(), ..*broken })),
-            user @ CompileError::User(_) => user,
-        })?);
+        self.times.push(ran.map_err(|error| self.reproducible(error))?);
         sizes(&self.module, self.progress);
         self.done.push(pass);
         Ok(Some(pass))
+    }
+
+    /// Damages the module ([`damage`]) as if the last pass had done so, and runs its verifier.
+    ///
+    /// # Errors
+    /// A bug, as it would be shown.
+    pub fn damage(&mut self) -> Result<(), CompileError> {
+        let Some(pass) = self.done.pop() else { return Ok(()) };
+        damage(&mut self.module);
+        verify(&self.module, pass).map_err(|error| self.reproducible(error))?;
+        self.done.push(pass);
+        Ok(())
+    }
+
+    /// A bug with the module that the pass after those that are done was given.
+    fn reproducible(&self, error: CompileError) -> CompileError {
+        match error {
+            CompileError::Broken(broken) => CompileError::Broken(Box::new(Broken { before: self.again(), ..*broken })),
+            user @ CompileError::User(_) => user,
+        }
     }
 
     /// The module that the passes so far made of the first one: passes are deterministic.
@@ -164,15 +182,53 @@ const LOGICAL: &str = "pad";
 /// # Errors
 /// What the user can mend, or a bug in mcc, without the module that the pass was given.
 pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
-    let broken = |text| CompileError::Broken(Box::new(Broken { pass: pass.name, text, before: None }));
     progress.enter(pass.name);
     let start = Instant::now();
-    let said = unwound(|| (pass.run)(module)).map_err(broken)?;
+    let said = unwound(|| (pass.run)(module)).map_err(|text| broken(pass, text))?;
     warnings.extend(said.map_err(CompileError::User)?);
     let run = start.elapsed();
     let start = Instant::now();
-    unwound(|| (pass.verifier.run)(module)).and_then(|held| held).map_err(broken)?;
+    verify(module, pass)?;
     Ok(Took { pass: pass.name, run, verifier: pass.verifier.name, verify: start.elapsed() })
+}
+
+/// Runs the verifier of a pass on what that left.
+///
+/// # Errors
+/// A bug in mcc, without the module that the pass was given.
+pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> {
+    holds(&pass.verifier, module).map_err(|text| broken(pass, text))
+}
+
+/// Runs a verifier, of which a panic is a complaint like another.
+///
+/// # Errors
+/// What it says.
+pub fn holds(verifier: &Verifier, module: &Module) -> Result<(), String> {
+    unwound(|| (verifier.run)(module)).and_then(|held| held)
+}
+
+fn broken(pass: &'static Pass, text: String) -> CompileError {
+    CompileError::Broken(Box::new(Broken { pass: pass.name, text, before: None }))
+}
+
+/// Damages a module as a bug might, for those who want to see what verifiers and reproducers are like: the last command of a program is gone, or
+/// the last value of a graph has another element type.
+pub fn damage(m: &mut Module) {
+    if let Some(job) = &mut m.job {
+        let mut bodies = job.programs.iter_mut().flat_map(|p| &mut p.bodies);
+        bodies.find(|b| !b.commands.is_empty()).and_then(|b| b.commands.pop());
+        return;
+    }
+    let Graphs { whole, stages, locals } = &mut m.training;
+    let body = match (locals.last_mut().or(stages.last_mut()), whole) {
+        (Some(local), _) => &mut local.body,
+        (None, Whole::Sharded(sharded)) => &mut sharded.graph.body,
+        (None, Whole::Logical(graph)) => &mut graph.body,
+    };
+    if let Some(node) = body.nodes.last_mut() {
+        node.ty.dtype = if node.ty.dtype == DType::F32 { DType::I32 } else { DType::F32 };
+    }
 }
 
 /// What a function returns, or what it says where it panics.

@@ -12,6 +12,7 @@
 //! | [`report`] | what a job communicates, holds and waits for, and what is too large |
 //! | [`mod@table`] | all passes, in order |
 //! | [`compile`] | a compile: walks the table |
+//! | [`mod@reduce`] | makes modules on which a pass fails smaller |
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
 
@@ -22,6 +23,7 @@ pub mod local;
 pub mod lower;
 pub mod partition;
 pub mod pipeline;
+pub mod reduce;
 pub mod remedy;
 pub mod report;
 pub mod sharding;

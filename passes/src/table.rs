@@ -77,12 +77,8 @@ const JOB: Verifier = Verifier {
     levels: (Level::Job, Level::Job),
     run: sound,
 };
-const LOWERING: Verifier = Verifier {
-    name: "lowering",
-    summary: "Every program computes its local graphs.",
-    levels: (Level::Job, Level::Job),
-    run: refined,
-};
+const LOWERING: Verifier =
+    Verifier { name: "lowering", summary: "Every program computes its local graphs.", levels: (Level::Job, Level::Job), run: refined };
 
 /// All verifiers, in the order of the levels that they look at.
 pub const VERIFIERS: [&Verifier; 7] = [&GRAPHS, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &JOB, &LOWERING];

@@ -1,5 +1,6 @@
 //! What `mcc compile` takes beside a plan, and the levels that it can write.
 
+use super::passes::InspectArgs;
 use super::plan::PlanArgs;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -53,6 +54,8 @@ pub struct CompileArgs {
     pub plan: PlanArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    #[command(flatten)]
+    pub inspect: InspectArgs,
 }
 
 #[derive(Args)]

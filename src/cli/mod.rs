@@ -3,6 +3,7 @@
 mod checkpoint;
 mod compile;
 mod limits;
+mod passes;
 mod plan;
 mod run;
 mod training;
@@ -11,6 +12,7 @@ mod values;
 pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
 pub use limits::LimitArgs;
+pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{CpComm, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use run::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
@@ -49,6 +51,12 @@ pub enum Command {
     /// Writes weights as a foreign checkpoint
     #[command(subcommand)]
     Export(Export),
+    /// Lists the passes of a compile, in order
+    Passes,
+    /// Runs passes, or verifiers, on the text of a module
+    Opt(OptArgs),
+    /// Makes a module on which a pass or a verifier fails smaller, as long as it fails in the same way
+    Reduce(ReduceArgs),
     /// Checks kernels, steps and exchanges on a GPU, and times them
     GpuCheck(GpuCheckArgs),
     /// Compiles kernels that come on standard input

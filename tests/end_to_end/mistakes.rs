@@ -20,7 +20,7 @@ const COMMANDS: &[Mistake] = &[
     ("frobnicate", 2, "mcc has no command `frobnicate`", "check, fmt, compile"),
     ("gpt2.mdl", 2, "which command?", "`mcc compile gpt2.mdl`"),
     ("a.mcc", 2, "which command?", "`mcc run a.mcc`"),
-    ("help nope", 2, "mcc has no command `nope`", "check, fmt, compile"),
+    ("help gibberish", 2, "mcc has no command `gibberish`", "check, fmt, compile"),
     ("--tp 2 compile gpt2.mdl", 2, "`--tp` comes after its command", "`mcc compile .. --tp`"),
     ("--sped compile gpt2.mdl", 2, "`--sped` is no flag of mcc", "`mcc COMMAND ..`"),
     ("import gpt2", 2, "does not know the format `gpt2`", "`mcc import hf gpt2 -o OUT`"),

@@ -4,4 +4,5 @@ pub mod complaints;
 pub mod explain;
 pub mod footprint;
 pub mod pipeline_timeline;
+pub mod reference;
 pub mod sizes;

@@ -1,0 +1,57 @@
+//! The page of all passes, `docs/passes.md`, from their table.
+
+use crate::table::{PASSES, VERIFIERS};
+use ir::options::Options;
+use std::fmt::Write;
+
+/// The page, as Markdown. A test holds the file to it.
+pub fn passes() -> String {
+    let mut out = String::from(
+        "# Passes
+
+A compile is these passes, in this order: each takes a module and leaves one, and a verifier looks at what it left. This page is
+made of their table, [`passes/src/table.rs`](../passes/src/table.rs); [ir.md](ir.md) explains the levels and the text of a module.
+
+`mcc compile MODEL.mdl --print-after PASS` prints the module after a pass, `--stop-after PASS` ends there, and `mcc opt` runs passes on such a text:
+
+```console
+mcc compile models/gpt2.mdl -D layers=2 --tp 2 --stop-after partition
+mcc passes
+```
+
+```
+mcc compile models/gpt2.mdl --tp 2 --stop-after partition > partitioned.mir
+mcc opt partitioned.mir --verify
+mcc opt partitioned.mir --passes classes,bucket | less
+```
+
+A compile that ends in \"bug in mcc\" leaves the module before the pass as `mcc-bug-PASS.mir`. `mcc opt` repeats what happened, and `mcc reduce` makes the
+module smaller as long as it fails in the same way; please send either with a report. It holds the model's graph and none of its weights.
+
+The files in `passes/tests/files/PASS` show what a pass does: each is a small module and what becomes of it.
+
+| pass | from | to | what it does | verifier | by default |
+|---|---|---|---|---|---|
+",
+    );
+    for p in PASSES {
+        let default = if (p.wanted)(&Options::default()) { "yes" } else { "when asked for" };
+        let files = format!("[`{0}`](../passes/tests/files/{0})", p.name);
+        let _ = writeln!(out, "| {files} | {} | {} | {} | {} | {default} |", p.levels.0, p.levels.1, p.summary, p.verifier.name);
+    }
+    out.push_str(
+        "
+## Verifiers
+
+A verifier believes nothing of the passes before it. `mcc opt MODULE --verify` runs all that are for the module's level.
+
+| verifier | at levels | what holds of a module that it accepts |
+|---|---|---|
+",
+    );
+    for v in VERIFIERS {
+        let levels = if v.levels.0 == v.levels.1 { v.levels.0.to_string() } else { format!("{} to {}", v.levels.0, v.levels.1) };
+        let _ = writeln!(out, "| {} | {levels} | {} |", v.name, v.summary);
+    }
+    out
+}

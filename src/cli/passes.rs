@@ -1,0 +1,49 @@
+//! What `mcc opt` and `mcc reduce` take, and what `mcc compile` prints of its passes.
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use passes::table::PASSES;
+use std::path::PathBuf;
+
+/// Reads the name of a pass.
+pub fn pass() -> PossibleValuesParser {
+    PossibleValuesParser::new(PASSES.iter().map(|p| p.name))
+}
+
+#[derive(Args, Default)]
+#[command(next_help_heading = "Passes")]
+pub struct InspectArgs {
+    /// Print the module after these passes, each under a line `; after PASS`; what else is said goes to standard error
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..|all", value_parser = PossibleValuesParser::new(PASSES.iter().map(|p| p.name).chain(["all"])))]
+    pub print_after: Vec<String>,
+    /// End after this pass, and print its module unless `--print-after` says what to print; no artifact is written
+    #[arg(long, value_name = "PASS", value_parser = pass())]
+    pub stop_after: Option<String>,
+    /// Damage the module after this pass, to see what verifiers say
+    #[arg(long, value_name = "PASS", value_parser = pass(), hide = true)]
+    pub damage_after: Option<String>,
+}
+
+#[derive(Args)]
+pub struct OptArgs {
+    /// A module, as `mcc compile --print-after` prints it; `-` is standard input
+    pub module: PathBuf,
+    /// Passes to run, in this order, each followed by its verifier
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..", value_parser = pass(), required_unless_present = "verify")]
+    pub passes: Vec<String>,
+    /// Run all verifiers of the level that the module is at, and say which hold
+    #[arg(long, conflicts_with = "passes")]
+    pub verify: bool,
+    /// Damage the module after this pass, to see what verifiers say
+    #[arg(long, value_name = "PASS", value_parser = pass(), hide = true)]
+    pub damage_after: Option<String>,
+}
+
+#[derive(Args)]
+pub struct ReduceArgs {
+    #[command(flatten)]
+    pub opt: OptArgs,
+    /// Where the smaller module goes [default: the module's name with .reduced before its ending]
+    #[arg(short, long, value_name = "OUT.mir")]
+    pub output: Option<PathBuf>,
+}

@@ -1,0 +1,208 @@
+//! `mcc passes`, `mcc opt` and `mcc reduce`: passes by themselves, on texts of modules.
+
+use crate::Failure;
+use crate::cli::{OptArgs, ReduceArgs};
+use crate::print::{note, out};
+use crate::reproducer;
+use crate::text::{STDIN, Shown};
+use anyhow::{Context, anyhow};
+use ir::diag::{Diagnostic, Source, Sources, Span};
+use ir::module::Module;
+use ir::progress::Progress;
+use ir::text::{ParseError, parse_module, print_module};
+use passes::compile::{CompileError, damage, holds, run as run_pass, verify};
+use passes::reduce::reduce as shrink;
+use passes::table::{PASSES, Pass, find, verifiers};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `mcc passes`.
+pub fn list() -> Result<(), Failure> {
+    let width = PASSES.iter().map(|p| p.name.len()).max().unwrap_or(0);
+    let mut level = None;
+    for pass in PASSES {
+        if level.replace(pass.levels) != Some(pass.levels) {
+            out!("{} -> {}\n", pass.levels.0, pass.levels.1)?;
+        }
+        out!("  {:<width$}  {}\n", pass.name, pass.summary)?;
+    }
+    Ok(())
+}
+
+/// What `mcc opt` is to do with a module.
+struct Work {
+    passes: Vec<&'static Pass>,
+    /// After which the module is damaged.
+    damaged: Option<String>,
+}
+
+/// How a module fails.
+struct Failed {
+    /// The pass, or the verifier.
+    at: &'static str,
+    says: String,
+}
+
+impl Failed {
+    /// Whether another module fails so too: at the same place, which says the same but for names and numbers.
+    fn is_like(&self, other: &Failed) -> bool {
+        self.at == other.at && kind(&self.says) == kind(&other.says)
+    }
+}
+
+impl Work {
+    fn new(args: &OptArgs) -> Work {
+        Work { passes: args.passes.iter().filter_map(|name| find(name)).collect(), damaged: args.damage_after.clone() }
+    }
+
+    /// Refuses a module that is at another level than the passes take, or whose options do not ask for them.
+    fn fits(&self, m: &Module) -> anyhow::Result<()> {
+        let mut level = m.level();
+        for pass in &self.passes {
+            if pass.levels.0 != level {
+                let after = if level == m.level() { "the module is" } else { "the passes before it leave it" };
+                return Err(anyhow!("`{}` takes a module at level `{}`, and {after} at level `{level}`", pass.name, pass.levels.0));
+            }
+            if !(pass.wanted)(&m.options) {
+                return Err(anyhow!("`{}` does nothing with the module's options", pass.name));
+            }
+            level = pass.levels.1;
+        }
+        Ok(())
+    }
+
+    /// Runs the passes and the verifier of each. What is given has to hold up to the verifiers of its level.
+    fn run(&self, m: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<(), CompileError> {
+        for pass in &self.passes {
+            run_pass(m, pass, warnings, &Progress::default())?;
+            if self.damaged.as_deref() == Some(pass.name) {
+                damage(m);
+                verify(m, pass)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How it fails, if it does: of what holds up to the verifiers, where there are passes.
+    fn fails(&self, m: &Module) -> Option<Failed> {
+        let input = verifiers(m).find_map(|v| Some(Failed { at: v.name, says: holds(v, m).err()? }));
+        if self.passes.is_empty() || input.is_some() || self.fits(m).is_err() {
+            return input.filter(|_| self.passes.is_empty());
+        }
+        match self.run(&mut m.clone(), &mut vec![]) {
+            Err(CompileError::Broken(b)) => Some(Failed { at: b.pass, says: b.text }),
+            Ok(()) | Err(CompileError::User(_)) => None,
+        }
+    }
+}
+
+/// What a message says of any module: its words without quoted names, numbers and what is in brackets.
+fn kind(text: &str) -> String {
+    let (mut open, mut quoted) = (0, false);
+    let mut plain = |c: char| {
+        open += i32::from(c == '(') - i32::from(c == ')');
+        quoted ^= c == '`';
+        open == 0 && c != ')' && !quoted && !c.is_ascii_digit()
+    };
+    text.chars().filter(|c| plain(*c)).collect()
+}
+
+/// `mcc opt`.
+///
+/// # Errors
+/// A text that is no module, or one that a verifier refuses; passes that are not for its level; what passes say is wrong.
+pub fn run(args: &OptArgs) -> Result<(), Failure> {
+    let (mut module, sources) = read(&args.module)?;
+    let work = Work::new(args);
+    let mut refused = false;
+    for verifier in verifiers(&module) {
+        match holds(verifier, &module) {
+            Ok(()) if args.verify => out!("{}: holds. {}\n", verifier.name, verifier.summary)?,
+            Ok(()) => {}
+            Err(text) => {
+                note!("error: {}: verifier `{}`: {text}", args.module.display(), verifier.name);
+                refused = true;
+            }
+        }
+    }
+    if refused {
+        return Err(Failure::Reported);
+    }
+    if args.verify {
+        return Ok(());
+    }
+    work.fits(&module)?;
+    let mut warnings = vec![];
+    let ran = work.run(&mut module, &mut warnings);
+    Shown::Text.show(&warnings, &sources)?;
+    match ran {
+        Ok(()) => Ok(out!("{}", print_module(&module))?),
+        Err(CompileError::User(errors)) => {
+            Shown::Text.show(&errors, &sources)?;
+            Err(Failure::Reported)
+        }
+        Err(e @ CompileError::Broken(_)) => Err(e.into()),
+    }
+}
+
+/// `mcc reduce`.
+///
+/// # Errors
+/// A module that does not fail.
+pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
+    let (module, _) = read(&args.opt.module)?;
+    let work = Work::new(&args.opt);
+    // Each try that panics would say so.
+    std::panic::set_hook(Box::new(|_| {}));
+    let Some(failed) = work.fails(&module) else {
+        return Err(anyhow!("{} does not fail so: there is nothing to keep", args.opt.module.display()).into());
+    };
+    note!("`{}`: {}", failed.at, failed.says);
+    let size = |m: &Module| print_module(m).lines().count();
+    let small = shrink(module.clone(), &mut |m| work.fails(m).is_some_and(|f| f.is_like(&failed)), &mut |m| note!("{} lines", size(m)));
+    let mut flags = if args.opt.verify { "--verify".to_string() } else { format!("--passes {}", args.opt.passes.join(",")) };
+    if let Some(pass) = &work.damaged {
+        flags += &format!(" --damage-after {pass}");
+    }
+    let says = work.fails(&small).map_or(failed.says, |f| f.says);
+    let path = args.output.clone().unwrap_or_else(|| match args.opt.module.as_os_str() == STDIN {
+        true => PathBuf::from("reduced.mir"),
+        false => args.opt.module.with_extension("reduced.mir"),
+    });
+    fs::write(&path, reproducer::text(&format!("`{}`: {says}", failed.at), &small, &flags))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    out!("{} of {} lines: {}\n", size(&small), size(&module), path.display())?;
+    Ok(())
+}
+
+/// The module of a file, or of standard input, and the text for what is said of it.
+fn read(path: &Path) -> Result<(Module, Sources), Failure> {
+    let (name, text) = if path.as_os_str() == STDIN {
+        let mut text = String::new();
+        std::io::stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
+        ("<stdin>".to_string(), text)
+    } else {
+        (path.display().to_string(), fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
+    };
+    match parse_module(&text) {
+        Ok(module) => {
+            let sources = module.job.as_ref().map_or(vec![], |j| j.sources.clone());
+            Ok((module, Sources { files: sources }))
+        }
+        Err(e) => {
+            Shown::Text.show(&[no_module(&e, &text)], &Sources { files: vec![Source { name, text }] })?;
+            Err(Failure::Reported)
+        }
+    }
+}
+
+/// E0113: a text that is no module's.
+fn no_module(e: &ParseError, text: &str) -> Diagnostic {
+    // Columns of spans count bytes.
+    let line = text.lines().nth(e.line - 1).unwrap_or("");
+    let col = line.chars().take(e.column - 1).map(char::len_utf8).sum::<usize>() as u32 + 1;
+    let span = Span { file: 0, line: e.line as u32, col, len: 1 };
+    let d = Diagnostic::error("E0113", "this is no text of a module".to_string()).label(span, e.text.clone());
+    d.help("`mcc compile MODEL.mdl --stop-after PASS` prints one; docs/ir.md explains what it says")
+}

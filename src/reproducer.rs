@@ -1,0 +1,41 @@
+//! What a bug in mcc leaves for whoever mends it: the module that the pass was given, and the command that repeats what happened.
+
+use ir::module::Module;
+use ir::text::print_module;
+use passes::compile::Broken;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The text of a module under lines that say what is wrong with it, and how to see that again; `%s` is the text's file.
+pub fn text(says: &str, module: &Module, flags: &str) -> String {
+    let says = says.replace('\n', "\n; ");
+    format!("; mcc {}\n; {says}\n; RUN: mcc opt {flags} %s\n{}", env!("CARGO_PKG_VERSION"), print_module(module))
+}
+
+/// Writes a reproducer into the working directory, or where temporary files go, under a name that nothing has; and says what to do with it.
+///
+/// # Errors
+/// Neither directory takes it.
+pub fn leave(broken: &Broken, damaged: bool) -> io::Result<Option<String>> {
+    let Some(before) = &broken.before else { return Ok(None) };
+    let flags = if damaged { format!("--passes {0} --damage-after {0}", broken.pass) } else { format!("--passes {}", broken.pass) };
+    let text = text(&broken.to_string(), before, &flags);
+    let path = create(Path::new(""), broken.pass, &text).or_else(|_| create(&std::env::temp_dir(), broken.pass, &text))?;
+    Ok(Some(format!(
+        "the module before that pass is in {0}; `mcc opt {flags} {0}` repeats this, and `mcc reduce {0}` makes it smaller",
+        path.display()
+    )))
+}
+
+fn create(folder: &Path, pass: &str, text: &str) -> io::Result<PathBuf> {
+    let names = (1..100).map(|k| if k == 1 { format!("mcc-bug-{pass}.mir") } else { format!("mcc-bug-{pass}-{k}.mir") });
+    for path in names.map(|name| folder.join(name)) {
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => return file.write_all(text.as_bytes()).map(|()| path),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}

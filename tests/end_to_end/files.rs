@@ -1,0 +1,156 @@
+//! The files of `passes/tests/files/PASS`: a small input, the command that is run on it, and what has to come out.
+//!
+//! A line `RUN: mcc ..` is the command, for a shell; `%s` is the file, and `not mcc ..` has to fail, and is held to its errors. Directives are those of
+//! [`filecheck`]: `check: TEXT` is in a line further down, `nextln: TEXT` in the line after that. `UPDATE_EXPECT=1` writes the `nextln:` lines after a
+//! `check:` anew, where there are some: all lines of the output that are indented deeper than the one of the `check:`, or, after `check: module`, all.
+
+use crate::mcc::{Dir, Ran};
+use filecheck::{CheckerBuilder, NO_VARIABLES};
+use passes::table::PASSES;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("passes/tests/files")
+}
+
+/// The files of a folder with what is in them.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().map(|e| e.expect("an entry").path()).collect();
+    found.sort();
+    found
+}
+
+/// What stands after a word in a comment of either kind.
+fn after<'a>(line: &'a str, word: &str) -> Option<&'a str> {
+    let comment = line.strip_prefix(';').or_else(|| line.strip_prefix("//"))?;
+    comment.trim_start().strip_prefix(word)
+}
+
+/// What the file's command prints: its output, or the errors of one that has to fail.
+fn output(path: &Path, text: &str) -> Result<String, String> {
+    let line = text.lines().find_map(|l| after(l, "RUN:")).ok_or("no line `RUN: mcc ..`")?.trim();
+    let (fails, line) = line.strip_prefix("not ").map_or((false, line), |l| (true, l));
+    let command = line.replace("%s", &path.display().to_string()).replace("mcc ", &format!("{} ", env!("CARGO_BIN_EXE_mcc")));
+    // In a directory that is gone afterwards, with whatever a bug leaves.
+    let dir = Dir::new();
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", &command]).current_dir(dir.path(""));
+    let ran = Ran::new(shell.output().map_err(|e| e.to_string())?);
+    match (fails, ran.code) {
+        (false, Some(0)) => Ok(ran.stdout),
+        (true, Some(1)) => Ok(ran.stderr.replace(&path.display().to_string(), "%s")),
+        _ => Err(format!("`{line}` ended with {:?}\n{}", ran.code, ran.stderr)),
+    }
+}
+
+/// The file with the lines after each `check:` that has some as they are now.
+fn blessed(text: &str, output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let depth = |l: &str| l.len() - l.trim_start().len();
+    let (mut at, mut out) = (0, String::new());
+    let mut rest = text.lines().peekable();
+    while let Some(line) = rest.next() {
+        if after(line, "nextln:").is_some() {
+            continue;
+        }
+        out += &format!("{line}\n");
+        let Some(anchor) = after(line, "check:").map(str::trim) else { continue };
+        at += lines[at..].iter().position(|l| l.contains(anchor)).map_or(0, |k| k + 1);
+        if rest.peek().is_some_and(|next| after(next, "nextln:").is_some()) {
+            let own = lines.get(at.wrapping_sub(1)).map_or(0, |l| depth(l));
+            let block = lines[at..].iter().take_while(|l| anchor == "module" || depth(l) > own);
+            let sign = if line.starts_with(';') { ";" } else { "//" };
+            block.for_each(|l| out += &format!("{sign} nextln: {l}\n"));
+        }
+    }
+    out
+}
+
+fn check(path: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let output = output(path, &text)?;
+    let text = if std::env::var_os("UPDATE_EXPECT").is_some() {
+        let text = blessed(&text, &output);
+        fs::write(path, &text).map_err(|e| e.to_string())?;
+        text
+    } else {
+        text
+    };
+    let mut builder = CheckerBuilder::new();
+    for line in text.lines().filter(|l| l.starts_with(';') || l.starts_with("//")) {
+        builder.directive(line).map_err(|e| e.to_string())?;
+    }
+    let checker = builder.finish();
+    if checker.is_empty() {
+        return Err("nothing is checked".into());
+    }
+    match checker.explain(&output, NO_VARIABLES).map_err(|e| e.to_string())? {
+        (true, _) => Ok(()),
+        (false, why) => Err(format!("{why}\n`UPDATE_EXPECT=1` renews what follows each `check:`")),
+    }
+}
+
+#[test]
+fn passes_do_what_their_files_say() {
+    let mut wrong = vec![];
+    for folder in files(&root()) {
+        for path in files(&folder) {
+            if let Err(why) = check(&path) {
+                wrong.push(format!("{}: {why}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} files:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Passes whose files are still to be written.
+const FEW: &[&str] = &[
+    "drop_outputs",
+    "differentiate",
+    "optimize",
+    "simplify",
+    "accumulate_f32",
+    "fold_constants",
+    "indices",
+    "pad",
+    "stage_sums",
+    "rematerialize",
+    "zigzag",
+    "propagate",
+    "partition",
+    "classes",
+    "tp_overlap",
+    "zero",
+    "bucket",
+    "offload",
+    "split_reduction",
+    "tf32",
+    "lower",
+    "overlap",
+    "refine",
+];
+
+#[test]
+fn every_pass_has_five_files() {
+    let few = PASSES.iter().map(|p| p.name).filter(|name| files(&root().join(name)).len() < 5);
+    assert_eq!(few.collect::<Vec<_>>(), FEW);
+}
+
+#[test]
+fn files_that_expect_something_else_are_found() {
+    let text = "; RUN: mcc opt --passes simplify %s\nmodule\n; check: module\n; nextln: old\n; check: dims:\n";
+    let output = "module\ntraining:\n  deep\ndims:\n  dim a = 4\n";
+    let new = blessed(text, output);
+    assert_eq!(new.lines().filter(|l| l.starts_with("; nextln:")).count(), 4, "{new}");
+    let dir = Dir::new();
+    for (name, text) in [("none.mir", "module\n"), ("unchecked.mir", "; RUN: mcc opt --verify %s\nmodule\n")] {
+        dir.write(name, text);
+        assert!(check(&dir.path(name)).is_err(), "{name}");
+    }
+    dir.write("wrong.mir", "; RUN: mcc opt --verify %s\nmodule\n; check: sharded: holds\n");
+    assert!(check(&dir.path("wrong.mir")).is_err_and(|e| e.contains("sharded: holds")));
+    dir.write("right.mir", "; RUN: mcc opt --verify %s\nmodule\n; check: graph: holds\n");
+    assert_eq!(check(&dir.path("right.mir")), Ok(()));
+}

@@ -1,0 +1,121 @@
+//! Passes by themselves, from the command line: `mcc passes`, `mcc opt`, `mcc reduce`, and what a bug leaves.
+
+use crate::mcc::Dir;
+use passes::table::{PASSES, VERIFIERS};
+use std::fs;
+use std::path::Path;
+
+const SMALL: &str = "{models}/gpt2.mdl -D layers=2 -D hidden=16 -D heads=2 -D seq=8 -D vocab=32 --tp 2";
+
+#[test]
+fn the_page_of_passes_is_that_of_their_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/passes.md");
+    let page = passes::report::reference::passes();
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        fs::write(&path, &page).expect("written");
+    }
+    assert!(fs::read_to_string(&path).is_ok_and(|text| text == page), "docs/passes.md is another one; UPDATE_EXPECT=1 renews it");
+}
+
+#[test]
+fn passes_are_listed_in_order() {
+    let listed = Dir::new().line("passes").succeeds().stdout;
+    let names: Vec<&str> = listed.lines().filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next()).collect();
+    assert_eq!(names, PASSES.iter().map(|p| p.name).collect::<Vec<_>>());
+}
+
+/// The modules that a compile prints, by pass.
+fn printed(text: &str) -> Vec<(&str, &str)> {
+    text.split("; after ").skip(1).map(|part| part.split_once('\n').expect("a name and a module")).collect()
+}
+
+#[test]
+fn every_pass_runs_on_what_the_one_before_printed() {
+    let dir = Dir::new();
+    let all = dir.line(&format!("compile {SMALL} --print-after all -o small.mcc")).succeeds();
+    assert!(all.stderr.contains("wrote small.mcc"), "{}", all.stderr);
+    let modules = printed(&all.stdout);
+    assert!(modules.len() > 15);
+    for pair in modules.windows(2) {
+        let [(_, before), (pass, after)] = pair else { unreachable!("invariant: windows of two") };
+        dir.write("before.mir", before);
+        let alone = dir.line(&format!("opt before.mir --passes {pass}")).succeeds();
+        assert!(alone.stdout == *after, "`{pass}` alone");
+    }
+    // All in one go, from the first module to the job.
+    dir.write("first.mir", modules[0].1);
+    let rest: Vec<&str> = modules[1..].iter().map(|m| m.0).collect();
+    let chain = dir.line(&format!("opt first.mir --passes {}", rest.join(","))).succeeds();
+    assert!(chain.stdout == modules.last().expect("the job").1);
+    dir.write("last.mir", chain.stdout);
+    let held = dir.line("opt last.mir --verify").succeeds().stdout;
+    // The logical graph's verifier has had its say before the graph was sharded.
+    assert_eq!(held.lines().count(), VERIFIERS.len() - 1, "{held}");
+}
+
+#[test]
+fn a_compile_ends_and_prints_where_it_is_told_to() {
+    let dir = Dir::new();
+    let stopped = dir.line(&format!("compile {SMALL} --stop-after propagate")).succeeds().stdout;
+    let printed_after = dir.line(&format!("compile {SMALL} --print-after simplify,propagate --stop-after propagate")).succeeds().stdout;
+    let modules = printed(&printed_after);
+    assert_eq!(modules.iter().map(|m| m.0).collect::<Vec<_>>(), ["simplify", "propagate"]);
+    assert!(modules[1].1 == stopped);
+    assert_eq!(dir.entries(), Vec::<String>::new());
+    dir.line(&format!("compile {SMALL} --stop-after zero")).fails_with(&["`zero` does not run with these options"]);
+    dir.line(&format!("compile {SMALL} --print-after fuse")).misuses_with(&["invalid value 'fuse'", "simplify"]);
+}
+
+#[test]
+fn passes_that_cannot_run_say_so() {
+    let dir = Dir::new();
+    dir.write("m.mir", dir.line(&format!("compile {SMALL} --stop-after classes")).succeeds().stdout);
+    dir.line("opt m.mir --passes simplify").fails_with(&["`simplify` takes a module at level `graph`, and the module is at level `local`"]);
+    dir.line("opt m.mir --passes lower,bucket")
+        .fails_with(&["`bucket` takes a module at level `local`, and the passes before it leave it at level `job`"]);
+    dir.line("opt m.mir --passes zero").fails_with(&["`zero` does nothing with the module's options"]);
+    dir.line("opt m.mir --passes bucket --verify").misuses_with(&["cannot be used with"]);
+    dir.line("opt none.mir --verify").fails_with(&["cannot read none.mir"]);
+    dir.line("reduce m.mir --passes bucket").fails_with(&["m.mir does not fail so"]);
+    dir.write("text.mir", "module\ntraining:\ngraph tiny\ndims:\nbody:\n  %0 = const é\n");
+    dir.line("opt text.mir --verify").fails_with(&["error[E0113]", "text.mir:6:14", "expected a number, found `é`"]);
+}
+
+#[test]
+fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
+    let dir = Dir::new();
+    for pass in ["simplify", "propagate", "partition", "bucket", "lower", "overlap"] {
+        let compiled = dir.line(&format!("compile {SMALL} --damage-after {pass}"));
+        let file = format!("mcc-bug-{pass}.mir");
+        let bug = format!("error: bug in mcc: after `{pass}`: ");
+        let compiled = compiled.fails_with(&[&bug, &file, "please report this"]);
+        let says = compiled.stderr.lines().find(|l| l.starts_with(&bug)).expect("what is wrong");
+        // The command is in the file, and in the message.
+        let text = fs::read_to_string(dir.path(&file)).expect("a reproducer");
+        let run = text.lines().find_map(|l| l.strip_prefix("; RUN: mcc ")).expect("a command").replace("%s", &file);
+        assert!(compiled.stderr.contains(&format!("`mcc {run}`")), "{}", compiled.stderr);
+        dir.line(&run).fails_with(&[says]);
+        let reduced = dir.line(&run.replacen("opt", "reduce", 1)).succeeds();
+        let small = format!("mcc-bug-{pass}.reduced.mir");
+        assert!(reduced.stdout.contains(&small), "{}", reduced.stdout);
+        let smaller = fs::read_to_string(dir.path(&small)).expect("a smaller one");
+        assert!(smaller.lines().count() < text.lines().count(), "{pass}");
+        if ["simplify", "propagate"].contains(&pass) {
+            assert!(smaller.lines().count() < 40, "{smaller}");
+        }
+        dir.line(&run.replace(&file, &small)).fails_with(&[&bug]);
+    }
+    // What is there stays there.
+    dir.line(&format!("compile {SMALL} --damage-after lower")).fails_with(&["mcc-bug-lower-2.mir"]);
+}
+
+#[test]
+fn a_mistake_of_a_late_pass_comes_from_few_operations() {
+    let dir = Dir::new();
+    dir.write("early.mir", dir.line(&format!("compile {SMALL} --stop-after zigzag")).succeeds().stdout);
+    let rest = "propagate,partition,classes,bucket,split_reduction,lower";
+    dir.line(&format!("reduce early.mir --passes {rest} --damage-after lower -o small.mir")).succeeds();
+    let small = fs::read_to_string(dir.path("small.mir")).expect("a smaller one");
+    assert!(small.lines().count() < 60, "{small}");
+    dir.line("reduce small.mir --verify").fails_with(&["does not fail so"]);
+}
