@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test test-long test-launchers test-hostile bench gpu-check clean
+.PHONY: deps build demo test lint test-long test-launchers test-hostile bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -42,6 +42,11 @@ test: deps
 	cargo build --workspace --quiet
 	cargo test --workspace --quiet
 	python3 -m unittest bench.test_report
+
+# Formatting, and what clippy warns of.
+lint: deps
+	cargo fmt --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 # Ten thousand random models on random meshes, as many mutants of programs, of artifacts and of weights, the models of models/ on every mesh of up to 8 ranks, and the
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself

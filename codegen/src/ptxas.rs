@@ -17,6 +17,9 @@ pub enum PtxasError {
     Io { tool: String, error: std::io::Error },
     #[error("{tool} for {cpu}:\n{text}")]
     Refused { tool: &'static str, cpu: String, text: String },
+    /// Another version may word its report in another way: no number of it is believed then.
+    #[error("ptxas does not say how many`{what}` a kernel takes:\n{text}")]
+    Unread { what: &'static str, text: String },
 }
 
 /// Assembled code of one kernel.
@@ -73,13 +76,14 @@ impl Ptxas {
         let arch = format!("-arch={cpu}");
         let output = self.run("ptxas", cpu, &["-v".as_ref(), arch.as_ref(), source.as_ref(), "-o".as_ref(), target.as_ref()])?;
         let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
-        let number = |what| number_before(&text, what).unwrap_or(0);
+        let number = |what| number_before(&text, what).ok_or_else(|| PtxasError::Unread { what, text: text.to_string() });
         Ok(Assembled {
             cubin: std::fs::read(&target).map_err(io)?,
-            registers: number(" registers"),
-            shared_bytes: number(" bytes smem"),
-            stack_bytes: number(" bytes stack frame"),
-            spill_bytes: number(" bytes spill stores") + number(" bytes spill loads"),
+            registers: number(" registers")?,
+            // What a kernel without any is said nothing of.
+            shared_bytes: number_before(&text, " bytes smem").unwrap_or(0),
+            stack_bytes: number(" bytes stack frame")?,
+            spill_bytes: number(" bytes spill stores")? + number(" bytes spill loads")?,
             warnings: text.lines().filter(|l| l.contains("warning") || l.contains("(C75")).map(str::to_owned).collect(),
         })
     }

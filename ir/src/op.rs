@@ -108,6 +108,17 @@ impl Collective {
             Collective::Shift => "shift",
         }
     }
+
+    /// Elements that each of `members` gives and gets by a command whose count is `count`: what that field means.
+    pub fn elements(self, count: u64, members: u64) -> (u64, u64) {
+        let all = count.saturating_mul(members);
+        match self {
+            Collective::AllReduce(_) | Collective::Shift => (count, count),
+            Collective::AllGather => (count, all),
+            Collective::ReduceScatter(_) => (all, count),
+            Collective::AllToAll => (all, all),
+        }
+    }
 }
 
 /// A number known at run time, the same for all elements, that the executor passes to kernels.

@@ -424,12 +424,7 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
             let subs = group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp);
             let members = product(subs.map(|u| mesh[*u].size).chain([stages]))?;
-            let (give, get) = match kind {
-                Collective::AllReduce(_) | Collective::Shift => (1, 1),
-                Collective::AllGather => (1, members),
-                Collective::ReduceScatter(_) => (members, 1),
-                Collective::AllToAll => (members, members),
-            };
+            let (give, get) = kind.elements(1, members);
             if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
                 ensure((*reduce == Reduce::Any) == (*dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
             }

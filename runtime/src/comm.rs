@@ -19,12 +19,7 @@ pub struct Exchange {
 impl Exchange {
     /// Elements that a member gives and gets, for a number of members.
     pub fn elements(&self, members: u64) -> (u64, u64) {
-        match self.kind {
-            Collective::AllReduce(_) | Collective::Shift => (self.count, self.count),
-            Collective::AllGather => (self.count, self.count * members),
-            Collective::ReduceScatter(_) => (self.count * members, self.count),
-            Collective::AllToAll => (self.count * members, self.count * members),
-        }
+        self.kind.elements(self.count, members)
     }
 
     /// What all members must agree on.

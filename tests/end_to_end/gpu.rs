@@ -6,6 +6,7 @@ use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -216,8 +217,12 @@ fn every_kernel_of_the_models_assembles_without_spills_and_uses_tensor_cores() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target directory").join("cuda-13.5.37");
     let ptxas = match Ptxas::fetched(&directory) {
         Ok(ptxas) => ptxas,
-        // The tests of kernels say so too, past the capture of output.
-        Err(why) => return assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "ptxas cannot be had:\n{why}"),
+        Err(why) => {
+            assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "ptxas cannot be had:\n{why}");
+            // Past the capture of tests' output.
+            let _ = writeln!(std::io::stderr(), "NOT CHECKED: no kernel of the models is assembled, since ptxas cannot be had:\n{why}");
+            return;
+        }
     };
     let dir = Dir::new();
     let mut kernels: BTreeMap<(String, &str), (Kernel, String)> = BTreeMap::new();

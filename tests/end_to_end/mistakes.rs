@@ -119,6 +119,8 @@ const TOGETHER: &[Mistake] = &[
     ("check gpt2.mdl TINY --pp 3", 1, "2 layers cannot fill 3 pipeline stages", "--pp 2 at most"),
     ("check gpt2.mdl TINY --dp 2 --global-batch-size 3", 1, "global batch 3 does not divide", "`--global-batch-size 4` does"),
     ("check gpt2.mdl TINY --ep 2", 1, "E0635", "must divide --dp x --cp x --tp"),
+    ("check gpt2.mdl TINY --global-batch-size 2097152", 1, "E0634", "raise --micro-batch-size"),
+    ("check gpt2.mdl TINY --tp 8", 0, "W0204", "nearest sizes that divide: 8 (`-D heads=8`)"),
     ("check gpt2.mdl TINY --vpp 2", 1, "--pp is 1", "`--pp 2` or more"),
     ("check gpt2.mdl TINY --memory 1KiB", 1, "E0640", "--memory 1.00 KiB"),
     ("check gpt2.mdl TINY --tf32", 1, "E0642", "`--target sm_80`"),

@@ -86,10 +86,8 @@ fn takes(io: &mut Io, inputs: &mut Vec<Option<Vec<Interval>>>) -> Result {
 }
 
 fn graphs(io: &mut Io, g: &mut Graphs) -> Result {
-    if io.line_follows(matches!(g.whole, Whole::Sharded(_)), "sharded") {
-        if io.reading() {
-            g.whole = Whole::Sharded(blank_sharded());
-        }
+    if io.line_follows(matches!(g.whole, Whole::Sharded(_)), "sharded") && io.reading() {
+        g.whole = Whole::Sharded(blank_sharded());
     }
     match &mut g.whole {
         Whole::Logical(whole) => graph(io, whole)?,

@@ -2,7 +2,7 @@
 
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, BufferId, Collective, Place, Program};
+use ir::program::{Action, BufferId, Place, Program};
 
 /// Elements `from..to` of a buffer that a command may touch, whatever the rank and microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,7 @@ pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Acti
             inputs.chain(outputs).zip(args).map(|((dims, strides, writes), place)| part(place, reach(dims, strides), writes)).collect()
         }
         Action::Collective { kind, group, count, src, dst, .. } => {
-            let all = count * program.groups[group.index()].size(mesh);
-            let (give, get) = match kind {
-                Collective::AllReduce(_) | Collective::Shift => (*count, *count),
-                Collective::AllGather => (*count, all),
-                Collective::ReduceScatter(_) => (all, *count),
-                Collective::AllToAll => (all, all),
-            };
+            let (give, get) = kind.elements(*count, program.groups[group.index()].size(mesh));
             vec![part(src, give, false), part(dst, get, true)]
         }
         Action::Copy { count, src, dst, .. } => vec![part(src, *count, false), part(dst, *count, true)],

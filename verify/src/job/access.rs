@@ -286,13 +286,7 @@ impl Reader<'_> {
 
     fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
         let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
-        let all = count.saturating_mul(group.size(&self.job.mesh));
-        let (give, get) = match kind {
-            Collective::AllReduce(_) | Collective::Shift => (count, count),
-            Collective::AllGather => (count, all),
-            Collective::ReduceScatter(_) => (all, count),
-            Collective::AllToAll => (all, all),
-        };
+        let (give, get) = kind.elements(count, group.size(&self.job.mesh));
         if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
             ensure((reduce == Reduce::Any) == (dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
         }

@@ -7,7 +7,7 @@ use crate::terms::{Access, Index, Term, Terms, What};
 use ir::dim::{Base, IndexMap, Order};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::op::{Channel, Collective, DType, Op, Real, Scalar};
+use ir::op::{Channel, DType, Op, Real, Scalar};
 use ir::program::{Action, BodyKind, Buffer, Call, Content, Job, Place, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,13 +109,8 @@ impl<'a> Machine<'a> {
             Action::Collective { kind, group, dtype, count, src, dst } => {
                 let group = &self.program.groups[group.index()];
                 let stages = group.stages.as_ref().map_or(1, |s| s.len() as u64);
-                let all = count * stages * group.subs.iter().map(|u| self.job.mesh[*u].size).product::<u64>();
-                let (give, get) = match kind {
-                    Collective::AllReduce(_) | Collective::Shift => (*count, *count),
-                    Collective::AllGather => (*count, all),
-                    Collective::ReduceScatter(_) => (all, *count),
-                    Collective::AllToAll => (all, all),
-                };
+                let members = stages * group.subs.iter().map(|u| self.job.mesh[*u].size).product::<u64>();
+                let (give, get) = kind.elements(*count, members);
                 let x = self.dense(src, give)?;
                 let what = What::Exchange { kind: *kind, subs: group.subs.clone(), stages: group.stages.clone() };
                 let value = Access::whole(self.terms.plain(what, vec![x], vec![get], *dtype), &[get]);
