@@ -1,9 +1,12 @@
-//! Who may depend on whom, over `cargo metadata`, and who may print: the invariants of `docs/architecture.md`.
+//! Who may depend on whom, over `cargo metadata` and over `use` paths, and who may print: the invariants of `docs/architecture.md`.
+
+mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use uses::Files;
 
 /// For every package of the workspace, all packages that its library or binaries link, directly or not.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
@@ -83,10 +86,79 @@ fn the_pipeline_knows_only_what_is_before_it() {
     }
 }
 
+/// The crates' roots.
+const CRATES: [&str; 9] = [
+    "src/main.rs",
+    "frontend/src/lib.rs",
+    "ir/src/lib.rs",
+    "verify/src/lib.rs",
+    "passes/src/lib.rs",
+    "codegen/src/lib.rs",
+    "runtime/src/lib.rs",
+    "convert/src/lib.rs",
+    "emulator/src/lib.rs",
+];
+
+fn files(root: &str) -> Files {
+    Files::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join(root))
+}
+
+/// Circles of more than three files that are still to be untied: the crate, and how many files.
+const KNOWN: &[(&str, &[usize])] = &[
+    ("src/main.rs", &[5]),
+    ("ir/src/lib.rs", &[8]),
+    ("verify/src/lib.rs", &[6, 4]),
+    ("passes/src/lib.rs", &[4]),
+    ("codegen/src/lib.rs", &[7, 6, 6, 4]),
+    ("runtime/src/lib.rs", &[19, 9, 4]),
+    ("emulator/src/lib.rs", &[4]),
+];
+
+#[test]
+fn files_use_each_other_in_small_circles_at_most() {
+    let mut found = vec![];
+    for root in CRATES {
+        let files = files(root);
+        assert!(files.uses.len() > 10, "{root}: {} files", files.uses.len());
+        let circles: Vec<_> = files.circles().into_iter().filter(|c| c.len() > 3).collect();
+        circles.iter().for_each(|c| println!("{root}: {c:?}"));
+        found.extend((!circles.is_empty()).then(|| (root, circles.iter().map(Vec::len).collect::<Vec<_>>())));
+    }
+    let known: Vec<_> = KNOWN.iter().map(|(root, sizes)| (*root, sizes.to_vec())).collect();
+    assert_eq!(found, known);
+}
+
+/// The rooms of the passes, in the order of the pipeline.
+const ROOMS: [&str; 8] = ["pipeline", "graph", "sharding", "partition", "local", "commands", "lower", "report"];
+
+#[test]
+fn no_room_of_the_passes_uses_a_later_one() {
+    let name = |p: &Path| p.components().next().expect("a file").as_os_str().to_string_lossy().trim_end_matches(".rs").to_string();
+    // The table, and what stands beside it, is above all rooms.
+    let place = |p: &Path| ROOMS.iter().position(|r| *r == name(p)).unwrap_or(ROOMS.len());
+    let files = files("passes/src/lib.rs");
+    assert!(ROOMS.iter().all(|r| files.uses.keys().any(|f| name(f) == *r)));
+    for (file, used) in &files.uses {
+        for other in used.iter().filter(|other| place(other) > place(file)) {
+            panic!("{} uses {}, of a later room", file.display(), other.display());
+        }
+    }
+}
+
 /// All files of Rust below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
     entries.flat_map(|p| if p.is_dir() { sources(&p) } else { vec![p] }).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
+}
+
+#[test]
+fn files_fit_on_a_few_screens() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "tests", "frontend", "ir", "verify", "passes", "codegen", "runtime", "convert", "emulator", "fuzz"];
+    let long = |f: &PathBuf| fs::read_to_string(f).expect("UTF-8").lines().count() > 600;
+    let files = folders.iter().flat_map(|c| sources(&root.join(c))).filter(|f| !f.components().any(|c| c.as_os_str() == "target"));
+    let long: Vec<PathBuf> = files.filter(long).map(|f| f.strip_prefix(root).expect("below it").into()).collect();
+    assert_eq!(long, [Path::new("verify/src/job/tests/mod.rs")]);
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! | [`mod@table`] | all passes, in order |
 //! | [`compile`] | a compile: walks the table |
 //! | [`mod@reduce`] | makes modules on which a pass fails smaller |
+//! | [`reference`] | the page of all passes |
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
 
@@ -24,6 +25,7 @@ pub mod lower;
 pub mod partition;
 pub mod pipeline;
 pub mod reduce;
+pub mod reference;
 pub mod remedy;
 pub mod report;
 pub mod sharding;

@@ -2,7 +2,6 @@
 
 use crate::graph::differentiate::DifferentiateError;
 use crate::sharding::axes;
-use crate::table::Said;
 use ir::diag::{Diagnostic, Severity};
 use ir::graph::{Graph, Param};
 use ir::model::Plan;
@@ -24,7 +23,10 @@ pub fn unused(graph: &Graph) -> Vec<Diagnostic> {
 }
 
 /// Sizes of a step's graph, which are final, that axes do not divide; and options that do nothing for it.
-pub fn sizes(m: &Module) -> Said {
+///
+/// # Errors
+/// Those that end a compile.
+pub fn sizes(m: &Module) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
     let Module { plan, options, mesh, settings, .. } = m;
     let graph = m.training.whole.graph();
     let lists = axes::lists(plan, graph, &Options { zero: Zero::None, ..options.clone() });

@@ -4,5 +4,4 @@ pub mod complaints;
 pub mod explain;
 pub mod footprint;
 pub mod pipeline_timeline;
-pub mod reference;
 pub mod sizes;
