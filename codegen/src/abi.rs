@@ -17,9 +17,20 @@
 //! Tensor maps are parameters before it; how far each begins before its operand are the last words.
 
 use crate::Shape;
-use crate::build::simt::{Bounds, WARPS};
 use ir::kernel::{Family, Kernel};
 use ir::launch::{Launch, MAP_BYTES, Parameter, TensorMap, WARP};
+
+/// Warps of a block of the usual form.
+pub const WARPS: u32 = 4;
+
+/// What a kernel's registers must leave room for on a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of a block.
+    pub threads: u32,
+    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
+    pub blocks: u32,
+}
 
 /// The parameters of a kernel, as a builder sees them.
 #[derive(Clone, Copy)]

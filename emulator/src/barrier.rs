@@ -1,43 +1,39 @@
-//! Barriers of a block, mbarriers, fences (PTX ISA, sections 9.7.13.1 and 9.7.13.15).
+//! The state of a block's barriers and mbarriers (PTX ISA, sections 9.7.13.1 and 9.7.13.15).
 
-use crate::block::Block;
 use crate::fault::Wrong;
-use crate::inst::{Arrive, Op, Src};
-use crate::order::{Engine, Stamp, View};
-use crate::shared::aligned;
-use crate::warp::State;
+use crate::order::{Stamp, View};
 use std::collections::BTreeMap;
 
 pub struct Barriers {
-    count: usize,
-    named: BTreeMap<u32, Named>,
-    phases: BTreeMap<u64, Phases>,
+    pub count: usize,
+    pub named: BTreeMap<u32, Named>,
+    pub phases: BTreeMap<u64, Phases>,
     /// How many phases of mbarriers have been completed.
     pub completed: u64,
 }
 
 /// A barrier of the block, while warps come to it.
-struct Named {
-    arrived: u32,
+pub struct Named {
+    pub arrived: u32,
     /// Threads that it takes; absent for all of the block.
-    threads: Option<u32>,
-    waiting: Vec<usize>,
-    view: View,
+    pub threads: Option<u32>,
+    pub waiting: Vec<usize>,
+    pub view: View,
 }
 
 /// An mbarrier.
-struct Phases {
-    count: u32,
-    pending: u32,
+pub struct Phases {
+    pub count: u32,
+    pub pending: u32,
     /// Bytes that are still expected.
-    bytes: i64,
-    phase: u64,
+    pub bytes: i64,
+    pub phase: u64,
     /// What those that arrived have seen; and up to the last phase that is over.
-    arrivals: View,
-    done: View,
-    init: Stamp,
+    pub arrivals: View,
+    pub done: View,
+    pub init: Stamp,
     /// Whether a fence makes the initialisation visible to copies.
-    fenced: bool,
+    pub fenced: bool,
 }
 
 impl Barriers {
@@ -52,11 +48,11 @@ impl Barriers {
         }
     }
 
-    fn find(&mut self, address: u64) -> Result<&mut Phases, Wrong> {
+    pub fn find(&mut self, address: u64) -> Result<&mut Phases, Wrong> {
         self.phases.get_mut(&address).ok_or(Wrong::Barrier { address, what: "it is not initialised".into() })
     }
 
-    fn settle(&mut self, address: u64) -> bool {
+    pub fn settle(&mut self, address: u64) -> bool {
         let Some(b) = self.phases.get_mut(&address) else { return false };
         if b.pending != 0 || b.bytes != 0 {
             return false;
@@ -66,220 +62,5 @@ impl Barriers {
         b.done.join(&b.arrivals);
         self.completed += 1;
         true
-    }
-}
-
-impl Block<'_> {
-    pub fn synchronise(&mut self, w: usize, op: &Op, mask: u32) -> Result<(), Wrong> {
-        let lanes = (0..32).filter(|l| mask >> l & 1 != 0);
-        match op {
-            Op::Bar { id, threads, wait, aligned } => {
-                if *aligned {
-                    self.converged(w, mask, "bar")?;
-                }
-                let first = mask.trailing_zeros() as usize;
-                let (id, threads) = (self.warps[w].word(*id)[first], threads.map(|t| self.warps[w].word(t)[first]));
-                self.arrive_at(w, id, threads, *wait)?;
-            }
-            Op::FenceProxy | Op::FenceBarriers => {
-                let warp = &mut self.warps[w];
-                if *op == Op::FenceProxy {
-                    warp.view.fence();
-                }
-                self.barriers.phases.values_mut().filter(|b| warp.view.has_seen(b.init)).for_each(|b| b.fenced = true);
-            }
-            Op::BarrierInit(a, n) => {
-                let (at, n) = (self.warps[w].addresses(*a), self.warps[w].word(*n));
-                for l in lanes {
-                    let address = self.shared_address(at[l]);
-                    aligned(address, 8)?;
-                    self.shared.note_write(address, 8, Block::own(&self.warps[w]))?;
-                    if n[l] == 0 || n[l] >= 1 << 20 {
-                        return Err(Wrong::Barrier { address, what: format!("it cannot expect {} arrivals", n[l]) });
-                    }
-                    let view = View::new(self.barriers.count);
-                    let init = self.warps[w].stamp(Engine::Warp);
-                    let fresh = Phases { count: n[l], pending: n[l], bytes: 0, phase: 0, arrivals: view.clone(), done: view, init, fenced: false };
-                    self.barriers.phases.insert(address, fresh);
-                }
-                self.warps[w].tick(Engine::Warp);
-            }
-            Op::BarrierInval(a) => {
-                let at = self.warps[w].addresses(*a);
-                for l in lanes {
-                    let address = self.shared_address(at[l]);
-                    self.barriers.find(address)?;
-                    self.barriers.phases.remove(&address);
-                }
-            }
-            Op::BarrierArrive(a, what, state) => {
-                let at = self.warps[w].addresses(*a);
-                let n = match what {
-                    Arrive::Count(n) | Arrive::Expect(n) | Arrive::ExpectOnly(n) => self.warps[w].word(*n),
-                };
-                let mut phases = [0; 32];
-                for l in lanes {
-                    let address = self.shared_address(at[l]);
-                    let (bytes, arrivals) = match what {
-                        Arrive::Count(_) => (0, n[l]),
-                        Arrive::Expect(_) => (i64::from(n[l]), 1),
-                        Arrive::ExpectOnly(_) => (i64::from(n[l]), 0),
-                    };
-                    self.seen_init(w, address)?;
-                    let b = self.barriers.find(address)?;
-                    phases[l] = b.phase;
-                    b.bytes += bytes;
-                    self.arrive_with(address, arrivals, Some(w), None)?;
-                }
-                if let Some(d) = state {
-                    self.warps[w].set_long(*d, &phases, mask);
-                }
-                self.warps[w].tick(Engine::Warp);
-            }
-            Op::BarrierTest { d, a, phase, parity, suspend: _ } => {
-                let (at, phase) = (self.warps[w].addresses(*a), self.phase(w, *phase));
-                let (mut over, mut wait) = (0, None);
-                for l in lanes {
-                    let address = self.shared_address(at[l]);
-                    self.seen_init(w, address)?;
-                    let b = self.barriers.find(address)?;
-                    let is_over = if *parity { b.phase & 1 != phase[l] & 1 } else { b.phase > phase[l] };
-                    if is_over {
-                        over |= 1 << l;
-                        let done = b.done.clone();
-                        self.warps[w].view.join(&done);
-                    } else {
-                        wait = Some((address, b.phase));
-                    }
-                }
-                self.warps[w].set_predicate(*d, over, mask);
-                if let Some((barrier, phase)) = wait {
-                    self.warps[w].state = State::Waiting { barrier, phase };
-                }
-            }
-            _ => unreachable!("invariant: only what synchronises comes here"),
-        }
-        Ok(())
-    }
-
-    fn phase(&self, w: usize, s: Src) -> [u64; 32] {
-        self.warps[w].bits(s)
-    }
-
-    fn seen_init(&mut self, w: usize, address: u64) -> Result<(), Wrong> {
-        let b = self.barriers.find(address)?;
-        if self.warps[w].view.has_seen(b.init) {
-            return Ok(());
-        }
-        Err(Wrong::Barrier { address, what: "nothing orders its initialisation before this use".into() })
-    }
-
-    /// That a copy may complete bytes of an mbarrier.
-    pub fn open_to_copies(&mut self, w: usize, address: u64) -> Result<(), Wrong> {
-        self.seen_init(w, address)?;
-        if self.barriers.find(address)?.fenced {
-            return Ok(());
-        }
-        Err(Wrong::Barrier {
-            address,
-            what: "no `fence.mbarrier_init` or `fence.proxy.async` stands between its initialisation and a copy that uses it".into(),
-        })
-    }
-
-    /// Expects so many more arrivals in this phase.
-    pub fn expect_arrivals(&mut self, address: u64, n: u32) -> Result<(), Wrong> {
-        self.barriers.find(address)?.pending += n;
-        Ok(())
-    }
-
-    /// Arrives, as a warp or on behalf of a copy, and wakes who waits if that ends the phase.
-    pub fn arrive_with(&mut self, address: u64, n: u32, warp: Option<usize>, copy: Option<Stamp>) -> Result<(), Wrong> {
-        let b = self.barriers.find(address)?;
-        if n > b.pending {
-            return Err(Wrong::Barrier { address, what: format!("{n} arrivals where only {} are expected", b.pending) });
-        }
-        b.pending -= n;
-        if let Some(w) = warp {
-            b.arrivals.join(&self.warps[w].view);
-        }
-        if let Some(s) = copy {
-            b.arrivals.see(s);
-        }
-        self.end_phase(address);
-        Ok(())
-    }
-
-    /// So many bytes of a phase have come, by this copy.
-    pub fn complete_bytes(&mut self, address: u64, bytes: u64, copy: Stamp) -> Result<(), Wrong> {
-        let b = self.barriers.find(address)?;
-        b.bytes -= bytes as i64;
-        b.arrivals.see(copy);
-        self.end_phase(address);
-        Ok(())
-    }
-
-    fn end_phase(&mut self, address: u64) {
-        if self.barriers.settle(address) {
-            for w in &mut self.warps {
-                if matches!(w.state, State::Waiting { barrier, .. } if barrier == address) {
-                    w.state = State::Running;
-                }
-            }
-        }
-    }
-
-    fn arrive_at(&mut self, w: usize, id: u32, threads: Option<u32>, wait: bool) -> Result<(), Wrong> {
-        if id > 15 {
-            return Err(Wrong::Undefined(format!("there is no barrier {id}: they are 0 to 15")));
-        }
-        if threads.is_some_and(|t| t == 0 || t % 32 != 0) || threads.is_none() && !wait {
-            return Err(Wrong::Undefined("a barrier takes a multiple of 32 threads".into()));
-        }
-        let fresh = || Named { arrived: 0, threads, waiting: vec![], view: View::new(self.barriers.count) };
-        let b = self.barriers.named.entry(id).or_insert_with(fresh);
-        if b.threads != threads {
-            return Err(Wrong::Undefined(format!("warps come to barrier {id} with different numbers of threads")));
-        }
-        b.arrived += 32;
-        b.view.join(&self.warps[w].view);
-        self.warps[w].tick(Engine::Warp);
-        if wait {
-            b.waiting.push(w);
-            self.warps[w].state = State::Barrier(id);
-        }
-        self.open(id)
-    }
-
-    /// Lets warps go on if all have come that a barrier waits for.
-    fn open(&mut self, id: u32) -> Result<(), Wrong> {
-        let left = self.warps.iter().filter(|w| w.state != State::Done).count() as u32 * 32;
-        let Some(b) = self.barriers.named.get(&id) else { return Ok(()) };
-        let needed = b.threads.unwrap_or(left);
-        if b.arrived < needed {
-            return Ok(());
-        }
-        if b.arrived > needed {
-            return Err(Wrong::Undefined(format!("{} threads come to barrier {id}, which takes {needed}", b.arrived)));
-        }
-        let b = self.barriers.named.remove(&id).expect("invariant: it was found");
-        for w in b.waiting {
-            self.warps[w].view.join(&b.view);
-            self.warps[w].state = State::Running;
-        }
-        Ok(())
-    }
-
-    /// A warp has ended: barriers of the whole block no longer wait for it.
-    pub fn left_block(&mut self) {
-        let ids: Vec<u32> = self.barriers.named.iter().filter(|b| b.1.threads.is_none()).map(|b| *b.0).collect();
-        for id in ids {
-            let opened = self.open(id);
-            debug_assert!(opened.is_ok(), "fewer threads are left than have come");
-        }
-    }
-
-    /// An address of shared memory, also if it is generic.
-    pub fn shared_address(&self, address: u64) -> u64 {
-        if (crate::decode::SHARED..crate::decode::LOCAL).contains(&address) { address - crate::decode::SHARED } else { address }
     }
 }

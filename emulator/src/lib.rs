@@ -57,6 +57,7 @@ mod matrix;
 mod memory;
 mod order;
 mod shared;
+mod synchronise;
 mod syntax;
 mod tensor_map;
 mod warp;

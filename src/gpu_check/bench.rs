@@ -2,9 +2,9 @@
 //!
 //! Kernels are timed one by one, as many launches in a CUDA graph, on the operands that a step of training gives them.
 
-use super::Check;
+use super::check::Check;
 use super::kernels::{family, is_narrow, ops, step};
-use super::report::{Table, markdown};
+use super::table::{Table, markdown};
 use anyhow::{Context, anyhow};
 use ir::dim::Dim;
 use ir::graph::Value;

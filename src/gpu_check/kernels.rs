@@ -1,7 +1,7 @@
 //! Every kernel of a training step of every model, launch by launch, against its definition in f64, and the GPU against the emulator.
 
-use super::Check;
-use super::report::{Table, markdown, verdict};
+use super::check::Check;
+use super::table::{Table, markdown, verdict};
 use anyhow::{Context, anyhow};
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;

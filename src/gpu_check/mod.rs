@@ -1,21 +1,24 @@
 //! `mcc gpu-check`: what there is to hold against a GPU, in one command, and how fast it is there. With `--device emulated` the same checks run in the emulator.
 
 mod bench;
+mod check;
 mod kernels;
 mod report;
 mod steps;
+mod table;
 
 use crate::Failure;
 use crate::cli::{DeviceKind, GpuCheckArgs};
 use crate::print::progress;
 use anyhow::{Context, anyhow};
+use check::Check;
 use codegen::Target;
 use codegen::target::Arch;
-use report::{Report, Table};
-use runtime::gpu::cuda::{self, Described};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use report::Report;
+use runtime::gpu::cuda;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use table::Table;
 
 /// The models, so that the command needs no other files.
 const MODELS: [(&str, &str); 4] = [
@@ -24,47 +27,6 @@ const MODELS: [(&str, &str); 4] = [
     ("mixtral", include_str!("../../models/mixtral.mdl")),
     ("mlp", include_str!("../../models/mlp.mdl")),
 ];
-
-/// What all parts need.
-struct Check<'a> {
-    args: &'a GpuCheckArgs,
-    device: runtime::target::DeviceKind,
-    /// None in the emulator.
-    gpu: Option<Described>,
-    target: String,
-    seed: u64,
-    /// Models, data, artifacts; kept if something is wrong.
-    work: PathBuf,
-}
-
-impl Check<'_> {
-    /// Why no times are taken.
-    fn unmeasured(&self) -> Option<&'static str> {
-        match self.gpu {
-            None => Some("there is no GPU"),
-            Some(_) => self.args.no_times.then_some("`--no-times`"),
-        }
-    }
-
-    fn model(&self, name: &str) -> PathBuf {
-        self.work.join(format!("{name}.mdl"))
-    }
-
-    /// This program with other arguments, in the work's directory; what it printed.
-    fn mcc(&self, line: &str) -> anyhow::Result<String> {
-        let program = std::env::current_exe().context("cannot find mcc's own executable")?;
-        let ran = Command::new(program).args(line.split_whitespace()).current_dir(&self.work).output()?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(anyhow!("mcc {line}: {}", text(&ran.stderr).trim())) }
-    }
-
-    /// Compiles a model; the artifact's directory.
-    fn compile(&self, model: &str, flags: &str, target: &str) -> anyhow::Result<PathBuf> {
-        let out = self.work.join(format!("{model}.mcc"));
-        self.mcc(&format!("compile {} {flags} --target {target} -o {}", self.model(model).display(), out.display()))?;
-        Ok(out)
-    }
-}
 
 pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     if let Some(name) = &args.target

@@ -1,9 +1,10 @@
 //! What `mcc gpu-check` found, for programs and for people.
 
-use super::Check;
 use super::bench::Benchmarks;
+use super::check::Check;
 use super::kernels::Kernels;
 use super::steps::Steps;
+use super::table::Table;
 use runtime::gpu::cuda::Described;
 use serde::Serialize;
 
@@ -20,14 +21,6 @@ pub struct Report {
     pub steps: Steps,
     pub nccl: Steps,
     pub benchmarks: Benchmarks,
-}
-
-/// A part of the report.
-pub trait Table {
-    /// Markdown: a heading and a table or a sentence.
-    fn table(&self) -> String;
-    /// Checks that failed.
-    fn wrong(&self) -> usize;
 }
 
 impl Report {
@@ -58,18 +51,4 @@ impl Report {
         let head = format!("# mcc {} on {on} ({}), seed {}\n\n", self.mcc, self.target, self.seed);
         head + &self.parts().map(|p| p.table()).join("\n")
     }
-}
-
-/// A Markdown table.
-pub fn markdown(heading: &str, columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let names: Vec<String> = columns.iter().map(|c| (*c).to_owned()).collect();
-    let rule = format!("|{}\n", "---|".repeat(columns.len()));
-    let rows: String = rows.map(|r| line(&r)).collect();
-    format!("## {heading}\n\n{}{rule}{rows}", line(&names))
-}
-
-/// `right`, or what is wrong in capitals.
-pub fn verdict(is_right: bool) -> String {
-    if is_right { "right".into() } else { "WRONG".into() }
 }

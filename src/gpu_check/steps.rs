@@ -1,7 +1,7 @@
 //! Whole training steps, on one rank and on several that share the card, against the CPU's; and with NCCL.
 
-use super::Check;
-use super::report::{Table, markdown, verdict};
+use super::check::Check;
+use super::table::{Table, markdown, verdict};
 use runtime::gpu::{cuda, nccl};
 use runtime::target::DeviceKind;
 use serde::Serialize;

@@ -6,7 +6,7 @@
 
 mod frame;
 
-pub use frame::{Bounds, Given};
+pub use frame::Given;
 
 use super::instructions::{self, built, counted, intrinsic, of_floats, of_ints, open_function};
 use super::lines::{Added, Lines};
@@ -22,8 +22,6 @@ use inkwell::{AddressSpace, IntPredicate};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
-/// Warps of a block.
-pub const WARPS: u32 = 4;
 pub(super) const GLOBAL: u16 = 1;
 const ALL: u64 = 0xFFFF_FFFF;
 

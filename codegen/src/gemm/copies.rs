@@ -1,46 +1,14 @@
 //! Which blocks of the factors are copied when, and where to. A factor whose next block products copy ([`super::next`]) has room for two: one is used while
 //! the other is filled.
 
-use super::next::{Next, Share};
-use super::tile::{Pass, Place, Range, Tile};
+use super::next::{Block, Next, Share};
+use super::plan::Kept;
+use super::tile::{Pass, Place, Tile};
 use crate::build::Builder;
-use crate::build::llvm::{Index, Llvm, Pointer};
-use inkwell::values::IntValue;
-
-/// The factor whose copy outlives a tile: the tiles that share it follow one another.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
-    A,
-    B,
-}
-
-/// A block of a factor that may be copied next.
-#[derive(Clone, Copy)]
-pub struct Block<'c> {
-    pub start: Pointer<'c>,
-    /// Of rows or columns.
-    pub panels: Range<'c>,
-    /// Contracted elements.
-    pub depth: Index<'c>,
-    /// 1 if it will be copied.
-    pub wanted: Index<'c>,
-}
+use crate::build::llvm::{Index, Pointer};
 
 /// The next block of each factor.
 pub type Copies<'c> = [Block<'c>; 2];
-
-impl<'c> Block<'c> {
-    /// This one if the condition holds, else the other.
-    pub fn unless(self, b: &Llvm<'c>, condition: IntValue<'c>, other: Block<'c>) -> Block<'c> {
-        let index = |yes, no| b.index_select(condition, yes, no);
-        Block {
-            start: b.pointer_select(condition, self.start, other.start),
-            panels: Range { from: index(self.panels.from, other.panels.from), to: index(self.panels.to, other.panels.to) },
-            depth: index(self.depth, other.depth),
-            wanted: index(self.wanted, other.wanted),
-        }
-    }
-}
 
 /// What the tiles of a range remember, in 64-bit cells of the scratch.
 #[derive(Clone, Copy)]

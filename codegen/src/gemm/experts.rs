@@ -4,8 +4,9 @@
 //! their own; so micro-kernels are made for every height. Work is that of owned rows, rows of nobody are filled with what follows a sum of 0.
 
 use super::copies::{Cell, Copies};
+use super::next::Range;
 use super::product::Experts;
-use super::tile::{Part, Pass, Range, Rows, Tile};
+use super::tile::{Part, Pass, Rows, Tile};
 use crate::build::llvm::{Index, Pointer};
 use crate::build::{Builder, Lane};
 

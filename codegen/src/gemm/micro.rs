@@ -1,6 +1,6 @@
 //! The micro-kernel: a block of the result held in registers over all of a block's contracted elements, and what happens to it then.
 
-use super::Gemm;
+use super::context::Gemm;
 use super::epilogue::{Epilogue, Spot};
 use super::next::{self, Part, Work};
 use super::product::Own;

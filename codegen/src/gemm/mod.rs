@@ -6,6 +6,7 @@
 //! no thin remainder is left; the last column panel has constant masks. Where experts own rows or contracted elements, which ones is known at run
 //! time only ([`experts`]).
 
+mod context;
 mod copies;
 mod epilogue;
 mod experts;
@@ -24,11 +25,11 @@ pub use vector::as_loops;
 
 use crate::CompileError;
 use crate::build::Builder;
-use crate::build::Lane;
 use crate::build::llvm::{Llvm, Pointer};
 use crate::layout::{Axis, div_ceil};
 use crate::pointwise;
 use crate::target::Target;
+use context::Gemm;
 use inkwell::values::FunctionValue;
 use ir::kernel::Kernel;
 use ir::op::{Binary, Op, Unary};
@@ -38,37 +39,6 @@ use plan::Plan;
 use product::Own;
 use std::collections::BTreeMap;
 use tile::{Call, Tile};
-
-/// What the parts of a kernel under construction share.
-pub struct Gemm<'a, 'c> {
-    pub b: &'a Llvm<'c>,
-    pub kernel: &'a Kernel,
-    pub plan: &'a Plan,
-    pub target: &'a Target,
-    /// The row stride of the sums of a tile that wait in scratch between blocks of contracted elements. With one block they never leave registers.
-    pub partials: Option<i64>,
-    /// The ops after the product are many: they are written as a loop over rows.
-    pub long_epilogue: bool,
-    /// What products do for the next blocks of `A` and `B`, of those that are copied.
-    pub next: [Option<Next>; 2],
-}
-
-impl Gemm<'_, '_> {
-    /// A tensor's elements in memory.
-    pub fn lane(&self, tensor: usize) -> Lane {
-        let kernel = self.kernel;
-        let ty = match kernel.inputs.get(tensor) {
-            Some(input) => &input.ty,
-            None => &kernel.body[kernel.outputs[tensor - kernel.inputs.len()].value].ty,
-        };
-        pointwise::stored(ty.dtype)
-    }
-
-    /// Bytes of an element of a tensor in memory.
-    pub fn bytes(&self, tensor: usize) -> i64 {
-        self.lane(tensor).bytes()
-    }
-}
 
 /// Where parts of the scratch begin, at multiples of 64 bytes.
 struct Scratch {
@@ -163,7 +133,7 @@ impl<'c> Functions<'c> {
             (false, 0) => vec![blocks.height],
             (false, _) => vec![blocks.height + 1, blocks.height],
         };
-        let last = plan.panels(copies::Kept::B as usize).after;
+        let last = plan.panels(plan::Kept::B as usize).after;
         let widths: Vec<i64> = if last != blocks.width && blocks.column_panels > 1 { vec![blocks.width, last] } else { vec![last] };
         let several = [Stage { resumes: false, finishes: false }, Stage { resumes: true, finishes: false }, Stage { resumes: true, finishes: true }];
         let whole = Stage { resumes: false, finishes: true };

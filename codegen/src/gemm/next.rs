@@ -1,13 +1,45 @@
 //! What the products of a block do for the blocks that follow it. They wait for arithmetic alone: loads and stores between their steps cost next to
 //! nothing, while a copy by itself waits for memory.
 
-use super::Gemm;
-use super::copies::Block;
+use super::context::Gemm;
 use super::pack;
 use super::plan::Panels;
 use crate::build::llvm::{Index, Level, Llvm, Pointer, Vector};
 use crate::build::{Builder, Lane};
 use crate::layout::div_ceil;
+use inkwell::values::IntValue;
+
+/// Panels, or tiles, `from..to`.
+#[derive(Clone, Copy)]
+pub struct Range<'c> {
+    pub from: Index<'c>,
+    pub to: Index<'c>,
+}
+
+/// A block of a factor that may be copied next.
+#[derive(Clone, Copy)]
+pub struct Block<'c> {
+    pub start: Pointer<'c>,
+    /// Of rows or columns.
+    pub panels: Range<'c>,
+    /// Contracted elements.
+    pub depth: Index<'c>,
+    /// 1 if it will be copied.
+    pub wanted: Index<'c>,
+}
+
+impl<'c> Block<'c> {
+    /// This one if the condition holds, else the other.
+    pub fn unless(self, b: &Llvm<'c>, condition: IntValue<'c>, other: Block<'c>) -> Block<'c> {
+        let index = |yes, no| b.index_select(condition, yes, no);
+        Block {
+            start: b.pointer_select(condition, self.start, other.start),
+            panels: Range { from: index(self.panels.from, other.panels.from), to: index(self.panels.to, other.panels.to) },
+            depth: index(self.depth, other.depth),
+            wanted: index(self.wanted, other.wanted),
+        }
+    }
+}
 
 /// Bytes of a line of the cache.
 const LINE: i64 = 64;

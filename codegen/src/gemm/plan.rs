@@ -3,11 +3,17 @@
 use crate::CompileError;
 use crate::build::Builder;
 use crate::build::llvm::{Index, Llvm};
-use crate::gemm::copies::Kept;
 use crate::gemm::product::{Own, Product};
 use crate::layout::div_ceil;
 use crate::target::Target;
 use ir::kernel::Kernel;
+
+/// The factor whose copy outlives a tile: the tiles that share it follow one another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    A,
+    B,
+}
 
 /// A product and the blocks in which a CPU computes it.
 pub struct Plan {

@@ -1,11 +1,12 @@
 //! One tile: what is copied when, and which micro-kernel runs where.
 
-use super::copies::{Block, Copies, Kept};
+use super::context::Gemm;
+use super::copies::Copies;
 use super::micro::{Stage, Variant};
-use super::next::{self, Spot};
-use super::plan::Panels;
+use super::next::{self, Block, Range, Spot};
+use super::plan::{Kept, Panels};
 use super::product::Own;
-use super::{Functions, Gemm, Scratch};
+use super::{Functions, Scratch};
 use crate::build::Builder;
 use crate::build::llvm::{Index, Pointer};
 use crate::layout::Axis;
@@ -29,13 +30,6 @@ pub struct Call<'c> {
     pub end: Index<'c>,
     pub begin: Index<'c>,
     pub until: Index<'c>,
-}
-
-/// Panels, or tiles, `from..to`.
-#[derive(Clone, Copy)]
-pub struct Range<'c> {
-    pub from: Index<'c>,
-    pub to: Index<'c>,
 }
 
 /// Rows in panels `from..to`. Panel 0 begins at row `base`; the `tall` first ones have `height` + 1 rows, the others `height`.

@@ -1,8 +1,7 @@
 //! Writes a kernel of loops, once for any builder.
 
-use super::place::{Along, Place, Stored};
+use super::place::{Along, Order, Place, Stored};
 use super::plan::{Plan, Step};
-use super::reduce::Order;
 use super::value::Known;
 use crate::CompileError;
 use crate::abi::Entry;

@@ -4,6 +4,13 @@ use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use ir::dim::Dim;
 use std::collections::BTreeMap;
 
+/// The direction of a running sum.
+#[derive(Clone, Copy)]
+pub struct Order {
+    pub along: Dim,
+    pub reverse: bool,
+}
+
 /// An index along one dim.
 pub enum Along<B: Builder> {
     /// The same in every lane.

@@ -2,7 +2,7 @@
 
 use super::emit::Loops;
 use super::fold::{Fold, join_sets};
-use super::place::{Along, Place, Stored};
+use super::place::{Along, Order, Place, Stored};
 use super::value::{Known, zero};
 use crate::CompileError;
 use crate::build::{Builder, IntBinary, Lane};
@@ -23,13 +23,6 @@ struct Innermost {
     dim: Option<Dim>,
     /// It is the vector dim.
     lanes_along: bool,
-}
-
-/// The direction of a running sum.
-#[derive(Clone, Copy)]
-pub struct Order {
-    pub along: Dim,
-    pub reverse: bool,
 }
 
 impl<B: Builder> Loops<'_, B> {

@@ -1,8 +1,9 @@
 //! What the text forms of all levels share: types, origins, the table of dims, and nodes.
 
 use super::io::{Io, Result};
-use super::labels::{Labels, numbered};
+use super::labels::Labels;
 use super::op::{dim, dims, index, op, zig_zag};
+use super::tokens::numbered;
 use crate::diag::Span;
 use crate::dim::{Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Node, Origin, Phase, Type, Value};

@@ -5,8 +5,7 @@
 //! within a line are free, line ends are not. A line that begins with `;` is a comment.
 
 use super::labels::Labels;
-use super::mlir::mlir_quote;
-use super::tokens::is_word;
+use super::words::{is_word, mlir_quote};
 use crate::mesh::Mesh;
 use std::fmt::{Display, Write};
 use std::rc::Rc;

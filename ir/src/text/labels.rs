@@ -1,6 +1,5 @@
 //! Names in a text of things whose names are not unique: the first of a name is `keys`, the next `keys#1`.
 
-use super::io::{Io, Result};
 use std::collections::HashMap;
 
 /// The labels of a table, by position.
@@ -35,6 +34,16 @@ impl Labels {
         self.names[position].clone()
     }
 
+    /// As [`Labels::get`], of a position that may be outside of the table.
+    pub fn at(&self, position: u32) -> Option<(String, u32)> {
+        self.names.get(position as usize).cloned()
+    }
+
+    /// The position of a name and its number.
+    pub fn position(&self, key: &(String, u32)) -> Option<u32> {
+        self.positions.get(key).copied()
+    }
+
     /// The label of a position as plain text; `?9` of one outside of the table.
     pub fn text(&self, position: u32) -> String {
         match self.names.get(position as usize) {
@@ -43,28 +52,4 @@ impl Labels {
             None => format!("?{position}"),
         }
     }
-}
-
-/// A name and how many of the same name came before it.
-pub(super) fn numbered(io: &mut Io, name: &mut String, count: &mut u32) -> Result {
-    io.name(name)?;
-    io.or(count, 0, "#", Io::number)
-}
-
-/// A position in a table of names. One outside of the table prints as `?9`, for dumps of broken graphs; it does not read back.
-pub(super) fn label(io: &mut Io, table: for<'x> fn(&'x Io<'_>) -> &'x Labels, what: &str, position: &mut u32) -> Result {
-    let mark = io.mark();
-    if !io.reading() {
-        return match table(io).names.get(*position as usize).cloned() {
-            Some((mut name, mut count)) => numbered(io, &mut name, &mut count),
-            None => io.lit(&format!("?{position}")),
-        };
-    }
-    let mut key = (String::new(), 0);
-    numbered(io, &mut key.0, &mut key.1)?;
-    match table(io).positions.get(&key) {
-        Some(p) => *position = *p,
-        None => return io.wrong(mark, format!("no {what} is called `{}`{}", key.0, if key.1 == 0 { String::new() } else { format!("#{}", key.1) })),
-    }
-    Ok(())
 }

@@ -7,6 +7,7 @@
 
 use super::labels::Labels;
 use super::op::{attributes, op_name};
+use super::words::mlir_quote;
 use super::{graph::feed, graph::init, io, sharded::sharding};
 use crate::dim::Dim;
 use crate::graph::{Body, Graph, Node, Origin, Report, Type, Value};
@@ -14,38 +15,7 @@ use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::op::{DType, Op};
 use crate::sharded::{Sharded, Sharding};
-use std::fmt::Write;
 use std::rc::Rc;
-
-/// A text in quotes: what does not print is `\0A`, byte by byte.
-pub(super) fn mlir_quote(s: &str) -> String {
-    let mut out = String::from("\"");
-    for c in s.chars() {
-        if c == '"' || c == '\\' || c.is_ascii_control() {
-            write!(out, "\\{:02X}", u32::from(c)).expect("invariant: a string takes all text");
-        } else {
-            out.push(c);
-        }
-    }
-    out.push('"');
-    out
-}
-
-/// An integer attribute of a decimal text.
-pub(super) fn mlir_int(text: &str) -> String {
-    format!("{text} : {}", if text.parse::<i64>().is_ok() { "i64" } else { "ui64" })
-}
-
-/// A float attribute: MLIR wants a point in each, and bits for what is not finite.
-pub(super) fn mlir_real(x: f64) -> String {
-    if !x.is_finite() {
-        return format!("0x{:016X} : f64", x.to_bits());
-    }
-    let text = format!("{x:e}");
-    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let point = if mantissa.contains('.') { "" } else { ".0" };
-    format!("{mantissa}{point}e{exponent} : f64")
-}
 
 /// A module being written.
 struct Module<'a> {

@@ -20,6 +20,7 @@ mod sharded;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod words;
 
 use crate::graph::Graph;
 use crate::kernel::Kernel;

@@ -1,7 +1,8 @@
 //! The ops in text: one table for the printer, the parser and the MLIR export.
 
 use super::io::{Io, Result};
-use super::labels::{Labels, label};
+use super::labels::Labels;
+use super::tokens::label;
 use crate::dim::{Base, Dim, IndexMap, Linear, Order};
 use crate::graph::{Node, Value};
 use crate::mesh::{Mesh, SubAxis};

@@ -1,21 +1,13 @@
 //! The words of the text forms: numbers, names, texts, values and axes.
 
 use super::io::{Hints, Io, Result};
-use super::mlir::{mlir_int, mlir_real};
+use super::labels::Labels;
+use super::words::{is_bare, is_word, mlir_int, mlir_real, quote};
 use crate::graph::Value;
 use crate::mesh::SubAxis;
 use crate::op::Real;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 use std::str::FromStr;
-
-/// What may stand in a name without quotes.
-pub(super) fn is_word(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '*' | '%' | '-')
-}
-
-fn is_bare(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(is_word)
-}
 
 impl<'a> Io<'a> {
     /// A number and, for readers, the name at that position of `names`: `3 (layers.0.w)`.
@@ -293,20 +285,26 @@ impl<'a> Io<'a> {
     }
 }
 
-/// A text in quotes, all on one line.
-fn quote(s: &str) -> String {
-    let mut out = String::from("\"");
-    for c in s.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c.is_control() => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("invariant: a string takes all text"),
-            c => out.push(c),
-        }
+/// A name and how many of the same name came before it.
+pub(super) fn numbered(io: &mut Io, name: &mut String, count: &mut u32) -> Result {
+    io.name(name)?;
+    io.or(count, 0, "#", Io::number)
+}
+
+/// A position in a table of names. One outside of the table prints as `?9`, for dumps of broken graphs; it does not read back.
+pub(super) fn label(io: &mut Io, table: for<'x> fn(&'x Io<'_>) -> &'x Labels, what: &str, position: &mut u32) -> Result {
+    let mark = io.mark();
+    if !io.reading() {
+        return match table(io).at(*position) {
+            Some((mut name, mut count)) => numbered(io, &mut name, &mut count),
+            None => io.lit(&format!("?{position}")),
+        };
     }
-    out.push('"');
-    out
+    let mut key = (String::new(), 0);
+    numbered(io, &mut key.0, &mut key.1)?;
+    match table(io).position(&key) {
+        Some(p) => *position = p,
+        None => return io.wrong(mark, format!("no {what} is called `{}`{}", key.0, if key.1 == 0 { String::new() } else { format!("#{}", key.1) })),
+    }
+    Ok(())
 }

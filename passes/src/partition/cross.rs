@@ -7,8 +7,8 @@
 //! are split differently do not share a message, since copies of one would no longer be told from parts of the other. Each message of a
 //! border has a channel of its own.
 
-use super::JobView;
 use super::emit::Emitter;
+use super::job_view::JobView;
 use ir::dim::Dim;
 use ir::graph::{Phase, Type, Value};
 use ir::local::Chunk;

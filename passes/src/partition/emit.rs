@@ -1,6 +1,7 @@
 //! Builds the local graph of one stage, node by node.
 
-use super::{JobView, index_map, rows};
+use super::job_view::{JobView, index_map};
+use super::rows;
 use ir::dim::{Dim, DimInfo, Dims};
 use ir::graph::{Body, Node, Origin, Phase, Type, Value};
 use ir::local::{Chunk, Local, LocalParam, LocalUpdate};

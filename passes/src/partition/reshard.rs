@@ -1,7 +1,7 @@
 //! Reshards become views, copies and collectives.
 
 use super::emit::Emitter;
-use super::index_map;
+use super::job_view::index_map;
 use ir::dim::Dim;
 use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;

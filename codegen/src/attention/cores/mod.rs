@@ -14,10 +14,10 @@ pub mod roles;
 mod visits;
 
 use super::{Arguments, GradientOperands, Plan, Rows};
-use crate::abi::launch_of_blocks;
+use crate::abi::{Bounds, launch_of_blocks};
 use crate::build::asm::{Half, Instruction};
 use crate::build::block::Index;
-use crate::build::simt::{Bounds, LANES, Pointer, Simt, Value};
+use crate::build::simt::{LANES, Pointer, Simt, Value};
 use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
 use crate::layout::{div_ceil, tensors};
 use crate::loops::accumulated;

@@ -1,8 +1,8 @@
 //! How kernels of GPUs begin, and which tiles a warp or a block of a launch computes.
 
-use super::{LANES, Simt, WARPS};
+use super::{LANES, Simt};
 use crate::CompileError;
-use crate::abi::Entry;
+use crate::abi::{Bounds, Entry, WARPS};
 use crate::build::asm::Instruction;
 use crate::build::instructions::built;
 use crate::build::llvm::set_target_attributes;
@@ -15,15 +15,6 @@ use ir::launch::MAP_BYTES;
 
 /// LLVM's number of the calling convention `ptx_kernel`.
 const PTX_KERNEL: u32 = 71;
-
-/// What a kernel's registers must leave room for on a multiprocessor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Of a block.
-    pub threads: u32,
-    /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
-    pub blocks: u32,
-}
 
 /// Who computes a tile.
 #[derive(Clone, Copy, PartialEq, Eq)]

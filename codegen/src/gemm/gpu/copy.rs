@@ -5,8 +5,8 @@
 //! factors for multiply-adds are turned to lines of one contracted element each. Copies run in the background (`cp.async`), and what lies beyond the factor
 //! is filled with zeros. Only where a unit of 16 bytes need not be aligned, or not be dense, it is collected by ordinary loads.
 
-use super::Gpu;
-use super::plan::Tile;
+use super::parts::Gpu;
+use super::tile::Tile;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::Simt;

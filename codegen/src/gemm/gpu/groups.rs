@@ -2,7 +2,7 @@
 //!
 //! While the products of a stage run, those of the one before may still do so: it is filled again a step later than where products are waited for.
 
-use super::plan::Tile;
+use super::tile::Tile;
 use crate::build::Builder;
 use crate::build::asm::{Factor, Instruction};
 use crate::build::block::Index;

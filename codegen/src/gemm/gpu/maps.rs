@@ -1,10 +1,10 @@
 //! Factors that tensor maps describe ([`crate::maps`]): `cp.async.bulk.tensor` brings a stage of one in a few copies. Where experts own the contracted
 //! elements these must be lines of both factors: what comes behind an expert's last one can then be cleared line by line.
 
-use super::Part;
 use super::copy::Lines;
 use super::groups::SQUARE;
-use super::plan::Tile;
+use super::parts::Part;
+use super::tile::Tile;
 use crate::build::Builder;
 use crate::build::block::Index;
 use crate::build::simt::Simt;

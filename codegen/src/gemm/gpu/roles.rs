@@ -6,13 +6,13 @@
 
 use super::copy::Lines;
 use super::groups::{Groups, SQUARE};
+use super::parts::{Gpu, Part};
 use super::plan::Ring;
 use super::rows::Rows;
-use super::{Gpu, Part};
-use crate::abi::{launch_of_blocks, with_maps};
+use crate::abi::{Bounds, launch_of_blocks, with_maps};
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
-use crate::build::simt::{Bounds, Given, LANES, Pointer, Simt, Value};
+use crate::build::simt::{Given, LANES, Pointer, Simt, Value};
 use crate::build::squares::LINE;
 use crate::build::stages::{FEW_REGISTERS, Position, Stages, WARPGROUP, elected, more_registers};
 use crate::build::{Builder, Frame, IntBinary};

@@ -4,7 +4,7 @@
 //! each lane then takes as many neighbouring columns as 16 bytes of the widest result hold, else one. No other warp is waited for.
 
 use super::groups::WARP_ROWS;
-use super::{Gpu, Part};
+use super::parts::{Gpu, Part};
 use crate::CompileError;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};

@@ -1,7 +1,7 @@
 //! Rows between ranks.
 
 use super::super::emit::Emitter;
-use super::super::index_map;
+use super::super::job_view::index_map;
 use super::Spot;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Type, Value};

@@ -1,0 +1,46 @@
+//! What a block computes at a time.
+
+use crate::build::asm::Factor;
+use crate::gemm::product::Product;
+use crate::layout::div_ceil;
+
+/// A tile of a product, and how it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    pub rows: i64,
+    pub columns: i64,
+    /// Contracted elements of a stage; the tables have those of 16 bits, of tf32 a stage has half as many.
+    pub depth: i64,
+    /// Stages in shared memory: one is computed with while the others are filled.
+    pub stages: i64,
+    /// Warps that multiply, along rows and along columns.
+    pub warps: [i64; 2],
+    /// Blocks that a multiprocessor must have room for at a time.
+    pub blocks: u32,
+    /// Arithmetic rate of a multiprocessor that runs such tiles, relative to the best ones. Guessed from the operands that each
+    /// instruction of arithmetic needs from shared memory, not measured.
+    pub rate: i64,
+}
+
+impl Tile {
+    /// The tile of a table with as many bytes a stage, of elements of this type.
+    pub fn of(self, factor: Factor) -> Tile {
+        Tile { depth: 2 * self.depth / factor.bytes(), ..self }
+    }
+
+    /// Of those that multiply.
+    pub fn threads(&self) -> i64 {
+        32 * self.warps[0] * self.warps[1]
+    }
+
+    /// Tiles of one repetition of the product, along rows and along columns.
+    pub fn grid(&self, product: &Product) -> [i64; 2] {
+        [div_ceil(product.m.size, self.rows), div_ceil(product.n.size, self.columns)]
+    }
+
+    /// Tiles of the whole product.
+    pub fn count(&self, product: &Product) -> i64 {
+        let [rows, columns] = self.grid(product);
+        product.repeats() * rows * columns
+    }
+}

@@ -1,0 +1,388 @@
+//! What holds for all stages together: which stage computes what, and when.
+
+use crate::partition::stored_rows::Rows;
+use crate::pipeline::stages::assign;
+use ir::diag::Diagnostic;
+use ir::dim::{Base, Dim, IndexMap};
+use ir::graph::{Phase, Value};
+use ir::local::Chunk;
+use ir::mesh::{Axis, SubAxis};
+use ir::op::{Op, Reshard};
+use ir::options::Buffer;
+use ir::pipeline::{Layout, Weights};
+use ir::sharded::Sharded;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A set of stages; none means all.
+pub(super) type StageSet = Option<BTreeSet<u32>>;
+
+pub(super) fn intersect(a: &StageSet, b: &StageSet) -> StageSet {
+    match (a, b) {
+        (None, x) | (x, None) => x.clone(),
+        (Some(a), Some(b)) => Some(a & b),
+    }
+}
+
+/// What holds for all stages together.
+pub(super) struct JobView<'a> {
+    pub(super) s: &'a Sharded,
+    pub(super) layout: &'a Layout,
+    pub(super) weights: Weights,
+    pub(super) buffer: Buffer,
+    /// Virtual stage of values of the forward and backward pass, unless loose.
+    pub(super) virtual_stage: Vec<Option<u32>>,
+    /// Chunk of values: of loose ones that of their user.
+    pub(super) chunk: Vec<Chunk>,
+    /// Completions of sums over data, and 16-bit copies of parameters: they run once, before the first microbatch.
+    pub(super) prologue: Vec<bool>,
+    /// The values of the forward or backward pass of a virtual stage, in order.
+    pub(super) of_pass: HashMap<(Phase, u32), Vec<Value>>,
+    /// The node of each parameter that has one.
+    pub(super) of_params: HashMap<u32, Value>,
+    /// Sums over stages, in order: for each, the stages that add and need it.
+    pub(super) stage_sums: BTreeMap<Value, BTreeSet<u32>>,
+    /// Of operands of a sum over stages, the one stage that adds it.
+    pub(super) adds_on: HashMap<(Value, usize), u32>,
+    /// Stages that compute a value of the update.
+    pub(super) demand: Vec<BTreeSet<u32>>,
+    /// The values that a virtual stage receives in a pass, from the one before it in that pass.
+    pub(super) received: HashMap<(Phase, u32), Vec<Value>>,
+    pub(super) reports: Vec<(u32, Value)>,
+    /// Which values are stored in rows of experts.
+    pub(super) rows: Rows,
+}
+
+impl<'a> JobView<'a> {
+    pub(super) fn new(s: &'a Sharded, layout: &'a Layout, weights: Weights, buffer: Buffer) -> Result<JobView<'a>, Vec<Diagnostic>> {
+        let body = &s.graph.body;
+        let n = body.nodes.len();
+        let mut reports: Vec<(u32, Value)> = vec![];
+        if let Some(v) = s.graph.loss {
+            reports.push((0, v));
+        }
+        if let Some(v) = s.graph.grad_norm {
+            reports.push((1, v));
+        }
+        for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {
+            reports.push((2 + k as u32, r.value));
+        }
+        let mut job = JobView {
+            s,
+            layout,
+            weights,
+            buffer,
+            virtual_stage: assign(body, layout),
+            chunk: vec![Chunk::Forward(0); n],
+            prologue: vec![false; n],
+            of_pass: HashMap::new(),
+            of_params: HashMap::new(),
+            stage_sums: BTreeMap::new(),
+            adds_on: HashMap::new(),
+            demand: vec![BTreeSet::new(); n],
+            received: HashMap::new(),
+            reports,
+            rows: Rows::default(),
+        };
+        for v in body.values() {
+            if let Op::Param(p) = body[v].op {
+                job.of_params.entry(p).or_insert(v);
+            }
+            if let Some(virtual_stage) = job.virtual_stage[v.index()] {
+                job.of_pass.entry((body[v].origin.phase, virtual_stage)).or_default().push(v);
+            }
+        }
+        let errors = job.chunks();
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        job.sums_over_stages();
+        job.relays();
+        job.rows = job.in_rows();
+        Ok(job)
+    }
+
+    /// What is not a pass's own, goes to another stage, or is made wherever it is used, is dense.
+    pub(super) fn in_rows(&self) -> Rows {
+        let body = &self.s.graph.body;
+        let own = |v: Value| self.chunk[v.index()].is_pass() && !self.prologue[v.index()] && !self.stage_sums.contains_key(&v);
+        let moves = |v: Value| matches!(body[v].op, Op::Reshard { .. }) && self.virtual_stage[v.index()].is_none();
+        let mut fixed: Vec<bool> = body.values().map(|v| !own(v) || moves(v)).collect();
+        self.received.values().flatten().for_each(|v| fixed[v.index()] = true);
+        for v in body.values().filter(|v| !own(*v) || moves(*v)) {
+            body[v].args.iter().for_each(|a| fixed[a.index()] = true);
+        }
+        self.s.graph.roots().into_iter().for_each(|v| fixed[v.index()] = true);
+        Rows::of(self.s, &|v| fixed[v.index()])
+    }
+
+    /// The stage of a value of the forward and backward pass, unless it is loose.
+    pub(super) fn stage(&self, v: Value) -> Option<u32> {
+        self.virtual_stage[v.index()].map(|g| self.layout.stage(g))
+    }
+
+    /// The values of the backward pass that are on the way to the gradients of another layer's activations: all others lead to gradients of
+    /// parameters alone, and nothing waits for them before the end of the step.
+    pub(super) fn on_the_way(&self) -> Vec<bool> {
+        let body = &self.s.graph.body;
+        let users = body.users();
+        let unit = |v: Value| (self.virtual_stage[v.index()], body[v].origin.layer);
+        let mut sunk = vec![false; body.nodes.len()];
+        let mut on_the_way = vec![false; body.nodes.len()];
+        for v in body.values().rev().filter(|v| body[*v].origin.phase == Phase::Backward) {
+            let later = |c: &Value| body[*c].origin.phase == Phase::Update;
+            // A sum of terms of several layers is none's.
+            let sums = matches!(body[v].op, Op::Add | Op::Cast | Op::Reshard { .. });
+            sunk[v.index()] = sums && users[v.index()].iter().all(|(c, _)| later(c) || sunk[c.index()]);
+            let leads = |c: &Value| !later(c) && !sunk[c.index()] && (on_the_way[c.index()] || unit(*c) != unit(v));
+            on_the_way[v.index()] = users[v.index()].iter().any(|(c, _)| leads(c));
+        }
+        on_the_way
+    }
+
+    pub(super) fn chunks(&mut self) -> Vec<Diagnostic> {
+        let on_the_way = match self.weights {
+            Weights::InBackward => vec![true; self.s.graph.body.nodes.len()],
+            Weights::Apart => self.on_the_way(),
+        };
+        let body = &self.s.graph.body;
+        let mut errors = vec![];
+        let mut reported = vec![false; body.nodes.len()];
+        for (_, v) in &self.reports {
+            reported[v.index()] = true;
+        }
+        for v in body.values().rev() {
+            if reported[v.index()] {
+                for a in &body[v].args {
+                    reported[a.index()] = true;
+                }
+            }
+        }
+        let users = body.users();
+        let mut params = vec![false; body.nodes.len()];
+        for v in body.values() {
+            let node = &body[v];
+            params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
+            let chunk = self.virtual_stage[v.index()].map_or(0, |g| self.layout.chunk(g));
+            self.chunk[v.index()] = match node.origin.phase {
+                Phase::Forward => Chunk::Forward(chunk),
+                Phase::Backward if on_the_way[v.index()] => Chunk::Backward(chunk),
+                Phase::Backward => Chunk::Weight(chunk),
+                Phase::Update if reported[v.index()] => Chunk::Reduce,
+                Phase::Update => Chunk::Update,
+            };
+            let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
+                if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
+            if node.origin.phase != Phase::Update && body.copied_param(v).is_some() {
+                self.prologue[v.index()] = true;
+            }
+            if completes && node.origin.phase != Phase::Update {
+                self.prologue[v.index()] = true;
+                if params[v.index()] {
+                    let mut e = Diagnostic::error(
+                        "E0631",
+                        "a sum over the whole batch is used before the last microbatch: its backward would need every microbatch's forward",
+                    );
+                    if let Some(span) = body[node.args[0]].origin.span {
+                        e = e.label(span, "this sums over the batch");
+                    }
+                    if let Some(span) = users[v.index()].first().and_then(|(c, _)| body[*c].origin.span) {
+                        e = e.label(span, "and this is not linear in it");
+                    }
+                    let e = e.help("use one microbatch (a micro-batch-size of global batch / dp), or a mean per sequence (over: seq)");
+                    // Layers that say the same say it once.
+                    if !errors.contains(&e) {
+                        errors.push(e);
+                    }
+                }
+            }
+        }
+        errors
+    }
+
+    /// Decides for every value of the update which stages compute it, and where values of several stages are summed.
+    pub(super) fn sums_over_stages(&mut self) {
+        let body = &self.s.graph.body;
+        let all: BTreeSet<u32> = (0..self.layout.stages).collect();
+        let users = body.users();
+        let uses = self.uses();
+        let mut gradients: HashMap<Value, Vec<u32>> = HashMap::new();
+        for (param, v) in &self.s.graph.grads {
+            gradients.entry(*v).or_default().push(*param);
+        }
+        // Gradients, and what only becomes gradients by resharding.
+        let mut ends = vec![false; body.nodes.len()];
+        for v in body.values().rev() {
+            let ended = |c: &Value| body[*c].origin.phase == Phase::Update || ends[c.index()] && matches!(body[*c].op, Op::Reshard { .. });
+            let used = &users[v.index()];
+            ends[v.index()] = gradients.contains_key(&v) || !used.is_empty() && used.iter().all(|(c, _)| ended(c));
+        }
+        // Where a value can be had without communication; none: everywhere.
+        let mut origin: Vec<StageSet> = vec![None; body.nodes.len()];
+        // What goes to every stage that wants it, whoever has it: reports, and gradients of parameters that other stages use too.
+        let mut shared: BTreeSet<Value> = self.reports.iter().map(|r| r.1).collect();
+        for v in body.values() {
+            let node = &body[v];
+            let once = node.origin.phase == Phase::Update;
+            origin[v.index()] = match (&node.op, self.stage(v)) {
+                (_, Some(s)) => Some([s].into()),
+                // What follows from parameters alone is where they are.
+                (Op::Param(p), None) => uses.get(p).cloned(),
+                (_, None) if !once => node.args.iter().fold(None, |set, a| intersect(&set, &origin[a.index()])),
+                _ => {
+                    let args: Vec<StageSet> = node.args.iter().map(|a| origin[a.index()].clone().filter(|_| !shared.contains(a))).collect();
+                    let common = args.iter().fold(None, |x, y| intersect(&x, y));
+                    if common.as_ref().is_some_and(BTreeSet::is_empty) {
+                        self.stage_sums.insert(v, BTreeSet::new());
+                        None
+                    } else {
+                        common
+                    }
+                }
+            };
+            // The gradient of a parameter that several virtual stages use, and what shares it out.
+            if !once && node.origin.phase == Phase::Backward && ends[v.index()] && self.layout.virtual_stages() > 1 {
+                let stages: BTreeSet<u32> = node.args.iter().filter_map(|a| self.virtual_stage[a.index()]).collect();
+                let sums = node.op == Op::Add && stages.len() > 1;
+                if sums {
+                    self.stage_sums.insert(v, BTreeSet::new());
+                }
+                if sums || node.args.iter().any(|a| self.chunk[a.index()] == Chunk::Reduce) {
+                    self.virtual_stage[v.index()] = None;
+                    self.chunk[v.index()] = Chunk::Reduce;
+                    origin[v.index()] = None;
+                }
+            }
+            if let (Some(set), Some(params)) = (&origin[v.index()], gradients.get(&v))
+                && params.iter().filter_map(|p| uses.get(p)).flatten().any(|s| !set.contains(s))
+            {
+                shared.insert(v);
+            }
+        }
+        for u in &self.s.graph.updates {
+            let stages = uses.get(&u.param).unwrap_or(&all);
+            for v in std::iter::once(&u.new).chain(&u.states) {
+                self.demand[v.index()].extend(stages);
+            }
+        }
+        for (_, v) in self.reports.clone() {
+            self.demand[v.index()].extend(&all);
+        }
+        let once = |job: &Self, v: Value| matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update);
+        for v in body.values().rev() {
+            if !once(self, v) {
+                continue;
+            }
+            let wanted = self.demand[v.index()].clone();
+            if let Some(members) = self.stage_sums.get(&v) {
+                let mut members = members.clone();
+                members.extend(&wanted);
+                // What is known everywhere is added by a stage that adds something of its own.
+                let own = |a: &Value| origin[a.index()].as_ref().filter(|_| !shared.contains(a)).and_then(|set| set.first().copied());
+                let adds = body[v].args.iter().find_map(own).or(wanted.first().copied()).unwrap_or(0);
+                let places: Vec<u32> = body[v].args.iter().map(|a| own(a).unwrap_or(adds)).collect();
+                for (k, (a, on)) in body[v].args.iter().zip(places).enumerate() {
+                    members.insert(on);
+                    self.adds_on.insert((v, k), on);
+                    self.demand[a.index()].insert(on);
+                }
+                self.stage_sums.insert(v, members);
+                continue;
+            }
+            // What only some stages can compute, the others get as a sum with one term.
+            if let Some(set) = &origin[v.index()]
+                && !wanted.is_subset(set)
+            {
+                let on = *set.first().expect("invariant: a value has a stage");
+                let mut members = wanted.clone();
+                members.insert(on);
+                self.stage_sums.insert(v, members);
+                self.adds_on.insert((v, usize::MAX), on);
+                for a in &body[v].args {
+                    self.demand[a.index()].insert(on);
+                }
+                continue;
+            }
+            for a in &body[v].args {
+                self.demand[a.index()].extend(&wanted);
+            }
+        }
+        // A per-microbatch value that other stages need at the end goes the same way.
+        for v in body.values() {
+            if let (Some(set), false, false) = (&origin[v.index()], once(self, v), body[v].op.is_source())
+                && !self.demand[v.index()].is_subset(set)
+            {
+                let on = *set.first().expect("invariant: a value has a stage");
+                let mut members = self.demand[v.index()].clone();
+                members.insert(on);
+                self.stage_sums.insert(v, members);
+                self.adds_on.insert((v, usize::MAX), on);
+            }
+        }
+    }
+
+    /// The stages that use each parameter, and so hold and update it; parameters that no stage's values use are everywhere, and so are
+    /// those that something loose combines though no stage has them all.
+    pub(super) fn uses(&self) -> HashMap<u32, BTreeSet<u32>> {
+        let body = &self.s.graph.body;
+        let mut uses: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+        let mut reaches: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().rev().filter(|v| body[*v].origin.phase != Phase::Update) {
+            let mut set = std::mem::take(&mut reaches[v.index()]);
+            set.extend(self.stage(v));
+            if let Op::Param(p) = body[v].op {
+                uses.entry(p).or_default().extend(set);
+                continue;
+            }
+            for a in &body[v].args {
+                if self.virtual_stage[a.index()].is_none() {
+                    reaches[a.index()].extend(&set);
+                }
+            }
+        }
+        uses.retain(|_, stages| !stages.is_empty());
+        let mut params: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); body.nodes.len()];
+        for v in body.values().filter(|v| self.virtual_stage[v.index()].is_none() && body[*v].origin.phase != Phase::Update) {
+            let mut of: BTreeSet<u32> = body[v].args.iter().flat_map(|a| params[a.index()].iter().copied()).collect();
+            if let Op::Param(p) = body[v].op {
+                of.insert(p);
+            }
+            let common = of.iter().fold(None, |set, p| intersect(&set, &uses.get(p).cloned()));
+            if common.is_some_and(|c| c.is_empty()) {
+                of.iter().for_each(|p| drop(uses.remove(p)));
+            }
+            params[v.index()] = of;
+        }
+        uses
+    }
+}
+
+/// Where the part of a dim split by `splits` lies within the part split by `within` (a subset): each sub-axis takes its own
+/// digit of the mixed-radix index.
+pub(super) fn index_map(s: &Sharded, d: Dim, splits: &[SubAxis], within: &[SubAxis]) -> IndexMap {
+    let dims = &s.graph.body.dims;
+    let digits = &s.digits[dims.original(d).0 as usize];
+    let mut rest = dims.size(d);
+    // (sub-axis, its size), then what no sub-axis splits.
+    let mut pieces: Vec<(Option<SubAxis>, u64)> = vec![];
+    for u in digits {
+        rest /= s.mesh[*u].size;
+        if !within.contains(u) {
+            pieces.push((Some(*u), s.mesh[*u].size));
+        }
+    }
+    pieces.push((None, rest));
+    let mut parts: Vec<(u64, u64)> = vec![];
+    let mut base: Vec<(SubAxis, u64)> = vec![];
+    let mut stride: u64 = pieces.iter().map(|p| p.1).product();
+    for (u, n) in pieces {
+        stride /= n;
+        match u {
+            Some(u) if splits.contains(&u) => base.push((u, stride)),
+            _ => match parts.last_mut() {
+                Some((extent, step)) if *step == n * stride => (*extent, *step) = (*extent * n, stride),
+                _ => parts.push((n, stride)),
+            },
+        }
+    }
+    IndexMap { parts, base: if base.is_empty() { Base::Zero } else { Base::Coords(base) } }
+}
