@@ -1,6 +1,6 @@
 //! Commands in words, for errors and profiles.
 
-use super::{calls, peer};
+use super::calls::{calls, peer};
 use crate::comm::{Position, ranks};
 use ir::program::{Action, Command, Job, Program};
 use std::fmt;

@@ -1,8 +1,10 @@
 //! What a rank's commands mean: where their operands lie, and who takes part.
 
+use super::calls::peer;
+use super::describe::describe;
+use super::step::{ExecError, Fault, Step};
 use super::transfer::{Copied, Transfer};
-use super::{ExecError, Fault, Step, describe};
-use crate::comm::{Exchange, Message, Phase, Position};
+use crate::comm::{Exchange, Message, Position};
 use crate::device::Location;
 use ir::mesh::{Axis, Coords};
 use ir::op::Scalar;
@@ -123,31 +125,6 @@ impl<'a> Frame<'a> {
     pub fn error(&self, step: &Step, at: Position, fault: Fault) -> ExecError {
         ExecError { rank: self.rank, step: step.number, command: describe(self.job, self.rank, at), fault }
     }
-}
-
-/// The calls of a phase.
-pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
-    match phase {
-        Phase::Train => &schedule.train,
-        Phase::Update => &schedule.update,
-        Phase::Eval => &schedule.eval,
-    }
-}
-
-/// Bytes of the arenas of a rank, in the order of [`Arena::ALL`] ([`CallSchedule::arena_bytes`]).
-pub fn arena_bytes(job: &Job, rank: u64) -> [u64; Arena::ALL.len()] {
-    let stage = &job.stages[job.mesh.stage(rank) as usize];
-    let program = &job.programs[stage.program as usize];
-    stage.schedule.arena_bytes(program)
-}
-
-/// The rank `hops` stages on from a rank.
-pub fn peer(job: &Job, rank: u64, hops: i64) -> u64 {
-    let mut coords = job.mesh.coords(rank);
-    for u in job.mesh.of(Axis::Pp) {
-        coords[u.0 as usize] = coords[u.0 as usize].wrapping_add_signed(hops);
-    }
-    job.mesh.rank(&coords)
 }
 
 /// The value of a scalar argument.

@@ -4,68 +4,35 @@
 //! `Record` and `Wait` hold nothing up. Else each stream has a [`Cursor`] of its own, and an event is the number of times that it was
 //! reached; who runs which stream's next command is the caller's choice ([`Rank::turn`]).
 
+mod calls;
 mod describe;
 mod frame;
 mod held;
 mod phase;
+mod step;
 mod transfer;
 
+pub use calls::{arena_bytes, calls, peer};
 pub use describe::describe;
-pub use frame::{Frame, arena_bytes, calls, peer};
+pub use frame::Frame;
 pub use held::Held;
+pub use step::{ExecError, Fault, Order, Step};
 pub use transfer::{Copied, Transfer};
 
 use crate::blame::Suspect;
-use crate::comm::{CommError, Communicator, Position, Progress};
+use crate::comm::{Communicator, Position, Progress};
 use crate::cursor::{self, Cursor};
-use crate::device::{Device, DeviceError};
-use crate::host::{Part, Tensor};
+use crate::device::Device;
+use crate::host::Part;
 use crate::profile::Ran;
 use crate::streams::Events;
 use held::scatter;
 use ir::mesh::Coords;
 use ir::op::DType;
 use ir::program::{Action, Call, Command, Job, Space};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
-
-/// What is the same for all ranks in a step.
-#[derive(Clone, Copy)]
-pub struct Step<'a> {
-    /// From 1.
-    pub number: u64,
-    pub learning_rate: f64,
-    /// 1 where there is none.
-    pub loss_scale: f64,
-    /// Below 2^53, as kernels of the reference device get it as f64.
-    pub seed: u64,
-    /// One whole global batch per input of the job, in its order.
-    pub batch: &'a [Tensor],
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// A number is more than the program has room for.
-    #[error("{found} is more than {most}: {reason}")]
-    Limit { found: i64, most: u64, reason: String },
-}
-
-/// What stopped a rank, and where.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {rank}, step {step}, {command}: {fault}")]
-pub struct ExecError {
-    pub rank: u64,
-    pub step: u64,
-    /// [`describe`]d.
-    pub command: String,
-    pub fault: Fault,
-}
 
 /// The first kernel that made a number that is not finite from operands that were.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,16 +42,6 @@ pub struct Blame {
     pub command: String,
     /// The op of the kernel that did it, if it was found.
     pub op: Option<String>,
-}
-
-/// How a rank takes its commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// As they are issued.
-    List,
-    /// Each stream by itself.
-    #[default]
-    Streams,
 }
 
 /// How far [`Rank::advance`] or [`Rank::turn`] came.

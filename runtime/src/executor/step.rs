@@ -1,0 +1,52 @@
+//! A step, and how it is taken or fails.
+
+use crate::comm::CommError;
+use crate::device::DeviceError;
+use crate::host::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// What is the same for all ranks in a step.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    /// From 1.
+    pub number: u64,
+    pub learning_rate: f64,
+    /// 1 where there is none.
+    pub loss_scale: f64,
+    /// Below 2^53, as kernels of the reference device get it as f64.
+    pub seed: u64,
+    /// One whole global batch per input of the job, in its order.
+    pub batch: &'a [Tensor],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A number is more than the program has room for.
+    #[error("{found} is more than {most}: {reason}")]
+    Limit { found: i64, most: u64, reason: String },
+}
+
+/// What stopped a rank, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}, step {step}, {command}: {fault}")]
+pub struct ExecError {
+    pub rank: u64,
+    pub step: u64,
+    /// [`super::describe`]d.
+    pub command: String,
+    pub fault: Fault,
+}
+
+/// How a rank takes its commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// As they are issued.
+    List,
+    /// Each stream by itself.
+    #[default]
+    Streams,
+}
