@@ -2,27 +2,29 @@
 
 use crate::cli::{CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
-use crate::options::{batch, contradictions, options, override_train, precision};
+use crate::options::{contradictions, options, override_train, precision};
 use crate::print::{note, out};
-use crate::targets::Targets;
 use crate::text::{Shown, Text};
 use crate::{Failure, dump, idle, report, reproducer, signals};
-use anyhow::anyhow;
-use codegen::Emit;
+use anyhow::{Context, anyhow};
 use codegen::target::Arch;
-use frontend::Options as TextOptions;
+use codegen::{Emit, WorkerCommand, Workers};
+use frontend::{Models, Options as TextOptions};
 use ir::diag::{Diagnostic, Sources};
+use ir::kernel::Kernel;
 use ir::model::Model;
 use ir::options::Options;
 use ir::program::Job;
 use ir::progress::Progress;
 use ir::text::print_module;
+use mcc::machine::{self, Machine};
+use mcc::targets::Targets;
 use passes::compile::{Compile, CompileError, Compiled};
 use passes::remedy;
 use passes::report::footprint::{self, Footprint, Footprints, Kind};
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
-use runtime::artifact::{self, KernelEntry, Kernels, Parts};
+use runtime::artifact::{self, KernelEntry, Parts};
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -61,16 +63,10 @@ fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, i
     passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown, inspect))?;
     progress.enter("parse");
     let mut text = Text::read(model, shown)?;
-    let frontend = |training| TextOptions {
-        defines: args.define.clone(),
-        batch: options.global_batch,
-        training,
-        precision: precision(&args.precision),
-        ..TextOptions::default()
-    };
-    let mut training = text.elaborate(&frontend(true))?;
-    let evaluation = text.elaborate(&frontend(false))?;
-    let options = Options { global_batch: batch(&training, options.global_batch), ..options };
+    let elaboration =
+        TextOptions { defines: args.define.clone(), batch: options.global_batch, precision: precision(&args.precision), ..TextOptions::default() };
+    let Models { mut training, evaluation, .. } = text.elaborate(&elaboration)?;
+    let options = Options { global_batch: mcc::global_batch(&training, options.global_batch), ..options };
     override_train(&mut training.train, args);
     let contradictions = contradictions(&training, args, &options);
     if !contradictions.is_empty() {
@@ -150,7 +146,7 @@ fn tf32_on_cpu(target: &str) -> Diagnostic {
 }
 
 fn targets(args: &PlanArgs) -> Result<Targets, Failure> {
-    Targets::named(&args.target, args.host_target.as_deref())
+    Ok(Targets::named(&args.target, args.host_target.as_deref())?)
 }
 
 /// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
@@ -183,36 +179,24 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let Some(levels) = inspected(&args.model, &args.plan, Shown::Text, watch.progress(), &args.inspect)? else { return Ok(()) };
     let Levels { compiled, elaborated, .. } = &levels;
     let generating = Instant::now();
-    let kernels = targets.generate(&compiled.job.kernels, Emit::default(), !args.output.no_cache, watch.progress())?;
+    let kernels = generate(&compiled.job.kernels, &targets, Emit::default(), !args.output.no_cache, watch.progress())?;
     let generated = generating.elapsed();
-    let entry = |k: &codegen::Compiled| KernelEntry {
-        name: k.name.clone(),
-        tiles: k.shape.tiles,
-        scratch_bytes: k.shape.scratch_bytes,
-        launch: k.launch.clone(),
-    };
-    let entries: Vec<KernelEntry> = kernels.iter().map(entry).collect();
+    let entries = machine::entries(&kernels);
     let scratch = scratch(&entries, &targets);
     within(&levels, &targets, scratch, watch.progress())?;
     watch.progress().enter("dumps");
     let dumps = dumps(compiled, &args.output, &targets, watch.progress())?;
     let linking = Instant::now();
     let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
-    let code = |launched: bool| kernels.iter().filter(move |k| k.launch.is_some() == launched).map(|k| k.object.as_slice());
-    let (ptx, native): (Vec<&[u8]>, Vec<&[u8]>) = (code(true).collect(), code(false).collect());
-    let library = match targets.device.arch {
-        Arch::Nvptx if native.is_empty() => None,
-        Arch::X86_64 | Arch::Nvptx => {
-            watch.progress().enter("link");
-            Some(codegen::link_shared(native)?)
-        }
-    };
+    let machine = Machine::new(kernels, &targets, watch.progress())?;
     // What follows writes.
     drop(watch);
     let generated = generated + linking.elapsed();
-    let kernels = Some(Kernels { entries: &entries, library: library.as_deref(), ptx: &ptx });
-    let parts = Parts { job: &compiled.job, target: &targets.to_artifact(&compiled.job.kernels), kernels, dumps: &dumps, sign: sign.as_ref() };
-    signals::tidily(|given_up| artifact::write_unless(&out, &parts, given_up))??;
+    let target = targets.to_artifact(&compiled.job.kernels);
+    machine.parts(|kernels| {
+        let parts = Parts { job: &compiled.job, target: &target, kernels: Some(kernels), dumps: &dumps, sign: sign.as_ref() };
+        signals::tidily(|given_up| artifact::write_unless(&out, &parts, given_up))
+    })??;
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().map(|t| (t.pass, t.run)));
     times.push(("kernels", generated));
@@ -240,6 +224,14 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress)
     let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
     text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())])?;
     Err(Failure::Reported)
+}
+
+/// Compiles kernels in processes of this program, as many as there are cores, and through the cache, if that is asked for.
+pub fn generate(kernels: &[Kernel], targets: &Targets, emit: Emit, cached: bool, progress: &Progress) -> Result<Vec<codegen::Compiled>, Failure> {
+    let program = std::env::current_exe().context("cannot find mcc's own executable")?;
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
+    Ok(machine::generate(kernels, targets, emit, cached.then(cache_dir).flatten().as_deref(), &workers, progress)?)
 }
 
 /// `$MCC_CACHE`, or `mcc` in the user's cache directory.

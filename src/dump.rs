@@ -2,9 +2,9 @@
 
 use crate::Failure;
 use crate::cli::{DumpArgs, Level};
+use crate::compile::generate;
 use crate::files::{self, Wanted};
 use crate::print::out;
-use crate::targets::Targets;
 use anyhow::anyhow;
 use codegen::Emit;
 use codegen::target::Arch;
@@ -13,6 +13,7 @@ use ir::kernel::Kernel;
 use ir::launch::Launch;
 use ir::program::{Action, Job, Program};
 use ir::progress::Progress;
+use mcc::targets::Targets;
 use runtime::artifact::{Accept, Artifact};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -137,7 +138,7 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets, 
         if targets.device.arch != Arch::Nvptx {
             return Err(anyhow!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
         }
-        let compiled = targets.generate(&kernels, Emit::default(), true, progress)?;
+        let compiled = generate(&kernels, targets, Emit::default(), true, progress)?;
         let text = |(k, c): (&usize, codegen::Compiled)| {
             let ptx = String::from_utf8_lossy(&c.object).into_owned();
             (format!("{}.ptx", c.name), annotated(job, *k, c.launch.as_ref(), &ptx))
@@ -145,7 +146,7 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets, 
         return Ok(used.iter().zip(compiled).filter(|(_, c)| c.launch.is_some()).map(text).collect());
     }
     let emit = Emit { mlir: level == Level::Mlir, llvm: level == Level::Llvm, asm: level == Level::Asm };
-    let compiled = targets.generate(&kernels, emit, true, progress)?;
+    let compiled = generate(&kernels, targets, emit, true, progress)?;
     let (text, ending): (fn(codegen::Compiled) -> Option<String>, &str) = match level {
         Level::Mlir => (|c| c.mlir, "mlir"),
         Level::Llvm => (|c| c.llvm, "ll"),

@@ -21,7 +21,6 @@ mod reproducer;
 mod run;
 mod shown;
 mod signals;
-mod targets;
 mod text;
 mod usage;
 

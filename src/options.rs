@@ -88,11 +88,6 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
     })
 }
 
-/// `-D batch` is the same as `--global-batch-size`.
-pub fn batch(model: &Model, default: u64) -> u64 {
-    model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
-}
-
 pub fn precision(args: &PrecisionArgs) -> DType {
     match args.dtype {
         _ if args.bf16 => DType::Bf16,

@@ -1,15 +1,23 @@
 //! What the kernels of a job are compiled for: those of devices, and those that run on the host beside GPUs.
 
-use crate::Failure;
-use crate::compile::cache_dir;
-use anyhow::{Context, anyhow};
-use codegen::target::Arch;
-use codegen::{Compiled, Emit, Target, WorkerCommand, Workers};
+use codegen::Target;
+use codegen::target::{Arch, TargetError};
 use ir::kernel::Kernel;
 use ir::program::Space;
-use ir::progress::Progress;
 use runtime::target::{self, Processor};
 
+/// Why names are no targets.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetsError {
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error("--host-target is for kernels beside GPUs: with `--target {0}` the host's are compiled for the same CPU")]
+    NoHost(String),
+    #[error("--host-target `{0}` is a GPU: hosts are `cpu` (this machine) or `x86-64-v3`")]
+    HostIsGpu(String),
+}
+
+#[derive(Clone, Debug)]
 pub struct Targets {
     pub device: Target,
     /// Where the device is a CPU, the same.
@@ -22,22 +30,18 @@ impl Targets {
     ///
     /// # Errors
     /// A name that is unknown; one for the host where that is the device; a GPU for the host.
-    pub fn named(device: &str, host: Option<&str>) -> Result<Targets, Failure> {
+    pub fn named(device: &str, host: Option<&str>) -> Result<Targets, TargetsError> {
         let device = Target::named(device)?;
         let host = match (device.arch, host) {
             (Arch::X86_64, None) => device.clone(),
             (Arch::X86_64, Some(_)) => {
-                return Err(anyhow!(
-                    "--host-target is for kernels beside GPUs: with `--target {}` the host's are compiled for the same CPU",
-                    device.cpu
-                )
-                .into());
+                return Err(TargetsError::NoHost(device.cpu));
             }
             (Arch::Nvptx, None) => Target::x86_64_v3(),
             (Arch::Nvptx, Some(name)) => Target::named(name)?,
         };
         if host.arch != Arch::X86_64 {
-            return Err(anyhow!("--host-target `{}` is a GPU: hosts are `cpu` (this machine) or `x86-64-v3`", host.cpu).into());
+            return Err(TargetsError::HostIsGpu(host.cpu));
         }
         Ok(Targets { device, host })
     }
@@ -46,7 +50,7 @@ impl Targets {
     ///
     /// # Errors
     /// This machine lacks AVX2 or FMA.
-    pub fn of_artifact(target: &target::Target) -> Result<Targets, Failure> {
+    pub fn of_artifact(target: &target::Target) -> Result<Targets, TargetsError> {
         let cpu = |Processor { cpu, .. }: &Processor| if *cpu == Target::x86_64_v3().cpu { Ok(Target::x86_64_v3()) } else { Target::host() };
         let same = |device: Target| Targets { host: device.clone(), device };
         Ok(match target {
@@ -75,22 +79,5 @@ impl Targets {
             Space::Device => &self.device,
             Space::Host => &self.host,
         }
-    }
-
-    /// Compiles kernels in worker processes, through the cache, each for where it runs; in their order.
-    pub fn generate(&self, kernels: &[Kernel], emit: Emit, cached: bool, progress: &Progress) -> Result<Vec<Compiled>, Failure> {
-        let program = std::env::current_exe().context("cannot find mcc's own executable")?;
-        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        progress.enter("kernels");
-        let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
-        let cache = cached.then(cache_dir).flatten();
-        let mut out: Vec<Option<Compiled>> = kernels.iter().map(|_| None).collect();
-        for space in Space::ALL {
-            let (places, here): (Vec<usize>, Vec<Kernel>) = kernels.iter().cloned().enumerate().filter(|(_, k)| k.on == space).unzip();
-            let Some(first) = here.first() else { continue };
-            let compiled = codegen::compile(&here, self.of(first), emit, cache.as_deref(), &workers, progress)?;
-            places.into_iter().zip(compiled).for_each(|(k, c)| out[k] = Some(c));
-        }
-        Ok(out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect())
     }
 }

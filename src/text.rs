@@ -6,9 +6,8 @@ use crate::files::{self, Wanted};
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
 use anyhow::Context;
-use frontend::{Options, Style};
+use frontend::{Models, Options, Style};
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
-use ir::model::Model;
 use serde::Serialize;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -131,18 +130,14 @@ impl Text {
         }
     }
 
-    /// Elaborates it, or shows all its errors. Warnings are shown at most once.
-    pub fn elaborate(&mut self, options: &Options) -> Result<Model, Failure> {
-        let quiet = !self.sources.files.is_empty();
-        self.sources = Sources::default();
+    /// Elaborates it for training and for evaluation, or shows all its errors; shows its warnings.
+    pub fn elaborate(&mut self, options: &Options) -> Result<Models, Failure> {
         let dir = self.dir.clone();
         let mut load = |name: &str| std::fs::read_to_string(dir.join(name)).map_err(|e| e.to_string());
-        match frontend::compile(&mut self.sources, &self.name, &self.text, options, &mut load) {
-            Ok(done) => {
-                if !quiet {
-                    self.show(&done.warnings)?;
-                }
-                Ok(done.model)
+        match frontend::compile_both(&mut self.sources, &self.name, &self.text, options, &mut load) {
+            Ok(models) => {
+                self.show(&models.warnings)?;
+                Ok(models)
             }
             Err(errors) => {
                 self.show(&errors)?;

@@ -26,7 +26,7 @@ pub mod worker;
 
 pub use batch::{BatchError, Workers, compile};
 pub use error::CompileError;
-pub use link::link_shared;
+pub use link::{LinkError, link_shared};
 pub use object::{Compiled, Emit};
 use serde::{Deserialize, Serialize};
 pub use target::Target;

@@ -26,6 +26,7 @@ pub use render::{Style, render};
 
 use ast::{Ast, StmtKind};
 use ir::diag::{Diagnostic, Source, Sources};
+use ir::model::Model;
 use ir::op::DType;
 
 /// Gives the text of an imported file, or why it cannot.
@@ -92,6 +93,26 @@ pub fn compile_texts(sources: &mut Sources, texts: &[Source], options: &Options)
 pub fn compile(sources: &mut Sources, name: &str, text: &str, options: &Options, loader: Loader<'_>) -> Result<Elaborated, Vec<Diagnostic>> {
     let (ast, errors) = parse_all(sources, name, text);
     run(sources, &ast, options, loader, errors)
+}
+
+/// A model as it trains, and as it is evaluated: without random drops.
+#[derive(Clone, Debug)]
+pub struct Models {
+    pub training: Model,
+    pub evaluation: Model,
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Elaborates a text for training and for evaluation, whatever `options.training` says.
+///
+/// # Errors
+/// All errors of the text.
+pub fn compile_both(sources: &mut Sources, name: &str, text: &str, options: &Options, loader: Loader<'_>) -> Result<Models, Vec<Diagnostic>> {
+    let trains = |training| Options { training, ..options.clone() };
+    let Elaborated { model: training, warnings } = compile(sources, name, text, &trains(true), loader)?;
+    *sources = Sources::default();
+    let evaluation = compile(sources, name, text, &trains(false), loader)?.model;
+    Ok(Models { training, evaluation, warnings })
 }
 
 /// Elaborates a parsed text.

@@ -68,14 +68,11 @@ fn texts() -> io::Result<Vec<Vec<u8>>> {
 fn compiled() -> Compiled {
     let text = "model tiny(batch, ins = 4, outs = 4) {\n  input x: f32[batch, ins];\n  input label: i32[batch];\n  dim mid = outs;\n  \
                 let h = relu(linear(real(x), ins, mid, bias: true) as first);\n  loss token_loss(linear(h, mid, outs) as last, label, over: outs);\n}\nplan { dp: batch; tp: mid; }\n";
-    let model = |training| {
-        let options = TextOptions { training, batch: 2, ..TextOptions::default() };
-        let mut no_imports = |name: &str| Err(name.to_owned());
-        let done = frontend::compile(&mut Sources::default(), "tiny.mdl", text, &options, &mut no_imports);
-        done.unwrap_or_else(|e| panic!("{e:?}")).model
-    };
+    let elaboration = TextOptions { batch: 2, ..TextOptions::default() };
+    let models = frontend::compile_both(&mut Sources::default(), "tiny.mdl", text, &elaboration, &mut |name| Err(name.to_owned()));
+    let models = models.unwrap_or_else(|e| panic!("{e:?}"));
     let options = Options { tp: 2, global_batch: 2, ..Options::default() };
-    compile(model(true), model(false), &options).unwrap_or_else(|e| panic!("{e:?}"))
+    compile(models.training, models.evaluation, &options).unwrap_or_else(|e| panic!("{e:?}"))
 }
 
 fn levels() -> Vec<(&'static str, String)> {

@@ -50,17 +50,14 @@ fn main() {
 
     let start = Instant::now();
     let text = std::fs::read_to_string(&model).unwrap_or_else(|e| panic!("{model}: {e}"));
-    let elaborate = |training| {
-        let text_options = Text { defines: defines.clone(), batch: options.global_batch, training, ..Text::default() };
-        let mut sources = Sources::default();
-        match frontend::compile(&mut sources, &model, &text, &text_options, &mut |_| Err("no imports".into())) {
-            Ok(e) => e.model,
-            Err(errors) => panic!("{}", errors.iter().map(|e| frontend::render(e, &sources, frontend::Style::Plain)).collect::<String>()),
-        }
-    };
-    let (training, evaluation) = (elaborate(true), elaborate(false));
+    let elaboration = Text { defines, batch: options.global_batch, ..Text::default() };
+    let mut sources = Sources::default();
+    let models = frontend::compile_both(&mut sources, &model, &text, &elaboration, &mut |_| Err("no imports".into()));
+    let models = models.unwrap_or_else(|errors| {
+        panic!("{}", errors.iter().map(|e| frontend::render(e, &sources, frontend::Style::Plain)).collect::<String>());
+    });
     let parsed = start.elapsed();
-    let compiled = compile(training, evaluation, &options).unwrap_or_else(|e| panic!("{e:?}"));
+    let compiled = compile(models.training, models.evaluation, &options).unwrap_or_else(|e| panic!("{e:?}"));
     let whole = start.elapsed();
     let print = |name: &str, took: Duration| println!("{name:14} {:9.1} ms", took.as_secs_f64() * 1e3);
     print("parse", parsed);

@@ -10,6 +10,7 @@ mod faults;
 mod files;
 mod gpu;
 mod gpu_check;
+mod library;
 mod limits;
 mod mcc;
 mod mistakes;

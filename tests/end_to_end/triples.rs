@@ -5,6 +5,7 @@ use crate::differential::generate;
 use crate::harness::{self, Case, Data, Ranges};
 use crate::mcc::{Dir, Weights, load_weights, metrics, models, save_array, save_weights};
 use crate::reference::{Rounding, Start, Trained, train};
+use frontend::Models;
 use ir::model::{Model, Optimizer};
 use ir::op::{DType, Real};
 use ir::options::{Counts, CpComm, Cuts, Options, Recompute, Rows, Zero};
@@ -140,12 +141,11 @@ fn unstable(c: &Compiled, start: &Start, want: &Trained) -> bool {
 /// The logical graph, compiled for one rank; the inner error is the user's.
 fn logical(triple: &Triple) -> Result<Result<Compiled, String>, String> {
     let defines: Vec<(&str, &str)> = triple.defines.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-    let mut training = match harness::elaborate(&triple.text, &defines, &triple.case, true) {
-        Ok(model) => model,
+    let Models { mut training, evaluation, .. } = match harness::models(&triple.text, &defines, &triple.case) {
+        Ok(models) => models,
         Err(text) => return Ok(Err(text)),
     };
     triple.recipe.set(&mut training);
-    let evaluation = harness::elaborate(&triple.text, &defines, &triple.case, false)?;
     let batch = triple.case.global_batch;
     match passes::compile::compile(training, evaluation, &Options { micro_batch: batch, global_batch: batch, ..Options::default() }) {
         Ok(c) => Ok(Ok(c)),

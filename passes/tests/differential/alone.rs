@@ -1,7 +1,8 @@
 //! Passes run alone, each on the text that the one before left: what `mcc opt` does.
 
-use crate::harness::{Case, elaborate, options};
+use crate::harness::{Case, models, options};
 use crate::models::{BERT, DEEPSEEK, GPT2, LLAMA, MIXTRAL, case};
+use frontend::Models;
 use ir::module::Module;
 use ir::progress::Progress;
 use ir::text::{parse_module, print_module};
@@ -15,7 +16,7 @@ fn read(text: &str) -> Module {
 /// Every pass of a compile on the text of its module: the text of what comes out is that of the compile, and it holds up to all verifiers.
 /// How many passes there were.
 fn chain(text: &str, defines: &[(&str, &str)], of: &Case) -> usize {
-    let [training, evaluation] = [true, false].map(|training| elaborate(text, defines, of, training).expect("a model"));
+    let Models { training, evaluation, .. } = models(text, defines, of).expect("a model");
     let progress = Progress::default();
     let mut compile = Compile::new(training, evaluation, &options(of), &progress).unwrap_or_else(|e| panic!("{of:?}: {e:?}"));
     let mut before = print_module(compile.module());

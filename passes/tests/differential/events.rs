@@ -1,8 +1,9 @@
 //! Streams without an event, or with a command on another one: what can come to another result or wait forever is refused.
 
 use crate::generate::triple;
-use crate::harness::{Case, Data, compiled, elaborate, interleaved, options};
+use crate::harness::{Case, Data, compiled, interleaved, models, options};
 use crate::models::{GPT2, LLAMA, case};
+use frontend::Models;
 use ir::program::{Action, Job, Stream};
 use passes::compile::{Compiled, compile};
 use verify::job::verify;
@@ -16,8 +17,8 @@ fn samples() -> Vec<(Compiled, Case)> {
     }
     for seed in 0..6 {
         let random = triple(seed);
-        let model = |training| elaborate(&random.text, &[], &random.case, training).unwrap_or_else(|e| panic!("{e}"));
-        out.extend(compile(model(true), model(false), &options(&random.case)).ok().map(|c| (c, random.case)));
+        let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
+        out.extend(compile(training, evaluation, &options(&random.case)).ok().map(|c| (c, random.case)));
     }
     out
 }

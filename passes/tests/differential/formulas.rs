@@ -1,6 +1,6 @@
 //! Golden numbers of the field: parameters and arithmetic of GPT, where layers and embeddings are in a pipeline.
 
-use crate::harness::{Case, compiled, elaborate};
+use crate::harness::{Case, compiled, models};
 use crate::models::{GPT2, case};
 use passes::report::explain::{exchanges, line};
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ fn gpt_has_as_many_parameters_as_published() {
     for (billions, h, heads, l) in TABLE {
         let sizes = [("vocab", v), ("seq", s), ("hidden", h), ("heads", heads), ("layers", l)].map(|(n, x): (&str, u64)| (n, x.to_string()));
         let defines: Vec<(&str, &str)> = sizes.iter().map(|(n, x)| (*n, x.as_str())).collect();
-        let graph = elaborate(GPT2.0, &defines, &Case::default(), true).expect("a model").graph;
+        let graph = models(GPT2.0, &defines, &Case::default()).expect("a model").training.graph;
         let count: u64 = graph.params.iter().map(|p| graph.body.dims.elements(&p.ty.dims)).sum();
         assert_eq!(count, 12 * l * h * h + 13 * l * h + (v + s) * h + 2 * h);
         assert_eq!((count as f64 / 1e8).round() / 10.0, billions);

@@ -1,12 +1,12 @@
 //! The harness: compiles a text, runs one step on all ranks, and compares with the logical graph.
 
 use super::wanted::{RUNS, Wanted, unrounded};
-use frontend::Options as Text;
+use frontend::{Models, Options as Text};
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
 use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Report, Type, Value};
-use ir::model::{LossScale, Model};
+use ir::model::LossScale;
 use ir::op::{DType, Op, Real, Scalar};
 use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use ir::pipeline::Schedule;
@@ -118,25 +118,25 @@ pub enum Outcome {
     Full(String),
 }
 
-pub fn elaborate(text: &str, defines: &[(&str, &str)], case: &Case, training: bool) -> Result<Model, String> {
+/// A text, elaborated for training and for evaluation.
+///
+/// # Errors
+/// Its errors, rendered.
+pub fn models(text: &str, defines: &[(&str, &str)], case: &Case) -> Result<Models, String> {
     let options = Text {
         defines: defines.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
         batch: case.global_batch,
-        training,
         inline_ops: case.inline_ops,
         precision: case.precision,
+        ..Text::default()
     };
     let mut sources = Sources::default();
-    match frontend::compile(&mut sources, "test.mdl", text, &options, &mut |_| Err("no imports".into())) {
-        Ok(e) => {
-            let mut model = e.model;
-            if case.precision == DType::F16 {
-                model.train.loss_scale = Some(LossScale::Constant(Real(SCALE)));
-            }
-            Ok(model)
-        }
-        Err(errors) => Err(errors.iter().map(|e| frontend::render(e, &sources, frontend::Style::Plain)).collect()),
+    let models = frontend::compile_both(&mut sources, "test.mdl", text, &options, &mut |_| Err("no imports".into()));
+    let mut models = models.map_err(|errors| -> String { errors.iter().map(|e| frontend::render(e, &sources, frontend::Style::Plain)).collect() })?;
+    if case.precision == DType::F16 {
+        models.training.train.loss_scale = Some(LossScale::Constant(Real(SCALE)));
     }
+    Ok(models)
 }
 
 pub fn options(case: &Case) -> Options {
@@ -170,8 +170,8 @@ pub fn options(case: &Case) -> Options {
 
 /// All levels of a text that must compile.
 pub fn compiled(text: &str, defines: &[(&str, &str)], case: &Case) -> Compiled {
-    let model = |training| elaborate(text, defines, case, training).unwrap_or_else(|e| panic!("{e}"));
-    compile(model(true), model(false), &options(case)).unwrap_or_else(|e| panic!("{case:?}: {e:?}"))
+    let Models { training, evaluation, .. } = models(text, defines, case).unwrap_or_else(|e| panic!("{e}"));
+    compile(training, evaluation, &options(case)).unwrap_or_else(|e| panic!("{case:?}: {e:?}"))
 }
 
 /// Compiles for the case, runs one step and one evaluation, and compares every report, parameter and state with the logical graph's.
@@ -188,7 +188,7 @@ pub fn check(text: &str, defines: &[(&str, &str)], case: &Case) {
 /// # Errors
 /// What differs, or a bug that a verifier found.
 pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) -> Result<Outcome, String> {
-    let (training, evaluation) = (elaborate(text, defines, case, true)?, elaborate(text, defines, case, false)?);
+    let Models { training, evaluation, .. } = models(text, defines, case)?;
     let mut eval_graph = evaluation.graph.clone();
     eval_graph.outputs.clear();
     let eval_graph = sum_losses(eval_graph);
@@ -297,8 +297,8 @@ fn planned_differently(
     if plain == *case {
         return Ok(None);
     }
-    let model = |training| elaborate(text, defines, &plain, training);
-    let c = compile(model(true)?, model(false)?, &options(&plain)).map_err(|e| format!("without recomputation, chunks and offload: {e}"))?;
+    let Models { training, evaluation, .. } = models(text, defines, &plain)?;
+    let c = compile(training, evaluation, &options(&plain)).map_err(|e| format!("without recomputation, chunks and offload: {e}"))?;
     let want = reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED).map_err(|e| e.to_string())?;
     let same = want.reports == got.reports && want.params == got.params && want.states == got.states;
     Ok((!same).then(|| format!("{:?}, {:?} and {:?} change a result", case.recompute, case.tp_overlap, case.offload)))

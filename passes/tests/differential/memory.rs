@@ -1,7 +1,8 @@
 //! What a rank keeps: activation bytes per layer, counted from programs.
 
-use crate::harness::{compiled, elaborate, interleaved, options};
+use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
+use frontend::Models;
 use ir::options::{Options, Overlap};
 use ir::program::{Arena, Buffer, Call, Content, Job, Space, Stage};
 use passes::commands::allocate::ALIGN;
@@ -225,8 +226,8 @@ fn activations_are_held_once_per_microbatch_in_flight() {
 fn offsets_of_temporaries_are_within_a_twentieth_of_the_least_that_is_possible() {
     for words in MESHES {
         let case = case(words);
-        let model = |training| elaborate(GPT2.0, GPT2.1, &case, training).expect("a model");
-        let c = compile(model(true), model(false), &Options { overlap: Overlap::Off, ..options(&case) }).expect("compiles");
+        let Models { training, evaluation, .. } = models(GPT2.0, GPT2.1, &case).expect("a model");
+        let c = compile(training, evaluation, &Options { overlap: Overlap::Off, ..options(&case) }).expect("compiles");
         for program in &c.job.programs {
             let least = program.bodies.iter().map(|b| fullest(program, b).0).max().expect("bodies");
             let planned = program.arena_bytes[Arena::Temporary as usize];
@@ -244,9 +245,9 @@ fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<Remedy>
         }
         out
     });
-    let model = |training| elaborate(GPT2.0, &defines, &case, training).expect("a model");
+    let Models { training, evaluation, .. } = models(GPT2.0, &defines, &case).expect("a model");
     let now = Footprint::of(&compiled(GPT2.0, &defines, &case).job, 0).total();
-    let found = remedy::find(&model(true), &model(false), &options(&case), (now as f64 * share) as u64, &Footprint::of);
+    let found = remedy::find(&training, &evaluation, &options(&case), (now as f64 * share) as u64, &Footprint::of);
     assert!(found.iter().all(|r| r.peak <= (now as f64 * share) as u64));
     found
 }

@@ -1,8 +1,9 @@
 //! The verifier of the sharded level refuses graphs that are wrong in one place.
 
 use crate::generate::triple;
-use crate::harness::{compiled, elaborate, options};
+use crate::harness::{compiled, models, options};
 use crate::models::{GPT2, LLAMA, case};
+use frontend::Models;
 use ir::graph::Value;
 use ir::op::Op;
 use ir::options::Rows;
@@ -21,8 +22,8 @@ fn samples() -> Vec<Sharded> {
     for seed in 0..12 {
         let mut random = triple(seed);
         random.case.rows = Rows::Rules;
-        let model = |training| elaborate(&random.text, &[], &random.case, training).unwrap_or_else(|e| panic!("{e}"));
-        out.extend(compile(model(true), model(false), &options(&random.case)).ok().map(|c| c.sharded));
+        let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
+        out.extend(compile(training, evaluation, &options(&random.case)).ok().map(|c| c.sharded));
     }
     out
 }

@@ -1,8 +1,9 @@
 //! Optimizers on the host: the same bits, what is left on the device, and what goes on at the same time.
 
 use crate::counts::WIDE_LLAMA;
-use crate::harness::{Case, compiled, elaborate, options};
+use crate::harness::{Case, compiled, models, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case, on};
+use frontend::Models;
 use ir::options::{Options, Overlap};
 use ir::program::{Action, BodyKind, Content, Job, Space, Stream};
 use passes::commands::cost_model::traffic;
@@ -51,8 +52,8 @@ const SIZES: &[(&str, &str)] = &[("vocab", "8192"), ("hidden", "1024"), ("heads"
 
 fn job(words: &str, overlap: Overlap) -> Job {
     let case = Case { bucket_size: Some(4_000_000), ..case(words) };
-    let text = |training| elaborate(GPT2.0, SIZES, &case, training).unwrap_or_else(|e| panic!("{e}"));
-    compile(text(true), text(false), &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
+    let Models { training, evaluation, .. } = models(GPT2.0, SIZES, &case).unwrap_or_else(|e| panic!("{e}"));
+    compile(training, evaluation, &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
 }
 
 /// Kernels of the host are those of the optimizer, and nothing else of the program touches its memory.

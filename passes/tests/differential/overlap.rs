@@ -1,7 +1,8 @@
 //! How much communication is hidden behind compute, on the nominal machine, at sizes that are not too small for it.
 
-use crate::harness::{Case, compiled, elaborate, options};
+use crate::harness::{Case, compiled, models, options};
 use crate::models::{DEEPSEEK, GPT2, LLAMA, case};
+use frontend::Models;
 use ir::options::{Options, Overlap};
 use ir::program::{Action, Arena, Body, BodyKind, Collective, Job, Program, Stream};
 use passes::commands::cost_model::{traffic, traffic_of};
@@ -32,8 +33,8 @@ fn job(model: Model, words: &str, overlap: Overlap) -> Job {
 /// With buckets of `size` elements.
 fn job_of(model: (&str, &[(&str, &str)]), words: &str, overlap: Overlap, size: u64) -> Job {
     let case = Case { bucket_size: Some(size), ..case(words) };
-    let text = |training| elaborate(model.0, model.1, &case, training).unwrap_or_else(|e| panic!("{e}"));
-    compile(text(true), text(false), &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
+    let Models { training, evaluation, .. } = models(model.0, model.1, &case).unwrap_or_else(|e| panic!("{e}"));
+    compile(training, evaluation, &Options { overlap, ..options(&case) }).unwrap_or_else(|e| panic!("{words}: {e:?}")).job
 }
 
 /// Percent of a stream's bytes that go while a kernel runs.

@@ -3,10 +3,11 @@
 //! The oracle is the reference device: a mutant that the verifiers accept must compute, to the last bit, what the original does.
 
 use crate::generate::triple;
-use crate::harness::{Case, Outcomes, Ranges, Runner, elaborate, options};
+use crate::harness::{Case, Outcomes, Ranges, Runner, models, options};
 use crate::models::{GPT2, LLAMA, MIXTRAL, case};
 use crate::random::number;
 use crate::verdicts::Verdicts;
+use frontend::Models;
 use ir::dim::Base;
 use ir::graph::Value;
 use ir::local::{Chunk, Local};
@@ -49,11 +50,11 @@ pub struct Sample {
 }
 
 pub fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) -> Option<Sample> {
-    let model = |training| elaborate(text, defines, case, training).unwrap_or_else(|e| panic!("{e}"));
+    let Models { training, evaluation, .. } = models(text, defines, case).unwrap_or_else(|e| panic!("{e}"));
     let options = options(case);
     let microbatches = case.global_batch / (case.dp * case.micro_batch);
-    let plan = plan::plan(&model(true).graph, microbatches as u32, &options).ok()?;
-    let compiled = compile(model(true), model(false), &options).ok()?;
+    let plan = plan::plan(&training.graph, microbatches as u32, &options).ok()?;
+    let compiled = compile(training, evaluation, &options).ok()?;
     let weights = if plan.order.splits_backward() { Weights::Apart } else { Weights::InBackward };
     let stages = partition(&compiled.sharded, &plan.layout, weights, case.moe_buffer).ok()?;
     let runner = Runner::new(&compiled, case, ranges);

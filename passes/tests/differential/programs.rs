@@ -4,10 +4,11 @@
 //! must compute, to the last bit, what the original does.
 
 use crate::generate::triple;
-use crate::harness::{Case, Ranges, Runner, compiled, elaborate, options};
+use crate::harness::{Case, Ranges, Runner, compiled, models, options};
 use crate::models::{GPT2, LLAMA, case};
 use crate::random::number;
 use crate::verdicts::Verdicts;
+use frontend::Models;
 use ir::dim::Base;
 use ir::op::Reduce;
 use ir::options::{Buffer, Rows};
@@ -41,8 +42,8 @@ fn samples() -> Vec<(Compiled, Case, Ranges)> {
         random.case.rows = Rows::Rules;
         // A step that stops has no results to compare.
         random.case.moe_buffer = Buffer::Whole;
-        let model = |training| elaborate(&random.text, &[], &random.case, training).unwrap_or_else(|e| panic!("{e}"));
-        let sample = compile(model(true), model(false), &options(&random.case)).ok().map(|c| (c, random.case, random.ranges));
+        let Models { training, evaluation, .. } = models(&random.text, &[], &random.case).unwrap_or_else(|e| panic!("{e}"));
+        let sample = compile(training, evaluation, &options(&random.case)).ok().map(|c| (c, random.case, random.ranges));
         // Numbers that are not finite are equal to nothing.
         out.extend(sample.filter(|(c, case, ranges)| Runner::new(c, case, ranges).outcomes(&c.job).is_ok()));
     }

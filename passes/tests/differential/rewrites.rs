@@ -3,10 +3,11 @@
 //! The oracle is the reference device: a mutant that the verifiers accept must compute, to the last bit, what the original does.
 
 use crate::generate::triple;
-use crate::harness::{Case, Outcomes, Ranges, Runner, elaborate, options};
+use crate::harness::{Case, Outcomes, Ranges, Runner, models, options};
 use crate::models::{GPT2, LLAMA, MIXTRAL, case};
 use crate::parts::{Dice, KINDS, Mutate, mutants, node};
 use crate::verdicts::Verdicts;
+use frontend::Models;
 use ir::local::Local;
 use ir::op::Op;
 use ir::options::Buffer;
@@ -22,8 +23,8 @@ struct Sample {
 }
 
 fn sample(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Ranges) -> Option<Sample> {
-    let model = |training| elaborate(text, defines, case, training).unwrap_or_else(|e| panic!("{e}"));
-    let compiled = compile(model(true), model(false), &options(case)).ok()?;
+    let Models { training, evaluation, .. } = models(text, defines, case).unwrap_or_else(|e| panic!("{e}"));
+    let compiled = compile(training, evaluation, &options(case)).ok()?;
     let runner = Runner::new(&compiled, case, ranges);
     // Numbers that are not finite are equal to nothing.
     let want = runner.outcomes(&job_of_classes(&compiled, &compiled.locals, compiled.evaluation.locals.clone(), &compiled.order)).ok()?;

@@ -70,15 +70,12 @@ fn jobs() -> Vec<Job> {
     ];
     let job = |((text, defines), options): ((&str, &str), Options)| {
         let defines: Vec<(String, String)> = defines.split(' ').filter_map(|d| d.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect();
-        let elaborate = |training| {
-            let text_options = Text { defines: defines.clone(), batch: options.global_batch, training, ..Text::default() };
-            let mut sources = Sources::default();
-            let model = frontend::compile(&mut sources, "model.mdl", text, &text_options, &mut |_| Err("no imports".into()));
-            (model.unwrap_or_else(|e| panic!("{e:?}")).model, frontend::without_library(&sources))
-        };
-        let ((training, sources), (evaluation, _)) = (elaborate(true), elaborate(false));
-        let compiled = compile(training, evaluation, &options).unwrap_or_else(|e| panic!("{e:?}"));
-        Job { sources, ..compiled.job }
+        let elaboration = Text { defines, batch: options.global_batch, ..Text::default() };
+        let mut sources = Sources::default();
+        let models = frontend::compile_both(&mut sources, "model.mdl", text, &elaboration, &mut |_| Err("no imports".into()));
+        let models = models.unwrap_or_else(|e| panic!("{e:?}"));
+        let compiled = compile(models.training, models.evaluation, &options).unwrap_or_else(|e| panic!("{e:?}"));
+        Job { sources: frontend::without_library(&sources), ..compiled.job }
     };
     cases.into_iter().map(job).collect()
 }

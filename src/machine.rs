@@ -1,0 +1,76 @@
+//! From the kernels of a job to code.
+
+use crate::targets::Targets;
+use codegen::target::Arch;
+use codegen::{BatchError, Compiled, Emit, LinkError, Workers};
+use ir::kernel::Kernel;
+use ir::program::Space;
+use ir::progress::Progress;
+use runtime::artifact::{KernelEntry, Kernels};
+use std::path::Path;
+
+/// Compiles kernels, each for where it runs; in their order. `cache` names the directory of compiled kernels, if any.
+///
+/// # Errors
+/// The first kernel that does not compile.
+pub fn generate(
+    kernels: &[Kernel],
+    targets: &Targets,
+    emit: Emit,
+    cache: Option<&Path>,
+    workers: &Workers,
+    progress: &Progress,
+) -> Result<Vec<Compiled>, BatchError> {
+    progress.enter("kernels");
+    let mut out: Vec<Option<Compiled>> = kernels.iter().map(|_| None).collect();
+    for space in Space::ALL {
+        let (places, here): (Vec<usize>, Vec<Kernel>) = kernels.iter().cloned().enumerate().filter(|(_, k)| k.on == space).unzip();
+        let Some(first) = here.first() else { continue };
+        let compiled = codegen::compile(&here, targets.of(first), emit, cache, workers, progress)?;
+        places.into_iter().zip(compiled).for_each(|(k, c)| out[k] = Some(c));
+    }
+    Ok(out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect())
+}
+
+/// The code of all kernels of a job, as an artifact has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// In the order of the job.
+    pub entries: Vec<KernelEntry>,
+    /// The shared library of those that CPUs run, if there are any.
+    pub library: Option<Vec<u8>>,
+    /// The modules of the others, in order.
+    pub ptx: Vec<Vec<u8>>,
+}
+
+/// What an artifact says of compiled kernels.
+pub fn entries(kernels: &[Compiled]) -> Vec<KernelEntry> {
+    let entry =
+        |k: &Compiled| KernelEntry { name: k.name.clone(), tiles: k.shape.tiles, scratch_bytes: k.shape.scratch_bytes, launch: k.launch.clone() };
+    kernels.iter().map(entry).collect()
+}
+
+impl Machine {
+    /// Links compiled kernels of a job.
+    ///
+    /// # Errors
+    /// The linker's.
+    pub fn new(kernels: Vec<Compiled>, targets: &Targets, progress: &Progress) -> Result<Machine, LinkError> {
+        let entries = entries(&kernels);
+        let (ptx, native): (Vec<Compiled>, Vec<Compiled>) = kernels.into_iter().partition(|k| k.launch.is_some());
+        let library = match targets.device.arch {
+            Arch::Nvptx if native.is_empty() => None,
+            Arch::X86_64 | Arch::Nvptx => {
+                progress.enter("link");
+                Some(codegen::link_shared(native.iter().map(|k| k.object.as_slice()))?)
+            }
+        };
+        Ok(Machine { entries, library, ptx: ptx.into_iter().map(|k| k.object).collect() })
+    }
+
+    /// Gives `write` what it writes.
+    pub fn parts<T>(&self, write: impl FnOnce(Kernels<'_>) -> T) -> T {
+        let ptx: Vec<&[u8]> = self.ptx.iter().map(Vec::as_slice).collect();
+        write(Kernels { entries: &self.entries, library: self.library.as_deref(), ptx: &ptx })
+    }
+}
