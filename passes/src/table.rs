@@ -106,7 +106,7 @@ const fn local(name: &'static str, summary: &'static str, wanted: fn(&Options) -
 
 /// The passes of every compile, in order.
 pub const PASSES: &[Pass] = &[
-    graph("drop_outputs", "Leaves out named outputs, and what only they need; an evaluation leaves states as they are.", |m| {
+    graph("drop_outputs", "Leaves out named outputs; an evaluation leaves parameters and states as they are.", |m| {
         m.on_graphs(|graph| Graph { outputs: vec![], ..graph });
         m.evaluation.on_graph(|graph| Graph { updates: vec![], ..graph });
         Ok(vec![])
@@ -122,7 +122,7 @@ pub const PASSES: &[Pass] = &[
         m.training.on_graph(|graph| optimize::optimize(graph, &train));
         Ok(vec![])
     }),
-    graph("simplify", "Brings graphs to normal form: one n-ary sum op, no dead or repeated nodes.", |m| {
+    graph("simplify", "Brings graphs to normal form: one n-ary sum op, no dead or repeated nodes, phase after phase.", |m| {
         m.on_graphs(simplify::simplify);
         unless(complaints::unused(m.training.whole.graph()))
     }),

@@ -1,6 +1,6 @@
 //! Streams, and the events between them: communication leaves the compute stream and waits only for what it needs.
 //!
-//! The order of issue ([`issue`]) is the same on all members of a group. A collective's stream follows from its group alone, so members
+//! The order of issue ([`crate::commands::list_schedule`]) is the same on all members of a group. A collective's stream follows from its group alone, so members
 //! agree on it too. Events follow from hazards: where a command touches bytes that an earlier command of another
 //! stream touched, one of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue is
 //! played for that with vector clocks, call by call; a wait that another one implies is left out.

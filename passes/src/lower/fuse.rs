@@ -3,7 +3,7 @@
 //! A group of loops has one domain (the union of its nodes' dims) and at most one set of reduced dims; every value that leaves
 //! it has the whole domain, or the domain without the reduced dims. So a norm, a softmax with its cross entropy, an
 //! optimizer update are one kernel each, and a tile of its grid needs nothing of another tile. A contraction takes the
-//! pointwise ops that follow it on the same dims. What its readers compute as well as read is not stored ([`again`]). Views, slices and shards are other names for the same memory, and no kernel.
+//! pointwise ops that follow it on the same dims. What its readers compute as well as read is not stored ([`duplicate`]). Views, slices and shards are other names for the same memory, and no kernel.
 
 mod duplicate;
 mod order;
