@@ -3,14 +3,18 @@
 use crate::Failure;
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::files::{self, Wanted};
-use crate::print::{note, out};
+use crate::print::{note, report};
 use crate::report::count;
 use crate::text::show;
-use convert::ConvertError;
+use anyhow::anyhow;
+use convert::{CONFIG, ConvertError, MODEL, WEIGHTS, WHOLE};
+use runtime::paths::same;
+use std::path::Path;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     files::look(&args.directory, Wanted::Checkpoint)?;
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    free(&args.output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
     let done = match &args.model {
         Some(model) => convert::import_as(&args.directory, model, &args.define, &args.output),
         None => convert::import(&args.directory, &args.output),
@@ -20,23 +24,35 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
         note!("warning: {w}");
     }
     if !done.skipped.is_empty() {
-        out!("left out, as the model does not need them: {}\n", done.skipped.join(", "))?;
+        report!("left out, as the model does not need them: {}\n", done.skipped.join(", "));
     }
     for (dtype, n) in &done.widened {
-        out!("widened {n} tensors of {dtype} to f32\n")?;
+        report!("widened {n} tensors of {dtype} to f32\n");
     }
     let text = if args.model.is_some() { String::new() } else { format!("{} and ", done.model.display()) };
-    out!("{}: wrote {text}{} ({} parameters in {} tensors)\n", done.architecture, done.weights.display(), count(done.elements), done.parameters)?;
+    report!("{}: wrote {text}{} ({} parameters in {} tensors)\n", done.architecture, done.weights.display(), count(done.elements), done.parameters);
     Ok(())
 }
 
 pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     files::look(&args.weights, Wanted::Weights)?;
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    free(&args.output, &[WHOLE, CONFIG], args.force)?;
+    if same(&args.weights, &args.output.join(WHOLE)) {
+        return Err(anyhow!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
+    }
     let done = convert::export(&args.weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
-    out!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display())?;
+    report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
     Ok(())
+}
+
+/// Whether files of these names can be written: none is there, or it may be replaced.
+fn free(dir: &Path, names: &[&str], force: bool) -> Result<(), Failure> {
+    match names.iter().map(|name| dir.join(name)).find(|file| !force && file.symlink_metadata().is_ok()) {
+        Some(file) => Err(anyhow!("`{}` exists: --force replaces it, another -o keeps it", file.display()).into()),
+        None => Ok(()),
+    }
 }
 
 /// Errors of a model text are shown with their lines.

@@ -3,7 +3,7 @@
 use crate::cli::{CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
 use crate::options::{contradictions, options, override_train, precision};
-use crate::print::{note, out};
+use crate::print::{self, note, out};
 use crate::text::{Shown, Text};
 use crate::{Failure, dump, idle, report, reproducer, signals};
 use anyhow::{Context, anyhow};
@@ -182,6 +182,11 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let kernels = generate(&compiled.job.kernels, &targets, Emit::default(), !args.output.no_cache, watch.progress())?;
     let generated = generating.elapsed();
     let entries = machine::entries(&kernels);
+    let beyond = beyond_scratch(&entries, &compiled.job, &targets);
+    if !beyond.is_empty() {
+        levels.text.show(&beyond)?;
+        return Err(Failure::Reported);
+    }
     let scratch = scratch(&entries, &targets);
     within(&levels, &targets, scratch, watch.progress())?;
     watch.progress().enter("dumps");
@@ -206,10 +211,29 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is for modules where these were asked for.
     match args.inspect.print_after.is_empty() {
-        true => out!("{table}{wrote}\n")?,
+        true => print::report!("{table}{wrote}\n"),
         false => note!("{table}{wrote}"),
     }
     Ok(())
+}
+
+/// E0645: a kernel wants more scratch than what runs it gives.
+fn beyond_scratch(entries: &[KernelEntry], job: &Job, targets: &Targets) -> Vec<Diagnostic> {
+    let wants = |e: &KernelEntry| match &e.launch {
+        Some(launch) => (launch.scratch_bytes, ir::launch::MOST_SCRATCH, "a launch"),
+        None => (e.scratch_bytes, artifact::MOST_SCRATCH, "a thread"),
+    };
+    let largest = entries.iter().zip(&job.kernels).filter(|(e, _)| wants(e).0 > wants(e).1).max_by_key(|(e, _)| wants(e).0);
+    let Some((entry, kernel)) = largest else { return vec![] };
+    let (bytes, most, whose) = wants(entry);
+    let (bytes, most, target) = (footprint::size(bytes), footprint::size(most), targets.of(kernel));
+    let text = format!("a kernel wants {bytes} of scratch for {whose} of {}, more than the {most} that one can have", target.cpu);
+    let d = Diagnostic::error("E0645", text).help("smaller sizes, or more ranks to split them over, such as `--cp` for long sequences");
+    let span = kernel.body.nodes.iter().find_map(|n| n.origin.span);
+    vec![match span {
+        Some(span) => d.label(span, "it computes this"),
+        None => d,
+    }]
 }
 
 /// E0640, with the change that would fit, if a rank needs more than the budget.

@@ -5,6 +5,7 @@ use crate::cli::RunArgs;
 use anyhow::anyhow;
 use frontend::names::nearest;
 use runtime::data::{Encoding, Spec};
+use runtime::paths::{is_own, same};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -128,6 +129,15 @@ impl Wanted {
         }
     }
 
+    /// Whether each rank opens it by itself.
+    fn is_of_ranks(self) -> bool {
+        match self {
+            Wanted::Weights | Wanted::State => true,
+            // Data say so themselves.
+            Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint => false,
+        }
+    }
+
     /// What there is none of.
     fn noun(self) -> &'static str {
         match self {
@@ -177,6 +187,11 @@ fn named(flag: Option<&str>, path: &Path, wanted: Wanted) -> Result<(), Failure>
     let name = flag.map_or_else(|| format!("`{shown}`"), |flag| format!("`{flag} {shown}`"));
     let made = || wanted.made_by(path);
     let why = match Kind::of(path) {
+        Ok(kind) if wanted.takes(kind) && wanted.is_of_ranks() && is_own(path) => {
+            format!(
+                "{name} is a link to what this process alone has open, and every rank reads the file by itself: write it to a file first (`cat {shown} > FILE`)"
+            )
+        }
         Ok(kind) if wanted.takes(kind) => return Ok(()),
         Ok(kind) => {
             let inside = || within(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
@@ -225,6 +240,43 @@ fn beside(path: &Path, wanted: Wanted) -> Option<PathBuf> {
     Some(parent.join(&names[at]))
 }
 
+/// The flags of what a run writes, with their files.
+fn written(args: &RunArgs) -> impl Iterator<Item = (&'static str, &Path)> {
+    let files = [("--save", &args.save), ("--save-state", &args.save_state), ("--metrics", &args.metrics), ("--trace", &args.trace)];
+    files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
+}
+
+/// Whether what a run writes is nothing that it reads, and nothing that it writes a second time. What it begins with it may replace at its end: weights and states take their
+/// names when they are complete.
+///
+/// # Errors
+/// The first two flags of one file.
+pub fn apart(args: &RunArgs) -> Result<(), Failure> {
+    let data = |list: &[String]| list.iter().map(|s| Spec::parse(s, Encoding::Text).file).collect::<Vec<_>>();
+    let read = [
+        ("--data", data(&args.data)),
+        ("--valid-data", data(&args.valid_data)),
+        ("--init", Vec::from_iter(args.init.clone())),
+        ("--resume", Vec::from_iter(args.resume.clone())),
+        ("--trust", args.trust.clone()),
+        ("--secret-file", Vec::from_iter(args.secret_file.clone())),
+    ];
+    let begins = |flag: &str| matches!(flag, "--init" | "--resume");
+    let saves = |flag: &str| matches!(flag, "--save" | "--save-state");
+    let mut others: Vec<(&str, PathBuf)> = read.into_iter().flat_map(|(flag, files)| files.into_iter().map(move |f| (flag, f))).collect();
+    for (flag, file) in written(args) {
+        let shown = file.display();
+        if let Some((other, _)) = others.iter().find(|(other, f)| same(f, file) && !(begins(other) && saves(flag))) {
+            return Err(anyhow!("`{flag} {shown}` would destroy what `{other}` names: it is the same file; name another one").into());
+        }
+        if file.starts_with(&args.artifact) && args.artifact.is_dir() {
+            return Err(anyhow!("`{flag} {shown}` is in the artifact, which would be damaged by it; name a file outside").into());
+        }
+        others.push((flag, file.to_path_buf()));
+    }
+    Ok(())
+}
+
 /// What a run reads, and where it writes.
 ///
 /// # Errors
@@ -235,8 +287,7 @@ pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
     }
     args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Weights))?;
     args.resume.iter().try_for_each(|file| look_for("--resume", file, Wanted::State))?;
-    let written = [("--save", &args.save), ("--save-state", &args.save_state), ("--metrics", &args.metrics), ("--trace", &args.trace)];
-    for (flag, file) in written.iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))) {
+    for (flag, file) in written(args) {
         let parent = file.parent().filter(|p| !p.as_os_str().is_empty());
         if let Some(parent) = parent.filter(|p| !p.is_dir()) {
             let (file, parent) = (file.display(), parent.display());

@@ -51,6 +51,9 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 }
 
 fn main() -> ExitCode {
+    if let Err(Failure::Other(e)) = signals::outlive_limits() {
+        return fail(e);
+    }
     let words: Vec<OsString> = std::env::args_os().collect();
     let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
     let (cli, typed) = match read {

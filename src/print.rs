@@ -31,6 +31,11 @@ macro_rules! out {
     ($($text:tt)*) => { $crate::print::print(format_args!($($text)*)) };
 }
 
+/// As [`out!`], of what was done: files that are written are worth more than the report of them, so that a command whose report cannot be printed has not failed.
+macro_rules! report {
+    ($($text:tt)*) => { $crate::print::print_report(format_args!($($text)*)) };
+}
+
 /// A line on standard output, if it can be printed.
 macro_rules! progress {
     ($($text:tt)*) => { $crate::print::print_or_go_on(format_args!($($text)*)) };
@@ -41,7 +46,7 @@ macro_rules! note {
     ($($text:tt)*) => { $crate::print::print_error(format_args!($($text)*)) };
 }
 
-pub(crate) use {note, out, progress};
+pub(crate) use {note, out, progress, report};
 
 /// What [`out!`] calls.
 pub fn print(text: Arguments) -> Result<(), PrintError> {
@@ -59,6 +64,13 @@ pub fn print_or_go_on(text: Arguments) {
     if let Err(cause) = print(format_args!("{text}\n")) {
         LOST.store(true, Ordering::Relaxed);
         print_error(format_args!("warning: {cause}; nothing more is printed there, and the work goes on"));
+    }
+}
+
+/// What [`report!`] calls.
+pub fn print_report(text: Arguments) {
+    if let Err(cause @ PrintError::Write(_)) = print(text) {
+        print_error(format_args!("warning: {cause}; what was to be written is written"));
     }
 }
 

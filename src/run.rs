@@ -18,7 +18,6 @@ use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
 use runtime::world::World;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,6 +35,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
     let artifact = runtime::artifact::read(&args.artifact, &accept)?;
     let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
+    files::apart(args)?;
     if world.is_none() {
         alone(args, typed)?;
         files::of_run(args)?;
@@ -135,7 +135,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
             progress!("{}", table::text(&artifact.job, profile).trim_end());
         }
         let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));
-        let written = File::create(&file).and_then(|out| trace::write(&artifact.job, profile, out));
+        let written = runtime::paths::write_whole(&file, |out| trace::write(&artifact.job, profile, out));
         written.with_context(|| format!("cannot write the trace `{}`", file.display()))?;
         if says {
             progress!("wrote {}", file.display());

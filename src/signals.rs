@@ -20,18 +20,29 @@ pub enum Announce {
     No,
 }
 
+/// From now on whoever writes beyond the limit on the size of files gets an error, which is told and cleaned up after like any other; SIGXFSZ would end this process, or one
+/// that it starts, in the middle.
+///
+/// # Errors
+/// If the system has no handlers left.
+pub fn outlive_limits() -> Result<(), Failure> {
+    // A handler, and not to ignore it: programs that are started get the default back, and mcc's own do the same.
+    flag::register(SIGXFSZ, Arc::default()).context("cannot listen to signals")?;
+    Ok(())
+}
+
 /// From now on SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the run to stop, and a second SIGINT ends this process. A signal that is ignored already (as `nohup` has SIGHUP
-/// ignored, and a shell SIGINT for what it runs in the background) stays so. SIGXFSZ does nothing: whoever writes beyond the limit gets an error.
+/// ignored, and a shell SIGINT for what it runs in the background) stays so.
 ///
 /// # Errors
 /// If the system has no handlers left.
 pub fn listen(stop: StopRequest, announce: Announce) -> Result<(), Failure> {
     let ignored = ignored();
     let ending = [SIGTERM, SIGINT, SIGHUP, SIGUSR1].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
-    let mut signals = Signals::new(ending.chain([SIGXFSZ])).context("cannot listen to signals")?;
+    let mut signals = Signals::new(ending).context("cannot listen to signals")?;
     let mut interrupts = 0;
     let act = move || {
-        for signal in signals.forever().filter(|s| *s != SIGXFSZ) {
+        for signal in signals.forever() {
             let name = low_level::signal_name(signal).unwrap_or("a signal");
             interrupts += u32::from(signal == SIGINT);
             if stop.is_meeting() {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use frontend::{Models, Options, Style};
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
 use serde::Serialize;
-use std::io::{IsTerminal, Read};
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The name of standard input among files.
@@ -181,9 +181,8 @@ pub fn format(args: &FmtArgs) -> Result<(), Failure> {
             }
             Ok(formatted) => {
                 // Through a temporary file: a text is never half written.
-                let temporary = path.with_extension("mdl.tmp");
-                std::fs::write(&temporary, formatted).with_context(|| format!("cannot write `{}`", temporary.display()))?;
-                std::fs::rename(&temporary, path).with_context(|| format!("cannot write `{}`", path.display()))?;
+                let written = runtime::paths::write_whole(path, |file| file.write_all(formatted.as_bytes()));
+                written.with_context(|| format!("cannot write `{}`", path.display()))?;
             }
             Err(errors) => {
                 let sources = Sources { files: vec![ir::diag::Source { name: text.name.clone(), text: text.text.clone() }] };

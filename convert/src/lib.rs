@@ -21,8 +21,8 @@ mod staging;
 mod tensors;
 
 pub use export::{Exported, export};
-pub use import::{Imported, import, import_as};
-pub use tensors::norms;
+pub use import::{CONFIG, Imported, MODEL, WEIGHTS, import, import_as};
+pub use tensors::{WHOLE, norms};
 
 use ir::diag::{Diagnostic, Sources};
 use std::path::{Path, PathBuf};

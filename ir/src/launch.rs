@@ -15,7 +15,7 @@ pub const MOST_PARAMETERS: usize = 32_764;
 /// Most blocks that mcc launches.
 const MOST_BLOCKS: u32 = 1 << 24;
 /// Most bytes of scratch of a launch.
-const MOST_SCRATCH: u64 = 1 << 40;
+pub const MOST_SCRATCH: u64 = 1 << 40;
 /// Bytes of a tensor map, as the driver writes it.
 pub const MAP_BYTES: usize = 128;
 /// Bytes of which a tensor map's first element, and its strides, are multiples.

@@ -51,6 +51,9 @@ const KERNELS: &str = "kernels.json";
 const PTX: &str = "ptx";
 const DUMPS: &str = "dumps/";
 
+/// Most bytes of a kernel's scratch for a thread, of what is compiled and of what is read.
+pub const MOST_SCRATCH: u64 = 1 << 32;
+
 /// How a kernel of the job is called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

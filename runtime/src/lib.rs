@@ -21,6 +21,7 @@ mod hosted;
 pub mod launch;
 pub mod loopback;
 mod memory_file;
+pub mod paths;
 pub mod profile;
 pub mod protocol;
 pub mod reference;

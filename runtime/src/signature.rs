@@ -6,11 +6,13 @@
 //! openssl pkeyutl -verify -pubin -inkey public.pem -rawin -in manifest.json -sigfile manifest.sig
 //! ```
 
+use crate::paths;
 use ed25519_dalek::pkcs8::{DecodePrivateKey, DecodePublicKey};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Most bytes of a file with a key or a signature that are looked at.
@@ -24,6 +26,10 @@ const MAKE_PUBLIC: &str = "`openssl pkey -in secret.pem -pubout -out public.pem`
 pub enum KeyError {
     #[error("`{}`: {cause}", .file.display())]
     Io { file: PathBuf, cause: io::Error },
+    #[error("`{}` is {is}: keys and signatures are read from files", .file.display())]
+    NoFile { file: PathBuf, is: &'static str },
+    #[error("`{0}` has mode {mode:03o}, so that others can read or write the secret key: chmod 600 {0}", .file.display())]
+    Shared { file: PathBuf, mode: u32 },
     #[error("`{}` {}, but --sign wants the secret key of an Ed25519 pair in PEM: {MAKE_SECRET}", .file.display(), .found)]
     Secret { file: PathBuf, found: Found },
     #[error("`{}` {}, but --trust wants the public key of an Ed25519 pair in PEM: {MAKE_PUBLIC}", .file.display(), .found)]
@@ -76,11 +82,16 @@ impl SecretKey {
     /// Reads a PEM file (PKCS#8, RFC 8410).
     ///
     /// # Errors
-    /// If there is none, or it has something else.
+    /// If there is none, it has something else, or others than its owner can read or write it.
     pub fn read(file: &Path) -> Result<SecretKey, KeyError> {
         let text = String::from_utf8_lossy(&bytes(file)?).into_owned();
         let wrong = |_| KeyError::Secret { file: file.to_path_buf(), found: Found::in_text(&text) };
-        SigningKey::from_pkcs8_pem(&text).map(SecretKey).map_err(wrong)
+        let key = SigningKey::from_pkcs8_pem(&text).map(SecretKey).map_err(wrong)?;
+        let about = fs::metadata(file).map_err(|cause| KeyError::Io { file: file.to_path_buf(), cause })?;
+        match about.permissions().mode() & 0o777 {
+            mode if mode & 0o077 != 0 => Err(KeyError::Shared { file: file.to_path_buf(), mode }),
+            _ => Ok(key),
+        }
     }
 
     /// The signature of some bytes.
@@ -111,6 +122,11 @@ impl PublicKey {
 }
 
 fn bytes(file: &Path) -> Result<Vec<u8>, KeyError> {
+    // A pipe would be waited for.
+    let kind = fs::metadata(file).ok().and_then(|about| paths::kind(&about));
+    if let Some(is) = kind {
+        return Err(KeyError::NoFile { file: file.to_path_buf(), is });
+    }
     let mut out = vec![];
     let read = fs::File::open(file).and_then(|f| f.take(MOST).read_to_end(&mut out));
     read.map_err(|cause| KeyError::Io { file: file.to_path_buf(), cause })?;
@@ -148,6 +164,10 @@ pub mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (secret, public) = (dir.path().join("secret.pem"), dir.path().join("public.pem"));
         fs::write(&secret, SECRET).unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = SecretKey::read(&secret).unwrap_err().to_string();
+        assert!(error.contains("has mode 640") && error.contains("chmod 600"), "{error}");
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&public, PUBLIC).unwrap();
         let (secret, public) = (SecretKey::read(&secret).unwrap(), PublicKey::read(&public).unwrap());
         let mut signature = secret.sign(b"manifest");
@@ -162,6 +182,7 @@ pub mod tests {
     fn a_file_of_another_kind_is_named_with_a_way_out() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("key");
+        assert!(PublicKey::read(dir.path()).unwrap_err().to_string().contains("is a directory: keys and signatures"));
         let cases = [
             (SECRET, "", "has a secret key, but --trust wants the public key"),
             (PUBLIC, "has a public key, but --sign wants the secret key", ""),
@@ -170,6 +191,7 @@ pub mod tests {
         ];
         for (text, of_secret, of_public) in cases {
             fs::write(&file, text).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             for (result, wanted) in [(SecretKey::read(&file).map(drop), of_secret), (PublicKey::read(&file).map(drop), of_public)] {
                 match result {
                     Ok(()) => assert_eq!(wanted, ""),

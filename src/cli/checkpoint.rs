@@ -14,6 +14,9 @@ pub enum Import {
 pub struct ImportArgs {
     /// The directory: `hf download gpt2 --local-dir gpt2` makes one of a model on the hub
     pub directory: PathBuf,
+    /// Replace what is there of these files; without it the import is refused
+    #[arg(long)]
+    pub force: bool,
     /// Where model.mdl, weights.safetensors and config.json go
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
@@ -41,6 +44,10 @@ pub struct ExportArgs {
     /// Sets a setting of the model text, where the weights do not say it
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
     pub define: Vec<(String, String)>,
+    /// Where model.safetensors and config.json go
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
+    /// Replace what is there of these files; without it the export is refused
+    #[arg(long)]
+    pub force: bool,
 }

@@ -2,7 +2,7 @@
 
 use super::limits::LimitArgs;
 use super::training::{PrecisionArgs, TrainingArgs};
-use super::values::{above_zero, bytes, define, from_one};
+use super::values::{bytes, define, factor, from_one};
 use clap::{Args, ValueEnum};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,7 +89,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
     pub bucket_size: Option<u64>,
     /// Room for the rows of experts: F times a rank's share if all experts get equally many; a step that needs more stops with an error [default: room for all there can be]
-    #[arg(long, value_name = "F", value_parser = above_zero)]
+    #[arg(long, value_name = "F", value_parser = factor)]
     pub moe_buffer_factor: Option<f64>,
     /// Pipeline stages
     #[arg(long, visible_alias = "pipeline-model-parallel-size", default_value_t = 1, value_name = "N", value_parser = from_one::<u64>, help_heading = "Mesh")]

@@ -42,19 +42,34 @@ pub fn threads(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "it should be a whole number from 1 to 1024; more than the cores are slower".into())
 }
 
-/// A finite number above 0: a loss scale, room for rows.
-pub fn above_zero(text: &str) -> Result<f64, String> {
+/// A finite number above 0: room for rows.
+pub fn factor(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0, "above 0, such as 1.25")
 }
 
-/// A finite number from 0 on: a learning rate, a decay, a norm.
+/// A number above 0 that ranks compute with: a loss scale, an epsilon.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    single(text, |x| x > 0.0, "above 0, such as 1.25")
+}
+
+/// A number from 0 on that ranks compute with: a learning rate, a decay, a norm.
 pub fn from_zero(text: &str) -> Result<f64, String> {
-    number(text, |x| x >= 0.0, "from 0 on, such as 3e-4")
+    single(text, |x| x >= 0.0, "from 0 on, such as 3e-4")
 }
 
 /// What a mean keeps of itself in a step: from 0 on and below 1.
 pub fn share(text: &str) -> Result<f64, String> {
-    number(text, |x| (0.0..1.0).contains(&x), "from 0 on and below 1, such as 0.9")
+    single(text, |x| (0.0..1.0).contains(&x), "from 0 on and below 1, such as 0.9")
+}
+
+/// Ranks compute with it in f32, in which it must be allowed too: 1e39 is infinite there, 1e-46 is 0.
+fn single(text: &str, allowed: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    let x = number(text, &allowed, expected)?;
+    let rounded = f64::from(x as f32);
+    if rounded.is_finite() && allowed(rounded) {
+        return Ok(x);
+    }
+    Err(format!("ranks compute with it in f32, where it is {rounded}: it should be a number {expected}"))
 }
 
 fn number(text: &str, allowed: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {

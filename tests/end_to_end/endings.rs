@@ -50,24 +50,10 @@ impl Whole {
         Whole { dir, weights, state, losses, took }
     }
 
-    /// In a process group of its own, as a shell starts it, with the signals that whoever runs the tests may ignore.
+    /// In a process group of its own, as a shell starts it.
     fn start(&self, flags: &str) -> Child {
-        let mut command = self.within(&["env", "--default-signal=TERM,INT,HUP,USR1"], &format!("{RUN} {flags}"));
+        let mut command = self.dir.hearing(&format!("{RUN} {flags}"));
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts")
-    }
-
-    /// `mcc` with these words before it.
-    fn within(&self, words: &[&str], line: &str) -> Command {
-        let run = self.dir.command(line.split_whitespace());
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(run.get_program()).args(run.get_args()).current_dir(self.dir.path(""));
-        for (name, value) in run.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command
     }
 
     fn is(&self, weights: &str, state: &str) {
@@ -168,7 +154,7 @@ fn a_run_whose_disk_gets_full_saves() {
     let mut short = 0;
     for case in 0..count() {
         let words: Vec<&str> = way.iter().copied().chain(["sh", "-c", FULL, "sh"]).collect();
-        let mut script = whole.within(&words, &format!("{RUN} --save disk/w --save-state disk/s --metrics disk/m"));
+        let mut script = whole.dir.within(&words, &format!("{RUN} --save disk/w --save-state disk/s --metrics disk/m"));
         // Room for both files and, at times, for some of the metrics.
         let size = (whole.weights.len() + whole.state.len()).next_multiple_of(4096) as u64 + 4096 * (1 + random(4, case, 8));
         let after = random(5, case, whole.took.as_micros() as u64);
@@ -201,7 +187,7 @@ fn space_for_a_save_is_there_before_a_run_begins() {
     // Blocks of 1,024 bytes for bash's ulimit: the weights are within it, and the kernels, which ranks copy to memory that counts as a file; the state is not.
     let limited = |blocks: usize, steps: u64, flags: &str| {
         let limit = format!("ulimit -f {blocks}; exec \"$@\"");
-        let mut bash = whole.within(&["bash", "-c", &limit, "bash"], &RUN.replace("--steps 60", &format!("--steps {steps} {flags}")));
+        let mut bash = whole.dir.within(&["bash", "-c", &limit, "bash"], &RUN.replace("--steps 60", &format!("--steps {steps} {flags}")));
         Ran::new(bash.output().expect("bash starts"))
     };
     let kernels = fs::metadata(whole.dir.path("out.mcc/kernels.so")).expect("kernels").len() as usize;
@@ -219,7 +205,7 @@ fn space_for_a_save_is_there_before_a_run_begins() {
     // Metrics beyond the limit end no run.
     let ran = limited(room, STEPS, "--save w --metrics m").succeeds();
     assert!(losses(&whole.dir, "m") == whole.losses, "{}", ran.stderr);
-    whole.dir.write("m", "x".repeat(room * 1024 - 300) + "\n");
+    whole.dir.write("m", format!("{{\"step\":0,\"note\":\"{}\"}}\n", "x".repeat(room * 1024 - 320)));
     let ran = limited(room, STEPS + 3, "--resume whole-state --save w --force --metrics m").succeeds();
     assert_eq!(ran.stderr.matches("warning: cannot write `m`: File too large").count(), 1, "{}", ran.stderr);
     let text = fs::read_to_string(whole.dir.path("m")).expect("metrics");
@@ -276,7 +262,7 @@ fn ctrl_c_twice_ends_a_run_at_once() {
 #[test]
 fn a_signal_that_was_ignored_stays_ignored() {
     let whole = Whole::new();
-    let mut shell = whole.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save w --log-interval 1"));
+    let mut shell = whole.dir.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save w --log-interval 1"));
     shell.stdout(Stdio::piped());
     let mut run = shell.spawn().expect("sh starts");
     let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();

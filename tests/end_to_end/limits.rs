@@ -1,6 +1,6 @@
 //! Compiles end: sizes that nothing can hold are the user's errors, and a compile that takes too much says what it was at.
 
-use crate::mcc::{Dir, models};
+use crate::mcc::Dir;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -48,6 +48,7 @@ const EXTREMES: &[(&str, Option<&str>)] = &[
     ("mlp -D batch=1099511627776 --micro-batch-size 1099511627776", Some("E0644")),
     ("mlp --micro-batch-size 1099511627776", Some("E0644")),
     ("mlp --micro-batch-size 1099511627776 -D hidden=8192", Some("E0644")),
+    ("mlp --micro-batch-size 1099511627776 -D hidden=8000 -D features=1 -D depth=2000", Some("E0644")),
     ("mlp --micro-batch-size 9223372036854775807", Some("E0302")),
     ("mlp --micro-batch-size 18446744073709551615", Some("E0302")),
     ("mlp --global-batch-size 1048577", Some("E0634")),
@@ -128,8 +129,7 @@ fn a_compile_beyond_its_limits_says_what_it_was_at_and_leaves_nothing() {
 /// A compile whose artifact takes a while to write, as it has all levels as texts.
 fn compile(dir: &Dir) -> Child {
     let line = "compile {models}/mlp.mdl -D depth=300 -D hidden=8 -D features=8 --emit graph,sharded,local,program,mlir -o out.mcc";
-    let words = line.split(' ').map(|w| w.replace("{models}", &models().display().to_string()));
-    dir.command(words).stdout(Stdio::null()).spawn().expect("mcc starts")
+    dir.hearing(line).stdout(Stdio::null()).spawn().expect("mcc starts")
 }
 
 fn unfinished(dir: &Dir) -> bool {

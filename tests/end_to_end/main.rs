@@ -16,6 +16,7 @@ mod mcc;
 mod mistakes;
 mod offload;
 mod passes;
+mod paths;
 mod plans;
 mod prints;
 mod reference;

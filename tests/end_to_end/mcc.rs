@@ -95,6 +95,26 @@ impl Dir {
         c
     }
 
+    /// `mcc` in this directory, started by a program with these words before it.
+    pub fn within(&self, words: &[&str], line: &str) -> Command {
+        let models = models().display().to_string();
+        let run = self.command(line.split_whitespace().map(|w| w.replace("{models}", &models)));
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(run.get_program()).args(run.get_args()).current_dir(self.path(""));
+        for (name, value) in run.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
+    /// `mcc` that hears the signals which whoever runs the tests may ignore, as a shell does of what it runs in the background.
+    pub fn hearing(&self, line: &str) -> Command {
+        self.within(&["env", "--default-signal=TERM,INT,HUP,USR1"], line)
+    }
+
     pub fn mcc<S: AsRef<str>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
         Ran::new(self.command(arguments).output().expect("mcc starts"))
     }

@@ -80,6 +80,8 @@ const VALUES: &[Mistake] = &[
     ("compile gpt2.mdl --tp 0", 2, "'0' for '--tp <N>'", "a whole number from 1 on"),
     ("compile gpt2.mdl --dp -2", 2, "`-2`", "no value here may be below 0"),
     ("compile gpt2.mdl --tp 2 --tp 4", 2, "'--tp <N>' cannot be used multiple times", "Usage: mcc compile"),
+    ("compile gpt2.mdl --lr 1e39", 2, "'1e39' for '--lr <X>': ranks compute with it in f32, where it is inf", "from 0 on, such as 3e-4"),
+    ("compile gpt2.mdl --adam-eps 1e-50", 2, "in f32, where it is 0", "above 0, such as 1.25"),
     ("compile gpt2.mdl --zero 4", 2, "'4' for '--zero <LEVEL>'", "0..=3"),
     ("compile gpt2.mdl --zero 1 --use-distributed-optimizer", 2, "cannot be used with '--use-distributed-optimizer'", "Usage: mcc compile"),
     ("compile gpt2.mdl --bf16 --fp16", 2, "cannot be used with '--fp16'", "Usage: mcc compile"),

@@ -2,6 +2,7 @@
 
 use crate::mcc::Dir;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 /// The pair of RFC 8410 (10.1, 10.3), which everybody knows, and the public key of RFC 8032 (7.1, test 1).
 const SECRET: &str = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n-----END PRIVATE KEY-----\n";
@@ -16,6 +17,8 @@ fn trained() -> Dir {
         dir.write(name, text);
     }
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(10));
+    dir.line(&format!("{GPT2} --sign secret.pem -o out.mcc")).fails_with(&["`secret.pem` has mode 6", "chmod 600 secret.pem"]);
+    fs::set_permissions(dir.path("secret.pem"), fs::Permissions::from_mode(0o600)).expect("changed");
     dir.line(&format!("{GPT2} --sign secret.pem -o out.mcc")).succeeds();
     dir.line("run out.mcc --trust other.pem --trust public.pem --data text.txt --steps 1 --save w.safetensors").succeeds();
     dir

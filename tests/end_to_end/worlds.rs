@@ -134,7 +134,7 @@ fn a_signal_while_ranks_meet_ends_a_rank_that_has_nothing_to_save() {
     model(&dir);
     let port = port();
     let first = torchrun(&port).swap_remove(0);
-    let mut command = dir.command("run out.mcc --data text.txt --steps 3 --save w.safetensors".split_whitespace());
+    let mut command = dir.hearing("run out.mcc --data text.txt --steps 3 --save w.safetensors");
     let mut run = command.envs(first).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     // It listens, so it waits for the others.
     while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {

@@ -174,9 +174,12 @@ impl Elab<'_> {
     fn at_least_zero(&mut self, frame: FrameId, expr: &Expr) -> Option<f64> {
         let val = self.eval(frame, expr);
         match self.real(&val) {
-            Some(x) if x >= 0.0 && x.is_finite() => Some(x),
+            // Ranks compute with it in f32.
+            Some(x) if x >= 0.0 && (x as f32).is_finite() => Some(x),
             Some(x) => {
-                self.report(Diagnostic::error("E0304", format!("{x} is out of range")).label(expr.span, "expected a number from 0 on"));
+                self.report(
+                    Diagnostic::error("E0304", format!("{x} is out of range")).label(expr.span, "expected a number from 0 on that f32 holds"),
+                );
                 None
             }
             None => {

@@ -17,8 +17,10 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     for (body, touches) in program.bodies.iter().zip(&mut touches) {
         let buffers = body.commands.iter().flat_map(|c| c.action.buffers());
         for buffer in buffers.map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash) {
-            let (k, _) = program.stash(buffer).expect("invariant: a buffer of the stash arena is in a stash");
-            touches[k] = true;
+            // Beyond what can be addressed there are none: that is the user's error, which is told of the whole job.
+            if let Some((k, _)) = program.stash(buffer) {
+                touches[k] = true;
+            }
         }
     }
     let of_stash = |stash: usize| {

@@ -1,7 +1,7 @@
 //! Reads and checks artifacts.
 
 use super::manifest::{self, File, MANIFEST, Manifest};
-use super::{Artifact, ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, SIGNATURE, contents, module, packed};
+use super::{Artifact, ArtifactError, DUMPS, JOB, KERNELS, KernelEntry, LIBRARY, MOST_SCRATCH, SIGNATURE, contents, module, packed};
 use crate::check;
 use crate::signature::{self, PublicKey};
 use crate::target::Target;
@@ -103,7 +103,7 @@ fn entries(bytes: &[u8], job: &Job) -> Result<Vec<KernelEntry>, String> {
     let mut names = BTreeSet::new();
     for e in &entries {
         let symbol = !e.name.is_empty() && e.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !symbol || e.tiles == 0 || e.scratch_bytes > 1 << 32 {
+        if !symbol || e.tiles == 0 || e.scratch_bytes > MOST_SCRATCH {
             return Err(format!("kernel `{}` has {} tiles and {} bytes of scratch", e.name, e.tiles, e.scratch_bytes));
         }
         if !names.insert(&e.name) {

@@ -8,6 +8,7 @@ use ir::program::Space;
 use ir::{dim, graph, kernel, mesh, model, op, program};
 use serde_reflection::{Tracer, TracerConfig};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 fn artifact(dir: &Path) -> PathBuf {
     let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
@@ -298,6 +299,7 @@ fn a_signature_is_looked_at_before_anything_else() {
     let key = |name: &str, text: &str| {
         let path = dir.path().join(name);
         fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         path
     };
     let secret = SecretKey::read(&key("secret.pem", signature::tests::SECRET)).unwrap();

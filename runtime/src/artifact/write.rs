@@ -52,7 +52,13 @@ pub fn write_unless(dir: &Path, parts: &Parts, given_up: &dyn Fn() -> bool) -> R
         return Err(ArtifactError::Foreign(dir.to_path_buf()));
     }
     let unfinished = Unfinished::create(dir).map_err(io(dir))?;
-    let manifest = fill(unfinished.path(), parts, given_up)?;
+    let manifest = fill(unfinished.path(), parts, given_up).map_err(|e| match e {
+        // By the name that it would have had, which is the one that the user knows.
+        ArtifactError::Io { file, cause } => {
+            ArtifactError::Io { file: file.strip_prefix(unfinished.path()).map_or_else(|_| file.clone(), |name| dir.join(name)), cause }
+        }
+        other => other,
+    })?;
     unfinished.finish(dir).map_err(io(dir))?;
     unfinished::clean(dir);
     Ok(manifest)

@@ -3,6 +3,7 @@
 use super::stream::{Encoding, Named};
 use super::{DataError, array, is_integer, stream};
 use crate::host::sizes;
+use crate::paths;
 use ir::program::{InputEntry, Interval};
 use memmap2::{Advice, Mmap};
 use std::fs;
@@ -65,11 +66,12 @@ impl File {
     pub fn open(path: &Path, encoding: Encoding, input: &InputEntry, next: bool) -> Result<File, DataError> {
         let malformed = |what: String| DataError::Malformed { file: path.to_path_buf(), what };
         let io = |cause| DataError::Io { file: path.to_path_buf(), cause };
+        // Before it is opened, for which a pipe would wait.
+        if let Some(why) = paths::unshared(path).map_err(io)? {
+            return Err(malformed(why));
+        }
         let handle = fs::File::open(path).map_err(io)?;
         let metadata = handle.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(malformed("it is not a file".into()));
-        }
         if metadata.len() == 0 {
             return Err(malformed("it is empty".into()));
         }

@@ -342,7 +342,7 @@ fn files_that_do_not_fit_are_refused() {
     assert!(refused().contains("it has 3 tokens, fewer than one sequence of 3 and the token after it"));
     fs::write(&file, "").unwrap();
     assert!(refused().contains("it is empty"));
-    assert!(open(&job(100), dir.path()).err().unwrap().contains("it is not a file"));
+    assert!(open(&job(100), dir.path()).err().unwrap().contains("it is a directory, not a file"));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use super::save::replaceable;
 use super::{Existing, Progress, RunError};
-use std::fs::File;
+use crate::paths;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -28,10 +29,14 @@ impl Metrics {
     /// Whether [`Metrics::create`] may, before it changes anything.
     ///
     /// # Errors
-    /// A file that a run from the start would replace.
+    /// A file that a run from the start would replace, or one of something else that a resumed run would append to.
     pub fn check(name: &Path, from: From, existing: Existing) -> Result<(), RunError> {
         match from {
-            From::Resumed => Ok(()),
+            From::Resumed => match holds_metrics(name) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(RunError::Foreign { file: name.to_path_buf() }),
+                Err(cause) => Err(RunError::Io { file: name.to_path_buf(), cause }),
+            },
             From::Start => replaceable(name, existing),
         }
     }
@@ -40,12 +45,11 @@ impl Metrics {
     /// What the file system says.
     pub fn create(name: &Path, from: From) -> io::Result<Metrics> {
         let mut file = match from {
-            From::Start => File::create(name)?,
-            From::Resumed => File::options().read(true).append(true).create(true).open(name).or_else(|e| match e.kind() {
-                // What cannot be read, such as a pipe, has no lines either.
-                io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => File::options().append(true).open(name),
-                _ => Err(e),
-            })?,
+            // What is no file, such as a pipe, has no lines that could stay.
+            From::Resumed if fs::metadata(name).map_or(true, |about| about.is_file()) => {
+                File::options().read(true).append(true).create(true).open(name)?
+            }
+            From::Start | From::Resumed => paths::create(name)?,
         };
         let about = file.metadata()?;
         let mut whole = if about.is_file() { about.len() } else { 0 };
@@ -75,5 +79,22 @@ impl Metrics {
         }
         self.file = None;
         Some(format!("cannot write `{}`: {cause}; it has no metrics from step {} on, and training goes on", self.name.display(), step.step))
+    }
+}
+
+/// How each line begins, as far as a file may have been cut.
+const LINE: &[u8] = b"{\"step\":";
+
+/// Whether a file holds metrics, or nothing; so do devices and pipes.
+fn holds_metrics(name: &Path) -> io::Result<bool> {
+    match fs::metadata(name) {
+        Ok(about) if about.is_file() && about.len() > 0 => {
+            let mut start = vec![];
+            File::open(name)?.take(LINE.len() as u64).read_to_end(&mut start)?;
+            Ok(LINE.starts_with(&start))
+        }
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(e),
     }
 }

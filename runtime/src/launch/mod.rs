@@ -28,6 +28,7 @@ use crate::artifact::Artifact;
 use crate::data::{DataError, Spec};
 use crate::executor::Order;
 use crate::gpu::cuda::Unavailable;
+use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{self, Event, OnNonfinite, Orders};
 use crate::rendezvous::Trust;
@@ -47,7 +48,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -218,6 +219,8 @@ pub enum RunError {
     Io { file: PathBuf, cause: io::Error },
     #[error("`{}` exists: --force replaces it, another name keeps it", .file.display())]
     Exists { file: PathBuf },
+    #[error("`{}` holds something else than metrics, to which a resumed run would append: name another file", .file.display())]
+    Foreign { file: PathBuf },
     #[error(
         "`{}` takes {bytes} bytes, which cannot be reserved: {cause}; {free} bytes are free there. Nothing was trained",
         .file.display()
@@ -294,7 +297,7 @@ impl Lead {
         let resumed = orders.resume.as_ref().map(|r| &r.0);
         let from = if resumed.is_some() { metrics::From::Resumed } else { metrics::From::Start };
         for file in options.save.iter().chain(&options.save_state) {
-            let is_resumed = resumed.is_some_and(|r| same(r, file));
+            let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
             replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
         }
         options.metrics.iter().try_for_each(|file| Metrics::check(file, from, options.existing))?;
@@ -322,11 +325,6 @@ impl Lead {
         let orders = Orders { save: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
         Ok(Lead { orders, metrics, weights, state })
     }
-}
-
-/// Whether two paths are those of one file.
-fn same(a: &Path, b: &Path) -> bool {
-    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
 /// Follows all ranks to the end of a run.

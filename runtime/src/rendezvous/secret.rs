@@ -1,8 +1,9 @@
 //! The secret by which ranks of one run know each other, and what ranks do that have none.
 
+use crate::paths;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -92,8 +93,12 @@ impl Trust {
     /// If others may read or write it, it cannot be read, or its length is wrong.
     pub fn secret_file(path: &Path) -> Result<Trust, SecretError> {
         let failed = |cause| SecretError::File { file: path.into(), cause };
+        let about = fs::metadata(path).map_err(failed)?;
+        if let Some(is) = paths::kind(&about) {
+            return Err(SecretError::NoFile { path: path.into(), is });
+        }
         let file = File::open(path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
+        let mode = about.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(SecretError::Shared { file: path.into(), mode });
         }
@@ -107,6 +112,8 @@ impl Trust {
 pub enum SecretError {
     #[error("the secret file `{}`: {cause}", .file.display())]
     File { file: PathBuf, cause: io::Error },
+    #[error("the secret file `{}` is {is}: name a file, such as `openssl rand -hex 32` writes", .path.display())]
+    NoFile { path: PathBuf, is: &'static str },
     #[error("the secret file `{0}` has mode {mode:03o}, so that others can read or write it: chmod 600 {0}", .file.display())]
     Shared { file: PathBuf, mode: u32 },
     #[error("the secret of `{from}` has {found} bytes, it should have {LEAST} to {MOST}: `openssl rand -hex 32` makes a good one")]
@@ -116,7 +123,6 @@ pub enum SecretError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn secrets_that_are_short_long_or_open_to_others_are_refused() {
@@ -143,6 +149,7 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert!(Trust::secret_file(&path).unwrap_err().to_string().contains("No such file"));
+        assert!(Trust::secret_file(dir.path()).unwrap_err().to_string().contains("is a directory: name a file"));
     }
 
     #[test]
