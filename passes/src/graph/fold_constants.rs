@@ -32,6 +32,8 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         .collect();
     let alike = alike(body, &fixed);
     let (mut made, mut known): (HashMap<u32, u32>, HashMap<Vec<u8>, u32>) = (HashMap::new(), HashMap::new());
+    // All on the graph as it is: a table may follow from what is to be another.
+    let mut tables = vec![];
     for v in wanted {
         let table = *made.entry(alike[v.index()]).or_insert_with(|| {
             let data = evaluate(&graph.body, v);
@@ -41,6 +43,9 @@ pub fn tabulate(mut graph: Graph) -> Graph {
                 graph.tables.len() as u32 - 1
             })
         });
+        tables.push((v, table));
+    }
+    for (v, table) in tables {
         let node = &mut graph.body[v];
         (node.op, node.args) = (Op::Table(table), vec![]);
     }

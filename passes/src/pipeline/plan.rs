@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn interleaving_takes_groups_that_fill_the_pipeline() {
         for (stages, microbatches, fit) in GROUPS {
-            for (chunks, group) in (2..4).flat_map(|chunks| (1..=microbatches + 1).map(move |group| (chunks, group))) {
+            for (chunks, group) in (2..=8 / u64::from(*stages)).flat_map(|chunks| (1..=microbatches + 1).map(move |group| (chunks, group))) {
                 let options = Options { pp: (*stages).into(), vpp: Some(chunks), group: Some(group.into()), ..Options::default() };
                 let taken = refused(*microbatches, &options) == "nothing";
                 assert_eq!(taken, fit.contains(&group), "p={stages} v={chunks} m={microbatches} G={group}");
