@@ -205,7 +205,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let mut times = vec![("parse", *elaborated)];
     times.extend(compiled.times.iter().map(|t| (t.pass, t.run)));
     times.push(("kernels", generated));
-    let verified: Vec<(&str, Duration)> = compiled.times.iter().map(|t| (t.verifier, t.verify)).collect();
+    let verified: Vec<(&str, Duration)> = compiled.times.iter().flat_map(|t| t.verified.iter().copied()).collect();
     let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch));
     let table = report::table(&compiled.job, &footprints, &times, &verified);
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());

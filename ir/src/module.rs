@@ -23,6 +23,10 @@ pub enum Level {
     /// What the ranks of each program class compute, with local shapes and explicit communication.
     Local,
     /// Kernels, buffers and commands of all ranks.
+    Commands,
+    /// With places of all buffers in memory.
+    Memory,
+    /// With all events that streams need: what ranks execute.
     Job,
 }
 
@@ -32,6 +36,8 @@ impl fmt::Display for Level {
             Level::Graph => "graph",
             Level::Sharded => "sharded",
             Level::Local => "local",
+            Level::Commands => "commands",
+            Level::Memory => "memory",
             Level::Job => "job",
         })
     }
@@ -54,6 +60,20 @@ pub struct Module {
     /// An evaluation: of the same parameters and data, without random drops.
     pub evaluation: Graphs,
     pub job: Option<Job>,
+    /// What of the job is settled, once there is one.
+    pub settled: Settled,
+}
+
+/// What of a job is settled: each includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Settled {
+    /// Kernels, buffers and commands, though not yet where buffers lie.
+    Commands,
+    /// Places in memory. Streams may still lack events.
+    Memory,
+    /// All that ranks execute.
+    #[default]
+    All,
 }
 
 /// The graphs of a training step, or of an evaluation.
@@ -102,7 +122,11 @@ impl Graphs {
 impl Module {
     pub fn level(&self) -> Level {
         match &self.training.whole {
-            _ if self.job.is_some() => Level::Job,
+            _ if self.job.is_some() => match self.settled {
+                Settled::Commands => Level::Commands,
+                Settled::Memory => Level::Memory,
+                Settled::All => Level::Job,
+            },
             _ if !self.training.stages.is_empty() => Level::Local,
             Whole::Sharded(_) => Level::Sharded,
             Whole::Logical(_) => Level::Graph,

@@ -1,5 +1,6 @@
 //! A compile: the passes of [`crate::table`] in order, each verified and timed.
 
+use crate::commands::allocate::allocate;
 use crate::lower::job;
 use crate::table::{PASSES, Pass, Verifier};
 use crate::{partition, start};
@@ -35,13 +36,13 @@ pub struct Compiled {
     pub times: Vec<Took>,
 }
 
-/// How long a pass took, and its verifier after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long a pass took, and the verifiers after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Took {
     pub pass: &'static str,
     pub run: Duration,
-    pub verifier: &'static str,
-    pub verify: Duration,
+    /// The verifiers after it.
+    pub verified: Vec<(&'static str, Duration)>,
 }
 
 /// Why there is no job.
@@ -187,17 +188,21 @@ pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnost
     let said = unwound(|| (pass.run)(module)).map_err(|text| broken(pass, text))?;
     warnings.extend(said.map_err(CompileError::User)?);
     let run = start.elapsed();
-    let start = Instant::now();
-    verify(module, pass)?;
-    Ok(Took { pass: pass.name, run, verifier: pass.verifier.name, verify: start.elapsed() })
+    let mut verified = vec![];
+    for verifier in pass.verifiers {
+        let start = Instant::now();
+        holds(verifier, module).map_err(|text| broken(pass, text))?;
+        verified.push((verifier.name, start.elapsed()));
+    }
+    Ok(Took { pass: pass.name, run, verified })
 }
 
-/// Runs the verifier of a pass on what that left.
+/// Runs the verifiers of a pass on what that left.
 ///
 /// # Errors
 /// A bug in mcc, without the module that the pass was given.
 pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> {
-    holds(&pass.verifier, module).map_err(|text| broken(pass, text))
+    pass.verifiers.iter().try_for_each(|v| holds(v, module)).map_err(|text| broken(pass, text))
 }
 
 /// Runs a verifier, of which a panic is a complaint like another.
@@ -243,7 +248,7 @@ fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, String> {
 /// Says how large a module is.
 fn sizes(module: &Module, progress: &Progress) {
     match (module.level(), &module.job) {
-        (Level::Job, Some(job)) => {
+        (Level::Commands | Level::Memory | Level::Job, Some(job)) => {
             progress.size("kernels", job.kernels.len());
             progress.size("commands", job.programs.iter().flat_map(|p| &p.bodies).map(|b| b.commands.len()).sum());
         }
@@ -273,5 +278,5 @@ pub fn job_of(c: &Compiled, stages: Vec<Local>, order: &Order) -> Job {
 /// The job of other graphs of its programs, of training and of evaluation, than those that were compiled, in list order.
 pub fn job_of_classes(c: &Compiled, locals: &[Local], evaluations: Vec<Local>, order: &Order) -> Job {
     let header = Job { kernels: vec![], programs: vec![], stages: vec![], ..c.job.clone() };
-    job::programs(header, locals, &Graphs { locals: evaluations, ..c.evaluation.clone() }, order)
+    allocate(job::programs(header, locals, &Graphs { locals: evaluations, ..c.evaluation.clone() }, order))
 }

@@ -1,9 +1,9 @@
-//! From local graphs to programs: kernels, buffers, commands, memory.
+//! From local graphs to programs: kernels, buffers, commands.
 //!
 //! Each chunk of a local graph becomes a body of commands. A value becomes a buffer where a kernel or a transfer writes it, and
 //! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
 //! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent. The last to read an
-//! operand element by element writes over it.
+//! operand element by element writes over it. Buffers have no places yet: these follow from the order of commands ([`crate::commands::allocate`]).
 
 mod arenas;
 mod emit;
@@ -17,7 +17,6 @@ mod spaces;
 mod sums;
 pub mod view;
 
-use crate::commands::allocate::ALIGN;
 use crate::lower::fuse::{Group as Fused, fuse};
 use crate::lower::view::View;
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -26,7 +25,7 @@ use ir::graph::{Users, Value};
 use ir::kernel::Kernel;
 use ir::local::{Chunk, Local};
 use ir::op::{DType, Op};
-use ir::program::{Arena, BodyId, Bucket, Buffer, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
+use ir::program::{Arena, BodyId, Bucket, BufferId, Command, Content, Group, GroupId, KernelId, Place, Program, Space};
 use items::Item;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
@@ -83,40 +82,18 @@ pub struct Lowering<'a> {
     copies: HashMap<(Content, DType), BufferId>,
     /// Names of parameters by slot of the program.
     names: Vec<String>,
-    /// Buffers that pass from chunk to chunk, by graph, the chunk that writes them and all that touch them: those that live equally long are
-    /// one stash, whose slots are as many as that needs.
-    stashed: BTreeMap<(String, Chunk, BTreeSet<Chunk>), Vec<BufferId>>,
 }
 
 impl<'a> Lowering<'a> {
     pub fn new(kernels: &'a mut Kernels, names: Vec<String>, copied: BTreeSet<u32>, buckets: Vec<Bucket>) -> Lowering<'a> {
         let arena_bytes = [0; Arena::ALL.len()];
         let program = Program { buffers: vec![], arena_bytes, stashes: vec![], groups: vec![], copied, buckets, bodies: vec![] };
-        Lowering { program, kernels, held: HashMap::new(), copies: HashMap::new(), names, stashed: BTreeMap::new() }
+        Lowering { program, kernels, held: HashMap::new(), copies: HashMap::new(), names }
     }
 
     /// Lowers a local graph to bodies of the program.
     pub fn add(&mut self, local: &Local, names: &Names) -> Bodies {
         LocalLowering::new(self, local, names).run()
-    }
-
-    /// Assigns the offsets of what lives beyond one body; call once, after all graphs.
-    pub fn finish(mut self) -> Program {
-        let Program { buffers, arena_bytes, stashes, .. } = &mut self.program;
-        let put = |buffer: &mut Buffer, end: &mut u64| {
-            buffer.offset = *end;
-            *end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
-        };
-        for arena in Space::ALL.map(Space::lasting) {
-            buffers.iter_mut().filter(|b| b.arena == arena).for_each(|b| put(b, &mut arena_bytes[arena as usize]));
-        }
-        let stash = &mut arena_bytes[Arena::Stash as usize];
-        for ids in self.stashed.values() {
-            let begin = *stash;
-            ids.iter().for_each(|id| put(&mut buffers[id.index()], stash));
-            stashes.push(*stash - begin);
-        }
-        self.program
     }
 
     fn group(&mut self, group: Group) -> GroupId {
@@ -155,8 +132,8 @@ struct LocalLowering<'l, 'a, 'k> {
     homes: HashMap<Value, (Value, u64)>,
     /// Concatenations that are made so.
     joined: HashMap<Value, View>,
-    /// Per buffer made here: the chunk that writes it and all chunks that touch it.
-    touched: BTreeMap<BufferId, (Chunk, BTreeSet<Chunk>)>,
+    /// Per buffer made here: all chunks that touch it.
+    touched: BTreeMap<BufferId, BTreeSet<Chunk>>,
     commands: BTreeMap<Chunk, Vec<Command>>,
     chunk: Chunk,
     /// Where what is being made is.

@@ -37,7 +37,8 @@ The files in `passes/tests/files/PASS` show what a pass does: each is a small mo
     for p in PASSES {
         let default = if (p.wanted)(&Options::default()) { "yes" } else { "when asked for" };
         let files = format!("[`{0}`](../passes/tests/files/{0})", p.name);
-        let _ = writeln!(out, "| {files} | {} | {} | {} | {} | {default} |", p.levels.0, p.levels.1, p.summary, p.verifier.name);
+        let verifiers: Vec<&str> = p.verifiers.iter().map(|v| v.name).collect();
+        let _ = writeln!(out, "| {files} | {} | {} | {} | {} | {default} |", p.levels.0, p.levels.1, p.summary, verifiers.join(", "));
     }
     out.push_str(
         "

@@ -4,7 +4,7 @@ use crate::pipeline::plan;
 use ir::diag::Diagnostic;
 use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::Model;
-use ir::module::{Graphs, Module};
+use ir::module::{Graphs, Module, Settled};
 use ir::options::Options;
 
 /// Most ranks, and most passes of a step over all stages.
@@ -29,6 +29,7 @@ pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<M
         training: Graphs::new(graph),
         evaluation: Graphs::new(evaluation.graph),
         job: None,
+        settled: Settled::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 //! A pass takes a module and leaves one ([`ir::module`]); after each, its verifier looks at what came out. A step and an evaluation are
 //! graphs of their own that go the same way, as far as they have the same to do, and end in one job of programs that do both.
 
-use crate::commands::overlap;
+use crate::commands::{allocate, events, list_schedule, streams};
 use crate::graph::{accumulate_f32, differentiate, fold_constants, indices, optimize, pad, rematerialize, simplify, stage_sums};
 use crate::local::{bucket, offload, split_reduction, tf32, tp_overlap, zero};
 use crate::lower::job;
@@ -12,8 +12,9 @@ use crate::report::{complaints, sizes};
 use crate::sharding::{axes, check_cp, propagate, zigzag};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
-use ir::module::{Graphs, Level, Module, Whole};
+use ir::module::{Graphs, Level, Module, Settled, Whole};
 use ir::options::{Offload, Options, Overlap, Rows, TpOverlap, Zero};
+use ir::program::Job;
 
 /// Warnings of a pass that is done, or what the user has to mend before it can be.
 pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
@@ -28,7 +29,8 @@ pub struct Pass {
     /// Whether options ask for it.
     pub wanted: fn(&Options) -> bool,
     pub run: fn(&mut Module) -> Said,
-    pub verifier: Verifier,
+    /// What looks at what it left, one after the other.
+    pub verifiers: &'static [&'static Verifier],
 }
 
 /// Looks at a module after a pass. It believes nothing of the pass.
@@ -71,9 +73,21 @@ const EQUIVALENCE: Verifier = Verifier {
     levels: (Level::Local, Level::Job),
     run: equivalent,
 };
+const COMMANDS: Verifier = Verifier {
+    name: "commands",
+    summary: "No command reads what is not there, and no rank waits forever.",
+    levels: (Level::Commands, Level::Commands),
+    run: sound,
+};
+const MEMORY: Verifier = Verifier {
+    name: "memory",
+    summary: "As `commands`, and no two buffers in use at a time share a byte.",
+    levels: (Level::Memory, Level::Memory),
+    run: sound,
+};
 const JOB: Verifier = Verifier {
     name: "job",
-    summary: "No command reads what is not there, no two that can run at once touch the same bytes, and no rank waits forever.",
+    summary: "As `memory`, and no two commands that can run at once touch the same bytes.",
     levels: (Level::Job, Level::Job),
     run: sound,
 };
@@ -81,7 +95,7 @@ const LOWERING: Verifier =
     Verifier { name: "lowering", summary: "Every program computes its local graphs.", levels: (Level::Job, Level::Job), run: refined };
 
 /// All verifiers, in the order of the levels that they look at.
-pub const VERIFIERS: [&Verifier; 7] = [&GRAPHS, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &JOB, &LOWERING];
+pub const VERIFIERS: [&Verifier; 9] = [&GRAPHS, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &LOWERING];
 
 /// The pass of this name.
 pub fn find(name: &str) -> Option<&'static Pass> {
@@ -97,11 +111,22 @@ pub fn verifiers(m: &Module) -> impl Iterator<Item = &'static Verifier> {
 }
 
 const fn graph(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
-    Pass { name, summary, levels: (Level::Graph, Level::Graph), wanted: always, run, verifier: GRAPHS }
+    Pass { name, summary, levels: (Level::Graph, Level::Graph), wanted: always, run, verifiers: &[&GRAPHS] }
 }
 
 const fn local(name: &'static str, summary: &'static str, wanted: fn(&Options) -> bool, run: fn(&mut Module) -> Said) -> Pass {
-    Pass { name, summary, levels: (Level::Local, Level::Local), wanted, run, verifier: LOCALS }
+    Pass { name, summary, levels: (Level::Local, Level::Local), wanted, run, verifiers: &[&LOCALS] }
+}
+
+/// A pass over commands, of which no place follows yet.
+const fn commands(name: &'static str, summary: &'static str, run: fn(&mut Module) -> Said) -> Pass {
+    let wanted = |o: &Options| o.overlap != Overlap::Off;
+    Pass { name, summary, levels: (Level::Commands, Level::Commands), wanted, run, verifiers: &[&COMMANDS] }
+}
+
+fn on_job(m: &mut Module, pass: fn(Job) -> Job) -> Said {
+    m.job = m.job.take().map(pass);
+    Ok(vec![])
 }
 
 /// The passes of every compile, in order.
@@ -195,7 +220,7 @@ pub const PASSES: &[Pass] = &[
             }
             unless(found)
         },
-        verifier: SHARDED,
+        verifiers: &[&SHARDED],
     },
     Pass {
         name: "partition",
@@ -209,7 +234,7 @@ pub const PASSES: &[Pass] = &[
             }
             Ok(vec![])
         },
-        verifier: PARTITION,
+        verifiers: &[&PARTITION],
     },
     local("classes", "Makes one local graph of those of stages that are equal up to names.", always, |m| {
         m.training.locals = partition::classes(m.training.stages.clone());
@@ -265,7 +290,7 @@ pub const PASSES: &[Pass] = &[
             Ok(vec![])
         },
         // Of all passes over local graphs together, whose sums are those of real numbers.
-        verifier: EQUIVALENCE,
+        verifiers: &[&LOCALS, &EQUIVALENCE],
     },
     local(
         "tf32",
@@ -278,34 +303,45 @@ pub const PASSES: &[Pass] = &[
     ),
     Pass {
         name: "lower",
-        summary: "Fuses local graphs into kernels, gives values their buffers and writes the commands.",
-        levels: (Level::Local, Level::Job),
+        summary: "Fuses local graphs into kernels, gives values buffers and writes the commands.",
+        levels: (Level::Local, Level::Commands),
         wanted: always,
         run: |m| {
             m.job = Some(job::lower(m));
-            addressable(m)
+            m.settled = Settled::Commands;
+            Ok(vec![])
         },
-        verifier: JOB,
+        verifiers: &[&COMMANDS],
     },
-    // Of commands, not of values: what may run at the same time follows from the bytes that commands touch.
+    commands("streams", "Puts communication on streams of its own, and messages between stages in slots of their own.", |m| {
+        on_job(m, streams::assign)
+    }),
+    commands("list_schedule", "Orders the commands of each body, so that communication is under way beside compute.", |m| {
+        on_job(m, list_schedule::schedule)
+    }),
     Pass {
-        name: "overlap",
-        summary: "Puts communication on streams of its own, orders the commands of each body for that, and derives events.",
-        levels: (Level::Job, Level::Job),
-        wanted: |o| o.overlap != Overlap::Off,
-        run: |m| {
-            m.job = m.job.take().map(overlap::overlap);
-            addressable(m)
-        },
-        verifier: JOB,
-    },
-    Pass {
-        name: "refine",
-        summary: "Changes nothing; its verifier shows that every program computes its local graphs.",
-        levels: (Level::Job, Level::Job),
+        name: "allocate",
+        summary: "Gives every buffer its place in memory, and every stash its slots.",
+        levels: (Level::Commands, Level::Memory),
         wanted: always,
-        run: |_| Ok(vec![]),
-        verifier: LOWERING,
+        run: |m| {
+            m.settled = Settled::Memory;
+            on_job(m, allocate::allocate)?;
+            unless(m.job.as_ref().map_or(vec![], |job| sizes::addressable(job, m.training.whole.graph())))
+        },
+        verifiers: &[&MEMORY],
+    },
+    // Of bytes, not of values: what may run at the same time follows from the places that commands touch.
+    Pass {
+        name: "events",
+        summary: "Has streams wait for each other where they touch the same bytes.",
+        levels: (Level::Memory, Level::Job),
+        wanted: always,
+        run: |m| {
+            m.settled = Settled::All;
+            on_job(m, events::synchronise)
+        },
+        verifiers: &[&JOB, &LOWERING],
     },
 ];
 
@@ -316,10 +352,6 @@ fn always(_: &Options) -> bool {
 /// Complaints that end a compile, if there are any.
 fn unless(complaints: Vec<Diagnostic>) -> Said {
     if complaints.is_empty() { Ok(vec![]) } else { Err(complaints) }
-}
-
-fn addressable(m: &Module) -> Said {
-    unless(m.job.as_ref().map_or(vec![], |job| sizes::addressable(job, m.training.whole.graph())))
 }
 
 fn graphs(m: &Module) -> Result<(), String> {
@@ -343,14 +375,13 @@ fn locals(m: &Module) -> Result<(), String> {
 }
 
 fn equivalent(m: &Module) -> Result<(), String> {
-    locals(m)?;
     let of =
         |graphs: fn(&Graphs) -> &[ir::local::Local]| verify::equivalence::Graphs { training: graphs(&m.training), evaluation: graphs(&m.evaluation) };
     verify::equivalence::verify(of(|g| &g.stages), of(|g| &g.locals)).map_err(|e| e.to_string())
 }
 
 fn sound(m: &Module) -> Result<(), String> {
-    m.job.as_ref().map_or(Ok(()), |job| verify::job::verify(job).map_err(|e| e.to_string()))
+    m.job.as_ref().map_or(Ok(()), |job| verify::job::verify_settled(job, m.settled).map_err(|e| e.to_string()))
 }
 
 fn refined(m: &Module) -> Result<(), String> {

@@ -118,8 +118,10 @@ const FEW: &[&str] = &[
     "split_reduction",
     "tf32",
     "lower",
-    "overlap",
-    "refine",
+    "streams",
+    "list_schedule",
+    "allocate",
+    "events",
 ];
 
 #[test]

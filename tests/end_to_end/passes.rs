@@ -72,7 +72,7 @@ fn passes_that_cannot_run_say_so() {
     dir.write("m.mir", dir.line(&format!("compile {SMALL} --stop-after classes")).succeeds().stdout);
     dir.line("opt m.mir --passes simplify").fails_with(&["`simplify` takes a module at level `graph`, and the module is at level `local`"]);
     dir.line("opt m.mir --passes lower,bucket")
-        .fails_with(&["`bucket` takes a module at level `local`, and the passes before it leave it at level `job`"]);
+        .fails_with(&["`bucket` takes a module at level `local`, and the passes before it leave it at level `commands`"]);
     dir.line("opt m.mir --passes zero").fails_with(&["`zero` does nothing with the module's options"]);
     dir.line("opt m.mir --passes bucket --verify").misuses_with(&["cannot be used with"]);
     dir.line("opt none.mir --verify").fails_with(&["cannot read none.mir"]);
@@ -84,7 +84,7 @@ fn passes_that_cannot_run_say_so() {
 #[test]
 fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
     let dir = Dir::new();
-    for pass in ["simplify", "propagate", "partition", "bucket", "lower", "overlap"] {
+    for pass in ["simplify", "propagate", "partition", "bucket", "lower", "list_schedule", "allocate", "events"] {
         let compiled = dir.line(&format!("compile {SMALL} --damage-after {pass}"));
         let file = format!("mcc-bug-{pass}.mir");
         let bug = format!("error: bug in mcc: after `{pass}`: ");

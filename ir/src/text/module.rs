@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::model::{Plan, PlanEntry, Train};
-use crate::module::{Graphs, Module, Whole};
+use crate::module::{Graphs, Module, Settled, Whole};
 use crate::options::{Buffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use crate::pipeline::{Kind, Layout, Order, Pass, Pipeline, Placement, Schedule};
 use crate::program::Interval;
@@ -27,6 +27,7 @@ pub(super) fn blank_module() -> Module {
         training: Graphs::new(Graph::default()),
         evaluation: Graphs::new(Graph::default()),
         job: None,
+        settled: Settled::default(),
     }
 }
 
@@ -69,6 +70,9 @@ pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
     }
     // Names of one level say nothing at the next.
     io.hints = Hints::default();
+    if io.line_if(m.settled != Settled::default(), "settled ") {
+        io.variant(&mut m.settled, "what of a job is settled", &[("commands", Settled::Commands), ("memory", Settled::Memory)])?;
+    }
     if io.line_follows(m.job.is_some(), "job ") {
         job(io, m.job.get_or_insert_with(blank_job))?;
     }

@@ -7,7 +7,7 @@ use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::{Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
-use crate::module::{Graphs, Module, Whole};
+use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
 use crate::options::{Buffer as MoeBuffer, Counts, CpComm, Cuts, Offload, Options, Overlap, Recompute, Rows, SequenceParallel, TpOverlap, Zero};
 use crate::pipeline::{Kind, Layout, Order as PassOrder, Pass, Pipeline, Placement as PipelinePlacement, Schedule as PipelineSchedule};
@@ -462,5 +462,6 @@ pub fn module() -> Module {
         training: graphs.clone(),
         evaluation: Graphs { stages: vec![], ..graphs },
         job: Some(job),
+        settled: Settled::Memory,
     }
 }

@@ -10,20 +10,75 @@
 //! Commands move away from those that used the same values, which makes values live longer. So a command overtakes no more than a
 //! *window* of others, the widest with which the body's temporary memory stays below a bound.
 
+use crate::commands::best_fit::{ALIGN, most_alive};
 use crate::commands::cost_model::Costs;
 use crate::commands::effects::{Touch, touches};
-use crate::commands::streams::stream_of;
+use crate::commands::liveness::temporaries;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, BufferId, Command, Program, Stream};
+use ir::program::{Action, BufferId, CallSchedule, Command, Job, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Of the memory of a rank's device with a slot for each stashed buffer, and of the host, how much more temporary memory a new order may cost: a 32nd.
+const PRICE: u64 = 32;
+
+/// Puts the commands of all programs in the order of their issue.
+pub fn schedule(mut job: Job) -> Job {
+    let Job { mesh, kernels, programs, stages, .. } = &mut job;
+    let costs = Costs::new(mesh, kernels);
+    for (p, program) in programs.iter_mut().enumerate() {
+        if let Some(stage) = stages.iter().find(|s| s.program as usize == p) {
+            issue(mesh, kernels, &costs, program, &stage.schedule);
+        }
+    }
+    job
+}
+
+/// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
+fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
+    let alive = |space: Space, program: &Program, commands: &[Command]| most_alive(&temporaries(space.temporary(), program, commands).1);
+    let lasting = |space: Space| {
+        let own = program.buffers.iter().filter(|b| b.arena.space() == space && !b.arena.is_temporary());
+        own.map(|b| b.bytes().next_multiple_of(ALIGN)).fold(0, u64::saturating_add)
+    };
+    let lists = [&schedule.train, &schedule.update, &schedule.eval];
+    // By list of calls: they use the same memory one after the other.
+    let bounds = lists.map(|calls| {
+        Space::ALL.map(|space| {
+            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
+            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
+            let more = lasting(space).saturating_add(most) / PRICE;
+            match space {
+                Space::Device => most.saturating_add(more),
+                // While one piece is worked on, the next one comes and the last one goes.
+                Space::Host => most.saturating_mul(3).saturating_add(more),
+            }
+        })
+    });
+    let calls = || lists.into_iter().flatten();
+    let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
+    bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
+    let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
+    for b in bodies {
+        let commands = &program.bodies[b].commands;
+        let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
+        let fits =
+            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
+        let commands = order(mesh, kernels, costs, program, commands, &written, fits);
+        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
+            count += 1;
+            written.insert(touch.buffer, count);
+        }
+        program.bodies[b].commands = commands;
+    }
+}
 
 /// Windows that are tried; the last one keeps every command in its place.
 const WINDOWS: [usize; 6] = [usize::MAX, 256, 64, 16, 4, 0];
 
 /// The commands of a body in their new order, the first that `fits`. `written` says in which order earlier bodies last wrote buffers: messages go in
 /// that order, so that none waits for one that is ready later.
-pub fn order(
+fn order(
     mesh: &Mesh,
     kernels: &[Kernel],
     costs: &Costs,
@@ -32,7 +87,7 @@ pub fn order(
     written: &BTreeMap<BufferId, usize>,
     fits: impl Fn(&[Command]) -> bool,
 ) -> Vec<Command> {
-    let streams: Vec<Stream> = commands.iter().map(|c| stream_of(mesh, kernels, &program.buffers, &program.groups, &c.action)).collect();
+    let streams: Vec<Stream> = commands.iter().map(|c| c.stream).collect();
     if streams.iter().all(|s| *s == Stream::Compute) {
         return commands.to_vec();
     }

@@ -1,6 +1,7 @@
-//! From which call to which a stash holds something.
+//! What lives when: a stash from call to call, a temporary buffer from command to command of a call.
 
-use ir::program::{Arena, Call, Program};
+use crate::commands::best_fit::Need;
+use ir::program::{Action, Arena, Buffer, BufferId, Call, Command, Program, Stream};
 use std::collections::BTreeMap;
 
 /// A microbatch in a stash: the first and the last of the calls that touch it there.
@@ -33,4 +34,56 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
         lives
     };
     (0..program.stashes.len()).map(of_stash).collect()
+}
+
+/// Temporary buffers of a body in this arena and how long they live. What a stream beside that of compute reads lives until compute waits for that stream, at the first
+/// use of the result at the latest, or else to the end of the call: so nobody waits for memory alone.
+pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
+    let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
+    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
+    // The first use of each collective's result that comes after it.
+    let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
+    // Kernels of the host, and bytes that come and go through them.
+    let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
+    let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
+    let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
+    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
+    let meanwhile = |k: usize, bytes: u64| {
+        let mut left = bytes;
+        let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];
+        let until = later.iter().find(|(_, bytes)| {
+            left = left.saturating_sub(*bytes);
+            left == 0
+        });
+        until.or(later.last()).map_or(k, |h| h.0)
+    };
+    for (k, c) in commands.iter().enumerate().rev() {
+        for id in c.action.buffers().into_iter().filter(temporary) {
+            lives.entry(id).or_insert((k, k)).0 = k;
+        }
+        let read = match &c.action {
+            Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
+            Action::Send { src, .. } => Some((src.buffer, None)),
+            Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),
+            Action::Launch { .. }
+            | Action::Recv { .. }
+            | Action::Fill { .. }
+            | Action::Load { .. }
+            | Action::Report { .. }
+            | Action::Limit { .. }
+            | Action::Record { .. }
+            | Action::Wait { .. } => None,
+        };
+        if let Some((from, end)) = read
+            && c.stream != Stream::Compute
+            && let Some(life) = lives.get_mut(&from)
+        {
+            life.1 = life.1.max(end.unwrap_or(commands.len()));
+        }
+        if c.stream == Stream::Compute {
+            used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
+        }
+    }
+    let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
+    (lives.into_keys().collect(), needs)
 }

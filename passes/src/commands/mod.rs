@@ -1,11 +1,11 @@
 //! Programs, command by command: streams, order, memory, events.
 
 pub mod allocate;
+pub mod best_fit;
 pub mod cost_model;
 pub mod effects;
+pub mod events;
 pub mod list_schedule;
 pub mod liveness;
-pub mod overlap;
-pub mod p2p_buffers;
 pub mod stash_slots;
 pub mod streams;

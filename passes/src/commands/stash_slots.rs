@@ -2,9 +2,52 @@
 //! temporary buffers within their call; what lives at once lies apart, and nothing else does. So an evaluation, an update, and whatever comes before the
 //! forward passes and after the backward passes have their temporary buffers where training keeps what it needs in between.
 
-use crate::commands::allocate::ALIGN;
+use crate::commands::best_fit::ALIGN;
 use crate::commands::liveness::{Life, lives};
-use ir::program::{Call, CallSchedule, Program, Space};
+use crate::commands::streams::messages;
+use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Makes one stash of stashed buffers that live equally long, which are those that the same bodies touch. Messages have their own. Says of each stash whether it is one of
+/// messages.
+pub fn lay_out(program: &mut Program) -> Vec<bool> {
+    let messages = messages(program);
+    let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena == Arena::Stash);
+    let mut bodies: BTreeMap<BufferId, BTreeSet<usize>> = stashed.map(|id| (id, BTreeSet::new())).collect();
+    for (b, body) in program.bodies.iter().enumerate() {
+        for id in body.commands.iter().flat_map(|c| c.action.buffers()) {
+            if let Some(all) = bodies.get_mut(&id) {
+                all.insert(b);
+            }
+        }
+    }
+    let mut stashes: BTreeMap<(bool, BTreeSet<usize>), Vec<BufferId>> = BTreeMap::new();
+    for (id, bodies) in bodies {
+        stashes.entry((messages.contains(&id), bodies)).or_default().push(id);
+    }
+    let mut end = 0u64;
+    program.stashes.clear();
+    for ids in stashes.values() {
+        let begin = end;
+        for id in ids {
+            let buffer = &mut program.buffers[id.index()];
+            buffer.offset = end;
+            end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
+        }
+        program.stashes.push(end - begin);
+    }
+    program.arena_bytes[Arena::Stash as usize] = end;
+    stashes.into_keys().map(|(message, _)| message).collect()
+}
+
+/// Gives each stash of a stage the slots that its schedule needs, and messages one more: so one is received while the pass before still reads the last one,
+/// and a pass does not wait for what the one before it sends.
+pub fn count(program: &Program, messages: &[bool], schedule: &mut CallSchedule) {
+    let CallSchedule { slots: counted, train, eval, .. } = schedule;
+    let needed = slots(program, [train, eval], |_| 1);
+    let counts = slots(program, [train, eval], |k| needed[k] + u32::from(messages[k]));
+    *counted = counts.into_iter().map(|count| Slots { count, at: 0 }).collect();
+}
 
 /// For each stash of a program, the fewest slots, but `least(stash)` if there are so many microbatches, with which microbatch k can have slot
 /// `k % slots` from the first call of a list that touches the stash to the last one.

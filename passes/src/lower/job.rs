@@ -1,6 +1,5 @@
 //! The job of a compile: what its local graphs come to as programs, and beside these what a run needs to know of the model.
 
-use crate::commands::stash_slots;
 use crate::lower::{Bodies, Kernels, Lowering, Names};
 use crate::pipeline::plan;
 use ir::dim::Dim;
@@ -9,7 +8,7 @@ use ir::local::{Chunk, Local};
 use ir::module::{Graphs, Module};
 use ir::options::Options;
 use ir::pipeline::{Kind, Order, Pass};
-use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Slots, Stage, TableEntry};
+use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
 use verify::lowering::{self, Meaning};
@@ -74,7 +73,7 @@ fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -
     }
 }
 
-/// The job of a module's local graphs, in list order.
+/// The job of a module's local graphs, in list order, without places in memory.
 pub fn lower(m: &Module) -> Job {
     let mut job = Job { settings: m.settings.clone(), train: m.train, ..describe(m.training.sharded(), m.takes.clone(), &m.options) };
     let other = m.evaluation.whole.graph();
@@ -102,19 +101,17 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
         let slots: Vec<u32> = (0..(params.len() + local.buckets.len()) as u32).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
         let eval = lowering.add(e, &Names { slots: &evaluated_slots(local, e), tables: &other_tables, prefix: "eval_" });
-        let program = lowering.finish();
+        let program = lowering.program;
         let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
             let passes = &order.stages[*stage as usize];
-            let mut s = CallSchedule {
+            let schedule = CallSchedule {
                 slots: vec![],
                 train: calls(&program, "zero", &train, passes, microbatches),
                 update: train.get(&Chunk::Update).map(|body| Call { body: *body, microbatch: 0 }).into_iter().collect(),
                 eval: calls(&program, "eval_zero", &eval, &plan::forward(passes), microbatches),
             };
-            s.slots = stash_slots::slots(&program, [&s.train, &s.eval], |_| 1).into_iter().map(|count| Slots { count, at: 0 }).collect();
-            stash_slots::place(&program, &mut s);
-            of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule: s });
+            of_stage[*stage as usize] = Some(Stage { program: class, params: params.clone(), schedule });
         }
         job.programs.push(program);
     }

@@ -26,7 +26,7 @@ impl LocalLowering<'_, '_, '_> {
             content,
             origin: Some(node.origin.clone()),
         });
-        self.touched.insert(id, (self.chunk, [self.chunk].into()));
+        self.touched.insert(id, [self.chunk].into());
         View { place: Place::start(id), dims: order.to_vec(), strides: body.dims.strides(order) }
     }
 
@@ -44,7 +44,7 @@ impl LocalLowering<'_, '_, '_> {
             _ => self.views.get(&v).expect("invariant: operands are computed first").clone(),
         };
         if let Some(t) = self.touched.get_mut(&view.place.buffer) {
-            t.1.insert(self.chunk);
+            t.insert(self.chunk);
         }
         view
     }

@@ -4,7 +4,7 @@
 //! That is as large as the call needs that needs most, for its temporary buffers and for all that is stashed meanwhile: of a step, or of an evaluation. So the peak is a sum,
 //! and its owners are buffers. What a rank takes beside its arenas is for its device to say ([`Footprint::and`]).
 
-use crate::commands::allocate::ALIGN;
+use crate::commands::best_fit::ALIGN;
 use crate::commands::stash_slots;
 use ir::diag::{Diagnostic, Sources, Span};
 use ir::program::{Action, Arena, Body, Buffer, BufferId, CallSchedule, Content, Job, Program, Space, Stage};

@@ -5,7 +5,7 @@ use crate::models::{GPT2, case};
 use frontend::Models;
 use ir::options::{Options, Overlap};
 use ir::program::{Arena, Buffer, Call, Content, Job, Space, Stage};
-use passes::commands::allocate::ALIGN;
+use passes::commands::best_fit::ALIGN;
 use passes::commands::stash_slots::spans;
 use passes::compile::compile;
 use passes::remedy;

@@ -5,6 +5,7 @@ use super::races::Trace;
 use super::replicas::Flow;
 use super::{At, Checked, JobError, ensure};
 use crate::region::Cover;
+use ir::module::Settled;
 use ir::op::Real;
 use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Space};
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
+pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
@@ -120,7 +121,9 @@ pub fn check(reader: &Reader, body: &Body, at: &At) -> Result<(Summary, Flow, Tr
         }
         summary.touches.insert(*id, life.touch.clone());
     }
-    apart(buffers, &lives, at)?;
+    if settled >= Settled::Memory {
+        apart(buffers, &lives, at)?;
+    }
     Ok((summary, flow, trace))
 }
 

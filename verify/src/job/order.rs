@@ -3,6 +3,7 @@
 use super::body::{Summary, Touch, is_held};
 use super::held::ALIGN;
 use super::{At, JobError, Phase, ensure};
+use ir::module::Settled;
 use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,23 +26,26 @@ type Moment = (usize, usize);
 ///
 /// # Errors
 /// The first call, buffer or report that is wrong.
-pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], at: &At) -> Result<BTreeSet<u32>, JobError> {
-    let stashes = program.stashes.len();
-    ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
-        .map_err(|e| at.error(e))?;
-    for Slots { count, at: begin } in &schedule.slots {
-        ensure(*count > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
-        ensure(u64::from(*count) <= job.microbatches, || format!("{count} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
-        ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
+pub fn check(
+    job: &Job,
+    program: &Program,
+    schedule: &CallSchedule,
+    bodies: &[Summary],
+    settled: Settled,
+    at: &At,
+) -> Result<BTreeSet<u32>, JobError> {
+    let placed = settled >= Settled::Memory;
+    if placed {
+        slots(job, program, schedule, at)?;
     }
-    let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
-    ensure(size <= MOST_BYTES, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))?;
     let mut uses = vec![];
     for phase in Phase::ALL {
         let at = at.of(phase.name());
         uses.push(calls(job, program, schedule, bodies, phase, &at)?);
-        stash(program, schedule, bodies, phase, &at)?;
-        apart(program, schedule, bodies, phase, &at)?;
+        if placed {
+            stash(program, schedule, bodies, phase, &at)?;
+            apart(program, schedule, bodies, phase, &at)?;
+        }
     }
     for (b, body) in program.bodies.iter().enumerate() {
         ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
@@ -53,6 +57,20 @@ pub fn check(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Su
     persistent(program, bodies, &step, Some(later), &at.of("step"))?;
     persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
     reports(job, program, schedule, bodies, &uses, at)
+}
+
+/// Every stash of a program has slots in the memory of temporary buffers.
+fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &At) -> Result<(), JobError> {
+    let stashes = program.stashes.len();
+    ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
+        .map_err(|e| at.error(e))?;
+    for Slots { count, at: begin } in &schedule.slots {
+        ensure(*count > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
+        ensure(u64::from(*count) <= job.microbatches, || format!("{count} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
+        ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
+    }
+    let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
+    ensure(size <= MOST_BYTES, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))
 }
 
 /// Whether bodies of a kind are called in a phase.

@@ -387,7 +387,7 @@ pub fn distinct_calls(job: &ir::program::Job, stage: usize) -> usize {
     let ir::program::Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
-    let class = super::check_bodies(job, program, &kernels, &at).expect("a sound program");
+    let class = super::check_bodies(job, program, &kernels, ir::module::Settled::All, &at).expect("a sound program");
     let mut order = Order::new(program, &schedule.slots, &class.traces);
     order.steps(schedule, &at).expect("no races");
     order.after.len()

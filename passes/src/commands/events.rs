@@ -1,153 +1,28 @@
-//! Streams, and the events between them: communication leaves the compute stream and waits only for what it needs.
+//! Events between streams: communication waits for what it needs, and compute for what came of it, and for nothing else.
 //!
-//! The order of issue ([`crate::commands::list_schedule`]) is the same on all members of a group. A collective's stream follows from its group alone, so members
-//! agree on it too. Events follow from hazards: where a command touches bytes that an earlier command of another
-//! stream touched, one of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue is
-//! played for that with vector clocks, call by call; a wait that another one implies is left out.
+//! Events follow from hazards: where a command touches bytes that an earlier command of another stream touched, one of them writing, and nothing orders the two
+//! yet, that command is recorded and this one waits. The order of issue is played for that with vector clocks, call by call; a wait that another one
+//! implies is left out.
 
-use crate::commands::allocate::{self, Need};
-use crate::commands::cost_model::Costs;
 use crate::commands::effects::{Touch, touches};
-use crate::commands::list_schedule;
-use crate::commands::p2p_buffers;
-use crate::commands::stash_slots;
-use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
-use ir::program::{Action, Arena, Body, BodyId, Buffer, BufferId, Call, CallSchedule, Command, Job, Program, Slots, Space, Stream};
+use ir::program::{Action, Arena, Body, BodyId, Call, CallSchedule, Command, Job, Program, Slots, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Puts communication of all programs on its streams, and events where they need each other.
-pub fn overlap(mut job: Job) -> Job {
-    p2p_buffers::set_apart(&mut job);
+/// Puts events where streams of a program need each other. Where all is on one stream, nothing does.
+pub fn synchronise(mut job: Job) -> Job {
     let Job { mesh, kernels, programs, stages, .. } = &mut job;
-    let costs = Costs::new(mesh, kernels);
     for (p, program) in programs.iter_mut().enumerate() {
-        for body in &mut program.bodies {
-            for command in &mut body.commands {
-                command.stream = stream_of(mesh, kernels, &program.buffers, &program.groups, &command.action);
-            }
-        }
-        let own: Vec<&mut CallSchedule> = stages.iter_mut().filter(|s| s.program as usize == p).map(|s| &mut s.schedule).collect();
-        if let Some(first) = own.first() {
-            issue(mesh, kernels, &costs, program, first);
-        }
-        place_temporaries(program);
         let mut schedules: Vec<&CallSchedule> = vec![];
-        for schedule in own {
-            stash_slots::place(program, schedule);
-            if !schedules.contains(&&*schedule) {
+        for schedule in stages.iter().filter(|s| s.program as usize == p).map(|s| &s.schedule) {
+            if !schedules.contains(&schedule) {
                 schedules.push(schedule);
             }
         }
-        synchronise(mesh, kernels, program, &schedules);
+        of_program(mesh, kernels, program, &schedules);
     }
     job
-}
-
-/// Of the memory of a rank's device with a slot of each stash, and of the host, how much more temporary memory a new order of issue may cost: a 32nd.
-const PRICE: u64 = 32;
-
-/// Puts the commands of every body in the order of their issue, bodies in that of their last calls.
-fn issue(mesh: &Mesh, kernels: &[Kernel], costs: &Costs, program: &mut Program, schedule: &CallSchedule) {
-    let alive = |space: Space, program: &Program, commands: &[Command]| allocate::most_alive(&lives(space.temporary(), program, commands).1);
-    let lists = [&schedule.train, &schedule.update, &schedule.eval];
-    // By list of calls: they use the same memory one after the other.
-    let bounds = lists.map(|calls| {
-        Space::ALL.map(|space| {
-            let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
-            let most = called.iter().map(|b| alive(space, program, &program.bodies[*b].commands)).max().unwrap_or(0);
-            let all: u64 = Arena::ALL.into_iter().filter(|a| a.space() == space).map(|a| program.arena_bytes[a as usize]).sum();
-            match space {
-                Space::Device => most + all / PRICE,
-                // While one piece is worked on, the next one comes and the last one goes.
-                Space::Host => 3 * most + all / PRICE,
-            }
-        })
-    });
-    let calls = || lists.into_iter().flatten();
-    let mut bodies: Vec<usize> = (0..program.bodies.len()).collect();
-    bodies.sort_by_key(|b| calls().enumerate().filter(|(_, c)| c.body.index() == *b).map(|(at, _)| at).last());
-    let (mut written, mut count): (BTreeMap<BufferId, usize>, usize) = (BTreeMap::new(), 0);
-    for b in bodies {
-        let commands = &program.bodies[b].commands;
-        let of_lists = lists.iter().zip(&bounds).filter(|(calls, _)| calls.iter().any(|c| c.body.index() == b)).map(|(_, bounds)| bounds);
-        let fits =
-            |c: &[Command]| Space::ALL.into_iter().all(|space| of_lists.clone().all(|bounds| alive(space, program, c) <= bounds[space as usize]));
-        let commands = list_schedule::order(mesh, kernels, costs, program, commands, &written, fits);
-        for touch in commands.iter().flat_map(|c| touches(mesh, kernels, program, &c.action)).filter(|t| t.writes) {
-            count += 1;
-            written.insert(touch.buffer, count);
-        }
-        program.bodies[b].commands = commands;
-    }
-}
-
-/// Temporary buffers of a body in this arena and how long they live: what communication reads, until the compute stream waits for that, at the first use of
-/// the result at the latest, or else to the end of the call. So nobody waits for memory alone.
-fn lives(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
-    let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
-    let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
-    // The first use of each collective's result that comes after it.
-    let mut used: BTreeMap<BufferId, usize> = BTreeMap::new();
-    // Kernels of the host, and bytes that come and go through them.
-    let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
-    let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
-    let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
-    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
-    let meanwhile = |k: usize, bytes: u64| {
-        let mut left = bytes;
-        let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];
-        let until = later.iter().find(|(_, bytes)| {
-            left = left.saturating_sub(*bytes);
-            left == 0
-        });
-        until.or(later.last()).map_or(k, |h| h.0)
-    };
-    for (k, c) in commands.iter().enumerate().rev() {
-        for id in c.action.buffers().into_iter().filter(temporary) {
-            lives.entry(id).or_insert((k, k)).0 = k;
-        }
-        let read = match &c.action {
-            Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
-            Action::Send { src, .. } => Some((src.buffer, None)),
-            Action::Copy { src, .. } => Some((src.buffer, Some(meanwhile(k, program.buffers[src.buffer.index()].bytes())))),
-            Action::Launch { .. }
-            | Action::Recv { .. }
-            | Action::Fill { .. }
-            | Action::Load { .. }
-            | Action::Report { .. }
-            | Action::Limit { .. }
-            | Action::Record { .. }
-            | Action::Wait { .. } => None,
-        };
-        if let Some((from, end)) = read
-            && let Some(life) = lives.get_mut(&from)
-        {
-            life.1 = life.1.max(end.unwrap_or(commands.len()));
-        }
-        if c.stream == Stream::Compute {
-            used.extend(c.action.buffers().into_iter().map(|id| (id, k)));
-        }
-    }
-    let needs = lives.iter().map(|(id, (first, last))| Need { bytes: program.buffers[id.index()].bytes(), first: *first, last: *last }).collect();
-    (lives.into_keys().collect(), needs)
-}
-
-/// Plans temporary memory anew.
-fn place_temporaries(program: &mut Program) {
-    for arena in Space::ALL.map(Space::temporary) {
-        let mut most = 0;
-        for b in 0..program.bodies.len() {
-            let (ids, needs) = lives(arena, program, &program.bodies[b].commands);
-            let (offsets, total) = allocate::assign(&needs);
-            for (id, offset) in ids.into_iter().zip(offsets) {
-                program.buffers[id.index()].offset = offset;
-            }
-            most = most.max(total);
-        }
-        program.arena_bytes[arena as usize] = most;
-    }
 }
 
 const STREAMS: usize = Stream::ALL.len();
@@ -168,7 +43,7 @@ struct Cell {
 }
 
 /// Records and waits that the hazards of these schedules ask for.
-fn synchronise(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule]) {
+fn of_program(mesh: &Mesh, kernels: &[Kernel], program: &mut Program, schedules: &[&CallSchedule]) {
     let mut needed: Vec<BTreeSet<Site>> = vec![BTreeSet::new(); program.bodies.iter().map(|b| b.commands.len()).sum()];
     let used: BTreeSet<Stream> = program.bodies.iter().flat_map(|b| &b.commands).map(|c| c.stream).collect();
     if used.len() < 2 {

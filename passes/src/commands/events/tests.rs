@@ -2,7 +2,7 @@ use super::*;
 use ir::graph::{Origin, Phase};
 use ir::op::{DType, Reduce};
 use ir::program::Group;
-use ir::program::{Buffer, Collective, Content, GroupId, Place};
+use ir::program::{Buffer, BufferId, Collective, Content, GroupId, Place};
 
 fn buffer(name: &str, arena: Arena, offset: u64) -> Buffer {
     Buffer { name: name.into(), dtype: DType::F32, dims: vec![("d".into(), 16)], arena, offset, content: Content::Activation, origin: None }
@@ -32,7 +32,7 @@ fn of_two_waits_that_imply_each_other_one_is_kept() {
     let call = |body, microbatch| Call { body: BodyId(body), microbatch };
     let schedule =
         CallSchedule { slots: vec![Slots { count: 2, at: 0 }], train: vec![call(0, 0), call(0, 1), call(1, 0)], ..CallSchedule::default() };
-    synchronise(&Mesh::new(2, 1, 1, 1, 1), &[], &mut program, &[&schedule]);
+    of_program(&Mesh::new(2, 1, 1, 1, 1), &[], &mut program, &[&schedule]);
     let waits = program.bodies[1].commands.iter().filter(|c| matches!(c.action, Action::Wait { .. })).count();
     assert_eq!(waits, 1);
 }

@@ -1,0 +1,228 @@
+//! Offsets for buffers with lifetimes: those whose lifetimes overlap never overlap in memory; offsets are 64-byte aligned.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Alignment of every buffer, in bytes: a cache line, and the widest vector.
+pub const ALIGN: u64 = 64;
+
+/// A buffer's need: bytes, and the commands from its first write to its last use, inclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub bytes: u64,
+    pub first: usize,
+    pub last: usize,
+}
+
+/// Offsets for buffers with lifetimes, and the arena's size: one buffer after the other, each in the smallest gap that is free over its
+/// lifetime (best fit; greedy by size, Pisarchyk & Lee 2020). Where that needs more than the bytes that live at once, other orders are tried, and the best is taken.
+pub fn assign(needs: &[Need]) -> (Vec<u64>, u64) {
+    let least = most_alive(needs);
+    let life = |n: &Need| (n.last - n.first + 1) as u64;
+    type Key<'a> = &'a dyn Fn(&Need) -> (u64, u64);
+    let orders: [Key; 4] = [&|n| (n.bytes, life(n)), &|n| (n.bytes.saturating_mul(life(n)), n.bytes), &|n| (life(n), n.bytes), &|n| {
+        (u64::MAX - n.first as u64, n.bytes)
+    }];
+    let mut best: Option<(Vec<u64>, u64)> = None;
+    for key in orders {
+        let mut order: Vec<usize> = (0..needs.len()).collect();
+        order.sort_by_key(|k| (std::cmp::Reverse(key(&needs[*k])), needs[*k].first, *k));
+        for _ in 0..ROUNDS {
+            let found = place(needs, &order);
+            // The buffer that sticks out comes first in the next round.
+            let top = (0..needs.len()).max_by_key(|k| found.0[*k].saturating_add(needs[*k].bytes.next_multiple_of(ALIGN)));
+            if best.as_ref().is_none_or(|b| found.1 < b.1) {
+                best = Some(found);
+            }
+            if best.as_ref().is_some_and(|b| b.1 <= least.saturating_add(least / GOOD)) {
+                return best.expect("invariant: just found");
+            }
+            let Some(at) = top.and_then(|t| order.iter().position(|k| *k == t)) else { break };
+            order[..=at].rotate_right(1);
+        }
+    }
+    best.expect("invariant: there is an order")
+}
+
+/// Placements that are tried per order, while they need more than a `GOOD`th beyond the bytes that live at once.
+const ROUNDS: usize = 8;
+const GOOD: u64 = 50;
+
+/// Offsets of buffers that are placed in this order, and the arena's size.
+fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
+    let mut offsets = vec![0; needs.len()];
+    let mut placed = Occupied::new(needs);
+    let mut busy: Vec<(u64, u64)> = vec![];
+    let mut total = 0;
+    for &k in order {
+        let bytes = needs[k].bytes.next_multiple_of(ALIGN);
+        busy.clear();
+        placed.meet(&needs[k], &mut busy);
+        busy.sort_unstable();
+        let (mut end, mut gap): (u64, Option<(u64, u64)>) = (0, None);
+        for &(from, to) in &busy {
+            if end.saturating_add(bytes) <= from && gap.is_none_or(|g| from - end < g.0) {
+                gap = Some((from - end, end));
+            }
+            end = end.max(to);
+        }
+        offsets[k] = gap.map_or(end, |g| g.1);
+        total = total.max(offsets[k].saturating_add(bytes));
+        placed.insert(&needs[k], offsets[k]);
+    }
+    (offsets, total)
+}
+
+/// Bytes in disjoint runs, none of which touch: the end of each by its begin.
+#[derive(Clone, Default)]
+struct Runs(BTreeMap<u64, u64>);
+
+impl Runs {
+    fn insert(&mut self, mut from: u64, mut to: u64) {
+        while let Some((&begin, &end)) = self.0.range(..=to).next_back().filter(|run| *run.1 >= from) {
+            self.0.remove(&begin);
+            (from, to) = (from.min(begin), to.max(end));
+        }
+        self.0.insert(from, to);
+    }
+}
+
+/// Which bytes are occupied when: a segment tree over time (Bentley 1977). A buffer is at the few nodes whose spans make up its lifetime. Buffers that live at one time
+/// lie side by side for the most part, so that their runs are few: neither placing nor finding a buffer looks at all others.
+struct Occupied {
+    /// Moments in order, those at which some buffer's life begins. A leaf is the time from one to the next.
+    begins: Vec<usize>,
+    /// Node n is above 2n and 2n + 1. Bytes of buffers at the node itself, and at it or below.
+    own: Vec<Runs>,
+    below: Vec<Runs>,
+}
+
+impl Occupied {
+    fn new(needs: &[Need]) -> Occupied {
+        let mut begins: Vec<usize> = needs.iter().map(|n| n.first).collect();
+        begins.sort_unstable();
+        begins.dedup();
+        let nodes = vec![Runs::default(); 2 * begins.len().next_power_of_two()];
+        Occupied { begins, own: nodes.clone(), below: nodes }
+    }
+
+    /// The leaves that a lifetime covers: two lifetimes meet where the later of them begins, so leaves tell which do.
+    fn leaves(&self, need: &Need) -> Range<usize> {
+        let at = |moment: usize| self.begins.partition_point(|b| *b <= moment);
+        at(need.first) - 1..at(need.last)
+    }
+
+    fn insert(&mut self, need: &Need, offset: u64) {
+        let bytes = (offset, offset.saturating_add(need.bytes.next_multiple_of(ALIGN)));
+        self.put(1, 0..self.own.len() / 2, &self.leaves(need), bytes);
+    }
+
+    fn put(&mut self, node: usize, span: Range<usize>, life: &Range<usize>, bytes: (u64, u64)) {
+        if span.end <= life.start || life.end <= span.start {
+            return;
+        }
+        self.below[node].insert(bytes.0, bytes.1);
+        if life.start <= span.start && span.end <= life.end {
+            return self.own[node].insert(bytes.0, bytes.1);
+        }
+        let middle = span.start.midpoint(span.end);
+        self.put(2 * node, span.start..middle, life, bytes);
+        self.put(2 * node + 1, middle..span.end, life, bytes);
+    }
+
+    /// The runs of bytes that are occupied at some time of this life, in no order; they may overlap.
+    fn meet(&self, need: &Need, busy: &mut Vec<(u64, u64)>) {
+        self.find(1, 0..self.own.len() / 2, &self.leaves(need), busy);
+    }
+
+    fn find(&self, node: usize, span: Range<usize>, life: &Range<usize>, busy: &mut Vec<(u64, u64)>) {
+        if span.end <= life.start || life.end <= span.start {
+            return;
+        }
+        if life.start <= span.start && span.end <= life.end {
+            return busy.extend(self.below[node].0.iter().map(|(from, to)| (*from, *to)));
+        }
+        busy.extend(self.own[node].0.iter().map(|(from, to)| (*from, *to)));
+        let middle = span.start.midpoint(span.end);
+        self.find(2 * node, span.start..middle, life, busy);
+        self.find(2 * node + 1, middle..span.end, life, busy);
+    }
+}
+
+/// The greatest sum of bytes that live at once: no plan needs less.
+pub fn most_alive(needs: &[Need]) -> u64 {
+    let mut changes: Vec<(usize, i128)> = vec![];
+    for n in needs {
+        let bytes = i128::from(n.bytes.next_multiple_of(ALIGN));
+        changes.extend([(n.first, bytes), (n.last + 1, -bytes)]);
+    }
+    // What ends before a command is gone when another begins there.
+    changes.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, change) in changes {
+        now += change;
+        most = most.max(now);
+    }
+    u64::try_from(most).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_share_memory_only_when_their_lifetimes_do_not_meet() {
+        let needs = [Need { bytes: 100, first: 0, last: 2 }, Need { bytes: 64, first: 2, last: 3 }, Need { bytes: 128, first: 3, last: 5 }];
+        let (at, total) = assign(&needs);
+        for (i, a) in needs.iter().enumerate() {
+            for (j, b) in needs.iter().enumerate().skip(i + 1) {
+                let time = a.first <= b.last && b.first <= a.last;
+                let space = at[i] < at[j] + b.bytes && at[j] < at[i] + a.bytes;
+                assert!(!(time && space), "{i} and {j}");
+            }
+        }
+        assert_eq!(total, 192);
+    }
+
+    /// The offset of each buffer from a look at all others that it meets: the lowest of the smallest gaps that it fits into.
+    fn by_all(needs: &[Need], order: &[usize]) -> Vec<u64> {
+        let mut offsets = vec![0; needs.len()];
+        for (done, &k) in order.iter().enumerate() {
+            let meets = |j: &&usize| needs[k].first <= needs[**j].last && needs[**j].first <= needs[k].last;
+            let mut busy: Vec<(u64, u64)> = order[..done].iter().filter(meets).map(|j| (offsets[*j], offsets[*j] + needs[*j].bytes)).collect();
+            busy.sort_unstable();
+            let (mut end, mut gaps) = (0, vec![]);
+            for (from, to) in busy {
+                gaps.extend((end + needs[k].bytes <= from).then(|| (from - end, end)));
+                end = end.max(to);
+            }
+            offsets[k] = gaps.into_iter().min().map_or(end, |g| g.1);
+        }
+        offsets
+    }
+
+    #[test]
+    fn buffers_lie_where_a_look_at_all_others_would_put_them() {
+        let mut dice = 1;
+        let mut below = |n: u64| {
+            dice = ir::random::mix(dice);
+            (dice >> 11) % n
+        };
+        for _ in 0..200 {
+            let mut need = || {
+                let first = below(40) as usize;
+                Need { bytes: ALIGN * (1 + below(5)), first, last: first + below(20) as usize }
+            };
+            let needs: Vec<Need> = (0..60).map(|_| need()).collect();
+            let order: Vec<usize> = (0..needs.len()).rev().collect();
+            assert_eq!(place(&needs, &order).0, by_all(&needs, &order), "{needs:?}");
+        }
+    }
+
+    #[test]
+    fn more_than_can_be_counted_is_the_most_that_can() {
+        let needs = [Need { bytes: u64::MAX / 64 * 64 - 64, first: 0, last: 1 }; 3];
+        assert_eq!(assign(&needs).1, u64::MAX);
+        assert_eq!(most_alive(&needs), u64::MAX);
+    }
+}
