@@ -119,6 +119,8 @@ impl<'a> Emitter<'a> {
             Some(_) => job.chunk[v.index()],
             None if job.prologue[v.index()] => Chunk::PrologueReduce,
             None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
+            // What data alone says of a microbatch is gone at the end of the step: passes of its phase sum it up.
+            None if once && self.sums_batches(v) => job.chunk[v.index()],
             None => chunk,
         };
         if let Some(w) = self.map.get(&(v, own)) {
@@ -167,10 +169,14 @@ impl<'a> Emitter<'a> {
 
     /// Says that a local value holds one of the sharded graph.
     pub(super) fn stands_for(&mut self, w: Value, v: Value) {
+        self.out.accumulate[w.index()] = self.sums_batches(v) && self.out.chunks[w.index()].per_microbatch();
+        self.out.source[w.index()] = Some((v, self.job.s.sharding(v).clone()));
+    }
+
+    /// Whether a value is a sum over microbatches.
+    fn sums_batches(&self, v: Value) -> bool {
         let s = self.job.s;
-        let over_batches = s.mesh.of(Axis::Microbatch).any(|u| s.sharding(v)[u] == Placement::SUM);
-        self.out.accumulate[w.index()] = over_batches && self.out.chunks[w.index()].per_microbatch();
-        self.out.source[w.index()] = Some((v, s.sharding(v).clone()));
+        s.mesh.of(Axis::Microbatch).any(|u| s.sharding(v)[u] == Placement::SUM)
     }
 
     fn slot(&mut self, param: u32) -> u32 {

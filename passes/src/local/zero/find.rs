@@ -194,8 +194,10 @@ impl Finding<'_> {
     fn masks(&self, v: Value) -> bool {
         let body = &self.local.body;
         let node = &body[v];
+        // Of a dim that ranks split, each has its part of the mask.
+        let whole = |c: Value| if let Op::Shard { .. } = body[c].op { body[c].args[0] } else { c };
         let of_index = |c: Value| body[c].op == Op::Compare(Compare::Lt) && matches!(body[body[c].args[0]].op, Op::Iota(_));
-        node.op == Op::Select && of_index(node.args[0]) && body[node.args[2]].op == Op::Const(Real(0.0))
+        node.op == Op::Select && of_index(whole(node.args[0])) && body[node.args[2]].op == Op::Const(Real(0.0))
     }
 
     /// The sum of all elements of what follows from the gradient element by element, if there is one. None if anything but that and the update's

@@ -115,7 +115,9 @@ impl<'a> Flow<'a> {
                 let mut ok = self.uses.is_sink[v.index()] || !self.uses.users[v.index()].is_empty();
                 for (c, slot) in &self.uses.users[v.index()] {
                     let rule = &self.rules[c.index()];
-                    let mut others = self.old[*c].args.iter().enumerate().filter(|(k, _)| k != slot).map(|(_, a)| *a);
+                    // In a slot in which it is not linear, an op takes the completed sum.
+                    let others = self.old[*c].args.iter().enumerate().filter(|(k, _)| k != slot && rule.linear.contains(k));
+                    let mut others = others.map(|(_, a)| *a);
                     let next = self.later(*c, u);
                     ok &= if rule.joint {
                         next || others.any(|a| self.is(a, u, Natural::Sum))

@@ -212,10 +212,12 @@ impl<'a> Placing<'a> {
             if sums == current.len() || simple && sums > 0 && (scalar || later && !regrouped) {
                 return Mode::Sums;
             }
-        } else if sums == 1 && self.flow.choice(v, u).is_none() {
-            let slot = current.iter().position(|c| *c == Placement::SUM).expect("invariant: one is");
-            if rule.linear.contains(&slot) && self.flow.later(self.flow.old[v].args[slot], u) {
-                return Mode::Through(slot);
+        } else if self.flow.choice(v, u).is_none() {
+            let mut partial = rule.linear.iter().filter(|k| current[**k] == Placement::SUM);
+            if let (Some(slot), None) = (partial.next(), partial.next())
+                && self.flow.later(self.flow.old[v].args[*slot], u)
+            {
+                return Mode::Through(*slot);
             }
         }
         match self.flow.choice(v, u) {
