@@ -22,7 +22,8 @@ mod rows;
 mod shards;
 mod stages;
 
-use crate::VerifyError;
+use crate::violation::{Breach, Checked, fail};
+use crate::{Invariant, LocusPart, Violation};
 use ir::dim::{Dim, IndexMap};
 use ir::graph::{Users, Value};
 use ir::local::{Chunk, Local as Graph};
@@ -38,7 +39,7 @@ use std::rc::Rc;
 ///
 /// # Errors
 /// The first node that does not hold what it claims to.
-pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
+pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), Violation> {
     let (mut places, mut sums) = (Places::new(s), Sums::default());
     for local in stages {
         let users = local.body.users();
@@ -52,9 +53,9 @@ pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
             limits: HashSet::new(),
         };
         for w in local.body.values() {
-            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|text| VerifyError { value: w, text })?;
+            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|e| e.at(w).within(LocusPart::Stage(local.stages[0].0)))?;
         }
-        stage.ends()?;
+        stage.ends().map_err(|e| e.within(LocusPart::Stage(local.stages[0].0)))?;
     }
     sums.verify(s)
 }
@@ -72,8 +73,6 @@ struct Stage<'a, 'p> {
     limits: HashSet<(usize, u64, u64)>,
 }
 
-type Checked<T> = Result<T, String>;
-
 impl Stage<'_, '_> {
     fn node(&mut self, w: Value, sums: &mut Sums) -> Checked<Option<Local>> {
         let (local, s) = (self.local, self.places.s);
@@ -81,7 +80,7 @@ impl Stage<'_, '_> {
         let (chunk, accumulated) = (local.chunks[w.index()], local.accumulate[w.index()]);
         let Some((v, sharding)) = &local.source[w.index()] else {
             if accumulated {
-                return Err("it is accumulated, and holds no value of the sharded graph".into());
+                return Err(Invariant::AccumulatedValue.breach("it is accumulated, and holds no value of the sharded graph"));
             }
             return match &node.op {
                 Op::Send { .. } => self.sent(node.args[0]).map(|()| None),
@@ -92,12 +91,12 @@ impl Stage<'_, '_> {
         };
         let (v, g) = (*v, &s.graph.body[*v]);
         if sharding != s.sharding(v) || g.ty.dtype != node.ty.dtype || g.ty.dims.len() != node.ty.dims.len() {
-            return Err(format!("it has not the type or the sharding of {v}"));
+            return Err(Invariant::HeldType.breach(format!("it has not the type or the sharding of {v}")));
         }
         self.dims(v, &node.ty.dims)?;
         let over_batches = s.mesh.of(Axis::Microbatch).any(|u| sharding[u] == Placement::SUM);
         if accumulated != (over_batches && chunk.per_microbatch()) {
-            return Err(format!("whether it is accumulated is not what the sharding of {v} says"));
+            return Err(Invariant::Accumulation.breach(format!("whether it is accumulated is not what the sharding of {v} says")));
         }
         let want = self.want(v, chunk)?;
         if matches!((&node.op, &g.op), (Op::Add, Op::Add)) && self.is_term(w, v) {
@@ -111,11 +110,15 @@ impl Stage<'_, '_> {
                 _ => return Err(self.because(w, e)),
             },
         };
-        if got == want { Ok(Some(Local::One(want))) } else { Err(self.because(w, format!("it holds {got:?} and not {v}, which is {want:?}"))) }
+        if got == want {
+            Ok(Some(Local::One(want)))
+        } else {
+            Err(self.because(w, Invariant::HeldPart.breach(format!("it holds {got:?} and not {v}, which is {want:?}"))))
+        }
     }
 
     /// A reason, with the node of rows from which on nothing is known, if there is one.
-    fn because(&self, w: Value, e: String) -> String {
+    fn because(&self, w: Value, e: Breach) -> Breach {
         let body = &self.local.body;
         let unknown = |a: &&Value| self.local.source[a.index()].is_none() && self.held[a.index()].is_none();
         let mut at = w;
@@ -126,7 +129,7 @@ impl Stage<'_, '_> {
             return e;
         }
         let line = body[at].origin.span.map_or(String::new(), |span| format!(", line {}", span.line));
-        format!("{e}; nothing shows what {at} ({}{line}) holds", body[at].op.name())
+        Breach { found: format!("{}; nothing shows what {at} ({}{line}) holds", e.found, body[at].op.name()), ..e }
     }
 
     /// What a node is shown to hold that claims to hold `v`, which is `want`.
@@ -139,7 +142,7 @@ impl Stage<'_, '_> {
             (_, Op::Reshard { .. }) => {
                 return match self.derived(w)? {
                     Some(Local::One(one)) => Ok(one),
-                    _ => Err(format!("nothing leads to {v}")),
+                    _ => Err(Invariant::ReshardSteps.breach(format!("nothing leads to {v}"))),
                 };
             }
             _ if self.is_ring(v) => self.ring(w, v)?,
@@ -164,7 +167,7 @@ impl Stage<'_, '_> {
         let Local::One(one) = held else { return Ok(None) };
         let summed = behind(&self.places.s.mesh, one)?;
         if summed != *one && !self.local.accumulate[a.index()] {
-            return Err(format!("{a} is not accumulated"));
+            return Err(Invariant::SumBehind.breach(format!("{a} is not accumulated")));
         }
         Ok(Some(Local::One(summed)))
     }
@@ -185,7 +188,7 @@ impl Stage<'_, '_> {
         if let (Some(Local::One(one)), false) = (&out, self.local.chunks[w.index()].per_microbatch())
             && self.places.s.mesh.of(Axis::Microbatch).any(|u| one.is_split_over(u))
         {
-            return Err("what runs once asks for the microbatch".into());
+            return Err(Invariant::OnceForAll.breach("what runs once asks for the microbatch"));
         }
         Ok(out)
     }
@@ -230,7 +233,11 @@ impl Stage<'_, '_> {
             let key = (*l, *d, s.mesh.ids().filter(|u| split(*u)).fold(0u64, |set, u| set | 1 << u.0));
             if !self.parts.contains(&key) {
                 if !self.places.is_part(&self.local.body.dims[*l], *d, &split) {
-                    return Err(format!("`{}` is not the part of `{}`", self.local.body.dims.name(*l), s.graph.body.dims.name(*d)));
+                    return Err(Invariant::DimPart.breach(format!(
+                        "`{}` is not the part of `{}`",
+                        self.local.body.dims.name(*l),
+                        s.graph.body.dims.name(*d)
+                    )));
                 }
                 self.parts.insert(key);
             }
@@ -246,7 +253,7 @@ impl Stage<'_, '_> {
             for (d, l) in self.places.s.graph.body.dims_of(*v).iter().zip(locals) {
                 match names.iter().find(|n| n.0 == *d || n.1 == *l) {
                     Some(n) if *n == (*d, *l) => {}
-                    Some(_) => return Err(format!("`{}` is not one dim to its operands", self.local.body.dims.name(*l))),
+                    Some(_) => return Err(Invariant::DimNames.breach(format!("`{}` is not one dim to its operands", self.local.body.dims.name(*l)))),
                     None => names.push((*d, *l)),
                 }
             }
@@ -259,11 +266,11 @@ impl Stage<'_, '_> {
         let (local, s) = (self.local, self.places.s);
         let (node, g) = (&local.body[w], &s.graph.body[v]);
         if node.args.len() != g.args.len() {
-            return Err(format!("it has not the operands of {v}"));
+            return Err(Invariant::OperandPart.breach(format!("it has not the operands of {v}")));
         }
         for (a, b) in node.args.iter().zip(&g.args) {
             if !self.sees(*a, *b, local.chunks[w.index()])? {
-                return Err(format!("its operand {a} does not hold {b}"));
+                return Err(Invariant::OperandPart.breach(format!("its operand {a} does not hold {b}")));
             }
         }
         let mut pairs = vec![(v, node.ty.dims.clone())];
@@ -287,7 +294,7 @@ impl Stage<'_, '_> {
                 !unknown && *op == want
             }
         };
-        if same { Ok(()) } else { Err(format!("it is not {} of {v}'s dims", g.op.name())) }
+        if same { Ok(()) } else { Err(Invariant::SameOp.breach(format!("it is not {} of {v}'s dims", g.op.name()))) }
     }
 
     /// `select(coordinates == 0, x, 0)`: a term of a sum that is x.
@@ -306,13 +313,13 @@ impl Stage<'_, '_> {
             },
             _ => None,
         };
-        let form = form.ok_or("it masks nothing")?;
-        let Some(Local::One(x)) = self.seen(node.args[1], chunk)? else { return Err("it masks no value".into()) };
+        let form = form.ok_or_else(|| Invariant::MaskedTerm.breach("it masks nothing"))?;
+        let Some(Local::One(x)) = self.seen(node.args[1], chunk)? else { return Err(Invariant::MaskedTerm.breach("it masks no value")) };
         let mut partial = x.partial.clone();
         for (u, step) in form {
             let known = partial.iter().any(|p| p.0 == *u) || x.is_split_over(*u);
             if known || *step == 0 || self.places.s.mesh[*u].axis == Axis::Microbatch && !chunk.per_microbatch() {
-                return Err("it masks what is not replicated".into());
+                return Err(Invariant::MaskedTerm.breach("it masks what is not replicated"));
             }
             partial.push((*u, Partial::Sum));
         }
@@ -331,38 +338,41 @@ impl Stage<'_, '_> {
     }
 
     /// Parameters, updates and reports.
-    fn ends(&mut self) -> Result<(), VerifyError> {
+    fn ends(&mut self) -> Result<(), Violation> {
         let (local, s) = (self.local, self.places.s);
         let graph = &s.graph;
-        let fail = |value: Value, text: String| Err(VerifyError { value, text });
         let (stage, params) = &local.stages[0];
-        self.room().or_else(|text| fail(Value(0), text))?;
+        self.room().map_err(|e| e.at(LocusPart::Graph))?;
         for (slot, p) in params.iter().enumerate() {
             let Some(source) = self.places.params.get(p).copied() else {
-                return fail(Value(0), format!("stage {stage} holds parameter {p}, which is not used"));
+                return fail(Invariant::UsedParameter, LocusPart::Graph, format!("stage {stage} holds parameter {p}, which is not used"));
             };
             let is_part = |d: &Dim, map: &IndexMap| self.places.finds(map, *d, &|u| s.sharding(source)[u] == Placement::Split(*d));
             let maps = &local.params[slot].index;
             let dims = graph.body.dims_of(source);
             if maps.len() != dims.len() || !dims.iter().zip(maps).all(|(d, map)| is_part(d, map)) {
-                return fail(source, format!("slot {slot} of stage {stage} is another part of parameter {p}"));
+                return fail(Invariant::ParameterPart, source, format!("slot {slot} of stage {stage} is another part of parameter {p}"));
             }
         }
         let held: HashSet<u32> = params.iter().copied().collect();
         let updates: Vec<_> = graph.updates.iter().filter(|u| held.contains(&u.param)).collect();
         if updates.len() != local.updates.len() {
-            return fail(Value(0), format!("stage {stage} updates {} parameters, not {}", local.updates.len(), updates.len()));
+            return fail(
+                Invariant::UpdatesOfStage,
+                LocusPart::Graph,
+                format!("stage {stage} updates {} parameters, not {}", local.updates.len(), updates.len()),
+            );
         }
         for u in &local.updates {
             let of_slot = |g: &&&ir::graph::Update| params.get(u.slot as usize) == Some(&g.param);
-            let Some(g) = updates.iter().find(of_slot) else { return fail(u.new, "it updates nothing".into()) };
+            let Some(g) = updates.iter().find(of_slot) else { return fail(Invariant::UpdatesOfStage, u.new, "it updates nothing") };
             let states = local.params[u.slot as usize].states as usize;
             if u.states.len() != g.states.len() || states != g.states.len() {
-                return fail(u.new, "it has not the states of its parameter".into());
+                return fail(Invariant::StatesOfUpdate, u.new, "it has not the states of its parameter");
             }
             for (w, v) in std::iter::once((u.new, g.new)).chain(u.states.iter().copied().zip(g.states.iter().copied())) {
                 if self.sees(w, v, Chunk::Update) != Ok(true) {
-                    return fail(w, format!("it does not hold {v}, the new value of parameter {}", g.param));
+                    return fail(Invariant::NewValue, w, format!("it does not hold {v}, the new value of parameter {}", g.param));
                 }
             }
         }
@@ -371,12 +381,12 @@ impl Stage<'_, '_> {
         let mut numbers: Vec<u32> = local.reports.iter().map(|r| r.0).collect();
         numbers.sort_unstable();
         if numbers.iter().ne(reports.iter().map(|r| &r.0)) {
-            return fail(Value(0), format!("stage {stage} does not report what the graph reports"));
+            return fail(Invariant::ReportNumbers, LocusPart::Graph, format!("stage {stage} does not report what the graph reports"));
         }
         for (number, w) in &local.reports {
             let v = reports.iter().find(|r| r.0 == *number).expect("invariant: just compared").1;
             if self.sees(*w, v, Chunk::Reduce) != Ok(true) {
-                return fail(*w, format!("it does not hold {v}, which is report {number}"));
+                return fail(Invariant::ReportedValue, *w, format!("it does not hold {v}, which is report {number}"));
             }
         }
         Ok(())
