@@ -72,7 +72,7 @@ fn a_dropped_event_is_refused_or_harmless() {
 
 #[test]
 fn a_command_on_another_stream_is_refused_or_harmless() {
-    all_are_refused_or_harmless(&[Invariant::NoRace], |job, p, b, k| {
+    all_are_refused_or_harmless(&[Invariant::OwnStream, Invariant::OneStream, Invariant::NoRace], |job, p, b, k| {
         let command = &mut job.programs[p].bodies[b].commands[k];
         let next = (command.stream as usize + 1) % Stream::ALL.len();
         let moved = command.stream != Stream::Compute;

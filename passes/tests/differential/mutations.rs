@@ -53,7 +53,7 @@ fn all_are_refused(reasons: &[Invariant], mutate: impl Fn(&Sharded, Value) -> Ve
 
 #[test]
 fn a_missing_reshard_is_refused() {
-    all_are_refused(&[Invariant::OpRow], |s, v| {
+    all_are_refused(&[Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReportEverywhere], |s, v| {
         let Op::Reshard { .. } = s.graph.body[v].op else { return vec![] };
         let from = s.graph.body[v].args[0];
         let mut m = s.clone();
@@ -67,7 +67,7 @@ fn a_missing_reshard_is_refused() {
 
 #[test]
 fn a_reshard_over_another_sub_axis_is_refused() {
-    all_are_refused(&[Invariant::OpRow], |s, v| {
+    all_are_refused(&[Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let Op::Reshard { kind, subs } = &s.graph.body[v].op else { return vec![] };
         let others = s.mesh.ids().filter(|u| !subs.contains(u));
         others
@@ -84,7 +84,7 @@ fn a_reshard_over_another_sub_axis_is_refused() {
 
 #[test]
 fn a_sum_that_is_claimed_complete_is_refused() {
-    all_are_refused(&[Invariant::OpRow], |s, v| {
+    all_are_refused(&[Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let partial = s.mesh.ids().filter(|u| s.sharding(v)[*u].is_partial());
         partial.map(|u| with(s, v, u, Placement::Replicated)).collect()
     });
@@ -92,7 +92,7 @@ fn a_sum_that_is_claimed_complete_is_refused() {
 
 #[test]
 fn a_part_that_is_claimed_whole_or_split_otherwise_is_refused() {
-    all_are_refused(&[Invariant::OpRow], |s, v| {
+    all_are_refused(&[Invariant::SplitDim, Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let body = &s.graph.body;
         let mut out = vec![];
         for u in s.mesh.ids() {

@@ -6,8 +6,8 @@
 //! - a result's parts are those of all c blocks, each once; a gradient of queries is the sum of these;
 //! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once, and is home.
 
-use super::Stage;
 use super::shards::{Held, Local};
+use super::stage::Stage;
 use crate::Invariant;
 use crate::violation::Checked;
 use ir::dim::Dim;

@@ -25,8 +25,8 @@ mod sums;
 mod tables;
 mod zero;
 
-use super::Stage;
 use super::shards::{Held, Local, Places};
+use super::stage::Stage;
 use crate::Invariant;
 use crate::terms::digits::{Digits, Form, add};
 use crate::terms::{Access, Term};
