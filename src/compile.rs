@@ -128,6 +128,9 @@ fn failed<T>(error: CompileError, sources: &Sources, shown: Shown, inspect: &Ins
         }
         CompileError::Broken(broken) => {
             note!("error: {broken}");
+            if let Some(invariant) = broken.complaint.invariant() {
+                note!("  = {invariant}: {}", invariant.holds());
+            }
             match reproducer::leave(&broken, inspect.damage_after.is_some()) {
                 Ok(Some(left)) => note!("{left}"),
                 Ok(None) => {}

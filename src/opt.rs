@@ -10,7 +10,7 @@ use ir::diag::{Diagnostic, Source, Sources, Span};
 use ir::module::Module;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
-use passes::compile::{CompileError, damage, holds, run as run_pass, verify};
+use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify};
 use passes::reduce::reduce as shrink;
 use passes::table::{PASSES, Pass, find, verifiers};
 use std::fs;
@@ -41,13 +41,18 @@ struct Work {
 struct Failed {
     /// The pass, or the verifier.
     at: &'static str,
-    says: String,
+    says: Complaint,
 }
 
 impl Failed {
-    /// Whether another module fails so too: at the same place, which says the same but for names and numbers.
+    /// Whether another module fails so too: at the same place, where the same invariant is violated, or a panic says the same but for names and numbers.
     fn is_like(&self, other: &Failed) -> bool {
-        self.at == other.at && kind(&self.says) == kind(&other.says)
+        let alike = match (&self.says, &other.says) {
+            (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant,
+            (Complaint::Panic(a), Complaint::Panic(b)) => kind(a) == kind(b),
+            (Complaint::Violation(_) | Complaint::Panic(_), _) => false,
+        };
+        self.at == other.at && alike
     }
 }
 
@@ -91,7 +96,7 @@ impl Work {
             return input.filter(|_| self.passes.is_empty());
         }
         match self.run(&mut m.clone(), &mut vec![]) {
-            Err(CompileError::Broken(b)) => Some(Failed { at: b.pass, says: b.text }),
+            Err(CompileError::Broken(b)) => Some(Failed { at: b.pass, says: b.complaint }),
             Ok(()) | Err(CompileError::User(_)) => None,
         }
     }
@@ -120,8 +125,11 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
         match holds(verifier, &module) {
             Ok(()) if args.verify => out!("{}: holds. {}\n", verifier.name, verifier.summary)?,
             Ok(()) => {}
-            Err(text) => {
-                note!("error: {}: verifier `{}`: {text}", args.module.display(), verifier.name);
+            Err(complaint) => {
+                note!("error: {}: verifier `{}`: {complaint}", args.module.display(), verifier.name);
+                if let Some(invariant) = complaint.invariant() {
+                    note!("  = {invariant}: {}", invariant.holds());
+                }
                 refused = true;
             }
         }

@@ -104,7 +104,7 @@ fn files(root: &str) -> Files {
 }
 
 /// Circles of more than three files that are still to be untied: the crate, and how many files.
-const KNOWN: &[(&str, &[usize])] = &[("verify/src/lib.rs", &[6, 4]), ("runtime/src/lib.rs", &[9, 4])];
+const KNOWN: &[(&str, &[usize])] = &[("runtime/src/lib.rs", &[9, 4])];
 
 #[test]
 fn files_use_each_other_in_small_circles_at_most() {
@@ -148,7 +148,7 @@ fn files_fit_on_a_few_screens() {
     let long = |f: &PathBuf| fs::read_to_string(f).expect("UTF-8").lines().count() > 600;
     let files = folders.iter().flat_map(|c| sources(&root.join(c))).filter(|f| !f.components().any(|c| c.as_os_str() == "target"));
     let long: Vec<PathBuf> = files.filter(long).map(|f| f.strip_prefix(root).expect("below it").into()).collect();
-    assert_eq!(long, [Path::new("verify/src/job/tests/mod.rs")]);
+    assert_eq!(long, Vec::<PathBuf>::new());
 }
 
 #[test]

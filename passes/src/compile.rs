@@ -17,6 +17,7 @@ use ir::progress::Progress;
 use ir::sharded::Sharded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
+use verify::{Invariant, Violation};
 
 /// What a compile leaves: every level, for dumps, and the job.
 #[derive(Clone, Debug)]
@@ -56,12 +57,31 @@ pub enum CompileError {
 
 /// A bug in mcc, whatever the input: what a verifier or a panic says of a pass.
 #[derive(Debug, thiserror::Error)]
-#[error("bug in mcc: after `{pass}`: {text}")]
+#[error("bug in mcc: after `{pass}`: {complaint}")]
 pub struct Broken {
     pub pass: &'static str,
-    pub text: String,
+    pub complaint: Complaint,
     /// The module that the pass was given, if it could be made again.
     pub before: Option<Module>,
+}
+
+/// What shows a bug.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Complaint {
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    #[error("panic: {0}")]
+    Panic(String),
+}
+
+impl Complaint {
+    /// The invariant that does not hold.
+    pub fn invariant(&self) -> Option<Invariant> {
+        match self {
+            Complaint::Violation(v) => Some(v.invariant),
+            Complaint::Panic(_) => None,
+        }
+    }
 }
 
 /// Compiles a model, elaborated for training and (without random drops) for evaluation, into a job.
@@ -185,13 +205,13 @@ const LOGICAL: &str = "pad";
 pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
     progress.enter(pass.name);
     let start = Instant::now();
-    let said = unwound(|| (pass.run)(module)).map_err(|text| broken(pass, text))?;
+    let said = unwound(|| (pass.run)(module)).map_err(|complaint| broken(pass, complaint))?;
     warnings.extend(said.map_err(CompileError::User)?);
     let run = start.elapsed();
     let mut verified = vec![];
     for verifier in pass.verifiers {
         let start = Instant::now();
-        holds(verifier, module).map_err(|text| broken(pass, text))?;
+        holds(verifier, module).map_err(|complaint| broken(pass, complaint))?;
         verified.push((verifier.name, start.elapsed()));
     }
     Ok(Took { pass: pass.name, run, verified })
@@ -202,19 +222,19 @@ pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnost
 /// # Errors
 /// A bug in mcc, without the module that the pass was given.
 pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> {
-    pass.verifiers.iter().try_for_each(|v| holds(v, module)).map_err(|text| broken(pass, text))
+    pass.verifiers.iter().try_for_each(|v| holds(v, module)).map_err(|complaint| broken(pass, complaint))
 }
 
 /// Runs a verifier, of which a panic is a complaint like another.
 ///
 /// # Errors
 /// What it says.
-pub fn holds(verifier: &Verifier, module: &Module) -> Result<(), String> {
-    unwound(|| (verifier.run)(module)).and_then(|held| held)
+pub fn holds(verifier: &Verifier, module: &Module) -> Result<(), Complaint> {
+    unwound(|| (verifier.run)(module)).and_then(|held| held.map_err(Complaint::Violation))
 }
 
-fn broken(pass: &'static Pass, text: String) -> CompileError {
-    CompileError::Broken(Box::new(Broken { pass: pass.name, text, before: None }))
+fn broken(pass: &'static Pass, complaint: Complaint) -> CompileError {
+    CompileError::Broken(Box::new(Broken { pass: pass.name, complaint, before: None }))
 }
 
 /// Damages a module as a bug might, for those who want to see what verifiers and reproducers are like: the last command of a program is gone, or
@@ -237,11 +257,11 @@ pub fn damage(m: &mut Module) {
 }
 
 /// What a function returns, or what it says where it panics.
-fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, Complaint> {
     // A module that a panic left behind is not read again.
     catch_unwind(AssertUnwindSafe(run)).map_err(|said| {
         let text = said.downcast_ref::<String>().map(String::as_str).or(said.downcast_ref::<&str>().copied());
-        format!("panic: {}", text.unwrap_or("without a word"))
+        Complaint::Panic(text.unwrap_or("without a word").into())
     })
 }
 
@@ -262,7 +282,7 @@ impl Compiled {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn verify(&self) -> Result<(), verify::job::JobError> {
+    pub fn verify(&self) -> Result<(), Violation> {
         verify::job::verify(&self.job)?;
         job::refines(&self.job, &self.locals, &self.evaluation)
     }

@@ -45,6 +45,7 @@ The files in `passes/tests/files/PASS` show what a pass does: each is a small mo
 ## Verifiers
 
 A verifier believes nothing of the passes before it. `mcc opt MODULE --verify` runs all that are for the module's level.
+What each shows, invariant by invariant, is numbered in [verifier.md](verifier.md).
 
 | verifier | at levels | what holds of a module that it accepts |
 |---|---|---|

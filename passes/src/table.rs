@@ -15,9 +15,13 @@ use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
 use ir::options::{Offload, Options, Overlap, Rows, TpOverlap, Zero};
 use ir::program::Job;
+use verify::{LocusPart, Violation};
 
 /// Warnings of a pass that is done, or what the user has to mend before it can be.
 pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
+
+/// That what a verifier shows holds, or the first invariant that does not.
+pub type Held = Result<(), Violation>;
 
 /// A pass, and how it is known to have done right.
 pub struct Pass {
@@ -40,7 +44,7 @@ pub struct Verifier {
     pub summary: &'static str,
     /// The first and the last level at which it has to hold.
     pub levels: (Level, Level),
-    pub run: fn(&Module) -> Result<(), String>,
+    pub run: fn(&Module) -> Held,
 }
 
 const GRAPHS: Verifier = Verifier {
@@ -354,36 +358,39 @@ fn unless(complaints: Vec<Diagnostic>) -> Said {
     if complaints.is_empty() { Ok(vec![]) } else { Err(complaints) }
 }
 
-fn graphs(m: &Module) -> Result<(), String> {
-    m.both().into_iter().try_for_each(|g| verify::graph::verify(g.whole.graph()).map_err(|e| e.to_string()))
+/// Looks at the graphs of the step, then at those of an evaluation.
+fn both(m: &Module, of: impl Fn(&Graphs) -> Held) -> Held {
+    of(&m.training).map_err(|e| e.within(LocusPart::Training))?;
+    of(&m.evaluation).map_err(|e| e.within(LocusPart::Evaluation))
 }
 
-fn sharded(m: &Module) -> Result<(), String> {
-    m.both().into_iter().try_for_each(|g| verify::sharded::verify(g.sharded()).map_err(|e| e.to_string()))
+fn graphs(m: &Module) -> Held {
+    both(m, |g| verify::graph::verify(g.whole.graph()))
 }
 
-fn partitioned(m: &Module) -> Result<(), String> {
-    let of = |g: &Graphs| {
-        verify::partition::exchanges::verify(&g.stages).and_then(|()| verify::partition::verify(g.sharded(), &g.stages)).map_err(|e| e.to_string())
-    };
-    m.both().into_iter().try_for_each(of)
+fn sharded(m: &Module) -> Held {
+    both(m, |g| verify::sharded::verify(g.sharded()))
 }
 
-fn locals(m: &Module) -> Result<(), String> {
-    let of = |g: &Graphs| g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, g.sharded()).map_err(|e| e.to_string()));
-    m.both().into_iter().try_for_each(of)
+fn partitioned(m: &Module) -> Held {
+    both(m, |g| verify::partition::exchanges::verify(&g.stages).and_then(|()| verify::partition::verify(g.sharded(), &g.stages)))
 }
 
-fn equivalent(m: &Module) -> Result<(), String> {
+fn locals(m: &Module) -> Held {
+    let class = |l: &ir::local::Local| LocusPart::Class(l.stages.first().map_or(0, |s| s.0));
+    both(m, |g| g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, g.sharded()).map_err(|e| e.within(class(l)))))
+}
+
+fn equivalent(m: &Module) -> Held {
     let of =
         |graphs: fn(&Graphs) -> &[ir::local::Local]| verify::equivalence::Graphs { training: graphs(&m.training), evaluation: graphs(&m.evaluation) };
-    verify::equivalence::verify(of(|g| &g.stages), of(|g| &g.locals)).map_err(|e| e.to_string())
+    verify::equivalence::verify(of(|g| &g.stages), of(|g| &g.locals))
 }
 
-fn sound(m: &Module) -> Result<(), String> {
-    m.job.as_ref().map_or(Ok(()), |job| verify::job::verify_settled(job, m.settled).map_err(|e| e.to_string()))
+fn sound(m: &Module) -> Held {
+    m.job.as_ref().map_or(Ok(()), |job| verify::job::verify_settled(job, m.settled))
 }
 
-fn refined(m: &Module) -> Result<(), String> {
-    m.job.as_ref().map_or(Ok(()), |job| job::refines(job, &m.training.locals, &m.evaluation).map_err(|e| e.to_string()))
+fn refined(m: &Module) -> Held {
+    m.job.as_ref().map_or(Ok(()), |job| job::refines(job, &m.training.locals, &m.evaluation))
 }

@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use verify::job::JobError;
+use verify::Violation;
 
 /// Changes whenever an artifact of before cannot be read any more.
 pub const FORMAT: u32 = 4;
@@ -147,7 +147,7 @@ pub enum ArtifactError {
     #[error("`{}` is inconsistent: {cause}", .file.display())]
     Check { file: PathBuf, cause: CheckError },
     #[error("`{}` is not sound, so it is not what `mcc compile` writes: {cause}", .file.display())]
-    Unsound { file: PathBuf, cause: JobError },
+    Unsound { file: PathBuf, cause: Violation },
     #[error("the job has {job} kernels, {given} were given, and not all with code for where they run")]
     Kernels { job: usize, given: usize },
     #[error(transparent)]

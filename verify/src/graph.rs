@@ -1,6 +1,7 @@
 //! The verifier of logical graphs.
 
-use crate::{VerifyError, fail};
+use crate::violation::fail;
+use crate::{Invariant, Violation};
 use ir::graph::{Graph, Phase};
 use ir::infer;
 use ir::op::Op;
@@ -14,30 +15,30 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// # Errors
 /// The first invariant that does not hold.
-pub fn verify(g: &Graph) -> Result<(), VerifyError> {
+pub fn verify(g: &Graph) -> Result<(), Violation> {
     let body = &g.body;
     for v in body.values() {
-        infer::check(body, v).or_else(|e| fail(v, e.to_string()))?;
+        infer::check(body, v).or_else(|e| fail(Invariant::NodeType, v, e.to_string()))?;
         let node = &body[v];
         if matches!(node.op, Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Limit { .. }) {
-            return fail(v, format!("`{}` in a logical graph", node.op.name()));
+            return fail(Invariant::LogicalOp, v, format!("`{}` in a logical graph", node.op.name()));
         }
         if let Some(a) = node.args.iter().find(|a| !body[**a].op.is_source() && body[**a].origin.phase > node.origin.phase) {
-            return fail(v, format!("a {} node uses {a} of the {}", node.origin.phase.name(), body[*a].origin.phase.name()));
+            return fail(Invariant::PhaseOrder, v, format!("a {} node uses {a} of the {}", node.origin.phase.name(), body[*a].origin.phase.name()));
         }
     }
     if let Some(r) = g.losses.iter().find(|r| !body[r.value].ty.dims.is_empty()) {
-        return fail(r.value, "a loss is a scalar");
+        return fail(Invariant::ScalarLoss, r.value, "a loss is a scalar");
     }
     let mut seen = BTreeSet::new();
     for (p, grad) in &g.grads {
         let want = &g.params[*p as usize].ty.dims;
         let has = body.dims_of(*grad);
         if want.len() != has.len() || has.iter().any(|d| !want.contains(d)) {
-            return fail(*grad, format!("the gradient of `{}` has other dims", g.params[*p as usize].name));
+            return fail(Invariant::GradientDims, *grad, format!("the gradient of `{}` has other dims", g.params[*p as usize].name));
         }
         if !seen.insert(*p) {
-            return fail(*grad, format!("`{}` has two gradients", g.params[*p as usize].name));
+            return fail(Invariant::OneGradient, *grad, format!("`{}` has two gradients", g.params[*p as usize].name));
         }
     }
     if g.grad_norm.is_some() {
@@ -46,13 +47,13 @@ pub fn verify(g: &Graph) -> Result<(), VerifyError> {
         for (p, grad) in &g.grads {
             let updates = of.get(p).copied().unwrap_or(0);
             if updates != 1 {
-                return fail(*grad, format!("`{}` has {updates} updates", g.params[*p as usize].name));
+                return fail(Invariant::OneUpdate, *grad, format!("`{}` has {updates} updates", g.params[*p as usize].name));
             }
         }
     }
     for u in &g.updates {
         if std::iter::once(&u.new).chain(&u.states).any(|v| body[*v].origin.phase != Phase::Update) {
-            return fail(u.new, "an update outside of the update phase");
+            return fail(Invariant::UpdatePhase, u.new, "an update outside of the update phase");
         }
     }
     Ok(())

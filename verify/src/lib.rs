@@ -9,27 +9,21 @@
 //! - [`lowering`]: a program computes its local graph.
 //! - [`job`]: all ranks together run to their end, without races, and agree.
 //!
+//! What they show is numbered: [`Invariant`]. What does not hold is a [`Violation`], a bug of the pass before.
+//!
 //! The middle three run graphs and programs on [`terms`]: what a value is, whatever computed it and wherever it lies.
 
 pub mod equivalence;
 pub mod graph;
+mod invariant;
 pub mod job;
 pub mod lowering;
 pub mod partition;
+pub mod reference;
 mod region;
 pub mod sharded;
 mod terms;
+mod violation;
 
-use ir::graph::Value;
-
-/// A broken invariant: a bug of the pass before.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{value}: {text}")]
-pub struct VerifyError {
-    pub value: Value,
-    pub text: String,
-}
-
-fn fail<T>(value: Value, text: impl Into<String>) -> Result<T, VerifyError> {
-    Err(VerifyError { value, text: text.into() })
-}
+pub use invariant::{GROUPS, Group, Invariant};
+pub use violation::{Locus, LocusPart, Violation};

@@ -10,6 +10,8 @@
 //! 6. No op goes by the order of a dim that is stored in another one; copies are stored as their originals.
 //! 7. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
 
+use crate::violation::{Breach, Checked};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::algebra::{Algebra, LoopKind, algebra, goes_by_order};
 use ir::dim::{Dim, Order};
 use ir::graph::Value;
@@ -18,36 +20,29 @@ use ir::op::{Op, Reshard};
 use ir::sharded::{Partial, Placement, Sharded};
 use std::collections::HashMap;
 
-/// A partitioned graph that does not compute the logical one: a bug of the pass that made it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{value} ({op}) on {sub}: {text}")]
-pub struct ShardedError {
-    pub value: Value,
-    pub op: String,
-    pub sub: String,
-    pub text: String,
-}
-
 /// Checks the invariants of the module's documentation. Uses nothing of the pass but its result.
 ///
 /// # Errors
 /// The first invariant that does not hold.
-pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
+pub fn verify(s: &Sharded) -> Result<(), Violation> {
     let body = &s.graph.body;
     let stored_plain = |d: Dim| body.dims[d].order == Order::Plain;
     for v in body.values() {
-        let fail = |u: SubAxis, text: String| Err(ShardedError { value: v, op: body[v].op.name().into(), sub: s.mesh.describe(&[u]), text });
+        let fail = |u: Option<SubAxis>, breach: Breach| Err(at(s, v, u).error(breach));
         if let Err(e) = ir::infer::check(body, v) {
-            return fail(SubAxis(0), e.to_string());
+            return fail(None, Invariant::ShardedNodeType.breach(e.to_string()));
         }
         let node = &body[v];
         let out = s.sharding(v);
         if let Some(d) = goes_by_order(body, &node.op).into_iter().find(|d| !stored_plain(*d)) {
-            return fail(SubAxis(0), format!("goes by the order of `{}`, which is stored in another one", body.dims.name(d)));
+            return fail(
+                None,
+                Invariant::StoredInOrder.breach(format!("goes by the order of `{}`, which is stored in another one", body.dims.name(d))),
+            );
         }
         let strays = |d: &&Dim| body.dims[**d].order != body.dims[body.dims.original(**d)].order || !body.dims[**d].order.fits(body.dims.size(**d));
         if let Some(d) = node.ty.dims.iter().find(strays) {
-            return fail(SubAxis(0), format!("`{}` has an order of its own", body.dims.name(*d)));
+            return fail(None, Invariant::OrderOfOriginal.breach(format!("`{}` has an order of its own", body.dims.name(*d))));
         }
         let rule = (!node.op.is_source() && !matches!(node.op, Op::Reshard { .. })).then(|| algebra(body, v));
         for u in s.mesh.ids() {
@@ -55,30 +50,36 @@ pub fn verify(s: &Sharded) -> Result<(), ShardedError> {
                 let digits = &s.digits[body.dims.original(d).0 as usize];
                 let parts: u64 = digits.iter().map(|u| s.mesh[*u].size).product();
                 if !node.ty.has(d) || !digits.contains(&u) || !body.dims.size(d).is_multiple_of(parts) {
-                    return fail(u, format!("cannot be split along `{}`", body.dims.name(d)));
+                    return fail(Some(u), Invariant::SplitDim.breach(format!("cannot be split along `{}`", body.dims.name(d))));
                 }
             }
             let args: Vec<Placement> = node.args.iter().map(|a| s.sharding(*a)[u]).collect();
-            if let Err(text) = match (&node.op, &rule) {
+            if let Err(breach) = match (&node.op, &rule) {
                 (Op::Reshard { kind, subs }, _) => verify_reshard(s, v, *kind, subs, u),
                 (_, Some(rule)) => verify_row(rule, s.mesh[u].axis, &args, out[u]),
                 (_, None) => match out[u] {
-                    Placement::Partial(_) => Err("a source is partial".into()),
+                    Placement::Partial(_) => Err(Invariant::WholeSource.breach("a source is partial")),
                     _ => Ok(()),
                 },
             } {
-                return fail(u, text);
+                return fail(Some(u), breach);
             }
         }
     }
     verify_ends(s)
 }
 
-fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: SubAxis) -> Result<(), String> {
+/// A node, and a sub-axis.
+fn at(s: &Sharded, v: Value, u: Option<SubAxis>) -> Locus {
+    let place = Locus::from(LocusPart::Node(v, s.graph.body[v].op.name()));
+    u.map_or(place.clone(), |u| place.of(LocusPart::Axes(s.mesh.describe(&[u]))))
+}
+
+fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: SubAxis) -> Checked {
     let arg = s.graph.body[v].args[0];
     let (from, to) = (s.sharding(arg)[u], s.sharding(v)[u]);
     if !subs.contains(&u) {
-        return if from == to { Ok(()) } else { Err("a reshard changes another sub-axis".into()) };
+        return if from == to { Ok(()) } else { Err(Invariant::ReshardSubAxes.breach("a reshard changes another sub-axis")) };
     }
     let sound = match (kind, from, to) {
         (Reshard::Slice, Placement::Replicated, Placement::Split(_))
@@ -90,23 +91,23 @@ fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: Sub
         _ => false,
     };
     if !sound {
-        return Err(format!("no {} leads from {from:?} to {to:?}", kind.name()));
+        return Err(Invariant::ReshardRow.breach(format!("no {} leads from {from:?} to {to:?}", kind.name())));
     }
     if matches!(kind, Reshard::AllReduce | Reshard::ReduceScatter) {
         for w in s.mesh.ids() {
             if s.sharding(arg)[w].is_partial() && s.sharding(arg)[w] != from {
-                return Err("a partial sum and a partial maximum do not commute".into());
+                return Err(Invariant::OneReduction.breach("a partial sum and a partial maximum do not commute"));
             }
         }
     }
     if s.mesh[u].axis == Axis::Microbatch && matches!(kind, Reshard::AllGather | Reshard::AllToAll) {
-        return Err("microbatches cannot exchange parts".into());
+        return Err(Invariant::MicrobatchesApart.breach("microbatches cannot exchange parts"));
     }
     Ok(())
 }
 
 /// Whether an op's placements on a sub-axis of this axis are a row of its table.
-fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) -> Result<(), String> {
+fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) -> Checked {
     let whole = |p: &Placement| *p == Placement::Replicated;
     if whole(&out) && args.iter().all(whole) {
         return Ok(());
@@ -133,14 +134,11 @@ fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) ->
             return Ok(());
         }
     }
-    Err(format!("operands {args:?} and result {out:?} are no row of its table"))
+    Err(Invariant::OpRow.breach(format!("operands {args:?} and result {out:?} are no row of its table")))
 }
 
-fn verify_ends(s: &Sharded) -> Result<(), ShardedError> {
+fn verify_ends(s: &Sharded) -> Result<(), Violation> {
     let graph = &s.graph;
-    let fail = |v: Value, u: SubAxis, text: &str| {
-        Err(ShardedError { value: v, op: graph.body[v].op.name().into(), sub: s.mesh.describe(&[u]), text: text.into() })
-    };
     let mut sources: HashMap<&Op, Value> = HashMap::new();
     for v in graph.body.values() {
         if let op @ (Op::Param(_) | Op::State(..)) = &graph.body[v].op {
@@ -154,7 +152,7 @@ fn verify_ends(s: &Sharded) -> Result<(), ShardedError> {
             if let Some(old) = sources.get(&op).copied() {
                 for u in s.mesh.ids() {
                     if s.sharding(new)[u] != s.sharding(old)[u] {
-                        return fail(new, u, "does not rest where the old value does");
+                        return Err(at(s, new, Some(u)).error(Invariant::RestingPlace.breach("does not rest where the old value does")));
                     }
                 }
             }
@@ -166,7 +164,7 @@ fn verify_ends(s: &Sharded) -> Result<(), ShardedError> {
             continue;
         }
         if let Some(u) = s.mesh.ids().find(|u| s.sharding(v)[*u] != Placement::Replicated) {
-            return fail(v, u, "a report is not known on every rank");
+            return Err(at(s, v, Some(u)).error(Invariant::ReportEverywhere.breach("a report is not known on every rank")));
         }
     }
     Ok(())

@@ -156,7 +156,7 @@ fn evaluated_slots(local: &Local, evaluation: &Local) -> Vec<u32> {
 ///
 /// # Errors
 /// The first broken invariant.
-pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), verify::job::JobError> {
+pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), verify::Violation> {
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
     let other_tables = tables(job, evaluation.whole.graph());
     for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {

@@ -9,7 +9,9 @@ use ir::op::Op;
 use ir::options::Rows;
 use ir::sharded::{Placement, Sharded};
 use passes::compile::compile;
+use std::collections::BTreeMap;
 use verify::sharded::verify;
+use verify::{Invariant, LocusPart};
 
 /// Sharded graphs of models and of random ones. Rows follow the rules: those chosen at random have reshards that nothing needs.
 fn samples() -> Vec<Sharded> {
@@ -28,26 +30,30 @@ fn samples() -> Vec<Sharded> {
     out
 }
 
-/// Mutants of every sample by `mutate`, which makes a list of changes; each must be refused.
-fn all_are_refused(mutate: impl Fn(&Sharded, Value) -> Vec<Sharded>) {
-    let mut tried = 0;
+/// Mutants of every sample by `mutate`, which makes a list of changes; each must be refused, for one of these reasons.
+fn all_are_refused(reasons: &[Invariant], mutate: impl Fn(&Sharded, Value) -> Vec<Sharded>) {
+    let mut tried: BTreeMap<Invariant, u32> = BTreeMap::new();
     for s in samples() {
         assert_eq!(verify(&s), Ok(()));
         let users = s.graph.body.users();
         let roots = s.graph.roots();
         for v in s.graph.body.values().filter(|v| !users[v.index()].is_empty() || roots.contains(v)) {
             for mutant in mutate(&s, v) {
-                tried += 1;
-                assert!(verify(&mutant).is_err(), "{v} of {}: {:?}, {:?}", s.graph.name, s.graph.body[v], s.sharding(v));
+                let what = || format!("{v} of {}: {:?}, {:?}", s.graph.name, s.graph.body[v], s.sharding(v));
+                let violation = verify(&mutant).err().unwrap_or_else(|| panic!("accepted: {}", what()));
+                assert!(violation.locus.0.iter().any(|part| matches!(part, LocusPart::Node(..))), "{violation}");
+                *tried.entry(violation.invariant).or_default() += 1;
             }
         }
     }
-    assert!(tried > 300, "only {tried} mutants");
+    tried.iter().for_each(|(invariant, n)| println!("{invariant} {:<24} {n:>6}", invariant.name()));
+    assert!(tried.values().sum::<u32>() > 300, "only {tried:?}");
+    assert_eq!(tried.keys().copied().collect::<Vec<_>>(), reasons);
 }
 
 #[test]
 fn a_missing_reshard_is_refused() {
-    all_are_refused(|s, v| {
+    all_are_refused(&[Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReportEverywhere], |s, v| {
         let Op::Reshard { .. } = s.graph.body[v].op else { return vec![] };
         let from = s.graph.body[v].args[0];
         let mut m = s.clone();
@@ -61,7 +67,7 @@ fn a_missing_reshard_is_refused() {
 
 #[test]
 fn a_reshard_over_another_sub_axis_is_refused() {
-    all_are_refused(|s, v| {
+    all_are_refused(&[Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let Op::Reshard { kind, subs } = &s.graph.body[v].op else { return vec![] };
         let others = s.mesh.ids().filter(|u| !subs.contains(u));
         others
@@ -78,7 +84,7 @@ fn a_reshard_over_another_sub_axis_is_refused() {
 
 #[test]
 fn a_sum_that_is_claimed_complete_is_refused() {
-    all_are_refused(|s, v| {
+    all_are_refused(&[Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let partial = s.mesh.ids().filter(|u| s.sharding(v)[*u].is_partial());
         partial.map(|u| with(s, v, u, Placement::Replicated)).collect()
     });
@@ -86,7 +92,7 @@ fn a_sum_that_is_claimed_complete_is_refused() {
 
 #[test]
 fn a_part_that_is_claimed_whole_or_split_otherwise_is_refused() {
-    all_are_refused(|s, v| {
+    all_are_refused(&[Invariant::SplitDim, Invariant::OpRow, Invariant::ReshardSubAxes, Invariant::ReshardRow], |s, v| {
         let body = &s.graph.body;
         let mut out = vec![];
         for u in s.mesh.ids() {

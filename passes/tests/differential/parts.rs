@@ -84,10 +84,10 @@ fn samples() -> Vec<Sample> {
     out
 }
 
-fn verify(s: &Sharded, stages: &[Local]) -> Result<(), String> {
-    stages.iter().try_for_each(|l| verify::partition::local::verify(l, s)).map_err(|e| e.to_string())?;
-    verify::partition::exchanges::verify(stages).map_err(|e| e.to_string())?;
-    verify::partition::verify(s, stages).map_err(|e| e.to_string())
+fn verify(s: &Sharded, stages: &[Local]) -> Result<(), verify::Violation> {
+    stages.iter().try_for_each(|l| verify::partition::local::verify(l, s))?;
+    verify::partition::exchanges::verify(stages)?;
+    verify::partition::verify(s, stages)
 }
 
 /// A node that `keep` wants.

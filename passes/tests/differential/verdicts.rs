@@ -2,30 +2,35 @@
 
 use crate::harness::Outcomes;
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use verify::{Invariant, Violation};
 
 /// What became of mutants, by kind.
 #[derive(Default)]
 pub struct Verdicts {
     /// How many are tried, refused, harmless and missed.
     kinds: BTreeMap<&'static str, [u32; 4]>,
+    /// How many each invariant refused.
+    refused: BTreeMap<Invariant, u32>,
     missed: Vec<String>,
 }
 
 impl Verdicts {
     /// Judges a mutant: verifiers refuse it, or it computes, to the last bit, what is wanted. `run` gives nothing where it ends the compile later.
-    pub fn judge<E: Display>(
+    pub fn judge(
         &mut self,
         (seed, kind): (u64, &'static str),
-        verify: impl FnOnce() -> Result<(), E>,
+        verify: impl FnOnce() -> Result<(), Violation>,
         run: impl FnOnce() -> Option<Result<Outcomes, String>>,
         want: &Outcomes,
     ) {
         let verdict = catch_unwind(AssertUnwindSafe(verify)).unwrap_or_else(|_| panic!("mutant {seed} ({kind}) makes a verifier panic"));
         let got = match verdict {
             Ok(()) => catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Some(Err("a panic".into()))),
-            Err(_) => None,
+            Err(violation) => {
+                *self.refused.entry(violation.invariant).or_default() += 1;
+                None
+            }
         };
         let row = self.kinds.entry(kind).or_default();
         row[0] += 1;
@@ -46,6 +51,9 @@ impl Verdicts {
         println!("{:<34} {:>6} {:>8} {:>9} {:>7}", "", "tried", "refused", "harmless", "missed");
         for (name, [tried, refused, harmless, missed]) in self.kinds.iter().chain([(&"all", &all)]) {
             println!("{name:<34} {tried:>6} {refused:>8} {harmless:>9} {missed:>7}");
+        }
+        for (invariant, n) in &self.refused {
+            println!("{:<34} {:>6} {n:>8}", format!("{invariant} {}", invariant.name()), "");
         }
         let [tried, refused, _, missed] = all;
         assert!(missed * 100 <= refused * percent, "{missed} mutants are missed:\n{}", self.missed.join("\n"));

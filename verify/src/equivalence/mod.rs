@@ -27,7 +27,8 @@ mod run;
 mod step;
 mod sums;
 
-use crate::VerifyError;
+use crate::violation::fail;
+use crate::{Invariant, LocusPart, Violation};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::{DType, Op};
@@ -48,11 +49,11 @@ pub struct Graphs<'a> {
 ///
 /// # Errors
 /// The first value that is none of the graph before, or the first result that differs.
-pub fn verify(before: Graphs, after: Graphs) -> Result<(), VerifyError> {
+pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
     let listed: Vec<u64> = after.training.iter().flat_map(|l| &l.stages).map(|s| s.0).collect();
     let covered = listed.iter().collect::<BTreeSet<_>>().len();
     if [covered, listed.len()] != [before.training.len(); 2] || after.training.len() != after.evaluation.len() {
-        return wrong(Value(0), "classes do not cover all stages once".into());
+        return fail(Invariant::ClassesCover, LocusPart::Graph, "classes do not cover all stages once");
     }
     let (mut trained, mut evaluated) = (vec![], vec![]);
     let (mut first_slot, mut first_message) = (0, 0);
@@ -63,7 +64,7 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), VerifyError> {
         for (stage, params) in &training.stages {
             let (own, evaluated) = (of_stage(before.training, *stage)?, of_stage(before.evaluation, *stage)?);
             if own.stages[0].1 != *params || !is_alike(own, old) || !is_alike(evaluated, other) || self::slots(params, evaluated)? != slots {
-                return wrong(Value(0), format!("stage {stage} is not in its class"));
+                return fail(Invariant::ClassAlike, LocusPart::Graph, format!("stage {stage} is not in its class"));
             }
         }
         one_type(training, evaluation, &slots)?;
@@ -110,7 +111,7 @@ impl Class<'_> {
         self.dtypes.get(&slot).copied().unwrap_or(DType::F32)
     }
 
-    fn is_whole(&self) -> Result<(), VerifyError> {
+    fn is_whole(&self) -> Result<(), Violation> {
         let Class { before, after, training, slots, .. } = self;
         if before.mesh != after.mesh
             || !before.buckets.is_empty()
@@ -118,19 +119,19 @@ impl Class<'_> {
             || after.buckets != training.buckets
             || before.params.len() != after.params.len()
         {
-            return wrong(Value(0), "it has another mesh or other parameters".into());
+            return fail(Invariant::SameLayout, LocusPart::Graph, "it has another mesh or other parameters");
         }
         let mut homes: Vec<u32> = after.buckets.iter().flat_map(|b| &b.pieces).map(|p| p.slot).collect();
         homes.sort_unstable();
         let once = homes.windows(2).all(|w| w[0] < w[1]) && homes.last().is_none_or(|s| (*s as usize) < training.params.len());
         if !once || slots.len() != before.params.len() {
-            return wrong(Value(0), "a bucket holds no parameter, or one that is in another place too".into());
+            return fail(Invariant::OneHome, LocusPart::Graph, "a bucket holds no parameter, or one that is in another place too");
         }
         for (slot, (old, new)) in slots.iter().zip(before.params.iter().zip(&after.params)) {
             let copied = u32::from(training.copied.contains(slot));
             let states = if self.home(*slot) { 0 } else { old.states + copied };
             if old.index != new.index || std::ptr::eq(*after, *training) && new.states != states {
-                return wrong(Value(0), format!("slot {slot} is another part, or has other states"));
+                return fail(Invariant::SlotPart, LocusPart::Graph, format!("slot {slot} is another part, or has other states"));
             }
         }
         Ok(())
@@ -138,12 +139,12 @@ impl Class<'_> {
 }
 
 /// Checks all classes together.
-fn all(classes: &[Class]) -> Result<(), VerifyError> {
+fn all(classes: &[Class]) -> Result<(), Violation> {
     let Some(mesh) = classes.first().map(|c| &c.before.mesh) else { return Ok(()) };
     for class in classes {
         class.is_whole()?;
         if class.before.mesh != *mesh {
-            return wrong(Value(0), "classes have different meshes".into());
+            return fail(Invariant::SameLayout, LocusPart::Graph, "classes have different meshes");
         }
     }
     let mut rules = Rules::new(mesh);
@@ -155,7 +156,7 @@ fn all(classes: &[Class]) -> Result<(), VerifyError> {
 }
 
 /// All that reads or renews a parameter or bucket takes it to be of one type.
-fn one_type(training: &Local, evaluation: &Local, slots: &[u32]) -> Result<(), VerifyError> {
+fn one_type(training: &Local, evaluation: &Local, slots: &[u32]) -> Result<(), Violation> {
     let mut known: BTreeMap<u32, DType> = BTreeMap::new();
     for (local, slots) in [(training, None), (evaluation, Some(slots))] {
         let own = |slot: u32| match (slots, (slot as usize).checked_sub(local.params.len())) {
@@ -167,30 +168,26 @@ fn one_type(training: &Local, evaluation: &Local, slots: &[u32]) -> Result<(), V
         for (slot, v) in read.chain(local.updates.iter().map(|u| (own(u.slot), u.new))) {
             let dtype = local.body[v].ty.dtype;
             if *known.entry(slot).or_insert(dtype) != dtype {
-                return wrong(v, format!("a parameter in two types{}", place(local, v)));
+                return fail(Invariant::OneType, v, format!("a parameter in two types{}", place(local, v)));
             }
         }
     }
     Ok(())
 }
 
-fn wrong<T>(value: Value, text: String) -> Result<T, VerifyError> {
-    Err(VerifyError { value, text })
-}
-
-fn of_stage(all: &[Local], stage: u64) -> Result<&Local, VerifyError> {
+fn of_stage(all: &[Local], stage: u64) -> Result<&Local, Violation> {
     match all.iter().find(|l| l.stages.len() == 1 && l.stages[0].0 == stage) {
         Some(l) => Ok(l),
-        None => wrong(Value(0), format!("there is no stage {stage}")),
+        None => fail(Invariant::ClassesCover, LocusPart::Graph, format!("there is no stage {stage}")),
     }
 }
 
 /// The slot of each parameter of an evaluation in the graph of training.
-fn slots(params: &[u32], evaluation: &Local) -> Result<Vec<u32>, VerifyError> {
+fn slots(params: &[u32], evaluation: &Local) -> Result<Vec<u32>, Violation> {
     let of: HashMap<u32, u32> = (0..params.len()).rev().map(|k| (params[k], k as u32)).collect();
     match evaluation.stages[0].1.iter().map(|p| of.get(p).copied()).collect() {
         Some(slots) => Ok(slots),
-        None => wrong(Value(0), "an evaluation with other parameters".into()),
+        None => fail(Invariant::EvaluatedParameters, LocusPart::Graph, "an evaluation with other parameters"),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Whether what a graph leaves is what another one left.
 
-use super::pieces::{self, Held, Joined, Known};
+use super::pieces::{self, Held, Joined};
 use super::rules::Rules;
 use super::run::Outcome;
-use super::{Class, place, wrong};
-use crate::VerifyError;
+use super::{Class, place};
+use crate::violation::{Checked, fail};
+use crate::{Invariant, LocusPart, Violation};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::DType;
@@ -23,12 +24,12 @@ pub struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// What follows from what the graph before leaves.
-    pub fn new(rules: &mut Rules, class: &'a Class, of: Outcome) -> Result<Wanted<'a>, VerifyError> {
+    pub fn new(rules: &mut Rules, class: &'a Class, of: Outcome) -> Result<Wanted<'a>, Violation> {
         let mut apart = BTreeMap::new();
         for (slot, (v, new, states)) in of.updates.iter().filter(|u| !class.home(*u.0)) {
             let (mut new, mut states) = (new.clone(), states.clone());
             if class.training.copied.contains(slot) {
-                let Held::One(x) = &new else { return wrong(*v, "a new value is in pieces".into()) };
+                let Held::One(x) = &new else { return fail(Invariant::BucketUpdate, *v, "a new value is in pieces") };
                 let x = x.clone();
                 states.insert(0, new);
                 new = Held::One(pieces::cast(rules, x, class.dtype(*slot)));
@@ -40,60 +41,69 @@ impl<'a> Wanted<'a> {
             for (k, b) in class.after.buckets.iter().enumerate() {
                 let dtype = class.dtype((class.training.params.len() + k) as u32);
                 let found = of_bucket(rules, class, &of, b, dtype);
-                buckets.push(found.or_else(|text| wrong(Value(0), format!("bucket {k}: {text}")))?);
+                buckets.push(found.map_err(|e| e.at(LocusPart::Bucket(k)))?);
             }
         }
         Ok(Wanted { class, of, apart, buckets })
     }
 
     /// Whether another outcome is this one.
-    pub fn is(&self, rules: &mut Rules, got: &Outcome) -> Result<(), VerifyError> {
+    pub fn is(&self, rules: &mut Rules, got: &Outcome) -> Result<(), Violation> {
         let (want, after) = (&self.of, self.class.after);
-        if !want.reports.keys().eq(got.reports.keys()) || !want.sent.keys().eq(got.sent.keys()) || want.limits.len() != got.limits.len() {
-            return wrong(Value(0), "it reports, sends or holds to limits something else than before".into());
+        if !want.reports.keys().eq(got.reports.keys()) {
+            let [was, is] = [want, got].map(|o| o.reports.keys().collect::<Vec<_>>());
+            return fail(Invariant::SameReports, LocusPart::Graph, format!("it reports {is:?}, before {was:?}"));
+        }
+        if !want.sent.keys().eq(got.sent.keys()) {
+            let [was, is] = [want, got].map(|o| o.sent.keys().map(|(hops, channel)| format!("{hops} on {channel}")).collect::<Vec<_>>());
+            return fail(Invariant::SameChannels, LocusPart::Graph, format!("it sends {is:?}, before {was:?}"));
+        }
+        if want.limits.len() != got.limits.len() {
+            let text = format!("it holds {} values to limits, before {}", got.limits.len(), want.limits.len());
+            return fail(Invariant::SameLimits, LocusPart::Graph, text);
         }
         for ((report, want), (v, x)) in want.reports.iter().map(|(k, w)| (k, &w.1)).zip(got.reports.values()) {
             if !same(rules, want, x) {
-                return differs(after, *v, &format!("report {report}"));
+                return differs(Invariant::SameReport, after, *v, &format!("report {report}"));
             }
         }
         for (want, list) in want.sent.values().zip(got.sent.values()) {
             if want.len() != list.len() {
-                return wrong(Value(0), "it sends more or fewer values than before".into());
+                return fail(Invariant::SameChannels, LocusPart::Graph, "it sends more or fewer values than before");
             }
             for (want, (v, x)) in want.iter().zip(list) {
                 if !same(rules, &want.1, x) {
-                    return differs(after, *v, "what it sends");
+                    return differs(Invariant::SameMessage, after, *v, "what it sends");
                 }
             }
         }
         let mut covers = |a: &Outcome, b: &Outcome| b.limits.iter().all(|(m, x)| a.limits.iter().any(|(n, y)| m == n && same(rules, x, y)));
         if !covers(want, got) || !covers(got, want) {
-            return wrong(Value(0), "what it holds to a limit is not what it was".into());
+            return fail(Invariant::SameLimits, LocusPart::Graph, "what it holds to a limit is not what it was");
         }
         self.updated(rules, got)
     }
 
     /// Whether parameters and states are what they are to be, each by itself or in a bucket.
-    fn updated(&self, rules: &mut Rules, got: &Outcome) -> Result<(), VerifyError> {
+    fn updated(&self, rules: &mut Rules, got: &Outcome) -> Result<(), Violation> {
         let after = self.class.after;
         // Buckets come after parameters; what is not in one of them is updated by itself.
         let first = self.class.training.params.len() as u32;
         if !self.apart.keys().eq(got.updates.keys().filter(|s| **s < first)) {
-            return wrong(Value(0), "it updates other parameters than before".into());
+            return fail(Invariant::SameUpdates, LocusPart::Graph, "it updates other parameters than before");
         }
         if !got.updates.range(first..).map(|u| *u.0).eq(first..first + self.buckets.len() as u32) {
-            return wrong(Value(0), "it updates other buckets than there are".into());
+            return fail(Invariant::SameUpdates, LocusPart::Graph, "it updates other buckets than there are");
         }
         for (slot, (want, states)) in &self.apart {
             let (v, x, own) = &got.updates[slot];
             if !same(rules, want, x) || states.len() != own.len() || !states.iter().zip(own).all(|(a, b)| same(rules, a, b)) {
-                return differs(after, *v, &format!("the new value of slot {slot}"));
+                return differs(Invariant::SameParameter, after, *v, &format!("the new value of slot {slot}"));
             }
         }
         for ((slot, (v, x, own)), (new, states)) in got.updates.range(first..).zip(&self.buckets) {
             let owners = got.owners.get(slot).cloned().unwrap_or_default();
-            let agree = |rules: &mut Rules| -> Known<bool> {
+            let agree = |rules: &mut Rules| -> Checked<bool> {
                 let mut all = new.agrees(rules, x)? && states.len() == own.len();
                 for (want, x) in states.iter().zip(own) {
                     all &= Joined { own: owners.clone(), ..want.clone() }.agrees(rules, x)?;
@@ -103,8 +113,8 @@ impl<'a> Wanted<'a> {
             let what = format!("the new value of bucket {}", slot - first);
             match agree(rules) {
                 Ok(true) => {}
-                Ok(false) => return differs(after, *v, &what),
-                Err(text) => return differs(after, *v, &format!("{text}: {what}")),
+                Ok(false) => return differs(Invariant::SameBucket, after, *v, &what),
+                Err(e) => return fail(e.invariant, *v, format!("{}: {what} is not what it was{}", e.found, place(after, *v))),
             }
         }
         Ok(())
@@ -112,18 +122,18 @@ impl<'a> Wanted<'a> {
 }
 
 /// What a bucket is to hold, and its states.
-fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: DType) -> Known<(Joined, Vec<Joined>)> {
+fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: DType) -> Checked<(Joined, Vec<Joined>)> {
     let copies = b.holds == Holds::Copies;
     let count = b.pieces.iter().map(|p| of.updates.get(&p.slot).map_or(0, |u| u.2.len())).max().unwrap_or(0);
     // The new value of a parameter, or of one of its states.
     let wanted = |p: &Piece, state: Option<usize>| {
-        let (_, new, states) = of.updates.get(&p.slot).ok_or("it holds what is not updated")?;
+        let (_, new, states) = of.updates.get(&p.slot).ok_or_else(|| Invariant::BucketUpdate.breach("it holds what is not updated"))?;
         if states.len() != count || class.before.params[p.slot as usize].index != p.index {
-            return Err("it holds another part of a parameter, or other states".to_string());
+            return Err(Invariant::BucketUpdate.breach("it holds another part of a parameter, or other states"));
         }
         match state.map_or(new, |k| &states[k]) {
             Held::One(x) => Ok(x.clone()),
-            Held::Joined(_) => Err("a new value is in pieces".into()),
+            Held::Joined(_) => Err(Invariant::BucketUpdate.breach("a new value is in pieces")),
         }
     };
     let new = pieces::bucket(b, &mut |p| {
@@ -132,11 +142,11 @@ fn of_bucket(rules: &mut Rules, class: &Class, of: &Outcome, b: &Bucket, dtype: 
     })?;
     // The first state of copies is what they are copies of.
     let states = (0..count + usize::from(copies)).map(|k| pieces::bucket(b, &mut |p| wanted(p, k.checked_sub(usize::from(copies)))));
-    Ok((new, states.collect::<Known<_>>()?))
+    Ok((new, states.collect::<Checked<_>>()?))
 }
 
-fn differs(local: &Local, v: Value, what: &str) -> Result<(), VerifyError> {
-    wrong(v, format!("{what} is not what it was{}", place(local, v)))
+fn differs(invariant: Invariant, local: &Local, v: Value, what: &str) -> Result<(), Violation> {
+    fail(invariant, v, format!("{what} is not what it was{}", place(local, v)))
 }
 
 fn same(rules: &mut Rules, a: &Held, b: &Held) -> bool {

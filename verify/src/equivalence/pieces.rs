@@ -1,8 +1,10 @@
 //! What a value of a rewritten graph holds of terms: a part of one, or parts of several, one after the other, as buckets and chunks do.
 
 use super::rules::{Rules, own_part};
+use crate::Invariant;
 use crate::terms::digits::Digits;
 use crate::terms::{Access, Key, What};
+use crate::violation::Checked;
 use ir::dim::{Dim, IndexMap, Order};
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::{DType, Op};
@@ -35,8 +37,6 @@ pub struct Run {
     pub count: u64,
     pub of: Option<Access>,
 }
-
-pub type Known<T> = Result<T, String>;
 
 impl Joined {
     /// The parts along one dim of an access that digits can say of it.
@@ -95,10 +95,10 @@ impl Joined {
     }
 
     /// The runs of several values of one form, cut where any of them begins a new one.
-    pub fn aligned(mesh: &Mesh, all: &[Joined]) -> Known<Vec<(u64, Vec<Option<Access>>)>> {
+    pub fn aligned(mesh: &Mesh, all: &[Joined]) -> Checked<Vec<(u64, Vec<Option<Access>>)>> {
         let mut all = all.to_vec();
         if all.iter().any(|j| (j.count(), &j.own) != (all[0].count(), &all[0].own)) {
-            return Err("its operands are parts of different buckets".into());
+            return Err(Invariant::BucketAligned.breach("its operands are parts of different buckets"));
         }
         // A cut may need others beside it, where digits end.
         loop {
@@ -116,10 +116,10 @@ impl Joined {
     }
 
     /// Whether a value, of a rank's own parts or all of them, is this wherever it is known.
-    pub fn agrees(&self, rules: &mut Rules, got: &Held) -> Known<bool> {
+    pub fn agrees(&self, rules: &mut Rules, got: &Held) -> Checked<bool> {
         let got = match got {
             Held::Joined(j) => j.clone(),
-            Held::One(x) => as_joined(rules.mesh, x, self).ok_or("it is of ranks' parts, and of others")?,
+            Held::One(x) => as_joined(rules.mesh, x, self).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?,
         };
         if !self.is_like(&got) {
             return Ok(false);
@@ -145,7 +145,7 @@ impl Joined {
     }
 
     /// The elements from `at` on.
-    pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Known<Vec<Run>> {
+    pub fn cut(&self, mesh: &Mesh, at: u64, count: u64) -> Checked<Vec<Run>> {
         let (mut out, mut start) = (vec![], 0);
         for p in self.pieces.iter() {
             let (from, to) = (at.max(start), (at + count).min(start + p.count));
@@ -158,7 +158,7 @@ impl Joined {
     }
 
     /// All elements, in runs of which none goes across one of these places, which are in order.
-    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Known<Vec<Run>> {
+    fn cut_at(&self, mesh: &Mesh, cuts: &[u64]) -> Checked<Vec<Run>> {
         let (mut out, mut start, mut cuts) = (vec![], 0, cuts);
         for p in self.pieces.iter() {
             let mut from = 0;
@@ -174,10 +174,12 @@ impl Joined {
     }
 
     /// Appends elements of a run.
-    fn within(&self, mesh: &Mesh, p: &Run, at: u64, count: u64, out: &mut Vec<Run>) -> Known<()> {
+    fn within(&self, mesh: &Mesh, p: &Run, at: u64, count: u64, out: &mut Vec<Run>) -> Checked<()> {
         match &p.of {
             None => out.push(Run { count, of: None }),
-            Some(x) => split(mesh, x, self.lead, at, count, out).ok_or("a part of a run that digits cannot say")?,
+            Some(x) => {
+                split(mesh, x, self.lead, at, count, out).ok_or_else(|| Invariant::DigitView.breach("a part of a run that digits cannot say"))?
+            }
         }
         Ok(())
     }
@@ -241,19 +243,19 @@ pub fn source(rules: &mut Rules, op: Op, index: &[IndexMap], dtype: DType) -> Ac
 }
 
 /// The elements of a bucket, from what its pieces are; nothing is known of what lies between them.
-pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Known<Access>) -> Known<Joined> {
+pub fn bucket(b: &Bucket, of: &mut dyn FnMut(&Piece) -> Checked<Access>) -> Checked<Joined> {
     let (mut pieces, mut end) = (vec![], 0);
     for p in &b.pieces {
-        let gap = p.at.checked_sub(end).ok_or("pieces of a bucket overlap")?;
+        let gap = p.at.checked_sub(end).ok_or_else(|| Invariant::BucketPieces.breach("pieces of a bucket overlap"))?;
         let x = of(p)?.flat();
         let count = x.dims[0].extent();
         if count != p.elements() {
-            return Err("a piece of a bucket is not as large as its parameter".into());
+            return Err(Invariant::BucketPieces.breach("a piece of a bucket is not as large as its parameter"));
         }
         pieces.extend([Run { count: gap, of: None }, Run { count, of: Some(x) }]);
         end = p.at + count;
     }
-    let rest = b.size.checked_sub(end).ok_or("a bucket is smaller than its pieces")?;
+    let rest = b.size.checked_sub(end).ok_or_else(|| Invariant::BucketPieces.breach("a bucket is smaller than its pieces"))?;
     pieces.push(Run { count: rest, of: None });
     pieces.retain(|p| p.count > 0);
     Ok(Joined { lead: 0, trail: 0, own: vec![], pieces: pieces.into() })

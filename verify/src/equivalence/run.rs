@@ -1,11 +1,12 @@
 //! Graphs on terms. All classes of stages run side by side, since a sum over stages is of what each of them has then.
 
-use super::pieces::{self, Held, Joined, Known};
+use super::pieces::{self, Held, Joined};
 use super::rules::{self, Rules};
 use super::step::Step;
-use super::{Class, place, wrong};
-use crate::VerifyError;
+use super::{Class, place};
 use crate::terms::{Access, Index, What};
+use crate::violation::{Breach, Checked, fail};
+use crate::{Invariant, Violation};
 use ir::dim::Order;
 use ir::graph::Value;
 use ir::local::{Chunk, Local};
@@ -31,7 +32,7 @@ pub struct Outcome {
 type Meetings = BTreeMap<(Vec<u64>, usize), (BTreeMap<usize, Held>, Option<Held>)>;
 
 /// Runs the graphs of all classes, those before or those after.
-pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Outcome>, VerifyError> {
+pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Outcome>, Violation> {
     let mut runs: Vec<Run> = classes.iter().enumerate().map(|(number, class)| Run::new(number, class, before)).collect();
     let mut meetings = Meetings::new();
     loop {
@@ -41,7 +42,7 @@ pub fn all(rules: &mut Rules, classes: &[Class], before: bool) -> Result<Vec<Out
             while run.next(rules, classes, &mut meetings)? {}
         }
         if let Some(run) = runs.iter().find(|r| r.values.len() < r.local.body.nodes.len() && at(&runs) == start) {
-            return run.fail(Value(run.values.len() as u32), "other stages do not take part in it".into());
+            return run.fail(Invariant::AllMeet.breach("other stages do not take part in it"), Value(run.values.len() as u32));
         }
         if runs.iter().all(|r| r.values.len() == r.local.body.nodes.len()) {
             return runs.into_iter().map(|r| r.outcome(rules)).collect();
@@ -67,17 +68,17 @@ impl<'a> Run<'a> {
         Run { number, class, local, before, values: vec![], received: BTreeMap::new(), met: BTreeMap::new(), out: Outcome::default() }
     }
 
-    fn fail<T>(&self, v: Value, text: String) -> Result<T, VerifyError> {
-        wrong(v, format!("{text}{}", place(self.local, v)))
+    fn fail<T>(&self, breach: Breach, v: Value) -> Result<T, Violation> {
+        fail(breach.invariant, v, format!("{}{}", breach.found, place(self.local, v)))
     }
 
     /// Runs one node, unless there is none left or it waits for other stages.
-    fn next(&mut self, rules: &mut Rules, classes: &[Class], meetings: &mut Meetings) -> Result<bool, VerifyError> {
+    fn next(&mut self, rules: &mut Rules, classes: &[Class], meetings: &mut Meetings) -> Result<bool, Violation> {
         let (local, v) = (self.local, Value(self.values.len() as u32));
         let body = &local.body;
         let (Some(node), Some(chunk)) = (body.nodes.get(v.index()), local.chunks.get(v.index())) else { return Ok(false) };
         if !chunk.per_microbatch() && rules.asks_for_microbatch(body, v) {
-            return self.fail(v, "what runs once asks for the microbatch".into());
+            return self.fail(Invariant::RewrittenOnce.breach("what runs once asks for the microbatch"), v);
         }
         let args: Vec<Held> = node.args.iter().map(|a| self.seen(rules, *a, Some(*chunk))).collect();
         let value = match &node.op {
@@ -102,7 +103,7 @@ impl<'a> Run<'a> {
             Op::Param(_) | Op::State(..) | Op::Input(_) | Op::Table(_) => self.source(rules, v),
             op => self.made(rules, v, op, &args),
         };
-        let value = value.or_else(|text| self.fail(v, text))?;
+        let value = value.or_else(|e| self.fail(e, v))?;
         // What the graph was made from says of its values where they are the same; and that is proved of it.
         if let (true, Held::One(x), Some((_, sharding))) = (self.before, &value, &local.source[v.index()])
             && x.flat() == Access::whole(x.term, &[body.elements(v)])
@@ -120,25 +121,25 @@ impl<'a> Run<'a> {
     }
 
     /// A parameter, state, input or table.
-    fn source(&mut self, rules: &mut Rules, v: Value) -> Known<Held> {
+    fn source(&mut self, rules: &mut Rules, v: Value) -> Checked<Held> {
         let (local, class) = (self.local, self.class);
         let node = &local.body[v];
         let (Op::Param(slot) | Op::State(slot, _)) = node.op else {
             return Ok(Held::One(self.held(rules, v, node.op.clone(), node.ty.dtype)));
         };
         if let Some(k) = (slot as usize).checked_sub(local.params.len()) {
-            let b = local.buckets.get(k).ok_or("there is no such bucket")?;
+            let b = local.buckets.get(k).ok_or_else(|| Invariant::BucketExists.breach("there is no such bucket"))?;
             let (held, own) = Step { rules, body: &local.body, v, before: self.before }.bucket(b, &node.op, class.first_slot)?;
             if let Op::State(..) = node.op
                 && *self.out.owners.entry(slot).or_insert(own.clone()) != own
             {
-                return Err("its states are parts of different ranks".into());
+                return Err(Invariant::BucketOwners.breach("its states are parts of different ranks"));
             }
             return Ok(held);
         }
         let own = class.slots[slot as usize];
         if !self.before && class.home(own) {
-            return Err("it is in a bucket".into());
+            return Err(Invariant::BucketAlone.breach("it is in a bucket"));
         }
         // Where passes compute with copies, the weights are the first state.
         let copied = !self.before && class.training.copied.contains(&own);
@@ -162,7 +163,7 @@ impl<'a> Run<'a> {
     }
 
     /// What an op makes of operands.
-    fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Known<Held> {
+    fn made(&self, rules: &mut Rules, v: Value, op: &Op, args: &[Held]) -> Checked<Held> {
         let body = &self.local.body;
         let plain: Option<Vec<Access>> = args.iter().map(|a| if let Held::One(x) = a { Some(x.clone()) } else { None }).collect();
         let step = |rules| Step { rules, body, v, before: self.before };
@@ -175,7 +176,7 @@ impl<'a> Run<'a> {
                     (None, Op::Slice { from, to: Some(_), at }) => step(rules).slice(&x[0], *from, *at),
                     (None, _) => rules.node(body, v, &x).map(Held::One),
                 };
-                found.ok_or_else(|| "it is a view that digits cannot say".into())
+                found.ok_or_else(|| Invariant::DigitView.breach("it is a view that digits cannot say"))
             }
             (_, None) => step(rules).joined(args),
         }
@@ -189,14 +190,14 @@ impl<'a> Run<'a> {
         (given, known): &mut (BTreeMap<usize, Held>, Option<Held>),
         v: Value,
         x: &Held,
-    ) -> Known<Option<Held>> {
+    ) -> Checked<Option<Held>> {
         let (local, dtype) = (self.local, self.local.body[v].ty.dtype);
         let Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: Some(stages), .. } = &local.body[v].op else {
-            return Err("it is no sum over stages".into());
+            return Err(Invariant::StageSum.breach("it is no sum over stages"));
         };
         let of = |class: usize| classes[class].training.stages.iter().map(|s| s.0).collect::<Vec<u64>>();
         if !of(self.number).iter().all(|s| stages.contains(s)) {
-            return Err("a stage takes part in a sum of others".into());
+            return Err(Invariant::StageSum.breach("a stage takes part in a sum of others"));
         }
         if let std::collections::btree_map::Entry::Vacant(e) = given.entry(self.number) {
             let over = What::Exchange { kind: Collective::AllReduce(Reduce::Sum), subs: rules::in_rank_order(subs), stages: None };
@@ -216,7 +217,7 @@ impl<'a> Run<'a> {
         let sizes = sizes(local, v);
         match known.clone() {
             Some(Held::One(x)) => {
-                let dims = x.dims[0].reshaped(&sizes).ok_or("stages give values of different sizes")?;
+                let dims = x.dims[0].reshaped(&sizes).ok_or_else(|| Invariant::StagesAlike.breach("stages give values of different sizes"))?;
                 Ok(Some(Held::One(Access { dims, ..x })))
             }
             joined => Ok(joined),
@@ -224,7 +225,7 @@ impl<'a> Run<'a> {
     }
 
     /// What the graph leaves.
-    fn outcome(mut self, rules: &mut Rules) -> Result<Outcome, VerifyError> {
+    fn outcome(mut self, rules: &mut Rules) -> Result<Outcome, Violation> {
         let local = self.local;
         for (report, v) in &local.reports {
             let x = flat(&self.seen(rules, *v, None));
@@ -235,7 +236,7 @@ impl<'a> Run<'a> {
             let states = u.states.iter().map(|s| flat(&self.seen(rules, *s, None))).collect();
             let slot = self.class.slots.get(u.slot as usize).copied().unwrap_or(u.slot);
             if self.out.updates.insert(slot, (u.new, new, states)).is_some() {
-                return self.fail(u.new, "a parameter is updated twice".into());
+                return self.fail(Invariant::UpdatedOnce.breach("a parameter is updated twice"), u.new);
             }
         }
         Ok(self.out)
@@ -263,18 +264,18 @@ impl<'a> Run<'a> {
 }
 
 /// The sum of what stages give, in one dim each; those of each list give one of them.
-fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Known<Held> {
+fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Checked<Held> {
     let (stages, given): (Vec<Vec<u64>>, Vec<Held>) = given.into_iter().unzip();
     let shape = given.iter().find_map(|x| if let Held::Joined(j) = x { Some(j.clone()) } else { None });
     let Some(shape) = shape else {
         let all: Vec<Access> = given.into_iter().filter_map(|x| if let Held::One(x) = x { Some(x) } else { None }).collect();
         if all.iter().any(|x| x.dims[0].extent() != all[0].dims[0].extent()) {
-            return Err("stages give values of different sizes".into());
+            return Err(Invariant::StagesAlike.breach("stages give values of different sizes"));
         }
         return Ok(Held::One(rules.met(stages, all, dtype)));
     };
     if (shape.lead, shape.trail) != (0, 0) {
-        return Err("stages give values in pieces, in several dims".into());
+        return Err(Invariant::StagesAlike.breach("stages give values in pieces, in several dims"));
     }
     let one = |x: &Held| match x {
         Held::Joined(j) => Some(j.clone()),
@@ -282,7 +283,7 @@ fn sum(rules: &mut Rules, given: Vec<(Vec<u64>, Held)>, dtype: DType) -> Known<H
     };
     let all: Option<Vec<Joined>> = given.iter().map(one).collect();
     let mut pieces = vec![];
-    for (count, of) in Joined::aligned(rules.mesh, &all.ok_or("stages give parts of different ranks")?)? {
+    for (count, of) in Joined::aligned(rules.mesh, &all.ok_or_else(|| Invariant::StagesAlike.breach("stages give parts of different ranks"))?)? {
         let of: Option<Vec<Access>> = of.into_iter().collect();
         pieces.push(pieces::Run { count, of: of.map(|of| rules.met(stages.clone(), of, dtype)) });
     }

@@ -1,9 +1,11 @@
 //! What nodes of a rewritten graph make of values that are joined.
 
-use super::pieces::{Held, Joined, Known, Run, as_joined, bucket, cast, source};
+use super::pieces::{Held, Joined, Run, as_joined, bucket, cast, source};
 use super::rules::{Rules, bits, in_rank_order, of_coords, own_part};
+use crate::Invariant;
 use crate::terms::digits::Digits;
 use crate::terms::{Access, What};
+use crate::violation::Checked;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Body, Value};
 use ir::mesh::SubAxis;
@@ -29,9 +31,9 @@ impl Step<'_, '_> {
     }
 
     /// A parameter or state of a bucket, as one: the state of a rank is its own part.
-    pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Known<(Held, Vec<SubAxis>)> {
+    pub fn bucket(&mut self, b: &Bucket, op: &Op, first_slot: u32) -> Checked<(Held, Vec<SubAxis>)> {
         let (rules, ty) = (&mut *self.rules, &self.body[self.v].ty);
-        let [dim] = ty.dims[..] else { return Err("a bucket has one dim".into()) };
+        let [dim] = ty.dims[..] else { return Err(Invariant::BucketPart.breach("a bucket has one dim")) };
         let copies = b.holds == Holds::Copies;
         let mut joined = bucket(b, &mut |p: &Piece| {
             let weights = |rules: &mut Rules| source(rules, Op::Param(first_slot + p.slot), &p.index, DType::F32);
@@ -50,7 +52,7 @@ impl Step<'_, '_> {
             Op::State(..) => {
                 joined.own = self.own(&info.index, b.size)?;
             }
-            _ if info.size != b.size => return Err("it is not all of its bucket".into()),
+            _ if info.size != b.size => return Err(Invariant::BucketPart.breach("it is not all of its bucket")),
             _ => {}
         }
         let own = joined.own.clone();
@@ -58,29 +60,29 @@ impl Step<'_, '_> {
     }
 
     /// The sub-axes over which ranks have equal parts of `size` elements, in rank order.
-    fn own(&self, index: &IndexMap, size: u64) -> Known<Vec<SubAxis>> {
+    fn own(&self, index: &IndexMap, size: u64) -> Checked<Vec<SubAxis>> {
         let mesh = self.rules.mesh;
-        let Base::Coords(form) = &index.base else { return Err("it is no rank's part of a bucket".into()) };
+        let Base::Coords(form) = &index.base else { return Err(Invariant::BucketPart.breach("it is no rank's part of a bucket")) };
         let subs = in_rank_order(&form.iter().map(|f| f.0).collect::<Vec<_>>());
         let ranks: u64 = subs.iter().map(|u| mesh[*u].size).product();
         let count = size / ranks;
         if count * ranks != size || index.parts != [(count, 1)] || *form != program::own_part(mesh, &subs, count) {
-            return Err("it is not a rank's own part of a bucket".into());
+            return Err(Invariant::BucketPart.breach("it is not a rank's own part of a bucket"));
         }
         Ok(subs)
     }
 
     /// Operands one after the other along a dim.
-    pub fn concat(&mut self, args: &[Held], from: &[Dim], to: Dim) -> Known<Held> {
+    pub fn concat(&mut self, args: &[Held], from: &[Dim], to: Dim) -> Checked<Held> {
         let at = |v: Value, d: Dim| self.body.dims_of(v).iter().position(|e| *e == d);
         let node = &self.body[self.v];
-        let lead = at(self.v, to).ok_or("it lacks the dim that it makes")?;
+        let lead = at(self.v, to).ok_or_else(|| Invariant::JoinedOperands.breach("it lacks the dim that it makes"))?;
         let trail = node.ty.dims.len() - lead - 1;
         let mut pieces = vec![];
         for (k, x) in args.iter().enumerate() {
             // In the dims of the result, the operand's own one in the place of the whole one.
             let places: Option<Vec<usize>> = node.ty.dims.iter().map(|d| at(node.args[k], if *d == to { from[k] } else { *d })).collect();
-            let places = places.ok_or("operands have other dims")?;
+            let places = places.ok_or_else(|| Invariant::JoinedOperands.breach("operands have other dims"))?;
             match x {
                 Held::One(x) => {
                     let dims: Vec<Digits> = places.iter().map(|i| x.dims[*i].clone()).collect();
@@ -89,7 +91,7 @@ impl Step<'_, '_> {
                 Held::Joined(j) if (j.lead, j.trail) == (lead, trail) && j.own.is_empty() && places.is_sorted() => {
                     pieces.extend(j.pieces.iter().cloned())
                 }
-                Held::Joined(_) => return Err("it joins parts of buckets".into()),
+                Held::Joined(_) => return Err(Invariant::JoinedOperands.breach("it joins parts of buckets")),
             }
         }
         let joined = self.held(Joined { lead, trail, own: vec![], pieces: pieces.into() }.merged());
@@ -120,11 +122,11 @@ impl Step<'_, '_> {
     }
 
     /// A node with a joined operand.
-    pub fn joined(&mut self, args: &[Held]) -> Known<Held> {
+    pub fn joined(&mut self, args: &[Held]) -> Checked<Held> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let own = node.ty.dims.as_slice();
-        let no = || Err(format!("{} of values in pieces", node.op.name()));
+        let no = || Err(Invariant::OpOnPieces.breach(format!("{} of values in pieces", node.op.name())));
         let (Some(Held::Joined(j)), Some(a)) = (args.first().filter(|_| args.len() == 1), node.args.first()) else {
             return self.piecewise(args);
         };
@@ -159,21 +161,25 @@ impl Step<'_, '_> {
                         if (all.lead, all.trail) == (0, 0) {
                             return Ok(self.held(Joined { own: subs, ..all }));
                         }
-                        let lead = all.lead.checked_sub(1).ok_or("ranks' parts of what is in pieces")?;
+                        let lead = all.lead.checked_sub(1).ok_or_else(|| Invariant::OpOnPieces.breach("ranks' parts of what is in pieces"))?;
                         let part = |p: &Run| {
-                            let x = p.of.as_ref().map(|x| own_part(mesh, &subs, x).ok_or("parts that digits cannot say"));
+                            let x =
+                                p.of.as_ref()
+                                    .map(|x| own_part(mesh, &subs, x).ok_or_else(|| Invariant::DigitView.breach("parts that digits cannot say")));
                             Ok(Run { count: p.count, of: x.transpose()? })
                         };
-                        let pieces = all.pieces.iter().map(part).collect::<Known<_>>()?;
+                        let pieces = all.pieces.iter().map(part).collect::<Checked<_>>()?;
                         Ok(self.held(Joined { lead, pieces, ..all }))
                     }
                     Collective::AllGather if own.split_first().is_some_and(|(p, from)| Some(*p) == *part && from == arg) => {
                         if j.own.is_empty() {
                             let gathered = |p: &Run, rules: &mut Rules| {
-                                let x = p.of.as_ref().map(|x| rules.gathered(&subs, x, node.ty.dtype).ok_or("parts that digits cannot say"));
+                                let x = p.of.as_ref().map(|x| {
+                                    rules.gathered(&subs, x, node.ty.dtype).ok_or_else(|| Invariant::DigitView.breach("parts that digits cannot say"))
+                                });
                                 Ok(Run { count: p.count, of: x.transpose()? })
                             };
-                            let pieces = j.pieces.iter().map(|p| gathered(p, self.rules)).collect::<Known<_>>()?;
+                            let pieces = j.pieces.iter().map(|p| gathered(p, self.rules)).collect::<Checked<_>>()?;
                             return Ok(self.held(Joined { lead: j.lead + 1, pieces, ..j.clone() }));
                         }
                         // What any rank has of the parts of others is what they have.
@@ -199,13 +205,13 @@ impl Step<'_, '_> {
         Joined { pieces: pieces.collect(), ..j.clone() }
     }
 
-    fn reduce(&mut self, j: &Joined) -> Known<Held> {
+    fn reduce(&mut self, j: &Joined) -> Checked<Held> {
         let dtype = self.body[self.v].ty.dtype;
         let mut terms = vec![];
         for p in j.pieces.iter() {
-            let x = p.of.as_ref().ok_or("it sums what nothing is known of")?;
+            let x = p.of.as_ref().ok_or_else(|| Invariant::KnownSum.breach("it sums what nothing is known of"))?;
             if (self.rules.varies(x.term) | of_coords(x)) & bits(&j.own) != 0 {
-                return Err("ranks have different values of what it sums".into());
+                return Err(Invariant::KnownSum.breach("ranks have different values of what it sums"));
             }
             terms.push(self.rules.reduce(Reduce::Sum, x, dtype));
         }
@@ -213,36 +219,39 @@ impl Step<'_, '_> {
     }
 
     /// An op each element of whose result, along the dim in which operands are in pieces, follows from those of operands there.
-    fn piecewise(&mut self, args: &[Held]) -> Known<Held> {
+    fn piecewise(&mut self, args: &[Held]) -> Checked<Held> {
         let (body, mesh) = (self.body, self.rules.mesh);
         let node = &body[self.v];
         let maps = match &node.op {
             Op::Dot { over, .. } => over.as_slice(),
             Op::Expand => &[],
             op if op.is_pointwise() => &[],
-            op => return Err(format!("{} of values in pieces", op.name())),
+            op => return Err(Invariant::OpOnPieces.breach(format!("{} of values in pieces", op.name()))),
         };
         let shape = args.iter().zip(&node.args).find_map(|(x, a)| match x {
             Held::Joined(j) => Some((j, body.dims_of(*a).get(j.lead).copied().filter(|_| body.dims_of(*a).len() == j.lead + 1 + j.trail)?)),
             Held::One(_) => None,
         });
-        let (shape, along) = shape.ok_or_else(|| format!("{} of values in pieces, in several dims", node.op.name()))?;
+        let (shape, along) = shape.ok_or_else(|| Invariant::OpOnPieces.breach(format!("{} of values in pieces, in several dims", node.op.name())))?;
         let at = |dims: &[Dim]| dims.iter().position(|d| *d == along);
-        let lead = at(&node.ty.dims).filter(|_| !maps.contains(&along)).ok_or("it sums over values in pieces")?;
+        let lead =
+            at(&node.ty.dims).filter(|_| !maps.contains(&along)).ok_or_else(|| Invariant::OpOnPieces.breach("it sums over values in pieces"))?;
         let (mut joined, mut place) = (vec![], vec![]);
         for (x, a) in args.iter().zip(&node.args) {
             let dims = body.dims_of(*a);
             let j = match (x, at(dims)) {
                 (Held::One(_), None) => None,
                 (Held::Joined(j), Some(k)) if (j.lead, j.trail) == (k, dims.len() - k - 1) => Some(j.clone()),
-                (Held::One(x), Some(_)) if !shape.own.is_empty() => Some(as_joined(mesh, x, shape).ok_or("it is of ranks' parts, and of others")?),
+                (Held::One(x), Some(_)) if !shape.own.is_empty() => {
+                    Some(as_joined(mesh, x, shape).ok_or_else(|| Invariant::BucketAligned.breach("it is of ranks' parts, and of others"))?)
+                }
                 (Held::One(x), Some(k)) => Some(Joined {
                     lead: k,
                     trail: dims.len() - k - 1,
                     own: vec![],
                     pieces: [Run { count: x.dims[k].extent(), of: Some(x.clone()) }].into(),
                 }),
-                (Held::Joined(_), _) => return Err(format!("{} of values in different dims", node.op.name())),
+                (Held::Joined(_), _) => return Err(Invariant::OpOnPieces.breach(format!("{} of values in different dims", node.op.name()))),
             };
             place.push(j.is_some());
             joined.extend(j);
@@ -255,7 +264,9 @@ impl Step<'_, '_> {
                 Held::One(_) | Held::Joined(_) => of.next().flatten(),
             };
             let operands: Option<Vec<Access>> = args.iter().zip(&place).map(operand).collect();
-            let of = operands.map(|x| self.rules.piece(body, self.v, &x, along, count).ok_or("a view that digits cannot say")).transpose()?;
+            let of = operands
+                .map(|x| self.rules.piece(body, self.v, &x, along, count).ok_or_else(|| Invariant::DigitView.breach("a view that digits cannot say")))
+                .transpose()?;
             pieces.push(Run { count, of });
         }
         Ok(self.held(Joined { lead, trail: node.ty.dims.len() - lead - 1, own: shape.own.clone(), pieces: pieces.into() }))

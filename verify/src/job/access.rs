@@ -1,7 +1,8 @@
 //! What each command reads and writes, once its operands were found to fit.
 
-use super::{Checked, ensure};
+use crate::Invariant;
 use crate::region::Shape;
+use crate::violation::{Checked, ensure};
 use ir::dim::{Base, Linear};
 use ir::graph::Value;
 use ir::kernel::Kernel;
@@ -153,7 +154,7 @@ fn at_own_point(kernel: &Kernel) -> Vec<bool> {
 /// The greatest value of a linear form over all coordinates.
 pub fn greatest(mesh: &Mesh, form: &Linear) -> Checked<u64> {
     form.iter().try_fold(0u64, |sum, (u, stride)| {
-        let sub = mesh.subs.get(u.0 as usize).ok_or("a linear form names no axis")?;
+        let sub = mesh.subs.get(u.0 as usize).ok_or_else(|| Invariant::CoordinateAxis.breach("a linear form names no axis"))?;
         Ok(sum.saturating_add((sub.size - 1).saturating_mul(*stride)))
     })
 }
@@ -203,14 +204,15 @@ impl Reader<'_> {
             | Action::Record { .. }
             | Action::Wait { .. } => accesses.iter().all(|a| of(a) == Space::Device),
         };
-        ensure(fits, || "it does not work on the memory that its operands are in".into())?;
+        ensure(fits, Invariant::WorkingMemory, || "it does not work on the memory that its operands are in".into())?;
         Ok(accesses)
     }
 
     fn touched(&self, action: &Action) -> Checked<Vec<Access>> {
         match action {
             Action::Launch { kernel, args, scalars } => {
-                let facts = self.kernels.get(kernel.index()).ok_or_else(|| format!("there is no kernel {}", kernel.0))?;
+                let facts =
+                    self.kernels.get(kernel.index()).ok_or_else(|| Invariant::NamedThing.breach(format!("there is no kernel {}", kernel.0)))?;
                 self.launch(facts, args, scalars)
             }
             Action::Collective { kind, group, dtype, count, src, dst } => self.collective(*kind, group.index(), *dtype, *count, [src, dst]),
@@ -219,21 +221,21 @@ impl Reader<'_> {
             Action::Copy { dtype, count, src, dst } => {
                 let (read, written) = (self.dense(src, *dtype, *count, Effect::Read)?, self.dense(dst, *dtype, *count, Effect::Write)?);
                 let part = matches!(self.buffer(dst.buffer)?.content, Content::Param { .. });
-                ensure(written.spread == 0 || part, || "where it writes depends on coordinates".into())?;
+                ensure(written.spread == 0 || part, Invariant::WriteFixed, || "where it writes depends on coordinates".into())?;
                 Ok(vec![read, written])
             }
             Action::Fill { buffer, .. } => Ok(vec![self.whole(*buffer)?]),
             Action::Load { input, dst, index } => {
-                let entry = self.job.inputs.get(*input as usize).ok_or_else(|| format!("there is no input {input}"))?;
+                let entry = self.job.inputs.get(*input as usize).ok_or_else(|| Invariant::NamedThing.breach(format!("there is no input {input}")))?;
                 let buffer = self.buffer(*dst)?;
-                ensure(buffer.dtype == entry.dtype, || {
+                ensure(buffer.dtype == entry.dtype, Invariant::OperandType, || {
                     format!("buffer `{}` is {}, the input {}", buffer.name, buffer.dtype.name(), entry.dtype.name())
                 })?;
                 super::held::covers(&self.job.mesh, &entry.dims, index, &buffer.dims, &[Axis::Microbatch])?;
                 Ok(vec![self.whole(*dst)?])
             }
             Action::Report { report, src } => {
-                ensure((*report as usize) < self.job.reports.len(), || format!("there is no report {report}"))?;
+                ensure((*report as usize) < self.job.reports.len(), Invariant::NamedThing, || format!("there is no report {report}"))?;
                 Ok(vec![self.dense(src, DType::F32, 1, Effect::Read)?])
             }
             Action::Limit { src, .. } => Ok(vec![self.dense(src, DType::I32, 1, Effect::Read)?]),
@@ -244,8 +246,10 @@ impl Reader<'_> {
     fn launch(&self, facts: &Facts, args: &[Place], scalars: &[Scalar]) -> Checked<Vec<Access>> {
         let (inputs, outputs) = (&facts.inputs, &facts.outputs);
         let operands = inputs.len() + outputs.len();
-        ensure(args.len() == operands, || format!("{} places for the kernel's {operands} operands", args.len()))?;
-        ensure(scalars.len() == facts.scalars.len(), || format!("{} scalars, the kernel has {}", scalars.len(), facts.scalars.len()))?;
+        ensure(args.len() == operands, Invariant::PlaceCount, || format!("{} places for the kernel's {operands} operands", args.len()))?;
+        ensure(scalars.len() == facts.scalars.len(), Invariant::ScalarType, || {
+            format!("{} scalars, the kernel has {}", scalars.len(), facts.scalars.len())
+        })?;
         for (k, (scalar, dtype)) in scalars.iter().zip(&facts.scalars).enumerate() {
             let fits = match scalar {
                 Scalar::LearningRate | Scalar::LossScale | Scalar::BiasCorrection(_) => dtype.is_float(),
@@ -256,9 +260,11 @@ impl Reader<'_> {
                 }
                 Scalar::Slot(_) => false,
             };
-            ensure(fits, || format!("scalar {k} is not {}", dtype.name()))?;
+            ensure(fits, Invariant::ScalarType, || format!("scalar {k} is not {}", dtype.name()))?;
         }
-        ensure(!facts.random || scalars.ends_with(&[Scalar::Seed, Scalar::Step]), || "it draws random numbers without seed and step".into())?;
+        ensure(!facts.random || scalars.ends_with(&[Scalar::Seed, Scalar::Step]), Invariant::RandomSeed, || {
+            "it draws random numbers without seed and step".into()
+        })?;
         let mut out = Vec::with_capacity(operands);
         for ((dtype, shape), place) in inputs.iter().zip(args) {
             out.push(self.access(place, *dtype, shape.clone(), Effect::Read)?);
@@ -268,13 +274,15 @@ impl Reader<'_> {
             // A part of a parameter may be written where this rank's part of it lies: it is gathered then ([`super::replicas`]).
             let buffer = &self.program.buffers[place.buffer.index()];
             let part = matches!(buffer.content, Content::Param { .. }) && *effect == Effect::Write;
-            ensure(written.spread == 0 || part, || format!("where it writes in buffer `{}` depends on coordinates", buffer.name))?;
+            ensure(written.spread == 0 || part, Invariant::WriteFixed, || {
+                format!("where it writes in buffer `{}` depends on coordinates", buffer.name)
+            })?;
             for (i, other) in out.iter().enumerate() {
                 let same = i < inputs.len() && facts.in_place[k][i] && args[i] == *place;
                 if same {
                     written.effect = Effect::Replace;
                 } else {
-                    ensure(apart(&written, other), || {
+                    ensure(apart(&written, other), Invariant::OperandsApart, || {
                         format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name)
                     })?;
                 }
@@ -285,10 +293,12 @@ impl Reader<'_> {
     }
 
     fn collective(&self, kind: Collective, group: usize, dtype: DType, count: u64, [src, dst]: [&Place; 2]) -> Checked<Vec<Access>> {
-        let group = self.program.groups.get(group).ok_or_else(|| format!("there is no group {group}"))?;
+        let group = self.program.groups.get(group).ok_or_else(|| Invariant::NamedThing.breach(format!("there is no group {group}")))?;
         let (give, get) = kind.elements(count, group.size(&self.job.mesh));
         if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
-            ensure((reduce == Reduce::Any) == (dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
+            ensure((reduce == Reduce::Any) == (dtype == DType::Bool), Invariant::ReductionType, || {
+                format!("a reduction `{}` of {}", reduce.name(), dtype.name())
+            })?;
         }
         let read = self.dense(src, dtype, give, Effect::Read)?;
         let part_of = |part: &Place, whole: &Place| {
@@ -304,13 +314,13 @@ impl Reader<'_> {
         // What is gathered is all written anew.
         let effect = if in_place && kind != Collective::AllGather { Effect::Replace } else { Effect::Write };
         let written = self.dense(dst, dtype, get, effect)?;
-        ensure(in_place || apart(&read, &written), || "its source overlaps its destination".into())?;
-        ensure(in_place || written.spread == 0, || "where it writes depends on coordinates".into())?;
+        ensure(in_place || apart(&read, &written), Invariant::OperandsApart, || "its source overlaps its destination".into())?;
+        ensure(in_place || written.spread == 0, Invariant::WriteFixed, || "where it writes depends on coordinates".into())?;
         Ok(vec![read, written])
     }
 
     fn buffer(&self, id: BufferId) -> Checked<&Buffer> {
-        self.program.buffers.get(id.index()).ok_or_else(|| format!("there is no buffer {}", id.0))
+        self.program.buffers.get(id.index()).ok_or_else(|| Invariant::NamedThing.breach(format!("there is no buffer {}", id.0)))
     }
 
     fn whole(&self, id: BufferId) -> Checked<Access> {
@@ -325,17 +335,17 @@ impl Reader<'_> {
     fn access(&self, place: &Place, dtype: DType, shape: Rc<Shape>, effect: Effect) -> Checked<Access> {
         let buffer = self.buffer(place.buffer)?;
         let name = &buffer.name;
-        ensure(buffer.dtype == dtype, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;
+        ensure(buffer.dtype == dtype, Invariant::OperandType, || format!("buffer `{name}` is {}, not {}", buffer.dtype.name(), dtype.name()))?;
         let spread = greatest(&self.job.mesh, &place.coords)?;
         let end = place.offset.saturating_add(spread).saturating_add(shape.reach());
-        ensure(end <= buffer.elements(), || {
+        ensure(end <= buffer.elements(), Invariant::OperandRange, || {
             format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
         })?;
         // Others are not looked at piece by piece.
         let few = !shape.is_injective() || shape.pieces() <= MOST_PIECES;
-        ensure(few, || format!("it reaches buffer `{name}` in {} pieces, more than {MOST_PIECES}", shape.pieces()))?;
+        ensure(few, Invariant::OperandPieces, || format!("it reaches buffer `{name}` in {} pieces, more than {MOST_PIECES}", shape.pieces()))?;
         if effect != Effect::Read {
-            ensure(shape.is_injective(), || format!("it writes elements of buffer `{name}` twice"))?;
+            ensure(shape.is_injective(), Invariant::WriteInjective, || format!("it writes elements of buffer `{name}` twice"))?;
         }
         Ok(Access { buffer: place.buffer, effect, start: place.offset, spread, shape })
     }

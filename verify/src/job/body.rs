@@ -3,8 +3,9 @@
 use super::access::{Access, Effect, Reader, per_microbatch};
 use super::races::Trace;
 use super::replicas::Flow;
-use super::{At, Checked, JobError, ensure};
 use crate::region::Cover;
+use crate::violation::{Breach, Checked, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
 use ir::op::Real;
 use ir::program::{Action, Arena, Body, Buffer, BufferId, Content, Space};
@@ -61,7 +62,7 @@ struct Life {
 ///
 /// # Errors
 /// The first command that does not fit, or two temporary buffers that would be in each other's way.
-pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &At) -> Result<(Summary, Flow, Trace), JobError> {
+pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Result<(Summary, Flow, Trace), Violation> {
     let buffers = &reader.program.buffers;
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     let mut summary = Summary { touches: BTreeMap::new(), reports: vec![], per_microbatch: None, temporary: 0 };
@@ -69,7 +70,7 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &At) -> Result<
     let mut trace = Trace::default();
     for (k, command) in body.commands.iter().enumerate() {
         let action = &command.action;
-        let here = |what: String| at.command(k, command).error(what);
+        let here = |what: Breach| at.command(k, command).error(what);
         let accesses = reader.accesses(action).map_err(here)?;
         flow.push(reader.program, reader.kernels, k, action, &accesses);
         trace.push(reader.program, &accesses);
@@ -113,11 +114,11 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &At) -> Result<
         let (name, all) = (&buffer.name, (0, buffer.elements()));
         if let Some(k) = life.touch.write {
             let what = || format!("writes only a part of buffer `{name}`, which outlives the call");
-            ensure(life.written.contains(all), what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+            ensure(life.written.contains(all), Invariant::WrittenWhole, what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
         }
         if let Some((k, _)) = life.touch.add {
             let what = || format!("adds only to a part of buffer `{name}`");
-            ensure(life.added.contains(all), what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+            ensure(life.added.contains(all), Invariant::AddedWhole, what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
         }
         summary.touches.insert(*id, life.touch.clone());
     }
@@ -137,36 +138,40 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
     match access.effect {
         Effect::Read | Effect::Replace => {
             if temporary {
-                ensure(defined(life), || format!("it reads buffer `{name}` before that is written"))?;
+                ensure(defined(life), Invariant::ReadBeforeWrite, || format!("it reads buffer `{name}` before that is written"))?;
             } else if life.written.is_empty() || held && !life.written.meets(access.hull()) {
                 life.touch.need.get_or_insert(k);
             } else {
-                ensure(defined(life), || format!("it reads buffer `{name}`, of which only a part is written"))?;
+                ensure(defined(life), Invariant::ReadWhole, || format!("it reads buffer `{name}`, of which only a part is written"))?;
             }
             life.touch.first_read.get_or_insert(k);
             if access.effect == Effect::Replace {
                 life.touch.replace = Some(k);
                 if held && access.spread == 0 {
-                    ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes `{name}` again"))?;
+                    ensure(life.written.insert(&access.shape.runs(start)), Invariant::WrittenOnce, || format!("it writes `{name}` again"))?;
                     life.touch.write.get_or_insert(k);
                 }
             }
         }
         // A part that coordinates tell: all of it was there before, and is.
         Effect::Write if access.spread != 0 => {
-            ensure(held && life.written.is_empty(), || format!("it writes a part of buffer `{name}`, which depends on coordinates"))?;
+            ensure(held && life.written.is_empty(), Invariant::OwnPartWritten, || {
+                format!("it writes a part of buffer `{name}`, which depends on coordinates")
+            })?;
             life.touch.replace = Some(k);
         }
         Effect::Write => {
-            ensure(life.written.insert(&access.shape.runs(start)), || format!("it writes what was already written of buffer `{name}`"))?;
+            ensure(life.written.insert(&access.shape.runs(start)), Invariant::WrittenOnce, || {
+                format!("it writes what was already written of buffer `{name}`")
+            })?;
             life.touch.write.get_or_insert(k);
         }
         Effect::Add => {
-            ensure(!held, || format!("it adds to `{name}`"))?;
+            ensure(!held, Invariant::HeldAdded, || format!("it adds to `{name}`"))?;
             let ready = if temporary || !life.written.is_empty() { defined(life) } else { true };
-            ensure(ready, || format!("it adds to buffer `{name}` before that is filled"))?;
-            ensure(life.touch.first_read.is_none(), || format!("it adds to buffer `{name}` after that was read"))?;
-            ensure(life.added.insert(&access.shape.runs(start)), || format!("it adds to buffer `{name}` a second time"))?;
+            ensure(ready, Invariant::AddedAfterFill, || format!("it adds to buffer `{name}` before that is filled"))?;
+            ensure(life.touch.first_read.is_none(), Invariant::AddedBeforeRead, || format!("it adds to buffer `{name}` after that was read"))?;
+            ensure(life.added.insert(&access.shape.runs(start)), Invariant::AddedOnce, || format!("it adds to buffer `{name}` a second time"))?;
             life.touch.add = Some((life.touch.add.map_or(k, |a| a.0), k));
         }
     }
@@ -174,11 +179,11 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
 }
 
 /// Temporary buffers of an arena that are in use at the same command lie apart.
-fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
+fn apart(buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Result<(), Violation> {
     Space::ALL.into_iter().try_for_each(|space| apart_in(space.temporary(), buffers, lives, at))
 }
 
-fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &At) -> Result<(), JobError> {
+fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, at: &Locus) -> Result<(), Violation> {
     let temporary = |id: &BufferId| buffers[id.index()].arena == arena && buffers[id.index()].bytes() > 0;
     // Beginnings of a command come before its ends.
     let mut turns: Vec<(usize, bool, BufferId)> =
@@ -190,7 +195,11 @@ fn apart_in(arena: Arena, buffers: &[Buffer], lives: &BTreeMap<BufferId, Life>, 
         if ends {
             live.remove(buffer);
         } else if let Err(other) = live.insert(buffer, id) {
-            return Err(at.number(k).error(format!("buffers `{}` and `{}`, both in use, overlap", buffers[other.index()].name, buffer.name)));
+            return Err(at.of(LocusPart::Number(k)).error(Invariant::TemporaryApart.breach(format!(
+                "buffers `{}` and `{}`, both in use, overlap",
+                buffers[other.index()].name,
+                buffer.name
+            ))));
         }
     }
     Ok(())

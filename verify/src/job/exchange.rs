@@ -1,6 +1,8 @@
 //! Communication: groups, and the programs of all stages played against each other.
 
-use super::{At, JobError, Phase, ensure};
+use super::phase::Phase;
+use crate::violation::{Breach, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType};
 use ir::program::{Action, CallSchedule, Channel, Group, Job, Program};
@@ -10,19 +12,19 @@ use std::collections::{HashMap, VecDeque};
 type Key = (Vec<SubAxis>, Vec<u64>);
 
 /// The groups of a stage's program have distinct members that exist, this stage's ranks among them.
-pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &At) -> Result<(), JobError> {
+pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(), Violation> {
     for (g, group) in groups.iter().enumerate() {
-        let fail = |what: String| at.error(format!("group {g}: {what}"));
+        let fail = |breach: Breach| at.of(LocusPart::Group(g)).error(breach);
         for (k, u) in group.subs.iter().enumerate() {
             let axis = mesh.subs.get(u.0 as usize).map(|s| s.axis);
             let within = axis.is_some_and(Axis::within_stage);
-            ensure(within, || format!("axis {} does not tell ranks of a stage apart", u.0)).map_err(fail)?;
-            ensure(!group.subs[..k].contains(u), || format!("axis {} occurs twice", u.0)).map_err(fail)?;
+            ensure(within, Invariant::GroupAxes, || format!("axis {} does not tell ranks of a stage apart", u.0)).map_err(fail)?;
+            ensure(!group.subs[..k].contains(u), Invariant::GroupAxes, || format!("axis {} occurs twice", u.0)).map_err(fail)?;
         }
         if let Some(stages) = &group.stages {
             let known = stages.iter().all(|s| *s < mesh.size(Axis::Pp)) && stages.is_sorted_by(|a, b| a < b);
-            ensure(known, || format!("stages {stages:?} do not all exist, once and in order")).map_err(fail)?;
-            ensure(stages.contains(&stage), || format!("stages {stages:?} do not include this one")).map_err(fail)?;
+            ensure(known, Invariant::GroupStages, || format!("stages {stages:?} do not all exist, once and in order")).map_err(fail)?;
+            ensure(stages.contains(&stage), Invariant::GroupStages, || format!("stages {stages:?} do not include this one")).map_err(fail)?;
         }
     }
     Ok(())
@@ -138,12 +140,12 @@ impl Player<'_> {
     }
 
     /// Where the next event is.
-    fn place(&self, stage: usize, phase: Phase) -> At {
+    fn place(&self, stage: usize, phase: Phase) -> Locus {
         let Some(call) = phase.calls(self.schedule).get(self.call) else {
-            return At::stage(stage as u64).of(&format!("end of {}", phase.name()));
+            return Locus::stage(stage as u64).of(LocusPart::EndOf(phase.name()));
         };
         let body = &self.program.bodies[call.body.index()];
-        let at = At::stage(stage as u64).of(phase.name()).of(&format!("{} microbatch {}", body.name, call.microbatch));
+        let at = Locus::stage(stage as u64).of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch));
         match self.events.0[call.body.index()].get(self.event) {
             Some((k, _)) => at.command(*k, &body.commands[*k]),
             None => at,
@@ -243,7 +245,7 @@ impl<'a> Play<'a> {
     ///
     /// # Errors
     /// Stages that disagree or wait for each other, messages that do not fit or are not received.
-    pub fn run(&mut self, phase: Phase) -> Result<(), JobError> {
+    pub fn run(&mut self, phase: Phase) -> Result<(), Violation> {
         self.phase = phase;
         for p in &mut self.players {
             (p.call, p.event, p.waits) = (0, 0, false);
@@ -262,14 +264,14 @@ impl<'a> Play<'a> {
         let left = self.mail.iter().filter(|m| !m.1.is_empty()).map(|m| *m.0).min();
         match left {
             None => Ok(()),
-            Some((from, to, channel)) => {
-                Err(At::stage(to as u64).of(phase.name()).error(format!("it never receives the last message of stage {from} on {channel}")))
-            }
+            Some((from, to, channel)) => Err(Locus::stage(to as u64)
+                .of(LocusPart::Calls(phase.name()))
+                .error(Invariant::MessageReceived.breach(format!("it never receives the last message of stage {from} on {channel}")))),
         }
     }
 
     /// Lets a stage take one event if it can, and names the stages that may go on by it.
-    fn act(&mut self, s: usize, event: Event, ready: &mut Vec<usize>) -> Result<bool, JobError> {
+    fn act(&mut self, s: usize, event: Event, ready: &mut Vec<usize>) -> Result<bool, Violation> {
         match event {
             Event::Send { hops, channel, message } => {
                 let to = self.peer(s, hops)?;
@@ -285,9 +287,10 @@ impl<'a> Play<'a> {
                 let from = self.peer(s, hops)?;
                 let Some((sent, microbatch, site)) = self.mail.entry((from, s, channel)).or_default().pop_front() else { return Ok(false) };
                 let what = || format!("stage {from} sends {} {}", sent.count, sent.dtype.name());
-                ensure(sent == message, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                ensure(sent == message, Invariant::MessageType, what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
                 let what = || format!("stage {from} sends what it has of microbatch {microbatch}");
-                ensure(microbatch == self.microbatch(s), what).map_err(|e| self.players[s].place(s, self.phase).error(e))?;
+                ensure(microbatch == self.microbatch(s), Invariant::MessageMicrobatch, what)
+                    .map_err(|e| self.players[s].place(s, self.phase).error(e))?;
                 self.matches.message(site, self.site(s));
                 ready.push(from);
             }
@@ -297,7 +300,9 @@ impl<'a> Play<'a> {
                 let meeting = self.meetings.entry(key).or_insert(Meeting { first: s, terms, come: 0 });
                 if meeting.terms != terms {
                     let other = self.players[meeting.first].place(meeting.first, self.phase);
-                    return Err(self.players[s].place(s, self.phase).error(format!("another member of the group has come to {other}")));
+                    return Err(self.players[s]
+                        .place(s, self.phase)
+                        .error(Invariant::MembersAgree.breach(format!("another member of the group has come to {other}"))));
                 }
                 meeting.come += 1;
                 if meeting.come < stages.len() {
@@ -334,13 +339,13 @@ impl<'a> Play<'a> {
         self.phase.calls(p.schedule)[p.call].microbatch
     }
 
-    fn peer(&self, s: usize, hops: i64) -> Result<usize, JobError> {
+    fn peer(&self, s: usize, hops: i64) -> Result<usize, Violation> {
         let there = (s as u64).checked_add_signed(hops).map(|t| t as usize).filter(|t| *t < self.players.len() && hops != 0);
-        there.ok_or_else(|| self.players[s].place(s, self.phase).error(format!("there is no stage {hops} further on")))
+        there.ok_or_else(|| self.players[s].place(s, self.phase).error(Invariant::MessagePeer.breach(format!("there is no stage {hops} further on"))))
     }
 
     /// Who waits for whom, from a stage that cannot go on.
-    fn deadlock(&mut self, from: usize) -> JobError {
+    fn deadlock(&mut self, from: usize) -> Violation {
         let (mut s, mut told) = (from, vec![]);
         while let Some(event) = self.players[s].next(self.phase).filter(|_| !told.contains(&s)) {
             told.push(s);
@@ -361,7 +366,9 @@ impl<'a> Play<'a> {
             };
         }
         let chain: Vec<String> = told[1..].iter().chain([&s]).take(6).map(|t| self.players[*t].place(*t, self.phase).to_string()).collect();
-        self.players[from].place(from, self.phase).error(format!("it waits forever, for {}", chain.join(", which waits for ")))
+        self.players[from]
+            .place(from, self.phase)
+            .error(Invariant::NoDeadlock.breach(format!("it waits forever, for {}", chain.join(", which waits for "))))
     }
 }
 

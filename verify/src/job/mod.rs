@@ -74,6 +74,7 @@ mod cells;
 mod exchange;
 mod held;
 mod order;
+mod phase;
 mod races;
 mod replicas;
 #[cfg(test)]
@@ -81,112 +82,18 @@ mod tests;
 
 pub use exchange::least_in_flight;
 
+use crate::violation::{Checked, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use access::{Facts, Reader};
 use body::Summary;
 use exchange::{Events, Play};
 use ir::mesh::{Axis, Mesh};
 use ir::module::Settled;
 use ir::op::DType;
-use ir::program::{Action, Call, CallSchedule, Command, Job, Program};
+use ir::program::{CallSchedule, Job, Program};
+use phase::Phase;
 use races::Trace;
 use replicas::Flow;
-use std::fmt;
-
-/// A job that could go wrong at run time: a bug in mcc.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {what}")]
-pub struct JobError {
-    /// `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1 stages on)`.
-    pub place: String,
-    pub what: String,
-}
-
-type Checked<T = ()> = Result<T, String>;
-
-fn ensure(condition: bool, what: impl FnOnce() -> String) -> Checked {
-    if condition { Ok(()) } else { Err(what()) }
-}
-
-/// A place in a job, for errors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct At(String);
-
-impl At {
-    fn stage(stage: u64) -> At {
-        At(format!("stage {stage}"))
-    }
-
-    fn of(&self, part: &str) -> At {
-        At(format!("{}, {part}", self.0))
-    }
-
-    fn number(&self, k: usize) -> At {
-        self.of(&format!("command {k}"))
-    }
-
-    fn command(&self, k: usize, command: &Command) -> At {
-        self.of(&format!("command {k} ({})", describe_command(command)))
-    }
-
-    fn error(&self, what: String) -> JobError {
-        JobError { place: self.0.clone(), what }
-    }
-}
-
-/// `send of 64 f32 to 1 stages on, channel 0 for layers.3`.
-pub(crate) fn describe_command(command: &Command) -> String {
-    let what = match &command.action {
-        Action::Launch { kernel, .. } => format!("launch of kernel {}", kernel.0),
-        Action::Collective { kind, group, dtype, count, .. } => format!("{} of {count} {} in group {}", kind.name(), dtype.name(), group.0),
-        Action::Send { hops, channel, dtype, count, .. } => format!("send of {count} {} to {hops} stages on, {channel}", dtype.name()),
-        Action::Recv { hops, channel, dtype, count, .. } => format!("recv of {count} {} from {hops} stages on, {channel}", dtype.name()),
-        Action::Copy { dtype, count, .. } => format!("copy of {count} {}", dtype.name()),
-        Action::Fill { buffer, .. } => format!("fill of buffer {}", buffer.0),
-        Action::Load { input, .. } => format!("load of input {input}"),
-        Action::Report { report, .. } => format!("report {report}"),
-        Action::Limit { most, .. } => format!("limit to {most}"),
-        Action::Record { event } => format!("record of event {event}"),
-        Action::Wait { event } => format!("wait for event {event}"),
-    };
-    let scope = &command.origin.scope;
-    let why = if scope.is_empty() { String::new() } else { format!(" for {scope}") };
-    format!("{what}{why}")
-}
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
-/// on all ranks alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Train,
-    Update,
-    Eval,
-}
-
-impl Phase {
-    const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
-
-    fn name(self) -> &'static str {
-        match self {
-            Phase::Train => "train",
-            Phase::Update => "update",
-            Phase::Eval => "eval",
-        }
-    }
-
-    fn calls(self, schedule: &CallSchedule) -> &[Call] {
-        match self {
-            Phase::Train => &schedule.train,
-            Phase::Update => &schedule.update,
-            Phase::Eval => &schedule.eval,
-        }
-    }
-}
 
 /// What the bodies of a program do.
 struct Class {
@@ -200,7 +107,7 @@ struct Class {
 ///
 /// # Errors
 /// The first that does not hold, and where.
-pub fn verify(job: &Job) -> Result<(), JobError> {
+pub fn verify(job: &Job) -> Result<(), Violation> {
     verify_settled(job, Settled::All)
 }
 
@@ -209,20 +116,23 @@ pub fn verify(job: &Job) -> Result<(), JobError> {
 ///
 /// # Errors
 /// The first that does not hold, and where.
-pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), JobError> {
-    let whole = At("job".into());
+pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
+    let whole = Locus::from(LocusPart::Job);
     mesh(job).map_err(|e| whole.error(e))?;
     inputs(job).map_err(|e| whole.error(e))?;
     for (k, kernel) in job.kernels.iter().enumerate() {
-        kernel.verify().map_err(|e| At(format!("kernel {k}")).error(e.to_string()))?;
+        kernel.verify().map_err(|e| Locus::from(LocusPart::Kernel(k)).error(Invariant::KernelSound.breach(e.to_string())))?;
     }
     let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
     let mut classes: Vec<Option<Class>> = job.programs.iter().map(|_| None).collect();
     let mut checked: Vec<(u32, &CallSchedule)> = vec![];
     let mut evaluated = None;
     for (s, stage) in job.stages.iter().enumerate() {
-        let at = At::stage(s as u64);
-        let program = job.programs.get(stage.program as usize).ok_or_else(|| at.error(format!("there is no program {}", stage.program)))?;
+        let at = Locus::stage(s as u64);
+        let program = job
+            .programs
+            .get(stage.program as usize)
+            .ok_or_else(|| at.error(Invariant::StageProgram.breach(format!("there is no program {}", stage.program))))?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
         let class = match &mut classes[stage.program as usize] {
             Some(class) => class,
@@ -234,13 +144,13 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), JobError> {
             if settled >= Settled::All {
                 races::check(&job.mesh, &job.kernels, program, &stage.schedule, &class.traces, &at)?;
             }
-            ensure(alike, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
+            ensure(alike, Invariant::ReportsAgree, || "its evaluation reports other numbers than stage 0's".into()).map_err(|e| at.error(e))?;
             checked.push((stage.program, &stage.schedule));
         }
         held::stage(job, stage, &at)?;
     }
     if let Some(p) = classes.iter().position(Option::is_none) {
-        return Err(whole.error(format!("no stage runs program {p}")));
+        return Err(whole.error(Invariant::ProgramRuns.breach(format!("no stage runs program {p}"))));
     }
     let of_stages: Vec<&Class> = job.stages.iter().filter_map(|s| classes[s.program as usize].as_ref()).collect();
     let events: Vec<&Events> = of_stages.iter().map(|c| &c.events).collect();
@@ -255,14 +165,14 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), JobError> {
 fn mesh(job: &Job) -> Checked {
     let mesh: &Mesh = &job.mesh;
     let ranks = mesh.subs.iter().try_fold(1u64, |n, s| n.checked_mul(s.size)).filter(|n| *n < 1 << 48);
-    ensure(mesh.subs.len() <= 64, || format!("its mesh has {} axes", mesh.subs.len()))?;
-    ensure(ranks.is_some_and(|n| n > 0), || "its mesh has an empty axis, or too many ranks".into())?;
+    ensure(mesh.subs.len() <= 64, Invariant::MeshSize, || format!("its mesh has {} axes", mesh.subs.len()))?;
+    ensure(ranks.is_some_and(|n| n > 0), Invariant::MeshSize, || "its mesh has an empty axis, or too many ranks".into())?;
     for (axis, n, what) in [(Axis::Microbatch, job.microbatches, "microbatches"), (Axis::Pp, job.stages.len() as u64, "stages")] {
-        ensure(mesh.of(axis).count() <= 1, || format!("its mesh has axis `{axis}` in parts"))?;
-        ensure(mesh.size(axis) == n, || format!("{n} {what}, {} in its mesh", mesh.size(axis)))?;
+        ensure(mesh.of(axis).count() <= 1, Invariant::MeshSize, || format!("its mesh has axis `{axis}` in parts"))?;
+        ensure(mesh.size(axis) == n, Invariant::MeshFits, || format!("{n} {what}, {} in its mesh", mesh.size(axis)))?;
     }
-    ensure(job.microbatches <= u64::from(u32::MAX), || format!("{} microbatches", job.microbatches))?;
-    ensure(job.in_flight > 0, || "its channels take no message".into())
+    ensure(job.microbatches <= u64::from(u32::MAX), Invariant::MeshSize, || format!("{} microbatches", job.microbatches))?;
+    ensure(job.in_flight > 0, Invariant::ChannelRoom, || "its channels take no message".into())
 }
 
 /// Of inputs of integers it is said what they may hold, in order.
@@ -272,7 +182,7 @@ fn inputs(job: &Job) -> Checked {
             Some(all) => input.dtype == DType::I32 && all.iter().all(|i| i.least <= i.most) && all.windows(2).all(|w| w[0].most < w[1].least),
             None => input.dtype != DType::I32,
         };
-        ensure(said, || format!("what input `{}` may hold is not said as it has to be", input.name))
+        ensure(said, Invariant::InputRange, || format!("what input `{}` may hold is not said as it has to be", input.name))
     })
 }
 
@@ -282,18 +192,18 @@ fn whole_params(job: &Job) -> Checked {
     job.stages.iter().flat_map(|s| &s.params).for_each(|p| there[*p as usize] = true);
     match there.iter().position(|t| !t) {
         None => Ok(()),
-        Some(p) => Err(format!("no stage has parameter `{}`", job.params[p].name)),
+        Some(p) => Err(Invariant::ParameterPlaced.breach(format!("no stage has parameter `{}`", job.params[p].name))),
     }
 }
 
-fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], settled: Settled, at: &At) -> Result<Class, JobError> {
+fn check_bodies(job: &Job, program: &Program, kernels: &[Facts], settled: Settled, at: &Locus) -> Result<Class, Violation> {
     if settled >= Settled::Memory {
         held::arenas(program, at)?;
     }
     let reader = Reader { job, program, kernels };
     let (mut bodies, mut flows, mut traces) = (vec![], vec![], vec![]);
     for b in &program.bodies {
-        let (summary, flow, trace) = body::check(&reader, b, settled, &at.of(&b.name))?;
+        let (summary, flow, trace) = body::check(&reader, b, settled, &at.body(&b.name))?;
         bodies.push(summary);
         flows.push(flow);
         traces.push(trace);

@@ -2,7 +2,9 @@
 
 use super::body::{Summary, Touch, is_held};
 use super::held::ALIGN;
-use super::{At, JobError, Phase, ensure};
+use super::phase::Phase;
+use crate::violation::{Breach, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
 use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,15 +34,15 @@ pub fn check(
     schedule: &CallSchedule,
     bodies: &[Summary],
     settled: Settled,
-    at: &At,
-) -> Result<BTreeSet<u32>, JobError> {
+    at: &Locus,
+) -> Result<BTreeSet<u32>, Violation> {
     let placed = settled >= Settled::Memory;
     if placed {
         slots(job, program, schedule, at)?;
     }
     let mut uses = vec![];
     for phase in Phase::ALL {
-        let at = at.of(phase.name());
+        let at = at.of(LocusPart::Calls(phase.name()));
         uses.push(calls(job, program, schedule, bodies, phase, &at)?);
         if placed {
             stash(program, schedule, bodies, phase, &at)?;
@@ -48,29 +50,32 @@ pub fn check(
         }
     }
     for (b, body) in program.bodies.iter().enumerate() {
-        ensure(uses.iter().any(|u| u[b].is_some()), || format!("body `{}` is never called", body.name)).map_err(|e| at.error(e))?;
+        ensure(uses.iter().any(|u| u[b].is_some()), Invariant::BodyCalled, || format!("body `{}` is never called", body.name))
+            .map_err(|e| at.error(e))?;
     }
     // A step is a training pass with its update, whose calls come after.
     let later = schedule.train.len();
     let step: Vec<Option<Use>> =
         uses[0].iter().zip(&uses[1]).map(|(t, u)| t.or(u.map(|u| Use { first: u.first + later, last: u.last + later, ..u }))).collect();
-    persistent(program, bodies, &step, Some(later), &at.of("step"))?;
-    persistent(program, bodies, &uses[2], None, &at.of(Phase::Eval.name()))?;
+    persistent(program, bodies, &step, Some(later), &at.of(LocusPart::Calls("step")))?;
+    persistent(program, bodies, &uses[2], None, &at.of(LocusPart::Calls(Phase::Eval.name())))?;
     reports(job, program, schedule, bodies, &uses, at)
 }
 
 /// Every stash of a program has slots in the memory of temporary buffers.
-fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &At) -> Result<(), JobError> {
+fn slots(job: &Job, program: &Program, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
     let stashes = program.stashes.len();
-    ensure(schedule.slots.len() == stashes, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
+    ensure(schedule.slots.len() == stashes, Invariant::StashSlots, || format!("numbers of slots for {} of {stashes} stashes", schedule.slots.len()))
         .map_err(|e| at.error(e))?;
     for Slots { count, at: begin } in &schedule.slots {
-        ensure(*count > 0, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
-        ensure(u64::from(*count) <= job.microbatches, || format!("{count} slots for {} microbatches", job.microbatches)).map_err(|e| at.error(e))?;
-        ensure(begin.is_multiple_of(ALIGN), || format!("a stash begins at {begin}, not a multiple of {ALIGN}")).map_err(|e| at.error(e))?;
+        ensure(*count > 0, Invariant::StashSlots, || "a stash has no slot".into()).map_err(|e| at.error(e))?;
+        ensure(u64::from(*count) <= job.microbatches, Invariant::StashSlots, || format!("{count} slots for {} microbatches", job.microbatches))
+            .map_err(|e| at.error(e))?;
+        ensure(begin.is_multiple_of(ALIGN), Invariant::StashAligned, || format!("a stash begins at {begin}, not a multiple of {ALIGN}"))
+            .map_err(|e| at.error(e))?;
     }
     let size = schedule.arena_bytes(program)[Arena::Temporary as usize];
-    ensure(size <= MOST_BYTES, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))
+    ensure(size <= MOST_BYTES, Invariant::TemporarySize, || format!("temporary memory has {size} bytes")).map_err(|e| at.error(e))
 }
 
 /// Whether bodies of a kind are called in a phase.
@@ -83,27 +88,29 @@ fn belongs(kind: BodyKind, phase: Phase) -> bool {
 }
 
 /// Every body is called once, or once for every microbatch where that makes a difference.
-fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<Vec<Option<Use>>, JobError> {
+fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<Vec<Option<Use>>, Violation> {
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
     let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
     for (c, call) in phase.calls(schedule).iter().enumerate() {
-        let fail = |what: String| at.error(format!("call {c}: {what}"));
+        let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
         let (b, k) = (call.body.index(), call.microbatch as usize);
-        let body = program.bodies.get(b).ok_or_else(|| fail(format!("there is no body {b}")))?;
-        ensure(k < m, || format!("there is no microbatch {k}")).map_err(fail)?;
-        ensure(belongs(body.kind, phase), || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
+        let body = program.bodies.get(b).ok_or_else(|| fail(Invariant::CallExists.breach(format!("there is no body {b}"))))?;
+        ensure(k < m, Invariant::CallExists, || format!("there is no microbatch {k}")).map_err(fail)?;
+        ensure(belongs(body.kind, phase), Invariant::CallPhase, || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
         seen[b].resize(m, false);
-        ensure(!seen[b][k], || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
+        ensure(!seen[b][k], Invariant::CalledOnce, || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
         let done = |kind: BodyKind| program.bodies.iter().zip(&seen).any(|(f, s)| f.kind == kind && s.get(k) == Some(&true));
         match body.kind {
-            BodyKind::Backward(l) => {
-                ensure(done(BodyKind::Forward(l)), || format!("`{}` comes before the forward pass of microbatch {k}", body.name))
-            }
+            BodyKind::Backward(l) => ensure(done(BodyKind::Forward(l)), Invariant::PassOrder, || {
+                format!("`{}` comes before the forward pass of microbatch {k}", body.name)
+            }),
             // A stage may have weight gradients alone.
             BodyKind::Weight(l) => {
                 let passes = program.bodies.iter().any(|b| b.kind == BodyKind::Backward(l));
-                ensure(!passes || done(BodyKind::Backward(l)), || format!("`{}` comes before the backward pass of microbatch {k}", body.name))
+                ensure(!passes || done(BodyKind::Backward(l)), Invariant::PassOrder, || {
+                    format!("`{}` comes before the backward pass of microbatch {k}", body.name)
+                })
             }
             BodyKind::Prologue | BodyKind::Forward(_) | BodyKind::Reduce | BodyKind::Update => Ok(()),
         }
@@ -119,14 +126,14 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
             BodyKind::Prologue => u.count == m || u.count == 1 && summary.per_microbatch.is_none(),
             BodyKind::Reduce | BodyKind::Update => u.count == 1 && (m == 1 || summary.per_microbatch.is_none()),
         };
-        ensure(right, || format!("`{}` is called for {} of {m} microbatches", body.name, u.count)).map_err(|e| at.error(e))?;
+        ensure(right, Invariant::CallCount, || format!("`{}` is called for {} of {m} microbatches", body.name, u.count)).map_err(|e| at.error(e))?;
     }
     Ok(uses)
 }
 
 /// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
 /// microbatch last had the slot.
-fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
     let calls = phase.calls(schedule);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
@@ -134,16 +141,17 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
     for &b in &called {
         for (id, touch) in of(b) {
             let name = || &program.buffers[id.index()].name;
-            ensure(touch.add.is_none(), || format!("`{}` adds to `{}` in the stash", program.bodies[b].name, name())).map_err(|e| at.error(e))?;
+            ensure(touch.add.is_none(), Invariant::StashAdded, || format!("`{}` adds to `{}` in the stash", program.bodies[b].name, name()))
+                .map_err(|e| at.error(e))?;
             if touch.write.is_some()
                 && let Some(other) = writer.insert(*id, b)
             {
-                return Err(at.error(format!(
+                return Err(at.error(Invariant::StashAdded.breach(format!(
                     "`{}` and `{}` both write `{}` in the stash",
                     program.bodies[other].name,
                     program.bodies[b].name,
                     name()
-                )));
+                ))));
             }
         }
     }
@@ -155,9 +163,9 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             let all = needs.entry(b).or_default().entry(stash).or_default();
             let Some(k) = touch.need else { continue };
             let from = writer.get(id).ok_or_else(|| {
-                at.of(&program.bodies[b].name)
+                at.body(&program.bodies[b].name)
                     .command(k, &program.bodies[b].commands[k])
-                    .error(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name))
+                    .error(Invariant::StashWritten.breach(format!("nothing writes buffer `{}`, which it reads", program.buffers[id.index()].name)))
             })?;
             all.entry(*from).or_insert((*id, k));
         }
@@ -169,19 +177,22 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             let slots = &mut stashes[*stash];
             let k = call.microbatch as usize % slots.len();
             let (owner, ran) = &mut slots[k];
-            let error = |k: usize, what: String| {
-                at.of(&format!("{} microbatch {}", program.bodies[b].name, call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
+            let error = |k: usize, what: Breach| {
+                at.of(LocusPart::Pass(program.bodies[b].name.clone(), call.microbatch)).command(k, &program.bodies[b].commands[k]).error(what)
             };
             let name = |id: &BufferId| &program.buffers[id.index()].name;
             if *owner != call.microbatch {
                 let before = std::mem::replace(owner, call.microbatch);
                 if let Some((id, k)) = needs.values().next() {
-                    return Err(error(*k, format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", name(id))));
+                    return Err(error(
+                        *k,
+                        Invariant::StashOwner.breach(format!("the stash's slot holds microbatch {before}, not buffer `{}` of this one", name(id))),
+                    ));
                 }
                 ran.clear();
             }
             if let Some((_, (id, k))) = needs.iter().find(|(from, _)| !ran.contains(from)) {
-                return Err(error(*k, format!("it reads buffer `{}` before that is written", name(id))));
+                return Err(error(*k, Invariant::StashWritten.breach(format!("it reads buffer `{}` before that is written", name(id)))));
             }
             ran.push(b);
         }
@@ -191,7 +202,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
 
 /// Nothing lies where a stash is from the first to the last call of a phase that touch it: temporary buffers of the calls meanwhile end before it, and
 /// what else is stashed meanwhile lies apart. Nothing is stashed from phase to phase ([`stash`]), so phases share their memory.
-fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &At) -> Result<(), JobError> {
+fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
     let calls = phase.calls(schedule);
     let touched = |summary: &Summary| -> BTreeSet<usize> {
         let buffers = summary.touches.keys().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash);
@@ -212,14 +223,16 @@ fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
         let (from, to) = bytes(*k);
         if let Some(call) = calls[*first..=*last].iter().find(|call| bodies[call.body.index()].temporary > from) {
             let (name, end) = (&program.bodies[call.body.index()].name, bodies[call.body.index()].temporary);
-            return Err(at.of(name).error(format!("its temporary buffers end at {end}, stash {k}, which is in use, begins at {from}")));
+            return Err(at.body(name).error(
+                Invariant::StashFromTemporary.breach(format!("its temporary buffers end at {end}, stash {k}, which is in use, begins at {from}")),
+            ));
         }
         let meets = |other: &usize, life: &(usize, usize)| {
             let (begin, end) = bytes(*other);
             life.0 <= *last && *first <= life.1 && begin < to && from < end
         };
         if let Some((other, _)) = lives.range(k + 1..).find(|(other, life)| meets(other, life)) {
-            return Err(at.error(format!("stashes {k} and {other}, both in use, overlap")));
+            return Err(at.error(Invariant::StashesApart.breach(format!("stashes {k} and {other}, both in use, overlap"))));
         }
     }
     Ok(())
@@ -243,7 +256,7 @@ impl Part<'_> {
 }
 
 /// What passes through the persistent arena in a run of calls. `update` is where the update's calls begin, if there are some.
-fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &At) -> Result<(), JobError> {
+fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let mut parts: BTreeMap<BufferId, Vec<Part>> = BTreeMap::new();
     for (body, summary) in bodies.iter().enumerate() {
         let Some(calls) = uses[body] else { continue };
@@ -269,34 +282,36 @@ fn persistent(program: &Program, bodies: &[Summary], uses: &[Option<Use>], updat
                 Content::Table { .. } | Content::Accumulator | Content::Activation => false,
             };
             let written = parts.get(&BufferId(k as u32)).is_some_and(|parts| parts.iter().any(|p| p.touch.write.is_some()));
-            ensure(!renewed || written, || format!("no call updates `{}`", buffer.name)).map_err(|e| at.error(e))?;
+            ensure(!renewed || written, Invariant::StatesRenewed, || format!("no call updates `{}`", buffer.name)).map_err(|e| at.error(e))?;
         }
     }
     Ok(())
 }
 
 /// The error of one of a body's commands.
-fn fail(program: &Program, at: &At, part: &Part, command: usize, what: String) -> JobError {
+fn fail(program: &Program, at: &Locus, part: &Part, command: usize, what: Breach) -> Violation {
     let body = &program.bodies[part.body];
-    at.of(&body.name).command(command, &body.commands[command]).error(what)
+    at.body(&body.name).command(command, &body.commands[command]).error(what)
 }
 
 /// Parameters and states are replaced in an update, once; tables never.
-fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &At) -> Result<(), JobError> {
+fn held(program: &Program, id: BufferId, parts: &[Part], update: Option<usize>, at: &Locus) -> Result<(), Violation> {
     let buffer = &program.buffers[id.index()];
     let mut replaced = false;
     for part in parts {
         let Some(k) = part.touch.write.or(part.touch.replace) else { continue };
         let in_update = update.is_some_and(|u| part.calls.first >= u) && !matches!(buffer.content, Content::Table { .. });
-        ensure(in_update, || format!("it writes `{}` outside of an update", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
-        ensure(part.calls.count == 1 && !replaced, || format!("it writes `{}` again", buffer.name)).map_err(|e| fail(program, at, part, k, e))?;
+        ensure(in_update, Invariant::HeldInUpdate, || format!("it writes `{}` outside of an update", buffer.name))
+            .map_err(|e| fail(program, at, part, k, e))?;
+        ensure(part.calls.count == 1 && !replaced, Invariant::ChangedOnce, || format!("it writes `{}` again", buffer.name))
+            .map_err(|e| fail(program, at, part, k, e))?;
         replaced = true;
     }
     Ok(())
 }
 
 /// Other buffers are written by one call, before all reads. A sum is set to zero by it; then come all additions, then reads.
-fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), JobError> {
+fn made(program: &Program, id: BufferId, parts: &[Part], at: &Locus) -> Result<(), Violation> {
     let name = &program.buffers[id.index()].name;
     let mut written: Option<Moment> = None;
     let mut fill = None;
@@ -304,7 +319,7 @@ fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), 
     for part in parts {
         if let Some(k) = part.touch.write {
             let again = part.calls.count > 1 || written.is_some();
-            ensure(!again, || format!("more than one call writes `{name}`, which does not belong to a microbatch"))
+            ensure(!again, Invariant::MadeOnce, || format!("more than one call writes `{name}`, which does not belong to a microbatch"))
                 .map_err(|e| fail(program, at, part, k, e))?;
             written = Some(part.first(k));
             fill = part.touch.fill.map(|value| (part, k, value));
@@ -313,24 +328,30 @@ fn made(program: &Program, id: BufferId, parts: &[Part], at: &At) -> Result<(), 
             added = added.max(Some(part.last(k)));
         }
         if let Some(k) = part.touch.replace {
-            ensure(part.calls.count == 1, || format!("each of its calls changes `{name}` in place")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(part.calls.count == 1, Invariant::ReplacedOnce, || format!("each of its calls changes `{name}` in place"))
+                .map_err(|e| fail(program, at, part, k, e))?;
         }
     }
     for part in parts {
         if let Some((k, _)) = part.touch.add {
             let ready = written.is_some_and(|w| w < part.first(k));
-            ensure(ready, || format!("it adds to `{name}` before that is set to zero")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(ready, Invariant::SumFilled, || format!("it adds to `{name}` before that is set to zero"))
+                .map_err(|e| fail(program, at, part, k, e))?;
             if let Some((filler, f, value)) = fill {
-                ensure(value.0 == 0.0, || format!("the sum `{name}` begins at {value}")).map_err(|e| fail(program, at, filler, f, e))?;
+                ensure(value.0 == 0.0, Invariant::SumFromZero, || format!("the sum `{name}` begins at {value}"))
+                    .map_err(|e| fail(program, at, filler, f, e))?;
             }
         }
         if let Some(k) = part.touch.first_read {
             let complete = added.is_none_or(|a| a < part.first(k));
-            ensure(complete, || format!("it reads the sum `{name}` before its last addition")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(complete, Invariant::SumComplete, || format!("it reads the sum `{name}` before its last addition"))
+                .map_err(|e| fail(program, at, part, k, e))?;
             let ready = written.is_some_and(|w| w < part.first(k));
-            ensure(ready, || format!("it reads buffer `{name}` before that is written")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(ready, Invariant::MadeBeforeRead, || format!("it reads buffer `{name}` before that is written"))
+                .map_err(|e| fail(program, at, part, k, e))?;
             let summed = fill.is_none() || added.is_some();
-            ensure(summed, || format!("it reads the sum `{name}`, to which nothing is added")).map_err(|e| fail(program, at, part, k, e))?;
+            ensure(summed, Invariant::SumOfSomething, || format!("it reads the sum `{name}`, to which nothing is added"))
+                .map_err(|e| fail(program, at, part, k, e))?;
         }
     }
     Ok(())
@@ -343,8 +364,8 @@ fn reports(
     schedule: &CallSchedule,
     bodies: &[Summary],
     uses: &[Vec<Option<Use>>],
-    at: &At,
-) -> Result<BTreeSet<u32>, JobError> {
+    at: &Locus,
+) -> Result<BTreeSet<u32>, Violation> {
     let mut evaluated = BTreeSet::new();
     for (phase, uses) in Phase::ALL.into_iter().zip(uses) {
         let mut count = vec![0; job.reports.len()];
@@ -354,7 +375,8 @@ fn reports(
                 count[*report as usize] += u.count;
                 let once = phase != Phase::Update && count[*report as usize] == 1;
                 let what = || format!("`{}` is reported again, or in an update", job.reports[*report as usize]);
-                ensure(once, what).map_err(|e| at.of(&program.bodies[b].name).command(*k, &program.bodies[b].commands[*k]).error(e))?;
+                ensure(once, Invariant::ReportedOnce, what)
+                    .map_err(|e| at.body(&program.bodies[b].name).command(*k, &program.bodies[b].commands[*k]).error(e))?;
             }
         }
         for (report, (name, n)) in job.reports.iter().zip(count).enumerate() {
@@ -363,7 +385,8 @@ fn reports(
                 Phase::Update => false,
                 Phase::Eval => report == 0 && !schedule.eval.is_empty(),
             };
-            ensure(n == 1 || !due, || format!("`{name}` is not reported")).map_err(|e| at.of(phase.name()).error(e))?;
+            ensure(n == 1 || !due, Invariant::ReportDue, || format!("`{name}` is not reported"))
+                .map_err(|e| at.of(LocusPart::Calls(phase.name())).error(e))?;
             if phase == Phase::Eval && n == 1 {
                 evaluated.insert(report as u32);
             }

@@ -23,7 +23,9 @@
 use super::access::Facts;
 use super::access::{Access, Effect};
 use super::cells::{Bytes, Homes, Streams, Touch};
-use super::{At, JobError, Phase, ensure};
+use super::phase::Phase;
+use crate::violation::{Breach, ensure};
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
 use ir::program::{Action, Call, CallSchedule, Channel, Command, GroupId, Program, Slots, Space, Stream};
@@ -134,7 +136,7 @@ struct Order<'a> {
 ///
 /// # Errors
 /// The first command that does not keep to them.
-pub fn check(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &At) -> Result<(), JobError> {
+pub fn check(mesh: &Mesh, kernels: &[Kernel], program: &Program, schedule: &CallSchedule, traces: &[Trace], at: &Locus) -> Result<(), Violation> {
     queues(mesh, kernels, program, at)?;
     Order::new(program, &schedule.slots, traces).steps(schedule, at)
 }
@@ -163,7 +165,7 @@ fn own_stream(kernels: &[Kernel], program: &Program, action: &Action) -> Stream 
 }
 
 /// Who may be on which stream.
-fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &At) -> Result<(), JobError> {
+fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &Locus) -> Result<(), Violation> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Queue {
         Event(u32),
@@ -181,7 +183,7 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &At) -> Result
     let mut streams: BTreeMap<Queue, Stream> = BTreeMap::new();
     for body in &program.bodies {
         for (k, command) in body.commands.iter().enumerate() {
-            let fail = |what: String| at.of(&body.name).command(k, command).error(what);
+            let fail = |what: Breach| at.body(&body.name).command(k, command).error(what);
             let queue = match &command.action {
                 Action::Record { event } => Queue::Event(*event),
                 Action::Collective { group, .. } => members(*group),
@@ -196,13 +198,15 @@ fn queues(mesh: &Mesh, kernels: &[Kernel], program: &Program, at: &At) -> Result
                 | Action::Limit { .. } => {
                     let own = own_stream(kernels, program, &command.action);
                     let fits = [Stream::Compute, own].contains(&command.stream);
-                    ensure(fits, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
+                    ensure(fits, Invariant::OwnStream, || format!("it is on stream {}", command.stream.name())).map_err(fail)?;
                     continue;
                 }
             };
             let first = *streams.entry(queue).or_insert(command.stream);
-            ensure(first == command.stream, || format!("it is on stream {}, others like it on {}", command.stream.name(), first.name()))
-                .map_err(fail)?;
+            ensure(first == command.stream, Invariant::OneStream, || {
+                format!("it is on stream {}, others like it on {}", command.stream.name(), first.name())
+            })
+            .map_err(fail)?;
         }
     }
     Ok(())
@@ -268,7 +272,7 @@ impl<'a> Order<'a> {
     }
 
     /// Follows any number of steps and evaluations.
-    fn steps(&mut self, schedule: &CallSchedule, at: &At) -> Result<(), JobError> {
+    fn steps(&mut self, schedule: &CallSchedule, at: &Locus) -> Result<(), Violation> {
         let start = self.number(State {
             clocks: [[0; STREAMS]; STREAMS],
             events: vec![[0; STREAMS]; self.waiters.len()],
@@ -286,7 +290,7 @@ impl<'a> Order<'a> {
     }
 
     /// The state after a phase that begins in this one.
-    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &At) -> Result<usize, JobError> {
+    fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &Locus) -> Result<usize, Violation> {
         let mut now = from;
         for (c, call) in phase.calls(schedule).iter().enumerate() {
             let (body, microbatch) = (call.body.index(), call.microbatch as usize);
@@ -299,8 +303,9 @@ impl<'a> Order<'a> {
             for k in 0..self.bodies[body].len() {
                 self.step(&mut state, body, k, microbatch).map_err(|race| {
                     let body = &self.program.bodies[body];
-                    let here = at.of(phase.name()).of(&format!("{} microbatch {}", body.name, call.microbatch)).command(k, &body.commands[k]);
-                    here.error(self.explain(&race, phase.calls(schedule), c, k))
+                    let here =
+                        at.of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch)).command(k, &body.commands[k]);
+                    here.error(Invariant::NoRace.breach(self.explain(&race, phase.calls(schedule), c, k)))
                 })?;
             }
             state.normalise(&self.users, &self.waiters, self.used);
@@ -359,7 +364,7 @@ impl<'a> Order<'a> {
                 Act::Record(_) | Act::Wait(_) => false,
             });
             if let Some(other) = other {
-                let other = At(body.name.clone()).command(other, &body.commands[other]);
+                let other = Locus::from(LocusPart::Body(body.name.clone())).command(other, &body.commands[other]);
                 return format!("nothing orders it after {other} on stream {stream}, which {verb} the same memory");
             }
         }
@@ -383,7 +388,7 @@ struct Race {
 /// Calls that the check of a stage looks at.
 #[cfg(test)]
 pub fn distinct_calls(job: &ir::program::Job, stage: usize) -> usize {
-    let at = At::stage(stage as u64);
+    let at = Locus::stage(stage as u64);
     let ir::program::Stage { program, schedule, .. } = &job.stages[stage];
     let program = &job.programs[*program as usize];
     let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();

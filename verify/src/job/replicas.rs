@@ -7,7 +7,9 @@
 
 use super::access::{Access, Effect, Facts};
 use super::exchange::{Matches, Site};
-use super::{At, JobError, Phase, ensure};
+use super::phase::Phase;
+use crate::violation::{Checked, ensure};
+use crate::{Invariant, Locus, Violation};
 use ir::dim::{Base, IndexMap, Linear};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, Scalar};
@@ -134,7 +136,7 @@ struct Analysis<'a> {
 ///
 /// # Errors
 /// The first value that differs where it must not.
-pub fn check(job: &Job, flows: &[&[Flow]], matches: &Matches) -> Result<(), JobError> {
+pub fn check(job: &Job, flows: &[&[Flow]], matches: &Matches) -> Result<(), Violation> {
     let of = |axis: Axis| job.mesh.of(axis).fold(0, |set, u| set | axes([&u]));
     let mut analysis = Analysis { job, given: HashMap::new(), matches, ranks: of(Axis::Dp) | of(Axis::Cp) | of(Axis::Tp), pp: of(Axis::Pp) };
     let mut order: Vec<usize> = (0..flows.len()).collect();
@@ -160,7 +162,7 @@ enum Errors {
 }
 
 impl Analysis<'_> {
-    fn stage(&mut self, s: usize, flows: &[Flow], errors: Errors) -> Result<(), JobError> {
+    fn stage(&mut self, s: usize, flows: &[Flow], errors: Errors) -> Result<(), Violation> {
         let program = &self.job.programs[self.job.stages[s].program as usize];
         let stage = &self.job.stages[s];
         let held: Vec<Option<Axes>> = program.buffers.iter().map(|b| held(program, stage, b)).collect();
@@ -180,7 +182,7 @@ impl Analysis<'_> {
                     let result = self.step(&mut known, (s, b, *k), step, &parted);
                     if errors == Errors::Now {
                         let body = &program.bodies[b];
-                        result.map_err(|e| At::stage(s as u64).of(&body.name).command(*k, &body.commands[*k]).error(e))?;
+                        result.map_err(|e| Locus::stage(s as u64).body(&body.name).command(*k, &body.commands[*k]).error(e))?;
                     }
                 }
             }
@@ -188,12 +190,12 @@ impl Analysis<'_> {
         for ((buffer, value), differs) in program.buffers.iter().zip(&values).zip(&held) {
             let wrong = differs.map_or(0, |d| value.differs & !d);
             let what = || format!("parts of `{}` are renewed and not gathered along {}", buffer.name, describe(&self.job.mesh, wrong));
-            ensure(wrong == 0 || errors == Errors::Later, what).map_err(|e| At::stage(s as u64).error(e))?;
+            ensure(wrong == 0 || errors == Errors::Later, Invariant::PartsGathered, what).map_err(|e| Locus::stage(s as u64).error(e))?;
         }
         Ok(())
     }
 
-    fn step(&mut self, known: &mut Known, site: Site, step: &Step, parted: &[bool]) -> super::Checked {
+    fn step(&mut self, known: &mut Known, site: Site, step: &Step, parted: &[bool]) -> Checked {
         let mesh = &self.job.mesh;
         let ranks = self.ranks;
         let read = |values: &[Value], from: &[Source]| ranks & from.iter().fold(0, |set, (b, place)| set | values[b.index()].differs | place);
@@ -221,7 +223,7 @@ impl Analysis<'_> {
                 };
                 known.write(mesh, target, value)?;
                 let reduces = matches!(kind, Collective::AllReduce(_));
-                ensure(!reduces || again == 0, || format!("it reduces what is already joined along {}", describe(mesh, again)))
+                ensure(!reduces || again == 0, Invariant::JoinedOnce, || format!("it reduces what is already joined along {}", describe(mesh, again)))
             }
             Step::Send(source) => {
                 *self.given.entry(site).or_default() |= read(known.values, &[*source]);
@@ -235,7 +237,9 @@ impl Analysis<'_> {
             }
             Step::Report(report, source) => {
                 let differs = read(known.values, &[*source]);
-                ensure(differs == 0, || format!("`{}` may differ along {}", self.job.reports[*report as usize], describe(mesh, differs)))
+                ensure(differs == 0, Invariant::ReportAlike, || {
+                    format!("`{}` may differ along {}", self.job.reports[*report as usize], describe(mesh, differs))
+                })
             }
         }
     }
@@ -251,14 +255,16 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    fn write(&mut self, mesh: &Mesh, target: &Target, new: Value) -> super::Checked {
+    fn write(&mut self, mesh: &Mesh, target: &Target, new: Value) -> Checked {
         let b = target.buffer.index();
         if let Some(differs) = self.held[b] {
             // Each rank's own part, until that is gathered.
             let differs = differs | target.along;
             let wrong = new.differs & !differs;
             self.values[b].differs = if target.whole { new.differs } else { self.values[b].differs | new.differs };
-            return ensure(wrong == 0, || format!("copies of `{}` may come to differ along {}", self.program.buffers[b].name, describe(mesh, wrong)));
+            return ensure(wrong == 0, Invariant::CopiesAlike, || {
+                format!("copies of `{}` may come to differ along {}", self.program.buffers[b].name, describe(mesh, wrong))
+            });
         }
         let fresh = match target.effect {
             Effect::Write => !std::mem::replace(&mut self.written[b], true),

@@ -1,8 +1,8 @@
 //! A local graph on terms.
 
 use super::Meaning;
-use crate::job::JobError;
 use crate::terms::{Access, Index, Terms, What};
+use crate::{Invariant, LocusPart, Violation};
 use ir::dim::{Base, Order};
 use ir::graph::Value;
 use ir::local::Chunk;
@@ -26,7 +26,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// Of a local graph.
-    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<Outcome, JobError> {
+    pub fn of(terms: &mut Terms, meaning: &Meaning) -> Result<Outcome, Violation> {
         let local = meaning.local;
         let body = &local.body;
         let mut out = Outcome::default();
@@ -36,20 +36,20 @@ impl Outcome {
         let scalar = |s: &Scalar| Some(s.clone());
         for v in body.values() {
             let node = &body[v];
-            let fail = |what: &str| JobError { place: format!("{v} ({})", node.op.name()), what: what.into() };
+            let fail = |invariant: Invariant, found: &str| invariant.breach(found).at(LocusPart::Node(v, node.op.name()));
             let args: Vec<Access> = node.args.iter().map(|a| seen(terms, meaning, &values, *a, v)).collect();
             let sizes: Vec<u64> = node.ty.dims.iter().map(|d| body.dims.size(*d)).collect();
             let held = |op: Op| {
                 let maps: Vec<Index> = node.ty.dims.iter().map(|d| (body.dims[*d].index.clone(), 0, Order::Plain)).collect();
                 What::Held(op, maps)
             };
-            let slot = |s: u32| meaning.slots.get(s as usize).copied().ok_or_else(|| fail("has no slot in the program"));
+            let slot = |s: u32| meaning.slots.get(s as usize).copied().ok_or_else(|| fail(Invariant::ProgramSlot, "has no slot in the program"));
             let what = match &node.op {
                 Op::Input(k) => Some(held(Op::Input(*k))),
                 Op::Param(s) => Some(held(Op::Param(slot(*s)?))),
                 Op::State(s, k) => Some(held(Op::State(slot(*s)?, *k))),
                 Op::Table(t) => {
-                    let table = meaning.tables.get(*t as usize).copied().ok_or_else(|| fail("has no table in the job"))?;
+                    let table = meaning.tables.get(*t as usize).copied().ok_or_else(|| fail(Invariant::ProgramTable, "has no table in the job"))?;
                     Some(held(Op::Table(table)))
                 }
                 Op::Collective { kind, subs, stages, .. } => Some(What::Exchange { kind: *kind, subs: subs.clone(), stages: stages.clone() }),
@@ -72,7 +72,7 @@ impl Outcome {
                     None => {
                         let stored: Vec<Access> = args.iter().zip(&node.args).map(|(x, a)| terms.stored(x, body[*a].ty.dtype)).collect();
                         let found = terms.node(&local.mesh, body, v, &stored, &base, &scalar);
-                        found.ok_or_else(|| fail("is a view that digits cannot say"))?
+                        found.ok_or_else(|| fail(Invariant::LoweredView, "is a view that digits cannot say"))?
                     }
                 },
             };

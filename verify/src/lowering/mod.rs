@@ -15,8 +15,8 @@
 mod graph;
 mod program;
 
-use crate::job::JobError;
 use crate::terms::Terms;
+use crate::{LocusPart, Violation};
 use graph::Outcome;
 use ir::local::Local;
 use ir::program::{CallSchedule, Job, Program};
@@ -35,12 +35,12 @@ pub struct Meaning<'a> {
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.
-pub fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &Meaning, evaluation: &Meaning) -> Result<(), JobError> {
+pub fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &Meaning, evaluation: &Meaning) -> Result<(), Violation> {
     let mut terms = Terms::default();
-    let at = |what: &'static str| move |e: JobError| JobError { place: format!("{what}, {}", e.place), ..e };
+    let at = |segment: LocusPart| move |e: Violation| e.within(segment);
     let steps = schedules.iter().map(|s| [s.train.as_slice(), &s.update].concat());
-    let want = Outcome::of(&mut terms, training).map_err(at("training"))?;
-    program::all(job, program, steps, &mut terms, &want).map_err(at("training"))?;
-    let want = Outcome::of(&mut terms, evaluation).map_err(at("evaluation"))?;
-    program::all(job, program, schedules.iter().map(|s| s.eval.clone()), &mut terms, &want).map_err(at("evaluation"))
+    let want = Outcome::of(&mut terms, training).map_err(at(LocusPart::Training))?;
+    program::all(job, program, steps, &mut terms, &want).map_err(at(LocusPart::Training))?;
+    let want = Outcome::of(&mut terms, evaluation).map_err(at(LocusPart::Evaluation))?;
+    program::all(job, program, schedules.iter().map(|s| s.eval.clone()), &mut terms, &want).map_err(at(LocusPart::Evaluation))
 }

@@ -1,9 +1,10 @@
 //! A program on terms: the calls of one microbatch and those of no microbatch, command by command.
 
 use super::graph::Outcome;
-use crate::job::{JobError, describe_command};
 use crate::terms::memory::{Memory, Spot};
 use crate::terms::{Access, Index, Term, Terms, What};
+use crate::violation::Checked;
+use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::dim::{Base, IndexMap, Order};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
@@ -12,7 +13,7 @@ use ir::program::{Action, BodyKind, Buffer, Call, Content, Job, Place, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs each list of calls as each kind of microbatch meets it, and compares what comes out.
-pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>, terms: &mut Terms, want: &Outcome) -> Result<(), JobError> {
+pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>, terms: &mut Terms, want: &Outcome) -> Result<(), Violation> {
     let mut seen: BTreeSet<Vec<usize>> = BTreeSet::new();
     for calls in lists.filter(|c| !c.is_empty()) {
         let last = job.microbatches.saturating_sub(1) as u32;
@@ -22,23 +23,23 @@ pub fn all(job: &Job, program: &Program, lists: impl Iterator<Item = Vec<Call>>,
             let meets = |c: &&Call| count[c.body.index()] == 1 || c.microbatch == microbatch;
             let path: Vec<usize> = calls.iter().filter(meets).map(|c| c.body.index()).collect();
             if seen.insert(path.clone()) {
-                run(job, program, &path, terms, want).map_err(|e| JobError { place: format!("microbatch {microbatch}, {}", e.place), ..e })?;
+                run(job, program, &path, terms, want).map_err(|e| e.within(LocusPart::Microbatch(microbatch)))?;
             }
         }
     }
     Ok(())
 }
 
-fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &Outcome) -> Result<(), JobError> {
+fn run(job: &Job, program: &Program, path: &[usize], terms: &mut Terms, want: &Outcome) -> Result<(), Violation> {
     let mut machine = Machine::new(job, program, terms);
     for body in path.iter().map(|b| &program.bodies[*b]) {
         for (k, command) in body.commands.iter().enumerate() {
-            let fail = |what: String| JobError { place: format!("{}, command {k} ({})", body.name, describe_command(command)), what };
-            machine.execute(&command.action).map_err(fail)?;
+            let here = || Locus::from(LocusPart::Body(body.name.clone())).command(k, command);
+            machine.execute(&command.action).map_err(|e| here().error(e))?;
         }
     }
     let updates = path.iter().any(|b| program.bodies[*b].kind == BodyKind::Update);
-    machine.compare(want, updates).map_err(|what| JobError { place: "results".into(), what })
+    machine.compare(want, updates).map_err(|e| e.at(LocusPart::Results))
 }
 
 struct Machine<'a> {
@@ -84,14 +85,14 @@ impl<'a> Machine<'a> {
         self.memory[buffer].write(&self.job.mesh, &whole(b), Access::whole(term, &sizes));
     }
 
-    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Result<Access, String> {
+    fn read(&mut self, place: &Place, dims: Vec<(u64, u64)>) -> Checked<Access> {
         let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
         let buffer = &self.program.buffers[place.buffer.index()];
         let found = self.memory[place.buffer.index()].read(&self.job.mesh, self.terms, &spot, buffer.dtype);
-        found.ok_or_else(|| format!("what it reads in buffer `{}` is no value, or more than one", buffer.name))
+        found.ok_or_else(|| Invariant::ReadValue.breach(format!("what it reads in buffer `{}` is no value, or more than one", buffer.name)))
     }
 
-    fn dense(&mut self, place: &Place, count: u64) -> Result<Access, String> {
+    fn dense(&mut self, place: &Place, count: u64) -> Checked<Access> {
         self.read(place, vec![(count, 1)])
     }
 
@@ -100,7 +101,7 @@ impl<'a> Machine<'a> {
         self.memory[place.buffer.index()].write(&self.job.mesh, &spot, value);
     }
 
-    fn execute(&mut self, action: &Action) -> Result<(), String> {
+    fn execute(&mut self, action: &Action) -> Checked {
         match action {
             Action::Launch { kernel, args, scalars } => {
                 let job: &Job = self.job;
@@ -167,7 +168,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn launch(&mut self, kernel: &Kernel, args: &[Place], scalars: &[Scalar]) -> Result<(), String> {
+    fn launch(&mut self, kernel: &Kernel, args: &[Place], scalars: &[Scalar]) -> Checked {
         let body = &kernel.body;
         let base = |b: &Base| match b {
             Base::Slot(i) => match scalars.get(*i as usize)? {
@@ -193,7 +194,7 @@ impl<'a> Machine<'a> {
                 _ => {
                     let operands: Vec<Access> = node.args.iter().map(|a| values[a.index()].clone()).collect();
                     let found = self.terms.node(mesh, body, v, &operands, &base, &scalar);
-                    found.ok_or_else(|| format!("{v} ({}) is nothing that terms can say", node.op.name()))?
+                    found.ok_or_else(|| Invariant::KernelMeaning.breach(format!("{v} ({}) is nothing that terms can say", node.op.name())))?
                 }
             };
             values.push(value);
@@ -209,33 +210,38 @@ impl<'a> Machine<'a> {
             let spot = Spot { offset: place.offset, coords: place.coords.clone(), dims };
             let zero = self.zeros.get(&buffer.dtype).copied().unwrap_or(Term(u32::MAX));
             if !self.memory[place.buffer.index()].add(&spot, value, zero) {
-                return Err(format!("it adds to buffer `{}`, which holds no sum", buffer.name));
+                return Err(Invariant::AddedSum.breach(format!("it adds to buffer `{}`, which holds no sum", buffer.name)));
             }
         }
         Ok(())
     }
 
-    fn compare(mut self, want: &Outcome, updates: bool) -> Result<(), String> {
+    fn compare(mut self, want: &Outcome, updates: bool) -> Checked {
         let got = std::mem::take(&mut self.got);
         for (report, x) in &want.reports {
             let name = &self.job.reports[*report as usize];
-            let got = got.reports.get(report).ok_or_else(|| format!("`{name}` is not reported"))?;
-            self.same(&format!("report `{name}`"), x, got)?;
+            let got = got.reports.get(report).ok_or_else(|| Invariant::Reported.breach(format!("`{name}` is not reported")))?;
+            self.same(Invariant::ReportValue, &format!("report `{name}`"), x, got)?;
         }
         if got.held != want.held {
-            return Err("it holds other numbers to limits than its graph".into());
+            return Err(Invariant::LimitValues.breach("it holds other numbers to limits than its graph"));
         }
         if got.sent.keys().ne(want.sent.keys()) {
-            return Err("it sends on other channels than its graph".into());
+            return Err(Invariant::SentChannels.breach("it sends on other channels than its graph"));
         }
         for ((hops, channel), list) in &want.sent {
-            self.lists(&format!("what it sends {hops} stages on, on {channel}"), list, &got.sent[&(*hops, *channel)])?;
+            self.lists(
+                [Invariant::SentChannels, Invariant::SentValues],
+                &format!("what it sends {hops} stages on, on {channel}"),
+                list,
+                &got.sent[&(*hops, *channel)],
+            )?;
         }
         if got.met.keys().ne(want.met.keys()) {
-            return Err("it exchanges with other stages than its graph".into());
+            return Err(Invariant::MetStages.breach("it exchanges with other stages than its graph"));
         }
         for (stages, list) in &want.met {
-            self.lists(&format!("what it exchanges with stages {stages:?}"), list, &got.met[stages])?;
+            self.lists([Invariant::MetStages, Invariant::MetValues], &format!("what it exchanges with stages {stages:?}"), list, &got.met[stages])?;
         }
         for (k, b) in self.program.buffers.iter().enumerate() {
             let (name, wanted, op, index) = match &b.content {
@@ -250,25 +256,25 @@ impl<'a> Machine<'a> {
                 None => Access::whole(self.terms.plain(old(), vec![], sizes.clone(), b.dtype), &sizes).flat(),
             };
             let found = self.memory[k].read(&self.job.mesh, self.terms, &whole(b), b.dtype);
-            let found = found.ok_or_else(|| format!("`{name}` is no value, or more than one"))?;
-            self.same(&format!("`{name}`"), &wanted, &found.flat())?;
+            let found = found.ok_or_else(|| Invariant::RestValue.breach(format!("`{name}` is no value, or more than one")))?;
+            self.same(Invariant::FinalValue, &format!("`{name}`"), &wanted, &found.flat())?;
         }
         Ok(())
     }
 
-    fn lists(&mut self, what: &str, want: &[Access], got: &[Access]) -> Result<(), String> {
+    fn lists(&mut self, [as_many, same]: [Invariant; 2], what: &str, want: &[Access], got: &[Access]) -> Checked {
         if want.len() != got.len() {
-            return Err(format!("{what} are {} values, in its graph {}", got.len(), want.len()));
+            return Err(as_many.breach(format!("{what} are {} values, in its graph {}", got.len(), want.len())));
         }
-        want.iter().zip(got).enumerate().try_for_each(|(k, (w, g))| self.same(&format!("{what}, value {k},"), w, g))
+        want.iter().zip(got).enumerate().try_for_each(|(k, (w, g))| self.same(same, &format!("{what}, value {k},"), w, g))
     }
 
-    fn same(&mut self, what: &str, want: &Access, got: &Access) -> Result<(), String> {
+    fn same(&mut self, invariant: Invariant, what: &str, want: &Access, got: &Access) -> Checked {
         let (want, got) = (self.terms.normal(want.clone()), self.terms.normal(got.clone()));
         if want == got {
             return Ok(());
         }
-        Err(format!("{what} is not what its graph says: {}", self.terms.difference(&want, &got)))
+        Err(invariant.breach(format!("{what} is not what its graph says: {}", self.terms.difference(&want, &got))))
     }
 }
 

@@ -5,7 +5,8 @@
 //!   graph, in the same sharding; a message of several values holds the same ones in the same order.
 //! - The n-th collective over a set of stages completes the same value of the sharded graph on each of them.
 
-use crate::VerifyError;
+use crate::violation::fail;
+use crate::{Invariant, LocusPart, Violation};
 use ir::graph::{Users, Value};
 use ir::local::Local;
 use ir::op::{Channel, Op};
@@ -22,7 +23,7 @@ type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<Held>>>;
 ///
 /// # Errors
 /// The first exchange whose ends mean different values.
-pub fn verify(stages: &[Local]) -> Result<(), VerifyError> {
+pub fn verify(stages: &[Local]) -> Result<(), Violation> {
     let (mut sent, mut received) = (Messages::new(), Messages::new());
     let mut met: BTreeMap<&[u64], BTreeMap<u64, Vec<Vec<Held>>>> = BTreeMap::new();
     for local in stages {
@@ -31,7 +32,9 @@ pub fn verify(stages: &[Local]) -> Result<(), VerifyError> {
         let users = body.users();
         for v in body.values() {
             let peer = |hops: i64| {
-                stage.checked_add_signed(hops).ok_or_else(|| VerifyError { value: v, text: format!("there is no stage {hops} from stage {stage}") })
+                stage
+                    .checked_add_signed(hops)
+                    .ok_or_else(|| Invariant::PeerStage.breach(format!("there is no stage {hops} from stage {stage}")).at(v))
             };
             match &body[v].op {
                 Op::Send { hops, channel } => {
@@ -50,20 +53,23 @@ pub fn verify(stages: &[Local]) -> Result<(), VerifyError> {
             }
         }
     }
-    let fail = |text: String| Err(VerifyError { value: Value(0), text });
     for (key, want) in &sent {
         if received.get(key) != Some(want) {
             let (from, to, channel) = key;
-            return fail(format!("what stage {from} sends stage {to} on {channel} is not what that receives"));
+            return fail(
+                Invariant::MessageMeaning,
+                LocusPart::Graph,
+                format!("what stage {from} sends stage {to} on {channel} is not what that receives"),
+            );
         }
     }
     if let Some((from, to, channel)) = received.keys().find(|k| !sent.contains_key(k)) {
-        return fail(format!("stage {to} receives on {channel} what stage {from} does not send"));
+        return fail(Invariant::MessageSent, LocusPart::Graph, format!("stage {to} receives on {channel} what stage {from} does not send"));
     }
     for (all, by_stage) in &met {
         let first = by_stage.values().next();
         if by_stage.len() != all.len() || by_stage.values().any(|list| Some(list) != first) {
-            return fail(format!("stages {all:?} sum different values"));
+            return fail(Invariant::SumMeaning, LocusPart::Graph, format!("stages {all:?} sum different values"));
         }
     }
     Ok(())

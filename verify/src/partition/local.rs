@@ -1,7 +1,7 @@
 //! The verifier of a local graph by itself.
 
-use crate::{VerifyError, fail};
-use ir::graph::Value;
+use crate::violation::fail;
+use crate::{Invariant, LocusPart, Violation};
 use ir::infer;
 use ir::local::{Chunk, Local};
 use ir::op::Op;
@@ -17,42 +17,46 @@ use ir::sharded::Sharded;
 ///
 /// # Errors
 /// The first invariant that does not hold.
-pub fn verify(l: &Local, sharded: &Sharded) -> Result<(), VerifyError> {
+pub fn verify(l: &Local, sharded: &Sharded) -> Result<(), Violation> {
     let body = &l.body;
     let n = body.nodes.len();
     if [l.chunks.len(), l.accumulate.len(), l.source.len(), l.reasons.len()] != [n; 4] {
-        return fail(Value(0), "a table has not one entry per node");
+        return fail(Invariant::LocalTables, LocusPart::Graph, "a table has not one entry per node");
     }
     for v in body.values() {
-        infer::check(body, v).or_else(|e| fail(v, e.to_string()))?;
+        infer::check(body, v).or_else(|e| fail(Invariant::LocalNodeType, v, e.to_string()))?;
         let (node, chunk) = (&body[v], l.chunks[v.index()]);
         if matches!(node.op, Op::Reshard { .. }) {
-            return fail(v, "a reshard in a local graph");
+            return fail(Invariant::NoReshard, v, "a reshard in a local graph");
         }
         for a in &node.args {
             let from = l.chunks[a.index()];
             if from > chunk {
-                return fail(v, format!("the {chunk} uses {a} of the {from}"));
+                return fail(Invariant::ChunkOrder, v, format!("the {chunk} uses {a} of the {from}"));
             }
             let other = from != chunk && from.per_microbatch() && chunk.per_microbatch();
             let stash = from.is_pass() && chunk.is_pass();
             if other && !stash && !(from == Chunk::Prologue && l.accumulate[a.index()]) {
-                return fail(v, format!("the {chunk} uses {a} of another microbatch's {from}"));
+                return fail(Invariant::OwnMicrobatch, v, format!("the {chunk} uses {a} of another microbatch's {from}"));
             }
         }
         if let Some((s, sharding)) = &l.source[v.index()] {
             if sharding != sharded.sharding(*s) {
-                return fail(v, format!("its sharding is not that of {s}"));
+                return fail(Invariant::LocalSharding, v, format!("its sharding is not that of {s}"));
             }
             let global = &sharded.graph.body;
             let want = global.dims_of(*s);
             if want.len() != node.ty.dims.len() {
-                return fail(v, format!("it has not the dims of {s}"));
+                return fail(Invariant::LocalShape, v, format!("it has not the dims of {s}"));
             }
             for (d, w) in node.ty.dims.iter().zip(want) {
                 let parts: u64 = sharding.splits(*w).iter().map(|u| sharded.mesh[*u].size).product();
                 if body.dims.size(*d) * parts != global.dims.size(*w) {
-                    return fail(v, format!("`{}` is {} of {} over {parts} parts", body.dims.name(*d), body.dims.size(*d), global.dims.size(*w)));
+                    return fail(
+                        Invariant::LocalShape,
+                        v,
+                        format!("`{}` is {} of {} over {parts} parts", body.dims.name(*d), body.dims.size(*d), global.dims.size(*w)),
+                    );
                 }
             }
         }

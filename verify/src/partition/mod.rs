@@ -15,30 +15,29 @@
 //!
 //! What is stored as rows of experts, from a dispatch to the first dense values, claims to hold no value. What it holds is found out from the choices on ([`rows`]).
 
+mod ends;
 pub mod exchanges;
 pub mod local;
 mod ring;
 mod rows;
 mod shards;
+mod stage;
 mod stages;
+mod sums;
 
-use crate::VerifyError;
-use ir::dim::{Dim, IndexMap};
-use ir::graph::{Users, Value};
-use ir::local::{Chunk, Local as Graph};
-use ir::mesh::{Axis, SubAxis};
-use ir::op::{Compare, DType, Op, Scalar};
-use ir::sharded::{Partial, Placement, Sharded};
-use shards::{Held, Local, Places, behind, is_mask, moved};
-use stages::Sums;
+use crate::{LocusPart, Violation};
+use ir::local::Local as Graph;
+use ir::sharded::Sharded;
+use shards::Places;
+use stage::Stage;
 use std::collections::HashSet;
-use std::rc::Rc;
+use sums::Sums;
 
 /// Checks what the module's documentation says of the local graphs of all stages, each of one stage.
 ///
 /// # Errors
 /// The first node that does not hold what it claims to.
-pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
+pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), Violation> {
     let (mut places, mut sums) = (Places::new(s), Sums::default());
     for local in stages {
         let users = local.body.users();
@@ -52,333 +51,9 @@ pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), VerifyError> {
             limits: HashSet::new(),
         };
         for w in local.body.values() {
-            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|text| VerifyError { value: w, text })?;
+            stage.held[w.index()] = stage.node(w, &mut sums).map_err(|e| e.at(w).within(LocusPart::Stage(local.stages[0].0)))?;
         }
-        stage.ends()?;
+        stage.ends().map_err(|e| e.within(LocusPart::Stage(local.stages[0].0)))?;
     }
     sums.verify(s)
-}
-
-/// One stage, as far as it is checked.
-struct Stage<'a, 'p> {
-    places: &'p mut Places<'a>,
-    local: &'p Graph,
-    users: &'p Users,
-    held: Vec<Option<Local>>,
-    /// Local dims that were found to be parts of dims, by the sub-axes that split these.
-    parts: HashSet<(Dim, Dim, u64)>,
-    /// Homes and groups of experts, by how many rows a group may have at most there, and which limits hold.
-    bounds: HashSet<(usize, u64, u64)>,
-    limits: HashSet<(usize, u64, u64)>,
-}
-
-type Checked<T> = Result<T, String>;
-
-impl Stage<'_, '_> {
-    fn node(&mut self, w: Value, sums: &mut Sums) -> Checked<Option<Local>> {
-        let (local, s) = (self.local, self.places.s);
-        let node = &local.body[w];
-        let (chunk, accumulated) = (local.chunks[w.index()], local.accumulate[w.index()]);
-        let Some((v, sharding)) = &local.source[w.index()] else {
-            if accumulated {
-                return Err("it is accumulated, and holds no value of the sharded graph".into());
-            }
-            return match &node.op {
-                Op::Send { .. } => self.sent(node.args[0]).map(|()| None),
-                Op::Recv { .. } => self.message(w).map(|()| None),
-                Op::Concat { .. } => Ok(self.joined(w)),
-                _ => self.derived(w),
-            };
-        };
-        let (v, g) = (*v, &s.graph.body[*v]);
-        if sharding != s.sharding(v) || g.ty.dtype != node.ty.dtype || g.ty.dims.len() != node.ty.dims.len() {
-            return Err(format!("it has not the type or the sharding of {v}"));
-        }
-        self.dims(v, &node.ty.dims)?;
-        let over_batches = s.mesh.of(Axis::Microbatch).any(|u| sharding[u] == Placement::SUM);
-        if accumulated != (over_batches && chunk.per_microbatch()) {
-            return Err(format!("whether it is accumulated is not what the sharding of {v} says"));
-        }
-        let want = self.want(v, chunk)?;
-        if matches!((&node.op, &g.op), (Op::Add, Op::Add)) && self.is_term(w, v) {
-            return Ok(None);
-        }
-        let got = match self.shown(w, v, &want, sums) {
-            Ok(got) => got,
-            // It may come of rows.
-            Err(e) => match self.derived(w)? {
-                Some(Local::One(one)) => one,
-                _ => return Err(self.because(w, e)),
-            },
-        };
-        if got == want { Ok(Some(Local::One(want))) } else { Err(self.because(w, format!("it holds {got:?} and not {v}, which is {want:?}"))) }
-    }
-
-    /// A reason, with the node of rows from which on nothing is known, if there is one.
-    fn because(&self, w: Value, e: String) -> String {
-        let body = &self.local.body;
-        let unknown = |a: &&Value| self.local.source[a.index()].is_none() && self.held[a.index()].is_none();
-        let mut at = w;
-        while let Some(a) = body[at].args.iter().find(unknown) {
-            at = *a;
-        }
-        if at == w || self.places.routed.is_empty() {
-            return e;
-        }
-        let line = body[at].origin.span.map_or(String::new(), |span| format!(", line {}", span.line));
-        format!("{e}; nothing shows what {at} ({}{line}) holds", body[at].op.name())
-    }
-
-    /// What a node is shown to hold that claims to hold `v`, which is `want`.
-    fn shown(&mut self, w: Value, v: Value, want: &Rc<Held>, sums: &mut Sums) -> Checked<Rc<Held>> {
-        match (&self.local.body[w].op, &self.places.s.graph.body[v].op) {
-            (Op::Recv { .. }, _) => {}
-            (Op::Collective { stages: Some(_), .. }, _) => self.sum_over_stages(w, v, sums)?,
-            (Op::View { .. } | Op::Slice { .. }, _) if self.is_piece(w) => {}
-            (_, op) if is_mask(op) => return self.masked(w),
-            (_, Op::Reshard { .. }) => {
-                return match self.derived(w)? {
-                    Some(Local::One(one)) => Ok(one),
-                    _ => Err(format!("nothing leads to {v}")),
-                };
-            }
-            _ if self.is_ring(v) => self.ring(w, v)?,
-            _ => self.same_op(w, v)?,
-        }
-        Ok(want.clone())
-    }
-
-    /// What is to be held of a value in a chunk.
-    fn want(&mut self, v: Value, chunk: Chunk) -> Checked<Rc<Held>> {
-        if chunk.per_microbatch() { Ok(self.places.of(v)) } else { self.places.once(v) }
-    }
-
-    /// An operand as its user sees it.
-    fn seen(&self, a: Value, to: Chunk) -> Checked<Option<Local>> {
-        let from = self.local.chunks[a.index()];
-        let later = !to.per_microbatch() || from == Chunk::Prologue && to != Chunk::Prologue;
-        let Some(held) = &self.held[a.index()] else { return Ok(None) };
-        if !later || !from.per_microbatch() {
-            return Ok(Some(held.clone()));
-        }
-        let Local::One(one) = held else { return Ok(None) };
-        let summed = behind(&self.places.s.mesh, one)?;
-        if summed != *one && !self.local.accumulate[a.index()] {
-            return Err(format!("{a} is not accumulated"));
-        }
-        Ok(Some(Local::One(summed)))
-    }
-
-    /// Whether a node sees in `a` the value `v` as it is to be.
-    fn sees(&mut self, a: Value, v: Value, to: Chunk) -> Checked<bool> {
-        let want = self.want(v, to)?;
-        let same = self.local.body[a].ty.dtype == self.places.s.graph.body[v].ty.dtype;
-        Ok(same && self.seen(a, to)? == Some(Local::One(want)))
-    }
-
-    /// What a node holds that claims to hold nothing, or not for what it is: what moving elements makes of an operand, or what rows make of theirs.
-    fn derived(&mut self, w: Value) -> Checked<Option<Local>> {
-        let out = match self.moves(w)? {
-            None => self.routed(w),
-            moved => moved,
-        };
-        if let (Some(Local::One(one)), false) = (&out, self.local.chunks[w.index()].per_microbatch())
-            && self.places.s.mesh.of(Axis::Microbatch).any(|u| one.is_split_over(u))
-        {
-            return Err("what runs once asks for the microbatch".into());
-        }
-        Ok(out)
-    }
-
-    /// What moving elements makes of an operand.
-    fn moves(&mut self, w: Value) -> Checked<Option<Local>> {
-        let node = &self.local.body[w];
-        let chunk = self.local.chunks[w.index()];
-        match node.op {
-            Op::Expand | Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Collective { .. } => {
-                // Of rows, an op of the graph before a way between ranks.
-                if let Some(rows) = self.place_by_place(w) {
-                    return Ok(Some(rows));
-                }
-                let from = self.seen(node.args[0], chunk)?;
-                Ok(from.and_then(|from| moved(&self.places.s.mesh, &self.local.body, w, &from)))
-            }
-            // A sum that was not rounded yet, in its own type.
-            Op::Cast => Ok(self.seen(node.args[0], chunk)?.filter(|from| self.is_rounded(w, from))),
-            Op::Select if !self.places.routed.is_empty() && self.local.body.dims_of(node.args[1]) == node.ty.dims => {
-                Ok(self.masked(w).ok().map(Local::One))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Whether a conversion is to the type of the value that its operand holds in the type in which that was summed.
-    fn is_rounded(&self, w: Value, from: &Local) -> bool {
-        let (body, Local::One(one)) = (&self.local.body, from) else { return false };
-        let of = self.places.s.graph.body.nodes.get(one.x.term.0 as usize).map(|g| g.ty.dtype);
-        let wide = body[body[w].args[0]].ty.dtype;
-        let sums = |of: DType| of.is_half() && wide == DType::F32 || of == DType::Bool && wide == DType::I32;
-        of == Some(body[w].ty.dtype) && of.is_some_and(sums)
-    }
-
-    /// Local dims are the parts of a value's dims.
-    fn dims(&mut self, v: Value, locals: &[Dim]) -> Checked<()> {
-        let s = self.places.s;
-        let sharding = s.sharding(v);
-        for (l, d) in locals.iter().zip(s.graph.body.dims_of(v)) {
-            let split = |u: SubAxis| sharding[u] == Placement::Split(*d);
-            let key = (*l, *d, s.mesh.ids().filter(|u| split(*u)).fold(0u64, |set, u| set | 1 << u.0));
-            if !self.parts.contains(&key) {
-                if !self.places.is_part(&self.local.body.dims[*l], *d, &split) {
-                    return Err(format!("`{}` is not the part of `{}`", self.local.body.dims.name(*l), s.graph.body.dims.name(*d)));
-                }
-                self.parts.insert(key);
-            }
-        }
-        Ok(())
-    }
-
-    /// The local names of the dims of an op's result and operands, each as all of them have it.
-    fn names(&mut self, pairs: &[(Value, Vec<Dim>)]) -> Checked<Vec<(Dim, Dim)>> {
-        let mut names: Vec<(Dim, Dim)> = vec![];
-        for (v, locals) in pairs {
-            self.dims(*v, locals)?;
-            for (d, l) in self.places.s.graph.body.dims_of(*v).iter().zip(locals) {
-                match names.iter().find(|n| n.0 == *d || n.1 == *l) {
-                    Some(n) if *n == (*d, *l) => {}
-                    Some(_) => return Err(format!("`{}` is not one dim to its operands", self.local.body.dims.name(*l))),
-                    None => names.push((*d, *l)),
-                }
-            }
-        }
-        Ok(names)
-    }
-
-    /// A node that is an op of the sharded graph, on the parts of its operands.
-    fn same_op(&mut self, w: Value, v: Value) -> Checked<()> {
-        let (local, s) = (self.local, self.places.s);
-        let (node, g) = (&local.body[w], &s.graph.body[v]);
-        if node.args.len() != g.args.len() {
-            return Err(format!("it has not the operands of {v}"));
-        }
-        for (a, b) in node.args.iter().zip(&g.args) {
-            if !self.sees(*a, *b, local.chunks[w.index()])? {
-                return Err(format!("its operand {a} does not hold {b}"));
-            }
-        }
-        let mut pairs = vec![(v, node.ty.dims.clone())];
-        pairs.extend(node.args.iter().zip(&g.args).map(|(a, b)| (*b, local.body.dims_of(*a).to_vec())));
-        let names = self.names(&pairs)?;
-        let params = &local.stages[0].1;
-        let same = match (&node.op, &g.op) {
-            (Op::Param(slot), Op::Param(p)) => params.get(*slot as usize) == Some(p),
-            (Op::State(slot, k), Op::State(p, n)) => params.get(*slot as usize) == Some(p) && k == n,
-            (op, want) => {
-                let mut unknown = false;
-                // A combination of dense values looks up the chosen expert's.
-                let want = if let Op::Combine(r) = want { &Op::Gather { dim: r.experts } } else { want };
-                let want = want.map_dims(&mut |d| match names.iter().find(|n| n.0 == d) {
-                    Some(n) => n.1,
-                    None => {
-                        unknown = true;
-                        d
-                    }
-                });
-                !unknown && *op == want
-            }
-        };
-        if same { Ok(()) } else { Err(format!("it is not {} of {v}'s dims", g.op.name())) }
-    }
-
-    /// `select(coordinates == 0, x, 0)`: a term of a sum that is x.
-    fn masked(&mut self, w: Value) -> Checked<Rc<Held>> {
-        let (local, chunk) = (self.local, self.local.chunks[w.index()]);
-        let node = &local.body[w];
-        let op = |a: Value| &local.body[a].op;
-        let zero = |a: Value| matches!(op(a), Op::Const(c) if c.0 == 0.0);
-        let form = match (&node.op, node.args.as_slice()) {
-            (Op::Select, [first, _, none]) if *op(*first) == Op::Compare(Compare::Eq) && zero(*none) => match local.body[*first].args[..] {
-                [at, other] if zero(other) => match op(at) {
-                    Op::Scalar(Scalar::Linear(form)) => Some(form),
-                    _ => None,
-                },
-                _ => None,
-            },
-            _ => None,
-        };
-        let form = form.ok_or("it masks nothing")?;
-        let Some(Local::One(x)) = self.seen(node.args[1], chunk)? else { return Err("it masks no value".into()) };
-        let mut partial = x.partial.clone();
-        for (u, step) in form {
-            let known = partial.iter().any(|p| p.0 == *u) || x.is_split_over(*u);
-            if known || *step == 0 || self.places.s.mesh[*u].axis == Axis::Microbatch && !chunk.per_microbatch() {
-                return Err("it masks what is not replicated".into());
-            }
-            partial.push((*u, Partial::Sum));
-        }
-        partial.sort_unstable();
-        Ok(Rc::new(Held { partial, ..(*x).clone() }))
-    }
-
-    /// Values along one dim each, one after the other.
-    fn joined(&self, w: Value) -> Option<Local> {
-        let body = &self.local.body;
-        let part = |a: &Value| match (&self.held[a.index()], body.dims_of(*a)) {
-            (Some(Local::One(one)), [d]) if self.local.chunks[a.index()] == self.local.chunks[w.index()] => Some((body.dims.size(*d), one.clone())),
-            _ => None,
-        };
-        body[w].args.iter().map(part).collect::<Option<Vec<_>>>().map(Local::Joined)
-    }
-
-    /// Parameters, updates and reports.
-    fn ends(&mut self) -> Result<(), VerifyError> {
-        let (local, s) = (self.local, self.places.s);
-        let graph = &s.graph;
-        let fail = |value: Value, text: String| Err(VerifyError { value, text });
-        let (stage, params) = &local.stages[0];
-        self.room().or_else(|text| fail(Value(0), text))?;
-        for (slot, p) in params.iter().enumerate() {
-            let Some(source) = self.places.params.get(p).copied() else {
-                return fail(Value(0), format!("stage {stage} holds parameter {p}, which is not used"));
-            };
-            let is_part = |d: &Dim, map: &IndexMap| self.places.finds(map, *d, &|u| s.sharding(source)[u] == Placement::Split(*d));
-            let maps = &local.params[slot].index;
-            let dims = graph.body.dims_of(source);
-            if maps.len() != dims.len() || !dims.iter().zip(maps).all(|(d, map)| is_part(d, map)) {
-                return fail(source, format!("slot {slot} of stage {stage} is another part of parameter {p}"));
-            }
-        }
-        let held: HashSet<u32> = params.iter().copied().collect();
-        let updates: Vec<_> = graph.updates.iter().filter(|u| held.contains(&u.param)).collect();
-        if updates.len() != local.updates.len() {
-            return fail(Value(0), format!("stage {stage} updates {} parameters, not {}", local.updates.len(), updates.len()));
-        }
-        for u in &local.updates {
-            let of_slot = |g: &&&ir::graph::Update| params.get(u.slot as usize) == Some(&g.param);
-            let Some(g) = updates.iter().find(of_slot) else { return fail(u.new, "it updates nothing".into()) };
-            let states = local.params[u.slot as usize].states as usize;
-            if u.states.len() != g.states.len() || states != g.states.len() {
-                return fail(u.new, "it has not the states of its parameter".into());
-            }
-            for (w, v) in std::iter::once((u.new, g.new)).chain(u.states.iter().copied().zip(g.states.iter().copied())) {
-                if self.sees(w, v, Chunk::Update) != Ok(true) {
-                    return fail(w, format!("it does not hold {v}, the new value of parameter {}", g.param));
-                }
-            }
-        }
-        let totals = graph.loss.map(|v| (0, v)).into_iter().chain(graph.grad_norm.map(|v| (1, v)));
-        let reports: Vec<(u32, Value)> = totals.chain((2..).zip(graph.losses.iter().chain(&graph.metrics).map(|r| r.value))).collect();
-        let mut numbers: Vec<u32> = local.reports.iter().map(|r| r.0).collect();
-        numbers.sort_unstable();
-        if numbers.iter().ne(reports.iter().map(|r| &r.0)) {
-            return fail(Value(0), format!("stage {stage} does not report what the graph reports"));
-        }
-        for (number, w) in &local.reports {
-            let v = reports.iter().find(|r| r.0 == *number).expect("invariant: just compared").1;
-            if self.sees(*w, v, Chunk::Reduce) != Ok(true) {
-                return fail(*w, format!("it does not hold {v}, which is report {number}"));
-            }
-        }
-        Ok(())
-    }
 }

@@ -7,7 +7,9 @@
 //! - a gradient of keys or values, which goes round with its block, has been added to on all c ranks, on each once, and is home.
 
 use super::shards::{Held, Local};
-use super::{Checked, Stage};
+use super::stage::Stage;
+use crate::Invariant;
+use crate::violation::Checked;
 use ir::dim::Dim;
 use ir::graph::{Body, Node, Value};
 use ir::mesh::SubAxis;
@@ -61,7 +63,7 @@ impl<'l> Stage<'_, 'l> {
         while let Op::Cast | Op::Expand = self.local.body[x].op {
             let arg = self.of_ring(x, &r)?.args[0];
             if self.local.body.dims_of(arg).len() != self.local.body.dims_of(x).len() {
-                return Err(BROKEN.into());
+                return Err(Invariant::RingStep.breach(BROKEN));
             }
             x = arg;
         }
@@ -73,27 +75,27 @@ impl<'l> Stage<'_, 'l> {
             Op::AttentionGrad(_, AttentionGrad::K | AttentionGrad::V) => {
                 let load = self.load(x, None, None, &r)?;
                 if load.block != 0 {
-                    return Err("the gradient of a block is not where its block is".into());
+                    return Err(Invariant::RingHome.breach("the gradient of a block is not where its block is"));
                 }
                 load.from
             }
-            _ => return Err(BROKEN.into()),
+            _ => return Err(Invariant::RingStep.breach(BROKEN)),
         };
-        if blocks == all { Ok(()) } else { Err(format!("of {ranks} blocks it has {blocks:?}")) }
+        if blocks == all { Ok(()) } else { Err(Invariant::RingBlocks.breach(format!("of {ranks} blocks it has {blocks:?}"))) }
     }
 
     /// A node of the ring's own chunk.
     fn of_ring(&self, w: Value, r: &Ring) -> Checked<&'l Node> {
         let l = self.local;
         let beside = l.chunks[w.index()] == l.chunks[r.w.index()] && (w == r.w || !l.accumulate[w.index()]);
-        if beside { Ok(&l.body[w]) } else { Err(BROKEN.into()) }
+        if beside { Ok(&l.body[w]) } else { Err(Invariant::RingStep.breach(BROKEN)) }
     }
 
     fn operands<const N: usize>(&self, w: Value, op: &Op, r: &Ring) -> Checked<[Value; N]> {
         let node = self.of_ring(w, r)?;
         match node.args.clone().try_into() {
             Ok(args) if node.op == *op => Ok(args),
-            _ => Err(format!("{w} is not the `{}` of a merge", op.name())),
+            _ => Err(Invariant::RingStep.breach(format!("{w} is not the `{}` of a merge", op.name()))),
         }
     }
 
@@ -102,7 +104,7 @@ impl<'l> Stage<'_, 'l> {
         let [x, c] = self.operands(w, &Op::Binary(Binary::Max), r)?;
         match &self.local.body[c].op {
             Op::Const(c) if bound(c.0) => Ok(x),
-            _ => Err(format!("{w} is not bounded")),
+            _ => Err(Invariant::RingBounds.breach(format!("{w} is not bounded"))),
         }
     }
 
@@ -117,7 +119,7 @@ impl<'l> Stage<'_, 'l> {
         }
         let both = self.bounded(tops[0], |c| (-1e35..=-1e29).contains(&c), r)?;
         let same = tops[0] == tops[1] && self.operands(both, &Op::Binary(Binary::Max), r)? == exponents;
-        if same { Ok((parts, exponents, tops[0])) } else { Err(format!("{sum} is no sum below a common exponent")) }
+        if same { Ok((parts, exponents, tops[0])) } else { Err(Invariant::RingMerge.breach(format!("{sum} is no sum below a common exponent"))) }
     }
 
     /// Of a merge of two parts: these, and the sum of their weights.
@@ -133,7 +135,7 @@ impl<'l> Stage<'_, 'l> {
             sums[k] = self.bounded(over, |c| c > 0.0 && c <= 1e-29, r)?;
         }
         let same = sums[0] == sums[1] && self.weights(sums[0], r)?.0 == own;
-        if same { Ok((parts, sums[0])) } else { Err(format!("{w} does not weigh its parts by their own sums")) }
+        if same { Ok((parts, sums[0])) } else { Err(Invariant::RingMerge.breach(format!("{w} does not weigh its parts by their own sums"))) }
     }
 
     /// The blocks of a result that is merged.
@@ -151,7 +153,7 @@ impl<'l> Stage<'_, 'l> {
             if let Some(w) = out
                 && (!matches!(self.local.body[w].op, Op::Attention(_)) || self.block(w, r)? != turn)
             {
-                return Err(format!("{w} is not the attention of {lse}"));
+                return Err(Invariant::RingMerge.breach(format!("{w} is not the attention of {lse}")));
             }
             return Ok([turn].into());
         }
@@ -159,13 +161,13 @@ impl<'l> Stage<'_, 'l> {
         let [sum] = self.operands(log, &Op::Unary(Unary::Log), r)?;
         let (_, exponents, greater) = self.weights(sum, r)?;
         if top != greater {
-            return Err(format!("{lse} is no log-sum-exp"));
+            return Err(Invariant::RingMerge.breach(format!("{lse} is no log-sum-exp")));
         }
         let parts = match out {
             None => [None, None],
             Some(w) => match self.parts(w, r)? {
                 (parts, own) if own == sum => parts.map(Some),
-                _ => return Err(format!("{w} is not merged as its log-sum-exp is")),
+                _ => return Err(Invariant::RingMerge.breach(format!("{w} is not merged as its log-sum-exp is"))),
             },
         };
         let [a, b] = [self.blocks(parts[0], exponents[0], r)?, self.blocks(parts[1], exponents[1], r)?];
@@ -186,7 +188,7 @@ impl<'l> Stage<'_, 'l> {
     fn load(&mut self, w: Value, piece: Option<(u64, u64)>, dims: Option<&[Dim]>, r: &Ring) -> Checked<Load> {
         let body: &'l Body = &self.local.body;
         let node = self.of_ring(w, r)?;
-        let broken = || Err(format!("{w}: {BROKEN}"));
+        let broken = || Err(Invariant::RingStep.breach(format!("{w}: {BROKEN}")));
         match &node.op {
             Op::Collective { kind: Collective::Shift, subs, stages: None, part: None } => {
                 let mut own = subs.clone();
@@ -205,7 +207,7 @@ impl<'l> Stage<'_, 'l> {
                     all = Some(match all {
                         None => load,
                         Some(before) if before.block == load.block => Load { from: apart(before.from, load.from)?, block: load.block },
-                        Some(_) => return Err("gradients of different blocks are added".into()),
+                        Some(_) => return Err(Invariant::RingHome.breach("gradients of different blocks are added")),
                     });
                 }
                 all.map_or_else(broken, Ok)
@@ -237,7 +239,9 @@ impl<'l> Stage<'_, 'l> {
     fn block(&mut self, w: Value, r: &Ring) -> Checked<u64> {
         let (local, s) = (self.local, self.places.s);
         let (node, g) = (self.of_ring(w, r)?.clone(), &s.graph.body[r.v]);
-        let (Some(a), Some(b)) = (attention(&g.op), attention(&node.op)) else { return Err(format!("{w} is no attention")) };
+        let (Some(a), Some(b)) = (attention(&g.op), attention(&node.op)) else {
+            return Err(Invariant::RingStep.breach(format!("{w} is no attention")));
+        };
         let same_kind = match (&node.op, &g.op) {
             (Op::AttentionLse(_), Op::Attention(_) | Op::AttentionLse(_)) | (Op::Attention(_), Op::Attention(_)) => true,
             (Op::AttentionGrad(_, x), Op::AttentionGrad(_, y)) => x == y,
@@ -249,7 +253,7 @@ impl<'l> Stage<'_, 'l> {
             _ => g.args.clone(),
         };
         if !same_kind || wanted.len() != node.args.len() {
-            return Err(format!("{w} is another attention than {}", r.v));
+            return Err(Invariant::RingOperands.breach(format!("{w} is another attention than {}", r.v)));
         }
         let keys = |k: usize| k == 1 || k == 2 && !matches!(node.op, Op::AttentionLse(_)) || a.causal && k + 1 == wanted.len();
         let mut turn = None;
@@ -257,33 +261,33 @@ impl<'l> Stage<'_, 'l> {
         for (k, (x, v)) in node.args.iter().zip(&wanted).enumerate() {
             let held = match self.seen(*x, local.chunks[w.index()])? {
                 Some(Local::One(held)) => held,
-                _ => return Err(format!("operand {x} of {w} is no value")),
+                _ => return Err(Invariant::RingOperands.breach(format!("operand {x} of {w} is no value"))),
             };
             let own = match &held.turn {
                 None => 0,
                 Some((subs, n)) if *subs == r.subs => *n,
-                Some(_) => return Err(format!("{x} goes round another ring")),
+                Some(_) => return Err(Invariant::RingOperands.breach(format!("{x} goes round another ring"))),
             };
             let home = Rc::new(Held { turn: None, ..(*held).clone() });
             let fits = if keys(k) { *turn.get_or_insert(own) == own } else { own == 0 };
             if !fits || home != self.want(*v, local.chunks[w.index()])? {
-                return Err(format!("operand {x} of {w} does not hold its block of {v}"));
+                return Err(Invariant::RingOperands.breach(format!("operand {x} of {w} does not hold its block of {v}")));
             }
             pairs.push((*v, local.body.dims_of(*x).to_vec()));
         }
         let names = self.names(&pairs)?;
         let mapped = a.map_dims(&mut |d| names.iter().find(|n| n.0 == d).map_or(d, |n| n.1));
         if mapped != *b {
-            return Err(format!("{w} runs along other dims than {}", r.v));
+            return Err(Invariant::RingOperands.breach(format!("{w} runs along other dims than {}", r.v)));
         }
-        turn.ok_or_else(|| BROKEN.into())
+        turn.ok_or_else(|| Invariant::RingStep.breach(BROKEN))
     }
 }
 
 /// Two sets that have nothing in common, as one.
 fn apart(mut a: BTreeSet<u64>, b: BTreeSet<u64>) -> Checked<BTreeSet<u64>> {
     match b.iter().find(|n| a.contains(n)) {
-        Some(n) => Err(format!("block {n} counts twice")),
+        Some(n) => Err(Invariant::RingBlocks.breach(format!("block {n} counts twice"))),
         None => {
             a.extend(b);
             Ok(a)

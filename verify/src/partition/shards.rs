@@ -1,8 +1,10 @@
 //! What a rank holds of a value of the sharded graph: which of its elements, and of which sum they are a term.
 
 use super::rows::{self, Routed};
+use crate::Invariant;
 use crate::terms::digits::{Digits, Form, add};
 use crate::terms::{Access, Term, Terms};
+use crate::violation::Checked;
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Body, Type, Value};
 use ir::mesh::{Axis, Mesh, SubAxis};
@@ -105,7 +107,7 @@ impl<'a> Places<'a> {
     }
 
     /// The same where the microbatches are behind: sums over them are complete, and no part belongs to one of them.
-    pub fn once(&mut self, v: Value) -> Result<Rc<Held>, String> {
+    pub fn once(&mut self, v: Value) -> Checked<Rc<Held>> {
         let held = self.of(v);
         behind(&self.s.mesh, &held)
     }
@@ -135,16 +137,16 @@ impl<'a> Places<'a> {
 }
 
 /// A value that was summed over microbatches where it is a partial sum over them.
-pub fn behind(mesh: &Mesh, held: &Rc<Held>) -> Result<Rc<Held>, String> {
+pub fn behind(mesh: &Mesh, held: &Rc<Held>) -> Checked<Rc<Held>> {
     let batches = |u: &SubAxis| mesh[*u].axis == Axis::Microbatch;
     if mesh.of(Axis::Microbatch).any(|u| held.is_split_over(u)) {
-        return Err("a part that belongs to one microbatch is used after all of them".into());
+        return Err(Invariant::OnceForAll.breach("a part that belongs to one microbatch is used after all of them"));
     }
     if held.partial.iter().all(|p| !batches(&p.0)) {
         return Ok(held.clone());
     }
     if held.partial.iter().any(|p| batches(&p.0) && p.1 != Partial::Sum) {
-        return Err("what is accumulated over microbatches is no sum".into());
+        return Err(Invariant::MicrobatchSum.breach("what is accumulated over microbatches is no sum"));
     }
     let partial = held.partial.iter().copied().filter(|p| !batches(&p.0)).collect();
     Ok(Rc::new(Held { partial, ..(**held).clone() }))

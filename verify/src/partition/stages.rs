@@ -1,51 +1,11 @@
 //! What stages give each other: messages of one or several values, and sums over stages.
 
-use super::{Checked, Stage};
-use crate::VerifyError;
+use super::stage::Stage;
+use super::sums::{Adds, Sums};
+use crate::Invariant;
+use crate::violation::Checked;
 use ir::graph::Value;
 use ir::op::{Collective, Op, Reduce};
-use ir::sharded::Sharded;
-use std::collections::BTreeMap;
-
-/// What a stage adds to a sum over stages.
-enum Adds {
-    /// All of it.
-    All,
-    /// These of its terms, by their place; none of them: zero.
-    Terms(Vec<usize>),
-}
-
-/// What each stage adds.
-type Terms = Vec<(u64, Adds)>;
-
-/// Sums over stages: by value and stages, what each stage adds.
-#[derive(Default)]
-pub struct Sums(BTreeMap<(Value, Vec<u64>), Terms>);
-
-impl Sums {
-    /// Every stage of a sum takes part, and every term is added once.
-    pub fn verify(self, s: &Sharded) -> Result<(), VerifyError> {
-        for ((v, stages), mut adds) in self.0 {
-            adds.sort_unstable_by_key(|a| a.0);
-            let all = adds.iter().filter(|a| matches!(a.1, Adds::All)).count();
-            let mut terms: Vec<usize> = vec![];
-            for (_, a) in &adds {
-                if let Adds::Terms(list) = a {
-                    terms.extend(list);
-                }
-            }
-            terms.sort_unstable();
-            let complete = match all {
-                0 => terms == (0..s.graph.body[v].args.len()).collect::<Vec<_>>(),
-                n => n == 1 && terms.is_empty(),
-            };
-            if !complete || adds.iter().map(|a| a.0).ne(stages.iter().copied()) {
-                return Err(VerifyError { value: v, text: format!("stages {stages:?} do not add up its terms") });
-            }
-        }
-        Ok(())
-    }
-}
 
 impl Stage<'_, '_> {
     fn is_zero(&self, w: Value) -> bool {
@@ -75,7 +35,7 @@ impl Stage<'_, '_> {
                     break;
                 }
             }
-            out.push(found.ok_or_else(|| format!("{a} is no term of {v}"))?);
+            out.push(found.ok_or_else(|| Invariant::StageSumTerm.breach(format!("{a} is no term of {v}")))?);
         }
         Ok(out)
     }
@@ -85,10 +45,10 @@ impl Stage<'_, '_> {
         let local = self.local;
         let (node, stage) = (&local.body[w], local.stages[0].0);
         let Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs, stages: Some(stages), part: None } = &node.op else {
-            return Err("stages exchange no sum".into());
+            return Err(Invariant::StageSumForm.breach("stages exchange no sum"));
         };
         if !subs.is_empty() || local.chunks[w.index()].per_microbatch() {
-            return Err("a sum over stages is one over ranks of a stage, or of one microbatch".into());
+            return Err(Invariant::StageSumForm.breach("a sum over stages is one over ranks of a stage, or of one microbatch"));
         }
         let term = node.args[0];
         let is_add = self.places.s.graph.body[v].op == Op::Add;
@@ -107,7 +67,7 @@ impl Stage<'_, '_> {
         } else if is_add {
             Adds::Terms(self.terms(&[term], v, w)?)
         } else {
-            return Err(format!("{term} is no part of {v}"));
+            return Err(Invariant::StageSumTerm.breach(format!("{term} is no part of {v}")));
         };
         sums.0.entry((v, stages.clone())).or_default().push((stage, adds));
         Ok(())
@@ -126,7 +86,7 @@ impl Stage<'_, '_> {
         if holds(x) || joined && body[x].args.iter().all(flat) {
             return Ok(());
         }
-        Err("what it sends is no value of the sharded graph".into())
+        Err(Invariant::SentValue.breach("what it sends is no value of the sharded graph"))
     }
 
     /// The piece of a message that a value is: where it begins.
@@ -165,9 +125,9 @@ impl Stage<'_, '_> {
             let piece = value.filter(|v| self.local.source[v.index()].is_some()).and_then(|v| self.piece(v));
             match piece {
                 Some((_, at, size)) if at == end => end += size,
-                _ => return Err(format!("{cut} is no value of a message")),
+                _ => return Err(Invariant::MessagePieces.breach(format!("{cut} is no value of a message"))),
             }
         }
-        if end == body.elements(w) { Ok(()) } else { Err("a message holds more than is cut out of it".into()) }
+        if end == body.elements(w) { Ok(()) } else { Err(Invariant::MessagePieces.breach("a message holds more than is cut out of it")) }
     }
 }

@@ -1,6 +1,7 @@
 //! Streams and events: what is ordered by them, and what is not.
 
 use super::{Job, commands, job};
+use crate::Invariant;
 use crate::job::verify;
 use ir::program::{Action, Command, Stream};
 
@@ -37,12 +38,12 @@ fn streamed() -> Job {
 }
 
 #[track_caller]
-fn refused(mutate: impl FnOnce(&mut Job), expected: &str) {
+fn refused(mutate: impl FnOnce(&mut Job), invariant: Invariant, expected: &str) {
     let mut mutant = streamed();
     mutate(&mut mutant);
     match verify(&mutant) {
         Ok(()) => panic!("accepted"),
-        Err(e) => assert!(e.to_string().contains(expected), "{e}"),
+        Err(e) => assert!(e.invariant == invariant && e.to_string().contains(expected), "{e}"),
     }
 }
 
@@ -80,6 +81,7 @@ fn a_race_names_both_commands() {
     };
     refused(
         hasty,
+        Invariant::NoRace,
         "stage 1, train, backward microbatch 0, command 2 (send of 4 f32 to -1 stages on, channel 0): \
          nothing orders it after backward, command 0 (launch of kernel 0) on stream compute, which writes the same memory",
     );
@@ -91,6 +93,7 @@ fn a_race_may_be_with_an_earlier_call() {
     let careless = |job: &mut Job| commands(job, 0, "forward").retain(|c| c.stream != Stream::Compute || !matches!(c.action, Action::Wait { .. }));
     refused(
         careless,
+        Invariant::NoRace,
         "stage 0, train, forward microbatch 1, command 1 (launch of kernel 0): nothing orders it after forward, command 4 (send of 4 f32",
     );
 }
@@ -107,6 +110,7 @@ fn an_evaluation_may_race_with_a_step_whose_stash_it_overwrites() {
     };
     refused(
         own,
+        Invariant::NoRace,
         "stage 1, eval, eval_forward microbatch 0, command 2 (recv of 4 f32 from -1 stages on, channel 0): \
          nothing orders it after what stream compute does in an earlier phase, which reads the same memory",
     );
@@ -119,7 +123,7 @@ fn an_evaluation_may_race_with_a_step_whose_stash_it_overwrites() {
 #[test]
 fn kernels_run_on_the_compute_stream() {
     let astray = |job: &mut Job| commands(job, 0, "update")[0].stream = Stream::Data;
-    refused(astray, "stage 0, update, command 0 (launch of kernel 4): it is on stream data");
+    refused(astray, Invariant::OwnStream, "stage 0, update, command 0 (launch of kernel 4): it is on stream data");
 }
 
 #[test]
@@ -128,7 +132,7 @@ fn a_group_has_one_stream() {
         let list = commands(job, 0, "eval_reduce");
         list.iter_mut().filter(|c| c.stream == Stream::Data).for_each(|c| c.stream = Stream::Tensor);
     };
-    refused(split, "it is on stream tensor, others like it on data");
+    refused(split, Invariant::OneStream, "it is on stream tensor, others like it on data");
 }
 
 #[test]
@@ -138,7 +142,7 @@ fn an_event_has_one_stream() {
         record.stream = Stream::Data;
         commands(job, 0, "forward").push(record);
     };
-    refused(twice, "it is on stream data, others like it on compute");
+    refused(twice, Invariant::OneStream, "it is on stream data, others like it on compute");
 }
 
 #[test]

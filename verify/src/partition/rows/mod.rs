@@ -25,10 +25,12 @@ mod sums;
 mod tables;
 mod zero;
 
-use super::Stage;
 use super::shards::{Held, Local, Places};
+use super::stage::Stage;
+use crate::Invariant;
 use crate::terms::digits::{Digits, Form, add};
 use crate::terms::{Access, Term};
+use crate::violation::Checked;
 use ir::dim::Dim;
 use ir::graph::Value;
 use ir::local::Chunk;
@@ -310,10 +312,10 @@ impl Stage<'_, '_> {
     }
 
     /// That no home has more rows for a group than there is room for, where there is not for all that there can be.
-    pub fn room(&self) -> Result<(), String> {
+    pub fn room(&self) -> Checked {
         for (home, group, room) in &self.bounds {
             if !self.limits.iter().any(|(h, g, most)| (h, g) == (home, group) && most <= room) {
-                return Err(format!("nothing stops a step with more than {room} rows for a group of experts"));
+                return Err(Invariant::ExpertRoom.breach(format!("nothing stops a step with more than {room} rows for a group of experts")));
             }
         }
         Ok(())

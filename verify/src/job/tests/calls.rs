@@ -1,0 +1,41 @@
+//! Calls: which bodies run for which microbatches, and what they report.
+
+use super::*;
+
+#[test]
+fn every_microbatch_has_its_passes() {
+    refused(|job| _ = job.stages[0].schedule.train.remove(2), Invariant::PassOrder, "comes before the forward pass of microbatch 1");
+    refused(|job| _ = job.stages[0].schedule.train.remove(3), Invariant::CallCount, "stage 0, train: `backward` is called for 1 of 2 microbatches");
+    refused(|job| job.stages[0].schedule.train[2].microbatch = 0, Invariant::CalledOnce, "call 2: `forward` is called for microbatch 0 again");
+    refused(|job| job.stages[0].schedule.train[2].microbatch = 9, Invariant::CallExists, "there is no microbatch 9");
+    refused(|job| job.stages[0].schedule.train[2].body = BodyId(9), Invariant::CallExists, "there is no body 9");
+    refused(|job| job.stages[1].schedule.train.swap(1, 2), Invariant::PassOrder, "call 1: `backward` comes before the forward pass of microbatch 0");
+}
+
+#[test]
+fn reports_are_issued_once() {
+    refused(drop_command(1, "reduce", 6), Invariant::ReportDue, "stage 1, train: `loss` is not reported");
+    refused(drop_command(1, "eval_reduce", 1), Invariant::ReportDue, "stage 1, eval: `loss` is not reported");
+    let again = |job: &mut Job| {
+        let report = commands(job, 1, "reduce")[6].clone();
+        commands(job, 1, "reduce").push(report);
+    };
+    refused(again, Invariant::ReportedOnce, "`loss` is reported again");
+    let unlike = |job: &mut Job| {
+        let mut norm = commands(job, 1, "eval_reduce")[1].clone();
+        match &mut norm.action {
+            Action::Report { report, .. } => *report = 1,
+            other => panic!("{other:?}"),
+        }
+        commands(job, 1, "eval_reduce").push(norm);
+    };
+    refused(unlike, Invariant::ReportsAgree, "stage 1: its evaluation reports other numbers than stage 0's");
+}
+
+#[test]
+fn a_wait_for_what_was_never_recorded_does_not_hold() {
+    let mut ordered = job();
+    let wait = Command { action: Action::Wait { event: 3 }, ..commands(&mut ordered, 0, "forward")[0].clone() };
+    commands(&mut ordered, 0, "forward").insert(1, wait);
+    assert_eq!(verify(&ordered), Ok(()));
+}

@@ -1,0 +1,47 @@
+//! What stages add to sums over stages.
+
+use crate::violation::fail;
+use crate::{Invariant, Violation};
+use ir::graph::Value;
+use ir::sharded::Sharded;
+use std::collections::BTreeMap;
+
+/// What a stage adds to a sum over stages.
+pub enum Adds {
+    /// All of it.
+    All,
+    /// These of its terms, by their place; none of them: zero.
+    Terms(Vec<usize>),
+}
+
+/// What each stage adds.
+pub type Terms = Vec<(u64, Adds)>;
+
+/// Sums over stages: by value and stages, what each stage adds.
+#[derive(Default)]
+pub struct Sums(pub BTreeMap<(Value, Vec<u64>), Terms>);
+
+impl Sums {
+    /// Every stage of a sum takes part, and every term is added once.
+    pub fn verify(self, s: &Sharded) -> Result<(), Violation> {
+        for ((v, stages), mut adds) in self.0 {
+            adds.sort_unstable_by_key(|a| a.0);
+            let all = adds.iter().filter(|a| matches!(a.1, Adds::All)).count();
+            let mut terms: Vec<usize> = vec![];
+            for (_, a) in &adds {
+                if let Adds::Terms(list) = a {
+                    terms.extend(list);
+                }
+            }
+            terms.sort_unstable();
+            let complete = match all {
+                0 => terms == (0..s.graph.body[v].args.len()).collect::<Vec<_>>(),
+                n => n == 1 && terms.is_empty(),
+            };
+            if !complete || adds.iter().map(|a| a.0).ne(stages.iter().copied()) {
+                return fail(Invariant::StageSumComplete, v, format!("stages {stages:?} do not add up its terms"));
+            }
+        }
+        Ok(())
+    }
+}

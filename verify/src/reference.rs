@@ -1,0 +1,71 @@
+//! The page of all invariants, `docs/verifier.md`, from their table.
+
+use crate::{GROUPS, Group, Invariant};
+use std::fmt::Write;
+
+/// The page, as Markdown. A test holds the file to it.
+pub fn invariants() -> String {
+    let mut out = String::from(
+        "# Verifiers
+
+After every pass of every compile a verifier looks at the module, and believes nothing of the pass. What it shows has a number, here with
+what holds; [passes.md](passes.md#verifiers) says which verifier runs when. This page is made of the table of
+[`verify/src/invariant.rs`](../verify/src/invariant.rs).
+
+A complaint is a bug in mcc, whatever the input. It names the invariant, the place from the outside in, and what is there instead:
+
+```
+error: bug in mcc: after `overlap`: V803: stage 0, train, forward microbatch 1, command 5 (launch of kernel 4): nothing orders it after ..
+  = V803: Of two commands that touch the same bytes, one of them writing, one is ordered after the other.
+```
+
+A number keeps its meaning: one that is no longer checked is not given to another invariant. Most have a file in
+[`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place.
+",
+    );
+    for group in GROUPS {
+        let Group { title, file, .. } = group;
+        let _ = write!(out, "\n## {title}\n\nIn [`verify/src/{file}`](../verify/src/{file}).\n\n| number | name | what holds |\n|---|---|---|\n");
+        for i in Invariant::ALL.iter().filter(|i| i.group().first == group.first) {
+            let _ = writeln!(out, "| {i} | `{}` | {} |", i.name(), i.holds());
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    #[test]
+    fn the_page_of_verifiers_is_current() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/verifier.md");
+        let page = invariants();
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(&path, &page).expect("the page");
+        }
+        assert!(fs::read_to_string(&path).is_ok_and(|text| text == page), "docs/verifier.md is another one; UPDATE_EXPECT=1 renews it");
+    }
+
+    #[test]
+    fn numbers_ascend_and_names_differ() {
+        assert!(Invariant::ALL.windows(2).all(|w| w[0].number() < w[1].number()));
+        let sentences: BTreeSet<&str> = Invariant::ALL.iter().map(|i| i.holds()).collect();
+        assert_eq!(sentences.len(), Invariant::ALL.len());
+        assert_eq!((Invariant::ReadBeforeWrite.to_string(), Invariant::ReadBeforeWrite.name()), ("V660".into(), "read_before_write".into()));
+    }
+
+    #[test]
+    fn every_group_is_a_file_with_invariants_that_it_checks() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        for group in GROUPS {
+            let own: Vec<&Invariant> = Invariant::ALL.iter().filter(|i| i.group().first == group.first).collect();
+            assert!(!own.is_empty(), "{}", group.title);
+            let text = fs::read_to_string(source.join(group.file)).expect("the file of a group");
+            assert!(own.iter().any(|i| text.contains(&format!("Invariant::{i:?}"))), "{}", group.file);
+        }
+    }
+}
