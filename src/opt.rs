@@ -10,7 +10,7 @@ use ir::diag::{Diagnostic, Source, Sources, Span};
 use ir::module::Module;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
-use passes::compile::{Complaint, CompileError, damage, holds, run as run_pass, verify};
+use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify};
 use passes::reduce::reduce as shrink;
 use passes::table::{PASSES, Pass, find, verifiers};
 use std::fs;
