@@ -1,6 +1,6 @@
 //! The files of `passes/tests/files/PASS`: a small input, the command that is run on it, and what has to come out.
 //!
-//! A line `RUN: mcc ..` is the command, for a shell; `%s` is the file, and `not mcc ..` has to fail, and is held to its errors. Directives are those of
+//! A line `RUN: mcc ..` is the command, for a shell; `%s` is the file, `%S` its folder, and `not mcc ..` has to fail, and is held to its errors. Directives are those of
 //! [`filecheck`]: `check: TEXT` is in a line further down, `nextln: TEXT` in the line after that. `UPDATE_EXPECT=1` writes the `nextln:` lines after a
 //! `check:` anew, where there are some: all lines of the output that are indented deeper than the one of the `check:`, or, after `check: module`, all.
 
@@ -32,7 +32,8 @@ fn after<'a>(line: &'a str, word: &str) -> Option<&'a str> {
 fn output(path: &Path, text: &str) -> Result<String, String> {
     let line = text.lines().find_map(|l| after(l, "RUN:")).ok_or("no line `RUN: mcc ..`")?.trim();
     let (fails, line) = line.strip_prefix("not ").map_or((false, line), |l| (true, l));
-    let command = line.replace("%s", &path.display().to_string()).replace("mcc ", &format!("{} ", env!("CARGO_BIN_EXE_mcc")));
+    let folder = path.parent().expect("a file has a folder").display().to_string();
+    let command = line.replace("%s", &path.display().to_string()).replace("%S", &folder).replace("mcc ", &format!("{} ", env!("CARGO_BIN_EXE_mcc")));
     // In a directory that is gone afterwards, with whatever a bug leaves.
     let dir = Dir::new();
     let mut shell = Command::new("sh");

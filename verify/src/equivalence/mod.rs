@@ -81,8 +81,8 @@ pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
         first_slot += params.len() as u32;
         first_message += old.body.nodes.len() + other.body.nodes.len();
     }
-    all(&trained)?;
-    all(&evaluated)
+    all(&trained).map_err(|e| e.within(LocusPart::Training))?;
+    all(&evaluated).map_err(|e| e.within(LocusPart::Evaluation))
 }
 
 /// A graph before and after, of a class of stages.

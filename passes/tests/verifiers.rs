@@ -1,0 +1,154 @@
+//! The files of `passes/tests/files/verify`: a sound module with one thing wrong, and the invariant that refuses it.
+//!
+//! A file names a base, a sound module beside it, and says with `sed` what is another way: `RUN: not sed -e 'EDIT' %S/BASE | mcc opt --verify -`.
+//! `check: verifier .. V304: ..` is what a verifier says. The command runs in the tests of the command line; here the verifiers alone do.
+//! `UPDATE_EXPECT=1` writes what they say anew.
+
+use ir::text::parse_module;
+use passes::compile::{Complaint, holds};
+use passes::table::verifiers;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use verify::Invariant;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files/verify")
+}
+
+/// The files of modules with something wrong.
+fn files() -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder()).expect("the folder").map(|e| e.expect("an entry").path());
+    let mut found: Vec<PathBuf> = entries.filter(|p| name(p).starts_with('V')).collect();
+    found.sort();
+    found
+}
+
+fn name(path: &Path) -> String {
+    path.file_stem().expect("a file has a name").to_string_lossy().into_owned()
+}
+
+/// The invariant that a file is called after: `V304_chunk_order`.
+fn of(path: &Path) -> Option<Invariant> {
+    Invariant::ALL.iter().copied().find(|i| format!("{i}_{}", i.name()) == name(path))
+}
+
+/// What all verifiers say of the module that a file's command makes.
+fn said(text: &str) -> Result<Vec<(Option<Invariant>, String)>, String> {
+    let run = text.lines().find_map(|l| l.strip_prefix("; RUN: not ")).ok_or("no line `; RUN: not ..`")?;
+    let edit = run.strip_suffix(" | mcc opt --verify -").ok_or("the command ends with `| mcc opt --verify -`")?;
+    let mut shell = Command::new("sh");
+    let out = shell.args(["-e", "-c", &edit.replace("%S", &folder().display().to_string())]).output().map_err(|e| e.to_string())?;
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&out.stderr).into_owned());
+    }
+    let module = parse_module(&String::from_utf8(out.stdout).map_err(|e| e.to_string())?).map_err(|e| format!("{e:?}"))?;
+    let complaint = |e: Complaint, by: &str| (e.invariant(), format!("verifier `{by}`: {e}"));
+    Ok(verifiers(&module).filter_map(|v| holds(v, &module).err().map(|e| complaint(e, v.name))).collect())
+}
+
+fn check(path: &Path) -> Result<(), String> {
+    let mut text = fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let invariant = of(path).ok_or("its name is that of no invariant")?;
+    let all = said(&text)?;
+    let of_it = all.iter().find(|s| s.0 == Some(invariant)).map(|s| &s.1).ok_or_else(|| format!("{invariant} does not refuse it, but {all:?}"))?;
+    let first = format!("; {invariant}: {}", invariant.holds());
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        let kept = text.lines().skip(1).filter(|l| !l.starts_with("; check:"));
+        text = std::iter::once(first.as_str()).chain(kept).fold(String::new(), |out, l| out + l + "\n") + &format!("; check: {of_it}\n");
+        fs::write(path, &text).map_err(|e| e.to_string())?;
+    }
+    if !text.starts_with(&first) {
+        return Err(format!("its first line is not `{first}`"));
+    }
+    match text.lines().find_map(|l| l.strip_prefix("; check: ")) {
+        Some(want) if want == of_it => Ok(()),
+        want => Err(format!("{want:?} is not what is said: {of_it}")),
+    }
+}
+
+#[test]
+fn verifiers_refuse_what_their_files_say() {
+    let wrong: Vec<String> = files().iter().filter_map(|f| check(f).err().map(|why| format!("{}: {why}", f.display()))).collect();
+    assert!(wrong.is_empty(), "{} files; `UPDATE_EXPECT=1` renews what verifiers say\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn what_is_broken_is_sound_otherwise() {
+    for path in fs::read_dir(folder()).expect("the folder").map(|e| e.expect("an entry").path()).filter(|p| name(p).starts_with("base")) {
+        let module = parse_module(&fs::read_to_string(&path).expect("UTF-8")).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
+        for v in verifiers(&module) {
+            assert_eq!(holds(v, &module), Ok(()), "{}: verifier `{}`", path.display(), v.name);
+        }
+    }
+}
+
+/// All files of Rust below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
+    entries.flat_map(|p| if p.is_dir() { sources(&p) } else { vec![p] }).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
+}
+
+/// Invariants that are still to be shown violated: in none of the files, of the mutated jobs in `verify`, or of the mutations that name theirs.
+const UNSEEN: &[Invariant] = &[
+    Invariant::LogicalOp,
+    Invariant::ScalarLoss,
+    Invariant::StoredInOrder,
+    Invariant::OrderOfOriginal,
+    Invariant::WholeSource,
+    Invariant::OneReduction,
+    Invariant::MicrobatchesApart,
+    Invariant::LocalTables,
+    Invariant::NoReshard,
+    Invariant::OwnMicrobatch,
+    Invariant::MessageSent,
+    Invariant::SumBehind,
+    Invariant::MicrobatchSum,
+    Invariant::ExpertRoom,
+    Invariant::StageSumComplete,
+    Invariant::SentValue,
+    Invariant::MessagePieces,
+    Invariant::UsedParameter,
+    Invariant::OneType,
+    Invariant::AllMeet,
+    Invariant::StageSum,
+    Invariant::StagesAlike,
+    Invariant::DigitView,
+    Invariant::BucketOwners,
+    Invariant::SameChannels,
+    Invariant::SameLimits,
+    Invariant::SameMessage,
+    Invariant::ProgramTable,
+    Invariant::LimitValues,
+    Invariant::MetValues,
+    Invariant::RandomSeed,
+    Invariant::OperandPieces,
+    Invariant::BucketAxes,
+    Invariant::BucketWhole,
+    Invariant::StoredSize,
+    Invariant::OwnPartWritten,
+    Invariant::HeldAdded,
+    Invariant::AddedBeforeRead,
+    Invariant::StashWriter,
+    Invariant::ChangedOnce,
+    Invariant::ReplacedOnce,
+    Invariant::MadeBeforeRead,
+    Invariant::PartsGathered,
+];
+
+#[test]
+fn every_invariant_is_violated_by_a_test() {
+    let of_files: BTreeSet<Invariant> = files().iter().filter_map(|f| of(f)).collect();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tests = [here.join("../verify/src/job/tests"), here.join("tests/differential")];
+    let text: String = tests.iter().flat_map(|t| sources(t)).map(|f| fs::read_to_string(f).expect("UTF-8")).collect();
+    let named = |i: &Invariant| {
+        let ends = |at: usize, word: &str| !text[at + word.len()..].starts_with(|c: char| c.is_ascii_alphanumeric());
+        let word = format!("Invariant::{i:?}");
+        text.match_indices(&word).any(|(at, word)| ends(at, word))
+    };
+    let unseen: Vec<Invariant> = Invariant::ALL.iter().copied().filter(|i| !of_files.contains(i) && !named(i)).collect();
+    println!("{} of {} invariants have a file; no test violates {unseen:?}", of_files.len(), Invariant::ALL.len());
+    assert_eq!(unseen, UNSEEN);
+}
