@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
+use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
 use crate::options::{contradictions, options, override_train, precision};
 use crate::print::{self, note, out};
@@ -249,7 +249,11 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress)
     }
     progress.enter("remedy");
     let remedy = remedy::find(&budget.training, &budget.evaluation, &budget.options, budget.bytes, &of);
-    text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes, remedy.as_ref())])?;
+    let help = match remedy {
+        Some(r) => format!("`{}` needs {} at most", cli::changes(&budget.options, &r.options).join(" "), footprint::size(r.peak)),
+        None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
+    };
+    text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes).help(help)])?;
     Err(Failure::Reported)
 }
 

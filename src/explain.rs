@@ -1,7 +1,7 @@
 //! `mcc explain`.
 
 use crate::Failure;
-use crate::cli::ExplainArgs;
+use crate::cli::{self, ExplainArgs};
 use crate::compile;
 use crate::files::{self, Wanted};
 use crate::limits::Watch;
@@ -17,10 +17,36 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+/// An exchange with its reason in words.
+#[derive(Serialize)]
+struct Said {
+    #[serde(flatten)]
+    exchange: Exchange,
+    reason: String,
+    /// What would do without it.
+    without: Option<String>,
+}
+
+impl From<Exchange> for Said {
+    fn from(exchange: Exchange) -> Said {
+        let reason = exchange.reason.as_ref().map_or(String::new(), |r| r.why.clone());
+        let without = exchange.reason.as_ref().and_then(|r| r.avoided_by.as_ref()).map(cli::avoided_by);
+        Said { exchange, reason, without }
+    }
+}
+
+/// A line of the model text with what it communicates.
+#[derive(Serialize)]
+struct LineSaid {
+    #[serde(flatten)]
+    line: Line,
+    exchanges: Vec<Said>,
+}
+
 /// A job's communication: every exchange, and sums per axis.
 #[derive(Serialize)]
 struct Communication {
-    exchanges: Vec<Exchange>,
+    exchanges: Vec<Said>,
     totals: Vec<Total>,
     streams: Vec<OnStream>,
 }
@@ -83,7 +109,10 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     let name = model.display().to_string();
     let file = done.text.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
-        Some(found) => show(args, &found, line_text),
+        Some(mut found) => {
+            let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(Said::from).collect();
+            show(args, &LineSaid { line: found, exchanges }, line_text)
+        }
         None => {
             let lines = done.text.sources.files.get(file).map_or(0, |f| f.text.lines().count());
             Err(anyhow!("nothing is computed on line {number} of `{name}`, which has {lines} lines").into())
@@ -113,7 +142,7 @@ fn communication(job: &Job) -> Communication {
     let exchanges = exchanges(job);
     let streams = traffic(job).into_iter().map(|(stream, traffic)| OnStream { stream: stream.name(), traffic }).collect();
     let totals = totals(&exchanges).into_iter().map(|((axis, kind), (calls, bytes))| Total { axis, kind, calls, bytes }).collect();
-    Communication { exchanges, totals, streams }
+    Communication { exchanges: exchanges.into_iter().map(Said::from).collect(), totals, streams }
 }
 
 fn communication_text(c: &Communication) -> String {
@@ -137,9 +166,9 @@ fn communication_text(c: &Communication) -> String {
     out
 }
 
-fn exchanges_text(exchanges: &[Exchange]) -> String {
+fn exchanges_text(exchanges: &[Said]) -> String {
     let mut out = String::new();
-    for e in exchanges {
+    for Said { exchange: e, reason, without } in exchanges {
         let _ = writeln!(
             out,
             "{} over {}, {} {}of {} on {}",
@@ -159,8 +188,8 @@ fn exchanges_text(exchanges: &[Exchange]) -> String {
             size(e.sent_per_step),
             e.members
         );
-        let _ = writeln!(out, "  because {}", e.reason);
-        if let Some(without) = &e.without {
+        let _ = writeln!(out, "  because {reason}");
+        if let Some(without) = without {
             let _ = writeln!(out, "  not needed {without}");
         }
     }
@@ -180,7 +209,7 @@ fn stages(list: &[u64]) -> String {
     format!("stage{} {}", if list.len() == 1 { "" } else { "s" }, named.join(", "))
 }
 
-fn line_text(l: &Line) -> String {
+fn line_text(LineSaid { line: l, exchanges }: &LineSaid) -> String {
     let mut out = format!("{} on {}\n", l.place, stages(&l.stages));
     let tensors = |out: &mut String, what: &str, list: &[Tensor]| {
         for t in list {
@@ -198,5 +227,5 @@ fn line_text(l: &Line) -> String {
     if !flops.is_empty() {
         let _ = writeln!(out, "{:<12} {}, of all ranks in a step", "flops", flops.join(", "));
     }
-    out + &exchanges_text(&l.exchanges)
+    out + &exchanges_text(exchanges)
 }

@@ -1,7 +1,7 @@
 //! The flags of a plan as options of the passes.
 
 use crate::Failure;
-use crate::cli::{self, CpComm, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
+use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
 use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Train};
@@ -56,12 +56,7 @@ pub fn options(args: &PlanArgs) -> Result<Options, Failure> {
         pp: args.pp,
         ep: args.ep,
         etp: args.etp,
-        cp_comm: match args.cp_comm_type {
-            CpComm::P2p => ir::options::CpComm::Ring,
-            CpComm::A2aP2p => ir::options::CpComm::AllToAllAndRing,
-            CpComm::AllGather => ir::options::CpComm::AllGather,
-            CpComm::A2a => ir::options::CpComm::AllToAll,
-        },
+        cp_comm: args.cp_comm_type.into(),
         sp: if args.sp { SequenceParallel::On } else { SequenceParallel::Off },
         zero: Zero::ALL[usize::from(args.zero.unwrap_or(u8::from(args.use_distributed_optimizer)))],
         offload: if args.optimizer_offload { Offload::Optimizer } else { Offload::Off },

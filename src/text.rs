@@ -1,7 +1,7 @@
 //! Model texts: reading, checking, formatting, and showing what is wrong.
 
 use crate::Failure;
-use crate::cli::FmtArgs;
+use crate::cli::{self, FmtArgs};
 use crate::files::{self, Wanted};
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
@@ -34,7 +34,7 @@ struct Line<'a> {
     /// The first is the primary one.
     labels: Vec<Place<'a>>,
     notes: &'a [String],
-    help: &'a [String],
+    help: Vec<String>,
 }
 
 /// Line and column count from 1, columns and length in bytes.
@@ -58,7 +58,14 @@ impl Shown {
             Shown::Json => {
                 for d in diagnostics {
                     let labels = d.labels.iter().map(|l| place(l, sources)).collect();
-                    line(&Line { severity: name(d.severity), code: Some(&d.code), message: &d.message, labels, notes: &d.notes, help: &d.help })?;
+                    line(&Line {
+                        severity: name(d.severity),
+                        code: Some(&d.code),
+                        message: &d.message,
+                        labels,
+                        notes: &d.notes,
+                        help: d.help.iter().map(cli::help).collect(),
+                    })?;
                 }
             }
         }
@@ -72,7 +79,7 @@ impl Shown {
     pub fn message(self, message: &str) -> Result<(), PrintError> {
         match self {
             Shown::Text => note!("error: {message}"),
-            Shown::Json => line(&Line { severity: name(Severity::Error), code: None, message, labels: vec![], notes: &[], help: &[] })?,
+            Shown::Json => line(&Line { severity: name(Severity::Error), code: None, message, labels: vec![], notes: &[], help: vec![] })?,
         }
         Ok(())
     }
@@ -159,7 +166,8 @@ impl Text {
 pub fn show(diagnostics: &[Diagnostic], sources: &Sources) {
     let style = if std::io::stderr().is_terminal() && escapes() { Style::Coloured } else { Style::Plain };
     for d in diagnostics {
-        note!("{}", frontend::render(d, sources, style));
+        let spelled = Diagnostic { help: d.help.iter().map(|h| cli::help(h).into()).collect(), ..d.clone() };
+        note!("{}", frontend::render(&spelled, sources, style));
     }
     let errors = diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
     if errors > 1 {

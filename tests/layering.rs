@@ -167,3 +167,25 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
         }
     }
 }
+
+/// A page of docs, which shows commands.
+const SHOWS_COMMANDS: &str = "passes/src/reference.rs";
+
+/// `src/cli/` spells flags. The runtime, which is not among these, names flags of `mcc run` in its messages; the code generator's are its linker's.
+#[test]
+fn what_compiles_speaks_of_options_and_not_of_flags() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files: Vec<PathBuf> = ["ir/src", "verify/src", "frontend/src", "passes/src"].iter().flat_map(|c| sources(&root.join(c))).collect();
+    assert!(files.len() > 100, "{} files were found", files.len());
+    let spelled = |line: &str| {
+        let starts = line.match_indices("--").map(|(at, _)| at).filter(|at| !line[..*at].ends_with(|c: char| c == '-' || c.is_ascii_alphanumeric()));
+        !line.trim_start().starts_with("//") && starts.into_iter().any(|at| line[at + 2..].starts_with(|c: char| c.is_ascii_lowercase() || c == '{'))
+    };
+    for file in files.into_iter().filter(|f| !f.ends_with("tests.rs") && !f.ends_with(SHOWS_COMMANDS)) {
+        let text = fs::read_to_string(&file).expect("UTF-8");
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        if let Some((number, line)) = (1..).zip(code.lines()).find(|(_, l)| spelled(l)) {
+            panic!("{}:{number}: `{}`; src/cli/spelling.rs spells flags", file.display(), line.trim());
+        }
+    }
+}

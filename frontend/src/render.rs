@@ -23,7 +23,7 @@ pub fn render(diagnostic: &Diagnostic, sources: &Sources, style: Style) -> Strin
         group = group.element(Level::NOTE.message(note.as_str()));
     }
     for help in &diagnostic.help {
-        group = group.element(Level::HELP.message(help.as_str()));
+        group = group.element(Level::HELP.message(help.to_string()));
     }
     let renderer = match style {
         Style::Plain => Renderer::plain(),

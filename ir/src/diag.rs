@@ -2,6 +2,7 @@
 //!
 //! A [`Diagnostic`] is data: passes collect them, the command line renders them once, with the source line.
 
+use crate::options::{CpComm, OptionName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -49,7 +50,7 @@ pub struct Diagnostic {
     pub message: String,
     pub labels: Vec<Label>,
     pub notes: Vec<String>,
-    pub help: Vec<String>,
+    pub help: Vec<Help>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,8 +85,66 @@ impl Diagnostic {
     }
 
     #[must_use]
-    pub fn help(mut self, text: impl Into<String>) -> Self {
-        self.help.push(text.into());
+    pub fn help(mut self, way: impl Into<Help>) -> Self {
+        self.help.push(way.into());
         self
+    }
+}
+
+/// A way out, in words between which options stand as data: how these are spelled is for those to say who read them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Help(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Piece {
+    Words(String),
+    Option(OptionName),
+    /// A value of the option of that name.
+    CpComm(CpComm),
+}
+
+impl Help {
+    #[must_use]
+    pub fn and(mut self, words: impl Into<String>) -> Self {
+        self.0.push(Piece::Words(words.into()));
+        self
+    }
+
+    #[must_use]
+    pub fn option(mut self, name: OptionName) -> Self {
+        self.0.push(Piece::Option(name));
+        self
+    }
+
+    #[must_use]
+    pub fn cp_comm(mut self, value: CpComm) -> Self {
+        self.0.push(Piece::CpComm(value));
+        self
+    }
+
+    /// As a text; `spell` says how options and their values are written.
+    pub fn spelled(&self, spell: impl Fn(&Piece) -> String) -> String {
+        let words = |piece: &Piece| match piece {
+            Piece::Words(words) => words.clone(),
+            Piece::Option(_) | Piece::CpComm(_) => spell(piece),
+        };
+        self.0.iter().map(words).collect()
+    }
+}
+
+impl<T: Into<String>> From<T> for Help {
+    fn from(words: T) -> Help {
+        Help(vec![Piece::Words(words.into())])
+    }
+}
+
+/// With the names that options have in [`Options`](crate::options::Options).
+impl fmt::Display for Help {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.spelled(|piece| match piece {
+            Piece::Words(words) => words.clone(),
+            Piece::Option(name) => name.name().into(),
+            Piece::CpComm(value) => value.name().into(),
+        }))
     }
 }

@@ -23,6 +23,7 @@ pub mod program;
 pub mod progress;
 pub mod provenance;
 pub mod random;
+pub mod reason;
 pub mod sharded;
 pub mod text;
 pub mod work;

@@ -7,6 +7,7 @@ use crate::dim::IndexMap;
 use crate::graph::{Body, Value};
 use crate::mesh::Mesh;
 use crate::program::{Bucket, Space};
+use crate::reason::Reason;
 use crate::sharded::Sharding;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -146,7 +147,7 @@ pub struct Local {
     pub accumulate: Vec<bool>,
     /// Per node: the value of the sharded graph that it holds, and in which sharding.
     pub source: Vec<Option<(Value, Sharding)>>,
-    pub reasons: Vec<Option<String>>,
+    pub reasons: Vec<Option<Reason>>,
     /// `(report, value)`.
     pub reports: Vec<(u32, Value)>,
     pub updates: Vec<LocalUpdate>,

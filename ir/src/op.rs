@@ -411,6 +411,16 @@ impl Op {
         }
     }
 
+    /// The dims that it names beside those of its operands and result.
+    pub fn dims(&self) -> Vec<Dim> {
+        let mut out = vec![];
+        self.map_dims(&mut |d| {
+            out.push(d);
+            d
+        });
+        out
+    }
+
     /// The op with other dims.
     pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Op {
         let mut list = |dims: &[Dim]| dims.iter().map(|d| f(*d)).collect::<Vec<_>>();

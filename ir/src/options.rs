@@ -1,6 +1,7 @@
 //! How a model is split and run: what the command line says, as data.
 
 use crate::pipeline::Schedule;
+use serde::{Deserialize, Serialize};
 
 /// How a model is split and run.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +73,58 @@ impl Default for Options {
     }
 }
 
+/// Options by their names, of those that messages speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OptionName {
+    Dp,
+    Cp,
+    Tp,
+    Pp,
+    Ep,
+    Etp,
+    CpComm,
+    MicroBatch,
+    GlobalBatch,
+    Vpp,
+    Group,
+    PadVocabTo,
+}
+
+impl OptionName {
+    pub const ALL: [OptionName; 12] = [
+        OptionName::Dp,
+        OptionName::Cp,
+        OptionName::Tp,
+        OptionName::Pp,
+        OptionName::Ep,
+        OptionName::Etp,
+        OptionName::CpComm,
+        OptionName::MicroBatch,
+        OptionName::GlobalBatch,
+        OptionName::Vpp,
+        OptionName::Group,
+        OptionName::PadVocabTo,
+    ];
+
+    /// As in [`Options`] and in the text of a module.
+    pub fn name(self) -> &'static str {
+        match self {
+            OptionName::Dp => "dp",
+            OptionName::Cp => "cp",
+            OptionName::Tp => "tp",
+            OptionName::Pp => "pp",
+            OptionName::Ep => "ep",
+            OptionName::Etp => "etp",
+            OptionName::CpComm => "cp_comm",
+            OptionName::MicroBatch => "micro_batch",
+            OptionName::GlobalBatch => "global_batch",
+            OptionName::Vpp => "vpp",
+            OptionName::Group => "group",
+            OptionName::PadVocabTo => "pad_vocab_to",
+        }
+    }
+}
+
 /// Whether sequence parallelism (tp's second tier) is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceParallel {
@@ -80,7 +133,7 @@ pub enum SequenceParallel {
 }
 
 /// How attention gets at the keys of other context-parallel ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CpComm {
     /// Keys and values go round the ranks, which compute with those of one rank while those of the next are under way (ring attention).
     #[default]
@@ -91,6 +144,19 @@ pub enum CpComm {
     AllToAll,
     /// All-to-all over the inner sub-axes, as far as they fit the heads; a ring over the others, the outermost at least.
     AllToAllAndRing,
+}
+
+impl CpComm {
+    pub const ALL: [CpComm; 4] = [CpComm::Ring, CpComm::AllGather, CpComm::AllToAll, CpComm::AllToAllAndRing];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            CpComm::Ring => "ring",
+            CpComm::AllGather => "all_gather",
+            CpComm::AllToAll => "all_to_all",
+            CpComm::AllToAllAndRing => "all_to_all_and_ring",
+        }
+    }
 }
 
 /// What data-parallel ranks share out among themselves instead of each having all of it (Rajbhandari et al. 2020); each level

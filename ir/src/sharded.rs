@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::graph::{Graph, Value};
 use crate::mesh::{Mesh, SubAxis};
+use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
 /// How a partial value is completed.
@@ -71,7 +72,7 @@ pub struct Sharded {
     pub digits: Digits,
     pub shardings: Vec<Sharding>,
     /// Why each value that is a reshard is there.
-    pub reasons: Vec<Option<String>>,
+    pub reasons: Vec<Option<Reason>>,
 }
 
 impl Sharded {

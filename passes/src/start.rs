@@ -1,11 +1,11 @@
 //! What a compile begins with: the module of a model and options, with the mesh and the pipeline that follow from these.
 
 use crate::pipeline::plan;
-use ir::diag::Diagnostic;
+use ir::diag::{Diagnostic, Help};
 use ir::mesh::{Axis, Mesh, Sizes};
 use ir::model::Model;
 use ir::module::{Graphs, Module, Settled};
-use ir::options::Options;
+use ir::options::{OptionName, Options};
 
 /// Most ranks, and most passes of a step over all stages.
 const MOST: u64 = 1 << 20;
@@ -39,10 +39,13 @@ pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<M
 /// E0634: absurdly many.
 pub fn ranks(o: &Options) -> Result<u64, Vec<Diagnostic>> {
     let ranks = [o.cp, o.tp, o.pp].into_iter().try_fold(o.dp, u64::checked_mul);
-    ranks.filter(|n| *n <= MOST).ok_or_else(|| too_many("ranks", ranks, "reduce --dp, --cp, --tp or --pp"))
+    ranks.filter(|n| *n <= MOST).ok_or_else(|| {
+        let help = Help::from("reduce ").option(OptionName::Dp).and(", ").option(OptionName::Cp).and(", ").option(OptionName::Tp);
+        too_many("ranks", ranks, help.and(" or ").option(OptionName::Pp))
+    })
 }
 
-fn too_many(what: &str, n: Option<u64>, help: &str) -> Vec<Diagnostic> {
+fn too_many(what: &str, n: Option<u64>, help: Help) -> Vec<Diagnostic> {
     let n = n.map_or("far".to_string(), |n| n.to_string());
     vec![Diagnostic::error("E0634", format!("{n} {what} are more than {MOST}")).help(help)]
 }
@@ -60,14 +63,14 @@ fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
             "E0208",
             format!("global batch {} does not divide into microbatches of {} on dp = {}", o.global_batch, o.micro_batch, o.dp),
         );
-        return Err(vec![d.help(format!("`--global-batch-size {above}` does"))]);
+        return Err(vec![d.help(Help::from("`").option(OptionName::GlobalBatch).and(format!(" {above}` does")))]);
     }
     // A schedule is a list, and meshes are searched for factors: absurd sizes are refused before any work is done for them.
     ranks(o)?;
     let microbatches = o.global_batch / rows;
     let passes = microbatches.checked_mul(o.pp).and_then(|n| n.checked_mul(o.vpp.unwrap_or(1)));
     if passes.is_none_or(|n| n > MOST) {
-        let help = "raise --micro-batch-size, or lower --global-batch-size";
+        let help = Help::from("raise ").option(OptionName::MicroBatch).and(", or lower ").option(OptionName::GlobalBatch);
         return Err(too_many("passes of microbatches through pipeline stages", passes, help));
     }
     let sizes = Sizes { microbatches, pp: o.pp, dp: o.dp, cp: o.cp, tp: o.tp, ep: o.ep, etp: o.etp };
@@ -77,6 +80,8 @@ fn mesh(o: &Options) -> Result<Mesh, Vec<Diagnostic>> {
             "E0635",
             format!("ep = {} and etp = {etp} do not divide the ranks of a stage, dp x cp x tp = {}", o.ep, o.dp * o.cp * o.tp),
         );
-        vec![d.help("experts are split over the ranks that dense layers are split over: --ep times --etp must divide --dp x --cp x --tp")]
+        let help = Help::from("experts are split over the ranks that dense layers are split over: ").option(OptionName::Ep).and(" times ");
+        let help = help.option(OptionName::Etp).and(" must divide ").option(OptionName::Dp).and(" x ").option(OptionName::Cp);
+        vec![d.help(help.and(" x ").option(OptionName::Tp))]
     })
 }

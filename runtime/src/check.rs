@@ -198,7 +198,7 @@ fn body_sound(kernel: &Kernel) -> Checked {
     }
     for (k, node) in body.nodes.iter().enumerate() {
         ensure(node.args.iter().all(|a| a.index() < k), || format!("node {k} uses a later one"))?;
-        ensure(node.ty.dims.iter().chain(&op_dims(&node.op)).all(known), || format!("node {k} has an unknown dim"))?;
+        ensure(node.ty.dims.iter().chain(&node.op.dims()).all(known), || format!("node {k} has an unknown dim"))?;
         product(node.ty.dims.iter().map(|d| dims.size(*d)))?;
         if let Op::View { from, to } = &node.op {
             product(from.iter().map(|d| dims.size(*d)))?;
@@ -208,43 +208,6 @@ fn body_sound(kernel: &Kernel) -> Checked {
         ensure(!random || kernel.scalars.len() >= 2, || "it draws random numbers without seed and step".into())?;
     }
     ensure(kernel.outputs.iter().all(|o| o.value.index() < body.nodes.len()), || "an output is no value".into())
-}
-
-/// The dims that an op names.
-fn op_dims(op: &Op) -> Vec<Dim> {
-    match op {
-        Op::Iota(d) | Op::ArgMax { over: d } | Op::Cumsum { over: d, .. } | Op::Gather { dim: d } | Op::Scatter { dim: d } => vec![*d],
-        Op::View { from, to } => [from.as_slice(), to].concat(),
-        Op::Slice { from, to, .. } => [Some(*from), *to].into_iter().flatten().collect(),
-        Op::Pad { from, to, .. } => [*from, Some(*to)].into_iter().flatten().collect(),
-        Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
-        Op::Shard { from, to, .. } => vec![*from, *to],
-        Op::Dot { over, .. } | Op::Reduce { over, .. } => over.clone(),
-        Op::GroupedDot { rows, experts, over, .. } => [over.as_slice(), &[*rows, *experts]].concat(),
-        Op::Dispatch(r) | Op::Combine(r) => vec![r.experts, r.choice],
-        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => vec![a.at, a.keys, a.d],
-        Op::Collective { part, .. } => part.iter().copied().collect(),
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Const(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Add
-        | Op::Cast
-        | Op::StopGradient
-        | Op::Cut
-        | Op::Expand
-        | Op::Reshard { .. }
-        | Op::Recv { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. } => vec![],
-    }
 }
 
 fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {

@@ -6,6 +6,7 @@ mod limits;
 mod passes;
 mod plan;
 mod run;
+mod spelling;
 mod training;
 mod values;
 
@@ -13,8 +14,9 @@ pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
-pub use plan::{CpComm, Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
+pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
 pub use run::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
 
 use clap::{Args, Parser, Subcommand};

@@ -4,6 +4,7 @@ use super::limits::LimitArgs;
 use super::training::{PrecisionArgs, TrainingArgs};
 use super::values::{bytes, define, factor, from_one};
 use clap::{Args, ValueEnum};
+use ir::options;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Overlap {
@@ -30,6 +31,17 @@ pub enum CpComm {
     /// Exchange positions for heads as far as they go, pass keys and values round for the rest
     #[value(name = "a2a+p2p")]
     A2aP2p,
+}
+
+impl From<CpComm> for options::CpComm {
+    fn from(typed: CpComm) -> options::CpComm {
+        match typed {
+            CpComm::P2p => options::CpComm::Ring,
+            CpComm::A2aP2p => options::CpComm::AllToAllAndRing,
+            CpComm::AllGather => options::CpComm::AllGather,
+            CpComm::A2a => options::CpComm::AllToAll,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

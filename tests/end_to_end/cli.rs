@@ -216,7 +216,7 @@ fn a_split_of_layers_that_does_not_add_up_is_refused() {
     refuse(
         "--pp 2 --pipeline-layers 1,3",
         expect![[r#"
-        error[E0633]: the layout [1, 3] has 2 stages and 4 layers; --pp is 2 and the model has 2 layers
+        error[E0633]: the layout [1, 3] has 2 stages and 4 layers; pp = 2 and the model has 2 layers
          |
          = help: one number of layers per stage, each at least 1
     "#]],

@@ -4,6 +4,7 @@ use super::{BodyId, BufferId, GroupId, KernelId, Place};
 use crate::dim::IndexMap;
 use crate::graph::Origin;
 use crate::op::{Channel, Collective, DType, Real, Scalar};
+use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -98,7 +99,7 @@ pub struct Command {
     pub action: Action,
     pub origin: Origin,
     /// Of a collective: which operand of which op needs it, and which sharding rule.
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

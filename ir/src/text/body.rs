@@ -9,6 +9,7 @@ use crate::dim::{Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Node, Origin, Phase, Type, Value};
 use crate::mesh::{Axis, Mesh, SubAxisInfo};
 use crate::op::{DType, Op};
+use crate::reason::{AvoidedBy, Reason};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -87,9 +88,43 @@ pub(super) fn origin(io: &mut Io, o: &mut Origin) -> Result {
     span(io, &mut o.span)
 }
 
-/// `because "q (%12) needs it whole"`.
-pub(super) fn reason(io: &mut Io, r: &mut Option<String>) -> Result {
-    io.option(r, String::new(), " because ", Io::string)
+/// `because "operand 0 of dot: split along seq -> whole" avoided by sp off`.
+pub(super) fn reason(io: &mut Io, r: &mut Option<Reason>) -> Result {
+    io.option(r, Reason::from(""), " because ", |io, r| {
+        io.string(&mut r.why)?;
+        io.option(&mut r.avoided_by, AvoidedBy::OneStage, " avoided by ", avoided_by)
+    })
+}
+
+/// Options have the names that they have in a module.
+pub(super) fn avoided_by(io: &mut Io, a: &mut AvoidedBy) -> Result {
+    let all = [
+        ("sp", AvoidedBy::NoSequenceParallelism),
+        ("zero", AvoidedBy::NoZero),
+        ("recompute", AvoidedBy::NoRecomputation),
+        ("moe_buffer", AvoidedBy::GreaterMoeBuffer),
+        ("one_rank", AvoidedBy::OneRank(Axis::Pp)),
+        ("same_data", AvoidedBy::SameData(Axis::Dp)),
+        ("one_stage", AvoidedBy::OneStage),
+        ("unlisted", AvoidedBy::Unlisted { axis: Axis::Tp, dim: String::new() }),
+        ("unsplit", AvoidedBy::Unsplit(Axis::Tp)),
+    ];
+    io.variant(a, "what avoids it", &all)?;
+    match a {
+        AvoidedBy::NoSequenceParallelism => io.lit(" off"),
+        AvoidedBy::NoZero | AvoidedBy::NoRecomputation => io.lit(" none"),
+        AvoidedBy::GreaterMoeBuffer => io.lit(" greater"),
+        AvoidedBy::OneRank(of) | AvoidedBy::SameData(of) | AvoidedBy::Unsplit(of) => io.with(" ", of, axis),
+        AvoidedBy::OneStage => Ok(()),
+        AvoidedBy::Unlisted { axis: of, dim } => {
+            io.with(" ", of, axis)?;
+            io.with(" ", dim, Io::string)
+        }
+    }
+}
+
+fn axis(io: &mut Io, a: &mut Axis) -> Result {
+    io.variant(a, "an axis", &Axis::ALL.map(|a| (a.name(), a)))
 }
 
 /// `mesh [pp.0=2, dp.0.ep=2, tp.0=2]`, which the rest of the text refers to. A role among experts follows where it is not the usual one.

@@ -9,6 +9,7 @@ use crate::graph::{Body, Value};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
 use crate::mesh::Mesh;
 use crate::program::{Bucket, Holds, Piece};
+use crate::reason::Reason;
 use crate::sharded::Sharding;
 use std::collections::BTreeSet;
 
@@ -33,7 +34,7 @@ struct Notes<'a> {
     chunks: &'a mut Vec<Chunk>,
     accumulate: &'a mut Vec<bool>,
     source: &'a mut Vec<Option<(Value, Sharding)>>,
-    reasons: &'a mut Vec<Option<String>>,
+    reasons: &'a mut Vec<Option<Reason>>,
 }
 
 impl Beside for Notes<'_> {

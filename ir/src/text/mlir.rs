@@ -2,9 +2,10 @@
 //! `mlir-opt --allow-unregistered-dialect` accepts. An export only: it is not read back.
 //!
 //! A node is `%2 = "mcc.dot"(%0, %1) {over = ["hidden"], dims = ["batch", "out"]} : (...) -> tensor<4x8xf32> loc(...)`: the fields
-//! of the op by the words of the text form, and what the level says of the node: `dims`, `sharding`, `chunk`, `reason`.
+//! of the op by the words of the text form, and what the level says of the node: `dims`, `sharding`, `chunk`, `reason`, `avoided_by`.
 //! The location is the scope around `file:line:column` of the model text, files by their number as in the text forms.
 
+use super::body::avoided_by;
 use super::labels::Labels;
 use super::op::{attributes, op_name};
 use super::words::mlir_quote;
@@ -14,6 +15,7 @@ use crate::graph::{Body, Graph, Node, Origin, Report, Type, Value};
 use crate::local::Local;
 use crate::mesh::Mesh;
 use crate::op::{DType, Op};
+use crate::reason::Reason;
 use crate::sharded::{Sharded, Sharding};
 use std::rc::Rc;
 
@@ -169,7 +171,7 @@ pub fn export_graph(g: &Graph) -> String {
     m.finish("graph", &[format!("name = {}", mlir_quote(&g.name)), format!("layers = {} : i64", g.layers)])
 }
 
-/// The sharded graph: `sharding` per value, `reason` per reshard.
+/// The sharded graph: `sharding` per value, `reason` and `avoided_by` per reshard.
 pub fn export_sharded(s: &Sharded) -> String {
     let mut m = Module::new(&s.graph.body, &s.mesh);
     m.nodes(|m, v, node| {
@@ -183,7 +185,7 @@ pub fn export_sharded(s: &Sharded) -> String {
     m.finish("sharded", &[format!("name = {}", mlir_quote(&s.graph.name)), axes, sizes])
 }
 
-/// A rank's graph: `chunk`, `accumulate` and `reason` per node.
+/// A rank's graph: `chunk`, `accumulate`, `reason` and `avoided_by` per node.
 pub fn export_local(l: &Local) -> String {
     let mut m = Module::new(&l.body, &l.mesh);
     m.nodes(|_, v, _| {
@@ -206,6 +208,8 @@ pub fn export_local(l: &Local) -> String {
     m.finish("local", &[format!("stages = [{}]", stages.join(", ")), axes, sizes])
 }
 
-fn reason(reasons: &[Option<String>], v: Value) -> Option<String> {
-    Some(format!("reason = {}", mlir_quote(reasons.get(v.index())?.as_ref()?)))
+fn reason(reasons: &[Option<Reason>], v: Value) -> Vec<String> {
+    let Some(reason) = reasons.get(v.index()).and_then(Option::as_ref) else { return vec![] };
+    let avoided = reason.avoided_by.as_ref().map(|a| format!("avoided_by = {}", mlir_quote(io::print(a, avoided_by).trim_end())));
+    [format!("reason = {}", mlir_quote(&reason.why))].into_iter().chain(avoided).collect()
 }

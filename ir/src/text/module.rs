@@ -139,13 +139,7 @@ fn options(io: &mut Io, o: &mut Options) -> Result {
     }
     option(io, &mut o.sp, d.sp, "sp", |io, x| io.variant(x, "a switch", &[("on", SequenceParallel::On), ("off", SequenceParallel::Off)]))?;
     option(io, &mut o.cp_comm, d.cp_comm, "cp_comm", |io, x| {
-        let all = [
-            ("ring", CpComm::Ring),
-            ("all_gather", CpComm::AllGather),
-            ("all_to_all", CpComm::AllToAll),
-            ("all_to_all_and_ring", CpComm::AllToAllAndRing),
-        ];
-        io.variant(x, "a way to the keys of other ranks", &all)
+        io.variant(x, "a way to the keys of other ranks", &CpComm::ALL.map(|way| (way.name(), way)))
     })?;
     option(io, &mut o.zero, d.zero, "zero", |io, x| {
         io.variant(x, "a ZeRO level", &[("none", Zero::None), ("states", Zero::States), ("gradients", Zero::Gradients), ("params", Zero::Params)])

@@ -5,7 +5,7 @@ use crate::dim::{Base, Dim, DimInfo, IndexMap, Order};
 use crate::graph::{Body, Feed, Graph, Init, Input, Origin, Param, Phase, Report, Table, Type, Update, Value};
 use crate::kernel::{Family, Kernel, Operand, Output};
 use crate::local::{Chunk, Local, LocalParam, LocalUpdate};
-use crate::mesh::{Mesh, SubAxis};
+use crate::mesh::{Axis, Mesh, SubAxis};
 use crate::model::{Decay, LossScale, Optimizer, Plan, PlanEntry, Schedule, Train};
 use crate::module::{Graphs, Module, Settled, Whole};
 use crate::op::{Attention, AttentionGrad, Binary, Channel, Collective, Compare, DType, Op, Real, Reduce, Reshard, Routing, Scalar, Unary};
@@ -15,6 +15,7 @@ use crate::program::{
     Action, Arena, BodyId, BodyKind, Bucket, Buffer, BufferId, Call, CallSchedule, Command, Content, Extent, Group, GroupId, Holds, InputEntry,
     Interval, Job, KernelId, ParamEntry, Piece, Place, Program, Slots, Space, Stage, Stream, TableEntry,
 };
+use crate::reason::{AvoidedBy, Reason};
 use crate::sharded::{Placement, Sharded, Sharding};
 
 pub fn origin(phase: Phase, scope: &str) -> Origin {
@@ -189,7 +190,8 @@ pub fn sharded() -> Sharded {
     shardings[2] = Sharding(vec![Placement::Split(batch), Placement::Split(batch), Placement::Split(out), r]);
     shardings[3] = Sharding(vec![Placement::SUM, Placement::SUM, Placement::Partial(crate::sharded::Partial::Max), Placement::Split(out)]);
     let mut reasons = vec![None; graph.body.nodes.len()];
-    reasons[whole.index()] = Some("the output \"y\" is asked for whole".into());
+    reasons[whole.index()] =
+        Some(Reason::avoided("the output \"y\" is asked for whole", AvoidedBy::Unlisted { axis: Axis::Tp, dim: "odd \"name\"".into() }));
     let digits = vec![vec![SubAxis(0), SubAxis(1)], vec![], vec![SubAxis(2)]];
     Sharded { graph, mesh: mesh(), digits, shardings, reasons }
 }
@@ -302,7 +304,7 @@ pub fn program() -> Program {
                     command(Action::Record { event: 0 }),
                     Command {
                         stream: Stream::Tensor,
-                        reason: Some("proj needs its operand whole".into()),
+                        reason: Some(Reason::avoided("proj needs its operand whole", AvoidedBy::NoSequenceParallelism)),
                         ..command(Action::Collective {
                             kind: Collective::AllReduce(Reduce::Sum),
                             group: GroupId(0),

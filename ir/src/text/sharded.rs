@@ -7,11 +7,12 @@ use super::op::dim;
 use crate::dim::Dim;
 use crate::graph::Graph;
 use crate::mesh::{Mesh, SubAxis};
+use crate::reason::Reason;
 use crate::sharded::{Digits, Partial, Placement, Sharded, Sharding};
 
 struct Notes<'a> {
     shardings: &'a mut Vec<Sharding>,
-    reasons: &'a mut Vec<Option<String>>,
+    reasons: &'a mut Vec<Option<Reason>>,
 }
 
 impl Beside for Notes<'_> {

@@ -292,7 +292,7 @@ fn a_sharded_graph_in_text() {
           %3 = reduce_sum %2 over [batch, hidden#1] : f32[] {sum(mb*dp), max(tp.0), hidden#1:tp.1}  // forward
           %4 = reduce_sum %0 over [batch] : f32[hidden] {}  // backward layers.3.proj layer 3 @0:23:11+6
           %5 = sub %1, %4 : f32[hidden, hidden#1] {}  // update layer 3 @0:23:11+6
-          %6 = reshard.all_gather %2 over tp.0 : f32[batch, hidden#1] {}  // forward layers.3.proj layer 3 @0:23:11+6 because "the output \"y\" is asked for whole"
+          %6 = reshard.all_gather %2 over tp.0 : f32[batch, hidden#1] {}  // forward layers.3.proj layer 3 @0:23:11+6 because "the output \"y\" is asked for whole" avoided by unlisted tp "odd \"name\""
         batch batch
         param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
         input 0 x : f32[batch, hidden] default prev 0 first -1
@@ -387,7 +387,7 @@ fn a_program_in_text() {
           compute load input 0 to x index [[2] + 2*dp, [8]]  // forward layers.3.proj layer 3 @0:23:11+6
           compute launch kernel 0 [layers.3.w, x @16 + 64*tp.0 + 32*tp.1] scalars [seed, linear 8*dp]  // forward layers.3.proj layer 3 @0:23:11+6
           compute record 0  // forward layers.3.proj layer 3 @0:23:11+6
-          tensor collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole"
+          tensor collective all_reduce.sum group 0 4096 x bf16 from x to x @16 + 64*tp.0 + 32*tp.1  // forward layers.3.proj layer 3 @0:23:11+6 because "proj needs its operand whole" avoided by sp off
           compute wait 0  // forward layers.3.proj layer 3 @0:23:11+6
         body backward kind backward stage 1
           compute recv hops -1 channel 2 8 x f32 to x  // forward layers.3.proj layer 3 @0:23:11+6
@@ -501,7 +501,7 @@ fn a_sharded_graph_in_mlir() {
             %3 = "mcc.reduce_sum"(%2) {over = ["batch", "hidden#1"], dims = [], phase = "forward", sharding = "{sum(mb*dp), max(tp.0), hidden#1:tp.1}"} : (tensor<4x8xf32>) -> tensor<f32> loc(unknown)
             %4 = "mcc.reduce_sum"(%0) {over = ["batch"], dims = ["hidden"], phase = "backward", layer = 3 : i64, sharding = "{}"} : (tensor<4x8xf32>) -> tensor<8xf32> loc("layers.3.proj"("0":23:11))
             %5 = "mcc.sub"(%1, %4) {dims = ["hidden", "hidden#1"], phase = "update", layer = 3 : i64, sharding = "{}"} : (tensor<8x8xf32>, tensor<8xf32>) -> tensor<8x8xf32> loc("0":23:11)
-            %6 = "mcc.reshard.all_gather"(%2) {over = "tp.0", dims = ["batch", "hidden#1"], phase = "forward", layer = 3 : i64, sharding = "{}", reason = "the output \22y\22 is asked for whole"} : (tensor<4x8xf32>) -> tensor<4x8xf32> loc("layers.3.proj"("0":23:11))
+            %6 = "mcc.reshard.all_gather"(%2) {over = "tp.0", dims = ["batch", "hidden#1"], phase = "forward", layer = 3 : i64, sharding = "{}", reason = "the output \22y\22 is asked for whole", avoided_by = "unlisted tp \22odd \5C\22name\5C\22\22"} : (tensor<4x8xf32>) -> tensor<4x8xf32> loc("layers.3.proj"("0":23:11))
             "mcc.report"(%3) {kind = "loss", name = "loss"} : (tensor<f32>) -> () loc(unknown)
             "mcc.report"(%3) {kind = "metric", name = "sum of y"} : (tensor<f32>) -> () loc(unknown)
             "mcc.report"(%6) {kind = "output", name = "y"} : (tensor<4x8xf32>) -> () loc(unknown)

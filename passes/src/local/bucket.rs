@@ -4,7 +4,6 @@
 //! is computed otherwise, and sums are taken in the same order, so results are the same to the bit. Gradients come in the order in which
 //! the backward pass completes them, which is the reverse order of use.
 
-use crate::sharding::reason::WITHOUT;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Origin, Type, Value};
 use ir::local::{Chunk, Local};
@@ -205,7 +204,7 @@ impl Joining<'_> {
         let op = Op::Collective { kind, subs, stages, part };
         let done = self.push(make(op, vec![joined], wide(gathered, all), &origin), chunk, None);
         let why = self.old.reasons[first.index()].clone();
-        self.out.reasons[done.index()] = why.map(|w| joined_reason(&w, members.len()));
+        self.out.reasons[done.index()] = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
         let mut at = 0;
         for (v, row) in members.iter().zip(sizes) {
             let (ty, origin) = (self.old.body[*v].ty.clone(), self.old.body[*v].origin.clone());
@@ -217,13 +216,5 @@ impl Joining<'_> {
             self.map[v.index()] = Some(w);
             at += row;
         }
-    }
-}
-
-/// The reason of the first member of a bucket, as that of all of them.
-fn joined_reason(first: &str, members: usize) -> String {
-    match first.split_once(WITHOUT) {
-        Some((why, without)) => format!("{why}; {members} in one bucket{WITHOUT}{without}"),
-        None => format!("{first}; {members} in one bucket"),
     }
 }

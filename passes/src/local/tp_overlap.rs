@@ -6,7 +6,6 @@
 //! reads the whole value as before. (Wang et al., "Overlap communication with dependent computation via decomposition", ASPLOS 2023, where
 //! chunks are those of ranks.)
 
-use crate::sharding::reason::WITHOUT;
 use ir::dim::{Dim, DimInfo};
 use ir::graph::{Body, Node, Type, Users, Value};
 use ir::local::Local;
@@ -323,11 +322,7 @@ impl Splitting<'_> {
     /// One chunk's part of a collective.
     fn exchange(&mut self, v: Value, x: Value, dims: Vec<Dim>, chunks: u64) -> Value {
         let w = self.step(self.old.body[v].op.clone(), vec![x], dims, v);
-        let in_chunks = |why: &String| match why.split_once(WITHOUT) {
-            Some((why, without)) => format!("{why}, in {chunks} chunks{WITHOUT}{without}"),
-            None => format!("{why}, in {chunks} chunks"),
-        };
-        self.out.reasons[w.index()] = self.old.reasons[v.index()].as_ref().map(in_chunks);
+        self.out.reasons[w.index()] = self.old.reasons[v.index()].as_ref().map(|why| why.and(&format!(", in {chunks} chunks")));
         w
     }
 

@@ -10,10 +10,11 @@ use ir::kernel::Kernel;
 use ir::local::Chunk;
 use ir::op::{Collective, Op};
 use ir::program::{Action, BufferId, Command, Content, Group, Space, Stream};
+use ir::reason::Reason;
 use std::collections::{BTreeSet, HashMap};
 
 impl LocalLowering<'_, '_, '_> {
-    pub(super) fn push(&mut self, action: Action, origin: &Origin, reason: Option<String>) {
+    pub(super) fn push(&mut self, action: Action, origin: &Origin, reason: Option<Reason>) {
         self.commands.entry(self.chunk).or_default().push(Command { stream: Stream::Compute, action, origin: origin.clone(), reason });
     }
 

@@ -12,8 +12,9 @@ use super::job_view::JobView;
 use ir::dim::Dim;
 use ir::graph::{Phase, Type, Value};
 use ir::local::Chunk;
-use ir::mesh::SubAxis;
+use ir::mesh::{Axis, SubAxis};
 use ir::op::{Channel, DType, Op};
+use ir::reason::{AvoidedBy, Reason};
 use ir::sharded::Placement;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,9 @@ pub(super) struct Message {
     pub values: Vec<Value>,
 }
 
-const WHY: &str = "crosses from stage to stage; not needed with --pp 1";
+fn reason() -> Reason {
+    Reason::avoided("crosses from stage to stage", AvoidedBy::OneRank(Axis::Pp))
+}
 
 impl JobView<'_> {
     /// Finds what each virtual stage receives. From a virtual stage to another one of the same stage nothing needs to cross.
@@ -114,7 +117,7 @@ impl Emitter<'_> {
         if let [v] = values {
             let ty = self.local_type(*v);
             let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
-            self.out.reasons[w.index()] = Some(WHY.into());
+            self.out.reasons[w.index()] = Some(reason());
             self.map.insert((*v, job.chunk[v.index()]), w);
             return;
         }
@@ -122,7 +125,7 @@ impl Emitter<'_> {
         let sizes: Vec<u64> = types.iter().map(|ty| self.out.body.dims.elements(&ty.dims)).collect();
         let all = self.piece("message", sizes.iter().sum());
         let whole = self.push(op, vec![], Type::new(types[0].dtype, [all]), chunk, origin, None);
-        self.out.reasons[whole.index()] = Some(WHY.into());
+        self.out.reasons[whole.index()] = Some(reason());
         let mut at = 0;
         for ((v, ty), size) in values.iter().zip(types).zip(sizes) {
             let origin = &job.s.graph.body[*v].origin;
@@ -158,7 +161,7 @@ impl Emitter<'_> {
         };
         let ty = self.out.body[whole].ty.clone();
         let sent = self.push(op, vec![whole], ty, chunk, origin, None);
-        self.out.reasons[sent.index()] = Some(WHY.into());
+        self.out.reasons[sent.index()] = Some(reason());
     }
 
     /// A value's elements along one dim, in storage order.

@@ -7,6 +7,7 @@ use ir::graph::{Body, Node, Origin, Phase, Type, Value};
 use ir::local::{Chunk, Local, LocalParam, LocalUpdate};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Collective, Op, Real, Reduce};
+use ir::reason::{AvoidedBy, Reason};
 use ir::sharded::Placement;
 use std::collections::{BTreeSet, HashMap};
 
@@ -296,8 +297,7 @@ impl<'a> Emitter<'a> {
         let w = if members.len() > 1 {
             let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![], stages: Some(members), part: None };
             let w = self.push(op, vec![term], ty, chunk, &node.origin, Some(v));
-            self.out.reasons[w.index()] =
-                Some("sums what several stages have, for those that need it; not needed with --pp 1, or if one stage had all of it".into());
+            self.out.reasons[w.index()] = Some(Reason::avoided("sums what several stages have, for those that need it", AvoidedBy::OneStage));
             w
         } else {
             term

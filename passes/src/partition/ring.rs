@@ -9,15 +9,18 @@ use super::emit::Emitter;
 use ir::dim::Dim;
 use ir::graph::{Origin, Type, Value};
 use ir::local::Chunk;
-use ir::mesh::SubAxis;
+use ir::mesh::{Axis, SubAxis};
 use ir::op::{Attention, AttentionGrad, Binary, Collective, DType, Op, Real, Unary};
+use ir::reason::{AvoidedBy, Reason};
 
 /// A log-sum-exp below all that occur: where no key is seen, differences from it are taken instead of from minus infinity.
 const FLOOR: f64 = -1e30;
 /// In place of a sum of exponentials that is zero.
 const TINY: f64 = 1e-30;
 
-const WHY: &str = "attention needs the keys of every rank of its ring; not needed with --cp 1";
+fn reason() -> Reason {
+    Reason::avoided("attention needs the keys of every rank of its ring", AvoidedBy::OneRank(Axis::Cp))
+}
 
 fn attention(op: &Op) -> Option<&Attention> {
     match op {
@@ -80,7 +83,7 @@ impl Emitter<'_> {
         let ty = self.out.body[x].ty.clone();
         let op = Op::Collective { kind: Collective::Shift, subs: ring.subs.clone(), stages: None, part: None };
         let w = self.push(op, vec![x], ty, ring.chunk, ring.origin, None);
-        self.out.reasons[w.index()] = Some(WHY.into());
+        self.out.reasons[w.index()] = Some(reason());
         w
     }
 

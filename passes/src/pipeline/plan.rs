@@ -2,9 +2,9 @@
 
 use crate::pipeline::schedule::{self, Shape};
 use crate::pipeline::stage_layout;
-use ir::diag::Diagnostic;
+use ir::diag::{Diagnostic, Help};
 use ir::graph::Graph;
-use ir::options::{Cuts, Options};
+use ir::options::{Cuts, OptionName, Options};
 use ir::pipeline::{Kind, Layout, MOST_CHUNKS, Part, Pass, Pipeline, Placement, Schedule};
 
 /// The plan for a model.
@@ -21,8 +21,8 @@ pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipel
     }
     let order = schedule::order(&options.schedule, shape);
     if order.stages.len() as u32 != stages {
-        let d = Diagnostic::error("E0637", format!("the schedule is for {} stages; --pp is {stages}", order.stages.len()));
-        return Err(d.help(format!("`--pp {}`, or a line for each of {stages} stages", order.stages.len())));
+        let d = Diagnostic::error("E0637", format!("the schedule is for {} stages; pp = {stages}", order.stages.len()));
+        return Err(d.help(Help::from("`").option(OptionName::Pp).and(format!(" {}`, or a line for each of {stages} stages", order.stages.len()))));
     }
     order.check(microbatches).map_err(|e| Diagnostic::error("E0637", format!("the schedule cannot be run: {e}")))?;
     Ok(Pipeline { layout: layout(graph, shape, order.placement, options)?, order })
@@ -47,13 +47,13 @@ fn chunks(options: &Options) -> Result<u32, Diagnostic> {
     let asked = asked.map(|v| u32::try_from(v).unwrap_or(u32::MAX));
     match (needed, asked) {
         (Some(n), Some(v)) if n != v => {
-            let d = Diagnostic::error("E0637", format!("the schedule has {n} virtual stages on each stage; --vpp is {v}"));
-            Err(d.help(format!("leave --vpp out, or `--vpp {n}`")))
+            let d = Diagnostic::error("E0637", format!("the schedule has {n} virtual stages on each stage; vpp = {v}"));
+            Err(d.help(Help::from("leave ").option(OptionName::Vpp).and(" out, or `").option(OptionName::Vpp).and(format!(" {n}`"))))
         }
         (Some(n), _) => Ok(n),
         (None, Some(v)) if v > 1 && options.pp == 1 => {
-            let d = Diagnostic::error("E0637", "virtual stages are for a pipeline of several stages; --pp is 1");
-            Err(d.help("`--pp 2` or more, or no --vpp"))
+            let d = Diagnostic::error("E0637", "virtual stages are for a pipeline of several stages; pp = 1");
+            Err(d.help(Help::from("`").option(OptionName::Pp).and(" 2` or more, or no ").option(OptionName::Vpp)))
         }
         (None, Some(v)) if v > MOST_CHUNKS || v == 0 => {
             Err(Diagnostic::error("E0637", format!("{v} virtual stages on a stage are not 1 to {MOST_CHUNKS}")))
@@ -73,8 +73,8 @@ fn grouped(shape: Shape) -> Result<(), Diagnostic> {
     let d = Diagnostic::error("E0637", text)
         .note("a group has at least as many microbatches as there are stages, and so has what is left for the last one");
     Err(match (stages..=microbatches).filter(|g| fits(*g)).min_by_key(|g| g.abs_diff(group)) {
-        Some(best) => d.help(format!("`--microbatch-group-size-per-virtual-pipeline-stage {best}` does")),
-        None => d.help(format!("raise --global-batch-size to {stages} microbatches or more")),
+        Some(best) => d.help(Help::from("`").option(OptionName::Group).and(format!(" {best}` does"))),
+        None => d.help(Help::from("raise ").option(OptionName::GlobalBatch).and(format!(" to {stages} microbatches or more"))),
     })
 }
 
@@ -84,8 +84,8 @@ fn layout(graph: &Graph, shape: Shape, placement: Placement, options: &Options) 
     let few = || {
         let d = Diagnostic::error("E0633", format!("{layers} layers cannot fill {all} {what}"));
         d.help(match shape.chunks {
-            1 => format!("--pp {} at most", layers.max(1)),
-            _ => format!("--vpp {} at most, or fewer stages", (layers / shape.stages).max(1)),
+            1 => Help::from("").option(OptionName::Pp).and(format!(" {} at most", layers.max(1))),
+            _ => Help::from("").option(OptionName::Vpp).and(format!(" {} at most, or fewer stages", (layers / shape.stages).max(1))),
         })
     };
     let virtual_stages = u32::try_from(all).map_err(|_| few())?;
@@ -126,8 +126,8 @@ fn layout(graph: &Graph, shape: Shape, placement: Placement, options: &Options) 
 /// What the options say of stages.
 fn shape_text(shape: Shape) -> String {
     match shape.chunks {
-        1 => format!("--pp is {}", shape.stages),
-        n => format!("--pp is {}, with {n} virtual stages each,", shape.stages),
+        1 => format!("pp = {}", shape.stages),
+        n => format!("pp = {}, with {n} virtual stages each,", shape.stages),
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
         let graph = Graph { layers: 8, ..Graph::default() };
         match plan(&graph, microbatches, options) {
             Ok(_) => "nothing".into(),
-            Err(d) => format!("{} {}; {}", d.code, d.message, d.help.join("; ")),
+            Err(d) => format!("{} {}; {}", d.code, d.message, d.help.iter().map(Help::to_string).collect::<Vec<_>>().join("; ")),
         }
     }
 
@@ -190,24 +190,21 @@ mod tests {
         let interleaved = |group, pp| Options { pp, vpp: Some(2), group, ..Options::default() };
         assert_eq!(
             refused(5, &interleaved(Some(2), 2)),
-            "E0637 5 microbatches do not go through 2 interleaved stages in groups of 2; `--microbatch-group-size-per-virtual-pipeline-stage 3` does"
+            "E0637 5 microbatches do not go through 2 interleaved stages in groups of 2; `group 3` does"
         );
         assert_eq!(
             refused(3, &interleaved(None, 4)),
-            "E0637 3 microbatches do not go through 4 interleaved stages in groups of 4; raise --global-batch-size to 4 microbatches or more"
+            "E0637 3 microbatches do not go through 4 interleaved stages in groups of 4; raise global_batch to 4 microbatches or more"
         );
         let zero_bubble = |schedule, vpp| Options { pp: 2, vpp, schedule, ..Options::default() };
         assert_eq!(
             refused(4, &zero_bubble(Schedule::ZbH1, Some(2))),
-            "E0637 the schedule has 1 virtual stages on each stage; --vpp is 2; leave --vpp out, or `--vpp 1`"
+            "E0637 the schedule has 1 virtual stages on each stage; vpp = 2; leave vpp out, or `vpp 1`"
         );
-        assert_eq!(
-            refused(4, &interleaved(None, 1)),
-            "E0637 virtual stages are for a pipeline of several stages; --pp is 1; `--pp 2` or more, or no --vpp"
-        );
-        assert_eq!(refused(4, &Options { pp: 16, ..Options::default() }), "E0633 8 layers cannot fill 16 pipeline stages; --pp 8 at most");
+        assert_eq!(refused(4, &interleaved(None, 1)), "E0637 virtual stages are for a pipeline of several stages; pp = 1; `pp 2` or more, or no vpp");
+        assert_eq!(refused(4, &Options { pp: 16, ..Options::default() }), "E0633 8 layers cannot fill 16 pipeline stages; pp 8 at most");
         let given = Schedule::Given(Order::parse("0: F0.0 B0.0").expect("a schedule"));
-        assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; --pp is 2; `--pp 1`, or a line for each of 2 stages");
+        assert_eq!(refused(1, &zero_bubble(given, None)), "E0637 the schedule is for 1 stages; pp = 2; `pp 1`, or a line for each of 2 stages");
         // Any number goes through these.
         for microbatches in 1..10 {
             for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV] {

@@ -2,13 +2,13 @@
 
 use crate::partition::stored_rows::Rows;
 use crate::report::footprint::owners;
-use crate::sharding::reason::WITHOUT;
 use ir::diag::Span;
 use ir::dim::Dim;
 use ir::graph::{Phase, Value};
 use ir::mesh::Axis;
 use ir::op::Op;
 use ir::program::{Action, Command, Job, Program, Space};
+use ir::reason::Reason;
 use ir::sharded::{Placement, Sharded};
 use ir::work::sent;
 use serde::Serialize;
@@ -36,9 +36,9 @@ pub struct Exchange {
     pub calls_per_step: u64,
     /// Sent by one rank in a step: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
     pub sent_per_step: u64,
-    pub reason: String,
-    /// What would do without it.
-    pub without: Option<String>,
+    /// How that is said is for those to say who read it.
+    #[serde(skip)]
+    pub reason: Option<Reason>,
 }
 
 /// Everything that a step communicates, in program order; what several stages do alike once.
@@ -99,11 +99,6 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
         }
         _ => return None,
     };
-    let reason = c.reason.clone().unwrap_or_default();
-    let (reason, without) = match reason.split_once(WITHOUT) {
-        Some((why, without)) => (why.to_string(), Some(without.to_string())),
-        None => (reason, None),
-    };
     Some(Exchange {
         span: c.origin.span,
         place: c.origin.span.map_or(String::new(), |s| line_of(job, s)),
@@ -117,8 +112,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
         bytes,
         calls_per_step: 1,
         sent_per_step: sent,
-        reason,
-        without,
+        reason: c.reason.clone(),
     })
 }
 
@@ -159,6 +153,7 @@ pub struct Line {
     pub forward_flops: u64,
     pub recomputed_flops: u64,
     pub backward_flops: u64,
+    #[serde(skip)]
     pub exchanges: Vec<Exchange>,
 }
 

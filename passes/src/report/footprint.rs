@@ -263,18 +263,12 @@ pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
     (most as u64, there)
 }
 
-/// Flags that make a job fit, and its peak with them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remedy {
-    pub flags: Vec<String>,
-    pub peak: u64,
-}
-
-/// E0640: a rank would hold more than the budget. Names the largest owners by line, and what would fit.
-pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64, remedy: Option<&Remedy>) -> Diagnostic {
+/// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to add who know
+/// how options are spelled.
+pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64) -> Diagnostic {
     let (stage, footprint) = all.most();
     let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };
-    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than --memory {}", size(footprint.total()), size(budget)));
+    let mut d = Diagnostic::error("E0640", format!("{whose} needs {}, which is more than its budget of {}", size(footprint.total()), size(budget)));
     let named = owners(job, stage);
     for o in named.iter().filter(|o| o.span.is_some_and(|s| usize::from(s.file) < sources.files.len())).take(LABELS) {
         let Some(span) = o.span else { continue };
@@ -287,11 +281,7 @@ pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64, 
         d = d.label(span, format!("{}: {}{slots}", o.kind.name(), size(o.bytes)));
     }
     let parts = footprint.bytes.iter().filter(|p| *p.1 > 0).map(|(k, b)| format!("{} {}", k.name(), size(*b)));
-    d = d.note(format!("{} = {}", size(footprint.total()), parts.collect::<Vec<_>>().join(" + ")));
-    d.help(match remedy {
-        Some(r) => format!("`{}` needs {} at most", r.flags.join(" "), size(r.peak)),
-        None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
-    })
+    d.note(format!("{} = {}", size(footprint.total()), parts.collect::<Vec<_>>().join(" + ")))
 }
 
 /// Owners that an error names.

@@ -4,8 +4,9 @@
 //! saturate.
 
 use crate::report::footprint::size;
-use ir::diag::{Diagnostic, Span};
+use ir::diag::{Diagnostic, Help, Span};
 use ir::graph::{Graph, Value};
+use ir::options::OptionName;
 use ir::program::MOST_BYTES;
 use ir::program::{Arena, Buffer, Content, Job, Stage};
 
@@ -22,7 +23,7 @@ pub fn padded(graph: &Graph) -> Vec<Diagnostic> {
     let Some(v) = body.values().find(|v| !fits(v)) else { return vec![] };
     let dims: Vec<String> = body.dims_of(v).iter().map(|d| format!("{} = {}", body.dims.name(*d), body.dims.size(*d))).collect();
     let text = format!("with padded vocabularies a tensor [{}] has more than {MOST_ELEMENTS} elements", dims.join(", "));
-    let d = Diagnostic::error("E0302", text).help("lower --pad-vocab-to");
+    let d = Diagnostic::error("E0302", text).help(Help::from("lower ").option(OptionName::PadVocabTo));
     vec![match body[v].origin.span {
         Some(span) => d.label(span, "this tensor"),
         None => d,

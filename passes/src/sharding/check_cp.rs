@@ -2,11 +2,11 @@
 //! computes: Ulysses of fewer heads than ranks.
 
 use crate::sharding::axes::Lists;
-use ir::diag::Diagnostic;
+use ir::diag::{Diagnostic, Help};
 use ir::dim::Dim;
 use ir::mesh::Axis;
 use ir::op::{Attention, Op};
-use ir::options::CpComm;
+use ir::options::{CpComm, OptionName};
 use ir::sharded::{Placement, Sharded};
 
 /// E0204 for each attention, of those whose positions `cp` is to split, that a part of the axis does not split at all.
@@ -45,11 +45,12 @@ fn refusal(s: &Sharded, lists: &Lists, a: &Attention, dims: &[Dim]) -> Diagnosti
             } else {
                 format!("heads, {heads}, do not divide by {parts}")
             };
-            (what, "`--cp-comm-type p2p` and `all_gather` split positions alone, `a2a+p2p` heads as far as they go")
+            let help = Help::from("`").option(OptionName::CpComm).and(" ").cp_comm(CpComm::Ring).and("` and `").cp_comm(CpComm::AllGather);
+            (what, help.and("` split positions alone, `").cp_comm(CpComm::AllToAllAndRing).and("` heads as far as they go"))
         }
         None => (
             format!("positions, {}, do not divide by {parts}", sizes(&mut [a.at].into_iter())),
-            "a sequence that all axes divide which split it, or fewer ranks",
+            "a sequence that all axes divide which split it, or fewer ranks".into(),
         ),
     };
     Diagnostic::error("E0204", format!("attention cannot be split over axis `cp` = {cp}: {why}")).help(help)

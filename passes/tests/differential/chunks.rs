@@ -25,7 +25,7 @@ fn awaited(commands: &[Command], k: usize) -> Option<usize> {
 
 fn of_kind(commands: &[Command], name: &str) -> Vec<usize> {
     let is = |c: &Command| matches!(&c.action, Action::Collective { kind, .. } if kind.name() == name);
-    (0..commands.len()).filter(|k| is(&commands[*k]) && commands[*k].reason.as_deref().is_some_and(|r| r.contains("in 4 chunks"))).collect()
+    (0..commands.len()).filter(|k| is(&commands[*k]) && commands[*k].reason.as_ref().is_some_and(|r| r.why.contains("in 4 chunks"))).collect()
 }
 
 /// Matrix products, with what they read and write.

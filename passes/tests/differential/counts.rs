@@ -204,7 +204,7 @@ fn positions_that_make_no_zig_zag_stay_in_order_with_a_warning() {
     let warnings = |seq: &str| {
         let defines = [GPT2.1, &[("seq", seq)]].concat();
         let found = compiled(GPT2.0, &defines, &case("cp4")).warnings;
-        found.into_iter().filter(|w| w.code == "W0205").flat_map(|w| w.help).collect::<Vec<_>>()
+        found.into_iter().filter(|w| w.code == "W0205").flat_map(|w| w.help).map(|h| h.to_string()).collect::<Vec<_>>()
     };
     let help = "a zig-zag of chunks would balance it, but seq = 12 does not divide by 2 * cp = 8";
     assert_eq!(warnings("12"), [help]);

@@ -38,34 +38,34 @@ fn the_first_of_two_interleaved_stages() {
           %1 = cut %0 : f32[batch/mb, hidden] holds %1 {d0:mb}  // forward layers.0 layer 0 @0:5:3+13
           %2 = param 0 : f32[hidden] holds %2 {}  // forward layers.0 layer 0 @0:6:5+21
           %3 = mul %1, %2 : f32[batch/mb, hidden] holds %3 {d0:mb}  // forward layers.0 layer 0 @0:7:5+9
-          %4 = send %3 hops 1 channel 0 : f32[batch/mb, hidden]  // forward layers.0 layer 0 @0:7:5+9 because "crosses from stage to stage; not needed with --pp 1"
+          %4 = send %3 hops 1 channel 0 : f32[batch/mb, hidden]  // forward layers.0 layer 0 @0:7:5+9 because "crosses from stage to stage" avoided by one_rank pp
         forward stage 1:
-          %5 = recv hops 1 channel 0 : f32[batch/mb, hidden] holds %6 {d0:mb}  // forward layers.1 layer 1 @0:7:5+9 because "crosses from stage to stage; not needed with --pp 1"
+          %5 = recv hops 1 channel 0 : f32[batch/mb, hidden] holds %6 {d0:mb}  // forward layers.1 layer 1 @0:7:5+9 because "crosses from stage to stage" avoided by one_rank pp
           %6 = cut %5 : f32[batch/mb, hidden] holds %7 {d0:mb}  // forward layers.2 layer 2 @0:5:3+13
           %7 = param 1 : f32[hidden] holds %8 {}  // forward layers.2 layer 2 @0:6:5+21
           %8 = mul %6, %7 : f32[batch/mb, hidden] holds %9 {d0:mb}  // forward layers.2 layer 2 @0:7:5+9
-          %9 = send %8 hops 1 channel 2 : f32[batch/mb, hidden]  // forward layers.2 layer 2 @0:7:5+9 because "crosses from stage to stage; not needed with --pp 1"
+          %9 = send %8 hops 1 channel 2 : f32[batch/mb, hidden]  // forward layers.2 layer 2 @0:7:5+9 because "crosses from stage to stage" avoided by one_rank pp
         backward stage 1:
-          %10 = recv hops 1 channel 3 : f32[batch/mb, hidden] holds %26 {d0:mb}  // backward layers.3 layer 3 @0:5:3+13 because "crosses from stage to stage; not needed with --pp 1"
+          %10 = recv hops 1 channel 3 : f32[batch/mb, hidden] holds %26 {d0:mb}  // backward layers.3 layer 3 @0:5:3+13 because "crosses from stage to stage" avoided by one_rank pp
           %11 = param 1 : f32[hidden] holds %8 {}  // forward layers.2 layer 2 @0:6:5+21
           %12 = mul %10, %11 : f32[batch/mb, hidden] holds %27 {d0:mb}  // backward layers.2 layer 2 @0:7:5+9
           %13 = dot %10, %6 over [batch/mb] : f32[hidden] accumulate holds %28 {sum(mb)}  // backward layers.2 layer 2 @0:7:5+9
           %14 = cut %12 : f32[batch/mb, hidden] holds %29 {d0:mb}  // backward layers.2 layer 2 @0:5:3+13
-          %15 = send %14 hops 1 channel 3 : f32[batch/mb, hidden]  // backward layers.2 layer 2 @0:5:3+13 because "crosses from stage to stage; not needed with --pp 1"
+          %15 = send %14 hops 1 channel 3 : f32[batch/mb, hidden]  // backward layers.2 layer 2 @0:5:3+13 because "crosses from stage to stage" avoided by one_rank pp
         backward:
-          %16 = recv hops 1 channel 1 : f32[batch/mb, hidden] holds %32 {d0:mb}  // backward layers.1 layer 1 @0:5:3+13 because "crosses from stage to stage; not needed with --pp 1"
+          %16 = recv hops 1 channel 1 : f32[batch/mb, hidden] holds %32 {d0:mb}  // backward layers.1 layer 1 @0:5:3+13 because "crosses from stage to stage" avoided by one_rank pp
           %17 = input 0 : f32[batch/mb, hidden] holds %0 {d0:mb}  // forward @0:3:3+28
           %18 = cut %17 : f32[batch/mb, hidden] holds %1 {d0:mb}  // forward layers.0 layer 0 @0:5:3+13
           %19 = dot %16, %18 over [batch/mb] : f32[hidden] accumulate holds %33 {sum(mb)}  // backward layers.0 layer 0 @0:7:5+9
         reduce:
           %20 = const 0.0 : f32[]  // update @0:9:3+16
-          %21 = all_reduce.sum %20 over none stages [0, 1] : f32[] holds %38 {}  // update @0:9:3+16 because "sums what several stages have, for those that need it; not needed with --pp 1, or if one stage had all of it"
+          %21 = all_reduce.sum %20 over none stages [0, 1] : f32[] holds %38 {}  // update @0:9:3+16 because "sums what several stages have, for those that need it" avoided by one_stage
           %22 = mul %19, %19 : f32[hidden] holds %39 {}  // update layers.0.w layer 0
           %23 = reduce_sum %22 over [hidden] : f32[] holds %40 {}  // update layers.0.w layer 0
           %24 = mul %13, %13 : f32[hidden] holds %43 {}  // update layers.2.w layer 2
           %25 = reduce_sum %24 over [hidden] : f32[] holds %44 {}  // update layers.2.w layer 2
           %26 = add %23, %25 : f32[] holds %47 {}  // update
-          %27 = all_reduce.sum %26 over none stages [0, 1] : f32[] holds %47 {}  // update because "sums what several stages have, for those that need it; not needed with --pp 1, or if one stage had all of it"
+          %27 = all_reduce.sum %26 over none stages [0, 1] : f32[] holds %47 {}  // update because "sums what several stages have, for those that need it" avoided by one_stage
           %28 = sqrt %27 : f32[] holds %48 {}  // update
         update:
           %29 = param 0 : f32[hidden] holds %2 {}  // forward layers.0 layer 0 @0:6:5+21

@@ -3,13 +3,13 @@
 use crate::harness::{compiled, interleaved, models, options};
 use crate::models::{GPT2, case};
 use frontend::Models;
-use ir::options::{Options, Overlap};
+use ir::options::{Options, Overlap, Recompute, SequenceParallel};
 use ir::program::{Arena, Buffer, Call, Content, Job, Space, Stage};
 use passes::commands::best_fit::ALIGN;
 use passes::commands::stash_slots::spans;
 use passes::compile::compile;
-use passes::remedy;
-use passes::report::footprint::{Footprint, Kind, Remedy, fullest, owners};
+use passes::remedy::{self, Remedy};
+use passes::report::footprint::{Footprint, Kind, fullest, owners};
 use runtime::executor::arena_bytes;
 use runtime::shm::{Layout, bytes_of_rank};
 use runtime::target::{Processor, Target};
@@ -254,9 +254,10 @@ fn remedy_for(sizes: &[(&str, &str)], words: &str, share: f64) -> Option<Remedy>
 
 #[test]
 fn the_cheapest_change_that_fits_is_found_by_compiling() {
-    let flags = |words, share| remedy_for(WIDE, words, share).map(|r| r.flags.join(" "));
-    assert_eq!(flags("m2 b4", 0.97).as_deref(), Some("--recompute selective"));
-    assert_eq!(flags("m2 b4", 0.8).as_deref(), Some("--recompute full"));
-    assert_eq!(flags("tp2 m2 b4", 0.9).as_deref(), Some("--sp"));
-    assert_eq!(flags("m2 b4", 0.01), None);
+    let found = |words, share| remedy_for(WIDE, words, share).map(|r| r.options);
+    let asked = |words| options(&case(words));
+    assert_eq!(found("m2 b4", 0.97), Some(Options { recompute: Recompute::Selective, ..asked("m2 b4") }));
+    assert_eq!(found("m2 b4", 0.8), Some(Options { recompute: Recompute::Uniform(1), ..asked("m2 b4") }));
+    assert_eq!(found("tp2 m2 b4", 0.9), Some(Options { sp: SequenceParallel::On, ..asked("tp2 m2 b4") }));
+    assert_eq!(found("m2 b4", 0.01), None);
 }

@@ -5,7 +5,7 @@ use crate::fixture::{self, Split};
 use crate::signature::{self, PublicKey, SecretKey};
 use crate::target::{Processor, Target};
 use ir::program::Space;
-use ir::{dim, graph, kernel, mesh, model, op, program};
+use ir::{dim, graph, kernel, mesh, model, op, program, reason};
 use serde_reflection::{Tracer, TracerConfig};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -201,7 +201,8 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         mesh::Axis,
         model::Optimizer,
         model::Decay,
-        model::LossScale
+        model::LossScale,
+        reason::AvoidedBy
     );
     trace!(program::BodyKind, program::Stream, program::Action, program::Arena, program::Space, program::Content, program::Holds);
     // An enum that is not among them is an error that names it.
@@ -210,7 +211,7 @@ fn a_layout_of_jobs_has_a_format_of_its_own() {
         assert!(registry.contains_key(name), "{:?}", registry.keys());
     }
     let hash = blake3::hash(&serde_json::to_vec(&registry).unwrap()).to_hex();
-    let (format, layout) = (4, "8af603a460af04cf");
+    let (format, layout) = (5, "80c82cdbea74a10e");
     assert_eq!(
         (FORMAT, &hash[..16]),
         (format, layout),

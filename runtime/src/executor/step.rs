@@ -3,6 +3,7 @@
 use crate::comm::CommError;
 use crate::device::DeviceError;
 use crate::host::Tensor;
+use ir::reason::{AvoidedBy, Reason};
 use serde::{Deserialize, Serialize};
 
 /// What is the same for all ranks in a step.
@@ -26,8 +27,17 @@ pub enum Fault {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A number is more than the program has room for.
-    #[error("{found} is more than {most}: {reason}")]
-    Limit { found: i64, most: u64, reason: String },
+    #[error("{found} is more than {most}: {counted}")]
+    Limit { found: i64, most: u64, counted: String },
+}
+
+/// What a limit counts, and what raises it.
+pub fn counted(reason: Option<&Reason>) -> String {
+    match reason {
+        Some(Reason { why, avoided_by: Some(AvoidedBy::GreaterMoeBuffer) }) => format!("{why}; a greater --moe-buffer-factor makes room for more"),
+        Some(Reason { why, .. }) => why.clone(),
+        None => String::new(),
+    }
 }
 
 /// What stopped a rank, and where.

@@ -8,6 +8,7 @@ use ir::local::{Chunk, Local, LocalUpdate};
 use ir::op::{Collective, DType, Op, Real, Reduce};
 use ir::options::Zero;
 use ir::program::Holds;
+use ir::reason::Reason;
 use ir::sharded::Sharding;
 use std::collections::{HashMap, HashSet};
 
@@ -292,7 +293,7 @@ impl<'a> Sharing<'a> {
         x = self.w.push(op, vec![x], f32(&[own]), chunk, &origin);
         self.w.out.accumulate[x.index()] = class.accumulates && self.per_microbatch(k);
         let why = below(body, &members[0]).into_iter().find_map(|v| self.w.old.reasons[v.index()].as_ref().filter(|_| Some(v) != members[0].stages));
-        self.w.out.reasons[x.index()] = why.map(|w| format!("{w}; {} in one bucket", members.len()));
+        self.w.out.reasons[x.index()] = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
         self.gradients[k] = Some(x);
     }
 
@@ -462,7 +463,8 @@ impl<'a> Sharing<'a> {
         let ranks = self.w.dim("rank", bucket.size / part.len());
         let op = Op::Collective { kind: Collective::AllGather, subs: first.class.subs.clone(), stages: None, part: Some(ranks) };
         new = self.w.push(op, vec![new], Type::new(dtype, [ranks, own]), chunk, &origin);
-        self.w.out.reasons[new.index()] = Some(format!("each rank has its part of the new parameters; {} in one bucket", members.len()));
+        self.w.out.reasons[new.index()] =
+            Some(Reason::from("each rank has its part of the new parameters").and(&format!("; {} in one bucket", members.len())));
         new = self.w.push(Op::View { from: vec![ranks, own], to: vec![all] }, vec![new], Type::new(dtype, [all]), chunk, &origin);
         self.w.out.updates.push(LocalUpdate { slot: (self.w.old.params.len() + k) as u32, new, states });
     }

@@ -7,6 +7,7 @@ use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Type, Value};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, Op, Reduce, Reshard};
+use ir::reason::Reason;
 use ir::sharded::{Partial, Placement};
 
 /// One side of an exchange: dims of rows that count its members, or a dim of what is in a row.
@@ -102,7 +103,7 @@ impl Emitter<'_> {
         subs: &[SubAxis],
         from: &[Dim],
         to: &[Dim],
-        why: &Option<String>,
+        why: &Option<Reason>,
         spot: Spot,
     ) -> Value {
         let one = |dims: &[Dim]| if let [d] = dims { Some(*d) } else { None };
@@ -122,7 +123,7 @@ impl Emitter<'_> {
         if to.is_empty() { x } else { self.view(x, &[part], to, spot.chunk, spot.origin, None) }
     }
 
-    fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<String>, spot: Spot) -> Value {
+    fn exchange(&mut self, x: Value, kind: Collective, subs: &[SubAxis], part: Option<Dim>, why: &Option<Reason>, spot: Spot) -> Value {
         let mut ty: Type = self.out.body[x].ty.clone();
         match kind {
             Collective::AllGather => ty.dims.splice(0..0, part).for_each(drop),

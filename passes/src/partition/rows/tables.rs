@@ -7,6 +7,7 @@ use ir::graph::{Type, Value};
 use ir::local::Chunk;
 use ir::mesh::SubAxis;
 use ir::op::{Binary, Collective, Compare, DType, Op, Reduce};
+use ir::reason::{AvoidedBy, Reason};
 
 /// The tables of a layout at home.
 #[derive(Clone, Copy)]
@@ -119,7 +120,7 @@ impl Emitter<'_> {
             let most = if groups.is_empty() { rows } else { b.op(Op::Reduce { kind: Reduce::Max, over: groups }, &[rows]) };
             b.op(Op::Limit { most: room }, &[most])
         });
-        self.out.reasons[w.index()] = Some("rows from a rank to a group of experts; a greater --moe-buffer-factor makes room for more".into());
+        self.out.reasons[w.index()] = Some(Reason::avoided("rows from a rank to a group of experts", AvoidedBy::GreaterMoeBuffer));
     }
 
     /// A table of the slots that are somewhere.
@@ -167,7 +168,7 @@ impl Emitter<'_> {
 
     /// A table from home to where rows are.
     fn moved(&mut self, x: Value, at: &At, spot: Spot) -> Value {
-        let why = Some("tells ranks which rows they get".to_string());
+        let why = Some(Reason::from("tells ranks which rows they get"));
         let (trades, gathers): (Vec<SubAxis>, Vec<SubAxis>) = at.gathered.iter().partition(|u| at.split.contains(u));
         let mut x = x;
         if !trades.is_empty() {

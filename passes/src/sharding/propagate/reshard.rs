@@ -6,6 +6,7 @@ use ir::dim::Dims;
 use ir::graph::{Body, Node, Origin, Phase, Value};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Op, Reshard};
+use ir::reason::Reason;
 use ir::sharded::{Placement, Sharding};
 use std::collections::HashMap;
 
@@ -27,7 +28,7 @@ pub(super) struct Written<'a> {
     lists: &'a Lists,
     pub out: Body,
     pub shardings: Vec<Sharding>,
-    pub reasons: Vec<Option<String>>,
+    pub reasons: Vec<Option<Reason>>,
     known: HashMap<Known, Value>,
     /// Indices made in another sharding.
     indices: HashMap<(Value, Sharding), Value>,
@@ -41,7 +42,7 @@ impl<'a> Written<'a> {
     }
 
     /// Adds a node.
-    pub fn emit(&mut self, node: Node, sharding: Sharding, reason: Option<String>) -> Value {
+    pub fn emit(&mut self, node: Node, sharding: Sharding, reason: Option<Reason>) -> Value {
         self.out.nodes.push(node);
         self.shardings.push(sharding);
         self.reasons.push(reason);

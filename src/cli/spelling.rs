@@ -1,0 +1,161 @@
+//! How options are spelled that the rest of mcc speaks of: nowhere else.
+
+use super::plan::CpComm;
+use clap::ValueEnum;
+use ir::diag::{Help, Piece};
+use ir::mesh::Axis;
+use ir::options::{self, Offload, OptionName, Options, Recompute, SequenceParallel, Zero};
+use ir::reason::AvoidedBy;
+
+/// The flag of an option.
+fn flag(option: OptionName) -> &'static str {
+    match option {
+        OptionName::Dp => "--dp",
+        OptionName::Cp => "--cp",
+        OptionName::Tp => "--tp",
+        OptionName::Pp => "--pp",
+        OptionName::Ep => "--ep",
+        OptionName::Etp => "--etp",
+        OptionName::CpComm => "--cp-comm-type",
+        OptionName::MicroBatch => "--micro-batch-size",
+        OptionName::GlobalBatch => "--global-batch-size",
+        OptionName::Vpp => "--vpp",
+        OptionName::Group => "--microbatch-group-size-per-virtual-pipeline-stage",
+        OptionName::PadVocabTo => "--pad-vocab-to",
+    }
+}
+
+/// A way out with the flags of its options.
+pub fn help(help: &Help) -> String {
+    help.spelled(|piece| match piece {
+        Piece::Words(words) => words.clone(),
+        Piece::Option(option) => flag(*option).into(),
+        Piece::CpComm(value) => {
+            let typed = CpComm::value_variants().iter().find(|typed| options::CpComm::from(**typed) == *value);
+            typed.and_then(ValueEnum::to_possible_value).map_or(String::new(), |typed| typed.get_name().into())
+        }
+    })
+}
+
+/// What would do without an exchange, after "not needed": `without --sp`.
+pub fn avoided_by(change: &AvoidedBy) -> String {
+    match change {
+        AvoidedBy::NoSequenceParallelism => "without --sp".into(),
+        AvoidedBy::NoZero => "without --zero".into(),
+        AvoidedBy::NoRecomputation => "without recomputation".into(),
+        AvoidedBy::GreaterMoeBuffer => "with a greater --moe-buffer-factor".into(),
+        AvoidedBy::OneRank(axis) => format!("with {} 1", of_axis(*axis)),
+        AvoidedBy::SameData(axis) => format!("with {} 1: its ranks see other data", of_axis(*axis)),
+        AvoidedBy::OneStage => format!("with {} 1, or if one stage had all of it", flag(OptionName::Pp)),
+        AvoidedBy::Unlisted { axis, dim } => format!("if the plan's `{axis}` did not list `{dim}`"),
+        AvoidedBy::Unsplit(axis) => format!("if the plan's `{axis}` split nothing that is summed over here"),
+    }
+}
+
+/// The flag that says how many ranks, or microbatches, an axis has.
+fn of_axis(axis: Axis) -> &'static str {
+    flag(match axis {
+        Axis::Microbatch => OptionName::GlobalBatch,
+        Axis::Pp => OptionName::Pp,
+        Axis::Dp | Axis::Edp => OptionName::Dp,
+        Axis::Cp => OptionName::Cp,
+        Axis::Tp => OptionName::Tp,
+        Axis::Ep => OptionName::Ep,
+        Axis::Etp => OptionName::Etp,
+    })
+}
+
+/// The flags that turn options into others, of those in which the way out of too little memory differs from what was asked for.
+pub fn changes(from: &Options, to: &Options) -> Vec<String> {
+    let mut out = vec![];
+    if from.sp != to.sp && to.sp == SequenceParallel::On {
+        out.push("--sp".into());
+    }
+    if from.recompute != to.recompute {
+        out.push(match to.recompute {
+            Recompute::None => "--recompute none".into(),
+            Recompute::Selective => "--recompute selective".into(),
+            // These two may have been given otherwise.
+            Recompute::Uniform(layers) if matches!(from.recompute, Recompute::Block(_)) => {
+                format!("--recompute-method uniform --recompute-num-layers {layers}")
+            }
+            Recompute::Uniform(1) => "--recompute full".into(),
+            Recompute::Uniform(layers) => format!("--recompute full --recompute-num-layers {layers}"),
+            Recompute::Block(layers) => format!("--recompute full --recompute-method block --recompute-num-layers {layers}"),
+        });
+    }
+    if from.zero != to.zero {
+        let level = Zero::ALL.iter().position(|z| *z == to.zero).expect("invariant: all levels are listed");
+        out.push(format!("--zero {level}"));
+    }
+    if from.offload != to.offload && to.offload == Offload::Optimizer {
+        out.push("--optimizer-offload".into());
+    }
+    let set = |option: OptionName, value: u64| format!("{} {value}", flag(option));
+    let moved = [from.dp, from.tp, from.pp] != [to.dp, to.tp, to.pp];
+    if from.micro_batch != to.micro_batch {
+        out.push(set(OptionName::MicroBatch, to.micro_batch));
+    }
+    if moved {
+        out.extend([(OptionName::Dp, to.dp), (OptionName::Tp, to.tp), (OptionName::Pp, to.pp)].map(|(option, value)| set(option, value)));
+    }
+    // Its default follows from these.
+    if moved || [from.micro_batch, from.global_batch] != [to.micro_batch, to.global_batch] {
+        out.push(set(OptionName::GlobalBatch, to.global_batch));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::options::options;
+    use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn options_have_flags_that_there_are() {
+        let root = Cli::command();
+        let known = root.find_subcommand("compile").expect("a command");
+        for option in OptionName::ALL {
+            assert!(known.get_arguments().any(|a| a.get_long() == flag(option).strip_prefix("--")), "{option:?}");
+        }
+    }
+
+    #[test]
+    fn ways_to_the_keys_are_called_as_they_are_typed() {
+        let said = options::CpComm::ALL.map(|way| help(&Help::from("").option(OptionName::CpComm).and(" ").cp_comm(way)));
+        assert_eq!(said, ["p2p", "all_gather", "a2a", "a2a+p2p"].map(|way| format!("--cp-comm-type {way}")));
+    }
+
+    fn typed(flags: &str) -> Options {
+        let words = ["mcc", "compile", "model.mdl"].into_iter().chain(flags.split_whitespace());
+        let Command::Compile(args) = Cli::parse_from(words).command else { panic!("it is a compile") };
+        options(&args.plan).unwrap_or_else(|_| panic!("options"))
+    }
+
+    #[test]
+    fn flags_make_the_changes_that_they_are_said_to_make() {
+        let asked = "--micro-batch-size 4";
+        let from = Options { dp: 8, micro_batch: 4, global_batch: 32, ..Options::default() };
+        assert_eq!(typed("--dp 8 --micro-batch-size 4"), from);
+        let all = Options {
+            dp: 2,
+            tp: 2,
+            pp: 2,
+            sp: SequenceParallel::On,
+            recompute: Recompute::Uniform(1),
+            zero: Zero::Params,
+            offload: Offload::Optimizer,
+            ..from.clone()
+        };
+        for to in [Options { recompute: Recompute::Selective, ..from.clone() }, Options { recompute: Recompute::Block(3), ..from.clone() }, all] {
+            let flags = changes(&from, &to).join(" ");
+            let ranks = if to.dp == from.dp { "--dp 8" } else { "" };
+            assert_eq!(typed(&format!("{asked} {ranks} {flags}")), to, "{flags}");
+        }
+        let smaller = Options { micro_batch: 1, ..from.clone() };
+        assert_eq!(changes(&from, &smaller), ["--micro-batch-size 1", "--global-batch-size 32"]);
+        assert!(changes(&from, &from).is_empty());
+    }
+}
