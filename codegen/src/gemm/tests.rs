@@ -56,11 +56,15 @@ fn several_blocks_of_contracted_elements_add_up() {
 
 #[test]
 fn tiles_with_a_panel_more_or_less_cover_the_product() {
+    let target = Target::host().expect("invariant: the tests run where kernels do");
     for layout in LAYOUTS {
-        let kernel = plain(layout, [113, 150, 260]);
-        let blocks = Plan::new(&kernel, &Target::host().expect("invariant: the tests run where kernels do")).expect("invariant: a product").blocks;
-        assert!(blocks.panels % blocks.row_tiles != 0 || blocks.column_panels % blocks.column_tiles != 0, "{blocks:?}");
-        check(&kernel, &[], 1e-5);
+        // Which sizes have uneven tiles depends on registers and caches of the processor.
+        let kernels = [150, 166, 182, 198, 214, 230].map(|columns| plain(layout, [113, columns, 260]));
+        let uneven = kernels.iter().find(|kernel| {
+            let blocks = Plan::new(kernel, &target).expect("invariant: a product").blocks;
+            blocks.panels % blocks.row_tiles != 0 || blocks.column_panels % blocks.column_tiles != 0
+        });
+        check(uneven.expect("a product with uneven tiles"), &[], 1e-5);
     }
 }
 
