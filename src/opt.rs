@@ -45,7 +45,8 @@ struct Failed {
 }
 
 impl Failed {
-    /// Whether another module fails so too: at the same place, where the same invariant is violated, or a panic says the same but for names and numbers.
+    /// Whether another module fails so too: at the same place, where the same invariant is violated, or a panic
+    /// says the same but for names and numbers.
     fn is_like(&self, other: &Failed) -> bool {
         let alike = match (&self.says, &other.says) {
             (Complaint::Violation(a), Complaint::Violation(b)) => a.invariant == b.invariant,

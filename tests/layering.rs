@@ -171,7 +171,8 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
 /// A page of docs, which shows commands.
 const SHOWS_COMMANDS: &str = "passes/src/reference.rs";
 
-/// `src/cli/` spells flags. The runtime, which is not among these, names flags of `mcc run` in its messages; the code generator's are its linker's.
+/// `src/cli/` spells flags. The runtime, which is not among these, names flags of `mcc run` in its messages; the
+/// code generator's are its linker's.
 #[test]
 fn what_compiles_speaks_of_options_and_not_of_flags() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

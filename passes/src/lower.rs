@@ -1,9 +1,10 @@
 //! From local graphs to programs: kernels, buffers, commands.
 //!
-//! Each chunk of a local graph becomes a body of commands. A value becomes a buffer where a kernel or a transfer writes it, and
-//! a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows from who reads it: within
-//! its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk that runs once, persistent. The last to read an
-//! operand element by element writes over it. Buffers have no places yet: these follow from the order of commands ([`crate::commands::allocate`]).
+//! Each chunk of a local graph becomes a body of commands. A value becomes a buffer where a kernel or a transfer
+//! writes it, and a view of one where a view, slice or shard only renames it. Which arena a buffer is in follows
+//! from who reads it: within its chunk, temporary; by later passes of the same microbatch, in a stash; by a chunk
+//! that runs once, persistent. The last to read an operand element by element writes over it. Buffers have no
+//! places yet: these follow from the order of commands ([`crate::commands::allocate`]).
 
 mod arenas;
 mod emit;

@@ -317,9 +317,7 @@ pub const PASSES: &[Pass] = &[
         },
         verifiers: &[&COMMANDS],
     },
-    commands("streams", "Puts communication on streams of its own, and messages between stages in slots of their own.", |m| {
-        on_job(m, streams::assign)
-    }),
+    commands("streams", "Puts communication on streams of its own, and messages between stages in stashes.", |m| on_job(m, streams::assign)),
     commands("list_schedule", "Orders the commands of each body, so that communication is under way beside compute.", |m| {
         on_job(m, list_schedule::schedule)
     }),

@@ -1,8 +1,8 @@
 //! The files of `passes/tests/files/verify`: a sound module with one thing wrong, and the invariant that refuses it.
 //!
-//! A file names a base, a sound module beside it, and says with `sed` what is another way: `RUN: not sed -e 'EDIT' %S/BASE | mcc opt --verify -`.
-//! `check: verifier .. V304: ..` is what a verifier says. The command runs in the tests of the command line; here the verifiers alone do.
-//! `UPDATE_EXPECT=1` writes what they say anew.
+//! A file names a base, a sound module beside it, and says with `sed` what is another way: `RUN: not sed -e 'EDIT'
+//! %S/BASE | mcc opt --verify -`. `check: verifier .. V304: ..` is what a verifier says. The command runs in the
+//! tests of the command line; here the verifiers alone do. `UPDATE_EXPECT=1` writes what they say anew.
 
 use ir::text::parse_module;
 use passes::compile::{Complaint, holds};
@@ -90,7 +90,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|p| if p.is_dir() { sources(&p) } else { vec![p] }).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
 }
 
-/// Invariants that are still to be shown violated: in none of the files, of the mutated jobs in `verify`, or of the mutations that name theirs.
+/// Invariants that are still to be shown violated: in none of the files, of the mutated jobs in `verify`, or of the
+/// mutations that name theirs.
 const UNSEEN: &[Invariant] = &[
     Invariant::LogicalOp,
     Invariant::ScalarLoss,

@@ -65,7 +65,8 @@ fn of_axis(axis: Axis) -> &'static str {
     })
 }
 
-/// The flags that turn options into others, of those in which the way out of too little memory differs from what was asked for.
+/// The flags that turn options into others, of those in which the way out of too little memory differs from what
+/// was asked for.
 pub fn changes(from: &Options, to: &Options) -> Vec<String> {
     let mut out = vec![];
     if from.sp != to.sp && to.sp == SequenceParallel::On {

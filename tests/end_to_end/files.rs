@@ -1,8 +1,10 @@
 //! The files of `passes/tests/files/PASS`: a small input, the command that is run on it, and what has to come out.
 //!
-//! A line `RUN: mcc ..` is the command, for a shell; `%s` is the file, `%S` its folder, and `not mcc ..` has to fail, and is held to its errors. Directives are those of
-//! [`filecheck`]: `check: TEXT` is in a line further down, `nextln: TEXT` in the line after that. `UPDATE_EXPECT=1` writes the `nextln:` lines after a
-//! `check:` anew, where there are some: all lines of the output that are indented deeper than the one of the `check:`, or, after `check: module`, all.
+//! A line `RUN: mcc ..` is the command, for a shell; `%s` is the file, `%S` its folder, and `not mcc ..` has to
+//! fail, and is held to its errors. Directives are those of [`filecheck`]: `check: TEXT` is in a line further down,
+//! `nextln: TEXT` in the line after that. `UPDATE_EXPECT=1` writes the `nextln:` lines after a `check:` anew, where
+//! there are some: all lines of the output that are indented deeper than the one of the `check:`, or, after `check:
+//! module`, all.
 
 use crate::mcc::{Dir, Ran};
 use filecheck::{CheckerBuilder, NO_VARIABLES};

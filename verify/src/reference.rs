@@ -15,7 +15,7 @@ what holds; [passes.md](passes.md#verifiers) says which verifier runs when. This
 A complaint is a bug in mcc, whatever the input. It names the invariant, the place from the outside in, and what is there instead:
 
 ```
-error: bug in mcc: after `overlap`: V803: stage 0, train, forward microbatch 1, command 5 (launch of kernel 4): nothing orders it after ..
+error: bug in mcc: after `events`: V803: stage 0, train, forward microbatch 1, command 5 (launch of kernel 4): nothing orders it after ..
   = V803: Of two commands that touch the same bytes, one of them writing, one is ordered after the other.
 ```
 

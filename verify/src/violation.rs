@@ -23,7 +23,8 @@ impl Violation {
     }
 }
 
-/// Where in a module, from the outside in: `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1 stages on)`.
+/// Where in a module, from the outside in: `stage 1, train, backward microbatch 0, command 3 (recv of 64 f32 from 1
+/// stages on)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Locus(pub Vec<LocusPart>);
 

@@ -1,9 +1,10 @@
 //! The MLIR export of the graph levels: generic operations of an unregistered dialect `mcc`, which
 //! `mlir-opt --allow-unregistered-dialect` accepts. An export only: it is not read back.
 //!
-//! A node is `%2 = "mcc.dot"(%0, %1) {over = ["hidden"], dims = ["batch", "out"]} : (...) -> tensor<4x8xf32> loc(...)`: the fields
-//! of the op by the words of the text form, and what the level says of the node: `dims`, `sharding`, `chunk`, `reason`, `avoided_by`.
-//! The location is the scope around `file:line:column` of the model text, files by their number as in the text forms.
+//! A node is `%2 = "mcc.dot"(%0, %1) {over = ["hidden"], dims = ["batch", "out"]} : (...) -> tensor<4x8xf32>
+//! loc(...)`: the fields of the op by the words of the text form, and what the level says of the node: `dims`,
+//! `sharding`, `chunk`, `reason`, `avoided_by`. The location is the scope around `file:line:column` of the model
+//! text, files by their number as in the text forms.
 
 use super::body::avoided_by;
 use super::labels::Labels;

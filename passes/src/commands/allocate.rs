@@ -1,7 +1,8 @@
 //! Places in memory, once the order of commands is known: every buffer gets its offset, every stash its slots.
 //!
-//! What lives over steps has a place of its own. Stashed buffers that live equally long are one stash, with as many slots as the schedule needs
-//! ([`crate::commands::stash_slots`]). Temporary buffers of a body share memory where their lives do not meet ([`crate::commands::best_fit`]).
+//! What lives over steps has a place of its own. Stashed buffers that live equally long are one stash, with as many
+//! slots as the schedule needs ([`crate::commands::stash_slots`]). Temporary buffers of a body share memory where
+//! their lives do not meet ([`crate::commands::best_fit`]).
 
 use crate::commands::best_fit::{ALIGN, assign};
 use crate::commands::liveness::temporaries;

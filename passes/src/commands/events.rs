@@ -1,8 +1,9 @@
-//! Events between streams: communication waits for what it needs, and compute for what came of it, and for nothing else.
+//! Events between streams: communication waits for what it needs, and compute for what came of it, and for nothing
+//! else.
 //!
-//! Events follow from hazards: where a command touches bytes that an earlier command of another stream touched, one of them writing, and nothing orders the two
-//! yet, that command is recorded and this one waits. The order of issue is played for that with vector clocks, call by call; a wait that another one
-//! implies is left out.
+//! Events follow from hazards: where a command touches bytes that an earlier command of another stream touched, one
+//! of them writing, and nothing orders the two yet, that command is recorded and this one waits. The order of issue
+//! is played for that with vector clocks, call by call; a wait that another one implies is left out.
 
 use crate::commands::effects::{Touch, touches};
 use ir::kernel::Kernel;

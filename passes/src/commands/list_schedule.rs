@@ -19,7 +19,8 @@ use ir::mesh::Mesh;
 use ir::program::{Action, BufferId, CallSchedule, Command, Job, Program, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of the memory of a rank's device with a slot for each stashed buffer, and of the host, how much more temporary memory a new order may cost: a 32nd.
+/// Of the memory of a rank's device with a slot for each stashed buffer, and of the host, how much more temporary
+/// memory a new order may cost: a 32nd.
 const PRICE: u64 = 32;
 
 /// Puts the commands of all programs in the order of their issue.

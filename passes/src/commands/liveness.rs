@@ -36,8 +36,9 @@ pub fn lives(program: &Program, calls: &[Call]) -> Vec<Vec<Life>> {
     (0..program.stashes.len()).map(of_stash).collect()
 }
 
-/// Temporary buffers of a body in this arena and how long they live. What a stream beside that of compute reads lives until compute waits for that stream, at the first
-/// use of the result at the latest, or else to the end of the call: so nobody waits for memory alone.
+/// Temporary buffers of a body in this arena and how long they live. What a stream beside that of compute reads
+/// lives until compute waits for that stream, at the first use of the result at the latest, or else to the end of
+/// the call: so nobody waits for memory alone.
 pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Vec<BufferId>, Vec<Need>) {
     let temporary = |id: &BufferId| program.buffers[id.index()].arena == arena;
     let mut lives: BTreeMap<BufferId, (usize, usize)> = BTreeMap::new();
@@ -47,7 +48,8 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
     let of_host = commands.iter().enumerate().filter(|(_, c)| c.stream == Stream::Host && matches!(c.action, Action::Launch { .. }));
     let staged = |c: &Command| c.action.buffers().into_iter().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Staging);
     let kernels: Vec<(usize, u64)> = of_host.map(|(k, c)| (k, staged(c).map(Buffer::bytes).sum())).collect();
-    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits for the copy.
+    // While bytes are copied from a command on, the host works on as many: up to this kernel, none of which waits
+    // for the copy.
     let meanwhile = |k: usize, bytes: u64| {
         let mut left = bytes;
         let later = &kernels[kernels.partition_point(|h| h.0 <= k)..];

@@ -8,8 +8,8 @@ use crate::commands::streams::messages;
 use ir::program::{Arena, BufferId, Call, CallSchedule, Program, Slots, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Makes one stash of stashed buffers that live equally long, which are those that the same bodies touch. Messages have their own. Says of each stash whether it is one of
-/// messages.
+/// Makes one stash of stashed buffers that live equally long, which are those that the same bodies touch. Messages
+/// have their own. Says of each stash whether it is one of messages.
 pub fn lay_out(program: &mut Program) -> Vec<bool> {
     let messages = messages(program);
     let stashed = (0..program.buffers.len() as u32).map(BufferId).filter(|id| program.buffers[id.index()].arena == Arena::Stash);
@@ -40,8 +40,8 @@ pub fn lay_out(program: &mut Program) -> Vec<bool> {
     stashes.into_keys().map(|(message, _)| message).collect()
 }
 
-/// Gives each stash of a stage the slots that its schedule needs, and messages one more: so one is received while the pass before still reads the last one,
-/// and a pass does not wait for what the one before it sends.
+/// Gives each stash of a stage the slots that its schedule needs, and messages one more: so one is received while
+/// the pass before still reads the last one, and a pass does not wait for what the one before it sends.
 pub fn count(program: &Program, messages: &[bool], schedule: &mut CallSchedule) {
     let CallSchedule { slots: counted, train, eval, .. } = schedule;
     let needed = slots(program, [train, eval], |_| 1);

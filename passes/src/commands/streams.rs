@@ -5,8 +5,9 @@ use ir::mesh::{Axis, Mesh};
 use ir::program::{Action, Arena, Buffer, BufferId, Group, Job, Program, Space, Stream};
 use std::collections::BTreeSet;
 
-/// Puts communication of all programs on its streams. What goes from stage to stage is stashed, where it can have slots of its own
-/// ([`crate::commands::allocate`]): memory within a call would be needed by the next one while a message is under way.
+/// Puts communication of all programs on its streams. What goes from stage to stage is stashed, where it can have
+/// slots of its own ([`crate::commands::allocate`]): memory within a call would be needed by the next one while a
+/// message is under way.
 pub fn assign(mut job: Job) -> Job {
     let Job { mesh, kernels, programs, .. } = &mut job;
     for program in programs {

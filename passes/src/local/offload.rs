@@ -4,7 +4,7 @@
 //! What passes read of a parameter stays on the device: the 16-bit copy that they compute with, or a copy in f32. The weights become one more
 //! state. The values of a step that follow element by element from gradients and states are computed on the host, each update by itself; so gradients
 //! go there, and new copies come back, parameter by parameter, or bucket by bucket where ranks share updates out. No value is computed otherwise, so results are
-//! the same to the bit. How values get from one memory to the other is for lowering to say, and what goes on at the same time for `overlap`.
+//! the same to the bit. How values get from one memory to the other is for lowering to say, and what goes on at the same time for `list_schedule` and `events`.
 //!
 //! An update stays on the device if it would free no memory there: one without states, of a parameter that passes read in f32. So does one of a parameter
 //! outside of buckets whose new value is gathered: its states would be in parts.

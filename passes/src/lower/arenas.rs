@@ -1,4 +1,5 @@
-//! Which arena each buffer is in, which follows from who touches it. Its place there follows later, from the order of commands.
+//! Which arena each buffer is in, which follows from who touches it. Its place there follows later, from the order
+//! of commands.
 
 use super::{Bodies, LocalLowering};
 use ir::local::Chunk;

@@ -263,8 +263,8 @@ pub fn fullest(program: &Program, body: &Body) -> (u64, Vec<BufferId>) {
     (most as u64, there)
 }
 
-/// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to add who know
-/// how options are spelled.
+/// E0640: a rank would hold more than the budget. Names the largest owners by line. What would fit is for those to
+/// add who know how options are spelled.
 pub fn over_budget(job: &Job, all: &Footprints, sources: &Sources, budget: u64) -> Diagnostic {
     let (stage, footprint) = all.most();
     let whose = if job.stages.len() == 1 { "a rank".to_string() } else { format!("a rank of pipeline stage {stage}") };

@@ -111,8 +111,8 @@ pub fn verify(job: &Job) -> Result<(), Violation> {
     verify_settled(job, Settled::All)
 }
 
-/// Checks those invariants that are to hold once so much of a job is settled: before places in memory all but those of arenas, stashes and streams, and with
-/// them all but those of streams.
+/// Checks those invariants that are to hold once so much of a job is settled: before places in memory all but those
+/// of arenas, stashes and streams, and with them all but those of streams.
 ///
 /// # Errors
 /// The first that does not hold, and where.

@@ -132,7 +132,8 @@ impl Stage<'_, '_> {
         Ok(same && self.seen(a, to)? == Some(Local::One(want)))
     }
 
-    /// What a node holds that claims to hold nothing, or not for what it is: what moving elements makes of an operand, or what rows make of theirs.
+    /// What a node holds that claims to hold nothing, or not for what it is: what moving elements makes of an
+    /// operand, or what rows make of theirs.
     pub fn derived(&mut self, w: Value) -> Checked<Option<Local>> {
         let out = match self.moves(w)? {
             None => self.routed(w),
