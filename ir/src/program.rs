@@ -100,7 +100,37 @@ pub struct Slots {
     pub at: u64,
 }
 
+/// The lists of calls of a program. Evaluations come between steps; an update follows its training pass or is left out,
+/// on all ranks alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    #[default]
+    Train,
+    Update,
+    Eval,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Train => "train",
+            Phase::Update => "update",
+            Phase::Eval => "eval",
+        }
+    }
+}
+
 impl CallSchedule {
+    pub fn calls(&self, phase: Phase) -> &[Call] {
+        match phase {
+            Phase::Train => &self.train,
+            Phase::Update => &self.update,
+            Phase::Eval => &self.eval,
+        }
+    }
+
     /// Bytes of each arena of a rank, in the order of [`Arena::ALL`]: the temporary one reaches to the end of the last stash, which has none of its own.
     /// Saturates instead of overflowing.
     pub fn arena_bytes(&self, program: &Program) -> [u64; Arena::ALL.len()] {

@@ -6,14 +6,13 @@
 //! It looks at what the job says alone. That the code of a kernel touches no more than its operands is up to whoever has made it: no check of the job, and no
 //! hash, can tell.
 
-use crate::comm::Phase;
-use crate::executor::calls;
 use crate::strides::reach;
 use ir::dim::{Base, Dim, IndexMap, Linear, Order};
 use ir::graph::Feed;
 use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
+use ir::program::Phase;
 use ir::program::{Action, Arena, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
 use std::collections::BTreeSet;
 
@@ -216,7 +215,7 @@ fn stage_sound(job: &Job, number: u64, stage: &Stage) -> Checked {
         return Err(format!("there is no parameter {p}"));
     }
     for phase in Phase::ALL {
-        for (c, call) in calls(&stage.schedule, phase).iter().enumerate() {
+        for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
             ensure(call.body.index() < program.bodies.len(), || format!("there is no body {}", call.body.0))
                 .and_then(|()| ensure(u64::from(call.microbatch) < job.microbatches, || format!("there is no microbatch {}", call.microbatch)))
                 .map_err(|e| format!("{} call {c}: {e}", phase.name()))?;

@@ -332,12 +332,12 @@ impl Device for Checked<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Phase;
     use crate::executor::{Held, Order, Rank, Step, arena_bytes};
     use crate::fixture::{self, Split};
     use crate::host::{Tensor, Whole};
     use crate::loopback::{Hub, Turns, run_phase};
     use crate::reference::{Plans, Reference};
+    use ir::program::Phase;
 
     /// A device that runs another job's kernels in place of the right ones.
     fn checked(change: impl FnOnce(&mut Job), with_other: bool) -> BTreeMap<u32, Verdict> {

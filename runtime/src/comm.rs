@@ -2,7 +2,7 @@
 
 use crate::device::{Location, Memory};
 use ir::op::{DType, Reduce};
-use ir::program::{Channel, Collective};
+use ir::program::{Channel, Collective, Phase};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -73,27 +73,6 @@ pub struct Position {
     pub phase: Phase,
     pub call: u32,
     pub command: u32,
-}
-
-/// The lists of calls of a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
-    #[default]
-    Train,
-    Update,
-    Eval,
-}
-
-impl Phase {
-    pub const ALL: [Phase; 3] = [Phase::Train, Phase::Update, Phase::Eval];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Train => "train",
-            Phase::Update => "update",
-            Phase::Eval => "eval",
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,9 @@
 //! Where a stream of a rank is in the order of issue.
 
-use crate::comm::{Phase, Position};
-use crate::executor::calls;
+use crate::comm::Position;
 use crate::profile::{Log, Ran};
 use crate::shm::Through;
+use ir::program::Phase;
 use ir::program::{Action, Call, CallSchedule, Command, Program, Stream};
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ impl Cursor {
     /// The next command of the stream in the phases that were begun, with its call. The cursor then stands at it.
     pub fn next<'a>(&mut self, program: &'a Program, schedule: &'a CallSchedule) -> Option<(&'a Call, &'a Command)> {
         loop {
-            while let Some(call) = calls(schedule, self.at.phase).get(self.at.call as usize) {
+            while let Some(call) = schedule.calls(self.at.phase).get(self.at.call as usize) {
                 let commands = &program.bodies[call.body.index()].commands;
                 while let Some(command) = commands.get(self.at.command as usize) {
                     if self.stream.is_none_or(|s| s == command.stream) {

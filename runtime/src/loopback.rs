@@ -1,10 +1,11 @@
 //! Ranks that take turns in one thread, and their communication. Deterministic, so a deadlock is found, not timed.
 
-use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress, Terms, ranks};
+use crate::comm::{CommError, Communicator, Exchange, Message, Progress, Terms, ranks};
 use crate::device::{Device, Memory};
 use crate::executor::{Advance, ExecError, Rank, Step, describe};
 use crate::streams::Until;
 use ir::op::Reduce;
+use ir::program::Phase;
 use ir::program::{Channel, Collective, Job};
 use ir::random::mix;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,7 +1,7 @@
 //! A rank's process: reads its orders, trains, says what happens.
 
 use crate::artifact::{self, Accept, Artifact, ArtifactError};
-use crate::comm::{CommError, Communicator, Phase};
+use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, Library};
 use crate::data::{Data, DataError};
 use crate::device::{Device, DeviceError};
@@ -17,6 +17,7 @@ use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::program::Job;
+use ir::program::Phase;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;

@@ -1,9 +1,9 @@
 use super::*;
-use crate::comm::Phase;
 use crate::executor::{Held, Order, Rank, Step, arena_bytes};
 use crate::fixture::{self, Split};
 use crate::host::{Tensor, Whole};
 use crate::loopback::{Hub, Turns, run_phase};
+use ir::program::Phase;
 
 /// The fixture's kernels by hand, for 8 rows and 4 columns.
 mod kernels {

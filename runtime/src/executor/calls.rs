@@ -1,17 +1,7 @@
-//! What a job says of a rank: its calls, its memory, its neighbours.
+//! What a job says of a rank: its memory and its neighbours.
 
-use crate::comm::Phase;
 use ir::mesh::Axis;
-use ir::program::{Arena, Call, CallSchedule, Job};
-
-/// The calls of a phase.
-pub fn calls(schedule: &CallSchedule, phase: Phase) -> &[Call] {
-    match phase {
-        Phase::Train => &schedule.train,
-        Phase::Update => &schedule.update,
-        Phase::Eval => &schedule.eval,
-    }
-}
+use ir::program::{Arena, Job};
 
 /// Bytes of the arenas of a rank, in the order of [`Arena::ALL`] ([`CallSchedule::arena_bytes`]).
 pub fn arena_bytes(job: &Job, rank: u64) -> [u64; Arena::ALL.len()] {

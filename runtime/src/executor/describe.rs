@@ -1,6 +1,6 @@
 //! Commands in words, for errors and profiles.
 
-use super::calls::{calls, peer};
+use super::calls::peer;
 use crate::comm::{Position, ranks};
 use ir::program::{Action, Command, Job, Program};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::fmt;
 pub fn describe(job: &Job, rank: u64, at: Position) -> String {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let program = &job.programs[stage.program as usize];
-    let Some(call) = calls(&stage.schedule, at.phase).get(at.call as usize) else {
+    let Some(call) = stage.schedule.calls(at.phase).get(at.call as usize) else {
         return format!("end of {}", at.phase.name());
     };
     let body = &program.bodies[call.body.index()];

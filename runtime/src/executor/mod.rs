@@ -12,7 +12,7 @@ mod phase;
 mod step;
 mod transfer;
 
-pub use calls::{arena_bytes, calls, peer};
+pub use calls::{arena_bytes, peer};
 pub use describe::describe;
 pub use frame::Frame;
 pub use held::Held;

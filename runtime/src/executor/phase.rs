@@ -1,12 +1,13 @@
 //! A rank from the begin of a phase to its end: how its streams take turns, or threads.
 
-use super::{Advance, ExecError, Fault, Rank, Step, calls};
-use crate::comm::{Communicator, Phase};
+use super::{Advance, ExecError, Fault, Rank, Step};
+use crate::comm::Communicator;
 use crate::cursor::Cursor;
 use crate::device::Device;
 use crate::hosted::Hosted;
 use crate::shm::Shm;
 use crate::streams::{self, Communication, Compute, Until};
+use ir::program::Phase;
 use ir::program::{Action, Stream};
 
 impl<D: Device> Rank<'_, D> {
@@ -98,7 +99,7 @@ impl<D: Device> Rank<'_, D> {
     /// The event for which the first stream waits.
     fn awaited(&self) -> Compute {
         let cursor = &self.cursors[0];
-        let call = calls(&self.frame.stage.schedule, cursor.at.phase)[cursor.at.call as usize];
+        let call = self.frame.stage.schedule.calls(cursor.at.phase)[cursor.at.call as usize];
         match self.frame.program.bodies[call.body.index()].commands[cursor.at.command as usize].action {
             Action::Wait { event } => Compute::Waits(event, cursor.due(event)),
             _ => Compute::Moved,

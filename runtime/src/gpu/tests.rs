@@ -1,11 +1,12 @@
 use super::*;
 use crate::artifact::{self, Accept, Kernels, Parts};
-use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Progress};
+use crate::comm::{CommError, Communicator, Exchange, Message, Progress};
 use crate::executor::{Order, Rank, Step};
 use crate::fixture::{self, Split};
 use crate::target::Target;
 use ir::launch::{Launch, MAP_BYTES, Parameter};
 use ir::program::Action;
+use ir::program::Phase;
 use std::collections::BTreeSet;
 
 /// A card that is connected, and keeps what it is told.

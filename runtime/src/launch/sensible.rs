@@ -4,7 +4,6 @@
 
 use super::process::{Pulse, Said};
 use crate::comm::{Position, ranks};
-use crate::executor::calls;
 use crate::profile::{Part, Window};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
 use crate::schedule::learning_rate;
@@ -147,7 +146,7 @@ impl<'a> Course<'a> {
         let stage = &self.job.stages[self.job.mesh.stage(rank) as usize];
         let program = &self.job.programs[stage.program as usize];
         let is_there = |at: Position| {
-            let call = calls(&stage.schedule, at.phase).get(at.call as usize);
+            let call = stage.schedule.calls(at.phase).get(at.call as usize);
             call.is_some_and(|c| (at.command as usize) < program.bodies[c.body.index()].commands.len())
         };
         if let Some(ran) = part.ran.iter().find(|ran| !is_there(ran.at)) {
@@ -163,9 +162,9 @@ impl<'a> Course<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Phase;
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
+    use ir::program::Phase;
 
     #[test]
     fn what_launchers_say_of_their_ranks_is_within_the_run() {

@@ -1,7 +1,6 @@
 //! What commands are called, what they have to do, and where they come from.
 
 use crate::comm::Position;
-use crate::executor::calls;
 use ir::diag::Span;
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -42,7 +41,7 @@ impl<'a> Names<'a> {
     /// The command that a rank was at, with its call; none at the end of a phase.
     pub fn at(&self, rank: u64, at: Position) -> Option<(&'a Call, &'a Command, &Named)> {
         let stage = &self.job.stages[self.job.mesh.stage(rank) as usize];
-        let call = calls(&stage.schedule, at.phase).get(at.call as usize)?;
+        let call = stage.schedule.calls(at.phase).get(at.call as usize)?;
         let body = &self.job.programs[stage.program as usize].bodies[call.body.index()];
         let named = self.commands[stage.program as usize][call.body.index()].get(at.command as usize)?;
         Some((call, &body.commands[at.command as usize], named))

@@ -2,8 +2,8 @@
 
 use super::named::Names;
 use super::{Ceilings, Profile};
-use crate::comm::Phase;
 use crate::executor::Order;
+use ir::program::Phase;
 use ir::program::{Action, Job, Stream};
 use ir::work::Work;
 use std::collections::{BTreeMap, BTreeSet};

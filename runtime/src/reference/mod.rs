@@ -8,12 +8,12 @@ mod device;
 pub use device::{Plans, Reference};
 
 use crate::check;
-use crate::comm::Phase;
 use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, Turns, run_phase, settle};
 use crate::scale::Scaler;
 use ir::program::Job;
+use ir::program::Phase;
 use std::collections::BTreeMap;
 
 /// Optimizer states by parameter name and number.

@@ -27,11 +27,12 @@ pub use segment::Segment;
 pub use stop::Begin;
 pub use wires::{Receiver, Wires, take};
 
-use crate::comm::{CommError, Communicator, Exchange, Message, Phase, Position, Progress, Terms};
+use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress, Terms};
 use crate::device::{Element, Memory};
 use crate::executor::Transfer;
 use ir::op::{DType, Reduce};
 use ir::program::Collective;
+use ir::program::Phase;
 use layout::REASON;
 use segment::Counter;
 use serde::{Deserialize, Serialize};

@@ -2,9 +2,10 @@
 
 use crate::bench::Bench;
 use crate::fixture::{self, Split};
+use ir::program::Phase;
 use ir::program::{Action, Job, Stream};
-use runtime::comm::{Phase, Position};
-use runtime::executor::{Order, calls};
+use runtime::comm::Position;
+use runtime::executor::Order;
 use runtime::launch::{RunOptions, run};
 use runtime::profile::{Profile, table, trace};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ fn positions(job: &Job, rank: u64) -> BTreeMap<Stream, Vec<Position>> {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
     let mut out: BTreeMap<Stream, Vec<Position>> = BTreeMap::new();
     for phase in [Phase::Train, Phase::Update] {
-        for (k, call) in (0..).zip(calls(&stage.schedule, phase)) {
+        for (k, call) in (0..).zip(stage.schedule.calls(phase)) {
             let commands = &job.programs[stage.program as usize].bodies[call.body.index()].commands;
             for (c, command) in (0..).zip(commands) {
                 out.entry(command.stream).or_default().push(Position { phase, call: k, command: c });
@@ -37,7 +38,7 @@ fn count(job: &Job, keep: impl Fn(&Action) -> bool) -> usize {
 
 fn action(job: &Job, rank: u64, at: Position) -> &Action {
     let stage = &job.stages[job.mesh.stage(rank) as usize];
-    let call = calls(&stage.schedule, at.phase)[at.call as usize];
+    let call = stage.schedule.calls(at.phase)[at.call as usize];
     &job.programs[stage.program as usize].bodies[call.body.index()].commands[at.command as usize].action
 }
 
@@ -53,7 +54,7 @@ fn every_command_of_every_stream_is_noted_once_a_step_and_none_overlaps_the_next
         let mut streams: BTreeMap<Stream, Vec<_>> = BTreeMap::new();
         let stage = &job.stages[job.mesh.stage(rank) as usize];
         for ran in &recorded.ran {
-            let call = calls(&stage.schedule, ran.at.phase)[ran.at.call as usize];
+            let call = stage.schedule.calls(ran.at.phase)[ran.at.call as usize];
             let command = &job.programs[stage.program as usize].bodies[call.body.index()].commands[ran.at.command as usize];
             streams.entry(command.stream).or_default().push(ran);
         }

@@ -1,10 +1,10 @@
 //! Communication: groups, and the programs of all stages played against each other.
 
-use super::phase::Phase;
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType};
+use ir::program::Phase;
 use ir::program::{Action, CallSchedule, Channel, Group, Job, Program};
 use std::collections::{HashMap, VecDeque};
 
@@ -129,7 +129,7 @@ struct Player<'a> {
 impl Player<'_> {
     /// The next event of a phase, after calls that have none left.
     fn next(&mut self, phase: Phase) -> Option<Event> {
-        let calls = phase.calls(self.schedule);
+        let calls = self.schedule.calls(phase);
         while let Some(call) = calls.get(self.call) {
             if let Some((_, event)) = self.events.0[call.body.index()].get(self.event) {
                 return Some(*event);
@@ -141,7 +141,7 @@ impl Player<'_> {
 
     /// Where the next event is.
     fn place(&self, stage: usize, phase: Phase) -> Locus {
-        let Some(call) = phase.calls(self.schedule).get(self.call) else {
+        let Some(call) = self.schedule.calls(phase).get(self.call) else {
             return Locus::stage(stage as u64).of(LocusPart::EndOf(phase.name()));
         };
         let body = &self.program.bodies[call.body.index()];
@@ -329,14 +329,14 @@ impl<'a> Play<'a> {
     /// The command at which a stage stands; it stands at one.
     fn site(&self, s: usize) -> Site {
         let p = &self.players[s];
-        let body = self.phase.calls(p.schedule)[p.call].body.index();
+        let body = p.schedule.calls(self.phase)[p.call].body.index();
         (s, body, p.events.0[body][p.event].0)
     }
 
     /// The microbatch for which a stage runs its call.
     fn microbatch(&self, s: usize) -> u32 {
         let p = &self.players[s];
-        self.phase.calls(p.schedule)[p.call].microbatch
+        p.schedule.calls(self.phase)[p.call].microbatch
     }
 
     fn peer(&self, s: usize, hops: i64) -> Result<usize, Violation> {
@@ -375,7 +375,7 @@ impl<'a> Play<'a> {
 impl Player<'_> {
     /// The event at which the player stands.
     fn phase_event(&self, phase: Phase) -> Option<Event> {
-        let call = phase.calls(self.schedule).get(self.call)?;
+        let call = self.schedule.calls(phase).get(self.call)?;
         self.events.0[call.body.index()].get(self.event).map(|e| e.1)
     }
 }

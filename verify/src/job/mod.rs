@@ -74,7 +74,6 @@ mod cells;
 mod exchange;
 mod held;
 mod order;
-mod phase;
 mod races;
 mod replicas;
 #[cfg(test)]
@@ -90,8 +89,8 @@ use exchange::{Events, Play};
 use ir::mesh::{Axis, Mesh};
 use ir::module::Settled;
 use ir::op::DType;
+use ir::program::Phase;
 use ir::program::{CallSchedule, Job, Program};
-use phase::Phase;
 use races::Trace;
 use replicas::Flow;
 

@@ -2,10 +2,10 @@
 
 use super::body::{Summary, Touch, is_held};
 use super::held::ALIGN;
-use super::phase::Phase;
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
+use ir::program::Phase;
 use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,7 +92,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
     let m = job.microbatches as usize;
     let mut uses: Vec<Option<Use>> = vec![None; bodies.len()];
     let mut seen: Vec<Vec<bool>> = vec![vec![]; bodies.len()];
-    for (c, call) in phase.calls(schedule).iter().enumerate() {
+    for (c, call) in schedule.calls(phase).iter().enumerate() {
         let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
         let (b, k) = (call.body.index(), call.microbatch as usize);
         let body = program.bodies.get(b).ok_or_else(|| fail(Invariant::CallExists.breach(format!("there is no body {b}"))))?;
@@ -134,7 +134,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
 /// Each slot of a stash serves one microbatch at a time: what a call reads, calls for the same microbatch wrote since another
 /// microbatch last had the slot.
 fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
-    let calls = phase.calls(schedule);
+    let calls = schedule.calls(phase);
     let called: BTreeSet<usize> = calls.iter().map(|c| c.body.index()).collect();
     let of = |b: usize| bodies[b].touches.iter().filter(|(id, _)| program.buffers[id.index()].arena == Arena::Stash);
     let mut writer: BTreeMap<BufferId, usize> = BTreeMap::new();
@@ -203,7 +203,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
 /// Nothing lies where a stash is from the first to the last call of a phase that touch it: temporary buffers of the calls meanwhile end before it, and
 /// what else is stashed meanwhile lies apart. Nothing is stashed from phase to phase ([`stash`]), so phases share their memory.
 fn apart(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<(), Violation> {
-    let calls = phase.calls(schedule);
+    let calls = schedule.calls(phase);
     let touched = |summary: &Summary| -> BTreeSet<usize> {
         let buffers = summary.touches.keys().map(|id| &program.buffers[id.index()]).filter(|b| b.arena == Arena::Stash);
         buffers.filter_map(|b| program.stash(b)).map(|(k, _)| k).collect()

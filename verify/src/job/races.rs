@@ -23,11 +23,11 @@
 use super::access::Facts;
 use super::access::{Access, Effect};
 use super::cells::{Bytes, Homes, Streams, Touch};
-use super::phase::Phase;
 use crate::violation::{Breach, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::kernel::Kernel;
 use ir::mesh::Mesh;
+use ir::program::Phase;
 use ir::program::{Action, Call, CallSchedule, Channel, Command, GroupId, Program, Slots, Space, Stream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -292,7 +292,7 @@ impl<'a> Order<'a> {
     /// The state after a phase that begins in this one.
     fn phase(&mut self, from: usize, schedule: &CallSchedule, phase: Phase, at: &Locus) -> Result<usize, Violation> {
         let mut now = from;
-        for (c, call) in phase.calls(schedule).iter().enumerate() {
+        for (c, call) in schedule.calls(phase).iter().enumerate() {
             let (body, microbatch) = (call.body.index(), call.microbatch as usize);
             let key = (now, body, self.touched[body].iter().map(|h| microbatch % self.homes.slots(*h)).collect());
             if let Some(next) = self.after.get(&key) {
@@ -305,7 +305,7 @@ impl<'a> Order<'a> {
                     let body = &self.program.bodies[body];
                     let here =
                         at.of(LocusPart::Calls(phase.name())).of(LocusPart::Pass(body.name.clone(), call.microbatch)).command(k, &body.commands[k]);
-                    here.error(Invariant::NoRace.breach(self.explain(&race, phase.calls(schedule), c, k)))
+                    here.error(Invariant::NoRace.breach(self.explain(&race, schedule.calls(phase), c, k)))
                 })?;
             }
             state.normalise(&self.users, &self.waiters, self.used);

@@ -7,12 +7,12 @@
 
 use super::access::{Access, Effect, Facts};
 use super::exchange::{Matches, Site};
-use super::phase::Phase;
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, Locus, Violation};
 use ir::dim::{Base, IndexMap, Linear};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, Scalar};
+use ir::program::Phase;
 use ir::program::{Action, Buffer, BufferId, Content, Group, Job, Place, Program, Stage};
 use std::collections::HashMap;
 
@@ -170,7 +170,7 @@ impl Analysis<'_> {
         let mut parted = vec![false; program.buffers.len()];
         flows.iter().flat_map(|f| &f.parted).for_each(|b| parted[b.index()] = true);
         for phase in Phase::ALL {
-            let calls = phase.calls(&self.job.stages[s].schedule);
+            let calls = self.job.stages[s].schedule.calls(phase);
             // A body that reads what another writes is called after it the last time (`order`).
             let mut last: Vec<(usize, usize)> =
                 (0..flows.len()).filter_map(|b| Some((calls.iter().rposition(|c| c.body.index() == b)?, b))).collect();
