@@ -14,7 +14,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Value};
-use crate::op::{AttentionGrad, Binary, Op, Reduce, Unary};
+use crate::op::{Binary, Kind, Op, Reduce, Unary};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoopKind {
@@ -76,15 +76,6 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
     let is_zero = |slot: usize| matches!(&body[node.args[slot]].op, Op::Const(c) if c.0 == 0.0);
     let plain = |loops: Vec<Loop>, linear: &[usize]| Algebra { loops, linear: linear.to_vec(), joint: false };
     match &node.op {
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Const(_)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Recv { .. } => plain(by_name(&map_or_sum), &[]),
         Op::Add => Algebra { loops: by_name(&map_or_sum), linear: (0..node.args.len()).collect(), joint: true },
         Op::Unary(Unary::Neg) | Op::StopGradient | Op::Expand => plain(by_name(&map_or_sum), &[0]),
         Op::Cast => {
@@ -93,9 +84,6 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         }
         Op::Binary(Binary::Mul) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0, 1] } else { &[] }),
         Op::Binary(Binary::Div) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0] } else { &[] }),
-        Op::Binary(_) | Op::Unary(_) | Op::Compare(_) | Op::Cut | Op::Reshard { .. } | Op::Collective { .. } | Op::Send { .. } | Op::Limit { .. } => {
-            plain(by_name(&map_or_sum), &[])
-        }
         // Zero is partial and replicated at once.
         Op::Select => match (is_zero(1), is_zero(2)) {
             (false, true) => plain(by_name(&map_or_sum), &[1]),
@@ -133,12 +121,18 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         // Tokens stay with their ranks; which expert has which row is for the op on the rows to say.
         Op::Dispatch(r) | Op::Combine(r) => plain(blocked(&[r.experts]), &[0]),
         // Gradients of keys sum over the queries that share them: their positions, and the heads of a group.
-        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q | AttentionGrad::K | AttentionGrad::V) => {
+        Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) => {
             let mut loops = blocked(&[a.keys, a.d]);
             let along = |dims: &[Dim]| [a.at, a.keys].into_iter().find(|d| dims.contains(d));
             loops.push(Loop { kind: LoopKind::Ring, args: arg_dims.iter().map(|dims| along(dims)).collect(), out: along(out_dims) });
             plain(loops, &[])
         }
+        op => match op.kind() {
+            Kind::Stored | Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Reshard | Kind::Exchange => plain(by_name(&map_or_sum), &[]),
+            Kind::View | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup | Kind::Routing => {
+                unreachable!("invariant: each has its own loops")
+            }
+        },
     }
 }
 
@@ -157,33 +151,12 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         Op::Gather { dim } | Op::Scatter { dim } => vec![*dim],
         Op::GroupedDot { rows, experts, .. } => vec![*rows, *experts],
         Op::Dispatch(r) | Op::Combine(r) => vec![r.experts],
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Const(_)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Add
-        | Op::Cast
-        | Op::StopGradient
-        | Op::Cut
-        | Op::Expand
-        | Op::Shard { .. }
-        | Op::Reshard { .. }
-        | Op::Collective { .. }
-        | Op::Recv { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. }
-        | Op::Dot { .. }
-        | Op::Reduce { .. }
-        | Op::Attention(_)
-        | Op::AttentionLse(_)
-        | Op::AttentionGrad(..) => vec![],
+        Op::Shard { .. } | Op::Dot { .. } | Op::Reduce { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => vec![],
+        op => match op.kind() {
+            Kind::Stored | Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Reshard | Kind::Exchange => vec![],
+            Kind::View | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup | Kind::Routing => {
+                unreachable!("invariant: each is named above")
+            }
+        },
     }
 }

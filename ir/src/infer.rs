@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
+use crate::op::{Arity, Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -63,42 +63,10 @@ pub fn union(args: &[&Type]) -> Vec<Dim> {
 pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Type, TypeError> {
     let dims = &body.dims;
     let fail = |text: &str| Err(TypeError { op: op.name().into(), text: text.into() });
-    let count = match op {
-        Op::Add | Op::Concat { .. } => args.len().max(1),
-        _ if op.is_source() => 0,
-        Op::Reshard { .. }
-        | Op::Collective { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. }
-        | Op::Unary(_)
-        | Op::Cast
-        | Op::StopGradient
-        | Op::Cut
-        | Op::Expand
-        | Op::View { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Shard { .. }
-        | Op::Reduce { .. }
-        | Op::ArgMax { .. }
-        | Op::Cumsum { .. } => 1,
-        Op::Binary(_) | Op::Compare(_) | Op::Dot { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::Dispatch(_) | Op::Combine(_) => 2,
-        Op::Select | Op::GroupedDot { .. } => 3,
-        Op::AttentionLse(a) => 2 + positions(a),
-        Op::Attention(a) => 3 + positions(a),
-        Op::AttentionGrad(a, _) => 6 + positions(a),
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Const(_)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Recv { .. } => 0,
-    };
-    if args.len() != count {
-        return fail(&format!("takes {count} operands, has {}", args.len()));
+    match op.arity() {
+        Arity::Exactly(n) if args.len() != n => return fail(&format!("takes {n} operands, has {}", args.len())),
+        Arity::Any if args.is_empty() => return fail("takes one operand or more, has none"),
+        Arity::Exactly(_) | Arity::Any => {}
     }
     let same = |types: &[&Type]| types.windows(2).all(|w| w[0].dtype == w[1].dtype);
     // Sums are taken in f32; a sum of 16-bit values need not be rounded to them.
@@ -353,11 +321,6 @@ fn grouped(rows: Dim, experts: Dim, over: &[Dim], args: &[&Type]) -> bool {
 
 fn routes(r: &Routing, chosen: &Type) -> bool {
     chosen.dtype == DType::I32 && chosen.has(r.choice) && !chosen.has(r.experts)
-}
-
-/// The number of operands that are positions.
-fn positions(a: &Attention) -> usize {
-    if a.causal { 2 } else { 0 }
 }
 
 fn attention_fits(a: &Attention, args: &[&Type]) -> bool {

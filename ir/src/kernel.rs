@@ -9,7 +9,7 @@
 
 use crate::dim::{Base, Dim, Dims};
 use crate::graph::{Body, Type, Value};
-use crate::op::{DType, Op, Scalar};
+use crate::op::{DType, Kind, Op, Scalar};
 use crate::program::Space;
 use crate::{eval, infer};
 use serde::{Deserialize, Serialize};
@@ -108,45 +108,20 @@ impl Kernel {
                 },
                 Op::Scalar(Scalar::Slot(i)) if self.scalars.get(*i as usize) == Some(&node.ty.dtype) => {}
                 Op::Scalar(_) => return fail(v, "a scalar is not an argument of that dtype".into()),
-                Op::Param(_)
-                | Op::State(..)
-                | Op::Table(_)
-                | Op::View { .. }
-                | Op::Slice { .. }
-                | Op::Shard { .. }
-                | Op::Dispatch(_)
-                | Op::Combine(_)
-                | Op::Cut
-                | Op::Reshard { .. }
-                | Op::Collective { .. }
-                | Op::Recv { .. }
-                | Op::Send { .. }
-                | Op::Limit { .. } => {
-                    return fail(v, format!("`{}` cannot stand in a kernel", node.op.name()));
-                }
                 Op::Dot { over, tf32: false } if matches!(self.family, Family::Loops { .. }) && self.body.is_elementwise_dot(v) => {
                     self.inside(v, over)?
                 }
-                Op::Dot { .. } | Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => {
-                    anchors += 1;
-                    last_anchor = Some(v);
-                }
-                Op::Reduce { over, .. } => self.inside(v, over)?,
-                Op::ArgMax { over } | Op::Cumsum { over, .. } => self.inside(v, &[*over])?,
-                Op::Const(_)
-                | Op::Iota(_)
-                | Op::Uniform { .. }
-                | Op::Unary(_)
-                | Op::Binary(_)
-                | Op::Compare(_)
-                | Op::Select
-                | Op::Add
-                | Op::Cast
-                | Op::StopGradient
-                | Op::Expand
-                | Op::Pad { .. }
-                | Op::Concat { .. }
-                | Op::Gather { .. } => {}
+                op => match op.kind() {
+                    Kind::Contraction => {
+                        anchors += 1;
+                        last_anchor = Some(v);
+                    }
+                    Kind::Reduction => self.inside(v, op.over())?,
+                    Kind::Generated | Kind::Pointwise | Kind::Mark | Kind::Move | Kind::Lookup => {}
+                    Kind::Stored | Kind::View | Kind::Routing | Kind::Reshard | Kind::Exchange => {
+                        return fail(v, format!("`{}` cannot stand in a kernel", op.name()));
+                    }
+                },
             }
         }
         let at = last_anchor.unwrap_or(Value(0));

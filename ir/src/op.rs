@@ -4,8 +4,10 @@
 //! ([`crate::eval`]) defines them all. Every op has one result. Dims go by name: an operand that lacks a dim of
 //! the result is broadcast along it.
 
+mod facts;
 mod numbers;
 
+pub use facts::{Arity, Kind};
 pub use numbers::{DType, Real, tf32};
 
 use crate::dim::{Dim, IndexMap, Linear};
@@ -96,29 +98,6 @@ pub enum Collective {
     AllToAll,
     /// Every member's value goes to the next member, the last one's to the first.
     Shift,
-}
-
-impl Collective {
-    pub fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce(_) => "all_reduce",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter(_) => "reduce_scatter",
-            Collective::AllToAll => "all_to_all",
-            Collective::Shift => "shift",
-        }
-    }
-
-    /// Elements that each of `members` gives and gets by a command whose count is `count`: what that field means.
-    pub fn elements(self, count: u64, members: u64) -> (u64, u64) {
-        let all = count.saturating_mul(members);
-        match self {
-            Collective::AllReduce(_) | Collective::Shift => (count, count),
-            Collective::AllGather => (count, all),
-            Collective::ReduceScatter(_) => (all, count),
-            Collective::AllToAll => (all, all),
-        }
-    }
 }
 
 /// A number known at run time, the same for all elements, that the executor passes to kernels.
@@ -360,165 +339,5 @@ impl Op {
     /// Likewise, of experts' rows.
     pub fn grouped_dot(rows: Dim, experts: Dim, over: Vec<Dim>) -> Op {
         Op::GroupedDot { rows, experts, over, tf32: false }
-    }
-
-    /// The name in the text form.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Input(_) => "input",
-            Op::Param(_) => "param",
-            Op::State(..) => "state",
-            Op::Table(_) => "table",
-            Op::Const(_) => "const",
-            Op::Iota(_) => "iota",
-            Op::Uniform { .. } => "uniform",
-            Op::Scalar(_) => "scalar",
-            Op::Unary(u) => u.name(),
-            Op::Binary(b) => b.name(),
-            Op::Compare(c) => c.name(),
-            Op::Select => "select",
-            Op::Add => "add",
-            Op::Cast => "cast",
-            Op::StopGradient => "stop_gradient",
-            Op::Cut => "cut",
-            Op::Expand => "expand",
-            Op::View { .. } => "view",
-            Op::Slice { .. } => "slice",
-            Op::Pad { .. } => "pad",
-            Op::Concat { .. } => "concat",
-            Op::Shard { .. } => "shard",
-            Op::Reshard { kind, .. } => kind.name(),
-            Op::Collective { kind, .. } => kind.name(),
-            Op::Recv { .. } => "recv",
-            Op::Send { .. } => "send",
-            Op::Limit { .. } => "limit",
-            Op::Dot { .. } => "dot",
-            Op::GroupedDot { .. } => "grouped_dot",
-            Op::Reduce { kind, .. } => match kind {
-                Reduce::Sum => "reduce_sum",
-                Reduce::Max => "reduce_max",
-                Reduce::Any => "reduce_any",
-            },
-            Op::ArgMax { .. } => "argmax",
-            Op::Cumsum { .. } => "cumsum",
-            Op::Gather { .. } => "gather",
-            Op::Scatter { .. } => "scatter",
-            Op::Dispatch(_) => "dispatch",
-            Op::Combine(_) => "combine",
-            Op::Attention(_) => "attention",
-            Op::AttentionLse(_) => "attention_lse",
-            Op::AttentionGrad(_, which) => which.name(),
-        }
-    }
-
-    /// The dims that it names beside those of its operands and result.
-    pub fn dims(&self) -> Vec<Dim> {
-        let mut out = vec![];
-        self.map_dims(&mut |d| {
-            out.push(d);
-            d
-        });
-        out
-    }
-
-    /// The op with other dims.
-    pub fn map_dims(&self, f: &mut dyn FnMut(Dim) -> Dim) -> Op {
-        let mut list = |dims: &[Dim]| dims.iter().map(|d| f(*d)).collect::<Vec<_>>();
-        match self {
-            Op::View { from, to } => Op::View { from: list(from), to: list(to) },
-            Op::Concat { from, to } => Op::Concat { from: list(from), to: f(*to) },
-            Op::Dot { over, tf32 } => Op::Dot { over: list(over), tf32: *tf32 },
-            Op::GroupedDot { rows, experts, over, tf32 } => Op::GroupedDot { over: list(over), rows: f(*rows), experts: f(*experts), tf32: *tf32 },
-            Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: list(over) },
-            Op::Iota(d) => Op::Iota(f(*d)),
-            Op::Slice { from, to, at } => Op::Slice { from: f(*from), to: to.map(f), at: *at },
-            Op::Pad { from, to, at } => Op::Pad { to: f(*to), from: from.map(f), at: *at },
-            Op::Shard { from, to, index } => Op::Shard { from: f(*from), to: f(*to), index: index.clone() },
-            Op::ArgMax { over } => Op::ArgMax { over: f(*over) },
-            Op::Cumsum { over, reverse } => Op::Cumsum { over: f(*over), reverse: *reverse },
-            Op::Gather { dim } => Op::Gather { dim: f(*dim) },
-            Op::Scatter { dim } => Op::Scatter { dim: f(*dim) },
-            Op::Dispatch(r) => Op::Dispatch(r.map_dims(f)),
-            Op::Combine(r) => Op::Combine(r.map_dims(f)),
-            Op::Attention(a) => Op::Attention(a.map_dims(f)),
-            Op::AttentionLse(a) => Op::AttentionLse(a.map_dims(f)),
-            Op::AttentionGrad(a, which) => Op::AttentionGrad(a.map_dims(f), *which),
-            Op::Collective { kind, subs, stages, part } => {
-                Op::Collective { kind: *kind, subs: subs.clone(), stages: stages.clone(), part: part.map(f) }
-            }
-            Op::Input(_)
-            | Op::Param(_)
-            | Op::State(..)
-            | Op::Table(_)
-            | Op::Const(_)
-            | Op::Uniform { .. }
-            | Op::Scalar(_)
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(_)
-            | Op::Select
-            | Op::Add
-            | Op::Cast
-            | Op::StopGradient
-            | Op::Cut
-            | Op::Expand
-            | Op::Reshard { .. }
-            | Op::Recv { .. }
-            | Op::Send { .. }
-            | Op::Limit { .. } => self.clone(),
-        }
-    }
-
-    /// Whether the op has no operands.
-    pub fn is_source(&self) -> bool {
-        matches!(
-            self,
-            Op::Input(_)
-                | Op::Param(_)
-                | Op::State(..)
-                | Op::Table(_)
-                | Op::Const(_)
-                | Op::Iota(_)
-                | Op::Uniform { .. }
-                | Op::Scalar(_)
-                | Op::Recv { .. }
-        )
-    }
-
-    /// Whether the result at a point depends on the operands at that point alone.
-    pub fn is_pointwise(&self) -> bool {
-        match self {
-            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand => true,
-            Op::Input(_)
-            | Op::Param(_)
-            | Op::State(..)
-            | Op::Table(_)
-            | Op::Const(_)
-            | Op::Iota(_)
-            | Op::Uniform { .. }
-            | Op::Scalar(_)
-            | Op::View { .. }
-            | Op::Slice { .. }
-            | Op::Pad { .. }
-            | Op::Concat { .. }
-            | Op::Shard { .. }
-            | Op::Reshard { .. }
-            | Op::Collective { .. }
-            | Op::Recv { .. }
-            | Op::Send { .. }
-            | Op::Limit { .. }
-            | Op::Dot { .. }
-            | Op::GroupedDot { .. }
-            | Op::Reduce { .. }
-            | Op::ArgMax { .. }
-            | Op::Cumsum { .. }
-            | Op::Gather { .. }
-            | Op::Scatter { .. }
-            | Op::Dispatch(_)
-            | Op::Combine(_)
-            | Op::Attention(_)
-            | Op::AttentionLse(_)
-            | Op::AttentionGrad(..) => false,
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::graph::{Type, Value};
 use crate::kernel::Kernel;
-use crate::op::{Attention, AttentionGrad, Collective, Op};
+use crate::op::{Attention, Op};
 use serde::Serialize;
 
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
@@ -59,15 +59,6 @@ impl Work {
     }
 }
 
-/// Bytes that one of `n` members sends in a collective of which it holds `bytes`, as the command counts them.
-pub fn sent(kind: Collective, bytes: u64, n: u64) -> u64 {
-    match kind {
-        Collective::AllReduce(_) => 2 * bytes * (n - 1) / n,
-        Collective::Shift => bytes,
-        Collective::AllGather | Collective::ReduceScatter(_) | Collective::AllToAll => bytes * (n - 1),
-    }
-}
-
 fn bytes(kernel: &Kernel, ty: &Type) -> u64 {
     kernel.body.dims.elements(&ty.dims) * ty.dtype.bytes()
 }
@@ -76,7 +67,8 @@ fn bytes(kernel: &Kernel, ty: &Type) -> u64 {
 fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u64 {
     let body = &kernel.body;
     let node = &body[v];
-    let of_attention = |products: u64, a: &Attention| {
+    let products = node.op.products();
+    let of_attention = |a: &Attention| {
         let (each, keys) = (2 * products * body.elements(node.args[0]), body.dims.size(a.keys));
         u64::try_from(u128::from(each) * u128::from(seen(keys, a)) / u128::from(keys.max(1))).unwrap_or(u64::MAX)
     };
@@ -88,8 +80,7 @@ fn flops(kernel: &Kernel, v: Value, seen: impl Fn(u64, &Attention) -> u64) -> u6
             let each = summed.fold(2 * body.elements(v), |n, d| n.saturating_mul(body.dims.size(*d)));
             if over.contains(rows) { each / body.dims.size(*experts) } else { each }
         }
-        Op::Attention(a) | Op::AttentionGrad(a, AttentionGrad::Q) => of_attention(2, a),
-        Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => of_attention(1, a),
+        Op::Attention(a) | Op::AttentionGrad(a, _) => of_attention(a),
         _ => 0,
     }
 }

@@ -1,6 +1,7 @@
 //! The verifiers of all levels. They believe nothing of the pass that made what they look at.
 //!
-//! **Invariant:** depends on `ir` alone.
+//! **Invariant:** depends on `ir` alone. Of an op they take its definition there (type, loops, value, name and kind). What a pass concludes
+//! from these, as where zero stays zero, has a rule of its own here: the same mistake is not to be made twice.
 //!
 //! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.
 //! - [`sharded`]: each op and reshard of a sharded graph is a row of the sharding algebra.

@@ -7,7 +7,7 @@ use crate::commands::streams::stream_of;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh};
 use ir::program::{Action, Body, Group, Job, Program, Space, Stream};
-use ir::work::{Work, sent};
+use ir::work::Work;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl<'a> Costs<'a> {
     /// Bytes that a rank sends (or receives) by a communication, or copies: (n-1)/n of the whole in gathers and scatters, twice that in all-reduces.
     pub fn sent(&self, program: &Program, action: &Action) -> u64 {
         match action {
-            Action::Collective { kind, group, dtype, count, .. } => sent(*kind, count * dtype.bytes(), program.groups[group.index()].size(self.mesh)),
+            Action::Collective { kind, group, dtype, count, .. } => kind.sent(count * dtype.bytes(), program.groups[group.index()].size(self.mesh)),
             Action::Send { dtype, count, .. } | Action::Recv { dtype, count, .. } | Action::Copy { dtype, count, .. } => count * dtype.bytes(),
             Action::Launch { .. }
             | Action::Fill { .. }

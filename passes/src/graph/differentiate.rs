@@ -362,25 +362,8 @@ fn adjoint(
             }
         }
         Op::Reduce { kind: Reduce::Any, .. } | Op::Compare(_) | Op::ArgMax { .. } | Op::StopGradient => {}
-        Op::AttentionLse(_)
-        | Op::AttentionGrad(..)
-        | Op::GroupedDot { .. }
-        | Op::Shard { .. }
-        | Op::Reshard { .. }
-        | Op::Collective { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. } => {
-            return Err(no_gradient(b, op));
-        }
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Const(_)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Recv { .. } => {}
+        op if op.is_source() => {}
+        op => return Err(no_gradient(b, op)),
     }
     Ok(())
 }

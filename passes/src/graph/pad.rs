@@ -18,7 +18,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     let old = std::mem::take(&mut graph.body);
     let mut body = Body { dims: old.dims.clone(), nodes: vec![] };
     let mut map: Vec<Value> = vec![];
-    let mut zero: HashMap<(Value, Dim), bool> = HashMap::new();
+    let mut known = Known::new();
     let gradients: Vec<Value> = graph.grads.iter().map(|g| g.1).collect();
     // Gradients are masked once per step: before that they may still be sums over microbatches and pipeline stages.
     let mut masked: HashMap<Value, Value> = HashMap::new();
@@ -30,37 +30,43 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
         match &node.op {
             Op::Reduce { kind, over } => {
                 for d in over.iter().filter(|d| padded.contains(d)) {
-                    let clean = *kind != Reduce::Max && zero[&(node.args[0], *d)];
+                    let clean = *kind != Reduce::Max && known[&(node.args[0], *d)].zero;
                     if !clean {
-                        node.args[0] = mask(&mut b, node.args[0], *d, if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 });
+                        let outside = if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 };
+                        node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), outside);
                     }
                 }
             }
-            Op::ArgMax { over } if padded.contains(over) => node.args[0] = mask(&mut b, node.args[0], *over, f64::NEG_INFINITY),
-            Op::Cumsum { over, .. } if padded.contains(over) => node.args[0] = mask(&mut b, node.args[0], *over, 0.0),
+            Op::ArgMax { over } if padded.contains(over) => {
+                node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *over), f64::NEG_INFINITY);
+            }
+            Op::Cumsum { over, .. } if padded.contains(over) => node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *over), 0.0),
             Op::Dot { over, .. } => {
                 for d in over.iter().filter(|d| padded.contains(d)) {
-                    if !zero[&(node.args[0], *d)] && !zero[&(node.args[1], *d)] {
-                        node.args[0] = mask(&mut b, node.args[0], *d, 0.0);
+                    let [x, y] = [0, 1].map(|k| known[&(node.args[k], *d)]);
+                    // A factor that is zero makes the product zero if the other one is finite.
+                    if !x.zero && !(y.zero && x.finite) {
+                        node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), 0.0);
+                    }
+                    if !y.finite {
+                        node.args[1] = mask(&mut b, &mut known, padded, (node.args[1], *d), 0.0);
                     }
                 }
             }
             _ => {}
         }
         let w = body.push(node.op, node.args, node.ty, node.origin);
-        note(&body, &mut zero, padded, w);
+        note(&body, &mut known, padded, w);
         if gradients.contains(&v) {
             let mut clean = w;
             for d in padded {
-                if body[w].ty.has(*d) && !zero[&(w, *d)] {
+                if body[w].ty.has(*d) && !known[&(w, *d)].zero {
                     let origin = Origin { phase: Phase::Update, ..body[w].origin.clone() };
-                    clean = mask(&mut Builder { body: &mut body, origin }, clean, *d, 0.0);
-                    note(&body, &mut zero, padded, clean);
+                    clean = mask(&mut Builder { body: &mut body, origin }, &mut known, padded, (clean, *d), 0.0);
                 }
             }
             masked.insert(v, clean);
         }
-        // Masks put in front of the node are noted late; nothing asks for them before.
         map.push(w);
     }
     graph.body = body;
@@ -68,7 +74,8 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
     graph
 }
 
-fn mask(b: &mut Builder, x: Value, d: Dim, outside: f64) -> Value {
+/// A value with another number in the padding of a dim, noted.
+fn mask(b: &mut Builder, known: &mut Known, padded: &[Dim], (x, d): (Value, Dim), outside: f64) -> Value {
     let dtype = b.body[x].ty.dtype;
     let index = b.op(Op::Iota(d), &[]);
     let logical = b.body.dims[d].logical;
@@ -78,78 +85,66 @@ fn mask(b: &mut Builder, x: Value, d: Dim, outside: f64) -> Value {
     let dims = b.dims(x);
     let masked = b.select(inside, x, none);
     b.body[masked].ty.dims = dims;
+    note(b.body, known, padded, masked);
     masked
 }
 
-/// Records along which padded dims a value is zero in the padding.
-fn note(body: &Body, zero: &mut HashMap<(Value, Dim), bool>, padded: &[Dim], v: Value) {
-    // Nodes of a mask just inserted before `v` have no entry yet.
-    for w in (0..v.0).rev().map(Value) {
-        if zero.contains_key(&(w, padded[0])) {
-            break;
-        }
+/// What the padding along a dim is known to hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Padding {
+    zero: bool,
+    /// Neither an infinity nor no number that elements inside would not be: zero times this is zero.
+    finite: bool,
+}
+
+type Known = HashMap<(Value, Dim), Padding>;
+
+/// Records what the padding of a value holds along every padded dim, and of the nodes of a mask just inserted before it.
+fn note(body: &Body, known: &mut Known, padded: &[Dim], v: Value) {
+    let first = (0..v.0).rev().map(Value).take_while(|w| !known.contains_key(&(*w, padded[0]))).last().unwrap_or(v);
+    for w in (first.0..=v.0).map(Value) {
         for d in padded {
-            let is = is_zero(body, zero, w, *d);
-            zero.insert((w, *d), is);
+            let is = padding(body, known, w, *d);
+            known.insert((w, *d), is);
         }
-    }
-    for d in padded {
-        let is = is_zero(body, zero, v, *d);
-        zero.insert((v, *d), is);
     }
 }
 
-fn is_zero(body: &Body, zero: &HashMap<(Value, Dim), bool>, v: Value, d: Dim) -> bool {
+fn padding(body: &Body, known: &Known, v: Value, d: Dim) -> Padding {
     let node = &body[v];
-    let of = |a: &Value, d: Dim| {
-        matches!(&body[*a].op, Op::Const(Real(c)) if *c == 0.0) || body[*a].ty.has(d) && zero.get(&(*a, d)).copied().unwrap_or(false)
+    // What lacks the dim is the same inside and in the padding.
+    let of = |a: &Value, d: Dim| match &body[*a].op {
+        Op::Const(Real(c)) => Padding { zero: *c == 0.0, finite: c.is_finite() },
+        _ if body[*a].ty.has(d) => known.get(&(*a, d)).copied().unwrap_or(Padding { zero: false, finite: false }),
+        _ => Padding { zero: false, finite: true },
     };
     if !node.ty.has(d) {
-        return false;
+        return Padding { zero: false, finite: true };
     }
+    let args: Vec<Padding> = node.args.iter().map(|a| of(a, d)).collect();
+    let (zeros, finite) = (args.iter().map(|a| a.zero).collect::<Vec<_>>(), args.iter().all(|a| a.finite));
+    let along = |k: usize| body[node.args[k]].ty.has(d);
+    let is = |zero, finite| Padding { zero, finite };
     match &node.op {
-        Op::Param(_) | Op::State(..) | Op::Input(_) => true,
-        Op::Const(c) => c.0 == 0.0,
-        Op::Unary(u) => match u {
-            Unary::Neg | Unary::Sqrt | Unary::Tanh | Unary::Sin | Unary::Erf | Unary::Abs | Unary::Floor | Unary::Sign => of(&node.args[0], d),
-            Unary::Exp | Unary::Log | Unary::Rsqrt | Unary::Recip | Unary::Cos | Unary::Not => false,
-        },
-        Op::Binary(b) => match b {
-            Binary::Mul | Binary::And => node.args.iter().any(|a| of(a, d)),
-            Binary::Div => of(&node.args[0], d),
-            Binary::Sub | Binary::Max | Binary::Min | Binary::Or => node.args.iter().all(|a| of(a, d)),
-            Binary::Rem | Binary::Pow => false,
-        },
-        Op::Add | Op::Cast | Op::StopGradient | Op::Cut | Op::Expand | Op::Reshard { .. } => node.args.iter().all(|a| of(a, d)),
+        Op::Param(_) | Op::State(..) | Op::Input(_) => is(true, true),
+        // Of a zero it may be an infinity; and an exponential of what is none, as the other elements are far from it.
+        Op::Unary(Unary::Log | Unary::Rsqrt | Unary::Recip) => is(false, false),
+        Op::Unary(Unary::Exp) => is(false, zeros[0]),
+        Op::Binary(Binary::Div | Binary::Rem) => is(zeros[0] && !along(1), finite && !along(1)),
+        Op::Binary(Binary::Pow) => is(false, finite && matches!(body[node.args[1]].op, Op::Const(Real(c)) if c >= 0.0)),
+        Op::Binary(Binary::Mul) | Op::Dot { .. } => is((zeros[0] || zeros[1]) && finite, finite),
         // The mask of a padded dim itself.
-        Op::Select if is_mask(body, node.args[0], d) => of(&node.args[2], d),
-        Op::Select => of(&node.args[1], d) && of(&node.args[2], d),
+        Op::Select if is_mask(body, node.args[0], d) => args[2],
         Op::View { from, to } => match (from.as_slice(), to.as_slice()) {
             (&[a], &[b]) if b == d => of(&node.args[0], a),
-            _ => !to.contains(&d) && of(&node.args[0], d),
+            _ => is(!to.contains(&d) && zeros[0], finite),
         },
-        Op::Slice { to, .. } => *to != Some(d) && of(&node.args[0], d),
-        Op::Pad { to, .. } => *to != d && of(&node.args[0], d),
-        Op::Concat { to, .. } => *to != d && node.args.iter().all(|a| of(a, d)),
-        Op::Dot { .. } => node.args.iter().any(|a| of(a, d)),
-        Op::Reduce { .. } | Op::Cumsum { .. } | Op::Gather { .. } | Op::Dispatch(_) | Op::Combine(_) => of(&node.args[0], d),
+        Op::Slice { to, .. } => is(*to != Some(d) && zeros[0], finite),
+        Op::Pad { to, .. } => is(*to != d && zeros[0], finite),
+        Op::Concat { to, .. } => is(*to != d && zeros.iter().all(|z| *z), finite),
         // No index points into the padding.
-        Op::Scatter { dim } => *dim == d || of(&node.args[0], d),
-        Op::Compare(_)
-        | Op::ArgMax { .. }
-        | Op::Attention(_)
-        | Op::AttentionLse(_)
-        | Op::AttentionGrad(..)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Table(_)
-        | Op::Shard { .. }
-        | Op::GroupedDot { .. }
-        | Op::Collective { .. }
-        | Op::Recv { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. } => false,
+        Op::Scatter { dim } if *dim == d => is(true, true),
+        op => is(op.keeps_zero(&zeros), finite),
     }
 }
 

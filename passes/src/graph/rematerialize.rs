@@ -95,8 +95,7 @@ fn cheap(body: &Body) -> Vec<bool> {
         let node = &body[v];
         // The 16-bit copy of a parameter is made once a step, and there when the backward pass wants it.
         let copy = body.copied_param(v).is_some();
-        let free =
-            copy || matches!(node.op, Op::Const(_) | Op::Iota(_) | Op::Scalar(_) | Op::Param(_) | Op::Table(_) | Op::Input(_) | Op::Uniform { .. });
+        let free = copy || node.op.is_source();
         if free {
             continue;
         }

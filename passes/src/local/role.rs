@@ -2,7 +2,7 @@
 
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
-use ir::op::Op;
+use ir::op::{Kind, Op};
 
 /// Values that a kernel of several nodes reads, and results that it stores, at most. The time that LLVM takes for a kernel grows with their square, and the parameters of a GPU's
 /// kernel are 4 KiB at most ("Function Parameters", CUDA C++ Programming Guide), which is 512 addresses.
@@ -24,34 +24,17 @@ pub enum Role {
 }
 
 pub fn role(body: &Body, v: Value) -> Role {
-    match &body[v].op {
-        Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) => Role::Source,
-        Op::Const(_) | Op::Iota(_) | Op::Uniform { .. } | Op::Scalar(_) => Role::Inline,
-        Op::View { .. } | Op::Slice { .. } | Op::Shard { .. } | Op::Cut | Op::StopGradient => Role::Alias,
+    let op = &body[v].op;
+    match op.kind() {
+        Kind::Stored => Role::Source,
+        Kind::Generated => Role::Inline,
+        Kind::View | Kind::Mark => Role::Alias,
         // A permutation that moves only dims of one element moves nothing.
-        Op::Expand if is_renumbering(body, v) => Role::Alias,
-        Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } | Op::Limit { .. } => Role::Exchange,
-        Op::Expand
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Add
-        | Op::Cast
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Dot { .. }
-        | Op::GroupedDot { .. }
-        | Op::Reduce { .. }
-        | Op::ArgMax { .. }
-        | Op::Cumsum { .. }
-        | Op::Gather { .. }
-        | Op::Scatter { .. }
-        | Op::Attention(_)
-        | Op::AttentionLse(_)
-        | Op::AttentionGrad(..) => Role::Compute,
-        Op::Dispatch(_) | Op::Combine(_) => unreachable!("invariant: local graphs have rows, or gathers and scatters"),
-        Op::Reshard { .. } => unreachable!("invariant: the local level has collectives, not reshards"),
+        Kind::Pointwise if *op == Op::Expand && is_renumbering(body, v) => Role::Alias,
+        Kind::Pointwise | Kind::Move | Kind::Contraction | Kind::Reduction | Kind::Lookup => Role::Compute,
+        Kind::Exchange => Role::Exchange,
+        Kind::Routing => unreachable!("invariant: local graphs have rows, or gathers and scatters"),
+        Kind::Reshard => unreachable!("invariant: the local level has collectives, not reshards"),
     }
 }
 

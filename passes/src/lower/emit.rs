@@ -8,7 +8,7 @@ use ir::dim::Dim;
 use ir::graph::{Origin, Value};
 use ir::kernel::Kernel;
 use ir::local::Chunk;
-use ir::op::{Collective, Op};
+use ir::op::Op;
 use ir::program::{Action, BufferId, Command, Content, Group, Space, Stream};
 use ir::reason::Reason;
 use std::collections::{BTreeSet, HashMap};
@@ -135,13 +135,9 @@ impl LocalLowering<'_, '_, '_> {
             Op::Collective { kind, subs, stages, .. } => {
                 let src = self.dense_view(node.args[0]);
                 let dst = self.destination(v, *kind, subs, &src);
-                let group = self.l.group(Group { subs: subs.clone(), stages: stages.clone() });
-                let count = match kind {
-                    Collective::AllReduce(_) | Collective::Shift => body.elements(v),
-                    Collective::AllGather => body.elements(node.args[0]),
-                    Collective::ReduceScatter(_) => body.elements(v),
-                    Collective::AllToAll => body.elements(v) / subs.iter().map(|u| self.local.mesh[*u].size).product::<u64>(),
-                };
+                let group = Group { subs: subs.clone(), stages: stages.clone() };
+                let count = kind.count(body.elements(node.args[0]), group.size(&self.local.mesh));
+                let group = self.l.group(group);
                 let action = Action::Collective { kind: *kind, group, dtype: node.ty.dtype, count, src: src.place, dst: dst.place.clone() };
                 self.push(action, &node.origin, self.local.reasons[v.index()].clone());
                 dst

@@ -13,7 +13,7 @@ use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
 use ir::local::{Chunk, Local};
-use ir::op::Op;
+use ir::op::{Kind, Op};
 use ir::program::Space;
 use order::Order;
 use std::collections::{BTreeSet, HashMap};
@@ -256,7 +256,7 @@ impl Fusion<'_> {
         let mut common: Option<BTreeSet<Dim>> = None;
         for n in nodes {
             domain.extend(body.dims_of(*n));
-            let over: BTreeSet<Dim> = reduced(&body[*n].op).iter().copied().collect();
+            let over: BTreeSet<Dim> = body[*n].op.over().iter().copied().collect();
             if over.is_empty() {
                 continue;
             }
@@ -328,18 +328,5 @@ fn attended(body: &Body, v: Value) -> [Value; 2] {
 
 /// Whether a node makes a kernel of a family other than loops. A dot of factors with the same dims is a reduction.
 fn is_anchor(body: &Body, v: Value) -> bool {
-    match body[v].op {
-        Op::Dot { .. } => !body.is_elementwise_dot(v),
-        Op::GroupedDot { .. } | Op::Scatter { .. } | Op::Attention(_) | Op::AttentionLse(_) | Op::AttentionGrad(..) => true,
-        _ => false,
-    }
-}
-
-/// The dims that an op of loops reduces.
-fn reduced(op: &Op) -> &[Dim] {
-    match op {
-        Op::Reduce { over, .. } | Op::Dot { over, .. } => over,
-        Op::ArgMax { over } | Op::Cumsum { over, .. } => std::slice::from_ref(over),
-        _ => &[],
-    }
+    body[v].op.kind() == Kind::Contraction && !(matches!(body[v].op, Op::Dot { .. }) && body.is_elementwise_dot(v))
 }

@@ -5,7 +5,7 @@ use crate::lower::view::View;
 use ir::dim::{Base, Dim, DimInfo, Dims, IndexMap, Order};
 use ir::graph::{Body, Node, Value};
 use ir::kernel::{Family, Kernel, Operand, Output};
-use ir::op::{Attention, DType, Op, Scalar};
+use ir::op::{DType, Op, Scalar};
 use ir::program::{Place, Space};
 use std::collections::HashMap;
 
@@ -175,49 +175,10 @@ impl Building<'_> {
                 Op::Uniform { key: *key }
             }
             Op::Scalar(s) => Op::Scalar(Scalar::Slot(self.scalar(s.clone(), node.ty.dtype))),
-            Op::Pad { from, to, at } => Op::Pad { from: from.map(|d| self.dim(d)), to: self.dim(*to), at: *at },
-            Op::Concat { from, to } => Op::Concat { from: from.iter().map(|d| self.dim(*d)).collect(), to: self.dim(*to) },
-            Op::Dot { over, tf32 } => Op::Dot { over: over.iter().map(|d| self.dim(*d)).collect(), tf32: *tf32 },
-            Op::GroupedDot { rows, experts, over, tf32 } => {
-                let [rows, experts] = [rows, experts].map(|d| self.dim(*d));
-                Op::GroupedDot { rows, experts, over: over.iter().map(|d| self.dim(*d)).collect(), tf32: *tf32 }
-            }
-            Op::Reduce { kind, over } => Op::Reduce { kind: *kind, over: over.iter().map(|d| self.dim(*d)).collect() },
             Op::ArgMax { over } => Op::ArgMax { over: self.indexed(*over) },
-            Op::Cumsum { over, reverse } => Op::Cumsum { over: self.dim(*over), reverse: *reverse },
             Op::Gather { dim } => Op::Gather { dim: self.indexed(*dim) },
             Op::Scatter { dim } => Op::Scatter { dim: self.indexed(*dim) },
-            Op::Attention(a) => Op::Attention(self.attention(a)),
-            Op::AttentionLse(a) => Op::AttentionLse(self.attention(a)),
-            Op::AttentionGrad(a, w) => Op::AttentionGrad(self.attention(a), *w),
-            op @ (Op::Const(_)
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(_)
-            | Op::Select
-            | Op::Add
-            | Op::Cast
-            | Op::StopGradient
-            | Op::Cut
-            | Op::Expand) => op.clone(),
-            Op::Input(_)
-            | Op::Param(_)
-            | Op::State(..)
-            | Op::Table(_)
-            | Op::View { .. }
-            | Op::Slice { .. }
-            | Op::Shard { .. }
-            | Op::Dispatch(_)
-            | Op::Combine(_)
-            | Op::Reshard { .. }
-            | Op::Collective { .. }
-            | Op::Recv { .. }
-            | Op::Send { .. }
-            | Op::Limit { .. } => unreachable!("invariant: not part of a kernel"),
+            op => op.map_dims(&mut |d| self.dim(d)),
         }
-    }
-
-    fn attention(&mut self, a: &Attention) -> Attention {
-        Attention { at: self.dim(a.at), keys: self.dim(a.keys), d: self.dim(a.d), ..a.clone() }
     }
 }

@@ -9,7 +9,7 @@ use ir::algebra::{LoopKind, algebra};
 use ir::dim::Dim;
 use ir::graph::{Body, Type, Value};
 use ir::mesh::Axis;
-use ir::op::{Binary, Compare, Op, Reduce, Reshard, Routing, Unary};
+use ir::op::{Op, Reduce, Reshard, Routing};
 use ir::sharded::{Placement, Sharded, Sharding};
 use std::collections::HashMap;
 
@@ -65,8 +65,8 @@ impl Rows {
             if dispatched && rows.of[v.index()].is_none() {
                 rows.from[v.index()] = layout.map(|l| (l, Leaves::Dispatched));
             }
-            zero.everywhere[v.index()] = is_zero(body, v, &|a| zero.everywhere[a.index()]);
-            zero.elsewhere[v.index()] = rows.of[v.index()].is_some_and(|l| dispatched || is_zero(body, v, &|a| rows.is_zero(&zero, a, l)));
+            zero.everywhere[v.index()] = keeps_zero(body, v, &|a| zero.everywhere[a.index()]);
+            zero.elsewhere[v.index()] = rows.of[v.index()].is_some_and(|l| dispatched || keeps_zero(body, v, &|a| rows.is_zero(&zero, a, l)));
         }
         let mut whole = vec![false; n];
         for v in body.values().rev() {
@@ -200,11 +200,7 @@ impl Rows {
 fn maps(body: &Body, v: Value, layout: &Layout) -> bool {
     let node = &body[v];
     let places: Vec<Dim> = layout.tokens.iter().copied().chain([layout.routing.experts]).collect();
-    let mut named = vec![];
-    node.op.map_dims(&mut |d| {
-        named.push(d);
-        d
-    });
+    let named = node.op.dims();
     let sends = matches!(node.op, Op::Dispatch(_) | Op::Combine(_) | Op::Send { .. } | Op::Collective { .. });
     let loops = || algebra(body, v).loops;
     let mapped = |d: Dim| loops().iter().filter(|l| l.out == Some(d) || l.args.contains(&Some(d))).all(|l| l.kind == LoopKind::Map);
@@ -232,59 +228,7 @@ struct Zero {
 }
 
 /// Whether a value is zero where these operands are.
-fn is_zero(body: &Body, v: Value, zero: &dyn Fn(Value) -> bool) -> bool {
+fn keeps_zero(body: &Body, v: Value, zero: &dyn Fn(Value) -> bool) -> bool {
     let node = &body[v];
-    let arg = |k: usize| node.args.get(k).is_some_and(|a| zero(*a));
-    let all = node.args.iter().all(|a| zero(*a));
-    match &node.op {
-        Op::Const(c) => c.0 == 0.0,
-        Op::Unary(u) => match u {
-            Unary::Neg | Unary::Sqrt | Unary::Tanh | Unary::Sin | Unary::Erf | Unary::Abs | Unary::Floor | Unary::Sign => arg(0),
-            Unary::Exp | Unary::Log | Unary::Rsqrt | Unary::Recip | Unary::Cos | Unary::Not => false,
-        },
-        Op::Binary(b) => match b {
-            Binary::Mul | Binary::And => arg(0) || arg(1),
-            Binary::Div | Binary::Rem => arg(0),
-            Binary::Sub | Binary::Max | Binary::Min | Binary::Or => all,
-            Binary::Pow => false,
-        },
-        Op::Compare(c) => match c {
-            Compare::Ne | Compare::Lt | Compare::Gt => all,
-            Compare::Eq | Compare::Le | Compare::Ge => false,
-        },
-        Op::Select => arg(2) && (arg(0) || arg(1)),
-        Op::Add | Op::Concat { .. } => all,
-        Op::Dot { .. } => arg(0) || arg(1),
-        Op::Cast
-        | Op::StopGradient
-        | Op::Cut
-        | Op::Expand
-        | Op::View { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Reduce { .. }
-        | Op::Cumsum { .. }
-        | Op::Gather { .. }
-        | Op::Scatter { .. }
-        | Op::Dispatch(_)
-        | Op::Combine(_)
-        | Op::Reshard { .. } => arg(0),
-        Op::Input(_)
-        | Op::Param(_)
-        | Op::State(..)
-        | Op::Table(_)
-        | Op::Iota(_)
-        | Op::Uniform { .. }
-        | Op::Scalar(_)
-        | Op::Shard { .. }
-        | Op::Collective { .. }
-        | Op::Recv { .. }
-        | Op::Send { .. }
-        | Op::Limit { .. }
-        | Op::GroupedDot { .. }
-        | Op::ArgMax { .. }
-        | Op::Attention(_)
-        | Op::AttentionLse(_)
-        | Op::AttentionGrad(..) => false,
-    }
+    node.op.keeps_zero(&node.args.iter().map(|a| zero(*a)).collect::<Vec<_>>())
 }

@@ -10,7 +10,6 @@ use ir::op::Op;
 use ir::program::{Action, Command, Job, Program, Space};
 use ir::reason::Reason;
 use ir::sharded::{Placement, Sharded};
-use ir::work::sent;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -83,7 +82,7 @@ fn exchange(job: &Job, program: &Program, stage: u64, c: &Command) -> Option<Exc
             let group = &program.groups[group.index()];
             let members = group.members(&job.mesh, first);
             let (n, bytes) = (members.len() as u64, count * dtype.bytes());
-            (kind.name(), group.describe(&job.mesh), members, bytes, sent(*kind, bytes, n))
+            (kind.name(), group.describe(&job.mesh), members, bytes, kind.sent(bytes, n))
         }
         Action::Send { hops, dtype, count, .. } => {
             let per_stage = job.mesh.world() / job.mesh.size(Axis::Pp);
@@ -249,15 +248,10 @@ fn local_flops(s: &Sharded, v: Value) -> u64 {
         body.dims.size(d) / parts
     };
     let args = &body[v].args;
-    let products = match &body[v].op {
-        Op::Dot { over, .. } => {
-            let contracted: u64 = over.iter().map(|d| local(args[0], *d)).product();
-            return 2 * s.local_elements(v) * contracted;
-        }
-        Op::Attention(a) => (2, a),
-        Op::AttentionGrad(a, ir::op::AttentionGrad::Q) => (2, a),
-        Op::AttentionGrad(a, ir::op::AttentionGrad::K | ir::op::AttentionGrad::V) => (1, a),
-        _ => return 0,
-    };
-    2 * products.0 * s.local_elements(args[0]) * local(args[1], products.1.keys)
+    let each = 2 * body[v].op.products();
+    match &body[v].op {
+        Op::Dot { over, .. } => each * s.local_elements(v) * over.iter().map(|d| local(args[0], *d)).product::<u64>(),
+        Op::Attention(a) | Op::AttentionGrad(a, _) => each * s.local_elements(args[0]) * local(args[1], a.keys),
+        _ => 0,
+    }
 }

@@ -247,6 +247,27 @@ fn vocabularies_that_do_not_divide_are_padded() {
     on(LLAMA, &[("vocab", "21")], &["tp4 sp m2", "tp2 pp4 m2"]);
 }
 
+/// Zero times what lies in the padding of a logarithm or of a quotient is no number.
+#[test]
+fn what_is_infinite_in_the_padding_is_masked() {
+    let text = "model m(batch, features = 4, vocab = 5) {
+      input x: f32[batch, features];
+      input id: i32[batch];
+      param table: [vocab, features] ~ normal(1);
+      param w: [vocab] ~ normal(1);
+      param s: [vocab] = 2;
+      let y = dot(x + table[vocab: id], table, over: features);
+      loss mean(sum(w / s * y, over: vocab)) + mean(dot(w * log(s * s), y * rsqrt(s * s), over: vocab));
+      metric logs = sum(w * log(s * s), over: vocab);
+      metric far = mean(sum(exp(y - 1000.0) * w, over: vocab));
+    }
+    train { optimizer: sgd(momentum: 0.0); lr: constant(0.001); }
+    plan { dp: batch; tp: vocab; }";
+    for words in ["tp2", "tp4", "dp2 tp2 m2"] {
+        check(text, &[], &Case { data: Data::Real, ..case(words) });
+    }
+}
+
 #[test]
 fn stages_may_have_different_numbers_of_layers() {
     for layout in [[1, 3], [3, 1]] {

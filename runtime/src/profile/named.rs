@@ -7,7 +7,7 @@ use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::op::Op;
 use ir::program::{Action, Body, BodyKind, BufferId, Call, Command, Job, KernelId, Program};
-use ir::work::{Work, sent};
+use ir::work::Work;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A command, for people.
@@ -86,7 +86,7 @@ fn named(job: &Job, kernels: &[OfKernel], program: &Program, body: &Body, comman
         }
         Action::Collective { kind, group, dtype, count, .. } => {
             let group = &program.groups[group.index()];
-            let work = bytes(sent(*kind, count * dtype.bytes(), group.size(&job.mesh)));
+            let work = bytes(kind.sent(count * dtype.bytes(), group.size(&job.mesh)));
             (format!("{} over {}, {count} {}", kind.name(), group.describe(&job.mesh), dtype.name()), work)
         }
         Action::Send { hops, dtype, count, .. } => (format!("send {}, {count} {}", stages(*hops), dtype.name()), bytes(count * dtype.bytes())),

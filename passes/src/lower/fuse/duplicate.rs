@@ -4,7 +4,7 @@
 //! what it is a function of is no more to read than itself: then arithmetic takes the place of a pass over memory. So the product that makes
 //! the gradient of a norm's result stores that alone, and not its product with the norm's weights as well.
 
-use super::{Fusion, reduced};
+use super::Fusion;
 use crate::local::role::{Role, role};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -58,7 +58,7 @@ impl Fusion<'_> {
     /// Whether a group of loops that reads a value of another group could compute it, and would read no more bytes then.
     fn reads_no_more(&self, group: usize, v: Value, own: usize) -> bool {
         let (body, draft) = (self.body, &self.groups[group]);
-        let domain: BTreeSet<Dim> = draft.nodes.iter().flat_map(|n| body.dims_of(*n).iter().chain(reduced(&body[*n].op))).copied().collect();
+        let domain: BTreeSet<Dim> = draft.nodes.iter().flat_map(|n| body.dims_of(*n).iter().chain(body[*n].op.over())).copied().collect();
         let looked_up = |n: &Value| matches!(body[*n].op, Op::Gather { .. }) && body[*n].args[0] == v;
         if draft.anchor.is_some() || draft.at != self.groups[own].at || draft.nodes.iter().any(looked_up) {
             return false;
