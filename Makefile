@@ -95,7 +95,7 @@ test-long-fuzz: deps
 	@for t in $(FUZZ_TARGETS); do \
 	  mkdir -p $(OUT)/fuzz/corpus/$$t && echo "fuzz: $$t for $(FUZZ_SECONDS) s" && \
 	  FUZZ_TARGET=$$t $(FUZZ) $(OUT)/fuzz/corpus/$$t $(OUT)/fuzz/seeds/$$t $$(ls -d fuzz/corpus/$$t 2>/dev/null) -max_total_time=$(FUZZ_SECONDS) \
-	    -max_len=4096 -timeout=10 -rss_limit_mb=2048 -artifact_prefix=$(OUT)/fuzz/found/$$t- >$(OUT)/fuzz/$$t.log 2>&1 || { tail -30 $(OUT)/fuzz/$$t.log; exit 1; }; \
+	    -max_len=4096 -timeout=60 -rss_limit_mb=2048 -artifact_prefix=$(OUT)/fuzz/found/$$t- >$(OUT)/fuzz/$$t.log 2>&1 || { tail -30 $(OUT)/fuzz/$$t.log; exit 1; }; \
 	  tail -1 $(OUT)/fuzz/$$t.log; \
 	done
 

@@ -121,7 +121,7 @@ fn files_use_each_other_in_small_circles_at_most() {
 }
 
 /// The rooms of the passes, in the order of the pipeline.
-const ROOMS: [&str; 8] = ["pipeline", "graph", "sharding", "partition", "local", "commands", "lower", "report"];
+const ROOMS: [&str; 8] = ["pipeline", "graph", "sharding", "partition", "local", "lower", "commands", "report"];
 
 #[test]
 fn no_room_of_the_passes_uses_a_later_one() {

@@ -2,13 +2,13 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`pipeline`] | which layers a stage holds, and the order of its passes |
+//! | [`pipeline`] | which layers a stage holds, and the order of its forward and backward passes |
 //! | [`graph`] | the logical graph: its backward pass, its optimizer, its normal form |
 //! | [`sharding`] | a sharding for every value, and the reshards between them |
 //! | [`partition`] | from the sharded graph to a local graph for each stage |
 //! | [`local`] | local graphs: ZeRO, buckets, offload, overlapped tensor parallelism |
-//! | [`commands`] | programs: streams, the order of commands, memory, events |
 //! | [`lower`] | from local graphs to kernels, buffers and commands |
+//! | [`commands`] | programs: streams, the order of commands, memory, events |
 //! | [`report`] | what a job communicates, holds and waits for, and what is too large |
 //! | [`mod@table`] | all passes, in order |
 //! | [`compile`] | a compile: walks the table |

@@ -28,7 +28,7 @@ mcc opt partitioned.mir --passes classes,bucket | less
 A compile that ends in \"bug in mcc\" leaves the module before the pass as `mcc-bug-PASS.mir`. `mcc opt` repeats what happened, and `mcc reduce` makes the
 module smaller as long as it fails in the same way; please send either with a report. It holds the model's graph and none of its weights.
 
-The files in `passes/tests/files/PASS` show what a pass does: each is a small module and what becomes of it.
+The files in `passes/tests/files/PASS` show what a pass does: each is a model text (`.mdl`) or a module (`.mir`), with its command and what must come of it.
 
 | pass | from | to | what it does | verifier | by default |
 |---|---|---|---|---|---|
