@@ -48,25 +48,26 @@ fn output(path: &Path, text: &str) -> Result<String, String> {
     }
 }
 
-/// The file with the lines after each `check:` that has some as they are now.
+/// The file with the lines after each `check:` that has some as they are now: what lies deeper than the line found, or else as many lines
+/// as there were.
 fn blessed(text: &str, output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
     let depth = |l: &str| l.len() - l.trim_start().len();
     let (mut at, mut out) = (0, String::new());
     let mut rest = text.lines().peekable();
     while let Some(line) = rest.next() {
-        if after(line, "nextln:").is_some() {
-            continue;
-        }
         out += &format!("{line}\n");
         let Some(anchor) = after(line, "check:").map(str::trim) else { continue };
         at += lines[at..].iter().position(|l| l.contains(anchor)).map_or(0, |k| k + 1);
-        if rest.peek().is_some_and(|next| after(next, "nextln:").is_some()) {
-            let own = lines.get(at.wrapping_sub(1)).map_or(0, |l| depth(l));
-            let block = lines[at..].iter().take_while(|l| anchor == "module" || depth(l) > own);
-            let sign = if line.starts_with(';') { ";" } else { "//" };
-            block.for_each(|l| out += &format!("{sign} nextln: {l}\n"));
+        let old = std::iter::from_fn(|| rest.next_if(|next| after(next, "nextln:").is_some())).count();
+        if old == 0 {
+            continue;
         }
+        let own = lines.get(at.wrapping_sub(1)).map_or(0, |l| depth(l));
+        let deeper = lines[at..].iter().take_while(|l| anchor == "module" || depth(l) > own).count();
+        let new = if deeper == 0 { old } else { deeper };
+        let sign = if line.starts_with(';') { ";" } else { "//" };
+        lines[at..].iter().take(new).for_each(|l| out += &format!("{sign} nextln: {l}\n"));
     }
     out
 }
@@ -120,6 +121,8 @@ fn files_that_expect_something_else_are_found() {
     let output = "module\ntraining:\n  deep\ndims:\n  dim a = 4\n";
     let new = blessed(text, output);
     assert_eq!(new.lines().filter(|l| l.starts_with("; nextln:")).count(), 4, "{new}");
+    let beside = blessed("; check: %1 =\n; nextln: %2 = neg %0\n; check: %4 =\n", "  %1 = exp %0\n  %2 = neg %1\n  %3 = neg %2\n  %4 = neg %3\n");
+    assert_eq!(beside, "; check: %1 =\n; nextln:   %2 = neg %1\n; check: %4 =\n");
     let dir = Dir::new();
     for (name, text) in [("none.mir", "module\n"), ("unchecked.mir", "; RUN: mcc opt --verify %s\nmodule\n")] {
         dir.write(name, text);

@@ -96,6 +96,10 @@ fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
         let run = text.lines().find_map(|l| l.strip_prefix("; RUN: mcc ")).expect("a command").replace("%s", &file);
         assert!(compiled.stderr.contains(&format!("`mcc {run}`")), "{}", compiled.stderr);
         dir.line(&run).fails_with(&[says]);
+        // Of the rest a module of each level is enough: it takes seconds.
+        if !["simplify", "propagate", "bucket", "allocate"].contains(&pass) {
+            continue;
+        }
         let reduced = dir.line(&run.replacen("opt", "reduce", 1)).succeeds();
         let small = format!("mcc-bug-{pass}.reduced.mir");
         assert!(reduced.stdout.contains(&small), "{}", reduced.stdout);
