@@ -4,62 +4,25 @@
 //! Rank 0's process leads the run, as the one launcher does elsewhere. The others pass on to it what their ranks say and how they are, and hear from
 //! it that the run goes on, is done, or has failed and why.
 
+use super::control::{BEAT, Down, TAKES, Up, from_bytes, to_bytes};
+use super::error::RunError;
+use super::lead::{Lead, TICK, ceilings, conduct};
+use super::options::RunOptions;
 use super::orders::nccl_id;
-use super::plan::{self, Hello, Memory, MemoryPlace, Plan};
+use super::plan::{self, Hello, Memory, MemoryPlace, Plan, host};
 use super::process::{self, Process, Pulse, Said, leave};
-use super::ranks::{BEAT, Ranks, TAKES, waits};
+use super::progress::{Progress, Summary};
+use super::ranks::{Ranks, waits};
 use super::stop::{Ended, Meeting};
-use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
 use crate::rendezvous::{Link, Member, Star, meet};
 use crate::shm::{Board, Layout, Receiver};
 use crate::world::World;
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-
-/// What a rank's process says to rank 0's.
-#[derive(Serialize, Deserialize)]
-pub enum Up {
-    Event(Event),
-    Pulse(Pulse),
-    Ended(process::Ended),
-    /// It was asked to end the run.
-    Stop,
-    /// What its rank had begun when it was asked to stop.
-    Begun(u64),
-}
-
-impl Up {
-    /// What a rank's process said.
-    pub fn said(self, rank: u64) -> Said {
-        match self {
-            Up::Event(event) => Said::Event(rank, event),
-            Up::Pulse(pulse) => Said::Pulse(rank, pulse),
-            Up::Ended(ended) => Said::Closed(rank, Some(ended)),
-            Up::Stop => Said::Stop,
-            Up::Begun(step) => Said::Begun(rank, step),
-        }
-    }
-}
-
-/// What rank 0's process says to the others'.
-#[derive(Clone, Serialize, Deserialize)]
-pub enum Down {
-    Alive,
-    /// Its rank is to stop; after which step is said when all launchers have answered.
-    Stop,
-    StopAfter(u64),
-    /// All ranks are done.
-    Done(Ended),
-    End {
-        reason: String,
-        waiting: Vec<String>,
-    },
-}
 
 /// Processes that have met and go on in rounds, each of which all pass or none.
 struct Met {
@@ -94,14 +57,6 @@ impl Met {
     }
 }
 
-pub(super) fn plain<T: Serialize>(word: &T) -> Vec<u8> {
-    postcard::to_stdvec(word).expect("invariant: plain data")
-}
-
-pub(super) fn read<T: for<'de> Deserialize<'de>>(word: &[u8]) -> Result<T, RunError> {
-    postcard::from_bytes(word).map_err(|e| RunError::Meeting(format!("a rank said something unreadable: {e}; all must be of one version of mcc")))
-}
-
 /// Runs one rank of an artifact; `progress` is called by rank 0's process.
 pub fn run(
     artifact: &Artifact,
@@ -125,12 +80,12 @@ pub fn run(
     let mut lead = None;
     let ((hello, orders, listener), answer) = met.round(
         own,
-        |(hello, ..)| plain(hello),
+        |(hello, ..)| to_bytes(hello),
         |(_, orders, _), links, words| {
             let plan = Plan::new(links, orders, &words, nccl_id(orders, options)?)?;
             let (spread, nccl) = (Some(plan.spread(&options.trust)), plan.nccl.clone());
             lead = Some(Lead::new(artifact, options, Orders { spread, nccl, ..orders.clone() })?);
-            Ok(plain(&plan))
+            Ok(to_bytes(&plan))
         },
     )?;
     let (orders, mut lead) = match (&met.star, lead) {
@@ -145,10 +100,10 @@ pub fn run(
     let made = if first == world.rank { Memory::make(&orders, room, &layout).map(Some) } else { Ok(None) };
     let (made, memories) = met.round(
         made,
-        |made| plain(&made.as_ref().map(Memory::place)),
+        |made| to_bytes(&made.as_ref().map(Memory::place)),
         |_, _, words| {
-            let memories = (0u64..).zip(words).map(|(rank, word)| Ok(read::<Option<MemoryPlace>>(&word)?.map(|m| (rank, m))));
-            Ok(plain(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
+            let memories = (0u64..).zip(words).map(|(rank, word)| Ok(from_bytes::<Option<MemoryPlace>>(&word)?.map(|m| (rank, m))));
+            Ok(to_bytes(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
         },
     )?;
     let opened = match made {
@@ -274,8 +229,4 @@ fn follow(
     });
     leave(&mut process, Instant::now() + Duration::from_millis(300));
     outcome
-}
-
-pub(super) fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

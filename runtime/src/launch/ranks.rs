@@ -1,8 +1,8 @@
 //! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
 
-use super::joined::{Down, Up};
+use super::control::{BEAT, Down, TAKES, Up};
 use super::process::{self, Process, Pulse, Said, leave};
-use super::stop::{Ended, Stopping};
+use super::stop::Ended;
 use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
@@ -15,13 +15,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-pub(super) struct Rank {
-    pub(super) hold: Hold,
+struct Rank {
+    hold: Hold,
     life: Life,
     pulse: Pulse,
 }
 
-pub(super) enum Hold {
+enum Hold {
     Own(Process),
     /// Another launcher's, and when that was last heard of.
     Far {
@@ -39,18 +39,27 @@ enum Life {
     Closed,
 }
 
+/// How far all launchers are with ending a run early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stopping {
+    No,
+    /// What each rank has begun, as far as its launcher has said so.
+    Asked(Vec<Option<u64>>),
+    Known,
+}
+
 /// Dropping it ends all processes and reaps its own.
 pub struct Ranks<'a> {
     job: &'a Job,
-    pub(super) board: Board<'a>,
-    pub(super) ranks: Vec<Rank>,
+    board: Board<'a>,
+    ranks: Vec<Rank>,
     say: Sender<Said>,
     said: Receiver<Said>,
     failure: Option<(String, Vec<String>)>,
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
-    pub(super) stopping: Stopping,
+    stopping: Stopping,
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -59,10 +68,6 @@ const DEADLOCK: u32 = 5;
 const SILENCE: u32 = 4;
 /// How long other launchers have to say how their ranks are when the run fails, and to leave when it has ended.
 const LAST: Duration = Duration::from_millis(1200);
-/// How often launchers say that they are there.
-pub const BEAT: Duration = Duration::from_millis(500);
-/// How long a launcher may take nothing of what it is told.
-pub const TAKES: Duration = Duration::from_secs(5);
 
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
@@ -197,6 +202,44 @@ impl<'a> Ranks<'a> {
             let place = place(self.job, rank, &held.pulse.status);
             self.fail(format!("{gone}, last heard of at {place}"));
         }
+    }
+
+    /// Asks all ranks to stop, unless they have been.
+    pub fn stop(&mut self) {
+        if self.stopping != Stopping::No {
+            return;
+        }
+        self.board.ask_to_stop();
+        let begun = (0..).zip(&mut self.ranks).map(|(rank, held)| match &mut held.hold {
+            Hold::Own(_) => Some(self.board.begun(rank)),
+            Hold::Far { link, .. } => {
+                // A launcher that is gone is heard of soon enough.
+                let _ = link.say(&Down::Stop, TAKES);
+                None
+            }
+        });
+        self.stopping = Stopping::Asked(begun.collect());
+        self.settle_stop();
+    }
+
+    /// Another launcher says what its rank has begun.
+    pub fn begun(&mut self, rank: u64, step: u64) {
+        if let Stopping::Asked(begun) = &mut self.stopping {
+            begun[rank as usize] = Some(step);
+            self.settle_stop();
+        }
+    }
+
+    fn settle_stop(&mut self) {
+        let Stopping::Asked(begun) = &self.stopping else { return };
+        let Some(last) = begun.iter().copied().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return };
+        self.board.stop_after(last);
+        for held in &mut self.ranks {
+            if let Hold::Far { link, .. } = &mut held.hold {
+                let _ = link.say(&Down::StopAfter(last), TAKES);
+            }
+        }
+        self.stopping = Stopping::Known;
     }
 
     /// Who waits for whom.
