@@ -1,6 +1,6 @@
 //! `mcc run`.
 
-use crate::cli::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::cli::{self, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use crate::files::{self, Wanted};
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
@@ -13,7 +13,7 @@ use ir::model::Schedule;
 use runtime::artifact::Accept;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
-use runtime::launch::{self, Ended, Existing, RunOptions, StopRequest, replaceable};
+use runtime::launch::{self, Ended, Existing, RunError, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
@@ -117,7 +117,11 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         shown.step(p);
     });
     shown.end();
-    let summary = summary?;
+    // What ranks say of options is spelled here.
+    let summary = summary.map_err(|e| match e {
+        RunError::Ranks(failure) => anyhow!(failure.spelled(cli::help)),
+        e => e.into(),
+    })?;
     // What is saved, is saved: what follows cannot undo it.
     let says = leads && verbosity != Verbosity::Quiet;
     if says && summary.skipped > 0 {

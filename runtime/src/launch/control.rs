@@ -1,6 +1,6 @@
 //! What the launchers of a world say to each other, and when.
 
-use super::error::RunError;
+use super::error::{RunError, RunFailure};
 use super::process::{Ended as ProcessEnded, Pulse, Said};
 use super::stop::Ended;
 use crate::protocol::Event;
@@ -46,10 +46,7 @@ pub enum Down {
     StopAfter(u64),
     /// All ranks are done.
     Done(Ended),
-    End {
-        reason: String,
-        waiting: Vec<String>,
-    },
+    End(RunFailure),
 }
 
 /// A word as bytes.

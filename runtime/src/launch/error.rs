@@ -4,7 +4,10 @@ use crate::data::DataError;
 use crate::gpu::cuda::Unavailable;
 use crate::weights::WeightsError;
 use crate::world::WorldError;
+use ir::diag::Help;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -50,9 +53,8 @@ pub enum RunError {
     Memory { bytes: u64, cause: io::Error },
     #[error("`{}` could not be started: {cause}", .binary.display())]
     Start { binary: PathBuf, cause: io::Error },
-    /// Why the run ended, then who was waiting.
-    #[error("{reason}{}", .waiting.iter().map(|w| format!("\n  {w}")).collect::<String>())]
-    Ranks { reason: String, waiting: Vec<String> },
+    #[error("{0}")]
+    Ranks(RunFailure),
     #[error(
         "{skips} steps in a row were skipped by step {step}, as loss or gradient norm was not finite, and --max-skips allows {most}. Nothing is saved; \
          --on-nonfinite stop says where such numbers come from"
@@ -65,4 +67,48 @@ pub enum RunError {
     Untrained { skips: u64 },
     #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
     NonFinite { step: u64, values: Vec<String>, blame: String },
+}
+
+/// Why the ranks of a run could not go on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFailure {
+    pub reason: String,
+    /// What may keep it from happening again.
+    pub help: Option<Help>,
+    /// Who was waiting for whom.
+    pub waiting: Vec<String>,
+}
+
+impl RunFailure {
+    pub fn new(reason: impl Into<String>) -> RunFailure {
+        RunFailure { reason: reason.into(), help: None, waiting: vec![] }
+    }
+
+    /// As a text; `spell` says how the options of a way out are written.
+    pub fn spelled(&self, spell: impl Fn(&Help) -> String) -> String {
+        let help = self.help.iter().map(|h| format!("; {}", spell(h)));
+        let waiting = self.waiting.iter().map(|w| format!("\n  {w}"));
+        [self.reason.clone()].into_iter().chain(help).chain(waiting).collect()
+    }
+}
+
+/// With the names that options have in [`Options`](ir::options::Options).
+impl fmt::Display for RunFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.spelled(Help::to_string))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::options::OptionName;
+
+    #[test]
+    fn a_way_out_follows_the_reason_as_it_is_spelled() {
+        let help = Help::from("a greater ").option(OptionName::MoeBuffer).and(" makes room for more");
+        let failure = RunFailure { help: Some(help), waiting: vec!["rank 0 waits".into()], ..RunFailure::new("9 is more than 8: rows") };
+        assert_eq!(failure.to_string(), "9 is more than 8: rows; a greater moe_buffer makes room for more\n  rank 0 waits");
+        assert_eq!(failure.spelled(|_| "--flags".into()), "9 is more than 8: rows; --flags\n  rank 0 waits");
+    }
 }

@@ -5,7 +5,7 @@
 //! it that the run goes on, is done, or has failed and why.
 
 use super::control::{BEAT, Down, TAKES, Up, from_bytes, to_bytes};
-use super::error::RunError;
+use super::error::{RunError, RunFailure};
 use super::lead::{Lead, TICK, ceilings, conduct};
 use super::options::RunOptions;
 use super::orders::nccl_id;
@@ -120,7 +120,7 @@ pub fn run(
     let (say, said) = mpsc::channel();
     let report = {
         let (rank, say) = (world.rank, say.clone());
-        move |message| drop(say.send(Said::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), aborted: false })))
+        move |message| drop(say.send(Said::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), help: None, aborted: false })))
     };
     let senders = spread.senders(world.rank);
     let receiver = Receiver::start(listener, (segment.clone(), layout.clone()), spread.key.clone(), senders, report).map_err(RunError::Network)?;
@@ -207,18 +207,18 @@ fn follow(
             }
             Ok(Ok(Down::StopAfter(step))) => board.stop_after(step),
             Ok(Ok(Down::Done(ended))) => break Ok(ended),
-            Ok(Ok(Down::End { reason, waiting })) => break Err(RunError::Ranks { reason, waiting }),
+            Ok(Ok(Down::End(failure))) => break Err(RunError::Ranks(failure)),
             Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                 let reason = format!("rank {rank}: of what rank 0's `mcc run` on {} said, {e}", world.meeting.host);
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Ok(Err(_)) | Err(mpsc::TryRecvError::Disconnected) => {
                 let reason = format!("rank 0's `mcc run` on {} is gone", world.meeting.host);
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Err(mpsc::TryRecvError::Empty) if last.elapsed() > silence => {
                 let reason = format!("rank 0's `mcc run` on {} has not been heard of for {} s", world.meeting.host, last.elapsed().as_secs());
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Err(mpsc::TryRecvError::Empty) => {}
         }

@@ -1,6 +1,6 @@
 //! The process that leads a run: it has orders, metrics and files to save, and follows all ranks to the end.
 
-use super::error::RunError;
+use super::error::{RunError, RunFailure};
 use super::gather::Gather;
 use super::metrics::{Metrics, MetricsFrom};
 use super::options::RunOptions;
@@ -106,7 +106,9 @@ pub fn conduct(
                     profile.add(rank, part);
                 }
             }
-            Some(Said::Event(rank, Event::Failed { message, aborted })) => ranks.failed(rank, message, aborted),
+            Some(Said::Event(rank, Event::Failed { message, help, aborted })) => {
+                ranks.failed(rank, RunFailure { help, ..RunFailure::new(message) }, aborted)
+            }
             Some(Said::Event(rank, Event::Finished { step })) => {
                 finished.insert(step);
                 ranks.done(rank);
@@ -121,12 +123,12 @@ pub fn conduct(
             looked = Instant::now();
             ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32, TICK);
         }
-        if let Some((reason, waiting)) = ranks.failure() {
-            return Err(RunError::Ranks { reason, waiting });
+        if let Some(failure) = ranks.failure() {
+            return Err(RunError::Ranks(failure));
         }
     }
     if let Some(error) = gather.error() {
-        ranks.end(&error.to_string(), &[]);
+        ranks.end(RunFailure::new(error.to_string()));
         return Err(error);
     }
     if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
@@ -136,7 +138,7 @@ pub fn conduct(
         Some(step) if finished.len() == 1 => *step,
         Some(_) | None => {
             let error = RunError::Uneven(finished);
-            ranks.end(&error.to_string(), &[]);
+            ranks.end(RunFailure::new(error.to_string()));
             return Err(error);
         }
     };

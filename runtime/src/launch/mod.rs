@@ -25,7 +25,7 @@ mod sensible;
 mod shielded;
 mod stop;
 
-pub use error::RunError;
+pub use error::{RunError, RunFailure};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use progress::{Note, Progress, Summary};
 pub use save::{Existing, replaceable};

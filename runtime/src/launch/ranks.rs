@@ -1,6 +1,7 @@
 //! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
 
 use super::control::{BEAT, Down, TAKES, Up};
+use super::error::RunFailure;
 use super::process::{self, Process, Pulse, Said, leave};
 use super::stop::Ended;
 use crate::comm::ranks as names;
@@ -55,7 +56,7 @@ pub struct Ranks<'a> {
     ranks: Vec<Rank>,
     say: Sender<Said>,
     said: Receiver<Said>,
-    failure: Option<(String, Vec<String>)>,
+    failure: Option<RunFailure>,
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
@@ -92,7 +93,7 @@ impl<'a> Ranks<'a> {
                     Ok(up) => up.said(rank),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                         let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
-                        let _ = say.send(Said::Event(rank, Event::Failed { message, aborted: false }));
+                        let _ = say.send(Said::Event(rank, Event::Failed { message, help: None, aborted: false }));
                         break;
                     }
                     Err(_) => break,
@@ -125,11 +126,11 @@ impl<'a> Ranks<'a> {
     }
 
     /// Why the run has ended early, and who was waiting for whom.
-    pub fn failure(&mut self) -> Option<(String, Vec<String>)> {
+    pub fn failure(&mut self) -> Option<RunFailure> {
         self.failure.take()
     }
 
-    fn fail(&mut self, reason: String) {
+    fn fail(&mut self, failure: RunFailure) {
         if self.failure.is_some() {
             return;
         }
@@ -143,10 +144,10 @@ impl<'a> Ranks<'a> {
                 self.pulse(rank, pulse);
             }
         }
-        let waiting = self.waiting();
-        self.board.end(&reason);
-        self.end(&reason, &waiting);
-        self.failure = Some((reason, waiting));
+        let failure = RunFailure { waiting: self.waiting(), ..failure };
+        self.board.end(&failure.reason);
+        self.end(failure.clone());
+        self.failure = Some(failure);
     }
 
     fn is_spread(&self) -> bool {
@@ -154,8 +155,8 @@ impl<'a> Ranks<'a> {
     }
 
     /// What launchers elsewhere are told when this is dropped: the first reason, or that all is well.
-    pub fn end(&mut self, reason: &str, waiting: &[String]) {
-        self.reason.get_or_insert(Down::End { reason: reason.into(), waiting: waiting.to_vec() });
+    pub fn end(&mut self, failure: RunFailure) {
+        self.reason.get_or_insert(Down::End(failure));
     }
 
     /// All is well.
@@ -172,10 +173,10 @@ impl<'a> Ranks<'a> {
     }
 
     /// A rank said why it gives up. One that stops because another did is not the reason.
-    pub fn failed(&mut self, rank: u64, message: String, aborted: bool) {
+    pub fn failed(&mut self, rank: u64, failure: RunFailure, aborted: bool) {
         self.done(rank);
         if !aborted {
-            self.fail(message);
+            self.fail(failure);
         }
     }
 
@@ -189,7 +190,7 @@ impl<'a> Ranks<'a> {
         };
         if let (Life::Running, Some(process::Ended { how, wrote, status })) = (life, ended) {
             let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
-            self.fail(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status)));
+            self.fail(RunFailure::new(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status))));
         }
     }
 
@@ -200,7 +201,7 @@ impl<'a> Ranks<'a> {
         if let (Hold::Far { host, .. }, true) = (&held.hold, life != Life::Closed) {
             let gone = format!("rank {rank}'s `mcc run` on {host} is gone");
             let place = place(self.job, rank, &held.pulse.status);
-            self.fail(format!("{gone}, last heard of at {place}"));
+            self.fail(RunFailure::new(format!("{gone}, last heard of at {place}")));
         }
     }
 
@@ -293,11 +294,11 @@ impl<'a> Ranks<'a> {
             self.told = Instant::now();
         }
         if let Some((rank, status)) = stuck {
-            self.fail(format!("rank {rank} is stuck at {}", place(self.job, rank, &status)));
+            self.fail(RunFailure::new(format!("rank {rank} is stuck at {}", place(self.job, rank, &status))));
         } else if let Some((rank, host, seconds)) = silent {
-            self.fail(format!("rank {rank}'s `mcc run` on {host} has not been heard of for {seconds} s"));
+            self.fail(RunFailure::new(format!("rank {rank}'s `mcc run` on {host} has not been heard of for {seconds} s")));
         } else if running > 0 && waiting == running {
-            self.fail("deadlock: all ranks wait".into());
+            self.fail(RunFailure::new("deadlock: all ranks wait"));
         }
     }
 }
@@ -320,7 +321,7 @@ impl Drop for Ranks<'_> {
     fn drop(&mut self) {
         let why = "the launcher ended the run";
         self.board.end(why);
-        let last = self.reason.take().unwrap_or(Down::End { reason: why.into(), waiting: vec![] });
+        let last = self.reason.take().unwrap_or_else(|| Down::End(RunFailure::new(why)));
         let mut open = 0;
         for held in &mut self.ranks {
             if let Hold::Far { link, .. } = &mut held.hold
