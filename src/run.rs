@@ -13,7 +13,7 @@ use ir::model::Schedule;
 use runtime::artifact::Accept;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
-use runtime::launch::{self, Ended, Existing, RunError, RunOptions, StopRequest, replaceable};
+use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
@@ -90,7 +90,6 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         world,
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         trust,
-        note: if verbosity == Verbosity::Quiet { |_| {} } else { |text| note!("note: {text}") },
         stop,
         ..defaults
     };
@@ -110,11 +109,14 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let mut shown = Shown::new(verbosity, args.log_interval);
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
-    let summary = launch::run(&artifact, &options, &mut |p| {
-        if std::mem::take(&mut first) {
-            show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+    let summary = launch::run(&artifact, &options, &mut |event| match event {
+        RunEvent::Note(note) => shown.note(&note),
+        RunEvent::Step(p) => {
+            if std::mem::take(&mut first) {
+                show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+            }
+            shown.step(p);
         }
-        shown.step(p);
     });
     shown.end();
     // What ranks say of options is spelled here.

@@ -55,7 +55,6 @@ impl<'a> Gather<'a> {
             valid_loss,
             loss_scale: events[0].loss_scale,
             skipped: events.iter().any(|e| e.skipped),
-            notes: vec![],
             reports,
         })
     }

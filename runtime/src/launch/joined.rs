@@ -11,7 +11,7 @@ use super::options::RunOptions;
 use super::orders::nccl_id;
 use super::plan::{self, Hello, Memory, MemoryPlace, Plan, host};
 use super::process::{self, Process, Pulse, Said, leave};
-use super::progress::{Progress, Summary};
+use super::progress::{Note, RunEvent, Summary};
 use super::ranks::{Ranks, waits};
 use super::stop::{Ended, Meeting};
 use crate::artifact::Artifact;
@@ -57,18 +57,19 @@ impl Met {
     }
 }
 
-/// Runs one rank of an artifact; `progress` is called by rank 0's process.
+/// Runs one rank of an artifact; `observe` is told of steps by rank 0's process.
 pub fn run(
     artifact: &Artifact,
     options: &RunOptions,
     world: &World,
     own: Result<Orders, RunError>,
-    progress: &mut dyn FnMut(&Progress),
+    observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
     let deadline = Instant::now() + options.meeting_limit;
     let member = Member { rank: world.rank, world: world.size, id: artifact.id.clone() };
     options.stop.set_meeting(Meeting::Begun);
-    let star = meet(&world.meeting, &member, &options.trust, deadline, options.note).map_err(|e| RunError::Meeting(e.to_string()))?;
+    let mut note = |text| observe(RunEvent::Note(Note::Remark(text)));
+    let star = meet(&world.meeting, &member, &options.trust, deadline, &mut note).map_err(|e| RunError::Meeting(e.to_string()))?;
     options.stop.set_meeting(Meeting::Over);
     let mut met = Met { star, here: format!("rank {} on {}", world.rank, host()), deadline };
 
@@ -131,7 +132,7 @@ pub fn run(
             let hosts = spread.places.iter().skip(1).map(|p| p.host.clone());
             ranks.start(&options.rank_binary, &memory).map_err(started)?;
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
-            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, progress)
+            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, observe)
         }
         Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() }),
     };

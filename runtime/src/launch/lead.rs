@@ -6,7 +6,7 @@ use super::metrics::{Metrics, MetricsFrom};
 use super::options::RunOptions;
 use super::placement::placement;
 use super::process::Said;
-use super::progress::{Note, Progress, Summary};
+use super::progress::{Note, RunEvent, Summary};
 use super::ranks::Ranks;
 use super::save::{Existing, Reached, Target, replaceable};
 use super::sensible::Course;
@@ -74,7 +74,7 @@ pub fn conduct(
     lead: Lead,
     mut ranks: Ranks,
     ceilings: Option<Ceilings>,
-    progress: &mut dyn FnMut(&Progress),
+    observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
     let Lead { orders, mut metrics, weights, state } = lead;
     let mut gather = Gather::new(&artifact.job, orders.steps);
@@ -91,10 +91,10 @@ pub fn conduct(
         match ranks.listen(TICK).map(|said| course.believed(said)) {
             None => {}
             Some(Said::Event(_, Event::Step(event))) => {
-                if let Some(mut step) = gather.step(event) {
-                    step.notes.append(&mut notes);
-                    step.notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
-                    progress(&step);
+                if let Some(step) = gather.step(event) {
+                    notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
+                    notes.drain(..).for_each(|note| observe(RunEvent::Note(note)));
+                    observe(RunEvent::Step(&step));
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
                 }

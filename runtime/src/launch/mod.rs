@@ -27,7 +27,7 @@ mod stop;
 
 pub use error::{RunError, RunFailure};
 pub use options::{MEETING, PATIENCE, RunOptions};
-pub use progress::{Note, Progress, Summary};
+pub use progress::{Note, Progress, RunEvent, Summary};
 pub use save::{Existing, replaceable};
 pub use stop::{Ended, StopRequest};
 
@@ -39,15 +39,15 @@ use orders::{nccl_id, orders};
 use ranks::Ranks;
 use std::sync::mpsc;
 
-/// Runs an artifact: all ranks on this machine, or one rank of a world. `progress` is called after every step, in a world by rank 0 alone.
+/// Runs an artifact: all ranks on this machine, or one rank of a world. `observe` is told of every step, in a world by rank 0 alone, and of what else there is to know.
 ///
 /// # Errors
 /// If options, data or weights are wrong, before any rank starts; then whatever ends a rank, on all ranks of a world. No process is left in any case.
-pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
+pub fn run(artifact: &Artifact, options: &RunOptions, observe: &mut dyn FnMut(RunEvent)) -> Result<Summary, RunError> {
     let orders = orders(artifact, options);
     if let Some(world) = &options.world {
         world.has(artifact.manifest.ranks)?;
-        return joined::run(artifact, options, world, orders, progress);
+        return joined::run(artifact, options, world, orders, observe);
     }
     let orders = orders?;
     let nccl = nccl_id(&orders, options)?;
@@ -63,5 +63,5 @@ pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&
         let started = ranks.start(&options.rank_binary, &memory);
         started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
     }
-    conduct(artifact, options, lead, ranks, ceilings, progress)
+    conduct(artifact, options, lead, ranks, ceilings, observe)
 }

@@ -60,8 +60,6 @@ pub struct RunOptions {
     pub meeting_limit: Duration,
     /// By what they know each other.
     pub trust: Trust,
-    /// Is told what a user should know and nothing depends on.
-    pub note: fn(&str),
     /// Ends the run early.
     pub stop: StopRequest,
 }
@@ -93,7 +91,6 @@ impl RunOptions {
             world: None,
             meeting_limit: MEETING,
             trust: Trust::Loopback,
-            note: |_| {},
             stop: StopRequest::default(),
         }
     }

@@ -25,19 +25,27 @@ pub struct Progress {
     /// The update was left out, as loss or gradient norm were not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
-    /// What else there is to say by now.
-    #[serde(skip)]
-    pub notes: Vec<Note>,
     /// The other reports, by name.
     #[serde(flatten)]
     pub reports: BTreeMap<String, f64>,
 }
 
-/// Something that whoever watches a run may want to know.
+/// What whoever watches a run is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunEvent<'a> {
+    /// After every step.
+    Step(&'a Progress),
+    /// Before the step that it was noticed in, if that was within a step.
+    Note(Note),
+}
+
+/// Something that whoever watches a run may want to know, and that nothing depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// At once.
     Warning(String),
+    /// Unless they want to hear of errors and warnings alone.
+    Remark(String),
     /// If they look closely.
     Detail(String),
 }
