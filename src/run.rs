@@ -1,6 +1,6 @@
 //! `mcc run`.
 
-use crate::cli::{DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::cli::{self, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use crate::files::{self, Wanted};
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
@@ -13,7 +13,7 @@ use ir::model::Schedule;
 use runtime::artifact::Accept;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
-use runtime::launch::{self, Ended, Existing, RunOptions, StopRequest, replaceable};
+use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
@@ -90,7 +90,6 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         world,
         meeting_limit: Duration::from_secs(args.rendezvous_timeout),
         trust,
-        note: if verbosity == Verbosity::Quiet { |_| {} } else { |text| note!("note: {text}") },
         stop,
         ..defaults
     };
@@ -110,14 +109,21 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let mut shown = Shown::new(verbosity, args.log_interval);
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
-    let summary = launch::run(&artifact, &options, &mut |p| {
-        if std::mem::take(&mut first) {
-            show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+    let summary = launch::run(&artifact, &options, &mut |event| match event {
+        RunEvent::Note(note) => shown.note(&note),
+        RunEvent::Step(p) => {
+            if std::mem::take(&mut first) {
+                show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+            }
+            shown.step(p);
         }
-        shown.step(p);
     });
     shown.end();
-    let summary = summary?;
+    // What ranks say of options is spelled here.
+    let summary = summary.map_err(|e| match e {
+        RunError::Ranks(failure) => anyhow!(failure.spelled(cli::help)),
+        e => e.into(),
+    })?;
     // What is saved, is saved: what follows cannot undo it.
     let says = leads && verbosity != Verbosity::Quiet;
     if says && summary.skipped > 0 {

@@ -37,14 +37,16 @@ impl Shown {
         Shown { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None }
     }
 
-    pub fn step(&mut self, p: &Progress) {
-        for noted in &p.notes {
-            match noted {
-                Note::Warning(text) => self.aside(|| note!("warning: {text}")),
-                Note::Detail(text) if self.verbosity == Verbosity::Verbose => progress!("{text}"),
-                Note::Detail(_) => {}
-            }
+    pub fn note(&self, note: &Note) {
+        match note {
+            Note::Warning(text) => self.aside(|| note!("warning: {text}")),
+            Note::Remark(text) if self.verbosity >= Verbosity::Usual => self.aside(|| note!("note: {text}")),
+            Note::Detail(text) if self.verbosity == Verbosity::Verbose => progress!("{text}"),
+            Note::Remark(_) | Note::Detail(_) => {}
         }
+    }
+
+    pub fn step(&mut self, p: &Progress) {
         if self.verbosity == Verbosity::Quiet {
             return;
         }

@@ -134,7 +134,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Event::Step(step),
         Event::NonFinite { step: 2, reports: vec![Some(f64::NAN), None], blame: None },
         Event::Skipped { step: 1, skips: 1, most: Some(2) },
-        Event::Failed { message: "an error".into(), aborted: false },
+        Event::Failed { message: "an error".into(), help: None, aborted: false },
         Event::Finished { step: 1 },
     ];
     // A byte for the rank, one for the kind of word.

@@ -88,10 +88,12 @@ pub enum OptionName {
     Vpp,
     Group,
     PadVocabTo,
+    MoeBuffer,
+    Clip,
 }
 
 impl OptionName {
-    pub const ALL: [OptionName; 12] = [
+    pub const ALL: [OptionName; 14] = [
         OptionName::Dp,
         OptionName::Cp,
         OptionName::Tp,
@@ -104,9 +106,11 @@ impl OptionName {
         OptionName::Vpp,
         OptionName::Group,
         OptionName::PadVocabTo,
+        OptionName::MoeBuffer,
+        OptionName::Clip,
     ];
 
-    /// As in [`Options`] and in the text of a module.
+    /// As in [`Options`] or [`Train`](crate::model::Train), and in the text of a module.
     pub fn name(self) -> &'static str {
         match self {
             OptionName::Dp => "dp",
@@ -121,6 +125,8 @@ impl OptionName {
             OptionName::Vpp => "vpp",
             OptionName::Group => "group",
             OptionName::PadVocabTo => "pad_vocab_to",
+            OptionName::MoeBuffer => "moe_buffer",
+            OptionName::Clip => "clip",
         }
     }
 }

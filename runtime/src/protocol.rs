@@ -9,6 +9,7 @@ use crate::rendezvous::Key;
 use crate::shm::Segment;
 use crate::target::DeviceKind;
 use crate::weights::Mark;
+use ir::diag::Help;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -161,8 +162,8 @@ pub enum Event {
     Skipped { step: u64, skips: u64, most: Option<u64> },
     /// A part of what the rank did in the steps that were timed.
     Profile(Part),
-    /// The rank gives up; `aborted` if only because the run had ended.
-    Failed { message: String, aborted: bool },
+    /// The rank gives up, and what may keep that from happening again; `aborted` if only because the run had ended.
+    Failed { message: String, help: Option<Help>, aborted: bool },
     /// All steps are done, or those after which the run was asked to stop; its part of what is saved is written.
     Finished {
         /// The last one.

@@ -16,6 +16,8 @@ use crate::schedule::learning_rate;
 use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
+use ir::diag::Help;
+use ir::options::OptionName;
 use ir::program::Job;
 use ir::program::Phase;
 use std::fs;
@@ -51,10 +53,7 @@ pub enum WorkerError {
     Save { rank: u64, file: SaveFile, step: u64, cause: io::Error, shared: bool },
     #[error("rank {rank}, before step {step}: {cause}")]
     Stop { rank: u64, step: u64, cause: CommError },
-    #[error(
-        "rank {rank}: element {element} of `{tensor}` is {value} after the last step. Nothing is saved, and what was saved before stays; \
-         a lower learning rate or --clip-grad may keep it finite"
-    )]
+    #[error("rank {rank}: element {element} of `{tensor}` is {value} after the last step. Nothing is saved, and what was saved before stays")]
     NotFinite { rank: u64, tensor: String, element: u64, value: f64 },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
@@ -67,6 +66,23 @@ impl WorkerError {
             WorkerError::Exec(ExecError { fault: Fault::Comm(CommError::Aborted(_)), .. }) | WorkerError::Stop { cause: CommError::Aborted(_), .. }
         )
     }
+
+    /// What may keep it from happening again.
+    fn help(&self) -> Option<Help> {
+        match self {
+            WorkerError::Exec(e) => e.fault.help(),
+            WorkerError::NotFinite { .. } => Some(Help::from("a lower learning rate or ").option(OptionName::Clip).and(" may keep it finite")),
+            WorkerError::Orders(_)
+            | WorkerError::World { .. }
+            | WorkerError::Artifact(_)
+            | WorkerError::Data(_)
+            | WorkerError::Weights(_)
+            | WorkerError::Device { .. }
+            | WorkerError::Save { .. }
+            | WorkerError::Stop { .. }
+            | WorkerError::Silence(_) => None,
+        }
+    }
 }
 
 /// Takes part in a run: `memory` is the segment that the launcher made, `events` goes to the launcher. An error has been told to
@@ -78,7 +94,7 @@ pub fn run(rank: u64, memory: OwnedFd, mut events: impl Write) -> Result<(), Wor
     let outcome = start(rank, memory, &mut events);
     let last = match &outcome {
         Ok(step) => Event::Finished { step: *step },
-        Err(e) => Event::Failed { message: e.to_string(), aborted: e.is_abort() },
+        Err(e) => Event::Failed { message: e.to_string(), help: e.help(), aborted: e.is_abort() },
     };
     protocol::say(&mut events, &last).map_err(WorkerError::Silence)?;
     outcome.map(|_| ())

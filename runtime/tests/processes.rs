@@ -6,12 +6,12 @@ mod hostile;
 mod profile;
 mod worlds;
 
-use bench::{Bench, STEPS, TRAINING, children, npy};
+use bench::{Bench, STEPS, TRAINING, children, npy, run};
 use fixture::Split;
 use ir::model::{Decay, Schedule};
 use ir::op::Real;
 use runtime::executor::{Held, Order};
-use runtime::launch::{Ended, Existing, Progress, RunOptions, Summary, run};
+use runtime::launch::{Ended, Existing, Progress, RunOptions, Summary};
 use runtime::protocol::OnNonfinite;
 use runtime::weights::Weights;
 use std::fs;

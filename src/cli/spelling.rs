@@ -22,6 +22,8 @@ fn flag(option: OptionName) -> &'static str {
         OptionName::Vpp => "--vpp",
         OptionName::Group => "--microbatch-group-size-per-virtual-pipeline-stage",
         OptionName::PadVocabTo => "--pad-vocab-to",
+        OptionName::MoeBuffer => "--moe-buffer-factor",
+        OptionName::Clip => "--clip-grad",
     }
 }
 
@@ -43,7 +45,7 @@ pub fn avoided_by(change: &AvoidedBy) -> String {
         AvoidedBy::NoSequenceParallelism => "without --sp".into(),
         AvoidedBy::NoZero => "without --zero".into(),
         AvoidedBy::NoRecomputation => "without recomputation".into(),
-        AvoidedBy::GreaterMoeBuffer => "with a greater --moe-buffer-factor".into(),
+        AvoidedBy::GreaterMoeBuffer => format!("with a greater {}", flag(OptionName::MoeBuffer)),
         AvoidedBy::OneRank(axis) => format!("with {} 1", of_axis(*axis)),
         AvoidedBy::SameData(axis) => format!("with {} 1: its ranks see other data", of_axis(*axis)),
         AvoidedBy::OneStage => format!("with {} 1, or if one stage had all of it", flag(OptionName::Pp)),

@@ -1,6 +1,6 @@
 //! `.npy` files: whole batches, one after the other.
 
-use super::file::{Element, Kind};
+use super::format::{DataFormat, Element};
 use npyz::{NpyHeader, Order, TypeChar};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
@@ -13,7 +13,7 @@ const MOST_BRACKETS: usize = 8;
 ///
 /// # Errors
 /// What is wrong with the header, and what to do instead.
-pub fn open(bytes: &[u8]) -> Result<(Kind, usize), String> {
+pub fn open(bytes: &[u8]) -> Result<(DataFormat, usize), String> {
     let text = header(bytes).ok_or("it is no readable .npy file: its header is damaged, or that of records")?;
     if text.iter().filter(|b| b"([{".contains(b)).count() > MOST_BRACKETS {
         return Err("it is no readable .npy file: its header has too many brackets".into());
@@ -44,7 +44,7 @@ pub fn open(bytes: &[u8]) -> Result<(Kind, usize), String> {
             ));
         }
     };
-    Ok((Kind::Array { element, shape: header.shape().to_vec() }, bytes.len() - rest.len()))
+    Ok((DataFormat::Array { element, shape: header.shape().to_vec() }, bytes.len() - rest.len()))
 }
 
 /// The text of a header that is whole and not too long.

@@ -1,9 +1,11 @@
 //! One data file, mapped into memory.
 
-use super::stream::{Encoding, Named};
-use super::{DataError, array, is_integer, stream};
+use super::error::DataError;
+use super::format::{DataFormat, Element, Encoding, Named};
+use super::{array, stream};
 use crate::host::sizes;
 use crate::paths;
+use ir::op::DType;
 use ir::program::{InputEntry, Interval};
 use memmap2::{Advice, Mmap};
 use std::fs;
@@ -13,52 +15,7 @@ pub struct File {
     map: Mmap,
     /// Byte of the first element.
     start: usize,
-    kind: Kind,
-}
-
-/// What a file holds.
-pub enum Kind {
-    /// Tokens one after the other.
-    Stream { element: Element, tokens: u64, named: Named },
-    /// Whole batches.
-    Array { element: Element, shape: Vec<u64> },
-}
-
-/// A number in a file, little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
-    I32,
-    I64,
-    U32,
-    U16,
-    U8,
-    F32,
-    F64,
-}
-
-impl Element {
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::U8 => 1,
-            Element::U16 => 2,
-            Element::I32 | Element::U32 | Element::F32 => 4,
-            Element::I64 | Element::F64 => 8,
-        }
-    }
-
-    fn read(self, bytes: &[u8]) -> f64 {
-        let four = || bytes.try_into().expect("invariant: four bytes");
-        let eight = || bytes.try_into().expect("invariant: eight bytes");
-        match self {
-            Element::U8 => f64::from(bytes[0]),
-            Element::U16 => f64::from(u16::from_le_bytes([bytes[0], bytes[1]])),
-            Element::I32 => f64::from(i32::from_le_bytes(four())),
-            Element::U32 => f64::from(u32::from_le_bytes(four())),
-            Element::F32 => f64::from(f32::from_le_bytes(four())),
-            Element::I64 => i64::from_le_bytes(eight()) as f64,
-            Element::F64 => f64::from_le_bytes(eight()),
-        }
-    }
+    format: DataFormat,
 }
 
 impl File {
@@ -78,16 +35,16 @@ impl File {
         // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
         let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
         let opened = if map.starts_with(array::MAGIC) { array::open(&map) } else { stream::open(&map, path, encoding) };
-        let (kind, start) = opened.map_err(malformed)?;
-        let file = File { map, start, kind };
+        let (format, start) = opened.map_err(malformed)?;
+        let file = File { map, start, format };
         file.fits(input, next).map_err(malformed)?;
         Ok(file)
     }
 
     fn fits(&self, input: &InputEntry, next: bool) -> Result<(), String> {
         let want = sizes(&input.dims);
-        match &self.kind {
-            Kind::Stream { tokens, .. } => {
+        match &self.format {
+            DataFormat::Stream { tokens, .. } => {
                 if !is_integer(input.dtype) || want.len() != 2 {
                     return Err(format!("a stream of tokens cannot feed `{}`, which is not [batch, seq] of i32; pass a .npy file", input.name));
                 }
@@ -95,7 +52,7 @@ impl File {
                     return Err(format!("it has {tokens} tokens, fewer than one sequence of {} and the token after it", want[1]));
                 }
             }
-            Kind::Array { element, shape } => {
+            DataFormat::Array { element, shape } => {
                 let is_float = matches!(element, Element::F32 | Element::F64);
                 if is_float && !input.dtype.is_float() {
                     return Err(format!("it holds floats, `{}` takes {}", input.name, input.dtype.name()));
@@ -132,15 +89,15 @@ impl File {
     /// # Errors
     /// The first byte that is none of a text.
     pub fn check_text(&self, path: &Path) -> Result<(), DataError> {
-        match self.kind {
-            Kind::Stream { named: Named::AsText, .. } => {
+        match self.format {
+            DataFormat::Stream { named: Named::AsText, .. } => {
                 // A hint, without which it is as right.
                 let _ = self.map.advise(Advice::Sequential);
                 let checked = stream::check_text(&self.map, path).map_err(|what| DataError::Malformed { file: path.to_path_buf(), what });
                 let _ = self.map.advise(Advice::Normal);
                 checked
             }
-            Kind::Stream { named: Named::ByItself | Named::ByUser, .. } | Kind::Array { .. } => Ok(()),
+            DataFormat::Stream { named: Named::ByItself | Named::ByUser, .. } | DataFormat::Array { .. } => Ok(()),
         }
     }
 
@@ -152,7 +109,7 @@ impl File {
     /// Whether all its elements are surely in these intervals; of floats that is not known.
     pub fn holds_only(&self, takes: &[Interval]) -> bool {
         let data = &self.map[self.start..];
-        let (Kind::Stream { element, .. } | Kind::Array { element, .. }) = &self.kind;
+        let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let _ = self.map.advise(Advice::Sequential);
         let holds = match element {
             Element::U8 => all_in(data, u8::from_le_bytes, takes),
@@ -168,49 +125,49 @@ impl File {
 
     /// Batches after which all that is read was read once.
     pub fn round(&self, input: &InputEntry) -> u64 {
-        match &self.kind {
-            Kind::Stream { tokens, .. } => windows(*tokens, input).div_ceil(input.dims[0].size.max(1)),
-            Kind::Array { shape, .. } => shape[0],
+        match &self.format {
+            DataFormat::Stream { tokens, .. } => windows(*tokens, input).div_ceil(input.dims[0].size.max(1)),
+            DataFormat::Array { shape, .. } => shape[0],
         }
     }
 
     /// Whether the user's word for what it holds counts.
     pub fn is_named_by_user(&self) -> bool {
-        matches!(self.kind, Kind::Stream { named: Named::ByUser, .. })
+        matches!(self.format, DataFormat::Stream { named: Named::ByUser, .. })
     }
 
     /// Whether lines of the last dim have one element more than the input.
     pub fn longer(&self, input: &InputEntry) -> bool {
-        match &self.kind {
-            Kind::Stream { .. } => true,
-            Kind::Array { shape, .. } => shape.len() > 1 && shape.last() != input.dims.last().map(|d| &d.size),
+        match &self.format {
+            DataFormat::Stream { .. } => true,
+            DataFormat::Array { shape, .. } => shape.len() > 1 && shape.last() != input.dims.last().map(|d| &d.size),
         }
     }
 
     /// Whether there is nothing after the last batch.
     pub fn ends(&self) -> bool {
-        match self.kind {
-            Kind::Stream { .. } => false,
-            Kind::Array { .. } => true,
+        match self.format {
+            DataFormat::Stream { .. } => false,
+            DataFormat::Array { .. } => true,
         }
     }
 
     /// Whole batches, at least one.
     pub fn batches(&self, input: &InputEntry) -> u64 {
-        match &self.kind {
-            Kind::Stream { tokens, .. } => (windows(*tokens, input) / input.dims[0].size.max(1)).max(1),
-            Kind::Array { shape, .. } => shape[0],
+        match &self.format {
+            DataFormat::Stream { tokens, .. } => (windows(*tokens, input) / input.dims[0].size.max(1)).max(1),
+            DataFormat::Array { shape, .. } => shape[0],
         }
     }
 
     /// The batch of a step, lines of the last dim with one element more if `longer`.
     pub fn read(&self, input: &InputEntry, step: u64, longer: bool) -> Vec<f64> {
-        match &self.kind {
-            Kind::Stream { element, .. } => {
+        match &self.format {
+            DataFormat::Stream { element, .. } => {
                 let (batch, line) = (input.dims[0].size, input.dims[1].size + 1);
                 (0..batch).flat_map(|row| self.elements(*element, self.position(input, step, row * input.dims[1].size, true), line)).collect()
             }
-            Kind::Array { element, .. } => {
+            DataFormat::Array { element, .. } => {
                 let elements = batch_elements(input, longer);
                 self.elements(*element, step * elements, elements)
             }
@@ -225,12 +182,12 @@ impl File {
     /// The place in the file of element `k` of an input's batch.
     pub fn position(&self, input: &InputEntry, step: u64, k: u64, longer: bool) -> u64 {
         let n = input.dims.last().map_or(1, |d| d.size.max(1));
-        match &self.kind {
-            Kind::Stream { tokens, .. } => {
+        match &self.format {
+            DataFormat::Stream { tokens, .. } => {
                 let window = (step * input.dims[0].size + k / n) % windows(*tokens, input);
                 window * n + k % n
             }
-            Kind::Array { .. } => step * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
+            DataFormat::Array { .. } => step * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
         }
     }
 }
@@ -257,4 +214,12 @@ fn batch_elements(input: &InputEntry, longer: bool) -> u64 {
 /// Sequences of a stream; each begins where the one before ends, and needs one token more.
 fn windows(tokens: u64, input: &InputEntry) -> u64 {
     ((tokens - 1) / input.dims[1].size.max(1)).max(1)
+}
+
+/// Whether an input holds whole numbers.
+fn is_integer(dtype: DType) -> bool {
+    match dtype {
+        DType::I32 => true,
+        DType::F32 | DType::Bf16 | DType::F16 | DType::Bool => false,
+    }
 }

@@ -5,19 +5,20 @@
 //! begins again at its end. A `.npy` file has whole batches, `[steps, batch, seq + 1]` or `[steps, ..dims of the input]`, and ends.
 
 mod array;
+mod error;
 mod file;
 mod foreign;
+mod format;
 mod stream;
 
-pub use stream::Encoding;
+pub use error::DataError;
+pub use format::Encoding;
 
 use crate::host::{Tensor, sizes};
 use file::File;
 use ir::graph::Feed;
-use ir::op::DType;
-use ir::program::{Action, InputEntry, Interval, Job};
+use ir::program::{Action, InputEntry, Job};
 use serde::{Deserialize, Serialize};
-use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -39,37 +40,6 @@ impl Spec {
             _ => Spec { input: None, file: text.into(), encoding },
         }
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum DataError {
-    #[error("`{}`: {cause}", .file.display())]
-    Io { file: PathBuf, cause: io::Error },
-    #[error("`{}`: {what}", .file.display())]
-    Malformed { file: PathBuf, what: String },
-    #[error("the model has no input `{name}`; its inputs are {}", .known.join(", "))]
-    Unknown { name: String, known: Vec<String> },
-    #[error("`{}` could feed any of {}; say which: NAME={}", .file.display(), .inputs.join(", "), .file.display())]
-    Ambiguous { file: PathBuf, inputs: Vec<String> },
-    #[error("input `{0}` is fed twice")]
-    Twice(String),
-    #[error("no data for input `{input}`: {how}")]
-    Missing { input: String, how: String },
-    #[error("`{}`: element {position} is {value}, but `{input}` takes {}", .file.display(), list(.takes))]
-    Token { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
-    #[error("`{}`: at element {position} `{input}` is {value}, but it takes {}", .file.display(), list(.takes))]
-    Derived { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
-    #[error("without a file `{input}` holds {value} by the model's text, but it takes {}: pass --data {input}=FILE.npy", list(.takes))]
-    Default { input: String, value: f64, takes: Vec<Interval> },
-    #[error("--bytes and --data-dtype are for files that do not say what they hold; of {}, all do", .0.iter().map(|f| format!("`{}`", f.display())).collect::<Vec<_>>().join(", "))]
-    Said(Vec<PathBuf>),
-    #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
-    Exhausted { file: PathBuf, available: u64, step: u64 },
-}
-
-/// `-100 or 0 to 255`.
-fn list(takes: &[Interval]) -> String {
-    if takes.is_empty() { "nothing".into() } else { takes.iter().map(Interval::to_string).collect::<Vec<_>>().join(" or ") }
 }
 
 /// Opens training and held-out data as whoever starts a run does: what ranks need not look at again is looked at here.
@@ -362,14 +332,6 @@ fn positions(line: &[f64], separator: f64) -> Vec<f64> {
             now
         })
         .collect()
-}
-
-/// Whether an input holds whole numbers.
-fn is_integer(dtype: DType) -> bool {
-    match dtype {
-        DType::I32 => true,
-        DType::F32 | DType::Bf16 | DType::F16 | DType::Bool => false,
-    }
 }
 
 #[cfg(test)]

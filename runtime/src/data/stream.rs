@@ -1,23 +1,8 @@
 //! Files of tokens one after the other: texts, llm.c's, and those that say nothing of what they hold.
 
-use super::file::{Element, Kind};
 use super::foreign;
-use serde::{Deserialize, Serialize};
+use super::format::{DataFormat, Element, Encoding, Named};
 use std::path::Path;
-
-/// How a file is read that does not say itself what it holds, as `.npy` files and llm.c's do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Encoding {
-    /// Its bytes are tokens if it is text, that is UTF-8 without zeros; anything else is refused.
-    #[default]
-    Text,
-    /// Its bytes are tokens, whatever they are.
-    Bytes,
-    /// Tokens of so many bits, little-endian.
-    U16,
-    U32,
-    I32,
-}
 
 /// Bytes of llm.c's headers: 256 words; the magic, the version, the number of tokens.
 const HEADER: usize = 1024;
@@ -35,7 +20,7 @@ const LLMC: [(u32, u32, Element); 2] = [(20_240_520, 1, Element::U16), (20_240_8
 ///
 /// # Errors
 /// What it is instead, and what to do then.
-pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(Kind, usize), String> {
+pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat, usize), String> {
     let word = |k: usize| bytes.get(4 * k..4 * k + 4).map(|b| u32::from_le_bytes(b.try_into().expect("invariant: four bytes")));
     if let Some((magic, version, element)) = LLMC.iter().find(|l| word(0) == Some(l.0)) {
         let (found, tokens) = (word(1).unwrap_or(0), u64::from(word(2).unwrap_or(0)));
@@ -47,7 +32,7 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(Kind, usiz
         if tokens * element.bytes() as u64 != here as u64 {
             return Err(format!("it says {tokens} tokens, but has {}; it was cut or joined: write it again", here / element.bytes()));
         }
-        return Ok((Kind::Stream { element: *element, tokens, named: Named::ByItself }, HEADER));
+        return Ok((DataFormat::Stream { element: *element, tokens, named: Named::ByItself }, HEADER));
     }
     let element = match encoding {
         Encoding::Text => {
@@ -77,16 +62,7 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(Kind, usiz
         Encoding::Text => Named::AsText,
         Encoding::Bytes | Encoding::U16 | Encoding::U32 | Encoding::I32 => Named::ByUser,
     };
-    Ok((Kind::Stream { element, tokens: (bytes.len() / element.bytes()) as u64, named }, 0))
-}
-
-/// Who says what a stream holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
-    ByItself,
-    ByUser,
-    /// Nobody: all of it has to be text.
-    AsText,
+    Ok((DataFormat::Stream { element, tokens: (bytes.len() / element.bytes()) as u64, named }, 0))
 }
 
 /// Reads all of a text.

@@ -1,7 +1,7 @@
 use super::*;
 use ir::dim::Order;
-use ir::op::Real;
-use ir::program::Extent;
+use ir::op::{DType, Real};
+use ir::program::{Extent, Interval};
 use std::fs;
 use std::path::Path;
 

@@ -225,7 +225,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 self.device.read(self.frame.locate(&self.coords, call, src), DType::I32, &mut value);
                 let found = value[0] as i64;
                 if found > *most as i64 {
-                    return Err(Fault::Limit { found, most: *most, counted: step::counted(command.reason.as_ref()) });
+                    return Err(Fault::Limit { found, most: *most, reason: command.reason.clone() });
                 }
             }
             Action::Record { event } => {

@@ -3,6 +3,8 @@
 use crate::comm::CommError;
 use crate::device::DeviceError;
 use crate::host::Tensor;
+use ir::diag::Help;
+use ir::options::OptionName;
 use ir::reason::{AvoidedBy, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +29,19 @@ pub enum Fault {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A number is more than the program has room for.
-    #[error("{found} is more than {most}: {counted}")]
-    Limit { found: i64, most: u64, counted: String },
+    #[error("{found} is more than {most}: {}", .reason.as_ref().map_or("", |r| &r.why))]
+    Limit { found: i64, most: u64, reason: Option<Reason> },
 }
 
-/// What a limit counts, and what raises it.
-pub fn counted(reason: Option<&Reason>) -> String {
-    match reason {
-        Some(Reason { why, avoided_by: Some(AvoidedBy::GreaterMoeBuffer) }) => format!("{why}; a greater --moe-buffer-factor makes room for more"),
-        Some(Reason { why, .. }) => why.clone(),
-        None => String::new(),
+impl Fault {
+    /// What may keep it from happening again.
+    pub fn help(&self) -> Option<Help> {
+        match self {
+            Fault::Limit { reason: Some(Reason { avoided_by: Some(AvoidedBy::GreaterMoeBuffer), .. }), .. } => {
+                Some(Help::from("a greater ").option(OptionName::MoeBuffer).and(" makes room for more"))
+            }
+            Fault::Limit { .. } | Fault::Device(_) | Fault::Comm(_) => None,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What ranks say about the same step, put together: a step of the run, or the first number that is not finite and where it comes from.
 
-use super::{Progress, RunError};
+use super::error::RunError;
+use super::progress::Progress;
 use crate::executor::named;
 use crate::protocol::{Blamed, StepEvent};
 use ir::op::DType;
@@ -54,7 +55,6 @@ impl<'a> Gather<'a> {
             valid_loss,
             loss_scale: events[0].loss_scale,
             skipped: events.iter().any(|e| e.skipped),
-            notes: vec![],
             reports,
         })
     }

@@ -4,62 +4,25 @@
 //! Rank 0's process leads the run, as the one launcher does elsewhere. The others pass on to it what their ranks say and how they are, and hear from
 //! it that the run goes on, is done, or has failed and why.
 
+use super::control::{BEAT, Down, TAKES, Up, from_bytes, to_bytes};
+use super::error::{RunError, RunFailure};
+use super::lead::{Lead, TICK, ceilings, conduct};
+use super::options::RunOptions;
 use super::orders::nccl_id;
-use super::plan::{self, Hello, Memory, MemoryPlace, Plan};
+use super::plan::{self, Hello, Memory, MemoryPlace, Plan, host};
 use super::process::{self, Process, Pulse, Said, leave};
-use super::ranks::{BEAT, Ranks, TAKES, waits};
+use super::progress::{Note, RunEvent, Summary};
+use super::ranks::{Ranks, waits};
 use super::stop::{Ended, Meeting};
-use super::{Lead, Progress, RunError, RunOptions, Summary, TICK, ceilings, conduct};
 use crate::artifact::Artifact;
 use crate::protocol::{Event, Orders};
 use crate::rendezvous::{Link, Member, Star, meet};
 use crate::shm::{Board, Layout, Receiver};
 use crate::world::World;
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-
-/// What a rank's process says to rank 0's.
-#[derive(Serialize, Deserialize)]
-pub enum Up {
-    Event(Event),
-    Pulse(Pulse),
-    Ended(process::Ended),
-    /// It was asked to end the run.
-    Stop,
-    /// What its rank had begun when it was asked to stop.
-    Begun(u64),
-}
-
-impl Up {
-    /// What a rank's process said.
-    pub fn said(self, rank: u64) -> Said {
-        match self {
-            Up::Event(event) => Said::Event(rank, event),
-            Up::Pulse(pulse) => Said::Pulse(rank, pulse),
-            Up::Ended(ended) => Said::Closed(rank, Some(ended)),
-            Up::Stop => Said::Stop,
-            Up::Begun(step) => Said::Begun(rank, step),
-        }
-    }
-}
-
-/// What rank 0's process says to the others'.
-#[derive(Clone, Serialize, Deserialize)]
-pub enum Down {
-    Alive,
-    /// Its rank is to stop; after which step is said when all launchers have answered.
-    Stop,
-    StopAfter(u64),
-    /// All ranks are done.
-    Done(Ended),
-    End {
-        reason: String,
-        waiting: Vec<String>,
-    },
-}
 
 /// Processes that have met and go on in rounds, each of which all pass or none.
 struct Met {
@@ -94,26 +57,19 @@ impl Met {
     }
 }
 
-pub(super) fn plain<T: Serialize>(word: &T) -> Vec<u8> {
-    postcard::to_stdvec(word).expect("invariant: plain data")
-}
-
-pub(super) fn read<T: for<'de> Deserialize<'de>>(word: &[u8]) -> Result<T, RunError> {
-    postcard::from_bytes(word).map_err(|e| RunError::Meeting(format!("a rank said something unreadable: {e}; all must be of one version of mcc")))
-}
-
-/// Runs one rank of an artifact; `progress` is called by rank 0's process.
+/// Runs one rank of an artifact; `observe` is told of steps by rank 0's process.
 pub fn run(
     artifact: &Artifact,
     options: &RunOptions,
     world: &World,
     own: Result<Orders, RunError>,
-    progress: &mut dyn FnMut(&Progress),
+    observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
     let deadline = Instant::now() + options.meeting_limit;
     let member = Member { rank: world.rank, world: world.size, id: artifact.id.clone() };
     options.stop.set_meeting(Meeting::Begun);
-    let star = meet(&world.meeting, &member, &options.trust, deadline, options.note).map_err(|e| RunError::Meeting(e.to_string()))?;
+    let mut note = |text| observe(RunEvent::Note(Note::Remark(text)));
+    let star = meet(&world.meeting, &member, &options.trust, deadline, &mut note).map_err(|e| RunError::Meeting(e.to_string()))?;
     options.stop.set_meeting(Meeting::Over);
     let mut met = Met { star, here: format!("rank {} on {}", world.rank, host()), deadline };
 
@@ -125,12 +81,12 @@ pub fn run(
     let mut lead = None;
     let ((hello, orders, listener), answer) = met.round(
         own,
-        |(hello, ..)| plain(hello),
+        |(hello, ..)| to_bytes(hello),
         |(_, orders, _), links, words| {
             let plan = Plan::new(links, orders, &words, nccl_id(orders, options)?)?;
             let (spread, nccl) = (Some(plan.spread(&options.trust)), plan.nccl.clone());
             lead = Some(Lead::new(artifact, options, Orders { spread, nccl, ..orders.clone() })?);
-            Ok(plain(&plan))
+            Ok(to_bytes(&plan))
         },
     )?;
     let (orders, mut lead) = match (&met.star, lead) {
@@ -145,10 +101,10 @@ pub fn run(
     let made = if first == world.rank { Memory::make(&orders, room, &layout).map(Some) } else { Ok(None) };
     let (made, memories) = met.round(
         made,
-        |made| plain(&made.as_ref().map(Memory::place)),
+        |made| to_bytes(&made.as_ref().map(Memory::place)),
         |_, _, words| {
-            let memories = (0u64..).zip(words).map(|(rank, word)| Ok(read::<Option<MemoryPlace>>(&word)?.map(|m| (rank, m))));
-            Ok(plain(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
+            let memories = (0u64..).zip(words).map(|(rank, word)| Ok(from_bytes::<Option<MemoryPlace>>(&word)?.map(|m| (rank, m))));
+            Ok(to_bytes(&memories.filter_map(Result::transpose).collect::<Result<Vec<_>, RunError>>()?))
         },
     )?;
     let opened = match made {
@@ -165,7 +121,7 @@ pub fn run(
     let (say, said) = mpsc::channel();
     let report = {
         let (rank, say) = (world.rank, say.clone());
-        move |message| drop(say.send(Said::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), aborted: false })))
+        move |message| drop(say.send(Said::Event(rank, Event::Failed { message: format!("rank {rank}: {message}"), help: None, aborted: false })))
     };
     let senders = spread.senders(world.rank);
     let receiver = Receiver::start(listener, (segment.clone(), layout.clone()), spread.key.clone(), senders, report).map_err(RunError::Network)?;
@@ -176,7 +132,7 @@ pub fn run(
             let hosts = spread.places.iter().skip(1).map(|p| p.host.clone());
             ranks.start(&options.rank_binary, &memory).map_err(started)?;
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
-            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, progress)
+            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, observe)
         }
         Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() }),
     };
@@ -252,18 +208,18 @@ fn follow(
             }
             Ok(Ok(Down::StopAfter(step))) => board.stop_after(step),
             Ok(Ok(Down::Done(ended))) => break Ok(ended),
-            Ok(Ok(Down::End { reason, waiting })) => break Err(RunError::Ranks { reason, waiting }),
+            Ok(Ok(Down::End(failure))) => break Err(RunError::Ranks(failure)),
             Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                 let reason = format!("rank {rank}: of what rank 0's `mcc run` on {} said, {e}", world.meeting.host);
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Ok(Err(_)) | Err(mpsc::TryRecvError::Disconnected) => {
                 let reason = format!("rank 0's `mcc run` on {} is gone", world.meeting.host);
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Err(mpsc::TryRecvError::Empty) if last.elapsed() > silence => {
                 let reason = format!("rank 0's `mcc run` on {} has not been heard of for {} s", world.meeting.host, last.elapsed().as_secs());
-                break Err(RunError::Ranks { reason, waiting: own() });
+                break Err(RunError::Ranks(RunFailure { waiting: own(), ..RunFailure::new(reason) }));
             }
             Err(mpsc::TryRecvError::Empty) => {}
         }
@@ -274,8 +230,4 @@ fn follow(
     });
     leave(&mut process, Instant::now() + Duration::from_millis(300));
     outcome
-}
-
-pub(super) fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,7 +1,8 @@
 //! The file of metrics: one JSON object a line, a line a step. It never ends a run, and never loses a line that was there.
 
-use super::save::replaceable;
-use super::{Existing, Progress, RunError};
+use super::error::RunError;
+use super::progress::Progress;
+use super::save::{Existing, replaceable};
 use crate::paths;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Whether a run begins, or goes on with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum MetricsFrom {
     Start,
     /// What is there stays.
     Resumed,
@@ -30,26 +31,26 @@ impl Metrics {
     ///
     /// # Errors
     /// A file that a run from the start would replace, or one of something else that a resumed run would append to.
-    pub fn check(name: &Path, from: From, existing: Existing) -> Result<(), RunError> {
+    pub fn check(name: &Path, from: MetricsFrom, existing: Existing) -> Result<(), RunError> {
         match from {
-            From::Resumed => match holds_metrics(name) {
+            MetricsFrom::Resumed => match holds_metrics(name) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(RunError::Foreign { file: name.to_path_buf() }),
                 Err(cause) => Err(RunError::Io { file: name.to_path_buf(), cause }),
             },
-            From::Start => replaceable(name, existing),
+            MetricsFrom::Start => replaceable(name, existing),
         }
     }
 
     /// # Errors
     /// What the file system says.
-    pub fn create(name: &Path, from: From) -> io::Result<Metrics> {
+    pub fn create(name: &Path, from: MetricsFrom) -> io::Result<Metrics> {
         let mut file = match from {
             // What is no file, such as a pipe, has no lines that could stay.
-            From::Resumed if fs::metadata(name).map_or(true, |about| about.is_file()) => {
+            MetricsFrom::Resumed if fs::metadata(name).map_or(true, |about| about.is_file()) => {
                 File::options().read(true).append(true).create(true).open(name)?
             }
-            From::Start | From::Resumed => paths::create(name)?,
+            MetricsFrom::Start | MetricsFrom::Resumed => paths::create(name)?,
         };
         let about = file.metadata()?;
         let mut whole = if about.is_file() { about.len() } else { 0 };

@@ -1,6 +1,7 @@
 //! What ranks are told to do: the options of a run, checked, and settled where they leave something open.
 
-use super::{RunError, RunOptions};
+use super::error::RunError;
+use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::data::{self, Spec};
 use crate::gpu::{cuda, nccl};

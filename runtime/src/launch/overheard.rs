@@ -1,8 +1,8 @@
 //! For fuzzing: what a run makes of words that carry the right hashes and may say anything.
 
-use super::RunOptions;
+use super::control::{Down, Up};
 use super::gather::Gather;
-use super::joined::{Down, Up};
+use super::options::RunOptions;
 use super::plan::{self, Hello};
 use super::process::Said;
 use super::ranks::{place, waits};

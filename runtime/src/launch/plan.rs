@@ -3,9 +3,11 @@
 //! **Invariant:** a rank does what its own user told it. From rank 0 it takes the places of ranks, a number of the run and NCCL's id, and checks them; nothing that it takes is a
 //! path, a program, or an option.
 
-use super::joined::{host, read};
+use super::control::from_bytes;
+use super::error::RunError;
+use super::options::RunOptions;
 use super::orders::exchange_by_nccl;
-use super::{RunError, RunOptions, save};
+use super::save;
 use crate::cpu;
 use crate::gpu::nccl;
 use crate::protocol::{self, Orders, Place, SaveFile, Spread};
@@ -55,7 +57,7 @@ impl Plan {
     /// Where all ranks are, if they agree on what to do. `words` are their [`Hello`]s.
     pub fn new(links: &[Link], orders: &Orders, words: &[Vec<u8>], nccl: Option<Vec<u8>>) -> Result<Plan, RunError> {
         let wrong = |e: String| RunError::Meeting(e);
-        let hellos: Vec<Hello> = words.iter().map(|w| read(w)).collect::<Result<_, _>>()?;
+        let hellos: Vec<Hello> = words.iter().map(|w| from_bytes(w)).collect::<Result<_, _>>()?;
         let own = serde_json::to_value(orders).map_err(|e| wrong(e.to_string()))?;
         let mut machines: Vec<&str> = vec![];
         let mut places = vec![];
@@ -116,7 +118,7 @@ impl Plan {
 
 /// What this rank is to do, which is not rank 0, given rank 0's plan: its own `orders`, on the places of the plan. `hub` is the address at which it reaches rank 0.
 pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, options: &RunOptions, hub: Option<IpAddr>) -> Result<Orders, RunError> {
-    let plan: Plan = read(answer)?;
+    let plan: Plan = from_bytes(answer)?;
     if let Some(what) = plan.wrong(hello, &orders, world, options) {
         return Err(RunError::Meeting(format!("rank {}: what rank 0 says of the ranks cannot be: {what}", world.rank)));
     }
@@ -165,7 +167,7 @@ impl Memory {
 
     /// Opens the memory that the first rank of this machine has made, if it is for the same orders as this rank's.
     pub fn open(memories: &[u8], first: u64, own: &Orders, layout: &Layout) -> Result<Memory, RunError> {
-        let memories: Vec<(u64, MemoryPlace)> = read(memories)?;
+        let memories: Vec<(u64, MemoryPlace)> = from_bytes(memories)?;
         let made = memories.into_iter().find(|m| m.0 == first);
         let (_, MemoryPlace { process, file }) = made.ok_or_else(|| RunError::Meeting(format!("rank {first} made no memory")))?;
         let path = format!("/proc/{process}/fd/{file}");
@@ -215,4 +217,9 @@ fn cores() -> u64 {
     let list: Vec<u8> = cpu::allowed_cores().iter().flat_map(|c| c.to_le_bytes()).collect();
     let hash = blake3::hash(&list);
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("invariant: eight bytes"))
+}
+
+/// The name of this machine.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

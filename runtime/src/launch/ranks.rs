@@ -1,8 +1,9 @@
 //! All ranks of a run, as the launcher that leads it sees them: processes of its own, and links to the launchers of others.
 
-use super::joined::{Down, Up};
+use super::control::{BEAT, Down, TAKES, Up};
+use super::error::RunFailure;
 use super::process::{self, Process, Pulse, Said, leave};
-use super::stop::{Ended, Stopping};
+use super::stop::Ended;
 use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
@@ -15,13 +16,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-pub(super) struct Rank {
-    pub(super) hold: Hold,
+struct Rank {
+    hold: Hold,
     life: Life,
     pulse: Pulse,
 }
 
-pub(super) enum Hold {
+enum Hold {
     Own(Process),
     /// Another launcher's, and when that was last heard of.
     Far {
@@ -39,18 +40,27 @@ enum Life {
     Closed,
 }
 
+/// How far all launchers are with ending a run early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stopping {
+    No,
+    /// What each rank has begun, as far as its launcher has said so.
+    Asked(Vec<Option<u64>>),
+    Known,
+}
+
 /// Dropping it ends all processes and reaps its own.
 pub struct Ranks<'a> {
     job: &'a Job,
-    pub(super) board: Board<'a>,
-    pub(super) ranks: Vec<Rank>,
+    board: Board<'a>,
+    ranks: Vec<Rank>,
     say: Sender<Said>,
     said: Receiver<Said>,
-    failure: Option<(String, Vec<String>)>,
+    failure: Option<RunFailure>,
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
-    pub(super) stopping: Stopping,
+    stopping: Stopping,
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -59,10 +69,6 @@ const DEADLOCK: u32 = 5;
 const SILENCE: u32 = 4;
 /// How long other launchers have to say how their ranks are when the run fails, and to leave when it has ended.
 const LAST: Duration = Duration::from_millis(1200);
-/// How often launchers say that they are there.
-pub const BEAT: Duration = Duration::from_millis(500);
-/// How long a launcher may take nothing of what it is told.
-pub const TAKES: Duration = Duration::from_secs(5);
 
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
@@ -87,7 +93,7 @@ impl<'a> Ranks<'a> {
                     Ok(up) => up.said(rank),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                         let message = format!("of what rank {rank}'s `mcc run` on {from} said, {e}");
-                        let _ = say.send(Said::Event(rank, Event::Failed { message, aborted: false }));
+                        let _ = say.send(Said::Event(rank, Event::Failed { message, help: None, aborted: false }));
                         break;
                     }
                     Err(_) => break,
@@ -120,11 +126,11 @@ impl<'a> Ranks<'a> {
     }
 
     /// Why the run has ended early, and who was waiting for whom.
-    pub fn failure(&mut self) -> Option<(String, Vec<String>)> {
+    pub fn failure(&mut self) -> Option<RunFailure> {
         self.failure.take()
     }
 
-    fn fail(&mut self, reason: String) {
+    fn fail(&mut self, failure: RunFailure) {
         if self.failure.is_some() {
             return;
         }
@@ -138,10 +144,10 @@ impl<'a> Ranks<'a> {
                 self.pulse(rank, pulse);
             }
         }
-        let waiting = self.waiting();
-        self.board.end(&reason);
-        self.end(&reason, &waiting);
-        self.failure = Some((reason, waiting));
+        let failure = RunFailure { waiting: self.waiting(), ..failure };
+        self.board.end(&failure.reason);
+        self.end(failure.clone());
+        self.failure = Some(failure);
     }
 
     fn is_spread(&self) -> bool {
@@ -149,8 +155,8 @@ impl<'a> Ranks<'a> {
     }
 
     /// What launchers elsewhere are told when this is dropped: the first reason, or that all is well.
-    pub fn end(&mut self, reason: &str, waiting: &[String]) {
-        self.reason.get_or_insert(Down::End { reason: reason.into(), waiting: waiting.to_vec() });
+    pub fn end(&mut self, failure: RunFailure) {
+        self.reason.get_or_insert(Down::End(failure));
     }
 
     /// All is well.
@@ -167,10 +173,10 @@ impl<'a> Ranks<'a> {
     }
 
     /// A rank said why it gives up. One that stops because another did is not the reason.
-    pub fn failed(&mut self, rank: u64, message: String, aborted: bool) {
+    pub fn failed(&mut self, rank: u64, failure: RunFailure, aborted: bool) {
         self.done(rank);
         if !aborted {
-            self.fail(message);
+            self.fail(failure);
         }
     }
 
@@ -184,7 +190,7 @@ impl<'a> Ranks<'a> {
         };
         if let (Life::Running, Some(process::Ended { how, wrote, status })) = (life, ended) {
             let tail = if wrote.is_empty() { String::new() } else { format!("; it wrote: {wrote}") };
-            self.fail(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status)));
+            self.fail(RunFailure::new(format!("rank {rank} {how} at {}{tail}", place(self.job, rank, &status))));
         }
     }
 
@@ -195,8 +201,46 @@ impl<'a> Ranks<'a> {
         if let (Hold::Far { host, .. }, true) = (&held.hold, life != Life::Closed) {
             let gone = format!("rank {rank}'s `mcc run` on {host} is gone");
             let place = place(self.job, rank, &held.pulse.status);
-            self.fail(format!("{gone}, last heard of at {place}"));
+            self.fail(RunFailure::new(format!("{gone}, last heard of at {place}")));
         }
+    }
+
+    /// Asks all ranks to stop, unless they have been.
+    pub fn stop(&mut self) {
+        if self.stopping != Stopping::No {
+            return;
+        }
+        self.board.ask_to_stop();
+        let begun = (0..).zip(&mut self.ranks).map(|(rank, held)| match &mut held.hold {
+            Hold::Own(_) => Some(self.board.begun(rank)),
+            Hold::Far { link, .. } => {
+                // A launcher that is gone is heard of soon enough.
+                let _ = link.say(&Down::Stop, TAKES);
+                None
+            }
+        });
+        self.stopping = Stopping::Asked(begun.collect());
+        self.settle_stop();
+    }
+
+    /// Another launcher says what its rank has begun.
+    pub fn begun(&mut self, rank: u64, step: u64) {
+        if let Stopping::Asked(begun) = &mut self.stopping {
+            begun[rank as usize] = Some(step);
+            self.settle_stop();
+        }
+    }
+
+    fn settle_stop(&mut self) {
+        let Stopping::Asked(begun) = &self.stopping else { return };
+        let Some(last) = begun.iter().copied().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return };
+        self.board.stop_after(last);
+        for held in &mut self.ranks {
+            if let Hold::Far { link, .. } = &mut held.hold {
+                let _ = link.say(&Down::StopAfter(last), TAKES);
+            }
+        }
+        self.stopping = Stopping::Known;
     }
 
     /// Who waits for whom.
@@ -250,11 +294,11 @@ impl<'a> Ranks<'a> {
             self.told = Instant::now();
         }
         if let Some((rank, status)) = stuck {
-            self.fail(format!("rank {rank} is stuck at {}", place(self.job, rank, &status)));
+            self.fail(RunFailure::new(format!("rank {rank} is stuck at {}", place(self.job, rank, &status))));
         } else if let Some((rank, host, seconds)) = silent {
-            self.fail(format!("rank {rank}'s `mcc run` on {host} has not been heard of for {seconds} s"));
+            self.fail(RunFailure::new(format!("rank {rank}'s `mcc run` on {host} has not been heard of for {seconds} s")));
         } else if running > 0 && waiting == running {
-            self.fail("deadlock: all ranks wait".into());
+            self.fail(RunFailure::new("deadlock: all ranks wait"));
         }
     }
 }
@@ -277,7 +321,7 @@ impl Drop for Ranks<'_> {
     fn drop(&mut self) {
         let why = "the launcher ended the run";
         self.board.end(why);
-        let last = self.reason.take().unwrap_or(Down::End { reason: why.into(), waiting: vec![] });
+        let last = self.reason.take().unwrap_or_else(|| Down::End(RunFailure::new(why)));
         let mut open = 0;
         for held in &mut self.ranks {
             if let Hold::Far { link, .. } = &mut held.hold

@@ -1,6 +1,6 @@
 //! The file that a run saves: without a name until all ranks have written their parts, with its space reserved before the run begins.
 
-use super::RunError;
+use super::error::RunError;
 use crate::protocol::SaveFile;
 use crate::weights::Layout;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};

@@ -62,7 +62,9 @@ impl<'a> Course<'a> {
         };
         match checked {
             Ok(()) => said,
-            Err(what) => Said::Event(rank, Event::Failed { message: format!("what rank {rank} says of itself cannot be: {what}"), aborted: false }),
+            Err(what) => {
+                Said::Event(rank, Event::Failed { message: format!("what rank {rank} says of itself cannot be: {what}"), help: None, aborted: false })
+            }
         }
     }
 
@@ -182,7 +184,7 @@ mod tests {
         let fault = |said: Vec<Said>| {
             let mut course = course();
             let wrong = said.into_iter().find_map(|said| match course.believed(said) {
-                Said::Event(1, Event::Failed { message, aborted: false }) => Some(message),
+                Said::Event(1, Event::Failed { message, help: None, aborted: false }) => Some(message),
                 _ => None,
             });
             wrong.unwrap_or_default().replace("what rank 1 says of itself cannot be: ", "")

@@ -40,7 +40,7 @@ fn is_here(meeting: &Meeting) -> bool {
 ///
 /// # Errors
 /// If the port is taken, or ranks without a secret would meet where others can come.
-pub(super) fn listen_for(meeting: &Meeting, trust: &Trust, note: fn(&str)) -> Result<TcpListener, MeetError> {
+pub(super) fn listen_for(meeting: &Meeting, trust: &Trust, note: &mut dyn FnMut(String)) -> Result<TcpListener, MeetError> {
     let failed = |cause| MeetError::Listen { rank: 0, port: meeting.port, cause };
     let found = match addresses(meeting, trust)? {
         Ok(found) => found,
@@ -56,7 +56,7 @@ pub(super) fn listen_for(meeting: &Meeting, trust: &Trust, note: fn(&str)) -> Re
     if *trust == Trust::Loopback {
         return Err(failed(io::ErrorKind::AddrNotAvailable.into()));
     }
-    note(&format!("`{}` stands for no address of this machine's networks, so rank 0 listens at all of them", meeting.host));
+    note(format!("`{}` stands for no address of this machine's networks, so rank 0 listens at all of them", meeting.host));
     listen(Ipv4Addr::UNSPECIFIED.into(), meeting.port).map_err(failed)
 }
 

@@ -86,7 +86,7 @@ fn left(deadline: Instant) -> Duration {
 ///
 /// # Errors
 /// If ranks do not come by the deadline, disagree on the world or what they run, or come twice; if they have no secret and would meet where others can come.
-pub fn meet(meeting: &Meeting, member: &Member, trust: &Trust, deadline: Instant, note: fn(&str)) -> Result<Star, MeetError> {
+pub fn meet(meeting: &Meeting, member: &Member, trust: &Trust, deadline: Instant, note: &mut dyn FnMut(String)) -> Result<Star, MeetError> {
     if member.rank == 0 {
         let listener = interfaces::listen_for(meeting, trust, note)?;
         let refused = |e: io::Error| MeetError::Listen { rank: 0, port: meeting.port, cause: e };

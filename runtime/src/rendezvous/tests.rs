@@ -13,7 +13,7 @@ fn member() {
     let member = Member { rank: number(0), world: number(1), id: words[2].into() };
     let deadline = Instant::now() + Duration::from_millis(number(4));
     let word = words.get(5).map_or(Ok(vec![b'a' + member.rank as u8]), |e| Err(e.replace('_', " ")));
-    let met = meet(&Meeting::parse(words[3]).unwrap(), &member, &Trust::Loopback, deadline, |_| {})
+    let met = meet(&Meeting::parse(words[3]).unwrap(), &member, &Trust::Loopback, deadline, &mut |_| {})
         .and_then(|mut star| star.round(word, deadline, |_, words| Ok(words.concat())));
     println!("[{}]", met.map_or_else(|e| e.to_string(), |w| String::from_utf8(w).unwrap()));
 }
@@ -75,7 +75,7 @@ fn a_rank_with_another_secret_is_no_rank_and_both_sides_say_what_to_look_for() {
             let meeting = &meeting;
             scope.spawn(move || {
                 let trust = Trust::secret("test", &[rank as u8; 16]).unwrap();
-                let met = meet(meeting, &Member { rank, world: 2, id: "a".into() }, &trust, deadline, |_| {});
+                let met = meet(meeting, &Member { rank, world: 2, id: "a".into() }, &trust, deadline, &mut |_| {});
                 met.err().unwrap().to_string()
             })
         };

@@ -4,7 +4,7 @@ use crate::fixture::{self, Split};
 use runtime::artifact::{self, Accept, Artifact, KernelEntry, Kernels, Parts};
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Held;
-use runtime::launch::{Existing, Progress, RunOptions, run};
+use runtime::launch::{self, Existing, Progress, RunError, RunEvent, RunOptions, Summary};
 use runtime::target::{Processor, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -150,6 +150,14 @@ impl Bench {
         assert_eq!(children(), Vec::<u32>::new(), "{error}");
         error
     }
+}
+
+/// Runs an artifact; `progress` is told of every step.
+pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
+    launch::run(artifact, options, &mut |event| match event {
+        RunEvent::Step(step) => progress(step),
+        RunEvent::Note(_) => {}
+    })
 }
 
 /// Processes that this test's thread has started and that are still there. (Other tests run beside it.)

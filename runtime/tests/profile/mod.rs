@@ -1,12 +1,12 @@
 //! What a profile says of a run, against the job that ran.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, run};
 use crate::fixture::{self, Split};
 use ir::program::Phase;
 use ir::program::{Action, Job, Stream};
 use runtime::comm::Position;
 use runtime::executor::Order;
-use runtime::launch::{RunOptions, run};
+use runtime::launch::RunOptions;
 use runtime::profile::{Profile, table, trace};
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
 //! Worlds that strangers attack. `HOSTILE` is how many connections they make (by default few); with it, the figures are printed, and the delay of the start is judged.
 
 use super::{port, world};
-use crate::bench::Bench;
+use crate::bench::{Bench, run};
 use crate::fixture::{self, Split};
 use crate::hostile::{Kind, Stranger};
 use runtime::artifact::{self, Accept};
-use runtime::launch::{RunOptions, run};
+use runtime::launch::RunOptions;
 use runtime::protocol::Place;
 use runtime::rendezvous::{Member, Purpose, Star, Trust, meet};
 use runtime::world::{Launcher, Meeting, World};
@@ -205,7 +205,7 @@ fn attacker() {
 fn play_rank_0(meeting: &Meeting, trust: &Trust, id: &str, plan: impl Fn(&[u8]) -> Vec<u8>) -> usize {
     let deadline = Instant::now() + Duration::from_secs(30);
     let member = Member { rank: 0, world: 2, id: id.into() };
-    let Ok(mut star) = meet(meeting, &member, trust, deadline, |_| {}) else { return 0 };
+    let Ok(mut star) = meet(meeting, &member, trust, deadline, &mut |_| {}) else { return 0 };
     let mut heard = 0;
     let mut round = |answer: &dyn Fn(&[u8]) -> Vec<u8>| star.round(Ok(vec![]), deadline, |_, words| Ok(answer(&words[1]))).is_ok();
     // Its plan; that it knows of nobody's memory; that all may begin.

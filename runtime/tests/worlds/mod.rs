@@ -3,10 +3,10 @@
 
 mod besieged;
 
-use crate::bench::{Bench, STEPS, children};
+use crate::bench::{Bench, STEPS, children, run};
 use crate::fixture::{self, Split};
 use runtime::executor::Order;
-use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary, run};
+use runtime::launch::{Ended, Progress, RunOptions, StopRequest, Summary};
 use runtime::profile::Part;
 use runtime::protocol::{self, Event, StepEvent};
 use runtime::schedule::learning_rate;

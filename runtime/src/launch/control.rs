@@ -1,0 +1,61 @@
+//! What the launchers of a world say to each other, and when.
+
+use super::error::{RunError, RunFailure};
+use super::process::{Ended as ProcessEnded, Pulse, Said};
+use super::stop::Ended;
+use crate::protocol::Event;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How often launchers say that they are there.
+pub const BEAT: Duration = Duration::from_millis(500);
+/// How long a launcher may take nothing of what it is told.
+pub const TAKES: Duration = Duration::from_secs(5);
+
+/// What a rank's process says to rank 0's.
+#[derive(Serialize, Deserialize)]
+pub enum Up {
+    Event(Event),
+    Pulse(Pulse),
+    Ended(ProcessEnded),
+    /// It was asked to end the run.
+    Stop,
+    /// What its rank had begun when it was asked to stop.
+    Begun(u64),
+}
+
+impl Up {
+    /// What a rank's process said.
+    pub fn said(self, rank: u64) -> Said {
+        match self {
+            Up::Event(event) => Said::Event(rank, event),
+            Up::Pulse(pulse) => Said::Pulse(rank, pulse),
+            Up::Ended(ended) => Said::Closed(rank, Some(ended)),
+            Up::Stop => Said::Stop,
+            Up::Begun(step) => Said::Begun(rank, step),
+        }
+    }
+}
+
+/// What rank 0's process says to the others'.
+#[derive(Clone, Serialize, Deserialize)]
+pub enum Down {
+    Alive,
+    /// Its rank is to stop; after which step is said when all launchers have answered.
+    Stop,
+    StopAfter(u64),
+    /// All ranks are done.
+    Done(Ended),
+    End(RunFailure),
+}
+
+/// A word as bytes.
+pub fn to_bytes<T: Serialize>(word: &T) -> Vec<u8> {
+    postcard::to_stdvec(word).expect("invariant: plain data")
+}
+
+/// # Errors
+/// Bytes that are no such word.
+pub fn from_bytes<T: for<'de> Deserialize<'de>>(word: &[u8]) -> Result<T, RunError> {
+    postcard::from_bytes(word).map_err(|e| RunError::Meeting(format!("a rank said something unreadable: {e}; all must be of one version of mcc")))
+}

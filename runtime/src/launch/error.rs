@@ -1,0 +1,114 @@
+//! Why there is no run, or why it ended.
+
+use crate::data::DataError;
+use crate::gpu::cuda::Unavailable;
+use crate::weights::WeightsError;
+use crate::world::WorldError;
+use ir::diag::Help;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Why ranks that were started one by one did not come together.
+    #[error("{0}")]
+    Meeting(String),
+    #[error("ranks of other machines could not be reached: {0}")]
+    Network(io::Error),
+    #[error("`{}` was saved after step {done} and {steps} steps are asked for, counted from the first: nothing is left to do", .file.display())]
+    Done { file: PathBuf, done: u64, steps: u64 },
+    #[error("`{}` is compiled for {target}, which the device `{device}` does not run: {can} does", .dir.display())]
+    Device { dir: PathBuf, target: String, device: &'static str, can: String },
+    #[error("`{}` is compiled for {target}, but {cause}; --device emulated runs it slowly without one", .dir.display())]
+    NoGpu { dir: PathBuf, target: String, cause: Unavailable },
+    #[error("ranks cannot exchange through NCCL: {0}")]
+    Exchanges(String),
+    #[error("seed {0} is not below 2^53")]
+    Seed(u64),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("`{}`: {cause}", .file.display())]
+    Io { file: PathBuf, cause: io::Error },
+    #[error("`{}` exists: --force replaces it, another name keeps it", .file.display())]
+    Exists { file: PathBuf },
+    #[error("`{}` holds something else than metrics, to which a resumed run would append: name another file", .file.display())]
+    Foreign { file: PathBuf },
+    #[error(
+        "`{}` takes {bytes} bytes, which cannot be reserved: {cause}; {free} bytes are free there. Nothing was trained",
+        .file.display()
+    )]
+    Space { file: PathBuf, bytes: u64, free: String, cause: io::Error },
+    #[error("`{}` could not be saved: {cause}; what it should hold is lost, and a file of that name that was there before stays", .file.display())]
+    Unsaved { file: PathBuf, cause: io::Error },
+    #[error("ranks ended after different steps ({}), so nothing is saved; this is a bug in mcc", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
+    Uneven(BTreeSet<u64>),
+    #[error("{bytes} bytes of memory that the ranks share could not be had: {cause}")]
+    Memory { bytes: u64, cause: io::Error },
+    #[error("`{}` could not be started: {cause}", .binary.display())]
+    Start { binary: PathBuf, cause: io::Error },
+    #[error("{0}")]
+    Ranks(RunFailure),
+    #[error(
+        "{skips} steps in a row were skipped by step {step}, as loss or gradient norm was not finite, and --max-skips allows {most}. Nothing is saved; \
+         --on-nonfinite stop says where such numbers come from"
+    )]
+    Skips { step: u64, skips: u64, most: u64 },
+    #[error(
+        "nothing was trained: loss or gradient norm was not finite in all of {skips} steps. Nothing is saved; \
+         --on-nonfinite stop says where such numbers come from"
+    )]
+    Untrained { skips: u64 },
+    #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
+    NonFinite { step: u64, values: Vec<String>, blame: String },
+}
+
+/// Why the ranks of a run could not go on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFailure {
+    pub reason: String,
+    /// What may keep it from happening again.
+    pub help: Option<Help>,
+    /// Who was waiting for whom.
+    pub waiting: Vec<String>,
+}
+
+impl RunFailure {
+    pub fn new(reason: impl Into<String>) -> RunFailure {
+        RunFailure { reason: reason.into(), help: None, waiting: vec![] }
+    }
+
+    /// As a text; `spell` says how the options of a way out are written.
+    pub fn spelled(&self, spell: impl Fn(&Help) -> String) -> String {
+        let help = self.help.iter().map(|h| format!("; {}", spell(h)));
+        let waiting = self.waiting.iter().map(|w| format!("\n  {w}"));
+        [self.reason.clone()].into_iter().chain(help).chain(waiting).collect()
+    }
+}
+
+/// With the names that options have in [`Options`](ir::options::Options).
+impl fmt::Display for RunFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.spelled(Help::to_string))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::options::OptionName;
+
+    #[test]
+    fn a_way_out_follows_the_reason_as_it_is_spelled() {
+        let help = Help::from("a greater ").option(OptionName::MoeBuffer).and(" makes room for more");
+        let failure = RunFailure { help: Some(help), waiting: vec!["rank 0 waits".into()], ..RunFailure::new("9 is more than 8: rows") };
+        assert_eq!(failure.to_string(), "9 is more than 8: rows; a greater moe_buffer makes room for more\n  rank 0 waits");
+        assert_eq!(failure.spelled(|_| "--flags".into()), "9 is more than 8: rows; --flags\n  rank 0 waits");
+    }
+}

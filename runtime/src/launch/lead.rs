@@ -1,0 +1,158 @@
+//! The process that leads a run: it has orders, metrics and files to save, and follows all ranks to the end.
+
+use super::error::{RunError, RunFailure};
+use super::gather::Gather;
+use super::metrics::{Metrics, MetricsFrom};
+use super::options::RunOptions;
+use super::placement::placement;
+use super::process::Said;
+use super::progress::{Note, RunEvent, Summary};
+use super::ranks::Ranks;
+use super::save::{Existing, Reached, Target, replaceable};
+use super::sensible::Course;
+use super::stop::Ended;
+use crate::artifact::Artifact;
+use crate::paths;
+use crate::profile::{self, Ceilings, Profile};
+use crate::protocol::{Event, Orders};
+use crate::target::DeviceKind;
+use crate::weights::{self, Mark};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How often a launcher looks.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// What one process of a run has to do beside its ranks: orders, metrics, files to save.
+pub struct Lead {
+    pub orders: Orders,
+    metrics: Option<Metrics>,
+    weights: Option<Target>,
+    state: Option<Target>,
+}
+
+impl Lead {
+    pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
+        let resumed = orders.resume.as_ref().map(|r| &r.0);
+        let from = if resumed.is_some() { MetricsFrom::Resumed } else { MetricsFrom::Start };
+        for file in options.save.iter().chain(&options.save_state) {
+            let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
+            replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
+        }
+        options.metrics.iter().try_for_each(|file| Metrics::check(file, from, options.existing))?;
+        let reached = match &orders.spread {
+            Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName { tag: spread.tag() },
+            Some(_) | None => Reached::ByProcess,
+        };
+        // Laid out only: ranks write what the run comes to.
+        let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
+        let weights = match &options.save {
+            Some(file) => Some(Target::create(file, &weights::Layout::new(&artifact.job), &reached, &[])?),
+            None => None,
+        };
+        let state = match &options.save_state {
+            Some(file) => {
+                let others: Vec<&Target> = weights.iter().collect();
+                Some(Target::create(file, &weights::Layout::of_run(&artifact.job, &mark), &reached, &others)?)
+            }
+            None => None,
+        };
+        let metrics = match &options.metrics {
+            Some(file) => Some(Metrics::create(file, from).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
+            None => None,
+        };
+        let orders = Orders { save: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
+        Ok(Lead { orders, metrics, weights, state })
+    }
+}
+
+/// Follows all ranks to the end of a run.
+pub fn conduct(
+    artifact: &Artifact,
+    options: &RunOptions,
+    lead: Lead,
+    mut ranks: Ranks,
+    ceilings: Option<Ceilings>,
+    observe: &mut dyn FnMut(RunEvent),
+) -> Result<Summary, RunError> {
+    let Lead { orders, mut metrics, weights, state } = lead;
+    let mut gather = Gather::new(&artifact.job, orders.steps);
+    let mut course = Course::new(&artifact.job, &orders);
+    let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
+    let mut summary = Summary { profile, ..Summary::default() };
+    let mut finished = BTreeSet::new();
+    let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
+    let mut looked = Instant::now();
+    while !ranks.finished() {
+        if options.stop.is_asked() {
+            ranks.stop();
+        }
+        match ranks.listen(TICK).map(|said| course.believed(said)) {
+            None => {}
+            Some(Said::Event(_, Event::Step(event))) => {
+                if let Some(step) = gather.step(event) {
+                    notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
+                    notes.drain(..).for_each(|note| observe(RunEvent::Note(note)));
+                    observe(RunEvent::Step(&step));
+                    summary.skipped += u64::from(step.skipped);
+                    summary.last = Some(step);
+                }
+            }
+            Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
+            Some(Said::Event(_, Event::Skipped { step, skips, most })) => gather.skipped(step, skips, most),
+            Some(Said::Event(rank, Event::Profile(part))) => {
+                if let Some(profile) = &mut summary.profile {
+                    profile.add(rank, part);
+                }
+            }
+            Some(Said::Event(rank, Event::Failed { message, help, aborted })) => {
+                ranks.failed(rank, RunFailure { help, ..RunFailure::new(message) }, aborted)
+            }
+            Some(Said::Event(rank, Event::Finished { step })) => {
+                finished.insert(step);
+                ranks.done(rank);
+            }
+            Some(Said::Stop) => ranks.stop(),
+            Some(Said::Begun(rank, step)) => ranks.begun(rank, step),
+            Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
+            Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
+            Some(Said::Lost(rank)) => ranks.lost(rank),
+        }
+        if looked.elapsed() >= TICK {
+            looked = Instant::now();
+            ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32, TICK);
+        }
+        if let Some(failure) = ranks.failure() {
+            return Err(RunError::Ranks(failure));
+        }
+    }
+    if let Some(error) = gather.error() {
+        ranks.end(RunFailure::new(error.to_string()));
+        return Err(error);
+    }
+    if let (Some(profile), Some(spread)) = (&mut summary.profile, &orders.spread) {
+        profile.align(spread);
+    }
+    summary.steps = match finished.last() {
+        Some(step) if finished.len() == 1 => *step,
+        Some(_) | None => {
+            let error = RunError::Uneven(finished);
+            ranks.end(RunFailure::new(error.to_string()));
+            return Err(error);
+        }
+    };
+    summary.ended = if summary.steps < orders.steps { Ended::Early } else { Ended::Whole };
+    // Before files are complete on their disks, which others need not wait for.
+    ranks.is_well(summary.ended);
+    drop(ranks);
+    // Each, whatever becomes of the other.
+    [weights, state].map(|target| target.map_or(Ok(()), Target::finish)).into_iter().collect::<Result<(), RunError>>()?;
+    Ok(summary)
+}
+
+/// What the threads of these ranks, which are on this machine, can do at most, if that is asked for.
+pub fn ceilings(orders: &Orders, world: u64, ranks: Range<u64>) -> Option<Ceilings> {
+    orders.profile.filter(|_| orders.device == DeviceKind::Cpu)?;
+    Some(profile::measure(&ranks.map(|r| orders.threads(r, world)).collect::<Vec<_>>()))
+}

@@ -1,0 +1,97 @@
+//! What a run is asked for.
+
+use super::save::Existing;
+use super::stop::StopRequest;
+use crate::data::Spec;
+use crate::executor::Order;
+use crate::protocol::OnNonfinite;
+use crate::rendezvous::Trust;
+use crate::target::{DeviceKind, Exchanges};
+use crate::world::World;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The default patience: how long a rank may show no sign of life, that is no command begun, no piece of a communication done and no time on a core.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The default time for ranks to meet.
+pub const MEETING: Duration = Duration::from_secs(300);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The `mcc-rank` program.
+    pub rank_binary: PathBuf,
+    pub data: Vec<Spec>,
+    pub valid_data: Vec<Spec>,
+    /// Steps between held-out losses; 0 is never.
+    pub eval_interval: u64,
+    /// Most global batches of a held-out loss.
+    pub eval_batches: u64,
+    /// Default: all of the data if it ends, else the schedule's steps, else once through the data.
+    pub steps: Option<u64>,
+    pub init: Option<PathBuf>,
+    /// What `save_state` wrote: the run goes on after that step, with that run's seed.
+    pub resume: Option<PathBuf>,
+    pub save: Option<PathBuf>,
+    /// Parameters, optimizer states and the step.
+    pub save_state: Option<PathBuf>,
+    /// One JSON object per step. A run that resumes appends.
+    pub metrics: Option<PathBuf>,
+    /// What happens to files of `save`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
+    pub existing: Existing,
+    /// Default: the cores of this machine over the ranks, at least one.
+    pub threads_per_rank: Option<usize>,
+    /// Below 2^53.
+    pub seed: u64,
+    pub on_nonfinite: OnNonfinite,
+    /// Whether communication runs beside compute; the same numbers either way.
+    pub order: Order,
+    /// So many steps are timed, behind a warm-up; without `steps`, the run ends with them.
+    pub profile: Option<u64>,
+    /// Default: the usual one for the artifact's target.
+    pub device: Option<DeviceKind>,
+    pub exchanges: Exchanges,
+    /// How long a rank may show no sign of life.
+    pub patience: Duration,
+    /// The world that another launcher started, if one did.
+    pub world: Option<World>,
+    /// How long ranks of such a world may take to meet.
+    pub meeting_limit: Duration,
+    /// By what they know each other.
+    pub trust: Trust,
+    /// Ends the run early.
+    pub stop: StopRequest,
+}
+
+impl RunOptions {
+    /// The defaults, with the `mcc-rank` program at this path.
+    pub fn new(rank_binary: PathBuf) -> RunOptions {
+        RunOptions {
+            rank_binary,
+            data: vec![],
+            valid_data: vec![],
+            eval_interval: 0,
+            eval_batches: 8,
+            steps: None,
+            init: None,
+            resume: None,
+            save: None,
+            save_state: None,
+            metrics: None,
+            existing: Existing::Refuse,
+            threads_per_rank: None,
+            seed: 0,
+            on_nonfinite: OnNonfinite::Stop,
+            order: Order::Streams,
+            profile: None,
+            device: None,
+            exchanges: Exchanges::Host,
+            patience: PATIENCE,
+            world: None,
+            meeting_limit: MEETING,
+            trust: Trust::Loopback,
+            stop: StopRequest::default(),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What a run says of itself: its steps, and what it came to.
+
+use super::stop::Ended;
+use crate::profile::Profile;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A step, as all ranks have done it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Progress {
+    /// From 1.
+    pub step: u64,
+    #[serde(skip)]
+    pub steps: u64,
+    pub loss: Option<f64>,
+    pub grad_norm: Option<f64>,
+    pub lr: f64,
+    pub tokens_per_s: f64,
+    pub step_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub valid_loss: Option<f64>,
+    /// What the loss was multiplied by for the backward pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// The update was left out, as loss or gradient norm were not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// The other reports, by name.
+    #[serde(flatten)]
+    pub reports: BTreeMap<String, f64>,
+}
+
+/// What whoever watches a run is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunEvent<'a> {
+    /// After every step.
+    Step(&'a Progress),
+    /// Before the step that it was noticed in, if that was within a step.
+    Note(Note),
+}
+
+/// Something that whoever watches a run may want to know, and that nothing depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// At once.
+    Warning(String),
+    /// Unless they want to hear of errors and warnings alone.
+    Remark(String),
+    /// If they look closely.
+    Detail(String),
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// The last step that was done, counted from the first of all runs that this one goes on with.
+    pub steps: u64,
+    pub ended: Ended,
+    pub skipped: u64,
+    pub last: Option<Progress>,
+    /// Of the steps that were timed.
+    pub profile: Option<Profile>,
+}
