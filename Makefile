@@ -66,6 +66,7 @@ test-long-random: deps
 
 test-long-mutants: deps
 	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows::
+	VERIFIER_SEED=$(call part,10000) VERIFIER_MUTANTS=$(call share,400000) $(long) passes --test verifiers -- search::
 
 test-long-meshes: deps
 	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Body, Type, Value};
-use crate::op::{Arity, Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
+use crate::op::{Attention, Binary, Collective, DType, Op, Reduce, Routing, Scalar, Unary};
 
 /// A node that breaks a type rule. For a user's program the front end says so first, in the user's words; anywhere
 /// else it is a bug of the pass that built the node.
@@ -63,10 +63,8 @@ pub fn union(args: &[&Type]) -> Vec<Dim> {
 pub fn infer(body: &Body, op: &Op, args: &[&Type], declared: &Type) -> Result<Type, TypeError> {
     let dims = &body.dims;
     let fail = |text: &str| Err(TypeError { op: op.name().into(), text: text.into() });
-    match op.arity() {
-        Arity::Exactly(n) if args.len() != n => return fail(&format!("takes {n} operands, has {}", args.len())),
-        Arity::Any if args.is_empty() => return fail("takes one operand or more, has none"),
-        Arity::Exactly(_) | Arity::Any => {}
+    if let Some(why) = op.arity().refuses(args.len()) {
+        return fail(&why);
     }
     let same = |types: &[&Type]| types.windows(2).all(|w| w[0].dtype == w[1].dtype);
     // Sums are taken in f32; a sum of 16-bit values need not be rounded to them.

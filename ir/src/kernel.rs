@@ -96,6 +96,15 @@ impl Kernel {
     /// The first invariant that does not hold, with the value concerned.
     pub fn verify(&self) -> Result<(), KernelError> {
         let fail = |v: Value, text: String| Err(KernelError { value: v, text });
+        for d in self.body.dims.ids() {
+            let name = self.body.dims.name(d);
+            match self.body.dims[d].index.base {
+                Base::Zero => {}
+                Base::Slot(i) if self.scalars.get(i as usize) == Some(&DType::I32) => {}
+                Base::Slot(i) => return fail(Value(0), format!("dim `{name}` begins at scalar {i}, which is no argument of i32")),
+                Base::Coords(_) => return fail(Value(0), format!("dim `{name}` begins at coordinates, not at a scalar")),
+            }
+        }
         let mut anchors = 0;
         let mut last_anchor = None;
         for v in self.body.values() {

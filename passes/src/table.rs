@@ -15,7 +15,7 @@ use ir::graph::Graph;
 use ir::module::{Graphs, Level, Module, Settled, Whole};
 use ir::options::{Offload, Options, Overlap, Rows, TpOverlap, Zero};
 use ir::program::Job;
-use verify::{LocusPart, Violation};
+use verify::{LocusPart, Violation, references};
 
 /// Warnings of a pass that is done, or what the user has to mend before it can be.
 pub type Said = Result<Vec<Diagnostic>, Vec<Diagnostic>>;
@@ -367,16 +367,23 @@ fn graphs(m: &Module) -> Held {
 }
 
 fn sharded(m: &Module) -> Held {
-    both(m, |g| verify::sharded::verify(g.sharded()))
+    both(m, |g| references::whole(g).and_then(verify::sharded::verify))
 }
 
 fn partitioned(m: &Module) -> Held {
-    both(m, |g| verify::partition::exchanges::verify(&g.stages).and_then(|()| verify::partition::verify(g.sharded(), &g.stages)))
+    both(m, |g| {
+        let sharded = references::whole(g)?;
+        verify::partition::exchanges::verify(&g.stages)?;
+        verify::partition::verify(sharded, &g.stages)
+    })
 }
 
 fn locals(m: &Module) -> Held {
     let class = |l: &ir::local::Local| LocusPart::Class(l.stages.first().map_or(0, |s| s.0));
-    both(m, |g| g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, g.sharded()).map_err(|e| e.within(class(l)))))
+    both(m, |g| {
+        let sharded = references::whole(g)?;
+        g.locals.iter().try_for_each(|l| verify::partition::local::verify(l, sharded).map_err(|e| e.within(class(l))))
+    })
 }
 
 fn equivalent(m: &Module) -> Held {
@@ -390,5 +397,7 @@ fn sound(m: &Module) -> Held {
 }
 
 fn refined(m: &Module) -> Held {
-    m.job.as_ref().map_or(Ok(()), |job| job::refines(job, &m.training.locals, &m.evaluation))
+    let Some(job) = &m.job else { return Ok(()) };
+    references::whole(&m.evaluation)?;
+    job::refines(job, &m.training.locals, &m.evaluation)
 }

@@ -1,7 +1,7 @@
 //! The verifier of logical graphs.
 
 use crate::violation::fail;
-use crate::{Invariant, Violation};
+use crate::{Invariant, Violation, references};
 use ir::graph::{Graph, Phase};
 use ir::infer;
 use ir::op::{Kind, Op};
@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// # Errors
 /// The first invariant that does not hold.
 pub fn verify(g: &Graph) -> Result<(), Violation> {
+    references::graph(g)?;
     let body = &g.body;
     for v in body.values() {
         infer::check(body, v).or_else(|e| fail(Invariant::NodeType, v, e.to_string()))?;

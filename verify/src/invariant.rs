@@ -71,6 +71,7 @@ pub struct Group {
 /// All groups, by number.
 pub const GROUPS: &[Group] = &[
     Group { first: 100, title: "Logical graphs", file: "graph.rs" },
+    Group { first: 130, title: "What graphs of all levels name", file: "references.rs" },
     Group { first: 200, title: "Sharded graphs", file: "sharded.rs" },
     Group { first: 300, title: "Local graphs by themselves", file: "partition/local.rs" },
     Group { first: 310, title: "What stages exchange", file: "partition/exchanges.rs" },
@@ -104,6 +105,13 @@ invariants! {
     106 OneGradient "A parameter has one gradient at most."
     107 OneUpdate "After `optimize`, every parameter that has a gradient has one update."
     108 UpdatePhase "New parameters and states are values of the update phase."
+
+    131 GraphsOfLevel "Below the logical level, the graphs of a step and of an evaluation are sharded."
+    132 AxisSizes "The mesh of a graph has no empty axis, less than 2^32 ranks and microbatches, and as many axes in its stages."
+    133 GraphNames "What a graph names exists: parameters, inputs, tables, digits of dims, and values of the sharded graph."
+    134 GraphSizes "Dims and index maps have an element at least, and less than 2^48, as values and buckets have."
+    135 StageOfGraph "A local graph belongs to one stage or more, each with a parameter for each of its slots."
+    136 OperandCount "A node has as many operands as its op takes."
 
     201 ShardedNodeType "Every node of a sharded graph has the type that its op gives it."
     202 StoredInOrder "An op that goes by the order of a dim has one that is stored in plain order."

@@ -3,6 +3,7 @@
 //! **Invariant:** depends on `ir` alone. Of an op they take its definition there (type, loops, value, name and kind). What a pass concludes
 //! from these, as where zero stays zero, has a rule of its own here: the same mistake is not to be made twice.
 //!
+//! - [`references`]: what graphs of any level name exists; the other verifiers of graphs begin with it.
 //! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.
 //! - [`sharded`]: each op and reshard of a sharded graph is a row of the sharding algebra.
 //! - [`partition`]: local graphs compute their sharded graph, and their stages mean the same by what they exchange.
@@ -21,6 +22,7 @@ pub mod job;
 pub mod lowering;
 pub mod partition;
 pub mod reference;
+pub mod references;
 mod region;
 pub mod sharded;
 mod terms;

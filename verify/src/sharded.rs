@@ -11,7 +11,7 @@
 //! 7. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
 
 use crate::violation::{Breach, Checked};
-use crate::{Invariant, Locus, LocusPart, Violation};
+use crate::{Invariant, Locus, LocusPart, Violation, references};
 use ir::algebra::{Algebra, LoopKind, algebra, goes_by_order};
 use ir::dim::{Dim, Order};
 use ir::graph::Value;
@@ -25,6 +25,7 @@ use std::collections::HashMap;
 /// # Errors
 /// The first invariant that does not hold.
 pub fn verify(s: &Sharded) -> Result<(), Violation> {
+    references::sharded(s)?;
     let body = &s.graph.body;
     let stored_plain = |d: Dim| body.dims[d].order == Order::Plain;
     for v in body.values() {

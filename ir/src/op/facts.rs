@@ -44,6 +44,17 @@ pub enum Arity {
     Any,
 }
 
+impl Arity {
+    /// Why so many operands are wrong, if they are.
+    pub fn refuses(self, given: usize) -> Option<String> {
+        match self {
+            Arity::Exactly(n) if given != n => Some(format!("takes {n} operands, has {given}")),
+            Arity::Any if given == 0 => Some("takes one operand or more, has none".into()),
+            Arity::Exactly(_) | Arity::Any => None,
+        }
+    }
+}
+
 impl Op {
     /// The name in the text form, the kind, the operands.
     fn facts(&self) -> (&'static str, Kind, Arity) {

@@ -12,6 +12,7 @@ use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job,
 use ir::sharded::Sharded;
 use std::collections::HashMap;
 use verify::lowering::{self, Meaning};
+use verify::{Invariant, LocusPart, Violation, references};
 
 /// The graph of the same stages as another one.
 pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
@@ -31,13 +32,22 @@ fn table(g: &Graph, t: &Table) -> TableEntry {
     TableEntry { name: t.name.clone(), dtype: t.ty.dtype, dims: extents(g, &t.ty.dims), data: t.data.clone() }
 }
 
-/// The job's number of each table of a graph, all of which it has.
-fn tables(job: &Job, graph: &Graph) -> Vec<u32> {
+/// The job's number of each table of a graph.
+///
+/// # Errors
+/// It has not all of them.
+fn tables(job: &Job, graph: &Graph) -> Result<Vec<u32>, Violation> {
     let number = |t: &Table| {
         let entry = table(graph, t);
-        job.tables.iter().position(|o| alike(o, &entry)).expect("invariant: a job has the tables of its graphs") as u32
+        let found = job.tables.iter().position(|o| alike(o, &entry)).map(|k| k as u32);
+        found.ok_or_else(|| broken(Invariant::ProgramTable, format!("the job has no table like `{}`", t.name)))
     };
     graph.tables.iter().map(number).collect()
+}
+
+/// What a verifier says of a job.
+fn broken(invariant: Invariant, found: String) -> Violation {
+    Violation { invariant, locus: LocusPart::Job.into(), found }
 }
 
 fn alike(a: &TableEntry, b: &TableEntry) -> bool {
@@ -90,7 +100,7 @@ pub fn lower(m: &Module) -> Job {
 pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Order) -> Job {
     let mut kernels = Kernels::default();
     let microbatches = job.microbatches as u32;
-    let other_tables = tables(&job, evaluation.whole.graph());
+    let other_tables = tables(&job, evaluation.whole.graph()).expect("invariant: a job has the tables of its graphs");
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
     let mut of_stage: Vec<Option<Stage>> = vec![None; order.stages.len()];
     for (local, e) in locals.iter().zip(&evaluation.locals) {
@@ -100,7 +110,8 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
         let mut lowering = Lowering::new(&mut kernels, names, local.copied.clone(), local.buckets.clone());
         let slots: Vec<u32> = (0..(params.len() + local.buckets.len()) as u32).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
-        let eval = lowering.add(e, &Names { slots: &evaluated_slots(local, e), tables: &other_tables, prefix: "eval_" });
+        let slots = evaluated_slots(local, e).expect("invariant: a stage evaluates with the parameters that it trains");
+        let eval = lowering.add(e, &Names { slots: &slots, tables: &other_tables, prefix: "eval_" });
         let program = lowering.program;
         let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
@@ -143,27 +154,39 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
 }
 
 /// The parameter slot of a program for each one of the evaluation's graph.
-fn evaluated_slots(local: &Local, evaluation: &Local) -> Vec<u32> {
+///
+/// # Errors
+/// It has another parameter than the step.
+fn evaluated_slots(local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violation> {
     let (first, params) = &local.stages[0];
     let used = evaluation.stages.iter().find(|s| s.0 == *first).map_or(&[][..], |s| &s.1);
     let of_params: HashMap<u32, u32> = params.iter().copied().zip(0..).collect();
-    let of_param = |p: &u32| *of_params.get(p).expect("invariant: a stage evaluates with the parameters that it trains");
+    let of_param = |p: &u32| {
+        let slot = of_params.get(p).copied();
+        slot.ok_or_else(|| broken(Invariant::EvaluatedParameters, format!("stage {first} evaluates with parameter {p}, which it does not train")))
+    };
     let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
-    used.iter().map(of_param).chain(buckets).collect()
+    used.iter().map(of_param).chain(buckets.map(Ok)).collect()
 }
 
 /// Verifies that every program, with every schedule it has, computes its graphs.
 ///
 /// # Errors
 /// The first broken invariant.
-pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), verify::Violation> {
+pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Violation> {
+    verify::job::operands(job)?;
+    references::locals(locals.iter().chain(&evaluation.locals), None)?;
+    if [locals.len(), evaluation.locals.len()] != [job.programs.len(); 2] {
+        let (classes, evaluated, programs) = (locals.len(), evaluation.locals.len(), job.programs.len());
+        return Err(broken(Invariant::ClassesCover, format!("{programs} programs of {classes} classes, {evaluated} in an evaluation")));
+    }
     let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    let other_tables = tables(job, evaluation.whole.graph());
+    let other_tables = tables(job, evaluation.whole.graph())?;
     for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
         let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
         let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
         let training = Meaning { local, slots: &slots, tables: &own_tables };
-        let evaluation = Meaning { local: other, slots: &evaluated_slots(local, other), tables: &other_tables };
+        let evaluation = Meaning { local: other, slots: &evaluated_slots(local, other)?, tables: &other_tables };
         lowering::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
     }
     Ok(())

@@ -204,7 +204,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
     if graph.roots().iter().any(|v| want.values[v.index()].iter().any(|x| !x.is_finite())) {
         return Ok(Outcome::NotFinite);
     }
-    let full = |e: &str| case.moe_buffer != Buffer::Whole && e.contains("--moe-buffer-factor");
+    let full = |e: &str| case.moe_buffer != Buffer::Whole && e.contains(" is more than ");
     let got = match reference::run_step(&c.job, &given.params, &given.states, &given.inputs, STEP, RATE, SEED) {
         Err(e) if full(&e.to_string()) => return Ok(Outcome::Full(e.to_string())),
         got => got.map_err(|e| e.to_string())?,

@@ -28,7 +28,7 @@ mod step;
 mod sums;
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocusPart, Violation, references};
 use ir::graph::Value;
 use ir::local::Local;
 use ir::op::{DType, Op};
@@ -50,6 +50,10 @@ pub struct Graphs<'a> {
 /// # Errors
 /// The first value that is none of the graph before, or the first result that differs.
 pub fn verify(before: Graphs, after: Graphs) -> Result<(), Violation> {
+    for graphs in [before, after] {
+        references::locals(graphs.training, None).map_err(|e| e.within(LocusPart::Training))?;
+        references::locals(graphs.evaluation, None).map_err(|e| e.within(LocusPart::Evaluation))?;
+    }
     let listed: Vec<u64> = after.training.iter().flat_map(|l| &l.stages).map(|s| s.0).collect();
     let covered = listed.iter().collect::<BTreeSet<_>>().len();
     if [covered, listed.len()] != [before.training.len(); 2] || after.training.len() != after.evaluation.len() {

@@ -90,7 +90,7 @@ use ir::mesh::{Axis, Mesh};
 use ir::module::Settled;
 use ir::op::DType;
 use ir::program::Phase;
-use ir::program::{CallSchedule, Job, Program};
+use ir::program::{CallSchedule, Job, Program, Stage};
 use races::Trace;
 use replicas::Flow;
 
@@ -117,21 +117,13 @@ pub fn verify(job: &Job) -> Result<(), Violation> {
 /// The first that does not hold, and where.
 pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
     let whole = Locus::from(LocusPart::Job);
-    mesh(job).map_err(|e| whole.error(e))?;
-    inputs(job).map_err(|e| whole.error(e))?;
-    for (k, kernel) in job.kernels.iter().enumerate() {
-        kernel.verify().map_err(|e| Locus::from(LocusPart::Kernel(k)).error(Invariant::KernelSound.breach(e.to_string())))?;
-    }
-    let kernels: Vec<Facts> = job.kernels.iter().map(Facts::new).collect();
+    let kernels = kernels(job)?;
     let mut classes: Vec<Option<Class>> = job.programs.iter().map(|_| None).collect();
     let mut checked: Vec<(u32, &CallSchedule)> = vec![];
     let mut evaluated = None;
     for (s, stage) in job.stages.iter().enumerate() {
         let at = Locus::stage(s as u64);
-        let program = job
-            .programs
-            .get(stage.program as usize)
-            .ok_or_else(|| at.error(Invariant::StageProgram.breach(format!("there is no program {}", stage.program))))?;
+        let program = program(job, stage, &at)?;
         exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
         let class = match &mut classes[stage.program as usize] {
             Some(class) => class,
@@ -158,6 +150,54 @@ pub fn verify_settled(job: &Job, settled: Settled) -> Result<(), Violation> {
     let flows: Vec<&[Flow]> = of_stages.iter().map(|c| c.flows.as_slice()).collect();
     replicas::check(job, &flows, &play.matches())?;
     whole_params(job).map_err(|e| whole.error(e))
+}
+
+/// Checks that commands and calls name what exists, and that operands fit, so that programs can be followed command by
+/// command: not what they then do.
+///
+/// # Errors
+/// The first command that cannot be followed.
+pub fn operands(job: &Job) -> Result<(), Violation> {
+    let kernels = kernels(job)?;
+    for (s, stage) in job.stages.iter().enumerate() {
+        let at = Locus::stage(s as u64);
+        let program = program(job, stage, &at)?;
+        exchange::groups(&job.mesh, s as u64, &program.groups, &at)?;
+        held::stage(job, stage, &at)?;
+        for phase in Phase::ALL {
+            let calls = at.of(LocusPart::Calls(phase.name()));
+            for (c, call) in stage.schedule.calls(phase).iter().enumerate() {
+                order::exists(job, program, call).map_err(|e| calls.of(LocusPart::Call(c)).error(e))?;
+            }
+        }
+    }
+    for (p, program) in job.programs.iter().enumerate() {
+        let Some(s) = job.stages.iter().position(|s| s.program as usize == p) else { continue };
+        held::arenas(program, &Locus::stage(s as u64))?;
+        let reader = Reader { job, program, kernels: &kernels };
+        for b in &program.bodies {
+            let at = Locus::stage(s as u64).body(&b.name);
+            b.commands.iter().enumerate().try_for_each(|(k, c)| reader.accesses(&c.action).map(drop).map_err(|e| at.command(k, c).error(e)))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is known of all kernels, with the mesh and the inputs that they are run on.
+fn kernels(job: &Job) -> Result<Vec<Facts>, Violation> {
+    let whole = Locus::from(LocusPart::Job);
+    mesh(job).map_err(|e| whole.error(e))?;
+    inputs(job).map_err(|e| whole.error(e))?;
+    for (k, kernel) in job.kernels.iter().enumerate() {
+        kernel.verify().map_err(|e| Locus::from(LocusPart::Kernel(k)).error(Invariant::KernelSound.breach(e.to_string())))?;
+    }
+    Ok(job.kernels.iter().map(Facts::new).collect())
+}
+
+/// The program that a stage runs.
+fn program<'a>(job: &'a Job, stage: &Stage, at: &Locus) -> Result<&'a Program, Violation> {
+    let found = job.programs.get(stage.program as usize);
+    found.ok_or_else(|| at.error(Invariant::StageProgram.breach(format!("there is no program {}, but {}", stage.program, job.programs.len()))))
 }
 
 /// The mesh is sound, has the job's microbatches and a stage for each of the pipeline's ranks.

@@ -2,11 +2,11 @@
 
 use super::body::{Summary, Touch, is_held};
 use super::held::ALIGN;
-use crate::violation::{Breach, ensure};
+use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
-use ir::program::Phase;
 use ir::program::{Arena, BodyKind, BufferId, CallSchedule, Content, Job, MOST_BYTES, Program, Slots};
+use ir::program::{Body, Call, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By the body that writes it: a buffer, and the command that reads it.
@@ -87,6 +87,15 @@ fn belongs(kind: BodyKind, phase: Phase) -> bool {
     }
 }
 
+/// The body of a call, for a microbatch of the job.
+pub fn exists<'a>(job: &Job, program: &'a Program, call: &Call) -> Checked<&'a Body> {
+    let (m, k) = (job.microbatches, call.microbatch);
+    let body = program.bodies.get(call.body.index());
+    let body = body.ok_or_else(|| Invariant::CallExists.breach(format!("there is no body {}", call.body.index())))?;
+    ensure(u64::from(k) < m, Invariant::CallExists, || format!("there is no microbatch {k} of {m}"))?;
+    Ok(body)
+}
+
 /// Every body is called once, or once for every microbatch where that makes a difference.
 fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: Phase, at: &Locus) -> Result<Vec<Option<Use>>, Violation> {
     let m = job.microbatches as usize;
@@ -95,8 +104,7 @@ fn calls(job: &Job, program: &Program, schedule: &CallSchedule, bodies: &[Summar
     for (c, call) in schedule.calls(phase).iter().enumerate() {
         let fail = |what: Breach| at.of(LocusPart::Call(c)).error(what);
         let (b, k) = (call.body.index(), call.microbatch as usize);
-        let body = program.bodies.get(b).ok_or_else(|| fail(Invariant::CallExists.breach(format!("there is no body {b}"))))?;
-        ensure(k < m, Invariant::CallExists, || format!("there is no microbatch {k}")).map_err(fail)?;
+        let body = exists(job, program, call).map_err(fail)?;
         ensure(belongs(body.kind, phase), Invariant::CallPhase, || format!("`{}` is not of this phase", body.name)).map_err(fail)?;
         seen[b].resize(m, false);
         ensure(!seen[b][k], Invariant::CalledOnce, || format!("`{}` is called for microbatch {k} again", body.name)).map_err(fail)?;
@@ -146,7 +154,7 @@ fn stash(program: &Program, schedule: &CallSchedule, bodies: &[Summary], phase: 
             if touch.write.is_some()
                 && let Some(other) = writer.insert(*id, b)
             {
-                return Err(at.error(Invariant::StashAdded.breach(format!(
+                return Err(at.error(Invariant::StashWriter.breach(format!(
                     "`{}` and `{}` both write `{}` in the stash",
                     program.bodies[other].name,
                     program.bodies[b].name,

@@ -92,7 +92,9 @@ impl Outcome {
             out.reports.insert(*report, once(terms, *v).flat());
         }
         for u in &local.updates {
-            let slot = meaning.slots[u.slot as usize];
+            let slot = meaning.slots.get(u.slot as usize).copied();
+            let slot =
+                slot.ok_or_else(|| Invariant::ProgramSlot.breach(format!("it updates slot {}, which has none in the program", u.slot)).at(u.new))?;
             out.params.insert(slot, once(terms, u.new).flat());
             for (k, v) in u.states.iter().enumerate() {
                 out.states.insert((slot, k as u32), once(terms, *v).flat());

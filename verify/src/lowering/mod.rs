@@ -31,7 +31,8 @@ pub struct Meaning<'a> {
     pub tables: &'a [u32],
 }
 
-/// Checks that the calls of a program's schedules compute what the graphs of training and evaluation say.
+/// Checks that the calls of a program's schedules compute what the graphs of training and evaluation say. What commands and graphs
+/// name exists ([`crate::job::operands`], [`crate::references`]).
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.

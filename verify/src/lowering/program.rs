@@ -219,7 +219,8 @@ impl<'a> Machine<'a> {
     fn compare(mut self, want: &Outcome, updates: bool) -> Checked {
         let got = std::mem::take(&mut self.got);
         for (report, x) in &want.reports {
-            let name = &self.job.reports[*report as usize];
+            let known = self.job.reports.get(*report as usize);
+            let name = known.ok_or_else(|| Invariant::Reported.breach(format!("there is no report {report}")))?;
             let got = got.reports.get(report).ok_or_else(|| Invariant::Reported.breach(format!("`{name}` is not reported")))?;
             self.same(Invariant::ReportValue, &format!("report `{name}`"), x, got)?;
         }

@@ -6,7 +6,7 @@
 //! - The n-th collective over a set of stages completes the same value of the sharded graph on each of them.
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocusPart, Violation, references};
 use ir::graph::{Users, Value};
 use ir::local::Local;
 use ir::op::{Channel, Op};
@@ -24,6 +24,7 @@ type Messages = BTreeMap<(u64, u64, Channel), Vec<Vec<Held>>>;
 /// # Errors
 /// The first exchange whose ends mean different values.
 pub fn verify(stages: &[Local]) -> Result<(), Violation> {
+    references::locals(stages, None)?;
     let (mut sent, mut received) = (Messages::new(), Messages::new());
     let mut met: BTreeMap<&[u64], BTreeMap<u64, Vec<Vec<Held>>>> = BTreeMap::new();
     for local in stages {

@@ -1,7 +1,7 @@
 //! The verifier of a local graph by itself.
 
 use crate::violation::fail;
-use crate::{Invariant, LocusPart, Violation};
+use crate::{Invariant, LocusPart, Violation, references};
 use ir::infer;
 use ir::local::{Chunk, Local};
 use ir::op::Op;
@@ -13,11 +13,13 @@ use ir::sharded::Sharded;
 ///    a pass those of passes before it.
 /// 3. Every node that holds a value of the sharded graph has its local shape: the dims of the value, each as large as the
 ///    value's sharding says.
-/// 4. A value that is a sum over microbatches is used by a chunk that runs once only by linear ops.
+///
+/// What a sum over microbatches may be used by is checked as partitions are, in `partition/stage.rs`.
 ///
 /// # Errors
 /// The first invariant that does not hold.
 pub fn verify(l: &Local, sharded: &Sharded) -> Result<(), Violation> {
+    references::locals([l], Some(sharded))?;
     let body = &l.body;
     let n = body.nodes.len();
     if [l.chunks.len(), l.accumulate.len(), l.source.len(), l.reasons.len()] != [n; 4] {

@@ -25,7 +25,7 @@ mod stage;
 mod stages;
 mod sums;
 
-use crate::{LocusPart, Violation};
+use crate::{LocusPart, Violation, references};
 use ir::local::Local as Graph;
 use ir::sharded::Sharded;
 use shards::Places;
@@ -38,6 +38,8 @@ use sums::Sums;
 /// # Errors
 /// The first node that does not hold what it claims to.
 pub fn verify(s: &Sharded, stages: &[Graph]) -> Result<(), Violation> {
+    references::sharded(s)?;
+    references::locals(stages, Some(s))?;
     let (mut places, mut sums) = (Places::new(s), Sums::default());
     for local in stages {
         let users = local.body.users();

@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
 
     /// The digits of index `i * stride`, i below `extent`.
     pub fn step(&mut self, extent: u64, stride: u64) -> Option<Digits> {
-        if extent == 1 || stride == 0 {
+        if extent <= 1 || stride == 0 {
             return Some(Digits::new([(extent, 0)]));
         }
         let (mut m, mut q, mut out) = (extent, stride, vec![]);

@@ -227,7 +227,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn step(&mut self, extent: u64, stride: u64) -> Option<Digits> {
-        if extent == 1 || stride == 0 {
+        if extent <= 1 || stride == 0 {
             return Some(Digits::new([(extent, 0)]));
         }
         let (mut m, mut r) = (extent, stride);
