@@ -13,7 +13,7 @@ use ir::kernel::{Family, Kernel};
 use ir::mesh::{Axis, Mesh};
 use ir::op::{DType, Op, Reduce, Scalar};
 use ir::program::Phase;
-use ir::program::{Action, Arena, Buffer, BufferId, Collective, Content, Extent, Job, Place, Program, Stage};
+use ir::program::{Action, Arena, Buffer, BufferId, Content, Extent, Job, Place, Program, Stage};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -387,8 +387,8 @@ fn action_sound(job: &Job, program: &Program, action: &Action) -> Checked {
             let subs = group.subs.iter().filter(|u| group.stages.is_none() || mesh[**u].axis != Axis::Pp);
             let members = product(subs.map(|u| mesh[*u].size).chain([stages]))?;
             let (give, get) = kind.elements(1, members);
-            if let Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) = kind {
-                ensure((*reduce == Reduce::Any) == (*dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
+            if let Some(reduce) = kind.reduction() {
+                ensure((reduce == Reduce::Any) == (*dtype == DType::Bool), || format!("a reduction `{}` of {}", reduce.name(), dtype.name()))?;
             }
             place_sound(mesh, program, src, *dtype, product([*count, give])?)?;
             place_sound(mesh, program, dst, *dtype, product([*count, get])?)

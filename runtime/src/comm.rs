@@ -1,7 +1,7 @@
 //! What connects ranks.
 
 use crate::device::{Location, Memory};
-use ir::op::{DType, Reduce};
+use ir::op::DType;
 use ir::program::{Channel, Collective, Phase};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -38,15 +38,11 @@ pub struct Terms {
 
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reduce = match self.kind {
-            Collective::AllReduce(r) | Collective::ReduceScatter(r) => match r {
-                Reduce::Sum => " sum",
-                Reduce::Max => " max",
-                Reduce::Any => " any",
-            },
-            Collective::AllGather | Collective::AllToAll | Collective::Shift => "",
-        };
-        write!(f, "{}{reduce} of {} {}", self.kind.name(), self.count, self.dtype.name())
+        write!(f, "{}", self.kind.name())?;
+        if let Some(reduce) = self.kind.reduction() {
+            write!(f, " {}", reduce.name())?;
+        }
+        write!(f, " of {} {}", self.count, self.dtype.name())
     }
 }
 

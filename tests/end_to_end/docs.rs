@@ -66,6 +66,30 @@ fn commands_in_the_documentation_run() {
     assert!(ran > 0, "no block is marked `console`");
 }
 
+/// All files of Rust below a folder of sources.
+fn sources(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
+    let built = |p: &Path| p.file_name().is_some_and(|n| n == "target" || n == "out" || n.to_string_lossy().starts_with('.'));
+    let of = |p: std::path::PathBuf| if p.is_dir() { sources(&p) } else { vec![p.display().to_string()] };
+    entries.filter(|p| !built(p)).flat_map(of).filter(|p| p.ends_with(".rs")).collect()
+}
+
+/// Files that a text names in backticks.
+fn named(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.lines().flat_map(|l| l.split('`').skip(1).step_by(2));
+    quoted.filter(|w| w.ends_with(".rs") && w.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c)))
+}
+
+#[test]
+fn sources_that_the_documentation_names_are_there() {
+    let all = sources(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let text = documents().iter().map(|d| fs::read_to_string(d).expect("UTF-8")).collect::<String>();
+    assert!(named(&text).count() > 50, "documents name sources");
+    let gone: Vec<&str> = named(&text).filter(|w| !all.iter().any(|p| p.ends_with(&format!("/{w}")))).collect();
+    assert_eq!(gone, Vec::<&str>::new());
+    assert_eq!(named("`a/b.rs` and `c.rs`, not `x = y.rs` nor d.rs").collect::<Vec<_>>(), ["a/b.rs", "c.rs"]);
+}
+
 #[test]
 fn blocks_are_found_whole() {
     let text = "```mdl\nmodel m() {}\n```\ntext\n```console\n$ mcc check a.mdl  # as it is\nmcc run \\\n  a.mcc\n\nmake demo\n```\n";

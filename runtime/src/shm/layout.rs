@@ -3,7 +3,7 @@
 use crate::executor::peer;
 use crate::target::Target;
 use ir::op::DType;
-use ir::program::{Action, Channel, Collective, Job};
+use ir::program::{Action, Channel, Job};
 use std::collections::BTreeMap;
 
 /// A cache line; everything begins at one.
@@ -141,10 +141,7 @@ impl Needs {
             match &command.action {
                 Action::Collective { kind, group, dtype, count, .. } => {
                     let members = &members[group.index()];
-                    let parts = match kind {
-                        Collective::AllReduce(_) | Collective::AllGather | Collective::Shift => 1,
-                        Collective::ReduceScatter(_) | Collective::AllToAll => members.len() as u64,
-                    };
+                    let (parts, _) = kind.parts(members.len() as u64);
                     // Every part of a chunk begins at a line.
                     let bytes = (count * width(*dtype)).next_multiple_of(LINE).min(CHUNK.max(parts * LINE) / parts) / LINE * LINE * parts;
                     let most = groups.entry(members.clone()).or_insert(LINE);
