@@ -225,7 +225,6 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["use-precision-aware-optimizer", "main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"], Nothing("optimizer states are f32")),
     // Steps and data.
     (&["train-samples", "max-steps", "num-train-epochs", "num-epochs", "max-epochs", "training.steps", "max-iters"], Flag("run", "--steps")),
-    (&["exit-interval", "exit-duration-in-mins"], Flag("run", "--steps")),
     (
         &[
             "data-path",

@@ -64,6 +64,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         eval_interval: args.eval_interval,
         eval_batches: args.eval_iters,
         steps: args.steps,
+        exit_interval: args.exit_interval,
+        exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
         init: args.init.clone(),
         resume: args.resume.clone(),
         save: args.save.clone(),

@@ -26,8 +26,9 @@ pub enum OnNonfinite {
     Skip { most: u64 },
 }
 
-/// What every rank is to do.
+/// What every rank is to do. A rank of another build is told what it does not know, and refuses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Orders {
     pub artifact: PathBuf,
     /// [`crate::artifact::Artifact::id`].
@@ -39,6 +40,8 @@ pub struct Orders {
     /// Most global batches of a held-out loss.
     pub eval_batches: u64,
     pub steps: u64,
+    /// The run ends early after a step that is a multiple of it; 0 is never.
+    pub exit_interval: u64,
     pub init: Option<PathBuf>,
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,

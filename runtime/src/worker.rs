@@ -235,6 +235,9 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
             }
             OnNonfinite::Stop | OnNonfinite::Skip { .. } => {}
         }
+        if orders.exit_interval > 0 && done.is_multiple_of(orders.exit_interval) {
+            break;
+        }
     }
     rank.settle(&idle(done), shm)?;
     if !timed.is_empty() {

@@ -1,6 +1,6 @@
 //! What `mcc run` takes.
 
-use super::values::{from_one, threads, whole};
+use super::values::{from_one, minutes, threads, whole};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -67,6 +67,12 @@ pub struct RunArgs {
     /// Default: all of a .npy, else the schedule's, else once through the data
     #[arg(long, visible_alias = "train-iters", value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
+    /// End the run early, with everything saved and exit code 75, after a step that is a multiple of N; 0 is never
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
+    pub exit_interval: u64,
+    /// End it so after the step that is under way M minutes from the run's start, for a job whose time is limited: 0.5 is half a minute
+    #[arg(long, visible_alias = "exit-duration", value_name = "M", value_parser = minutes)]
+    pub exit_duration_in_mins: Option<f64>,
     /// Initial weights, whole tensors under mcc's names; by default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub init: Option<PathBuf>,

@@ -47,6 +47,11 @@ pub fn factor(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0, "above 0, such as 1.25")
 }
 
+/// Minutes: above 0, and at most those of a century.
+pub fn minutes(text: &str) -> Result<f64, String> {
+    number(text, |x| x > 0.0 && x <= 60.0 * 24.0 * 36_525.0, "of minutes, such as 0.5 or 230")
+}
+
 /// A number above 0 that ranks compute with: a loss scale, an epsilon.
 pub fn above_zero(text: &str) -> Result<f64, String> {
     single(text, |x| x > 0.0, "above 0, such as 1.25")

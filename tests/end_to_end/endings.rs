@@ -112,6 +112,26 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
 }
 
 #[test]
+fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
+    let whole = Whole::new();
+    let run = |flags: &str| whole.dir.line(&format!("{RUN} --save w --save-state s --metrics m {flags}"));
+    for (k, resume) in ["", "--force --resume s", "--force --resume s"].into_iter().enumerate() {
+        let ran = run(&format!("--exit-interval 25 {resume}"));
+        let end = [25, 50, STEPS][k];
+        assert_eq!(ran.code, Some(if end < STEPS { 75 } else { 0 }), "{}", ran.stderr);
+        assert_eq!(ran.stderr.contains(&format!("ended early, after step {end}")), end < STEPS, "{}", ran.stderr);
+        assert_eq!(losses(&whole.dir, "m"), whole.losses[..end as usize]);
+    }
+    whole.is("w", "s");
+    whole.forget(&["w", "s", "m"]);
+    let ran = run("--exit-duration-in-mins 1e-5");
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    let ran = run("--force --resume s --exit-duration 60");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    whole.is("w", "s");
+}
+
+#[test]
 fn a_run_whose_reader_leaves_saves() {
     let whole = Whole::new();
     for case in 0..count() {

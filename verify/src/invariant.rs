@@ -109,7 +109,7 @@ invariants! {
     131 GraphsOfLevel "Below the logical level, the graphs of a step and of an evaluation are sharded."
     132 AxisSizes "The mesh of a graph has no empty axis, less than 2^32 ranks and microbatches, and as many axes in its stages."
     133 GraphNames "What a graph names exists: parameters, inputs, tables, digits of dims, and values of the sharded graph."
-    134 GraphSizes "Dims and index maps have an element at least, and less than 2^48, as values and buckets have."
+    134 GraphSizes "Dims and index maps have an element at least, and less than 2^54, as values and buckets have."
     135 StageOfGraph "A local graph belongs to one stage or more, each with a parameter for each of its slots."
     136 OperandCount "A node has as many operands as its op takes."
 

@@ -14,8 +14,9 @@ use ir::module::{Graphs, Whole};
 use ir::op::{Op, Scalar};
 use ir::sharded::Sharded;
 
-/// Below which numbers of elements, indices and ranks lie: sums and products of two of their roots do not overflow.
-const MOST: u64 = 1 << 48;
+/// Below which numbers of elements, indices and ranks lie: texts have tensors of 2^53 elements at most, and what has no room for as
+/// many is an error of the user's much later (E0644).
+const MOST: u64 = 1 << 54;
 
 /// The sharded graph of a module that is to have one, with what it names.
 ///

@@ -45,7 +45,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
                 for d in over.iter().filter(|d| padded.contains(d)) {
                     let [x, y] = [0, 1].map(|k| known[&(node.args[k], *d)]);
                     // A factor that is zero makes the product zero if the other one is finite.
-                    if !x.zero && !(y.zero && x.finite) {
+                    if !(x.zero || y.zero && x.finite) {
                         node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), 0.0);
                     }
                     if !y.finite {

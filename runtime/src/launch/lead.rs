@@ -83,9 +83,10 @@ pub fn conduct(
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
-    let mut looked = Instant::now();
+    let begun = Instant::now();
+    let mut looked = begun;
     while !ranks.finished() {
-        if options.stop.is_asked() {
+        if options.stop.is_asked() || options.exit_duration.is_some_and(|most| begun.elapsed() >= most) {
             ranks.stop();
         }
         match ranks.listen(TICK).map(|said| course.believed(said)) {

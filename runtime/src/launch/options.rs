@@ -30,6 +30,10 @@ pub struct RunOptions {
     pub eval_batches: u64,
     /// Default: all of the data if it ends, else the schedule's steps, else once through the data.
     pub steps: Option<u64>,
+    /// The run ends early after a step that is a multiple of it; 0 is never.
+    pub exit_interval: u64,
+    /// The run ends early after the step that is under way when it has taken so long; of a world, by rank 0's clock.
+    pub exit_duration: Option<Duration>,
     pub init: Option<PathBuf>,
     /// What `save_state` wrote: the run goes on after that step, with that run's seed.
     pub resume: Option<PathBuf>,
@@ -74,6 +78,8 @@ impl RunOptions {
             eval_interval: 0,
             eval_batches: 8,
             steps: None,
+            exit_interval: 0,
+            exit_duration: None,
             init: None,
             resume: None,
             save: None,

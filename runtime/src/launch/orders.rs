@@ -122,6 +122,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         eval_interval: options.eval_interval,
         eval_batches: options.eval_batches,
         steps,
+        exit_interval: options.exit_interval,
         init: options.init.as_ref().map(absolute).transpose()?,
         save: saved(&options.save)?,
         save_state: saved(&options.save_state)?,

@@ -25,6 +25,7 @@ fn orders() -> Orders {
         eval_interval: 2,
         eval_batches: 1,
         steps: 4,
+        exit_interval: 0,
         init: None,
         resume: None,
         save: None,
