@@ -20,7 +20,8 @@ error: bug in mcc: after `events`: V803: stage 0, train, forward microbatch 1, c
 ```
 
 A number keeps its meaning: one that is no longer checked is not given to another invariant. Most have a file in
-[`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place; the others are broken by tests of `verify` and of passes.
+[`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place; the others
+are broken by tests of `verify` and of passes.
 ",
     );
     for group in GROUPS {
