@@ -30,7 +30,7 @@ demo: build
 	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi
 	target/release/mcc compile models/gpt2.mdl --tp 2 --pp 2 --micro-batch-size 4 --global-batch-size 16 \
 	  -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128 --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 10 --lr-decay-iters $(STEPS) -o $(OUT)/gpt2.mcc
-	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --force --metrics $(OUT)/metrics.jsonl --save $(OUT)/gpt2.safetensors
+	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --force --metrics $(OUT)/metrics.jsonl --save-weights $(OUT)/gpt2.safetensors
 	@echo
 	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, the losses in $(OUT)/metrics.jsonl, the weights in $(OUT)/gpt2.safetensors."
 	@echo "Next: target/release/mcc dump $(OUT)/gpt2.mcc --level local        # what each rank computes, with every collective and its reason"

@@ -48,7 +48,7 @@ def prepare(settings, config):
     write_data(config, BATCHES, work / "data.npy")
     artifact = work / "init.mcc"
     compile_mcc(settings.mcc, config, artifact, work / "init-cache")
-    command = [settings.mcc, "run", artifact, "--data", work / "data.npy", "--steps", "0", "--save", work / "weights.safetensors"]
+    command = [settings.mcc, "run", artifact, "--data", work / "data.npy", "--steps", "0", "--save-weights", work / "weights.safetensors"]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise Failure((done.stdout + done.stderr).strip()[-400:])

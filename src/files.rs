@@ -90,7 +90,7 @@ impl Kind {
         let (artifact, path) = (path.with_extension("mcc"), path.display());
         match self {
             Kind::Artifact => {
-                Some(format!("`mcc run {path} --data FILE` trains it (`--save` saves its weights), `mcc dump {path}` shows its programs"))
+                Some(format!("`mcc run {path} --data FILE` trains it (`--save-weights` saves its weights), `mcc dump {path}` shows its programs"))
             }
             Kind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
             Kind::Text => {
@@ -154,7 +154,7 @@ impl Wanted {
             Wanted::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
             Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
             Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
-            Wanted::Weights => "`mcc run --save` writes such, and `mcc import hf` makes one of foreign weights".into(),
+            Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
             Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
@@ -242,7 +242,7 @@ fn beside(path: &Path, wanted: Wanted) -> Option<PathBuf> {
 
 /// The flags of what a run writes, with their files.
 fn written(args: &RunArgs) -> impl Iterator<Item = (&'static str, &Path)> {
-    let files = [("--save", &args.save), ("--save-state", &args.save_state), ("--metrics", &args.metrics), ("--trace", &args.trace)];
+    let files = [("--save-weights", &args.save_weights), ("--save-state", &args.save_state), ("--metrics", &args.metrics), ("--trace", &args.trace)];
     files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
 }
 
@@ -262,7 +262,7 @@ pub fn apart(args: &RunArgs) -> Result<(), Failure> {
         ("--secret-file", Vec::from_iter(args.secret_file.clone())),
     ];
     let begins = |flag: &str| matches!(flag, "--init" | "--resume");
-    let saves = |flag: &str| matches!(flag, "--save" | "--save-state");
+    let saves = |flag: &str| matches!(flag, "--save-weights" | "--save-state");
     let mut others: Vec<(&str, PathBuf)> = read.into_iter().flat_map(|(flag, files)| files.into_iter().map(move |f| (flag, f))).collect();
     for (flag, file) in written(args) {
         let shown = file.display();

@@ -278,7 +278,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     // Checkpoints.
     (&["load", "checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from", "resume-if-exists"], Flag("run", "--resume")),
     (&["pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng", "initial-load-path"], Flag("run", "--init")),
-    (&["no-save-optim", "no-save-rng", "last-save-model-only"], Flag("run", "--save")),
+    (&["no-save-optim", "no-save-rng", "last-save-model-only"], Flag("run", "--save-weights")),
     (
         &[
             "save-interval",

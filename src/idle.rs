@@ -164,14 +164,14 @@ const RUN: &[Rule<RunArgs>] = &[
     ),
     rule(
         &["--save-state"],
-        |a| a.save.is_some() && a.save == a.save_state,
+        |a| a.save_weights.is_some() && a.save_weights == a.save_state,
         Refused,
-        "names the file of `--save`, and one would replace the other",
+        "names the file of `--save-weights`, and one would replace the other",
         "two names; `--init` reads weights from either",
     ),
     rule(
         &["--metrics"],
-        |a| a.metrics.is_some() && [&a.save, &a.save_state, &a.trace].contains(&&a.metrics),
+        |a| a.metrics.is_some() && [&a.save_weights, &a.save_state, &a.trace].contains(&&a.metrics),
         Refused,
         "names a file that something else is written to",
         "a name of its own, such as `--metrics metrics.jsonl`",

@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
         init: args.init.clone(),
         resume: args.resume.clone(),
-        save: args.save.clone(),
+        save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
         metrics: args.metrics.clone(),
         existing,
@@ -131,7 +131,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     if says && summary.skipped > 0 {
         progress!("{} of {} steps were skipped: loss or gradient norm not finite", summary.skipped, summary.steps);
     }
-    let saved: Vec<_> = args.save.iter().chain(&args.save_state).collect();
+    let saved: Vec<_> = args.save_weights.iter().chain(&args.save_state).collect();
     if says {
         saved.iter().for_each(|file| progress!("saved {}", file.display()));
     }

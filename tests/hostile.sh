@@ -24,7 +24,7 @@ declare -a ranks=()
 # rank N NAME: starts one of four ranks, of which two are on each machine, and which save NAME.safetensors.
 rank() {
   on $(($1 / 2)) env RANK="$1" WORLD_SIZE=4 LOCAL_RANK=$(($1 % 2)) LOCAL_WORLD_SIZE=2 GROUP_RANK=$(($1 / 2)) MASTER_ADDR=node0 MASTER_PORT=29500 \
-    "$mcc" run model.mcc --data corpus.txt --steps "$steps" --force --save "$2.safetensors" > "log$1" 2>&1 &
+    "$mcc" run model.mcc --data corpus.txt --steps "$steps" --force --save-weights "$2.safetensors" > "log$1" 2>&1 &
   ranks[$1]=$!
 }
 
@@ -87,7 +87,7 @@ deceived() {
   on 1 env "${secret[@]}" MCC_TEST_FALSE_RANK_0="node1 29501 pair.mcc trap.mcc ${1/stranger/orders}" "$attacker" --exact worlds::besieged::false_rank_0 > false.log 2>&1 &
   local false=$!
   on 0 env RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 MASTER_ADDR=node1 MASTER_PORT=29501 \
-    "$mcc" run pair.mcc --data corpus.txt --steps 4 --force --save deceived.safetensors > deceived.log 2>&1 || status=$?
+    "$mcc" run pair.mcc --data corpus.txt --steps 4 --force --save-weights deceived.safetensors > deceived.log 2>&1 || status=$?
   wait $false || true
   [ $status = 1 ] && grep -q "$2" deceived.log || { cat deceived.log false.log; echo "FAILED  a false rank 0 ($1): status $status"; exit 1; }
   [ ! -e deceived.safetensors ] && [ ! -e stolen.safetensors ] || { echo "FAILED  a rank saved for a false rank 0 ($1)"; exit 1; }

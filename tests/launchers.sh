@@ -102,8 +102,8 @@ both() {
 cat /usr/share/common-licenses/* > corpus.txt
 "$mcc" compile "$models/gpt2.mdl" --tp 2 --pp 2 --micro-batch-size 2 --global-batch-size 8 \
   -D vocab=256 -D hidden=64 -D heads=4 -D layers=4 -D seq=64 -o model.mcc > /dev/null
-$run --steps 5 --force --save alone.safetensors > /dev/null
-saves="$run --steps 5 --force --save saved.safetensors"
+$run --steps 5 --force --save-weights alone.safetensors > /dev/null
+saves="$run --steps 5 --force --save-weights saved.safetensors"
 machines
 
 if [ -n "$torchrun" ]; then
@@ -128,10 +128,10 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
     ln -sf "$driver" libraries/libcuda.so.1
     ln -sf "$driver" libraries/libnccl.so.2
     "$mcc" compile "$models/gpt2.mdl" --target sm_80 --tp 2 --pp 2 -D vocab=256 -D hidden=32 -D heads=2 -D head_dim=16 -D layers=2 -D seq=8 -o gpu.mcc > /dev/null
-    "$mcc" run gpu.mcc --device emulated --data corpus.txt --steps 3 --force --save emulated.safetensors > /dev/null
+    "$mcc" run gpu.mcc --device emulated --data corpus.txt --steps 3 --force --save-weights emulated.safetensors > /dev/null
     wanted=emulated.safetensors same "srun, two GPUs of the stand-in a machine, NCCL" \
       on 0 env LD_LIBRARY_PATH="$dir/libraries" EMULATED_GPUS=2 EMULATED_NCCL_SOCKETS="$dir/sockets" \
-      srun $step "$mcc" run gpu.mcc --device cuda --exchanges nccl --data corpus.txt --steps 3 --force --save saved.safetensors
+      srun $step "$mcc" run gpu.mcc --device cuda --exchanges nccl --data corpus.txt --steps 3 --force --save-weights saved.safetensors
   else
     echo "left    GPUs of the stand-in: no $driver"
   fi

@@ -46,7 +46,7 @@ pub struct Orders {
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
     /// Where the ranks write what is to be saved, which has its own name only when it is complete.
-    pub save: Option<SaveFile>,
+    pub save_weights: Option<SaveFile>,
     pub save_state: Option<SaveFile>,
     /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
     pub threads: Option<usize>,

@@ -249,7 +249,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     }
     saveable(&rank, job, orders)?;
     let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
-    for (file, layout) in [(&orders.save, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
+    for (file, layout) in [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
             let shared = orders.spread.is_some();
             save(&rank, &layout, &file.at).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), step: done, cause, shared })?;
@@ -302,7 +302,7 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
 
 /// Whether all numbers of this rank are finite that are to be saved.
 fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders) -> Result<(), WorkerError> {
-    if orders.save.is_none() && orders.save_state.is_none() {
+    if orders.save_weights.is_none() && orders.save_state.is_none() {
         return Ok(());
     }
     let mut wrong = None;

@@ -54,7 +54,7 @@ fn a_run_resumed_on_another_mesh_ends_as_if_it_had_never_stopped() {
     let options = RunOptions { steps: Some(2), seed: 3, save_state: Some(first.path("state")), ..first.options() };
     run(&first.artifact, &options, &mut |_| {}).unwrap();
     let second = Bench::native(&fixture::job(&other), &other);
-    let options = RunOptions { init: None, resume: Some(first.path("state")), save: Some(second.path("out")), ..second.options() };
+    let options = RunOptions { init: None, resume: Some(first.path("state")), save_weights: Some(second.path("out")), ..second.options() };
     let mut steps = vec![];
     run(&second.artifact, &options, &mut |p| steps.push(p.step)).unwrap();
     assert_eq!(steps, [3, 4]);
@@ -70,7 +70,7 @@ fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
     let bench = Bench::native(&fixture::job(&split), &split);
     const MANY: u64 = 60;
     bench.feed(MANY);
-    let whole = RunOptions { save: Some(bench.path("whole")), ..bench.options() };
+    let whole = RunOptions { save_weights: Some(bench.path("whole")), ..bench.options() };
     let mut losses = vec![];
     run(&bench.artifact, &whole, &mut |p| losses.push(p.loss)).unwrap();
     for at in [0, 1, 2, 17, MANY] {
@@ -92,7 +92,7 @@ fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
         if ended == Ended::Whole {
             continue;
         }
-        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save: Some(bench.path("out")), ..bench.options() };
+        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
         let summary = run(&bench.artifact, &rest, &mut |p| {
             assert_eq!(p.step, seen.len() as u64 + 1);
             seen.push(p.loss);
@@ -107,7 +107,7 @@ fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
 fn native_kernels_on_threads_train_like_interpreted_ones() {
     for split in [Split { microbatches: 1, pp: 1, dp: 1, tp: 1 }, Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }] {
         let bench = Bench::native(&fixture::job(&split), &split);
-        let options = RunOptions { steps: Some(1), threads_per_rank: Some(2), save: Some(bench.path("out")), ..bench.options() };
+        let options = RunOptions { steps: Some(1), threads_per_rank: Some(2), save_weights: Some(bench.path("out")), ..bench.options() };
         let summary = run(&bench.artifact, &options, &mut |_| {}).unwrap();
         let (loss, norm, w, _) = fixture::expected(TRAINING);
         let last = summary.last.unwrap();
@@ -124,7 +124,7 @@ fn streams_at_once_give_the_bits_of_list_order() {
     for split in [Split { microbatches: 2, pp: 2, dp: 1, tp: 2 }, Split { microbatches: 2, pp: 1, dp: 2, tp: 2 }] {
         let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
         let saved = |order: Order| {
-            let options = RunOptions { save: Some(bench.path("out")), order, ..bench.options() };
+            let options = RunOptions { save_weights: Some(bench.path("out")), order, ..bench.options() };
             let mut losses = vec![];
             run(&bench.artifact, &options, &mut |p| losses.push((p.loss, p.grad_norm))).unwrap();
             (fs::read(bench.path("out")).unwrap(), losses)
@@ -173,7 +173,7 @@ fn a_launcher_that_is_killed_leaves_no_rank_behind() {
         bench.feed(100_000);
         let save = bench.path("out");
         println!("{}", bench.dir.path().display());
-        let _ = run(&bench.artifact, &RunOptions { save: Some(save), ..bench.options() }, &mut |p| {
+        let _ = run(&bench.artifact, &RunOptions { save_weights: Some(save), ..bench.options() }, &mut |p| {
             if p.step == 1 {
                 println!("{:?}", children());
             }
@@ -272,7 +272,7 @@ fn weights_that_are_not_finite_are_never_saved() {
     fs::write(&out, "of another run").unwrap();
     let options = |steps| RunOptions {
         steps: Some(steps),
-        save: Some(out.clone()),
+        save_weights: Some(out.clone()),
         save_state: Some(bench.path("state")),
         existing: Existing::Replace,
         ..bench.options()
@@ -295,7 +295,7 @@ fn a_run_whose_steps_are_skipped_ends_with_an_error() {
         let mut x = inputs["x"].data.repeat(STEPS as usize);
         x[(row * (first - 1)) as usize..].fill(f64::INFINITY);
         npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
-        let options = RunOptions { on_nonfinite: OnNonfinite::Skip { most }, save: Some(bench.path("out")), ..bench.options() };
+        let options = RunOptions { on_nonfinite: OnNonfinite::Skip { most }, save_weights: Some(bench.path("out")), ..bench.options() };
         let mut done = 0;
         let outcome = run(&bench.artifact, &options, &mut |p| done = p.step).map(|s| s.skipped).map_err(|e| e.to_string());
         (outcome, done, fs::remove_file(bench.path("out")).is_ok())
@@ -333,7 +333,7 @@ fn wrong_options_are_refused_before_any_rank_starts() {
     assert!(refused(RunOptions { steps: Some(9), ..bench.options() }).contains("has 4 steps; step 5 was asked for"));
     assert!(refused(RunOptions { init: Some(bench.path("x.npy")), ..bench.options() }).contains("is not a safetensors file"));
     assert!(refused(RunOptions { rank_binary: bench.path("missing"), ..bench.options() }).contains("could not be started"));
-    assert!(refused(RunOptions { save: Some(bench.path("none/out")), ..bench.options() }).contains("none/out"));
+    assert!(refused(RunOptions { save_weights: Some(bench.path("none/out")), ..bench.options() }).contains("none/out"));
     assert!(refused(RunOptions { rank_binary: "/bin/false".into(), ..bench.options() }).contains("ended with code 1 at the start"));
 }
 

@@ -36,7 +36,7 @@ pub enum Export {
 
 #[derive(Args)]
 pub struct ExportArgs {
-    /// Weights under mcc's names, as `mcc run --save` writes them
+    /// Weights under mcc's names, as `mcc run --save-weights` writes them
     pub weights: PathBuf,
     /// The model text that they belong to [default: the one that the weights have with them]
     #[arg(long, value_name = "MODEL.mdl")]

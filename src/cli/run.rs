@@ -81,14 +81,14 @@ pub struct RunArgs {
     pub resume: Option<PathBuf>,
     /// Where to write the trained weights
     #[arg(long, value_name = "WEIGHTS.safetensors")]
-    pub save: Option<PathBuf>,
+    pub save_weights: Option<PathBuf>,
     /// Where to write what `--resume` needs: weights, optimizer states and the step
     #[arg(long, value_name = "STATE.safetensors")]
     pub save_state: Option<PathBuf>,
     /// One JSON object per step; a run that resumes appends to it
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// Replace what exists of --save, --save-state, --metrics and --trace; without it the run is refused. What --resume reads may always be saved to
+    /// Replace what exists of --save-weights, --save-state, --metrics and --trace; without it the run is refused. What --resume reads may always be saved to
     #[arg(long)]
     pub force: bool,
     /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]

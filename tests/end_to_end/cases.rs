@@ -62,7 +62,7 @@ fn trained(dir: &Dir, case: &str, Series { seq, .. }: &Series) -> Trained {
     let further = FURTHER.into_iter().map(|name| (name, format!("{from}/{name}.npy"))).filter(|(_, path)| PathBuf::from(path).exists());
     let further: String = further.map(|(name, path)| format!(" --data {name}={path}")).collect();
     let data = if further.is_empty() { format!("--data {from}/tokens.npy") } else { format!("--data tokens={from}/tokens.npy{further}") };
-    dir.line(&format!("run out.mcc {data} --init model/weights.safetensors --save trained.safetensors --metrics m.jsonl")).succeeds();
+    dir.line(&format!("run out.mcc {data} --init model/weights.safetensors --save-weights trained.safetensors --metrics m.jsonl")).succeeds();
     dir.line(&format!("export hf trained.safetensors --model model/model.mdl -D seq={seq} -o exported")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect::<Vec<f64>>();

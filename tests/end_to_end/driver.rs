@@ -63,7 +63,7 @@ fn all_ways_are_one(compile: &str, [host, nccl]: [&str; 2]) {
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
     dir.line(&format!("compile {compile} -o out.mcc")).succeeds();
     // The learning rate changes with each step: graphs get other parameters.
-    let run = "run out.mcc --data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1 --force --metrics m.jsonl --save w.safetensors --device";
+    let run = "run out.mcc --data text.txt --steps 4 --valid-data text.txt --eval-interval 2 --eval-iters 1 --force --metrics m.jsonl --save-weights w.safetensors --device";
     dir.line(&format!("{run} emulated")).succeeds();
     let want = trained(&dir);
     for (how, machine) in [
@@ -119,7 +119,7 @@ fn waits_of_streams_for_each_other_that_are_left_out_are_noticed() {
     let dir = Dir::new();
     dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ");
     dir.line(&format!("compile {{models}}/gpt2.mdl {TINY} -D layers=1 -D heads=2 --tp 2 --target sm_80 -o out.mcc")).succeeds();
-    let run = "run out.mcc --data text.txt --steps 1 --force --metrics m.jsonl --save w.safetensors --device cuda --exchanges nccl";
+    let run = "run out.mcc --data text.txt --steps 1 --force --metrics m.jsonl --save-weights w.safetensors --device cuda --exchanges nccl";
     on_driver(&dir, run, &[("EMULATED_GPUS", "2")]).succeeds();
     let want = trained(&dir);
     for wait in 1..=8 {

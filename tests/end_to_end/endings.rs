@@ -42,7 +42,7 @@ impl Whole {
         let model = "-D vocab=256 -D hidden=32 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
         dir.line(&format!("compile {{models}}/gpt2.mdl {model} --tp 2 -o out.mcc")).succeeds();
         let start = Instant::now();
-        dir.line(&format!("{RUN} --save whole --save-state whole-state --metrics whole-metrics")).succeeds();
+        dir.line(&format!("{RUN} --save-weights whole --save-state whole-state --metrics whole-metrics")).succeeds();
         let took = start.elapsed();
         let read = |name: &str| fs::read(dir.path(name)).expect("saved");
         let (weights, state, losses) = (read("whole"), read("whole-state"), losses(&dir, "whole-metrics"));
@@ -76,7 +76,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
     let whole = Whole::new();
     let (mut early, mut done, mut unheard) = (0, 0, 0);
     for case in 0..count() {
-        let run = whole.start("--save w --save-state s --metrics m");
+        let run = whole.start("--save-weights w --save-state s --metrics m");
         std::thread::sleep(Duration::from_micros(random(1, case, whole.took.as_micros() as u64)));
         let signal = ["TERM", "INT", "HUP", "USR1"][case as usize % 4];
         let target = if random(2, case, 2) == 0 { run.id().to_string() } else { format!("-{}", run.id()) };
@@ -91,7 +91,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
             Some(75) => {
                 assert!(ran.stderr.contains("ended early, after step"), "{said}");
                 let steps = losses(&whole.dir, "m").len();
-                let ran = whole.dir.line(&format!("{RUN} --resume s --save-state s --save w --force --metrics m"));
+                let ran = whole.dir.line(&format!("{RUN} --resume s --save-state s --save-weights w --force --metrics m"));
                 assert_eq!(ran.code, Some(0), "{said}{}", ran.stderr);
                 assert!(losses(&whole.dir, "m") == whole.losses, "{said}: {steps} steps, then others");
                 whole.is("w", "s");
@@ -114,7 +114,7 @@ fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
 #[test]
 fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
     let whole = Whole::new();
-    let run = |flags: &str| whole.dir.line(&format!("{RUN} --save w --save-state s --metrics m {flags}"));
+    let run = |flags: &str| whole.dir.line(&format!("{RUN} --save-weights w --save-state s --metrics m {flags}"));
     for (k, resume) in ["", "--force --resume s", "--force --resume s"].into_iter().enumerate() {
         let ran = run(&format!("--exit-interval 25 {resume}"));
         let end = [25, 50, STEPS][k];
@@ -135,7 +135,7 @@ fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
 fn a_run_whose_reader_leaves_saves() {
     let whole = Whole::new();
     for case in 0..count() {
-        let mut run = whole.start("--save w --save-state s --log-interval 1");
+        let mut run = whole.start("--save-weights w --save-state s --log-interval 1");
         let lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
         let wanted = random(3, case, STEPS) as usize;
         assert_eq!(lines.take(wanted).filter(Result::is_ok).count(), wanted);
@@ -174,7 +174,7 @@ fn a_run_whose_disk_gets_full_saves() {
     let mut short = 0;
     for case in 0..count() {
         let words: Vec<&str> = way.iter().copied().chain(["sh", "-c", FULL, "sh"]).collect();
-        let mut script = whole.dir.within(&words, &format!("{RUN} --save disk/w --save-state disk/s --metrics disk/m"));
+        let mut script = whole.dir.within(&words, &format!("{RUN} --save-weights disk/w --save-state disk/s --metrics disk/m"));
         // Room for both files and, at times, for some of the metrics.
         let size = (whole.weights.len() + whole.state.len()).next_multiple_of(4096) as u64 + 4096 * (1 + random(4, case, 8));
         let after = random(5, case, whole.took.as_micros() as u64);
@@ -213,20 +213,20 @@ fn space_for_a_save_is_there_before_a_run_begins() {
     let kernels = fs::metadata(whole.dir.path("out.mcc/kernels.so")).expect("kernels").len() as usize;
     let room = whole.weights.len().max(kernels).div_ceil(1024);
     assert!(room * 1024 < bytes, "kernels of {kernels} bytes leave nothing to test");
-    let ran = limited(room, STEPS, "--force --save w --save-state s --metrics m");
+    let ran = limited(room, STEPS, "--force --save-weights w --save-state s --metrics m");
     let ran = ran.fails_with(&[&format!("`s` takes {bytes} bytes, which cannot be reserved: File too large"), "Nothing was trained"]);
     assert!(!ran.stderr.contains("/proc") && ran.stdout.is_empty(), "{}{}", ran.stdout, ran.stderr);
     assert_eq!(fs::read(whole.dir.path("s")).expect("still there"), b"the former state");
     assert!(!whole.dir.path("w").exists() && !whole.dir.path("m").exists());
-    limited(kernels / 2048, STEPS, "--save w").fails_with(&[
+    limited(kernels / 2048, STEPS, "--save-weights w").fails_with(&[
         &format!("`out.mcc/kernels.so`: it takes {kernels} bytes of memory that count as a file"),
         &format!("files may have {} here: `ulimit -f unlimited` lifts that limit", kernels / 2048 * 1024),
     ]);
     // Metrics beyond the limit end no run.
-    let ran = limited(room, STEPS, "--save w --metrics m").succeeds();
+    let ran = limited(room, STEPS, "--save-weights w --metrics m").succeeds();
     assert!(losses(&whole.dir, "m") == whole.losses, "{}", ran.stderr);
     whole.dir.write("m", format!("{{\"step\":0,\"note\":\"{}\"}}\n", "x".repeat(room * 1024 - 320)));
-    let ran = limited(room, STEPS + 3, "--resume whole-state --save w --force --metrics m").succeeds();
+    let ran = limited(room, STEPS + 3, "--resume whole-state --save-weights w --force --metrics m").succeeds();
     assert_eq!(ran.stderr.matches("warning: cannot write `m`: File too large").count(), 1, "{}", ran.stderr);
     let text = fs::read_to_string(whole.dir.path("m")).expect("metrics");
     assert!(text.ends_with("}\n") && text.lines().count() < 4, "{text}");
@@ -238,7 +238,7 @@ fn what_exists_is_replaced_by_force_alone() {
     for name in ["w", "s", "m", "t"] {
         whole.dir.write(name, "mine");
         let flag = match name {
-            "w" => "--save w",
+            "w" => "--save-weights w",
             "s" => "--save-state s",
             "m" => "--metrics m",
             _ => "--profile --trace t",
@@ -253,12 +253,12 @@ fn what_exists_is_replaced_by_force_alone() {
     // What a run goes on from may be its own end, and its metrics go on.
     let half = RUN.replace("--steps 60", "--steps 25");
     whole.dir.line(&format!("{half} --save-state s --metrics m --quiet")).succeeds();
-    whole.dir.line(&format!("{RUN} --resume s --save-state s --metrics m --save w")).succeeds();
+    whole.dir.line(&format!("{RUN} --resume s --save-state s --metrics m --save-weights w")).succeeds();
     // The schedule is that of 25 steps first.
     assert_eq!(losses(&whole.dir, "m").len() as u64, STEPS);
     // Nothing is in it that could be lost.
     whole.dir.write("empty", "");
-    whole.dir.line(&format!("{RUN} --save empty")).succeeds();
+    whole.dir.line(&format!("{RUN} --save-weights empty")).succeeds();
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn ctrl_c_twice_ends_a_run_at_once() {
     let whole = Whole::new();
     // The evaluation of the second step takes minutes.
     whole.dir.write("long.txt", "The quick brown fox jumps over the lazy dog. ".repeat(100_000));
-    let mut run = whole.start("--save w --valid-data long.txt --eval-interval 2 --eval-iters 1000000000");
+    let mut run = whole.start("--save-weights w --valid-data long.txt --eval-interval 2 --eval-iters 1000000000");
     let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
     assert!(lines.next().expect("a line").expect("read").starts_with("step      1/"));
     let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
@@ -282,7 +282,7 @@ fn ctrl_c_twice_ends_a_run_at_once() {
 #[test]
 fn a_signal_that_was_ignored_stays_ignored() {
     let whole = Whole::new();
-    let mut shell = whole.dir.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save w --log-interval 1"));
+    let mut shell = whole.dir.within(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], &format!("{RUN} --save-weights w --log-interval 1"));
     shell.stdout(Stdio::piped());
     let mut run = shell.spawn().expect("sh starts");
     let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();

@@ -52,7 +52,7 @@ fn shared_memory() -> Vec<String> {
 fn a_killed_rank_ends_the_run_and_is_named() {
     let dir = gpt2("--tp 2 --pp 2");
     let before = shared_memory();
-    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save w.safetensors --metrics m.jsonl".split(' '));
+    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save-weights w.safetensors --metrics m.jsonl".split(' '));
     let run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     wait_for("second step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 2).then_some(()));
     let ranks = children(run.id());
@@ -75,7 +75,7 @@ fn a_killed_rank_ends_the_run_and_is_named() {
 #[test]
 fn a_killed_launcher_takes_its_ranks_along() {
     let dir = gpt2("--tp 2");
-    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save w.safetensors --metrics m.jsonl".split(' '));
+    let mut run = dir.command("run out.mcc --data text.txt --steps 100000000 --save-weights w.safetensors --metrics m.jsonl".split(' '));
     let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("mcc starts");
     wait_for("first step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 1).then_some(()));
     let ranks = children(run.id());
@@ -207,12 +207,12 @@ fn bad_data_is_refused_before_ranks_start() {
     dir.write("empty.txt", "");
     dir.line("run out.mcc --data empty.txt").fails_with(&["empty.txt"]);
     dir.line("run out.mcc --data text.txt --steps 1 --seed 9007199254740992").fails_with(&["seed"]);
-    dir.line("run out.mcc --data text.txt --steps 1 --save no/such/w.safetensors").fails_with(&["no/such/w.safetensors"]);
+    dir.line("run out.mcc --data text.txt --steps 1 --save-weights no/such/w.safetensors").fails_with(&["no/such/w.safetensors"]);
 }
 
 /// The weights of a run without steps.
 fn weights(dir: &Dir) -> Weights {
-    dir.line("run out.mcc --data text.txt --steps 0 --save w.safetensors").succeeds();
+    dir.line("run out.mcc --data text.txt --steps 0 --save-weights w.safetensors").succeeds();
     load_weights(&dir.path("w.safetensors"))
 }
 
@@ -242,7 +242,7 @@ fn a_loss_that_is_not_finite_is_traced_to_the_rank_and_the_op() {
     // Layer 1 is the second stage's.
     bad.get_mut("layers.1.mlp.up.w").expect("a parameter").1.fill(3e38);
     save_weights(&dir.path("bad.safetensors"), &bad);
-    let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save never.safetensors");
+    let said = dir.line("run out.mcc --data text.txt --steps 2 --init bad.safetensors --save-weights never.safetensors");
     let said = said.fails_with(&["step 1", "is not finite", "rank 1"]).stderr;
     assert!(said.contains("layers.1.mlp"), "{said}");
     assert_eq!(dir.entries(), ["bad.safetensors", "out.mcc", "text.txt", "w.safetensors"]);
@@ -254,7 +254,7 @@ fn steps_that_are_not_finite_are_skipped_as_often_as_allowed_and_nothing_is_save
     let mut bad = weights(&dir);
     bad.get_mut("ln_f.w").expect("a parameter").1.fill(3e38);
     save_weights(&dir.path("bad.safetensors"), &bad);
-    let run = "run out.mcc --data text.txt --init bad.safetensors --save after.safetensors --on-nonfinite skip";
+    let run = "run out.mcc --data text.txt --init bad.safetensors --save-weights after.safetensors --on-nonfinite skip";
     dir.line(&format!("{run} --steps 2 --metrics m.jsonl")).fails_with(&["nothing was trained", "in all of 2 steps"]);
     assert!(crate::mcc::metrics(&dir.path("m.jsonl")).iter().all(|m| m["skipped"] == true && m["loss"].is_null()));
     dir.line(&format!("{run} --steps 9 --max-skips 3")).fails_with(&["3 steps in a row were skipped by step 3", "--max-skips allows 3"]);
@@ -273,7 +273,7 @@ fn more_rows_of_experts_than_there_is_room_for_stop_the_run_by_name() {
     for zero in [0, 1] {
         let mesh = format!("--dp 2 --ep 2 --zero {zero} --moe-buffer-factor 0.4");
         dir.line(&format!("compile {{models}}/mixtral.mdl -D vocab=256 {SMALL} {mesh} -o out.mcc")).succeeds();
-        let ran = dir.line("run out.mcc --data text.txt --steps 3 --save w.safetensors");
+        let ran = dir.line("run out.mcc --data text.txt --steps 3 --save-weights w.safetensors");
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         let told = [
             "error: rank ",

@@ -41,7 +41,7 @@ impl Trained {
 fn train(dir: &Dir, compile: &str, run: &str, target: &str) -> Trained {
     let device = if target == "cpu" { "cpu" } else { "emulated" };
     dir.line(&format!("{compile} --target {target} -o {target}.mcc")).succeeds();
-    dir.line(&format!("run {target}.mcc --device {device} {run} --force --metrics m.jsonl --save w.safetensors")).succeeds();
+    dir.line(&format!("run {target}.mcc --device {device} {run} --force --metrics m.jsonl --save-weights w.safetensors")).succeeds();
     let steps = metrics(&dir.path("m.jsonl"));
     let of = |name: &str| steps.iter().map(|s| s[name].as_f64().expect("a number")).collect();
     let weights = load_weights(&dir.path("w.safetensors"));

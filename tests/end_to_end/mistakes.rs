@@ -163,8 +163,8 @@ const TOGETHER: &[Mistake] = &[
     ("run a.mcc --data corpus.txt --trace t.json", 2, "--profile", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --resume s --seed 2", 2, "cannot be used with '--seed <S>'", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --steps 1 --init own.safetensors --seed 2", 0, "`--seed` does nothing: all weights are read", "leave it out"),
-    ("run a.mcc --data corpus.txt --save w --save-state w", 2, "names the file of `--save`", "two names"),
-    ("run a.mcc --data corpus.txt --save w --metrics w", 2, "names a file that something else is written to", "metrics.jsonl"),
+    ("run a.mcc --data corpus.txt --save-weights w --save-state w", 2, "names the file of `--save-weights`", "two names"),
+    ("run a.mcc --data corpus.txt --save-weights w --metrics w", 2, "names a file that something else is written to", "metrics.jsonl"),
     ("run a.mcc --data corpus.txt --max-skips 3", 2, "says how many steps in a row may be skipped", "add `--on-nonfinite skip`"),
     ("run a.mcc --data corpus.txt --bytes --data-dtype uint16", 2, "'--bytes' cannot be used with '--data-dtype <DTYPE>'", "Usage: mcc run"),
     ("run a.mcc --data corpus.txt --rendezvous node01:29500", 1, "did not start this process", "leave it out"),
@@ -208,10 +208,10 @@ const FILES: &[Mistake] = &[
     ("run a.mcc --data tokens=corpus.tx", 1, "`--data corpus.tx`: there is no such file", "did you mean `corpus.txt`?"),
     ("run a.mcc --data empty.txt", 1, "`empty.txt`: it is empty", "it is empty"),
     ("run a.mcc --data tokenz=corpus.txt", 1, "no input `tokenz`", "its inputs are tokens, targets"),
-    ("run a.mcc --data corpus.txt --init nope", 1, "`--init nope`: there is no such file", "`mcc run --save`"),
+    ("run a.mcc --data corpus.txt --init nope", 1, "`--init nope`: there is no such file", "`mcc run --save-weights`"),
     ("run a.mcc --data corpus.txt --init damaged.safetensors", 1, "`damaged.safetensors` is not a safetensors file", "header"),
     ("run a.mcc --data corpus.txt --resume nope", 1, "`--resume nope`: there is no such file", "`mcc run --save-state`"),
-    ("run a.mcc --data corpus.txt --save nowhere/w.safetensors", 1, "there is no directory `nowhere`", "`mkdir -p nowhere`"),
+    ("run a.mcc --data corpus.txt --save-weights nowhere/w.safetensors", 1, "there is no directory `nowhere`", "`mkdir -p nowhere`"),
     ("run a.mcc --data corpus.txt --metrics dir", 1, "`--metrics dir` is a directory", "`dir/metrics`"),
     ("import hf dir -o out -D a=2", 2, "--model <MODEL.mdl>", "Usage: mcc import hf"),
     ("import hf owner/name -o out", 1, "`owner/name`: there is no such directory", "`hf download owner/name --local-dir name`"),
@@ -254,7 +254,7 @@ const MIXED_UP: &[Mistake] = &[
     ("run a.mcc --data dir", 1, "`--data dir` is a directory, not a file of data", "token ids in a .bin or .npy"),
     ("run a.mcc --data a.mcc", 1, "`--data a.mcc` is an artifact, not a file of data", "`mcc run a.mcc --data FILE`"),
     ("run a.mcc --data w.safetensors", 1, "it is safetensors, weights and no data", "--init reads such"),
-    ("run a.mcc --data corpus.txt --init corpus.txt", 1, "`--init corpus.txt` is not a file of weights (safetensors)", "`mcc run --save`"),
+    ("run a.mcc --data corpus.txt --init corpus.txt", 1, "`--init corpus.txt` is not a file of weights (safetensors)", "`mcc run --save-weights`"),
     ("run a.mcc --data corpus.txt --init a.mcc", 1, "`--init a.mcc` is an artifact, not a file of weights", "`mcc run a.mcc --data FILE`"),
     ("run a.mcc --data corpus.txt --init gpt2.mdl", 1, "`--init gpt2.mdl` is a model text, not a file of weights", "`mcc compile gpt2.mdl"),
     ("run a.mcc --data corpus.txt --init hf", 1, "`--init hf` is a checkpoint of Hugging Face's, not a file of weights", "`mcc import hf hf -o OUT`"),
@@ -265,11 +265,11 @@ const MIXED_UP: &[Mistake] = &[
     ("import hf w.safetensors -o out", 1, "`w.safetensors` is a file of weights, not a checkpoint", "`mcc run ARTIFACT --init w.safetensors`"),
     ("import hf dir -o out", 1, "`dir` is a directory, not a checkpoint of Hugging Face's", "a config.json"),
     ("import hf hf --model a.mcc -o out", 1, "`--model a.mcc` is an artifact, not a model text", "`mcc run a.mcc --data FILE`"),
-    ("export hf a.mcc -o out", 1, "`a.mcc` is an artifact, not a file of weights (safetensors)", "`--save` saves its weights"),
+    ("export hf a.mcc -o out", 1, "`a.mcc` is an artifact, not a file of weights (safetensors)", "`--save-weights` saves its weights"),
     ("export hf gpt2.mdl -o out", 1, "`gpt2.mdl` is a model text, not a file of weights (safetensors)", "`--model gpt2.mdl` names it"),
     ("export hf hf -o out", 1, "`hf` is a checkpoint of Hugging Face's, not a file of weights", "`mcc import hf hf -o OUT`"),
     ("export hf imported -o out", 1, "`imported` is a directory, not a file of weights", "did you mean `imported/weights.safetensors`?"),
-    ("export hf corpus.txt --model gpt2.mdl -o out", 1, "`corpus.txt` is not a file of weights (safetensors)", "`mcc run --save`"),
+    ("export hf corpus.txt --model gpt2.mdl -o out", 1, "`corpus.txt` is not a file of weights (safetensors)", "`mcc run --save-weights`"),
     ("export hf w.safetensors --model w.safetensors -o out", 1, "`--model w.safetensors` is a file of weights, not a model text", "`mcc export hf"),
 ];
 
@@ -299,7 +299,7 @@ fn all(mistakes: &[Mistake]) {
     fs::copy(models().join("mlp.mdl"), dir.path("imported/model.mdl")).expect("copied");
     std::os::unix::fs::symlink("nowhere.mdl", dir.path("gone.mdl")).expect("linked");
     dir.line(&format!("compile gpt2.mdl {TINY} -o a.mcc")).succeeds();
-    dir.line("run a.mcc --data corpus.txt --steps 0 --save own.safetensors").succeeds();
+    dir.line("run a.mcc --data corpus.txt --steps 0 --save-weights own.safetensors").succeeds();
     let before = dir.entries();
     let mut wrong = vec![];
     for (line, code, message, way_out) in mistakes {

@@ -14,7 +14,7 @@ fn trained(dir: &Dir, more: &str) -> [Vec<u8>; 3] {
     let files = ["w.safetensors", "s.safetensors", "m.jsonl"];
     let [weights, states, metrics] = files;
     dir.line(&format!(
-        "run out.mcc --device emulated --data text.txt {valid} --force --save {weights} --save-state {states} --metrics {metrics} {more}"
+        "run out.mcc --device emulated --data text.txt {valid} --force --save-weights {weights} --save-state {states} --metrics {metrics} {more}"
     ))
     .succeeds();
     // Times differ.

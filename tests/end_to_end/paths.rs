@@ -49,15 +49,15 @@ fn what_ranks_cannot_open_by_themselves_is_refused() {
 #[test]
 fn outputs_that_are_inputs_are_refused() {
     let dir = gpt2();
-    dir.line(&format!("{RUN} --save w --save-state s")).succeeds();
+    dir.line(&format!("{RUN} --save-weights w --save-state s")).succeeds();
     fs::hard_link(dir.path("text.txt"), dir.path("hard.txt")).expect("linked");
     std::os::unix::fs::symlink("w", dir.path("soft")).expect("linked");
     let cases = [
         ("--metrics text.txt", "`--metrics text.txt` would destroy what `--data` names"),
         ("--metrics hard.txt", "`--metrics hard.txt` would destroy what `--data` names"),
-        ("--save text.txt", "`--save text.txt` would destroy what `--data` names"),
+        ("--save-weights text.txt", "`--save-weights text.txt` would destroy what `--data` names"),
         ("--init w --metrics soft", "`--metrics soft` would destroy what `--init` names"),
-        ("--save new --metrics ./new", "`--metrics ./new` would destroy what `--save` names"),
+        ("--save-weights new --metrics ./new", "`--metrics ./new` would destroy what `--save-weights` names"),
         ("--resume s --profile --trace s", "`--trace s` would destroy what `--resume` names"),
         ("--metrics out.mcc/manifest.json", "is in the artifact, which would be damaged by it"),
     ];
@@ -72,13 +72,13 @@ fn outputs_that_are_inputs_are_refused() {
     assert_eq!(fs::read(dir.path("prose")).expect("still there"), b"My notes.\n");
     // What a run begins with is replaced when it has ended.
     dir.line("run out.mcc --data text.txt --steps 4 --resume s --save-state s").succeeds();
-    dir.line(&format!("{RUN} --init w --save w --force")).succeeds();
+    dir.line(&format!("{RUN} --init w --save-weights w --force")).succeeds();
 }
 
 #[test]
 fn imports_and_exports_replace_nothing_unless_told() {
     let dir = gpt2();
-    dir.line(&format!("{RUN} --save w")).succeeds();
+    dir.line(&format!("{RUN} --save-weights w")).succeeds();
     fs::create_dir(dir.path("hf")).expect("made");
     dir.write("hf/config.json", "mine");
     dir.line("export hf w -o hf").fails_with(&["`hf/config.json` exists: --force replaces it"]);
@@ -92,7 +92,7 @@ fn imports_and_exports_replace_nothing_unless_told() {
 #[test]
 fn a_limit_on_files_is_an_error_that_leaves_nothing() {
     let dir = gpt2();
-    dir.line(&format!("{RUN} --save w")).succeeds();
+    dir.line(&format!("{RUN} --save-weights w")).succeeds();
     dir.line("export hf w -o hf").succeeds();
     dir.write("long.mdl", format!("//{}\n{}", "x".repeat(3000), fs::read_to_string(models().join("mlp.mdl")).expect("a model").replace("  ", "")));
     let before = dir.entries();

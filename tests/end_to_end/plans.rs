@@ -21,7 +21,7 @@ fn train(name: &str, plan: &str, steps: u32) -> (Vec<serde_json::Value>, Vec<u8>
     let batch = if name == "mixtral" { "--micro-batch-size" } else { "--global-batch-size" };
     let rows = if name == "mixtral" && plan.contains("--dp 2") { 2 } else { 4 };
     dir.line(&format!("compile {} {plan} {batch} {rows} --lr 2e-3 --lr-warmup-iters 0 -o out.mcc", model(name))).succeeds();
-    dir.line(&format!("run out.mcc --data corpus.txt --steps {steps} --force --metrics m.jsonl --save w.safetensors --threads-per-rank 1"))
+    dir.line(&format!("run out.mcc --data corpus.txt --steps {steps} --force --metrics m.jsonl --save-weights w.safetensors --threads-per-rank 1"))
         .succeeds();
     (metrics(&dir.path("m.jsonl")), fs::read(dir.path("w.safetensors")).expect("weights"))
 }
@@ -111,7 +111,7 @@ fn a_resumed_run_with_a_loss_scale_ends_with_the_same_bits() {
     dir.line(&format!("compile {} {scale} --global-batch-size 4 --lr 2e-3 --lr-warmup-iters 0 --lr-decay-style constant -o out.mcc", model("gpt2")))
         .succeeds();
     let run = |flags: &str| {
-        dir.line(&format!("run out.mcc --data corpus.txt --force --metrics m.jsonl --save w.safetensors {flags}")).succeeds();
+        dir.line(&format!("run out.mcc --data corpus.txt --force --metrics m.jsonl --save-weights w.safetensors {flags}")).succeeds();
         let scales: Vec<f64> = metrics(&dir.path("m.jsonl")).iter().map(|m| m["loss_scale"].as_f64().expect("a scale")).collect();
         (scales, fs::read(dir.path("w.safetensors")).expect("weights"))
     };

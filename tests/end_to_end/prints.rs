@@ -71,7 +71,8 @@ fn a_command_that_cannot_print_says_so() {
 #[test]
 fn a_run_that_cannot_print_says_so_once_and_saves() {
     let dir = gpt2();
-    let run = |name: &str| command(&dir, &format!("run out.mcc --data text.txt --steps 5 --profile --profile-steps 1 --save {name}.safetensors"));
+    let run =
+        |name: &str| command(&dir, &format!("run out.mcc --data text.txt --steps 5 --profile --profile-steps 1 --save-weights {name}.safetensors"));
     let ran = read_lines(run("left"), 1).succeeds();
     assert_eq!(ran.stderr.matches("the reader of standard output is gone").count(), 1, "{}", ran.stderr);
     let ran = full(run("full")).succeeds();
@@ -92,7 +93,7 @@ fn steps(text: &str) -> Vec<u64> {
 #[test]
 fn a_run_prints_as_much_as_is_asked_for() {
     let dir = gpt2();
-    let run = |flags: &str| dir.line(&format!("run out.mcc --data text.txt --steps 25 --force --save w.safetensors {flags}")).succeeds();
+    let run = |flags: &str| dir.line(&format!("run out.mcc --data text.txt --steps 25 --force --save-weights w.safetensors {flags}")).succeeds();
     let usual = run("");
     assert_eq!(steps(&usual.stdout), [1, 10, 20, 25]);
     assert!(usual.stdout.ends_with("saved w.safetensors\n") && usual.stderr.is_empty(), "{}{}", usual.stdout, usual.stderr);

@@ -8,7 +8,7 @@ const COMPILE: &str =
 
 /// The weights and the losses that a run leaves, as bytes.
 fn trained(dir: &Dir, flags: &str) -> (Vec<u8>, Vec<(String, String)>) {
-    dir.line(&format!("run out.mcc --data text.txt --steps 3 --force --save w.safetensors --metrics m.jsonl {flags}")).succeeds();
+    dir.line(&format!("run out.mcc --data text.txt --steps 3 --force --save-weights w.safetensors --metrics m.jsonl {flags}")).succeeds();
     let losses = crate::mcc::metrics(&dir.path("m.jsonl")).iter().map(|m| (m["loss"].to_string(), m["grad_norm"].to_string())).collect();
     (fs::read(dir.path("w.safetensors")).expect("weights"), losses)
 }
@@ -54,7 +54,7 @@ fn weights_saved_on_one_mesh_go_on_on_another() {
     dir.line(&format!("{COMPILE} -o out.mcc")).succeeds();
     let (saved, _) = trained(&dir, "");
     dir.line("compile {models}/gpt2.mdl -D vocab=256 -D hidden=16 -D heads=4 -D layers=2 -D seq=16 -o one.mcc").succeeds();
-    dir.line("run one.mcc --data text.txt --steps 0 --init w.safetensors --save again.safetensors").succeeds();
+    dir.line("run one.mcc --data text.txt --steps 0 --init w.safetensors --save-weights again.safetensors").succeeds();
     assert!(saved == fs::read(dir.path("again.safetensors")).expect("weights"), "loading and saving changes weights");
 }
 

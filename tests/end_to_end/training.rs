@@ -65,7 +65,7 @@ fn a_held_out_loss_of_the_same_data_is_the_loss() {
 #[test]
 fn training_learns_a_text_by_heart() {
     let dir = compiled("--lr 1e-2 --min-lr 1e-2 --lr-decay-style constant --lr-warmup-iters 5");
-    let lines = run(&dir, "--data text.txt --steps 120 --save w.safetensors");
+    let lines = run(&dir, "--data text.txt --steps 120 --save-weights w.safetensors");
     let loss = |k: usize| lines[k]["loss"].as_f64().expect("a number");
     assert!((loss(0) - 256f64.ln()).abs() < 0.3, "{}", loss(0));
     assert!(loss(119) < 1.5, "{}", loss(119));

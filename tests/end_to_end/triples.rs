@@ -107,8 +107,9 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
     ended("mcc compile", &done)?;
     save_weights(&dir.path("init.safetensors"), &start.weights);
     let mut arguments = vec!["run".to_string(), "out.mcc".into(), "--steps".into(), STEPS.to_string(), "--seed".into(), SEED.to_string()];
-    arguments
-        .extend("--init init.safetensors --force --save out.safetensors --metrics metrics.jsonl --threads-per-rank 1".split(' ').map(String::from));
+    arguments.extend(
+        "--init init.safetensors --force --save-weights out.safetensors --metrics metrics.jsonl --threads-per-rank 1".split(' ').map(String::from),
+    );
     for input in &compiled.job.inputs {
         let name = &input.name;
         let data = start.inputs.iter().flat_map(|step| step[name].iter().copied());

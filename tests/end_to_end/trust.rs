@@ -20,7 +20,7 @@ fn trained() -> Dir {
     dir.line(&format!("{GPT2} --sign secret.pem -o out.mcc")).fails_with(&["`secret.pem` has mode 6", "chmod 600 secret.pem"]);
     fs::set_permissions(dir.path("secret.pem"), fs::Permissions::from_mode(0o600)).expect("changed");
     dir.line(&format!("{GPT2} --sign secret.pem -o out.mcc")).succeeds();
-    dir.line("run out.mcc --trust other.pem --trust public.pem --data text.txt --steps 1 --save w.safetensors").succeeds();
+    dir.line("run out.mcc --trust other.pem --trust public.pem --data text.txt --steps 1 --save-weights w.safetensors").succeeds();
     dir
 }
 

@@ -63,7 +63,7 @@ fn secret(dir: &Dir, mode: u32) {
 fn ranks_of_torchrun_and_srun_train_to_the_bits_of_one_launchers() {
     let dir = Dir::new();
     model(&dir);
-    let flags = "--steps 3 --force --metrics m.jsonl --save w.safetensors --save-state s.safetensors";
+    let flags = "--steps 3 --force --metrics m.jsonl --save-weights w.safetensors --save-state s.safetensors";
     let read = || {
         let numbers = metrics(&dir.path("m.jsonl")).iter().map(|s| [s["loss"].clone(), s["grad_norm"].clone()]).collect::<Vec<_>>();
         (numbers, ["w", "s"].map(|n| fs::read(dir.path(&format!("{n}.safetensors"))).expect("saved")))
@@ -134,7 +134,7 @@ fn a_signal_while_ranks_meet_ends_a_rank_that_has_nothing_to_save() {
     model(&dir);
     let port = port();
     let first = torchrun(&port).swap_remove(0);
-    let mut command = dir.hearing("run out.mcc --data text.txt --steps 3 --save w.safetensors");
+    let mut command = dir.hearing("run out.mcc --data text.txt --steps 3 --save-weights w.safetensors");
     let mut run = command.envs(first).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     // It listens, so it waits for the others.
     while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {

@@ -36,7 +36,7 @@ impl Lead {
     pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
         let resumed = orders.resume.as_ref().map(|r| &r.0);
         let from = if resumed.is_some() { MetricsFrom::Resumed } else { MetricsFrom::Start };
-        for file in options.save.iter().chain(&options.save_state) {
+        for file in options.save_weights.iter().chain(&options.save_state) {
             let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
             replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
         }
@@ -47,7 +47,7 @@ impl Lead {
         };
         // Laid out only: ranks write what the run comes to.
         let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
-        let weights = match &options.save {
+        let weights = match &options.save_weights {
             Some(file) => Some(Target::create(file, &weights::Layout::new(&artifact.job), &reached, &[])?),
             None => None,
         };
@@ -62,7 +62,7 @@ impl Lead {
             Some(file) => Some(Metrics::create(file, from).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
             None => None,
         };
-        let orders = Orders { save: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
+        let orders = Orders { save_weights: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
         Ok(Lead { orders, metrics, weights, state })
     }
 }

@@ -37,12 +37,12 @@ pub struct RunOptions {
     pub init: Option<PathBuf>,
     /// What `save_state` wrote: the run goes on after that step, with that run's seed.
     pub resume: Option<PathBuf>,
-    pub save: Option<PathBuf>,
+    pub save_weights: Option<PathBuf>,
     /// Parameters, optimizer states and the step.
     pub save_state: Option<PathBuf>,
     /// One JSON object per step. A run that resumes appends.
     pub metrics: Option<PathBuf>,
-    /// What happens to files of `save`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
+    /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
     pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
     pub threads_per_rank: Option<usize>,
@@ -82,7 +82,7 @@ impl RunOptions {
             exit_duration: None,
             init: None,
             resume: None,
-            save: None,
+            save_weights: None,
             save_state: None,
             metrics: None,
             existing: Existing::Refuse,

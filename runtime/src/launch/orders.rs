@@ -124,7 +124,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         steps,
         exit_interval: options.exit_interval,
         init: options.init.as_ref().map(absolute).transpose()?,
-        save: saved(&options.save)?,
+        save_weights: saved(&options.save_weights)?,
         save_state: saved(&options.save_state)?,
         threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),

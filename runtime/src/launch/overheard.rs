@@ -28,7 +28,7 @@ fn orders() -> Orders {
         exit_interval: 0,
         init: None,
         resume: None,
-        save: None,
+        save_weights: None,
         save_state: None,
         threads: None,
         seed: 0,

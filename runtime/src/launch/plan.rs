@@ -127,8 +127,8 @@ pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, opt
         spread.places.iter_mut().filter(|p| p.machine == 0).for_each(|p| p.address = hub);
     }
     let saved = |file: &Option<SaveFile>| file.as_ref().map(|f| SaveFile { at: save::beside(&f.at, &spread.tag()), name: f.name.clone() });
-    let (save, save_state) = (saved(&orders.save), saved(&orders.save_state));
-    Ok(Orders { save, save_state, nccl: plan.nccl, spread: Some(spread), ..orders })
+    let (save_weights, save_state) = (saved(&orders.save_weights), saved(&orders.save_state));
+    Ok(Orders { save_weights, save_state, nccl: plan.nccl, spread: Some(spread), ..orders })
 }
 
 /// Bytes for orders at the start of a machine's memory. All machines have the same, though orders differ in addresses.
@@ -199,9 +199,9 @@ fn are_own(found: &Orders, own: &Orders, maker: u32) -> bool {
         let mut spread = orders.spread.clone();
         let places = spread.iter_mut().flat_map(|s| &mut s.places);
         places.filter(|p| p.machine == 0).for_each(|p| p.address = Ipv4Addr::UNSPECIFIED.into());
-        Orders { spread, save: None, save_state: None, ..orders.clone() }
+        Orders { spread, save_weights: None, save_state: None, ..orders.clone() }
     };
-    [(&found.save, &own.save), (&found.save_state, &own.save_state)].into_iter().all(fits) && rest(found) == rest(own)
+    [(&found.save_weights, &own.save_weights), (&found.save_state, &own.save_state)].into_iter().all(fits) && rest(found) == rest(own)
 }
 
 /// Processes that say the same here see each other's files and memory: one boot of one machine, one space of process numbers, one node of the launcher.

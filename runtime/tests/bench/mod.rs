@@ -138,7 +138,7 @@ impl Bench {
 
     /// The saved bytes and the progress of a whole run.
     pub fn train(&self) -> (Vec<u8>, Vec<Progress>) {
-        let options = RunOptions { save: Some(self.path("out")), metrics: Some(self.path("metrics")), ..self.options() };
+        let options = RunOptions { save_weights: Some(self.path("out")), metrics: Some(self.path("metrics")), ..self.options() };
         let mut steps = vec![];
         let summary = run(&self.artifact, &options, &mut |p| steps.push(p.clone())).unwrap();
         assert_eq!(summary.steps, STEPS);

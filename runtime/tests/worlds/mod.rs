@@ -85,7 +85,8 @@ fn ranks_on_any_machines_train_to_the_bits_of_one_launchers() {
         for nodes in [[0, 0, 0, 0], [0, 0, 1, 1], [7, 3, 7, 3], [0, 1, 2, 3]] {
             for order in [Order::Streams, Order::List] {
                 fs::remove_file(bench.path("out")).unwrap();
-                let options = |_| RunOptions { save: Some(bench.path("out")), metrics: Some(bench.path("metrics")), order, ..bench.options() };
+                let options =
+                    |_| RunOptions { save_weights: Some(bench.path("out")), metrics: Some(bench.path("metrics")), order, ..bench.options() };
                 let ends = join(&bench, &world(&nodes), options, |rank, _| assert_eq!(rank, 0));
                 assert_eq!(ends, [Ok(STEPS), Ok(0), Ok(0), Ok(0)], "{nodes:?}");
                 assert_eq!(fs::read(bench.path("out")).unwrap(), bytes, "{nodes:?}");
@@ -106,7 +107,7 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
     let split = Split { microbatches: 2, pp: 2, dp: 1, tp: 2 };
     let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
     bench.feed(MANY);
-    let whole = RunOptions { save: Some(bench.path("whole")), ..bench.options() };
+    let whole = RunOptions { save_weights: Some(bench.path("whole")), ..bench.options() };
     run(&bench.artifact, &whole, &mut |_| {}).unwrap();
     for (nodes, who, at) in [([0, 0, 1, 1], vec![3], 5), ([0, 1, 2, 3], vec![0, 1, 2, 3], 9), ([0, 0, 0, 0], vec![2, 0], 1)] {
         let stops: Vec<StopRequest> = (0..4).map(|_| StopRequest::default()).collect();
@@ -119,7 +120,7 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
         let ends: Vec<Summary> = ends.into_iter().map(Result::unwrap).collect();
         assert!(ends.iter().all(|s| s.ended == Ended::Early), "{nodes:?}");
         assert!((at..MANY).contains(&ends[0].steps), "{nodes:?}: {}", ends[0].steps);
-        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save: Some(bench.path("out")), ..bench.options() };
+        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
         run(&bench.artifact, &rest, &mut |_| {}).unwrap();
         assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "{nodes:?}, stopped after {}", ends[0].steps);
     }
@@ -208,7 +209,7 @@ fn what_is_wrong_on_one_rank_is_said_on_all() {
     for error in ends(&|rank| RunOptions { steps: Some(4 + 5 * rank), ..bench.options() }) {
         assert!(error.contains("has 4 steps; step 5 was asked for"), "{error}");
     }
-    for error in ends(&|_| RunOptions { save: Some(bench.path("none/out")), ..bench.options() }) {
+    for error in ends(&|_| RunOptions { save_weights: Some(bench.path("none/out")), ..bench.options() }) {
         assert!(error.contains("none/out"), "{error}");
     }
     for error in ends(&|rank| if rank == 1 { RunOptions { rank_binary: "/none".into(), ..bench.options() } } else { bench.options() }) {
