@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::cli::RunArgs;
 use anyhow::anyhow;
 use frontend::names::nearest;
+use runtime::checkpoint;
 use runtime::data::{Encoding, Spec};
 use runtime::paths::{is_own, same};
 use std::fs::{self, File};
@@ -17,18 +18,30 @@ pub enum Wanted {
     Artifact,
     /// A safetensors file under mcc's names.
     Weights,
-    /// As [`Wanted::Weights`], with the step it was saved after.
+    /// As [`Wanted::Weights`], or a checkpoint of a run.
+    Initial,
+    /// As [`Wanted::Initial`], with the step it was saved after.
     State,
+    /// A checkpoint of a run, or a directory of such.
+    Saves,
     Data,
     /// A directory of Hugging Face's.
     Checkpoint,
 }
 
+/// As the value of `--resume`: from what `--save` names.
+pub const AUTO: &str = "auto";
+
 /// What stands somewhere, as far as commands tell things apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Artifact,
+    /// Of Hugging Face's.
     Checkpoint,
+    /// Of a run.
+    Saved,
+    /// Checkpoints of a run, each a directory.
+    Saves,
     /// A directory that is none of these.
     Directory,
     EmptyDirectory,
@@ -48,6 +61,8 @@ impl Kind {
             return Ok(match () {
                 () if is_empty => Kind::EmptyDirectory,
                 () if has("manifest.json") => Kind::Artifact,
+                () if has(checkpoint::MANIFEST) => Kind::Saved,
+                () if checkpoint::steps(path).is_ok_and(|steps| !steps.is_empty()) => Kind::Saves,
                 // An import's directory has the config too.
                 () if ["config.json", "model.safetensors", "model.safetensors.index.json"].into_iter().any(has) && !has("model.mdl") => {
                     Kind::Checkpoint
@@ -76,6 +91,8 @@ impl Kind {
         match self {
             Kind::Artifact => "an artifact",
             Kind::Checkpoint => "a checkpoint of Hugging Face's",
+            Kind::Saved => "a checkpoint of a run",
+            Kind::Saves => "a directory of checkpoints",
             Kind::Directory => "a directory",
             Kind::EmptyDirectory => "an empty directory",
             Kind::Text => "a model text",
@@ -93,6 +110,10 @@ impl Kind {
                 Some(format!("`mcc run {path} --data FILE` trains it (`--save-weights` saves its weights), `mcc dump {path}` shows its programs"))
             }
             Kind::Checkpoint => Some(format!("`mcc import hf {path} -o OUT` makes a model text and weights of it")),
+            Kind::Saved => {
+                Some(format!("`mcc run ARTIFACT --load {path}` goes on from it, `mcc run ARTIFACT --init {path}` begins with its weights"))
+            }
+            Kind::Saves => Some(format!("`mcc run ARTIFACT --load {path}` goes on from the newest of them")),
             Kind::Text => {
                 Some(format!("`mcc compile {path} -o {}` makes an artifact of it, `--model {path}` names it beside weights", artifact.display()))
             }
@@ -111,7 +132,9 @@ impl Wanted {
             // An empty text and prose are errors of the language, with their place.
             Wanted::Text => matches!(kind, Kind::Text | Kind::File | Kind::EmptyFile),
             Wanted::Artifact => kind == Kind::Artifact,
-            Wanted::Weights | Wanted::State => kind == Kind::Weights,
+            Wanted::Weights => kind == Kind::Weights,
+            Wanted::Initial | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved),
+            Wanted::Saves => matches!(kind, Kind::Saved | Kind::Saves),
             // Any text is data, that of a model too; other files are known by their first bytes.
             Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
             Wanted::Checkpoint => kind == Kind::Checkpoint,
@@ -122,7 +145,8 @@ impl Wanted {
         match self {
             Wanted::Text => "a model text",
             Wanted::Artifact => "an artifact",
-            Wanted::Weights => "a file of weights (safetensors)",
+            Wanted::Weights | Wanted::Initial => "a file of weights (safetensors)",
+            Wanted::Saves => "a directory of checkpoints",
             Wanted::State => "the state of a run (safetensors)",
             Wanted::Data => "a file of data",
             Wanted::Checkpoint => "a checkpoint of Hugging Face's",
@@ -132,18 +156,18 @@ impl Wanted {
     /// Whether each rank opens it by itself.
     fn is_of_ranks(self) -> bool {
         match self {
-            Wanted::Weights | Wanted::State => true,
+            Wanted::Weights | Wanted::Initial | Wanted::State => true,
             // Data say so themselves.
-            Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint => false,
+            Wanted::Saves | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint => false,
         }
     }
 
     /// What there is none of.
     fn noun(self) -> &'static str {
         match self {
-            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data => "file",
+            Wanted::Text | Wanted::Weights | Wanted::Initial | Wanted::State | Wanted::Data => "file",
             Wanted::Artifact => "artifact",
-            Wanted::Checkpoint => "directory",
+            Wanted::Checkpoint | Wanted::Saves => "directory",
         }
     }
 
@@ -154,7 +178,8 @@ impl Wanted {
             Wanted::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
             Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
             Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
-            Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
+            Wanted::Saves => "`mcc run --save` writes one".into(),
+            Wanted::Weights | Wanted::Initial => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
             Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
@@ -264,6 +289,11 @@ pub fn apart(args: &RunArgs) -> Result<(), Failure> {
     let begins = |flag: &str| matches!(flag, "--init" | "--resume");
     let saves = |flag: &str| matches!(flag, "--save-weights" | "--save-state");
     let mut others: Vec<(&str, PathBuf)> = read.into_iter().flat_map(|(flag, files)| files.into_iter().map(move |f| (flag, f))).collect();
+    if let Some(dir) = &args.save
+        && dir.starts_with(&args.artifact)
+    {
+        return Err(anyhow!("`--save {}` is in the artifact, which would be damaged by it; name a directory outside", dir.display()).into());
+    }
     for (flag, file) in written(args) {
         let shown = file.display();
         if let Some((other, _)) = others.iter().find(|(other, f)| same(f, file) && !(begins(other) && saves(flag))) {
@@ -285,8 +315,21 @@ pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
     for (flag, specs) in [("--data", &args.data), ("--valid-data", &args.valid_data)] {
         specs.iter().try_for_each(|s| look_for(flag, &Spec::parse(s, Encoding::Text).file, Wanted::Data))?;
     }
-    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Weights))?;
-    args.resume.iter().try_for_each(|file| look_for("--resume", file, Wanted::State))?;
+    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Initial))?;
+    args.resume.iter().filter(|file| file.as_os_str() != AUTO).try_for_each(|file| look_for("--resume", file, Wanted::State))?;
+    args.load.iter().try_for_each(|dir| look_for("--load", dir, Wanted::Saves))?;
+    if let Some(dir) = &args.save {
+        let shown = dir.display();
+        if dir.extension().is_some_and(|e| e == "safetensors") || dir.is_file() {
+            return Err(anyhow!(
+                "`--save {shown}`: it names a directory of checkpoints, one for each step that is saved; `--save-weights {shown}` writes weights alone to a file"
+            )
+            .into());
+        }
+        if let Ok(kind @ (Kind::Artifact | Kind::Checkpoint | Kind::Saved)) = Kind::of(dir) {
+            return Err(anyhow!("`--save {shown}` is {}; name a directory for checkpoints, such as `checkpoints`", kind.says()).into());
+        }
+    }
     for (flag, file) in written(args) {
         let parent = file.parent().filter(|p| !p.as_os_str().is_empty());
         if let Some(parent) = parent.filter(|p| !p.is_dir()) {

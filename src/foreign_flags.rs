@@ -276,22 +276,13 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["reset-position-ids", "reset-attention-mask", "eod-mask-loss", "packed-sequence"], Setting("packed")),
     (&["mock-data", "synthetic-data"], Nothing("`mcc run --data` takes any text")),
     // Checkpoints.
-    (&["load", "checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from", "resume-if-exists"], Flag("run", "--resume")),
+    (&["checkpoint.load", "restore-from-path", "resume-from-checkpoint", "resume-from"], Flag("run", "--load")),
+    (&["resume-if-exists"], Flag("run", "--resume")),
     (&["pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng", "initial-load-path"], Flag("run", "--init")),
     (&["no-save-optim", "no-save-rng", "last-save-model-only"], Flag("run", "--save-weights")),
-    (
-        &[
-            "save-interval",
-            "save-steps",
-            "checkpoint.interval",
-            "checkpoint-interval",
-            "save-retain-interval",
-            "non-persistent-save-interval",
-            "save-top-k",
-        ],
-        Nothing("`mcc run --save-state FILE` writes when a run ends; shorter runs (`--steps`), each with `--resume` of the last, save more often"),
-    ),
-    (&["output-dir", "default-root-dir", "dump-folder", "checkpoint-dir"], Flag("run", "--save-state")),
+    (&["save-steps", "checkpoint.interval", "checkpoint-interval", "non-persistent-save-interval"], Flag("run", "--save-interval")),
+    (&["save-retain-interval", "save-top-k", "save-total-limit", "checkpoint.keep-latest-k"], Flag("run", "--keep")),
+    (&["output-dir", "default-root-dir", "dump-folder", "checkpoint-dir"], Flag("run", "--save")),
     (
         &[
             "use-dist-ckpt",
@@ -302,7 +293,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
             "ckpt-fully-parallel-save",
             "checkpoint.async-mode",
         ],
-        Always("checkpoints are safetensors with whole tensors, which any mesh reads"),
+        Always("each rank writes its own part of a checkpoint, and any mesh reads it"),
     ),
     // Logs.
     (

@@ -6,6 +6,7 @@
 use crate::cli::{
     Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap,
 };
+use crate::files::AUTO;
 use ir::diag::Diagnostic;
 use ir::graph::Init;
 use ir::model::{Decay, Plan};
@@ -161,6 +162,28 @@ const RUN: &[Rule<RunArgs>] = &[
         Warned,
         "is more than `--steps`: no held-out loss is taken",
         "a smaller `--eval-interval`",
+    ),
+    rule(&["--save-interval", "--keep"], |a| a.save.is_none(), Refused, "is about checkpoints, and none are written", "add `--save DIR`"),
+    rule(
+        &["--save-interval"],
+        |a| a.steps.is_some_and(|steps| a.save_interval >= steps),
+        Warned,
+        "is no less than `--steps`: the only checkpoint is that after the last step",
+        "a smaller `--save-interval`, or leave it out",
+    ),
+    rule(
+        &["--resume"],
+        |a| a.save.is_none() && a.resume.as_ref().is_some_and(|r| r.as_os_str() == AUTO),
+        Refused,
+        "`auto` goes on from the newest checkpoint in the directory of `--save`, and there is none",
+        "add `--save DIR`, or name what to resume from",
+    ),
+    rule(
+        &["--seed"],
+        |a| a.resume.as_ref().is_some_and(|r| r.as_os_str() != AUTO),
+        Refused,
+        "is that of the run from which `--resume` goes on",
+        "leave it out",
     ),
     rule(
         &["--save-state"],

@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
 use runtime::artifact::Accept;
+use runtime::checkpoint;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, replaceable};
@@ -56,6 +57,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         Some(DataDtype::Uint32) => Encoding::U32,
         Some(DataDtype::Int32) => Encoding::I32,
     };
+    let resume = resumed(args, leads)?;
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t, encoding)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
@@ -67,7 +69,10 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         exit_interval: args.exit_interval,
         exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
         init: args.init.clone(),
-        resume: args.resume.clone(),
+        resume,
+        save: args.save.clone(),
+        save_interval: args.save_interval,
+        keep: args.keep,
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
         metrics: args.metrics.clone(),
@@ -119,6 +124,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
             }
             shown.step(p);
         }
+        RunEvent::Saved(saved) => shown.saved(saved),
     });
     shown.end();
     // What ranks say of options is spelled here.
@@ -136,7 +142,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         saved.iter().for_each(|file| progress!("saved {}", file.display()));
     }
     if says && summary.ended == Ended::Early {
-        note!("ended early, after step {}{}", summary.steps, if saved.is_empty() { "; nothing was to be saved" } else { "" });
+        let nothing = saved.is_empty() && args.save.is_none();
+        note!("ended early, after step {}{}", summary.steps, if nothing { "; nothing was to be saved" } else { "" });
     }
     if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
         if says {
@@ -153,6 +160,27 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         Ended::Whole => Ok(()),
         Ended::Early => Err(Failure::Early),
     }
+}
+
+/// What the run goes on from, if it does.
+fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
+    let dir = match (&args.load, &args.resume, &args.save) {
+        (Some(dir), _, _) => dir,
+        (None, Some(auto), Some(save)) if auto.as_os_str() == files::AUTO => {
+            let steps = checkpoint::steps(save).with_context(|| format!("cannot read `{}`", save.display()))?;
+            if steps.is_empty() {
+                return Ok(None);
+            }
+            save
+        }
+        (None, file, _) => return Ok(file.clone()),
+    };
+    let found = checkpoint::newest(dir)?;
+    if leads {
+        found.damaged.iter().for_each(|what| note!("warning: {what}"));
+        note!("going on from `{}`", found.dir.display());
+    }
+    Ok(Some(found.dir))
 }
 
 /// By what ranks that were started one by one know each other.

@@ -1,8 +1,8 @@
 //! What a run says of its steps: a line now and then, or one that moves on a terminal.
 
 use crate::print::{note, progress};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use runtime::launch::{Note, Progress};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::launch::{Note, Progress, Saved};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,12 @@ impl Shown {
         if is_first || p.step == p.steps || p.step.is_multiple_of(self.interval) || p.valid_loss.is_some() || p.skipped || slow {
             progress!("step {:>6}/{}  {text}", p.step, p.steps);
             self.last = Some(Instant::now());
+        }
+    }
+
+    pub fn saved(&self, saved: &Saved) {
+        if self.verbosity >= Verbosity::Usual {
+            self.aside(|| progress!("saved {} ({} in {:.0} ms)", saved.dir.display(), HumanBytes(saved.bytes), saved.milliseconds));
         }
     }
 

@@ -3,6 +3,7 @@
 use ir::dim::{Base, IndexMap};
 use ir::mesh::Coords;
 use ir::program::{Extent, linear};
+use std::ops::Range;
 
 /// A whole tensor: row-major over its unpadded sizes. Ints and bools are f64 too.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,6 +138,45 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Of each dim, the indices of the whole tensor that the part has, in local order: first ones and how many follow each other. Padding is left out. None if all of
+    /// the part is padding.
+    pub fn spans(&self) -> Option<Vec<Vec<(u64, u64)>>> {
+        let dim = |k| self.line(k).into_iter().filter_map(|run| Some((run.global?, run.len))).collect::<Vec<_>>();
+        let spans: Vec<_> = (0..self.index.len()).map(dim).collect();
+        spans.iter().all(|s| !s.is_empty()).then_some(spans)
+    }
+
+    /// Which elements of the product of [`Part::spans`] are held, row-major: all, but for buckets.
+    pub fn held(&self) -> Range<u64> {
+        let elements = self.elements();
+        let (from, to) = self.window.map_or((0, elements), |w| (w.from.saturating_sub(w.at).min(elements), w.to.saturating_sub(w.at).min(elements)));
+        let lines: Vec<Vec<Run>> = (0..self.index.len()).map(|k| self.line(k)).collect();
+        self.counted(&lines, from)..self.counted(&lines, to)
+    }
+
+    /// How many of the elements before this one are no padding.
+    fn counted(&self, lines: &[Vec<Run>], before: u64) -> u64 {
+        let counted =
+            |line: &[Run], end: u64| line.iter().filter(|r| r.global.is_some()).map(|r| end.clamp(r.local, r.local + r.len) - r.local).sum::<u64>();
+        let mut inner: u64 = lines.iter().zip(self.index).map(|(line, map)| counted(line, map.len())).product();
+        let mut stride = self.elements();
+        if before >= stride || inner == 0 {
+            return inner;
+        }
+        let (mut rest, mut sum) = (before, 0);
+        for (line, map) in lines.iter().zip(self.index) {
+            stride /= map.len();
+            inner /= counted(line, map.len());
+            let at = rest / stride;
+            rest %= stride;
+            sum += counted(line, at) * inner;
+            if counted(line, at + 1) == counted(line, at) {
+                break;
+            }
+        }
+        sum
+    }
+
     /// The runs along one dim.
     fn line(&self, k: usize) -> Vec<Run> {
         let (map, Extent { size, order, .. }) = (&self.index[k], &self.extents[k]);
@@ -203,6 +243,19 @@ mod tests {
         assert_eq!(of(1), [(0, Some(2), 1), (1, Some(3), 3), (4, Some(6), 3), (7, Some(9), 1)]);
         assert_eq!(of(2), [(0, Some(10), 2)]);
         assert_eq!(of(3), []);
+    }
+
+    #[test]
+    fn what_is_held_is_counted_without_padding() {
+        // Rows 3 and 4 of 5, and one of padding, of which the second has but two of three columns.
+        let (extents, index) = ([extent(5, 6), extent(5, 6)], [block(3), block(3)]);
+        let part = |window: &IndexMap| Part::new(&extents, &index, &vec![1]).within(0, window, &vec![0]).held();
+        assert_eq!(Part::new(&extents, &index, &vec![1]).spans(), Some(vec![vec![(3, 2)], vec![(3, 2)]]));
+        assert_eq!(Part::new(&extents, &index, &vec![1]).held(), 0..4);
+        let up_to: Vec<u64> = (0..10).map(|n| part(&IndexMap::whole(n)).end).collect();
+        assert_eq!(up_to, [0, 1, 2, 2, 3, 4, 4, 4, 4, 4]);
+        assert_eq!(Part::new(&[extent(1, 2)], &[block(1)], &vec![1]).spans(), None);
+        assert_eq!((Part::new(&[], &[], &vec![]).spans(), Part::new(&[], &[], &vec![]).held()), (Some(vec![]), 0..1));
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Orders {
     /// Where the ranks write what is to be saved, which has its own name only when it is complete.
     pub save_weights: Option<SaveFile>,
     pub save_state: Option<SaveFile>,
+    /// Checkpoints that ranks write.
+    pub saves: Option<Saves>,
     /// Of each rank; by default, the cores that it may run on, shared with others that may run on the same.
     pub threads: Option<usize>,
     pub seed: u64,
@@ -69,6 +71,31 @@ pub struct SaveFile {
     pub at: PathBuf,
     /// What the user called it.
     pub name: PathBuf,
+}
+
+/// The checkpoints of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saves {
+    /// Their directory.
+    pub dir: PathBuf,
+    /// What the user called it.
+    pub name: PathBuf,
+    /// There is one after each step that is a multiple of it, and after the last one; 0 is then only.
+    pub interval: u64,
+    /// Tells apart what runs write in one directory.
+    pub tag: String,
+}
+
+impl Saves {
+    /// What directories of this run begin with that are not complete.
+    pub fn prefix(&self) -> String {
+        format!(".unfinished-{}-", self.tag)
+    }
+
+    /// Where the checkpoint of a number is until it is complete.
+    pub fn unfinished(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("{}{number}", self.prefix()))
+    }
 }
 
 /// Ranks on several machines.
@@ -141,6 +168,11 @@ pub struct Seat {
 }
 
 impl Orders {
+    /// Whether there is to be a checkpoint after this step, unless it is the last one.
+    pub fn is_save_due(&self, step: u64) -> bool {
+        self.saves.as_ref().is_some_and(|s| s.interval > 0 && step.is_multiple_of(s.interval))
+    }
+
     /// Among the ranks of its machine, and among those of them that may run on the same cores.
     pub fn seats(&self, rank: u64, world: u64) -> [Seat; 2] {
         self.spread.as_ref().map_or([Seat { index: rank, of: world }; 2], |s| s.seats(rank))
@@ -165,6 +197,16 @@ pub enum Event {
     Skipped { step: u64, skips: u64, most: Option<u64> },
     /// A part of what the rank did in the steps that were timed.
     Profile(Part),
+    /// The rank's part of a checkpoint is on the disk. Checkpoints count from 0, those too that came to nothing.
+    Saved {
+        number: u64,
+        mark: Mark,
+        /// Of its shard, if it has one.
+        hash: Option<[u8; 32]>,
+        milliseconds: f64,
+    },
+    /// It is not, and the run goes on.
+    Unsaved { number: u64, step: u64, why: String },
     /// The rank gives up, and what may keep that from happening again; `aborted` if only because the run had ended.
     Failed { message: String, help: Option<Help>, aborted: bool },
     /// All steps are done, or those after which the run was asked to stop; its part of what is saved is written.

@@ -12,7 +12,7 @@ use ir::program::{Job, ParamEntry, Part, Role};
 use ir::provenance::{self, Provenance};
 use ir::random;
 use memmap2::Mmap;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::cell::OnceCell;
@@ -36,6 +36,12 @@ pub enum WeightsError {
     Mismatch { file: PathBuf, what: Vec<String> },
     #[error("`{}`: element {element} of `{tensor}` is {value}, with which nothing can be trained; take what was saved before it became so", .file.display())]
     NotFinite { file: PathBuf, tensor: String, element: u64, value: f64 },
+    /// What is said of a directory.
+    #[error("{0}")]
+    Checkpoint(String),
+    /// Found while it was read.
+    #[error("{what}; an earlier checkpoint may be whole")]
+    Damaged { what: String },
     #[error("`{}` does not say after which step it was saved, so no run can go on from it: `--init {}` starts a new one from its weights (`--save-state` writes what `--resume` reads)", .file.display(), .file.display())]
     Unmarked { file: PathBuf },
 }
@@ -132,12 +138,28 @@ impl Whole for Random {
 /// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
     tensors: BTreeMap<Held, Box<dyn Whole>>,
-    /// Of those from a file: its name, and what `Mapped` found.
-    file: Option<(PathBuf, NotFinite)>,
+    /// Of those from a file: its name, and what was found when they were read.
+    file: Option<(PathBuf, Rc<OnceCell<Wrong>>)>,
 }
 
-/// The first number that was read and is not finite: tensor, element, value.
-type NotFinite = Rc<OnceCell<(String, u64, f64)>>;
+/// The first that was read and cannot be used.
+pub(crate) enum Wrong {
+    NotFinite {
+        tensor: String,
+        element: u64,
+        value: f64,
+    },
+    /// Bytes that are not as they were written.
+    Damaged(String),
+}
+
+/// A tensor that a file has.
+pub(crate) struct Offered {
+    pub name: String,
+    pub shape: Vec<u64>,
+    /// Or what its elements are, if they are none that can be read.
+    pub values: Result<Box<dyn Whole>, String>,
+}
 
 impl Weights {
     /// Every parameter as its model text says.
@@ -151,7 +173,8 @@ impl Weights {
     /// # Errors
     /// Tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16, and the likely reason.
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
-        Opened::new(file)?.weights(job, &params(job).collect::<Vec<_>>())
+        let (opened, wrong) = (Opened::new(file)?, Rc::default());
+        Weights::of_params(file, opened.about.as_ref().map(|a| &a.provenance), opened.offered(&wrong)?, wrong, job)
     }
 
     /// Every parameter and optimizer state from a file, and where its run stood.
@@ -162,7 +185,32 @@ impl Weights {
         let opened = Opened::new(file)?;
         // Weights alone lack every state too; that they are weights alone says more.
         let mark = opened.about.as_ref().and_then(|a| a.run).ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
-        Ok((opened.weights(job, &params(job).chain(states(job)).collect::<Vec<_>>())?, mark))
+        let wrong = Rc::default();
+        let offered = opened.offered(&wrong)?;
+        Ok((Weights::of_run(file, opened.about.as_ref().map(|a| &a.provenance), offered, wrong, job)?, mark))
+    }
+
+    /// Parameters of what a file or directory has.
+    pub(crate) fn of_params(
+        file: &Path,
+        model: Option<&Provenance>,
+        offered: Vec<Offered>,
+        wrong: Rc<OnceCell<Wrong>>,
+        job: &Job,
+    ) -> Result<Weights, WeightsError> {
+        fitted(file, model, offered, job, params(job).collect()).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
+    }
+
+    /// Parameters and optimizer states of what a file or directory has.
+    pub(crate) fn of_run(
+        file: &Path,
+        model: Option<&Provenance>,
+        offered: Vec<Offered>,
+        wrong: Rc<OnceCell<Wrong>>,
+        job: &Job,
+    ) -> Result<Weights, WeightsError> {
+        let wanted = params(job).chain(states(job)).collect();
+        fitted(file, model, offered, job, wanted).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
@@ -170,15 +218,16 @@ impl Weights {
         self.tensors.get(&held).map(AsRef::as_ref)
     }
 
-    /// Whether all that was read so far was finite.
+    /// Whether all that was read so far was finite, and as it was written.
     ///
     /// # Errors
-    /// The first number that was not.
+    /// The first that was not.
     pub fn check(&self) -> Result<(), WeightsError> {
         match self.file.as_ref().and_then(|(file, wrong)| Some((file, wrong.get()?))) {
-            Some((file, (tensor, element, value))) => {
+            Some((file, Wrong::NotFinite { tensor, element, value })) => {
                 Err(WeightsError::NotFinite { file: file.clone(), tensor: tensor.clone(), element: *element, value: *value })
             }
+            Some((_, Wrong::Damaged(what))) => Err(WeightsError::Damaged { what: what.clone() }),
             None => Ok(()),
         }
     }
@@ -211,36 +260,55 @@ impl Opened {
         Ok(Opened { file: file.to_path_buf(), map, about })
     }
 
-    fn weights(&self, job: &Job, wanted: &[Held]) -> Result<Weights, WeightsError> {
+    fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Result<Vec<Offered>, WeightsError> {
         let malformed = |e: safetensors::SafeTensorError| WeightsError::Malformed { file: self.file.clone(), what: e.to_string() };
         let tensors = SafeTensors::deserialize(&self.map).map_err(malformed)?;
-        let (mut missing, mut others, mut found, wrong) = (vec![], vec![], BTreeMap::new(), NotFinite::default());
-        for (held, (name, sizes)) in wanted.iter().filter_map(|h| Some((*h, entry(job, *h)?))) {
-            let Ok(view) = tensors.tensor(&name) else {
-                missing.push(format!("`{name}` is missing"));
-                continue;
+        let offer = |(name, view): (String, TensorView)| {
+            let shape = view.shape().iter().map(|n| *n as u64).collect();
+            let start = view.data().as_ptr() as usize - self.map.as_ptr() as usize;
+            let values = match view.dtype() {
+                Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
+                    let mapped = Mapped { map: self.map.clone(), start, dtype: view.dtype(), name: name.clone(), wrong: wrong.clone() };
+                    Ok(Box::new(mapped) as Box<dyn Whole>)
+                }
+                other => Err(format!("{other:?}")),
             };
-            let shape: Vec<u64> = view.shape().iter().map(|n| *n as u64).collect();
-            if shape != sizes {
-                others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}"));
-            } else if !matches!(view.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-                others.push(format!("`{name}` is {:?}", view.dtype()));
-            } else {
-                let start = view.data().as_ptr() as usize - self.map.as_ptr() as usize;
-                let mapped = Mapped { map: self.map.clone(), start, dtype: view.dtype(), name, wrong: wrong.clone() };
-                found.insert(held, Box::new(mapped) as Box<dyn Whole>);
-            }
-        }
-        let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
-        let extra: BTreeSet<&str> = tensors.names().into_iter().filter(|n| !known.contains(*n)).collect();
-        let kinds = [missing, others, extra.into_iter().map(|n| format!("`{n}` is not in the model")).collect::<Vec<_>>()];
-        if !kinds.iter().all(Vec::is_empty) {
-            let likely = provenance::likely(self.about.as_ref().map(|a| &a.provenance), &job.model, &job.settings);
-            let what = kinds.iter().flat_map(|kind| provenance::few(kind)).chain(likely).collect();
-            return Err(WeightsError::Mismatch { file: self.file.clone(), what });
-        }
-        Ok(Weights { tensors: found, file: Some((self.file.clone(), wrong)) })
+            Offered { name, shape, values }
+        };
+        Ok(tensors.tensors().into_iter().map(offer).collect())
     }
+}
+
+/// The tensors that a job wants, of those that a file of this model has.
+///
+/// # Errors
+/// Tensors that are missing, too many or of another shape or dtype, and the likely reason.
+fn fitted(
+    file: &Path,
+    model: Option<&Provenance>,
+    offered: Vec<Offered>,
+    job: &Job,
+    wanted: Vec<Held>,
+) -> Result<BTreeMap<Held, Box<dyn Whole>>, WeightsError> {
+    let (mut missing, mut others, mut found) = (vec![], vec![], BTreeMap::new());
+    let mut offered: BTreeMap<String, Offered> = offered.into_iter().map(|o| (o.name.clone(), o)).collect();
+    let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
+    let extra: Vec<String> = offered.keys().filter(|n| !known.contains(*n)).map(|n| format!("`{n}` is not in the model")).collect();
+    for (held, (name, sizes)) in wanted.into_iter().filter_map(|h| Some((h, entry(job, h)?))) {
+        match offered.remove(&name) {
+            None => missing.push(format!("`{name}` is missing")),
+            Some(Offered { shape, .. }) if shape != sizes => others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}")),
+            Some(Offered { values: Err(dtype), .. }) => others.push(format!("`{name}` is {dtype}")),
+            Some(Offered { values: Ok(values), .. }) => drop(found.insert(held, values)),
+        }
+    }
+    let kinds = [missing, others, extra];
+    if kinds.iter().all(Vec::is_empty) {
+        return Ok(found);
+    }
+    let likely = provenance::likely(model, &job.model, &job.settings);
+    let what = kinds.iter().flat_map(|kind| provenance::few(kind)).chain(likely).collect();
+    Err(WeightsError::Mismatch { file: file.to_path_buf(), what })
 }
 
 /// A tensor of a mapped file.
@@ -250,7 +318,7 @@ struct Mapped {
     start: usize,
     dtype: Dtype,
     name: String,
-    wrong: NotFinite,
+    wrong: Rc<OnceCell<Wrong>>,
 }
 
 impl Whole for Mapped {
@@ -264,8 +332,9 @@ impl Whole for Mapped {
                 _ => half::bf16::from_le_bytes([b[0], b[1]]).to_f64(),
             };
         }
-        if let (None, Some(k)) = (self.wrong.get(), out.iter().position(|x| !x.is_finite())) {
-            self.wrong.set((self.name.clone(), at + k as u64, out[k])).expect("invariant: it was not set");
+        if let Some(k) = out.iter().position(|x| !x.is_finite()) {
+            // The first that is found stays.
+            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value: out[k] });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A rank's process: reads its orders, trains, says what happens.
 
 use crate::artifact::{self, Accept, Artifact, ArtifactError};
+use crate::checkpoint;
 use crate::comm::{CommError, Communicator};
 use crate::cpu::{Cpu, Library};
 use crate::data::{Data, DataError};
@@ -11,6 +12,7 @@ use crate::host::{Tensor, Whole, sizes};
 use crate::profile::{Part, now};
 use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
+use crate::saver::{NotFinite, Saver};
 use crate::scale::{Norm, Scaler};
 use crate::schedule::learning_rate;
 use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
@@ -23,7 +25,7 @@ use ir::program::Phase;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long ranks wait for each other until their GPUs can exchange.
@@ -51,10 +53,16 @@ pub enum WorkerError {
         if *.shared { " (all machines must share the directory of what is saved)" } else { "" }
     )]
     Save { rank: u64, file: SaveFile, step: u64, cause: io::Error, shared: bool },
+    #[error(
+        "rank {rank} cannot reserve {bytes} bytes for its part of a checkpoint in `{}`: {cause}{}; nothing was trained",
+        .dir.display(),
+        if *.shared { " (all machines must share that directory)" } else { "" }
+    )]
+    Reserve { rank: u64, dir: PathBuf, bytes: u64, cause: io::Error, shared: bool },
     #[error("rank {rank}, before step {step}: {cause}")]
     Stop { rank: u64, step: u64, cause: CommError },
-    #[error("rank {rank}: element {element} of `{tensor}` is {value} after the last step. Nothing is saved, and what was saved before stays")]
-    NotFinite { rank: u64, tensor: String, element: u64, value: f64 },
+    #[error("rank {rank}: element {element} of `{tensor}` is {value} after step {step}. That is not saved, and what was saved before stays")]
+    NotFinite { rank: u64, tensor: String, element: u64, value: f64, step: u64 },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
@@ -79,6 +87,7 @@ impl WorkerError {
             | WorkerError::Weights(_)
             | WorkerError::Device { .. }
             | WorkerError::Save { .. }
+            | WorkerError::Reserve { .. }
             | WorkerError::Stop { .. }
             | WorkerError::Silence(_) => None,
         }
@@ -159,9 +168,14 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     let job = &artifact.job;
     let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
+    let saver = orders.saves.as_ref().map(|saves| {
+        let (rank, shared) = (rank.rank(), orders.spread.is_some());
+        Saver::new(job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
+    });
+    let mut saver = saver.transpose()?;
     let weights = match (&orders.resume, &orders.init) {
-        (Some((file, _)), _) => Weights::resume(file, job)?.0,
-        (None, Some(file)) => Weights::open(file, job)?,
+        (Some((path, _)), _) => checkpoint::resume(path, job)?.0,
+        (None, Some(path)) => checkpoint::weights(path, job)?,
         (None, None) => Weights::random(job, orders.seed),
     };
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
@@ -177,6 +191,7 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     let mut timed = vec![];
     let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
     let mut done = orders.resume.as_ref().map_or(0, |r| r.1.step);
+    let mut saved = None;
     for number in done + 1..=orders.steps {
         match shm.begin(number).map_err(|cause| WorkerError::Stop { rank: rank.rank(), step: number, cause })? {
             Begin::Run => {}
@@ -238,6 +253,12 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         if orders.exit_interval > 0 && done.is_multiple_of(orders.exit_interval) {
             break;
         }
+        if let Some(saver) = saver.as_mut().filter(|_| done < orders.steps && orders.is_save_due(done)) {
+            rank.settle(&idle(done), shm)?;
+            let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
+            save_part(saver, &rank, &mark, true, events)?;
+            saved = Some(done);
+        }
     }
     rank.settle(&idle(done), shm)?;
     if !timed.is_empty() {
@@ -247,8 +268,11 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
-    saveable(&rank, job, orders)?;
     let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
+    if let Some(saver) = saver.as_mut().filter(|_| saved != Some(done)) {
+        save_part(saver, &rank, &mark, false, events)?;
+    }
+    saveable(&rank, job, orders, done)?;
     for (file, layout) in [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
         if let Some(file) = file {
             let shared = orders.spread.is_some();
@@ -256,6 +280,15 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         }
     }
     Ok(done)
+}
+
+/// Writes this rank's part of a checkpoint, and says what became of it. The rank is settled.
+fn save_part<D: Device>(saver: &mut Saver, rank: &Rank<D>, mark: &Mark, goes_on: bool, events: &mut dyn Write) -> Result<(), WorkerError> {
+    let event = saver.save(&rank.device, mark, goes_on).map_err(|NotFinite { tensor, element, value }| {
+        let step = mark.step;
+        WorkerError::NotFinite { rank: rank.rank(), tensor, element, value, step }
+    })?;
+    protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence)
 }
 
 /// Says what the rank did in the steps that were timed, which is settled.
@@ -301,7 +334,7 @@ fn blame<D: Device>(artifact: &Artifact, rank: &mut Rank<D>, step: &Step, shm: &
 }
 
 /// Whether all numbers of this rank are finite that are to be saved.
-fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders) -> Result<(), WorkerError> {
+fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders, step: u64) -> Result<(), WorkerError> {
     if orders.save_weights.is_none() && orders.save_state.is_none() {
         return Ok(());
     }
@@ -321,7 +354,7 @@ fn saveable<D: Device>(rank: &Rank<D>, job: &Job, orders: &Orders) -> Result<(),
         }
     });
     match wrong {
-        Some((tensor, element, value)) => Err(WorkerError::NotFinite { rank: rank.rank(), tensor, element, value }),
+        Some((tensor, element, value)) => Err(WorkerError::NotFinite { rank: rank.rank(), tensor, element, value, step }),
         None => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ const FLAGS: &[Mistake] = &[
     ("compile gpt2.mdl --num-query-groups 2", 2, "no `--num-query-groups`", "those of `gpt2.mdl` are batch, vocab, hidden"),
     ("compile gpt2.mdl --swiglu", 2, "no `--swiglu`", "the model text says it"),
     ("compile gpt2.mdl --use-flash-attn", 2, "no `--use-flash-attn`", "not needed"),
-    ("compile gpt2.mdl --save-interval 100", 2, "no `--save-interval`", "`mcc run --save-state FILE`"),
+    ("compile gpt2.mdl --save-interval 100", 2, "no `--save-interval`", "it is a flag of `mcc run`"),
     ("compile gpt2.mdl --tokenizer-type GPT2BPETokenizer", 2, "no `--tokenizer-type`", "`mcc run --data`"),
     ("compile gpt2.mdl --lr-warmup-fraction 0.1", 2, "no `--lr-warmup-fraction`", "`--lr-warmup-iters`"),
     ("compile gpt2.mdl --max-grad-norm 1", 2, "no `--max-grad-norm`", "`--clip-grad`"),

@@ -1,6 +1,7 @@
 //! The harness: compiles a text, runs one step on all ranks, and compares with the logical graph.
 
 use super::wanted::{RUNS, Wanted, unrounded};
+use crate::checkpoints::round_trip;
 use frontend::{Models, Options as Text};
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;
@@ -226,6 +227,7 @@ pub fn attempt(text: &str, defines: &[(&str, &str)], case: &Case, ranges: &Range
         differs = compare_step(graph, &Wanted::new(graph, &given, case.precision, RUNS[1]), &got);
     }
     wrong.extend(differs);
+    wrong.extend(round_trip(&c.job).err());
     wrong.extend(planned_differently(text, defines, case, &given, &got)?);
     if !wrong.is_empty() {
         return Err(wrong.join("; "));

@@ -3,6 +3,7 @@
 mod alone;
 mod bubbles;
 mod buckets;
+mod checkpoints;
 mod chunks;
 mod counts;
 mod dumps;

@@ -3,9 +3,11 @@
 use super::Rank;
 use crate::device::{Device, Element, Location};
 use crate::host::{Part, Tensor, Whole};
-use ir::mesh::Coords;
+use ir::dim::Base;
+use ir::mesh::{Coords, SubAxis};
 use ir::op::DType;
 use ir::program::{Content, Job, Program, Role, Stage};
+use std::collections::BTreeSet;
 
 impl<D: Device> Rank<'_, D> {
     /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
@@ -75,9 +77,9 @@ pub enum Held {
 }
 
 /// What a buffer holds a part of.
-struct Cut<'a> {
-    held: Held,
-    role: Role,
+pub(crate) struct Cut<'a> {
+    pub held: Held,
+    pub role: Role,
     extents: &'a [ir::program::Extent],
     index: &'a [ir::dim::IndexMap],
     /// Of a bucket: where the piece begins, and which elements the buffer holds.
@@ -85,16 +87,27 @@ struct Cut<'a> {
 }
 
 impl<'a> Cut<'a> {
-    fn part(&self, coords: &Coords) -> Part<'a> {
+    pub fn part(&self, coords: &Coords) -> Part<'a> {
         let part = Part::new(self.extents, self.index, coords);
         match self.window {
             Some((at, window)) => part.within(at, window, coords),
             None => part,
         }
     }
+
+    /// The sub-axes on whose coordinate it depends which part that is.
+    pub fn axes(&self) -> BTreeSet<SubAxis> {
+        let maps = self.index.iter().chain(self.window.map(|w| w.1));
+        let forms = maps.filter_map(|map| match &map.base {
+            Base::Coords(form) => Some(form),
+            Base::Zero | Base::Slot(_) => None,
+        });
+        forms.flatten().map(|(axis, _)| *axis).collect()
+    }
 }
 
-fn cuts<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<Cut<'a>> {
+/// What a buffer with this content holds parts of, on a stage.
+pub(crate) fn cuts<'a>(job: &'a Job, program: &'a Program, stage: &'a Stage, content: &'a Content) -> Vec<Cut<'a>> {
     if let Content::Table { table, index } = content {
         let extents = &job.tables[*table as usize].dims;
         return vec![Cut { held: Held::Table(*table), role: Role::Weights, extents, index, window: None }];

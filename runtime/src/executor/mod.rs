@@ -16,6 +16,7 @@ pub use calls::{arena_bytes, peer};
 pub use describe::describe;
 pub use frame::Frame;
 pub use held::Held;
+pub(crate) use held::{Cut, cuts};
 pub use step::{ExecError, Fault, Order, Step};
 pub use transfer::{Copied, Transfer};
 

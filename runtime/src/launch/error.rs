@@ -47,6 +47,23 @@ pub enum RunError {
     Space { file: PathBuf, bytes: u64, free: String, cause: io::Error },
     #[error("`{}` could not be saved: {cause}; what it should hold is lost, and a file of that name that was there before stays", .file.display())]
     Unsaved { file: PathBuf, cause: io::Error },
+    #[error("the checkpoint `{}` could not be written: {why}; what the run came to with step {step} is lost, and earlier checkpoints stay", .dir.display())]
+    Uncheckpointed { dir: PathBuf, step: u64, why: String },
+    #[error("`{}` is a file, and --save names a directory of checkpoints; --save-weights writes weights alone to a file", .file.display())]
+    NoDirectory { file: PathBuf },
+    #[error(
+        "`{}` has checkpoints up to step {last}, {}; another directory keeps them, --force replaces them when there is a new one",
+        .dir.display(),
+        match .own {
+            Some(step) => format!("later ones than step {step}, from which this run goes on"),
+            None => "from which this run does not go on (--load does, and --resume auto)".into(),
+        }
+    )]
+    Later { dir: PathBuf, last: u64, own: Option<u64> },
+    #[error("another run is saving its checkpoints in `{}`: name another directory", .dir.display())]
+    Busy { dir: PathBuf },
+    #[error("ranks would not write each number once: {0}; this is a bug in mcc, or the artifact was not made by it")]
+    Catalog(String),
     #[error("ranks ended after different steps ({}), so nothing is saved; this is a bug in mcc", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
     Uneven(BTreeSet<u64>),
     #[error("{bytes} bytes of memory that the ranks share could not be had: {cause}")]

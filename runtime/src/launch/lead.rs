@@ -1,5 +1,6 @@
 //! The process that leads a run: it has orders, metrics and files to save, and follows all ranks to the end.
 
+use super::checkpoints::Checkpoints;
 use super::error::{RunError, RunFailure};
 use super::gather::Gather;
 use super::metrics::{Metrics, MetricsFrom};
@@ -14,7 +15,7 @@ use super::stop::Ended;
 use crate::artifact::Artifact;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
-use crate::protocol::{Event, Orders};
+use crate::protocol::{Event, Orders, Saves, Spread};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
 use std::collections::BTreeSet;
@@ -30,6 +31,7 @@ pub struct Lead {
     metrics: Option<Metrics>,
     weights: Option<Target>,
     state: Option<Target>,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Lead {
@@ -62,8 +64,15 @@ impl Lead {
             Some(file) => Some(Metrics::create(file, from).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
             None => None,
         };
-        let orders = Orders { save_weights: weights.as_ref().map(Target::file), save_state: state.as_ref().map(Target::file), ..orders };
-        Ok(Lead { orders, metrics, weights, state })
+        let tag = orders.spread.as_ref().map_or_else(|| std::process::id().to_string(), Spread::tag);
+        let saves = orders.saves.clone().map(|saves| Saves { tag, ..saves });
+        let checkpoints = match &saves {
+            Some(saves) => Some(Checkpoints::new(artifact, &orders, saves, options.keep, options.existing)?),
+            None => None,
+        };
+        let (save_weights, save_state) = (weights.as_ref().map(Target::file), state.as_ref().map(Target::file));
+        let orders = Orders { save_weights, save_state, saves, ..orders };
+        Ok(Lead { orders, metrics, weights, state, checkpoints })
     }
 }
 
@@ -72,11 +81,13 @@ pub fn conduct(
     artifact: &Artifact,
     options: &RunOptions,
     lead: Lead,
-    mut ranks: Ranks,
+    ranks: Ranks,
     ceilings: Option<Ceilings>,
     observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
-    let Lead { orders, mut metrics, weights, state } = lead;
+    let Lead { orders, mut metrics, weights, state, mut checkpoints } = lead;
+    // Dropped before what they write to.
+    let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, orders.steps);
     let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
@@ -107,6 +118,11 @@ pub fn conduct(
                     profile.add(rank, part);
                 }
             }
+            Some(Said::Event(rank, event @ (Event::Saved { .. } | Event::Unsaved { .. }))) => {
+                if let Some(checkpoints) = &mut checkpoints {
+                    checkpoints.said(rank, event, observe);
+                }
+            }
             Some(Said::Event(rank, Event::Failed { message, help, aborted })) => {
                 ranks.failed(rank, RunFailure { help, ..RunFailure::new(message) }, aborted)
             }
@@ -119,6 +135,9 @@ pub fn conduct(
             Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
             Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
             Some(Said::Lost(rank)) => ranks.lost(rank),
+        }
+        if let Some(checkpoints) = &mut checkpoints {
+            checkpoints.poll(observe);
         }
         if looked.elapsed() >= TICK {
             looked = Instant::now();
@@ -147,8 +166,9 @@ pub fn conduct(
     // Before files are complete on their disks, which others need not wait for.
     ranks.is_well(summary.ended);
     drop(ranks);
-    // Each, whatever becomes of the other.
-    [weights, state].map(|target| target.map_or(Ok(()), Target::finish)).into_iter().collect::<Result<(), RunError>>()?;
+    // Each, whatever becomes of the others.
+    let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
+    ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
 }
 

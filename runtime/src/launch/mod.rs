@@ -5,6 +5,7 @@
 //! started them, the saved file has no name before it is complete. A dead or stuck rank ends the run within a few
 //! seconds ([`RunOptions::patience`]), with who waits for whom.
 
+mod checkpoints;
 mod control;
 mod error;
 mod gather;
@@ -27,7 +28,7 @@ mod stop;
 
 pub use error::{RunError, RunFailure};
 pub use options::{MEETING, PATIENCE, RunOptions};
-pub use progress::{Note, Progress, RunEvent, Summary};
+pub use progress::{Note, Progress, RunEvent, Saved, Summary};
 pub use save::{Existing, replaceable};
 pub use stop::{Ended, StopRequest};
 

@@ -35,8 +35,14 @@ pub struct RunOptions {
     /// The run ends early after the step that is under way when it has taken so long; of a world, by rank 0's clock.
     pub exit_duration: Option<Duration>,
     pub init: Option<PathBuf>,
-    /// What `save_state` wrote: the run goes on after that step, with that run's seed.
+    /// What `save_state` wrote, or the directory of a checkpoint: the run goes on after that step, with that run's seed.
     pub resume: Option<PathBuf>,
+    /// The directory of checkpoints.
+    pub save: Option<PathBuf>,
+    /// There is one after each step that is a multiple of it, and after the last; 0 is then only.
+    pub save_interval: u64,
+    /// Most checkpoints that stay: the last.
+    pub keep: Option<u64>,
     pub save_weights: Option<PathBuf>,
     /// Parameters, optimizer states and the step.
     pub save_state: Option<PathBuf>,
@@ -82,6 +88,9 @@ impl RunOptions {
             exit_duration: None,
             init: None,
             resume: None,
+            save: None,
+            save_interval: 0,
+            keep: None,
             save_weights: None,
             save_state: None,
             metrics: None,

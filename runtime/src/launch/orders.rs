@@ -3,12 +3,12 @@
 use super::error::RunError;
 use super::options::RunOptions;
 use crate::artifact::Artifact;
+use crate::checkpoint;
 use crate::data::{self, Spec};
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
-use crate::protocol::{Orders, SaveFile};
+use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
-use crate::weights::Weights;
 use std::path::PathBuf;
 
 /// The device that was asked for, if it runs what was compiled, or the usual one.
@@ -74,6 +74,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     // Ranks run in the same directory, but a path that is seen here and not there would be hard to explain.
     let absolute = |file: &PathBuf| std::path::absolute(file).map_err(|cause| RunError::Io { file: file.clone(), cause });
     let saved = |file: &Option<PathBuf>| file.as_ref().map(|name| absolute(name).map(|at| SaveFile { at, name: name.clone() })).transpose();
+    // Its tag is known when ranks have met.
+    let saves = |name: &PathBuf| absolute(name).map(|dir| Saves { dir, name: name.clone(), interval: options.save_interval, tag: String::new() });
     let specs = |list: &[Spec]| -> Result<Vec<Spec>, RunError> { list.iter().map(|s| Ok(Spec { file: absolute(&s.file)?, ..s.clone() })).collect() };
     let training = (options.steps != Some(0)).then_some(&options.data[..]);
     let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
@@ -91,12 +93,12 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         }
     };
     if let Some(file) = &options.init {
-        Weights::open(file, job)?;
+        checkpoint::weights(file, job)?;
     }
     let resume = match &options.resume {
         None => None,
         Some(file) => {
-            let (_, mark) = Weights::resume(file, job)?;
+            let (_, mark) = checkpoint::resume(file, job)?;
             if mark.step >= steps {
                 return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
             }
@@ -126,6 +128,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         init: options.init.as_ref().map(absolute).transpose()?,
         save_weights: saved(&options.save_weights)?,
         save_state: saved(&options.save_state)?,
+        saves: options.save.as_ref().map(saves).transpose()?,
         threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
         resume,

@@ -30,6 +30,7 @@ fn orders() -> Orders {
         resume: None,
         save_weights: None,
         save_state: None,
+        saves: None,
         threads: None,
         seed: 0,
         on_nonfinite: OnNonfinite::Skip { most: 2 },

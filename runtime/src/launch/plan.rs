@@ -10,7 +10,7 @@ use super::orders::exchange_by_nccl;
 use super::save;
 use crate::cpu;
 use crate::gpu::nccl;
-use crate::protocol::{self, Orders, Place, SaveFile, Spread};
+use crate::protocol::{self, Orders, Place, SaveFile, Saves, Spread};
 use crate::rendezvous::{Link, Trust, random};
 use crate::shm::{Layout, Segment};
 use crate::world::World;
@@ -128,7 +128,8 @@ pub fn followed(answer: &[u8], hello: &Hello, orders: Orders, world: &World, opt
     }
     let saved = |file: &Option<SaveFile>| file.as_ref().map(|f| SaveFile { at: save::beside(&f.at, &spread.tag()), name: f.name.clone() });
     let (save_weights, save_state) = (saved(&orders.save_weights), saved(&orders.save_state));
-    Ok(Orders { save_weights, save_state, nccl: plan.nccl, spread: Some(spread), ..orders })
+    let saves = orders.saves.clone().map(|saves| Saves { tag: spread.tag(), ..saves });
+    Ok(Orders { save_weights, save_state, saves, nccl: plan.nccl, spread: Some(spread), ..orders })
 }
 
 /// Bytes for orders at the start of a machine's memory. All machines have the same, though orders differ in addresses.

@@ -4,6 +4,7 @@ use super::stop::Ended;
 use crate::profile::Profile;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// A step, as all ranks have done it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,8 +36,20 @@ pub struct Progress {
 pub enum RunEvent<'a> {
     /// After every step.
     Step(&'a Progress),
+    /// When a checkpoint is complete and on the disk.
+    Saved(&'a Saved),
     /// Before the step that it was noticed in, if that was within a step.
     Note(Note),
+}
+
+/// A checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    pub dir: PathBuf,
+    pub step: u64,
+    pub bytes: u64,
+    /// From the step's end until it was complete.
+    pub milliseconds: f64,
 }
 
 /// Something that whoever watches a run may want to know, and that nothing depends on.

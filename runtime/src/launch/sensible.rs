@@ -8,6 +8,7 @@ use crate::profile::{Part, Window};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
 use crate::schedule::learning_rate;
 use crate::shm::Status;
+use crate::weights::Mark;
 use ir::program::Job;
 
 /// By how much machines with other mathematical libraries may differ in a learning rate.
@@ -20,11 +21,14 @@ pub(super) struct Course<'a> {
     steps: u64,
     eval_interval: u64,
     on_nonfinite: OnNonfinite,
+    has_saves: bool,
     profile: Option<Window>,
     /// Nanoseconds of all that was timed.
     timed: u64,
     /// Of each rank.
     ranks: Vec<Reached>,
+    /// Of each rank: checkpoints that it is through with.
+    saved: Vec<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -45,9 +49,11 @@ impl<'a> Course<'a> {
             steps: orders.steps,
             eval_interval: orders.eval_interval,
             on_nonfinite: orders.on_nonfinite,
+            has_saves: orders.saves.is_some(),
             profile: orders.profile,
             timed: 0,
             ranks: vec![Reached::Step(done); job.mesh.world() as usize],
+            saved: vec![0; job.mesh.world() as usize],
         }
     }
 
@@ -94,11 +100,22 @@ impl<'a> Course<'a> {
                 self.part(rank, part)?;
                 reached
             }
+            (Event::Saved { number, mark: Mark { step, .. }, .. } | Event::Unsaved { number, step, .. }, Reached::Step(done)) => {
+                let next = &mut self.saved[rank as usize];
+                if !self.has_saves || *step != done || *number != *next {
+                    return Err(format!("it saved checkpoint {number}, of step {step}, after {next} of them and step {done}"));
+                }
+                *next += 1;
+                reached
+            }
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) if *step == done => Reached::Done,
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) => {
                 return Err(format!("it is done with step {step} after step {done}"));
             }
-            (Event::Step(_) | Event::NonFinite { .. } | Event::Skipped { .. } | Event::Profile(_), Reached::Ending(_)) => {
+            (
+                Event::Step(_) | Event::NonFinite { .. } | Event::Skipped { .. } | Event::Profile(_) | Event::Saved { .. } | Event::Unsaved { .. },
+                Reached::Ending(_),
+            ) => {
                 return Err("it goes on after steps that ended early".into());
             }
         };
@@ -177,9 +194,11 @@ mod tests {
             steps: 4,
             eval_interval: 0,
             on_nonfinite: OnNonfinite::Stop,
+            has_saves: true,
             profile: Some(window),
             timed: 0,
             ranks: vec![Reached::Step(0); 2],
+            saved: vec![0; 2],
         };
         let fault = |said: Vec<Said>| {
             let mut course = course();
@@ -198,6 +217,10 @@ mod tests {
         assert_eq!(fault(vec![pulse(5, None)]), "it is at step 5 of 4");
         assert_eq!(fault(vec![pulse(1, Some(vec![0, 7]))]), "it waits for ranks 0, 7");
         assert_eq!(fault(vec![Said::Begun(1, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
+        let unsaved = |number, step| Said::Event(1, Event::Unsaved { number, step, why: String::new() });
+        assert_eq!(fault(vec![unsaved(0, 0), unsaved(1, 0)]), "");
+        assert_eq!(fault(vec![unsaved(1, 0)]), "it saved checkpoint 1, of step 0, after 0 of them and step 0");
+        assert_eq!(fault(vec![unsaved(0, 1)]), "it saved checkpoint 0, of step 1, after 0 of them and step 0");
         assert_eq!(fault(part(&[(1, 3, 4), (2, 4, 4)], &[ran(0, 1)])), "");
         assert_eq!(fault(part(&[(3, 3, 4)], &[])), "it was timed in other steps than 1 to 2");
         assert_eq!(fault(part(&[(1, 4, 3)], &[])), "it was timed in other steps than 1 to 2");

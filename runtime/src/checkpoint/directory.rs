@@ -1,0 +1,60 @@
+//! The directory of a run's checkpoints.
+
+use super::CheckpointError;
+use super::open::Checkpoint;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "step-";
+
+/// What the checkpoint after a step is called.
+pub fn step_name(step: u64) -> String {
+    format!("{PREFIX}{step}")
+}
+
+/// The steps of which a directory has checkpoints, the last first; none if there is no such directory.
+///
+/// # Errors
+/// What the file system says.
+pub fn steps(dir: &Path) -> io::Result<Vec<u64>> {
+    let entries = match dir.read_dir() {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(e) => return Err(e),
+    };
+    let mut steps = vec![];
+    for entry in entries {
+        let name = entry?.file_name();
+        // Not `step-007`, which no run has written.
+        steps.extend(name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.parse().ok().filter(|step| step_name(*step) == n)));
+    }
+    steps.sort_unstable_by_key(|step| std::cmp::Reverse(*step));
+    Ok(steps)
+}
+
+/// The checkpoint to go on from.
+pub struct Found {
+    pub checkpoint: Checkpoint,
+    pub dir: PathBuf,
+    /// Later ones, and why they were not taken.
+    pub damaged: Vec<String>,
+}
+
+/// The checkpoint that is here, or of several the last that can be read.
+///
+/// # Errors
+/// There is none.
+pub fn newest(dir: &Path) -> Result<Found, CheckpointError> {
+    if dir.join(super::MANIFEST).exists() {
+        return Ok(Found { checkpoint: Checkpoint::open(dir)?, dir: dir.to_path_buf(), damaged: vec![] });
+    }
+    let mut damaged = vec![];
+    for step in steps(dir).map_err(|cause| CheckpointError::Io { file: dir.to_path_buf(), cause })? {
+        let dir = dir.join(step_name(step));
+        match Checkpoint::open(&dir) {
+            Ok(checkpoint) => return Ok(Found { checkpoint, dir, damaged }),
+            Err(e) => damaged.push(e.to_string()),
+        }
+    }
+    Err(CheckpointError::None { dir: dir.to_path_buf(), damaged })
+}

@@ -1,0 +1,44 @@
+//! Checkpoints: what a run is to go on from, on any mesh, as a directory per step.
+//!
+//! ```text
+//! DIR/step-25/rank-0.safetensors   the elements that rank 0 owns
+//!             rank-1.safetensors
+//!             checkpoint.json      which elements of which tensor lie where, and where the run stood
+//! ```
+//!
+//! Each rank writes the elements that it owns ([`Piece`]), in a file of its own ([`Shard`]): of ranks that hold the same elements the first owns them. Data
+//! are hashed in blocks, the hashes stand at the end of the file, and the manifest ([`Manifest`]) has the hash of these; it has its own hash too. The directory has its name when all of
+//! that is on the disk, so that whatever is called `step-25` is whole.
+//!
+//! A reader needs no mesh: the manifest says for each tensor how its dims are cut ([`Grid`]). Each rank reads what it needs, and a block's hash is checked
+//! before anything of it is believed.
+
+mod catalog;
+mod directory;
+mod grid;
+mod manifest;
+mod open;
+mod piece;
+mod shard;
+
+pub use catalog::Catalog;
+pub use directory::{Found, newest, step_name, steps};
+pub use grid::Grid;
+pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};
+pub use open::{Checkpoint, resume, weights};
+pub use piece::{Owners, Piece};
+pub use shard::{Shard, ShardError};
+
+use std::io;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error("`{}`: {cause}", .file.display())]
+    Io { file: PathBuf, cause: io::Error },
+    /// It is none, or not as it was written.
+    #[error("the checkpoint `{}` cannot be read: {what}", .dir.display())]
+    Malformed { dir: PathBuf, what: String },
+    #[error("`{}` has no checkpoint{}", .dir.display(), .damaged.iter().map(|w| format!("\n  {w}")).collect::<String>())]
+    None { dir: PathBuf, damaged: Vec<String> },
+}

@@ -1,0 +1,175 @@
+//! Reading a checkpoint: whole tensors, of which each rank reads what it needs.
+
+use super::CheckpointError;
+use super::grid::Grid;
+use super::manifest::{Manifest, TensorEntry};
+use super::shard::{BLOCK, HASH};
+use crate::device::decode;
+use crate::host::Whole;
+use crate::weights::{Mark, Offered, Weights, WeightsError, Wrong};
+use ir::op::DType;
+use ir::program::Job;
+use memmap2::Mmap;
+use std::cell::{Cell, OnceCell};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// A directory with a manifest that can be right, and shards of the right sizes.
+pub struct Checkpoint {
+    pub manifest: Manifest,
+    shards: Rc<Vec<Mapped>>,
+}
+
+/// A shard, read where it is needed.
+struct Mapped {
+    file: PathBuf,
+    map: Mmap,
+    header: u64,
+    data: u64,
+    hash: String,
+    /// Whether header and hashes have been found to be as they were written.
+    is_sealed: OnceCell<Result<(), String>>,
+    /// Blocks of which the hash has been found right.
+    sound: Vec<Cell<bool>>,
+}
+
+impl Checkpoint {
+    /// # Errors
+    /// There is none, or its manifest or the sizes of its files are not as they were written.
+    pub fn open(dir: &Path) -> Result<Checkpoint, CheckpointError> {
+        let malformed = |what: String| CheckpointError::Malformed { dir: dir.to_path_buf(), what };
+        let manifest = match Manifest::read(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(CheckpointError::None { dir: dir.to_path_buf(), damaged: vec![] }),
+            Err(cause) => return Err(malformed(cause.to_string())),
+            Ok(manifest) => manifest.map_err(malformed)?,
+        };
+        let mut shards = vec![];
+        for shard in &manifest.shards {
+            let file = dir.join(&shard.file);
+            let handle = File::open(&file).map_err(|e| malformed(format!("{}: {e}", shard.file)))?;
+            let (bytes, about) = (shard.bytes(), handle.metadata().map_err(|e| malformed(format!("{}: {e}", shard.file)))?);
+            if !about.is_file() || Some(about.len()) != bytes {
+                return Err(malformed(format!("{} has {} bytes and should have {}", shard.file, about.len(), bytes.unwrap_or(0))));
+            }
+            // SAFETY: the file is only read; if another process shortens it meanwhile, this one ends.
+            let map = unsafe { Mmap::map(&handle) }.map_err(|e| malformed(format!("{}: {e}", shard.file)))?;
+            let sound = vec![Cell::new(false); shard.data.div_ceil(BLOCK) as usize];
+            shards.push(Mapped { file, map, header: shard.header, data: shard.data, hash: shard.hash.clone(), is_sealed: OnceCell::new(), sound });
+        }
+        Ok(Checkpoint { manifest, shards: Rc::new(shards) })
+    }
+
+    /// All that it holds, for a job, or its parameters alone. `dir` is where it is.
+    fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Vec<Offered> {
+        let offer = |tensor: &TensorEntry| {
+            let grid = tensor.grid().expect("invariant: the manifest was checked");
+            let pieces = tensor.pieces.iter().map(|p| (p.shard as usize, p.byte)).collect();
+            let dtype = match tensor.dtype.as_str() {
+                "F16" => DType::F16,
+                "BF16" => DType::Bf16,
+                "I32" => DType::I32,
+                _ => DType::F32,
+            };
+            let cut = Cut { shards: self.shards.clone(), grid, pieces, dtype, name: tensor.name.clone(), wrong: wrong.clone() };
+            Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
+        };
+        self.manifest.tensors.iter().map(offer).collect()
+    }
+
+    /// Whether all of it is as it was written.
+    ///
+    /// # Errors
+    /// The first damage of each shard.
+    pub fn verify(&self) -> Result<(), Vec<String>> {
+        let damage = self.shards.iter().filter_map(|shard| shard.read(0, shard.data).err()).collect::<Vec<_>>();
+        if damage.is_empty() { Ok(()) } else { Err(damage) }
+    }
+}
+
+/// Parameters for a job from a checkpoint's directory or a file ([`Weights::open`]).
+///
+/// # Errors
+/// As there; or the checkpoint is damaged.
+pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
+    if !path.is_dir() {
+        return Weights::open(path, job);
+    }
+    let (checkpoint, wrong) = opened(path)?;
+    Weights::of_params(path, Some(&checkpoint.manifest.model), checkpoint.offered(&wrong), wrong, job)
+}
+
+/// What a run goes on from, of a checkpoint's directory or a file ([`Weights::resume`]).
+///
+/// # Errors
+/// As there; or the checkpoint is damaged.
+pub fn resume(path: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+    if !path.is_dir() {
+        return Weights::resume(path, job);
+    }
+    let (checkpoint, wrong) = opened(path)?;
+    let weights = Weights::of_run(path, Some(&checkpoint.manifest.model), checkpoint.offered(&wrong), wrong, job)?;
+    Ok((weights, checkpoint.manifest.run))
+}
+
+fn opened(path: &Path) -> Result<(Checkpoint, Rc<OnceCell<Wrong>>), WeightsError> {
+    let checkpoint = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
+    Ok((checkpoint, Rc::default()))
+}
+
+impl Mapped {
+    /// Bytes of the data, found to be as they were written.
+    fn read(&self, byte: u64, bytes: u64) -> Result<&[u8], String> {
+        let (header, data) = (self.header as usize, self.data as usize);
+        let hashes = &self.map[header + data..];
+        let named = |what: &str| format!("`{}` {what}", self.file.display());
+        self.is_sealed
+            .get_or_init(|| {
+                let found = blake3::Hasher::new().update(&self.map[..header]).update(hashes).finalize();
+                if found.to_hex().as_str() == self.hash { Ok(()) } else { Err(named("is not as it was written: the hash of its hashes differs")) }
+            })
+            .clone()?;
+        for k in byte / BLOCK..(byte + bytes).div_ceil(BLOCK) {
+            if self.sound[k as usize].get() {
+                continue;
+            }
+            let (from, to) = (k * BLOCK, ((k + 1) * BLOCK).min(self.data));
+            let block = &self.map[header + from as usize..header + to as usize];
+            if blake3::hash(block).as_bytes()[..] != hashes[(k * HASH) as usize..][..HASH as usize] {
+                return Err(named(&format!("is not as it was written: the hash of bytes {from} to {to} of its data differs")));
+            }
+            self.sound[k as usize].set(true);
+        }
+        Ok(&self.map[header + byte as usize..][..bytes as usize])
+    }
+}
+
+/// A tensor in pieces.
+struct Cut {
+    shards: Rc<Vec<Mapped>>,
+    grid: Grid,
+    /// Shard, and the byte of its data.
+    pieces: Vec<(usize, u64)>,
+    dtype: DType,
+    name: String,
+    wrong: Rc<OnceCell<Wrong>>,
+}
+
+impl Whole for Cut {
+    fn read(&self, at: u64, out: &mut [f64]) {
+        let (width, mut done) = (self.dtype.bytes(), 0);
+        self.grid.visit(at, out.len() as u64, |piece, element, len| {
+            let (shard, byte) = self.pieces[piece];
+            let here = &mut out[done..][..len as usize];
+            match self.shards[shard].read(byte + element * width, len * width) {
+                Ok(bytes) => here.iter_mut().zip(bytes.chunks_exact(width as usize)).for_each(|(x, b)| *x = decode(self.dtype, b)),
+                // The rank reads on, and ends before its first step.
+                Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+            }
+            if let Some(k) = here.iter().position(|x| !x.is_finite()) {
+                let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + (done + k) as u64, value: here[k] });
+            }
+            done += len as usize;
+        });
+    }
+}
