@@ -128,6 +128,18 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     });
     shown.end();
     // What ranks say of options is spelled here.
+    let summary = match summary {
+        Err(RunError::Done { .. }) if is_auto(args) => {
+            if leads {
+                note!(
+                    "nothing is left to do: the last checkpoint in `{}` is of the last step",
+                    args.save.iter().map(|d| d.display().to_string()).collect::<String>()
+                );
+            }
+            return Ok(());
+        }
+        other => other,
+    };
     let summary = summary.map_err(|e| match e {
         RunError::Ranks(failure) => anyhow!(failure.spelled(cli::help)),
         e => e.into(),
@@ -162,11 +174,16 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// Whether the run goes on from what `--save` names, if anything is there.
+fn is_auto(args: &RunArgs) -> bool {
+    args.resume.as_ref().is_some_and(|r| r.as_os_str() == files::AUTO)
+}
+
 /// What the run goes on from, if it does.
 fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
     let dir = match (&args.load, &args.resume, &args.save) {
         (Some(dir), _, _) => dir,
-        (None, Some(auto), Some(save)) if auto.as_os_str() == files::AUTO => {
+        (None, Some(_), Some(save)) if is_auto(args) => {
             let steps = checkpoint::steps(save).with_context(|| format!("cannot read `{}`", save.display()))?;
             if steps.is_empty() {
                 return Ok(None);

@@ -1,4 +1,4 @@
-//! Runs that end otherwise than by themselves: a signal at any instant, a reader that leaves, a disk that is full. What should be saved is there and whole, which
+//! Runs that end otherwise than by themselves: a signal at any instant, a rank or launcher that is killed, a reader that leaves, a disk that is full. What should be saved is there and whole, which
 //! is to say: a run that goes on from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each.
 
 use crate::mcc::{Dir, Ran, metrics};
@@ -69,6 +69,69 @@ impl Whole {
 fn kill(signal: &str, target: &str) {
     // It may have ended by itself.
     let _ = Command::new("kill").args(["-s", signal, "--", target]).stderr(Stdio::null()).status().expect("kill starts");
+}
+
+/// The processes that a process has started: of a launcher, its ranks.
+fn children(process: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+/// Saves all the time, so that many of the ends come while a checkpoint is written.
+const SAVES: &str = "--resume auto --save ck --save-interval 2 --keep 2 --metrics m";
+
+#[test]
+fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
+    let whole = Whole::new();
+    let (mut resumed, mut unfinished, mut ends) = (0, 0, [0; 3]);
+    for case in 0..count() {
+        // Up to three ends on the way.
+        for end in 0..1 + random(6, case, 3) {
+            let mut run = whole.start(SAVES);
+            std::thread::sleep(Duration::from_micros(random(7 + end, case, 2 * whole.took.as_micros() as u64)));
+            let kind = random(10 + end, case, 3) as usize;
+            match kind {
+                0 => kill("KILL", &run.id().to_string()),
+                1 => children(run.id()).first().into_iter().for_each(|rank| kill("KILL", rank)),
+                _ => kill("TERM", &run.id().to_string()),
+            }
+            run.wait().expect("the end");
+            ends[kind] += 1;
+            // Ranks whose launcher was killed may still be about to end.
+            std::thread::sleep(Duration::from_millis(50));
+            unfinished += fs::read_dir(whole.dir.path("ck")).into_iter().flatten().flatten().filter(|e| is_hidden(&e.file_name())).count();
+        }
+        let run = || whole.dir.line(&format!("{RUN} {SAVES} --save-weights w --save-state s"));
+        let ran = run();
+        if ran.stderr.contains("nothing is left to do") {
+            assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
+            // It was done before it was to end. The step before the last but one is gone.
+            fs::remove_dir_all(whole.dir.path("ck/step-60")).expect("removed");
+            run().succeeds();
+        } else {
+            assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
+            resumed += usize::from(ran.stderr.contains("going on from"));
+        }
+        whole.is("w", "s");
+        // Steps after the last checkpoint are there twice, and the same.
+        let lines = losses(&whole.dir, "m");
+        assert!(lines.iter().all(|line| whole.losses.contains(line)) && lines.len() as u64 >= STEPS, "case {case}");
+        let mut left: Vec<String> = fs::read_dir(whole.dir.path("ck")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        assert_eq!(left, ["step-58", "step-60"], "case {case}");
+        whole.forget(&["w", "s", "m"]);
+        fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
+    }
+    let [launchers, ranks, stopped] = ends;
+    println!(
+        "killed: {launchers} launchers, {ranks} ranks, {stopped} by SIGTERM; {resumed} of {} went on from a checkpoint; {unfinished} were unfinished",
+        count()
+    );
+}
+
+fn is_hidden(name: &std::ffi::OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".")
 }
 
 #[test]

@@ -30,9 +30,12 @@ mod worlds;
 #[path = "../../passes/tests/differential"]
 #[allow(dead_code, reason = "the harness's own executor is not used here")]
 mod differential {
+    pub mod checkpoints;
     pub mod generate;
     pub mod harness;
     pub mod meshes;
     pub mod wanted;
+    #[path = "../written/mod.rs"]
+    pub mod written;
 }
 use differential::harness;

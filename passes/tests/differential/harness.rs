@@ -1,7 +1,7 @@
 //! The harness: compiles a text, runs one step on all ranks, and compares with the logical graph.
 
+use super::checkpoints::round_trip;
 use super::wanted::{RUNS, Wanted, unrounded};
-use crate::checkpoints::round_trip;
 use frontend::{Models, Options as Text};
 use ir::diag::{Diagnostic, Sources};
 use ir::dim::Base;

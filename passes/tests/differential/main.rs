@@ -34,3 +34,5 @@ mod sums;
 mod tf32;
 mod verdicts;
 mod wanted;
+#[path = "../written/mod.rs"]
+mod written;

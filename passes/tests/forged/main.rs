@@ -1,4 +1,4 @@
-//! Artifacts and weights that were damaged, or forged with all their hashes renewed: reading them never panics, takes memory in proportion to the files, and
+//! Artifacts, weights and checkpoints that were damaged, or forged with all their hashes renewed: reading them never panics, takes memory in proportion to the files, and
 //! accepts nothing that was damaged.
 //!
 //! Of jobs with another field, whatever it is, what the verifier accepts runs: a panic, a wait for ever or memory beyond the plan would be a hole of the verifier.
@@ -6,9 +6,12 @@
 //! What a forger may still do is write another valid program: of that only a signature tells (`docs/security.md`). 300 of each kind, or `FORGED`, from number
 //! `FORGED_FIRST` on.
 
+mod checkpoints;
 mod execute;
 mod leaves;
 mod memory;
+#[path = "../written/mod.rs"]
+mod written;
 
 use execute::{Ran, execute};
 use frontend::Options as Text;
