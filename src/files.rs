@@ -16,11 +16,9 @@ use std::path::{Path, PathBuf};
 pub enum Wanted {
     Text,
     Artifact,
-    /// A safetensors file under mcc's names.
+    /// A safetensors file under mcc's names, or a checkpoint of a run.
     Weights,
-    /// As [`Wanted::Weights`], or a checkpoint of a run.
-    Initial,
-    /// As [`Wanted::Initial`], with the step it was saved after.
+    /// As [`Wanted::Weights`], with the step it was saved after.
     State,
     /// A checkpoint of a run, or a directory of such.
     Saves,
@@ -132,8 +130,7 @@ impl Wanted {
             // An empty text and prose are errors of the language, with their place.
             Wanted::Text => matches!(kind, Kind::Text | Kind::File | Kind::EmptyFile),
             Wanted::Artifact => kind == Kind::Artifact,
-            Wanted::Weights => kind == Kind::Weights,
-            Wanted::Initial | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved),
+            Wanted::Weights | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved),
             Wanted::Saves => matches!(kind, Kind::Saved | Kind::Saves),
             // Any text is data, that of a model too; other files are known by their first bytes.
             Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
@@ -145,7 +142,7 @@ impl Wanted {
         match self {
             Wanted::Text => "a model text",
             Wanted::Artifact => "an artifact",
-            Wanted::Weights | Wanted::Initial => "a file of weights (safetensors)",
+            Wanted::Weights => "a file of weights (safetensors)",
             Wanted::Saves => "a directory of checkpoints",
             Wanted::State => "the state of a run (safetensors)",
             Wanted::Data => "a file of data",
@@ -156,7 +153,7 @@ impl Wanted {
     /// Whether each rank opens it by itself.
     fn is_of_ranks(self) -> bool {
         match self {
-            Wanted::Weights | Wanted::Initial | Wanted::State => true,
+            Wanted::Weights | Wanted::State => true,
             // Data say so themselves.
             Wanted::Saves | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint => false,
         }
@@ -165,7 +162,7 @@ impl Wanted {
     /// What there is none of.
     fn noun(self) -> &'static str {
         match self {
-            Wanted::Text | Wanted::Weights | Wanted::Initial | Wanted::State | Wanted::Data => "file",
+            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data => "file",
             Wanted::Artifact => "artifact",
             Wanted::Checkpoint | Wanted::Saves => "directory",
         }
@@ -179,7 +176,7 @@ impl Wanted {
             Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
             Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
             Wanted::Saves => "`mcc run --save` writes one".into(),
-            Wanted::Weights | Wanted::Initial => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
+            Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
             Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
@@ -315,7 +312,7 @@ pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
     for (flag, specs) in [("--data", &args.data), ("--valid-data", &args.valid_data)] {
         specs.iter().try_for_each(|s| look_for(flag, &Spec::parse(s, Encoding::Text).file, Wanted::Data))?;
     }
-    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Initial))?;
+    args.init.iter().try_for_each(|file| look_for("--init", file, Wanted::Weights))?;
     args.resume.iter().filter(|file| file.as_os_str() != AUTO).try_for_each(|file| look_for("--resume", file, Wanted::State))?;
     args.load.iter().try_for_each(|dir| look_for("--load", dir, Wanted::Saves))?;
     if let Some(dir) = &args.save {

@@ -257,6 +257,7 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         | Command::Fmt(_)
         | Command::Import(_)
         | Command::Export(_)
+        | Command::Checkpoint(_)
         | Command::CodegenWorker => {}
     }
     found

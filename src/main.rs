@@ -9,6 +9,7 @@ mod compile;
 mod dump;
 mod explain;
 mod files;
+mod foreign;
 mod foreign_flags;
 mod gpu_check;
 mod idle;
@@ -75,8 +76,9 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args, &typed),
         Command::Run(args) => run::run(&args, &typed),
         Command::Dump(args) => dump::run(&args),
-        Command::Import(cli::Import::Hf(args)) => checkpoint::import(&args),
-        Command::Export(cli::Export::Hf(args)) => checkpoint::export(&args),
+        Command::Import(cli::Import::Hf(args)) => foreign::import(&args),
+        Command::Export(cli::Export::Hf(args)) => foreign::export(&args),
+        Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Passes => opt::list(),
         Command::Opt(args) => opt::run(&args),
         Command::Reduce(args) => opt::reduce(&args),

@@ -19,7 +19,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -69,6 +69,9 @@ struct About {
 
 /// Bytes of a mark, spaces at its end included: files are laid out before it is known what a run comes to.
 const MARK_BYTES: usize = 256;
+
+/// Elements that are read at a time.
+const CHUNK: usize = 1 << 16;
 
 fn text(about: &About) -> String {
     serde_json::to_string(about).expect("invariant: plain data with text keys")
@@ -223,14 +226,58 @@ impl Weights {
     /// # Errors
     /// The first that was not.
     pub fn check(&self) -> Result<(), WeightsError> {
-        match self.file.as_ref().and_then(|(file, wrong)| Some((file, wrong.get()?))) {
-            Some((file, Wrong::NotFinite { tensor, element, value })) => {
-                Err(WeightsError::NotFinite { file: file.clone(), tensor: tensor.clone(), element: *element, value: *value })
-            }
-            Some((_, Wrong::Damaged(what))) => Err(WeightsError::Damaged { what: what.clone() }),
-            None => Ok(()),
+        self.file.as_ref().map_or(Ok(()), |(file, wrong)| sound(file, wrong))
+    }
+}
+
+/// # Errors
+/// What was found wrong with a file when it was read.
+pub(crate) fn sound(file: &Path, wrong: &OnceCell<Wrong>) -> Result<(), WeightsError> {
+    match wrong.get() {
+        None => Ok(()),
+        Some(Wrong::NotFinite { tensor, element, value }) => {
+            Err(WeightsError::NotFinite { file: file.to_path_buf(), tensor: tensor.clone(), element: *element, value: *value })
+        }
+        Some(Wrong::Damaged(what)) => Err(WeightsError::Damaged { what: what.clone() }),
+    }
+}
+
+/// All tensors of a file, where its run stood, and the model that it is of.
+///
+/// # Errors
+/// It is no safetensors file.
+pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<(Vec<Offered>, Option<Mark>, Option<Provenance>), WeightsError> {
+    let opened = Opened::new(file)?;
+    let offered = opened.offered(wrong)?;
+    let (run, model) = opened.about.map_or((None, None), |a| (a.run, Some(a.provenance)));
+    Ok((offered, run, model))
+}
+
+/// Writes whole tensors in f32, as a file from which a run starts, or goes on if it is known where it stood.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn write_stored<'a>(
+    file: &mut File,
+    tensors: impl Iterator<Item = (&'a str, &'a [u64], &'a dyn Whole)> + Clone,
+    model: Option<&Provenance>,
+    run: Option<Mark>,
+) -> io::Result<()> {
+    let about = model.map(|model| about_text(&About { provenance: model.clone(), run: None }, run.as_ref()));
+    let (header, _, _) = header(tensors.clone().map(|(name, shape, _)| (name.to_owned(), shape.to_vec())), about);
+    file.write_all(&header)?;
+    let (mut numbers, mut bytes) = (vec![], vec![]);
+    for (_, shape, values) in tensors {
+        let elements: u64 = shape.iter().product();
+        for from in (0..elements).step_by(CHUNK) {
+            numbers.resize((elements - from).min(CHUNK as u64) as usize, 0.0);
+            values.read(from, &mut numbers);
+            bytes.clear();
+            bytes.extend(numbers.iter().flat_map(|x| (*x as f32).to_le_bytes()));
+            file.write_all(&bytes)?;
         }
     }
+    Ok(())
 }
 
 /// A safetensors file.
@@ -339,6 +386,37 @@ impl Whole for Mapped {
     }
 }
 
+/// What is said of a file, with room for any mark if a run resumes from it.
+fn about_text(about: &About, run: Option<&Mark>) -> String {
+    let Some(run) = run else { return text(about) };
+    let bytes = text(about).len() + MARK_BYTES;
+    let text = text(&About { run: Some(*run), provenance: about.provenance.clone() });
+    format!("{text:bytes$}")
+}
+
+/// The header of a file of f32 tensors, the byte of the first element of each, and the bytes of the file.
+fn header(tensors: impl Iterator<Item = (String, Vec<u64>)>, about: Option<String>) -> (Vec<u8>, Vec<u64>, u64) {
+    let mut end = 0;
+    let (mut infos, mut starts) = (vec![], vec![]);
+    for (name, sizes) in tensors {
+        let shape: Vec<usize> = sizes.iter().map(|n| *n as usize).collect();
+        let start = end;
+        end += shape.iter().product::<usize>() * 4;
+        starts.push(start as u64);
+        infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
+    }
+    let about =
+        about.map(|about| HashMap::from([(provenance::KEY.to_owned(), provenance::seal(&about, described(infos.iter().map(|(n, i)| (n, i)))))]));
+    let metadata = Metadata::new(about, infos).expect("invariant: tensors follow each other");
+    let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.extend(text);
+    let first = header.len() as u64;
+    starts.iter_mut().for_each(|s| *s += first);
+    (header, starts, first + end as u64)
+}
+
 /// Where a job's parameters (and optimizer states) lie in a safetensors file.
 pub struct Layout {
     header: Vec<u8>,
@@ -356,30 +434,13 @@ impl Layout {
     /// Of all that a run resumes from. The mark decides nothing but the header's text.
     pub fn of_run(job: &Job, mark: &Mark) -> Layout {
         let about = About { provenance: Provenance::of(job), run: None };
-        let bytes = text(&about).len() + MARK_BYTES;
-        let text = text(&About { run: Some(*mark), ..about });
-        Layout::of(job, params(job).chain(states(job)), format!("{text:bytes$}"))
+        Layout::of(job, params(job).chain(states(job)), about_text(&about, Some(mark)))
     }
 
     fn of(job: &Job, tensors: impl Iterator<Item = Held>, about: String) -> Layout {
-        let mut end = 0;
-        let (mut infos, mut starts) = (vec![], BTreeMap::new());
-        for (held, (name, sizes)) in tensors.filter_map(|h| Some((h, entry(job, h)?))) {
-            let shape: Vec<usize> = sizes.iter().map(|n| *n as usize).collect();
-            let start = end;
-            end += shape.iter().product::<usize>() * 4;
-            starts.insert(held, start as u64);
-            infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) }));
-        }
-        let about = HashMap::from([(provenance::KEY.to_owned(), provenance::seal(&about, described(infos.iter().map(|(n, i)| (n, i)))))]);
-        let metadata = Metadata::new(Some(about), infos).expect("invariant: tensors follow each other");
-        let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
-        text.resize(text.len().next_multiple_of(8), b' ');
-        let mut header = (text.len() as u64).to_le_bytes().to_vec();
-        header.extend(text);
-        let first = header.len() as u64;
-        starts.values_mut().for_each(|s| *s += first);
-        Layout { starts, bytes: first + end as u64, header }
+        let tensors: Vec<(Held, (String, Vec<u64>))> = tensors.filter_map(|h| Some((h, entry(job, h)?))).collect();
+        let (header, starts, bytes) = header(tensors.iter().map(|(_, entry)| entry.clone()), Some(about));
+        Layout { starts: tensors.into_iter().map(|(held, _)| held).zip(starts).collect(), bytes, header }
     }
 
     /// Gives a file its size and header.

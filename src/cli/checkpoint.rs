@@ -1,53 +1,50 @@
-//! What `mcc import` and `mcc export` take.
+//! What `mcc checkpoint` takes.
 
-use super::values::define;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
-pub enum Import {
-    /// A Hugging Face directory: config.json and model.safetensors, or its shards
-    Hf(ImportArgs),
+pub enum Checkpoint {
+    /// Lists checkpoints: step, bytes, the mesh that wrote them, the model
+    Ls(WhichArgs),
+    /// Looks at every byte of checkpoints: whether all is as it was written
+    Verify(WhichArgs),
+    /// Compares two checkpoints, or files of weights or states, number by number; exits with 1 if they differ
+    Diff(DiffArgs),
+    /// Makes one file of a checkpoint, or a checkpoint of a file
+    Convert(ConvertArgs),
 }
 
 #[derive(Args)]
-pub struct ImportArgs {
-    /// The directory: `hf download gpt2 --local-dir gpt2` makes one of a model on the hub
+pub struct WhichArgs {
+    /// A checkpoint, or a directory of checkpoints, as `mcc run --save` writes them
     pub directory: PathBuf,
-    /// Replace what is there of these files; without it the import is refused
+    /// For tools: one object per checkpoint
     #[arg(long)]
-    pub force: bool,
-    /// Where model.mdl, weights.safetensors and config.json go
-    #[arg(short, long, value_name = "OUT")]
-    pub output: PathBuf,
-    /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors is written
-    #[arg(long, value_name = "MODEL.mdl")]
-    pub model: Option<PathBuf>,
-    /// Sets a setting of that model text
-    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define, requires = "model")]
-    pub define: Vec<(String, String)>,
-}
-
-#[derive(Subcommand)]
-pub enum Export {
-    /// To a Hugging Face directory
-    Hf(ExportArgs),
+    pub json: bool,
 }
 
 #[derive(Args)]
-pub struct ExportArgs {
-    /// Weights under mcc's names, as `mcc run --save-weights` writes them
-    pub weights: PathBuf,
-    /// The model text that they belong to [default: the one that the weights have with them]
-    #[arg(long, value_name = "MODEL.mdl")]
-    pub model: Option<PathBuf>,
-    /// Sets a setting of the model text, where the weights do not say it
-    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = define)]
-    pub define: Vec<(String, String)>,
-    /// Where model.safetensors and config.json go
-    #[arg(short, long, value_name = "DIR")]
-    pub output: PathBuf,
-    /// Replace what is there of these files; without it the export is refused
+pub struct DiffArgs {
+    /// A checkpoint, or a file of weights or states
+    pub first: PathBuf,
+    /// The other one
+    pub second: PathBuf,
+    /// Numbers that differ by no more count as the same
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub tolerance: f64,
+}
+
+#[derive(Args)]
+pub struct ConvertArgs {
+    /// A checkpoint, or a file that `mcc run --save-state` wrote
+    pub from: PathBuf,
+    /// A file, `.safetensors`, of whole tensors in f32; anything else is a directory, for a checkpoint
+    pub to: PathBuf,
+    /// Leave optimizer states and the step out, as `mcc run --save-weights` does
+    #[arg(long)]
+    pub weights: bool,
+    /// Replace what is there; without it the conversion is refused
     #[arg(long)]
     pub force: bool,
 }

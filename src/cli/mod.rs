@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod compile;
+mod foreign;
 mod limits;
 mod passes;
 mod plan;
@@ -10,8 +11,9 @@ mod spelling;
 mod training;
 mod values;
 
-pub use checkpoint::{Export, ExportArgs, Import, ImportArgs};
+pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, WhichArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
+pub use foreign::{Export, ExportArgs, Import, ImportArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
@@ -53,6 +55,9 @@ pub enum Command {
     /// Writes weights as a foreign checkpoint
     #[command(subcommand)]
     Export(Export),
+    /// Lists, verifies, compares and converts what runs have saved
+    #[command(subcommand)]
+    Checkpoint(Checkpoint),
     /// Lists the passes of a compile, in order
     Passes,
     /// Runs passes, or verifiers, on the text of a module

@@ -1,6 +1,7 @@
 //! The built binaries from outside: texts are compiled to native code, ranks are processes.
 
 mod cases;
+mod checkpoints;
 mod cli;
 mod docs;
 mod driver;

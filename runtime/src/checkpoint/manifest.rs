@@ -102,11 +102,16 @@ struct Sealed<'a> {
 }
 
 impl Manifest {
+    /// Of a model, where the run stood; nothing else.
+    pub fn new(run: Mark, model: Provenance) -> Manifest {
+        Manifest { format: FORMAT, run, steps: 0, model, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
+    }
+
     /// Of a job, without tensors and shards.
     pub fn of(job: &Job, run: Mark, steps: u64, artifact: String) -> Manifest {
         let size = |axis: &Axis| Some((axis.name().to_owned(), job.mesh.size(*axis))).filter(|a| a.1 > 1);
-        let mesh = Axis::ALL.iter().filter_map(size).collect();
-        Manifest { format: FORMAT, run, steps, model: Provenance::of(job), artifact, mesh, tensors: vec![], shards: vec![] }
+        let mesh = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep].iter().filter_map(size).collect();
+        Manifest { steps, artifact, mesh, ..Manifest::new(run, Provenance::of(job)) }
     }
 
     pub fn text(&self) -> String {

@@ -20,6 +20,7 @@ mod manifest;
 mod open;
 mod piece;
 mod shard;
+mod stored;
 
 pub use catalog::Catalog;
 pub use directory::{Found, newest, step_name, steps};
@@ -28,6 +29,7 @@ pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};
 pub use open::{Checkpoint, resume, weights};
 pub use piece::{Owners, Piece};
 pub use shard::{Shard, ShardError};
+pub use stored::{Difference, Side, Stored};
 
 use std::io;
 use std::path::PathBuf;

@@ -60,8 +60,8 @@ impl Checkpoint {
         Ok(Checkpoint { manifest, shards: Rc::new(shards) })
     }
 
-    /// All that it holds, for a job, or its parameters alone. `dir` is where it is.
-    fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Vec<Offered> {
+    /// All that it holds; what is wrong with that is told when it is read.
+    pub(super) fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Vec<Offered> {
         let offer = |tensor: &TensorEntry| {
             let grid = tensor.grid().expect("invariant: the manifest was checked");
             let pieces = tensor.pieces.iter().map(|p| (p.shard as usize, p.byte)).collect();

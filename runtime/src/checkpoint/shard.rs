@@ -41,8 +41,54 @@ pub struct Shard<'a> {
     rank: u64,
     /// As they lie in the file.
     pieces: Vec<Piece<'a>>,
+    layout: ShardLayout,
+}
+
+/// Where tensors lie in a shard.
+pub(super) struct ShardLayout {
     header: Vec<u8>,
-    data: u64,
+    pub data: u64,
+}
+
+impl ShardLayout {
+    /// Of tensors with these names, dtypes and shapes, one after the other.
+    pub fn new(tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>) -> ShardLayout {
+        let mut end = 0;
+        let mut infos = vec![];
+        for (name, dtype, shape) in tensors {
+            let start = end;
+            end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));
+        }
+        let blocks = end.div_ceil(BLOCK as usize);
+        let hashes = TensorInfo { dtype: Dtype::U8, shape: vec![blocks, HASH as usize], data_offsets: (end, end + blocks * HASH as usize) };
+        infos.push((HASHES.into(), hashes));
+        let metadata = Metadata::new(None, infos).expect("invariant: tensors follow each other");
+        let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
+        text.resize((8 + text.len()).next_multiple_of(ALIGNED) - 8, b' ');
+        let mut header = (text.len() as u64).to_le_bytes().to_vec();
+        header.extend(text);
+        ShardLayout { header, data: end as u64 }
+    }
+
+    /// What a manifest says of the file, but for its hash.
+    pub fn entry(&self, file: String) -> ShardEntry {
+        ShardEntry { file, header: self.header.len() as u64, data: self.data, hash: String::new() }
+    }
+
+    /// Writes all of the file, of which `fill` gives the data in order, and gives its hash. Takes one block of memory, whatever the size.
+    ///
+    /// # Errors
+    /// What the file system or `fill` say.
+    pub fn write(&self, file: &File, fill: impl FnOnce(&mut Blocks) -> Result<(), ShardError>) -> Result<[u8; 32], ShardError> {
+        let mut out = Blocks { file, at: self.header.len() as u64, block: Vec::with_capacity(BLOCK as usize), hashes: vec![] };
+        file.write_all_at(&self.header, 0)?;
+        fill(&mut out)?;
+        out.flush()?;
+        let Blocks { at, hashes, .. } = out;
+        file.write_all_at(&hashes, at)?;
+        Ok(*blake3::Hasher::new().update(&self.header).update(&hashes).finalize().as_bytes())
+    }
 }
 
 /// How elements are stored: as in memory, but for bools, which become numbers.
@@ -62,45 +108,33 @@ fn count(piece: &Piece) -> u64 {
 impl<'a> Shard<'a> {
     /// Of a rank that owns something.
     pub fn new(rank: u64, mut pieces: Vec<Piece<'a>>) -> Option<Shard<'a>> {
-        // Wide elements first, so that all are where readers expect them.
-        pieces.sort_by_key(|p| std::cmp::Reverse(stored(p.dtype).0.bytes()));
-        let mut end = 0;
-        let mut infos = vec![];
-        for piece in &pieces {
-            let whole: Vec<usize> = piece.spans.iter().map(|s| s.iter().map(|s| s.1 as usize).sum()).collect();
-            let elements = count(piece) as usize;
-            let shape = if whole.iter().product::<usize>() == elements { whole } else { vec![elements] };
-            let (dtype, name) = stored(piece.dtype);
-            let start = end;
-            end += elements * dtype.bytes() as usize;
-            infos.push((piece.name.clone(), TensorInfo { dtype: name, shape, data_offsets: (start, end) }));
-        }
         if pieces.is_empty() {
             return None;
         }
-        let blocks = end.div_ceil(BLOCK as usize);
-        let hashes = TensorInfo { dtype: Dtype::U8, shape: vec![blocks, HASH as usize], data_offsets: (end, end + blocks * HASH as usize) };
-        infos.push((HASHES.into(), hashes));
-        let metadata = Metadata::new(None, infos).expect("invariant: tensors follow each other");
-        let mut text = serde_json::to_vec(&metadata).expect("invariant: plain data with text keys");
-        text.resize((8 + text.len()).next_multiple_of(ALIGNED) - 8, b' ');
-        let mut header = (text.len() as u64).to_le_bytes().to_vec();
-        header.extend(text);
-        Some(Shard { rank, pieces, header, data: end as u64 })
+        // Wide elements first, so that all are where readers expect them.
+        pieces.sort_by_key(|p| std::cmp::Reverse(stored(p.dtype).0.bytes()));
+        let tensor = |piece: &Piece| {
+            let whole: Vec<usize> = piece.spans.iter().map(|s| s.iter().map(|s| s.1 as usize).sum()).collect();
+            let elements = count(piece) as usize;
+            let shape = if whole.iter().product::<usize>() == elements { whole } else { vec![elements] };
+            (piece.name.clone(), stored(piece.dtype).1, shape)
+        };
+        let layout = ShardLayout::new(pieces.iter().map(tensor));
+        Some(Shard { rank, pieces, layout })
     }
 
     /// What the manifest says of it, but for the hash, which is known when it is written.
     pub fn entry(&self) -> ShardEntry {
-        ShardEntry { file: self.file(), header: self.header.len() as u64, data: self.data, hash: String::new() }
+        self.layout.entry(self.file())
     }
 
     pub fn file(&self) -> String {
-        format!("rank-{}.safetensors", self.rank)
+        shard_file(self.rank)
     }
 
     /// Of its file.
     pub fn bytes(&self) -> u64 {
-        self.header.len() as u64 + self.data + self.data.div_ceil(BLOCK) * HASH
+        self.layout.header.len() as u64 + self.layout.data + self.layout.data.div_ceil(BLOCK) * HASH
     }
 
     /// Its pieces, with the name that safetensors has for their elements, and the byte of the data at which each begins.
@@ -113,46 +147,40 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Writes all of it, and gives the hash for the manifest. Takes one block of memory, whatever the size.
+    /// Writes all of it from a rank's memory, and gives the hash for the manifest.
     ///
     /// # Errors
     /// What the file system says, or a number that is not finite.
     pub fn write(&self, memory: &dyn Memory, file: &File) -> Result<[u8; 32], ShardError> {
-        let mut out = Blocks { file, at: self.header.len() as u64, block: Vec::with_capacity(BLOCK as usize), hashes: vec![] };
-        file.write_all_at(&self.header, 0)?;
         let mut numbers = vec![];
-        for piece in &self.pieces {
-            let (dtype, _) = stored(piece.dtype);
-            let width = dtype.bytes() as usize;
-            let mut done = 0;
-            for (at, len) in piece.places() {
-                let mut from = 0;
-                while from < len {
-                    let part = (len - from).min((out.room() / width) as u64);
-                    let bytes = out.take(part as usize * width);
-                    let at = Location { byte: at.byte + from * piece.dtype.bytes(), ..at };
-                    if memory.element(piece.dtype) == Element::native(dtype) {
-                        memory.load(at, piece.dtype, bytes);
-                    } else {
-                        numbers.resize(part as usize, 0.0);
+        self.layout.write(file, |out| {
+            for piece in &self.pieces {
+                let (dtype, _) = stored(piece.dtype);
+                let is_native = memory.element(piece.dtype) == Element::native(dtype);
+                let mut done = 0;
+                for (at, len) in piece.places() {
+                    out.put(&piece.name, done, dtype, len, |from, bytes| {
+                        let at = Location { byte: at.byte + from * piece.dtype.bytes(), ..at };
+                        if is_native {
+                            memory.load(at, piece.dtype, bytes);
+                            return;
+                        }
+                        let width = dtype.bytes() as usize;
+                        numbers.resize(bytes.len() / width, 0.0);
                         memory.read(at, piece.dtype, &mut numbers);
                         bytes.chunks_exact_mut(width).zip(&numbers).for_each(|(b, x)| encode(dtype, *x, b));
-                    }
-                    if let Some(k) = not_finite(dtype, bytes) {
-                        let value = decode(dtype, &bytes[k * width..][..width]);
-                        return Err(ShardError::NotFinite { tensor: piece.name.clone(), element: done + k as u64, value });
-                    }
-                    out.flush_if_full()?;
-                    from += part;
-                    done += part;
+                    })?;
+                    done += len;
                 }
             }
-        }
-        out.flush()?;
-        let Blocks { at, hashes, .. } = out;
-        file.write_all_at(&hashes, at)?;
-        Ok(*blake3::Hasher::new().update(&self.header).update(&hashes).finalize().as_bytes())
+            Ok(())
+        })
     }
+}
+
+/// What the shard of a rank is called.
+pub(super) fn shard_file(rank: u64) -> String {
+    format!("rank-{rank}.safetensors")
 }
 
 /// The first element that is no number that can be trained from.
@@ -168,7 +196,7 @@ fn not_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
 }
 
 /// Data on their way into a file, block by block.
-struct Blocks<'a> {
+pub(super) struct Blocks<'a> {
     file: &'a File,
     at: u64,
     block: Vec<u8>,
@@ -176,18 +204,30 @@ struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    fn room(&self) -> usize {
-        BLOCK as usize - self.block.len()
-    }
-
-    fn take(&mut self, bytes: usize) -> &mut [u8] {
-        let from = self.block.len();
-        self.block.resize(from + bytes, 0);
-        &mut self.block[from..]
-    }
-
-    fn flush_if_full(&mut self) -> io::Result<()> {
-        if self.room() == 0 { self.flush() } else { Ok(()) }
+    /// Adds `len` elements of a tensor; `fill` gives their bytes in pieces, each from an element on. The first of them is number `first` among those of the tensor here.
+    ///
+    /// # Errors
+    /// What the file system says, or a number that is not finite.
+    pub fn put(&mut self, tensor: &str, first: u64, dtype: DType, len: u64, mut fill: impl FnMut(u64, &mut [u8])) -> Result<(), ShardError> {
+        let width = dtype.bytes() as usize;
+        let mut from = 0;
+        while from < len {
+            // Wide elements come first: none is in two blocks.
+            let (room, used) = ((BLOCK as usize - self.block.len()) / width, self.block.len());
+            let part = (len - from).min(room as u64);
+            self.block.resize(used + part as usize * width, 0);
+            let bytes = &mut self.block[used..];
+            fill(from, bytes);
+            if let Some(k) = not_finite(dtype, bytes) {
+                let value = decode(dtype, &bytes[k * width..][..width]);
+                return Err(ShardError::NotFinite { tensor: tensor.to_owned(), element: first + from + k as u64, value });
+            }
+            from += part;
+            if self.block.len() == BLOCK as usize {
+                self.flush()?;
+            }
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,0 +1,232 @@
+//! What is saved, whatever its form: a checkpoint's directory, or one file of weights or of a run's state; listed, compared, and turned into each other.
+
+use super::CheckpointError;
+use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};
+use super::open::Checkpoint;
+use super::shard::{ShardError, ShardLayout, shard_file};
+use crate::host::Whole;
+use crate::weights::{self, Mark, Offered, WeightsError, Wrong};
+use ir::op::DType;
+use ir::provenance::Provenance;
+use safetensors::Dtype;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::rc::Rc;
+
+/// Elements that are read at a time.
+const CHUNK: u64 = 1 << 16;
+
+/// Whole tensors, read piece by piece.
+pub struct Stored {
+    tensors: BTreeMap<String, (Vec<u64>, Box<dyn Whole>)>,
+    pub run: Option<Mark>,
+    pub model: Option<Provenance>,
+    /// Of the run.
+    steps: u64,
+    artifact: String,
+    mesh: Vec<(String, u64)>,
+    path: std::path::PathBuf,
+    wrong: Rc<OnceCell<Wrong>>,
+}
+
+/// How two tensors of one name differ.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Difference {
+    Missing {
+        name: String,
+        from: Side,
+    },
+    Shape {
+        name: String,
+        first: Vec<u64>,
+        second: Vec<u64>,
+    },
+    /// How many elements differ of how many, and by how much at most, which of them that is.
+    Values {
+        name: String,
+        count: u64,
+        of: u64,
+        most: f64,
+        at: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    First,
+    Second,
+}
+
+impl Stored {
+    /// # Errors
+    /// It is neither, or damaged.
+    pub fn open(path: &Path) -> Result<Stored, WeightsError> {
+        let wrong = Rc::<OnceCell<Wrong>>::default();
+        let is_dir = path.is_dir();
+        let (offered, run, model, manifest) = if is_dir {
+            let checkpoint = Checkpoint::open(path).map_err(|e: CheckpointError| WeightsError::Checkpoint(e.to_string()))?;
+            let offered = checkpoint.offered(&wrong);
+            let Checkpoint { manifest, .. } = checkpoint;
+            (offered, Some(manifest.run), Some(manifest.model.clone()), Some(manifest))
+        } else {
+            let (offered, run, model) = weights::stored(path, &wrong)?;
+            (offered, run, model, None)
+        };
+        let mut tensors = BTreeMap::new();
+        for Offered { name, shape, values } in offered {
+            let malformed = |dtype| WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") };
+            let values = values.map_err(malformed)?;
+            tensors.insert(name, (shape, values));
+        }
+        let (steps, artifact, mesh) = manifest.map_or((0, String::new(), vec![]), |m| (m.steps, m.artifact, m.mesh));
+        Ok(Stored { tensors, run, model, steps, artifact, mesh, path: path.to_path_buf(), wrong })
+    }
+
+    /// Whether optimizer states are among its tensors.
+    pub fn has_states(&self) -> bool {
+        self.tensors.keys().any(|name| is_state(name))
+    }
+
+    /// Leaves optimizer states out, and where the run stood.
+    pub fn weights_alone(mut self) -> Stored {
+        self.tensors.retain(|name, _| !is_state(name));
+        Stored { run: None, ..self }
+    }
+
+    fn check(&self) -> Result<(), WeightsError> {
+        weights::sound(&self.path, &self.wrong)
+    }
+
+    /// What differs by more than a tolerance; `seen` is told of the elements that were compared.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn differences(&self, other: &Stored, tolerance: f64, mut seen: impl FnMut(u64)) -> Result<Vec<Difference>, WeightsError> {
+        let names: BTreeSet<&String> = self.tensors.keys().chain(other.tensors.keys()).collect();
+        let mut out = vec![];
+        for name in names {
+            let ((shape, first), (there, second)) = match (self.tensors.get(name), other.tensors.get(name)) {
+                (Some(first), Some(second)) => (first, second),
+                (first, _) => {
+                    let from = if first.is_none() { Side::First } else { Side::Second };
+                    out.push(Difference::Missing { name: name.clone(), from });
+                    continue;
+                }
+            };
+            if shape != there {
+                out.push(Difference::Shape { name: name.clone(), first: shape.clone(), second: there.clone() });
+                continue;
+            }
+            let of = shape.iter().product();
+            let (mut count, mut most, mut at) = (0, 0.0, 0);
+            chunks(of, |from, len| {
+                let [mut a, mut b] = [(); 2].map(|()| vec![0.0; len as usize]);
+                first.read(from, &mut a);
+                second.read(from, &mut b);
+                for (k, (x, y)) in (from..).zip(a.iter().zip(&b)) {
+                    let apart = (x - y).abs();
+                    if apart > tolerance {
+                        count += 1;
+                        if apart > most {
+                            (most, at) = (apart, k);
+                        }
+                    }
+                }
+                seen(len);
+            });
+            self.check()?;
+            other.check()?;
+            if count > 0 {
+                out.push(Difference::Values { name: name.clone(), count, of, most, at });
+            }
+        }
+        Ok(out)
+    }
+
+    /// Elements of all tensors.
+    pub fn elements(&self) -> u64 {
+        self.tensors.values().map(|(shape, _)| shape.iter().product::<u64>()).sum()
+    }
+
+    /// Writes one file of whole tensors in f32.
+    ///
+    /// # Errors
+    /// Damage, or what the file system says.
+    pub fn write_file(&self, file: &mut File) -> Result<(), WeightsError> {
+        let tensors = self.tensors.iter().map(|(name, (shape, values))| (name.as_str(), shape.as_slice(), values.as_ref()));
+        weights::write_stored(file, tensors, self.model.as_ref(), self.run).map_err(|cause| self.io(cause))?;
+        self.check()
+    }
+
+    /// Writes a checkpoint of one shard, in f32, into a directory that is empty.
+    ///
+    /// # Errors
+    /// Damage, what the file system says, or what is stored is no state of a run.
+    pub fn write_checkpoint(&self, dir: &Path) -> Result<(), WeightsError> {
+        let (Some(run), Some(model)) = (self.run, &self.model) else { return Err(WeightsError::Unmarked { file: self.path.clone() }) };
+        let layout =
+            ShardLayout::new(self.tensors.iter().map(|(name, (shape, _))| (name.clone(), Dtype::F32, shape.iter().map(|n| *n as usize).collect())));
+        let path = dir.join(shard_file(0));
+        let file = File::create_new(&path).map_err(|cause| self.io(cause))?;
+        let written = layout.write(&file, |out| {
+            for (name, (shape, values)) in &self.tensors {
+                let mut numbers = vec![];
+                out.put(name, 0, DType::F32, shape.iter().product(), |from, bytes| {
+                    numbers.resize(bytes.len() / 4, 0.0);
+                    values.read(from, &mut numbers);
+                    bytes.chunks_exact_mut(4).zip(&numbers).for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
+                })?;
+            }
+            Ok(())
+        });
+        self.check()?;
+        let hash = written.map_err(|e| match e {
+            ShardError::Io(cause) => self.io(cause),
+            ShardError::NotFinite { tensor, element, value } => WeightsError::NotFinite { file: self.path.clone(), tensor, element, value },
+        })?;
+        let mut shard = layout.entry(shard_file(0));
+        shard.hash = blake3::Hash::from_bytes(hash).to_hex().to_string();
+        let mut byte = 0;
+        let tensor = |(name, (shape, _)): (&String, &(Vec<u64>, Box<dyn Whole>))| {
+            let elements = shape.iter().product::<u64>();
+            let piece = PieceEntry { shard: 0, classes: vec![0; shape.len()], elements: (0, elements), byte };
+            byte += elements * 4;
+            let cuts = shape.iter().map(|n| vec![vec![(0, *n)]]).collect();
+            TensorEntry { name: name.clone(), shape: shape.clone(), dtype: "F32".into(), cuts, pieces: vec![piece] }
+        };
+        let tensors = self.tensors.iter().map(tensor).collect();
+        let manifest = Manifest {
+            tensors,
+            shards: vec![shard],
+            steps: self.steps,
+            artifact: self.artifact.clone(),
+            mesh: self.mesh.clone(),
+            ..Manifest::new(run, model.clone())
+        };
+        manifest.check().map_err(|what| WeightsError::Malformed { file: self.path.clone(), what })?;
+        file.sync_all().map_err(|cause| self.io(cause))?;
+        let write = || {
+            let mut file = File::create_new(dir.join(MANIFEST))?;
+            file.write_all(manifest.text().as_bytes())?;
+            file.sync_all()?;
+            fs::File::open(dir)?.sync_all()
+        };
+        write().map_err(|cause| self.io(cause))
+    }
+
+    fn io(&self, cause: io::Error) -> WeightsError {
+        WeightsError::Io { file: self.path.clone(), cause }
+    }
+}
+
+fn is_state(name: &str) -> bool {
+    name.strip_prefix("state").and_then(|rest| rest.split_once('/')).is_some_and(|(k, _)| k.parse::<u32>().is_ok())
+}
+
+/// Ranges of so many elements, in order.
+fn chunks(elements: u64, mut visit: impl FnMut(u64, u64)) {
+    (0..elements).step_by(CHUNK as usize).for_each(|from| visit(from, CHUNK.min(elements - from)));
+}

@@ -1,0 +1,81 @@
+//! `mcc import` and `mcc export`: checkpoints of other programs.
+
+use crate::Failure;
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::files::{self, Wanted};
+use crate::print::{note, report};
+use crate::report::count;
+use crate::text::show;
+use anyhow::{Context, anyhow};
+use convert::{CONFIG, ConvertError, MODEL, WEIGHTS, WHOLE};
+use runtime::checkpoint::Stored;
+use runtime::paths::same;
+use std::path::Path;
+use tempfile::NamedTempFile;
+
+pub fn import(args: &ImportArgs) -> Result<(), Failure> {
+    files::look(&args.directory, Wanted::Checkpoint)?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    free(&args.output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
+    let done = match &args.model {
+        Some(model) => convert::import_as(&args.directory, model, &args.define, &args.output),
+        None => convert::import(&args.directory, &args.output),
+    };
+    let done = done.map_err(failure)?;
+    for w in &done.warnings {
+        note!("warning: {w}");
+    }
+    if !done.skipped.is_empty() {
+        report!("left out, as the model does not need them: {}\n", done.skipped.join(", "));
+    }
+    for (dtype, n) in &done.widened {
+        report!("widened {n} tensors of {dtype} to f32\n");
+    }
+    let text = if args.model.is_some() { String::new() } else { format!("{} and ", done.model.display()) };
+    report!("{}: wrote {text}{} ({} parameters in {} tensors)\n", done.architecture, done.weights.display(), count(done.elements), done.parameters);
+    Ok(())
+}
+
+pub fn export(args: &ExportArgs) -> Result<(), Failure> {
+    files::look(&args.weights, Wanted::Weights)?;
+    args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
+    free(&args.output, &[WHOLE, CONFIG], args.force)?;
+    if same(&args.weights, &args.output.join(WHOLE)) {
+        return Err(anyhow!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
+    }
+    // Of a checkpoint, the weights as one file first.
+    let whole = if args.weights.is_dir() { Some(weights_of(&args.weights, &args.output)?) } else { None };
+    let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());
+    let done = convert::export(weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
+    show(&done.warnings, &done.sources);
+    report!("wrote {} tensors to {}\n", count(done.tensors as u64), args.output.display());
+    Ok(())
+}
+
+/// The weights of a checkpoint, in a file that goes when it is dropped.
+fn weights_of(checkpoint: &Path, beside: &Path) -> Result<NamedTempFile, Failure> {
+    let parent = beside.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let failed = || format!("cannot write the weights of `{}` into `{}`", checkpoint.display(), parent.display());
+    let mut file = tempfile::Builder::new().prefix(".mcc-").suffix(".safetensors").tempfile_in(parent).with_context(failed)?;
+    Stored::open(checkpoint)?.weights_alone().write_file(file.as_file_mut())?;
+    Ok(file)
+}
+
+/// Whether files of these names can be written: none is there, or it may be replaced.
+fn free(dir: &Path, names: &[&str], force: bool) -> Result<(), Failure> {
+    match names.iter().map(|name| dir.join(name)).find(|file| !force && file.symlink_metadata().is_ok()) {
+        Some(file) => Err(anyhow!("`{}` exists: --force replaces it, another -o keeps it", file.display()).into()),
+        None => Ok(()),
+    }
+}
+
+/// Errors of a model text are shown with their lines.
+fn failure(e: ConvertError) -> Failure {
+    match e {
+        ConvertError::Text { sources, diagnostics } => {
+            show(&diagnostics, &sources);
+            Failure::Reported
+        }
+        other => other.into(),
+    }
+}

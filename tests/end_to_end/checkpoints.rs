@@ -1,0 +1,103 @@
+//! `mcc checkpoint`, and runs that go on from what another mesh has saved.
+
+use crate::mcc::Dir;
+use std::fs;
+
+/// A pipeline with tensor parallelism, and ranks that share the same model out as `--zero 2` does.
+fn two_meshes() -> Dir {
+    let dir = Dir::new();
+    dir.write("text.txt", "The quick brown fox jumps over the lazy dog, and then over a wall. ".repeat(40));
+    let model = "compile {models}/gpt2.mdl -D vocab=251 -D hidden=32 -D heads=4 -D layers=2 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
+    dir.line(&format!("{model} --tp 2 --pp 2 -o pipeline.mcc")).succeeds();
+    dir.line(&format!("{model} --dp 3 --micro-batch-size 1 --global-batch-size 3 --zero 2 -o shared.mcc")).succeeds();
+    dir
+}
+
+#[test]
+fn any_mesh_goes_on_from_any_others_checkpoint_and_all_forms_hold_the_same() {
+    let dir = two_meshes();
+    let run = |words: &str| dir.line(&format!("run {words} --data text.txt --quiet --threads-per-rank 1")).succeeds();
+    run("pipeline.mcc --steps 6 --save pipeline --save-interval 3 --save-state state --save-weights weights.safetensors");
+    let same = |words: &str| assert!(dir.line(&format!("checkpoint diff {words}")).succeeds().stdout.starts_with("the same: "), "{words}");
+    same("pipeline/step-6 state");
+    // Nothing is trained: what the other mesh holds is what it read. A checkpoint, a file of it and a checkpoint of that, on either mesh.
+    dir.line("checkpoint convert pipeline/step-6 of-it.safetensors").succeeds();
+    same("of-it.safetensors state");
+    dir.line("checkpoint convert of-it.safetensors step-6").succeeds();
+    same("step-6 pipeline/step-6");
+    dir.line("checkpoint convert pipeline/step-6 only.safetensors --weights").succeeds();
+    same("only.safetensors weights.safetensors");
+    for (k, from) in ["--load pipeline", "--resume state", "--load step-6"].into_iter().enumerate() {
+        run(&format!("shared.mcc --steps 8 {from} --save shared{k} --metrics m{k}"));
+        same(&format!("shared0/step-8 shared{k}/step-8"));
+        assert_eq!(fs::read_to_string(dir.path(&format!("m{k}"))).expect("metrics").lines().count(), 2);
+    }
+    run("pipeline.mcc --steps 9 --load shared0 --save back --save-interval 1 --keep 1");
+    assert_eq!(fs::read_dir(dir.path("back")).expect("a directory").count(), 1);
+    // A run of one mesh and of the other, from the same state, differ in rounding alone.
+    run("pipeline.mcc --steps 8 --load pipeline --force --save there");
+    let differ = dir.line("checkpoint diff there/step-8 shared0/step-8").fails_with(&[]);
+    assert!(differ.stdout.contains("differ, by "), "{}", differ.stdout);
+}
+
+#[test]
+fn checkpoints_are_listed_verified_and_compared() {
+    let dir = two_meshes();
+    dir.line("run shared.mcc --data text.txt --steps 4 --save ck --save-interval 2 --quiet").succeeds();
+    let listed = dir.line("checkpoint ls ck").succeeds().stdout;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(matches!(lines[..], [a, b] if a.starts_with("ck/step-2  step 2 of 4  ") && b.contains("  gpt2  dp 3  ")), "{listed}");
+    let json = dir.line("checkpoint ls ck/step-4 --json").succeeds().stdout;
+    let one: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    assert_eq!((&one["step"], &one["mesh"]["dp"], &one["shards"]), (&4.into(), &3.into(), &3.into()));
+    assert_eq!(dir.line("checkpoint verify ck").succeeds().stdout.matches(": whole, ").count(), 2);
+    // A bit of a number: the sizes are right.
+    let shard = dir.path("ck/step-4/rank-1.safetensors");
+    let mut bytes = fs::read(&shard).expect("a shard");
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(&shard, &bytes).expect("written");
+    let found = dir.line("checkpoint verify ck").fails_with(&["ck/step-4/rank-1.safetensors` is not as it was written: the hash of bytes 0 to"]);
+    assert!(found.stdout.starts_with("ck/step-2: whole, "), "{}", found.stdout);
+    dir.line("run shared.mcc --data text.txt --steps 5 --load ck")
+        .fails_with(&["rank-1.safetensors` is not as it was written", "an earlier checkpoint may be whole"]);
+    dir.line("checkpoint diff ck/step-2 ck/step-4").fails_with(&["is not as it was written"]);
+    dir.line("checkpoint convert ck/step-4 w.safetensors").fails_with(&["is not as it was written"]);
+    assert!(!dir.path("w.safetensors").exists());
+    // Half of it is gone: the one before is taken.
+    bytes.truncate(at);
+    fs::write(&shard, &bytes).expect("written");
+    let ran = dir.line("run shared.mcc --data text.txt --steps 5 --load ck").succeeds();
+    let says = ["warning: the checkpoint `ck/step-4` cannot be read: rank-1.safetensors has ", "going on from `ck/step-2`"];
+    assert!(says.iter().all(|s| ran.stderr.contains(s)), "{}", ran.stderr);
+    dir.line("checkpoint ls ck").fails_with(&["the checkpoint `ck/step-4` cannot be read"]);
+    dir.line("checkpoint ls shared.mcc").fails_with(&["`shared.mcc` is an artifact, not a directory of checkpoints"]);
+    dir.line("checkpoint convert ck/step-2 ck/step-4").fails_with(&["`ck/step-4` exists: --force replaces it"]);
+}
+
+#[test]
+fn a_directory_of_checkpoints_is_one_runs() {
+    let dir = two_meshes();
+    let run = |words: &str| dir.line(&format!("run shared.mcc --data text.txt --quiet --save ck --save-interval 2 {words}"));
+    run("--steps 6").succeeds();
+    let steps = || {
+        let mut names: Vec<String> =
+            fs::read_dir(dir.path("ck")).expect("a directory").map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    run("--steps 6").fails_with(&["`ck` has checkpoints up to step 6, from which this run does not go on (--load does"]);
+    run("--steps 8 --load ck/step-2").fails_with(&["`ck` has checkpoints up to step 6, later ones than step 2, from which this run goes on"]);
+    assert_eq!(steps(), ["step-2", "step-4", "step-6"]);
+    run("--steps 5 --load ck/step-2 --force").succeeds();
+    assert_eq!(steps(), ["step-2", "step-4", "step-5"]);
+    run("--steps 7 --load ck --keep 2").succeeds();
+    assert_eq!(steps(), ["step-6", "step-7"]);
+    assert!(run("--steps 7 --resume auto").succeeds().stderr.contains("nothing is left to do"));
+    run("--steps 7 --load ck").fails_with(&["nothing is left to do"]);
+    // What a killed run has left goes; what is not mcc's stays.
+    fs::create_dir(dir.path("ck/.unfinished-123-0")).expect("made");
+    dir.write("ck/notes.txt", "mine");
+    run("--steps 1 --force").succeeds();
+    assert_eq!(steps(), ["notes.txt", "step-1"]);
+}
