@@ -70,7 +70,7 @@ impl Shown {
 
     pub fn saved(&self, saved: &Saved) {
         if self.verbosity >= Verbosity::Usual {
-            self.aside(|| progress!("saved {} ({} in {:.0} ms)", saved.dir.display(), HumanBytes(saved.bytes), saved.milliseconds));
+            self.aside(|| progress!("{}", saved_line(saved)));
         }
     }
 
@@ -92,6 +92,18 @@ impl Shown {
 /// Whether terminals may be sent escape codes (<https://no-color.org>).
 pub fn escapes() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()) && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+}
+
+fn saved_line(saved: &Saved) -> String {
+    let rate = saved.bytes as f64 / (saved.milliseconds / 1e3).max(1e-9);
+    format!(
+        "saved {} ({} in {:.0} ms, {}/s; training waited {:.0} ms)",
+        saved.dir.display(),
+        HumanBytes(saved.bytes),
+        saved.milliseconds,
+        HumanBytes(rate as u64),
+        saved.stalled
+    )
 }
 
 fn line(p: &Progress, verbosity: Verbosity) -> String {

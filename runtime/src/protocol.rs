@@ -203,7 +203,12 @@ pub enum Event {
         mark: Mark,
         /// Of its shard, if it has one.
         hash: Option<[u8; 32]>,
+        /// Until it was on the disk.
         milliseconds: f64,
+        /// Of these, how long the rank did nothing else.
+        stalled: f64,
+        /// How long it waited before, for the checkpoint before to be on the disk.
+        waited: f64,
     },
     /// It is not, and the run goes on.
     Unsaved { number: u64, step: u64, why: String },

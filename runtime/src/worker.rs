@@ -26,6 +26,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 /// How long ranks wait for each other until their GPUs can exchange.
@@ -164,13 +165,25 @@ fn start(rank: u64, memory: OwnedFd, events: &mut dyn Write) -> Result<u64, Work
 }
 
 /// Trains to the last step, or to that after which the run was asked to stop, and saves; gives the step.
-fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<u64, WorkerError> {
+fn train<D: Device>(artifact: &Artifact, orders: &Orders, rank: Rank<D>, shm: &mut Shm, events: &mut dyn Write) -> Result<u64, WorkerError> {
+    thread::scope(|scope| train_in(scope, artifact, orders, rank, shm, events))
+}
+
+/// As [`train`], with threads that may write checkpoints meanwhile.
+fn train_in<'scope, 'env, D: Device>(
+    scope: &'scope Scope<'scope, 'env>,
+    artifact: &'env Artifact,
+    orders: &'env Orders,
+    mut rank: Rank<D>,
+    shm: &mut Shm,
+    events: &mut dyn Write,
+) -> Result<u64, WorkerError> {
     let job = &artifact.job;
     let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
     let saver = orders.saves.as_ref().map(|saves| {
         let (rank, shared) = (rank.rank(), orders.spread.is_some());
-        Saver::new(job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
+        Saver::new(scope, job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
     });
     let mut saver = saver.transpose()?;
     let weights = match (&orders.resume, &orders.init) {
@@ -222,6 +235,8 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
             }
             OnNonfinite::Skip { .. } if !finite => skips += 1,
             OnNonfinite::Stop | OnNonfinite::Skip { .. } => {
+                // What is being saved is about to change.
+                saver.as_mut().map_or(Ok(()), Saver::copied).map_err(|e| not_finite(rank.rank(), e))?;
                 rank.phase(Phase::Update, &step, shm)?;
                 (skips, has_trained) = (0, true);
             }
@@ -242,6 +257,9 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
+        if let Some(event) = saver.as_mut().and_then(Saver::poll) {
+            protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence)?;
+        }
         match orders.on_nonfinite {
             OnNonfinite::Skip { most } if skips >= most => {
                 rank.settle(&idle(done), shm)?;
@@ -256,7 +274,8 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         if let Some(saver) = saver.as_mut().filter(|_| done < orders.steps && orders.is_save_due(done)) {
             rank.settle(&idle(done), shm)?;
             let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
-            save_part(saver, &rank, &mark, true, events)?;
+            let before = saver.begin(&rank.device, &mark, true).map_err(|e| not_finite(rank.rank(), e))?;
+            before.map_or(Ok(()), |event| protocol::say(&mut &mut *events, &event)).map_err(WorkerError::Silence)?;
             saved = Some(done);
         }
     }
@@ -269,8 +288,12 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
     let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
-    if let Some(saver) = saver.as_mut().filter(|_| saved != Some(done)) {
-        save_part(saver, &rank, &mark, false, events)?;
+    if let Some(mut saver) = saver {
+        let before = if saved == Some(done) { Ok(None) } else { saver.begin(&rank.device, &mark, false) };
+        for event in [before, saver.finish()] {
+            let event = event.map_err(|e| not_finite(rank.rank(), e))?;
+            event.map_or(Ok(()), |event| protocol::say(&mut &mut *events, &event)).map_err(WorkerError::Silence)?;
+        }
     }
     saveable(&rank, job, orders, done)?;
     for (file, layout) in [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
@@ -282,13 +305,9 @@ fn train<D: Device>(artifact: &Artifact, orders: &Orders, mut rank: Rank<D>, shm
     Ok(done)
 }
 
-/// Writes this rank's part of a checkpoint, and says what became of it. The rank is settled.
-fn save_part<D: Device>(saver: &mut Saver, rank: &Rank<D>, mark: &Mark, goes_on: bool, events: &mut dyn Write) -> Result<(), WorkerError> {
-    let event = saver.save(&rank.device, mark, goes_on).map_err(|NotFinite { tensor, element, value }| {
-        let step = mark.step;
-        WorkerError::NotFinite { rank: rank.rank(), tensor, element, value, step }
-    })?;
-    protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence)
+fn not_finite(rank: u64, found: NotFinite) -> WorkerError {
+    let NotFinite { tensor, element, value, step } = found;
+    WorkerError::NotFinite { rank, tensor, element, value, step }
 }
 
 /// Says what the rank did in the steps that were timed, which is settled.

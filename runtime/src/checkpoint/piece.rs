@@ -5,7 +5,7 @@ use crate::executor::{Cut, Held, cuts};
 use crate::weights;
 use ir::mesh::{Coords, SubAxis};
 use ir::op::DType;
-use ir::program::{Buffer, Job, Role};
+use ir::program::{Buffer, BufferId, Job, Role};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -22,6 +22,7 @@ pub struct Piece<'a> {
     pub dtype: DType,
     cut: Cut<'a>,
     buffer: &'a Buffer,
+    pub(super) id: BufferId,
     coords: Coords,
 }
 
@@ -67,7 +68,7 @@ impl<'a> Owners<'a> {
         let program = &job.programs[stage.program as usize];
         let within: Vec<SubAxis> = job.mesh.ids().filter(|id| job.mesh.subs[id.0 as usize].axis.within_stage()).collect();
         let mut out = vec![];
-        for buffer in &program.buffers {
+        for (id, buffer) in (0..).map(BufferId).zip(&program.buffers) {
             for cut in cuts(job, program, stage, &buffer.content).into_iter().filter(is_saved) {
                 let axes = cut.axes();
                 let is_first = within.iter().all(|id| axes.contains(id) || coords[id.0 as usize] == 0);
@@ -77,7 +78,7 @@ impl<'a> Owners<'a> {
                 let part = cut.part(&coords);
                 let (Some(spans), elements) = (part.spans(), part.held()) else { continue };
                 let Some(name) = weights::name(job, cut.held).filter(|_| !elements.is_empty()) else { continue };
-                out.push(Piece { held: cut.held, name, spans, elements, dtype: buffer.dtype, cut, buffer, coords: coords.clone() });
+                out.push(Piece { held: cut.held, name, spans, elements, dtype: buffer.dtype, cut, buffer, id, coords: coords.clone() });
             }
         }
         out

@@ -4,8 +4,10 @@ use super::manifest::ShardEntry;
 use super::piece::Piece;
 use crate::device::{Element, Location, Memory, decode, encode};
 use ir::op::DType;
+use ir::program::BufferId;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -130,6 +132,11 @@ impl<'a> Shard<'a> {
 
     pub fn file(&self) -> String {
         shard_file(self.rank)
+    }
+
+    /// From which it is written.
+    pub fn buffers(&self) -> BTreeSet<BufferId> {
+        self.pieces.iter().map(|p| p.id).collect()
     }
 
     /// Of its file.

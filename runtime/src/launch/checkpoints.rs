@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// Milliseconds of training that whoever watches wants to know of.
+const WORTH_SAYING: f64 = 100.0;
+
 /// Dropped when all ranks have ended: what is not complete goes.
 pub struct Checkpoints {
     saves: Arc<Saves>,
@@ -48,6 +51,8 @@ struct Open {
     hashes: BTreeMap<u64, [u8; 32]>,
     why: Option<String>,
     milliseconds: f64,
+    stalled: f64,
+    waited: f64,
 }
 
 struct Named {
@@ -100,10 +105,12 @@ impl Checkpoints {
     /// What a rank has said of a checkpoint.
     pub fn said(&mut self, rank: u64, event: Event, observe: &mut dyn FnMut(RunEvent)) {
         let number = match event {
-            Event::Saved { number, mark, hash, milliseconds } => {
+            Event::Saved { number, mark, hash, milliseconds, stalled, waited } => {
                 let open = self.open.entry(number).or_default();
                 open.hashes.extend(hash.map(|h| (rank, h)));
                 open.milliseconds = open.milliseconds.max(milliseconds);
+                open.stalled = open.stalled.max(stalled);
+                open.waited = open.waited.max(waited);
                 open.step = mark.step;
                 // All ranks have the same.
                 open.mark = Some(mark);
@@ -129,10 +136,16 @@ impl Checkpoints {
     fn complete(&mut self, number: u64, open: Open, observe: &mut dyn FnMut(RunEvent)) {
         self.settle(observe);
         let at = self.saves.unfinished(number);
-        let Open { mark: Some(mark), why: None, hashes, milliseconds, step, .. } = open else {
+        let Open { mark: Some(mark), why: None, hashes, milliseconds, stalled, waited, step, .. } = open else {
             let _ = fs::remove_dir_all(at);
             return self.unsaved(open.step, open.why.unwrap_or_default(), observe);
         };
+        if waited > WORTH_SAYING {
+            let text = format!(
+                "training waited {waited:.0} ms before the checkpoint of step {step}, as the one before was not on the disk yet: saves further apart (--save-interval) take no time"
+            );
+            observe(RunEvent::Note(Note::Remark(text)));
+        }
         let (saves, catalog, template, keep) = (self.saves.clone(), self.catalog.clone(), self.manifest.clone(), self.keep);
         let others = std::mem::take(&mut self.others);
         let name = move || {
@@ -148,7 +161,7 @@ impl Checkpoints {
                 }
             };
             let milliseconds = milliseconds + begun.elapsed().as_secs_f64() * 1e3;
-            let result = named.map(|()| Saved { dir, step, bytes: catalog.bytes(), milliseconds });
+            let result = named.map(|()| Saved { dir, step, bytes: catalog.bytes(), milliseconds, stalled });
             Named { step, result, others, left: left.map(|e| e.to_string()) }
         };
         match std::thread::Builder::new().name("checkpoint".into()).spawn(name) {

@@ -50,6 +50,8 @@ pub struct Saved {
     pub bytes: u64,
     /// From the step's end until it was complete.
     pub milliseconds: f64,
+    /// How long a rank did nothing else.
+    pub stalled: f64,
 }
 
 /// Something that whoever watches a run may want to know, and that nothing depends on.
