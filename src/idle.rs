@@ -172,6 +172,13 @@ const RUN: &[Rule<RunArgs>] = &[
         "a smaller `--save-interval`, or leave it out",
     ),
     rule(
+        &["--restarts"],
+        |a| a.restarts > 0 && (a.save.is_none() || a.save_interval == 0),
+        Refused,
+        "starts a run again from its last checkpoint, and none are written on the way",
+        "add `--save DIR --save-interval N`",
+    ),
+    rule(
         &["--resume"],
         |a| a.save.is_none() && a.resume.as_ref().is_some_and(|r| r.as_os_str() == AUTO),
         Refused,

@@ -10,18 +10,18 @@ use crate::{Failure, idle};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
-use runtime::artifact::Accept;
+use runtime::artifact::{Accept, Artifact};
 use runtime::checkpoint;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
-use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, replaceable};
+use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
 use runtime::world::World;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let verbosity = match (args.quiet, args.verbose) {
@@ -113,21 +113,15 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         options.data.iter().for_each(|spec| progress!("data: {}", spec.file.display()));
         options.valid_data.iter().for_each(|spec| progress!("held-out data: {}", spec.file.display()));
     }
+    if args.restarts > 0 && options.world.is_some() {
+        return Err(anyhow!(
+            "--restarts starts ranks of one machine again; where a launcher starts them it does that (torchrun --max-restarts, scontrol requeue), with --resume auto"
+        )
+        .into());
+    }
     let mut shown = Shown::new(verbosity, args.log_interval);
-    let schedule = &artifact.job.train.schedule;
-    let mut first = true;
-    let summary = launch::run(&artifact, &options, &mut |event| match event {
-        RunEvent::Note(note) => shown.note(&note),
-        RunEvent::Step(p) => {
-            if std::mem::take(&mut first) {
-                show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
-            }
-            shown.step(p);
-        }
-        RunEvent::Saved(saved) => shown.saved(saved),
-    });
+    let summary = restarted(&artifact, options, args.restarts, &mut shown);
     shown.end();
-    // What ranks say of options is spelled here.
     let summary = match summary {
         Err(RunError::Done { .. }) if is_auto(args) => {
             if leads {
@@ -171,6 +165,51 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     match summary.ended {
         Ended::Whole => Ok(()),
         Ended::Early => Err(Failure::Early),
+    }
+}
+
+/// Runs an artifact, again from its last checkpoint where ranks have failed.
+fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown: &mut Shown) -> Result<Summary, RunError> {
+    let schedule = &artifact.job.train.schedule;
+    let mut first = true;
+    let mut count = 0;
+    loop {
+        // Steps that are in no checkpoint, and when that which they follow was done.
+        let (mut since, mut done) = (Instant::now(), vec![]);
+        let mut saved = None;
+        let outcome = launch::run(artifact, &options, &mut |event| match event {
+            RunEvent::Note(note) => shown.note(&note),
+            RunEvent::Step(p) => {
+                if std::mem::take(&mut first) {
+                    show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+                }
+                shown.step(p);
+                done.push((p.step, Instant::now()));
+            }
+            RunEvent::Saved(s) => {
+                shown.saved(s);
+                since = done.iter().find(|(step, _)| *step == s.step).map_or(since, |(_, at)| *at);
+                done.retain(|(step, _)| *step > s.step);
+                saved = Some(s.dir.clone());
+            }
+        });
+        let failure = match outcome {
+            Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => failure,
+            outcome => return outcome,
+        };
+        count += 1;
+        if saved.is_some() {
+            (options.resume, options.init) = (saved, None);
+        }
+        if options.resume.is_none() {
+            // What is there of metrics is this run's own.
+            options.existing = Existing::Replace;
+        }
+        shown.aside(|| {
+            let from = options.resume.as_ref().map_or("the beginning".into(), |dir| format!("`{}`", dir.display()));
+            note!("error: {}", failure.spelled(cli::help));
+            note!("going on from {from}, restart {count} of {restarts}: {} steps and {:.1} s are lost", done.len(), since.elapsed().as_secs_f64());
+        });
     }
 }
 

@@ -75,7 +75,7 @@ impl Shown {
     }
 
     /// Prints without drawing over the bar.
-    fn aside(&self, print: impl FnOnce()) {
+    pub fn aside(&self, print: impl FnOnce()) {
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),

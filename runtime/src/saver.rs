@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::Scope;
 use std::time::Instant;
 
@@ -48,7 +48,6 @@ struct UnderWay {
     number: u64,
     mark: Mark,
     goes_on: bool,
-    begun: Instant,
     /// First that all is copied, then that it is on the disk.
     said: Receiver<Said>,
     copied: Option<[u8; 32]>,
@@ -59,7 +58,8 @@ struct UnderWay {
 
 enum Said {
     Copied(Result<[u8; 32], ShardError>),
-    Flushed(io::Result<()>),
+    /// With the milliseconds since it began.
+    Flushed(io::Result<()>, f64),
 }
 
 impl<'scope, 'env> Saver<'scope, 'env> {
@@ -116,7 +116,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         let (say, said) = channel();
         let begun = Instant::now();
         let file = self.reserved.take().map_or_else(|| self.reserve(), |file| Ok(Some(file)));
-        let mut under_way = UnderWay { number: self.number, mark: *mark, goes_on, begun, said, copied: None, stalled: 0.0, waited };
+        let mut under_way = UnderWay { number: self.number, mark: *mark, goes_on, said, copied: None, stalled: 0.0, waited };
         self.number += 1;
         match (file, &self.shard) {
             (Err(e), _) => drop(say.send(Said::Copied(Err(e.into())))),
@@ -128,7 +128,8 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                     // Nobody listens if the run has ended meanwhile.
                     let _ = say.send(Said::Copied(copied));
                     if is_copied {
-                        let _ = say.send(Said::Flushed(file.sync_all()));
+                        let flushed = file.sync_all();
+                        let _ = say.send(Said::Flushed(flushed, milliseconds(begun)));
                     }
                 };
                 match device.beside().filter(|_| self.is_apart) {
@@ -143,7 +144,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                 }
             }
             // Nothing is its own.
-            (Ok(_), _) => drop(say.send(Said::Flushed(Ok(())))),
+            (Ok(_), _) => drop(say.send(Said::Flushed(Ok(()), 0.0))),
         }
         self.under_way = Some(under_way);
         Ok(before)
@@ -165,7 +166,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                 return Err(NotFinite { tensor, element, value, step: under_way.mark.step });
             }
             Ok(Said::Copied(Err(ShardError::Io(e)))) => self.failed(e.to_string()),
-            Ok(Said::Flushed(_)) | Err(_) => self.failed("its thread is gone".into()),
+            Ok(Said::Flushed(..)) | Err(_) => self.failed("its thread is gone".into()),
         }
         if let Some(under_way) = &mut self.under_way {
             under_way.stalled += milliseconds(begun);
@@ -177,7 +178,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
     fn failed(&mut self, why: String) {
         let (say, said) = channel();
         if let Some(under_way) = &mut self.under_way {
-            let _ = say.send(Said::Flushed(Err(io::Error::other(why))));
+            let _ = say.send(Said::Flushed(Err(io::Error::other(why)), 0.0));
             under_way.said = said;
             under_way.copied = Some([0; 32]);
         }
@@ -190,9 +191,9 @@ impl<'scope, 'env> Saver<'scope, 'env> {
             return None;
         }
         let flushed = match under_way.said.try_recv() {
-            Ok(Said::Flushed(flushed)) => flushed,
-            Ok(Said::Copied(_)) | Err(std::sync::mpsc::TryRecvError::Empty) => return None,
-            Err(e) => Err(io::Error::other(e)),
+            Ok(Said::Flushed(flushed, took)) => (flushed, took),
+            Ok(Said::Copied(_)) | Err(TryRecvError::Empty) => return None,
+            Err(e) => (Err(io::Error::other(e)), 0.0),
         };
         self.ended(flushed)
     }
@@ -205,20 +206,19 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         self.copied()?;
         let Some(under_way) = &self.under_way else { return Ok(None) };
         let flushed = match under_way.said.recv() {
-            Ok(Said::Flushed(flushed)) => flushed,
-            Ok(Said::Copied(_)) => Err(io::Error::other("it was copied twice")),
-            Err(e) => Err(io::Error::other(e)),
+            Ok(Said::Flushed(flushed, took)) => (flushed, took),
+            Ok(Said::Copied(_)) => (Err(io::Error::other("it was copied twice")), 0.0),
+            Err(e) => (Err(io::Error::other(e)), 0.0),
         };
         Ok(self.ended(flushed))
     }
 
-    fn ended(&mut self, flushed: io::Result<()>) -> Option<Event> {
-        let UnderWay { number, mark, goes_on, begun, copied, stalled, waited, .. } = self.under_way.take()?;
+    fn ended(&mut self, (flushed, milliseconds): (io::Result<()>, f64)) -> Option<Event> {
+        let UnderWay { number, mark, goes_on, copied, stalled, waited, .. } = self.under_way.take()?;
         if goes_on {
             // If there is no room now, there may be when it is needed.
             self.reserved = self.reserve().unwrap_or(None);
         }
-        let milliseconds = milliseconds(begun);
         Some(match flushed {
             Ok(()) => Event::Saved { number, mark, hash: copied, milliseconds, stalled, waited },
             Err(e) => Event::Unsaved { number, step: mark.step, why: e.to_string() },

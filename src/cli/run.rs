@@ -91,6 +91,9 @@ pub struct RunArgs {
     /// Keep the last K checkpoints alone; by default all
     #[arg(long, value_name = "K", value_parser = from_one::<u64>)]
     pub keep: Option<u64>,
+    /// If a rank dies or hangs, start all again from the last checkpoint, R times at most
+    #[arg(long, default_value_t = 0, value_name = "R", value_parser = whole::<u64>)]
+    pub restarts: u64,
     /// Where to write the trained weights
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub save_weights: Option<PathBuf>,

@@ -130,6 +130,33 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
     );
 }
 
+#[test]
+fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
+    let whole = Whole::new();
+    let mut restarts = 0;
+    for case in 0..count() {
+        let run = whole.start("--restarts 9 --save ck --save-interval 3 --keep 1 --metrics m --save-weights w --save-state s");
+        for end in 0..1 + random(20, case, 3) {
+            std::thread::sleep(Duration::from_micros(random(21 + end, case, whole.took.as_micros() as u64)));
+            let ranks = children(run.id());
+            // SIGTERM is nobody's own of a rank: it ignores that.
+            ranks.get(random(30 + end, case, 2) as usize).into_iter().for_each(|rank| kill(["KILL", "SEGV"][case as usize % 2], rank));
+        }
+        let ran = Ran::new(run.wait_with_output().expect("the end"));
+        assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
+        let count = ran.stderr.matches("going on from ").count();
+        assert_eq!(ran.stderr.matches(" are lost").count(), count, "{}", ran.stderr);
+        restarts += count;
+        whole.is("w", "s");
+        assert!(losses(&whole.dir, "m").iter().all(|line| whole.losses.contains(line)), "case {case}");
+        assert_eq!(fs::read_dir(whole.dir.path("ck")).expect("a directory").count(), 1, "case {case}");
+        whole.forget(&["w", "s", "m"]);
+        fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
+    }
+    println!("killed ranks: {restarts} restarts in {} runs", count());
+    assert!(restarts > 0 || count() < 3);
+}
+
 fn is_hidden(name: &std::ffi::OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }

@@ -178,7 +178,7 @@ impl Checkpoints {
     }
 
     /// Waits until that is known.
-    fn settle(&mut self, observe: &mut dyn FnMut(RunEvent)) {
+    pub fn settle(&mut self, observe: &mut dyn FnMut(RunEvent)) {
         if let Some(Ok(named)) = self.naming.take().map(JoinHandle::join) {
             self.ended(named, observe);
         }

@@ -144,6 +144,10 @@ pub fn conduct(
             ranks.watch(options.patience.as_millis().div_ceil(TICK.as_millis()) as u32, TICK);
         }
         if let Some(failure) = ranks.failure() {
+            // One that all ranks have written may be getting its name.
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.settle(observe);
+            }
             return Err(RunError::Ranks(failure));
         }
     }
