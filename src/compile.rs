@@ -3,7 +3,7 @@
 use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
 use crate::options::{contradictions, options, override_train, precision};
-use crate::print::{self, note, out};
+use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
 use crate::{Failure, dump, idle, report, reproducer, signals};
 use anyhow::{Context, anyhow};
@@ -85,7 +85,9 @@ fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, i
         }
         let stops = inspect.stop_after.as_deref() == Some(pass.name);
         if inspect.prints(pass.name) {
-            out!("; after {}\n{}", pass.name, print_module(compile.module()))?;
+            let text = format!("; after {}\n{}", pass.name, print_module(compile.module()));
+            // Where an artifact is to be written, that is what the command is for.
+            if inspect.stop_after.is_some() { out!("{text}")? } else { progress!("{}", text.trim_end()) }
         } else if stops && inspect.print_after.is_empty() {
             out!("{}", print_module(compile.module()))?;
         }

@@ -15,11 +15,15 @@ use tempfile::NamedTempFile;
 
 pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     files::look(&args.directory, Wanted::Checkpoint)?;
+    let Some(output) = &args.output else {
+        let name = args.directory.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());
+        return Err(anyhow!("-o says where model.mdl and the weights go: `mcc import hf {} -o {name}-mcc`", args.directory.display()).into());
+    };
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
-    free(&args.output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
+    free(output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
     let done = match &args.model {
-        Some(model) => convert::import_as(&args.directory, model, &args.define, &args.output),
-        None => convert::import(&args.directory, &args.output),
+        Some(model) => convert::import_as(&args.directory, model, &args.define, output),
+        None => convert::import(&args.directory, output),
     };
     let done = done.map_err(failure)?;
     for w in &done.warnings {
@@ -43,8 +47,9 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     if same(&args.weights, &args.output.join(WHOLE)) {
         return Err(anyhow!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
     }
-    // Of a checkpoint, the weights as one file first.
-    let whole = if args.weights.is_dir() { Some(weights_of(&args.weights, &args.output)?) } else { None };
+    // Of a checkpoint, and of a file that has optimizer states too, the weights alone first, as a file.
+    let stored = Stored::open(&args.weights)?;
+    let whole = if args.weights.is_dir() || stored.has_states() { Some(weights_of(stored, &args.weights, &args.output)?) } else { None };
     let weights = whole.as_ref().map_or(args.weights.as_path(), |file| file.path());
     let done = convert::export(weights, args.model.as_deref(), &args.define, &args.output).map_err(failure)?;
     show(&done.warnings, &done.sources);
@@ -52,12 +57,12 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The weights of a checkpoint, in a file that goes when it is dropped.
-fn weights_of(checkpoint: &Path, beside: &Path) -> Result<NamedTempFile, Failure> {
+/// Weights without optimizer states, in a file that goes when it is dropped.
+fn weights_of(stored: Stored, from: &Path, beside: &Path) -> Result<NamedTempFile, Failure> {
     let parent = beside.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let failed = || format!("cannot write the weights of `{}` into `{}`", checkpoint.display(), parent.display());
+    let failed = || format!("cannot write the weights of `{}` into `{}`", from.display(), parent.display());
     let mut file = tempfile::Builder::new().prefix(".mcc-").suffix(".safetensors").tempfile_in(parent).with_context(failed)?;
-    Stored::open(checkpoint)?.weights_alone().write_file(file.as_file_mut())?;
+    stored.weights_alone().write_file(file.as_file_mut())?;
     Ok(file)
 }
 

@@ -112,7 +112,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "`--dp 2` or more, or leave it out",
     ),
     rule(
-        &["--pipeline-layers", "--pipeline-layout", "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"],
+        &[
+            "--pipeline-schedule",
+            "--pipeline-layers",
+            "--pipeline-layout",
+            "--account-for-embedding-in-pipeline-split",
+            "--account-for-loss-in-pipeline-split",
+        ],
         |a| a.pp == 1,
         Warned,
         "does nothing in one pipeline stage",

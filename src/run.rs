@@ -195,6 +195,8 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
         });
         let failure = match outcome {
             Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => failure,
+            // It failed after the last checkpoint was complete.
+            Err(RunError::Done { steps, .. }) if count > 0 => return Ok(Summary { steps, ..Summary::default() }),
             outcome => return outcome,
         };
         count += 1;

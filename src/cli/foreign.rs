@@ -17,9 +17,9 @@ pub struct ImportArgs {
     /// Replace what is there of these files; without it the import is refused
     #[arg(long)]
     pub force: bool,
-    /// Where model.mdl, weights.safetensors and config.json go
+    /// Where model.mdl, weights.safetensors and config.json go: needed
     #[arg(short, long, value_name = "OUT")]
-    pub output: PathBuf,
+    pub output: Option<PathBuf>,
     /// A model text of your own with a section `weights hf`, instead of one for the config: only weights.safetensors is written
     #[arg(long, value_name = "MODEL.mdl")]
     pub model: Option<PathBuf>,

@@ -28,7 +28,7 @@ use values::whole;
 #[derive(Parser)]
 #[command(name = "mcc", version, about = "Compiles a model text ahead of time into one program per rank, and runs it")]
 #[command(
-    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 --lr 2e-3 --lr-warmup-iters 5 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20\n\nExit codes:\n  0   done\n  1   an error, which is said on standard error\n  2   wrong use of the command line\n  75  `mcc run` was ended early by SIGTERM, SIGINT, SIGHUP or SIGUSR1, and everything asked for is saved"
+    after_help = "A first model:\n  mcc compile models/gpt2.mdl --tp 2 --pp 2 -D layers=4 -D hidden=128 -D heads=4 -D seq=64 -D vocab=256 --lr 2e-3 --lr-warmup-iters 5 -o gpt2.mcc\n  mcc run gpt2.mcc --data README.md --steps 20\n\nExit codes:\n  0   done\n  1   an error, which is said on standard error\n  2   wrong use of the command line\n  75  `mcc run` was ended early by SIGTERM, SIGINT, SIGHUP, SIGUSR1, --exit-interval or --exit-duration-in-mins, and everything asked for is saved\n  130 a second SIGINT ended `mcc run` at once; nothing is saved"
 )]
 pub struct Cli {
     #[command(subcommand)]

@@ -96,6 +96,17 @@ pub fn is_index(bytes: &[u8]) -> Option<String> {
     bytes.starts_with(INDEX).then(|| format!("it is the index of a Megatron data set, whose tokens are in the .bin beside it: {}", tokens(bytes)))
 }
 
+/// Why tokens of a Megatron data set are not of the dtype that the user says, by the index beside them.
+pub fn contradicted(path: &Path, dtype: &str) -> Option<String> {
+    let mut index = vec![];
+    File::open(path.with_extension("idx")).ok()?.take(64).read_to_end(&mut index).ok()?;
+    let code = index.strip_prefix(INDEX)?.get(8)?;
+    let (_, found) = INDEXED.iter().chain(&CONVERTED).find(|(c, _)| c == code)?;
+    // The same bytes, as tokens are not below zero.
+    let is_same = *found == dtype || (*found, dtype) == ("int32", "uint32");
+    (!is_same).then(|| format!("the index beside it says that its tokens are {found}, and --data-dtype says {dtype}: {}", tokens(&index)))
+}
+
 /// The tokens of a Megatron data set: a `.bin` with an index beside it.
 fn megatron(path: &Path) -> Option<String> {
     let mut index = vec![];
@@ -118,8 +129,17 @@ fn tokens(index: &[u8]) -> String {
 }
 
 /// Whether a file is JSON, one value or one per line, as far as it can be seen at its start. If there is `more`, the last may be cut. Numbers and words
-/// in quotes alone are text.
+/// in quotes alone are text. What begins as an object does is JSON however it goes on: a line that is cut or wrong makes no prose of it.
 pub fn is_json(start: &[u8], more: bool) -> bool {
+    let mut start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
+    // Some write a comment first.
+    while start.starts_with(b"#") || start.starts_with(b"//") {
+        let line = start.iter().position(|b| *b == b'\n').unwrap_or(start.len());
+        start = start[line..].trim_ascii_start();
+    }
+    if begins_object(start) || start.strip_prefix(b"[").is_some_and(|rest| begins_object(rest.trim_ascii_start())) {
+        return true;
+    }
     let mut values = serde_json::Deserializer::from_slice(start).into_iter::<IgnoredAny>();
     loop {
         let at = values.byte_offset();
@@ -134,4 +154,11 @@ pub fn is_json(start: &[u8], more: bool) -> bool {
             Some(Err(e)) => return e.is_eof() && more,
         }
     }
+}
+
+/// `{"key":`
+fn begins_object(text: &[u8]) -> bool {
+    let Some(key) = text.strip_prefix(b"{").map(<[u8]>::trim_ascii_start).and_then(|rest| rest.strip_prefix(b"\"")) else { return false };
+    let end = key.iter().position(|b| *b == b'"' || *b == b'\n').filter(|k| key[*k] == b'"');
+    end.is_some_and(|end| key[end + 1..].trim_ascii_start().starts_with(b":"))
 }

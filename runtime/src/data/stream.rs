@@ -34,6 +34,15 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat
         }
         return Ok((DataFormat::Stream { element: *element, tokens, named: Named::ByItself }, HEADER));
     }
+    let dtype = match encoding {
+        Encoding::U16 => Some("uint16"),
+        Encoding::U32 => Some("uint32"),
+        Encoding::I32 => Some("int32"),
+        Encoding::Text | Encoding::Bytes => None,
+    };
+    if let Some(what) = dtype.and_then(|dtype| foreign::contradicted(path, dtype)) {
+        return Err(what);
+    }
     let element = match encoding {
         Encoding::Text => {
             if let Some(wrong) = wrong(&bytes[..bytes.len().min(START)], bytes.len() > START) {

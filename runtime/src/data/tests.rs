@@ -168,6 +168,11 @@ fn files_of_other_kinds_are_refused_with_what_to_do_instead() {
         ("late.txt", [&b"to be ".repeat(20_000)[..], b"\xff"].concat(), "byte 120000 (0xff) is not UTF-8"),
         ("x.jsonl", json(3), "it is JSON"),
         ("long.jsonl", json(9000), "it is JSON"),
+        ("cut.jsonl", json(3)[..70].to_vec(), "it is JSON"),
+        ("bad-line.jsonl", [&json(2)[..], b"so be it\n", &json(2)[..]].concat(), "it is JSON"),
+        ("nan.jsonl", b"{\"loss\": NaN}\n{\"loss\": 1}\n".to_vec(), "it is JSON"),
+        ("bom.json", [b"\xef\xbb\xbf", &json(1)[..]].concat(), "it is JSON"),
+        ("comment.jsonl", [b"# data\n", &json(1)[..]].concat(), "it is JSON"),
         ("pretty.json", b"\n [\n  {\"a\": 1},\n  2\n]\n".to_vec(), "it is JSON"),
     ] {
         let file = dir.path().join(name);
@@ -351,4 +356,17 @@ fn derived_inputs_follow_their_definitions() {
     assert_eq!(previous(&line, 9.0), [9.0, 5.0, 0.0, 7.0, 8.0, 0.0]);
     assert_eq!(documents(&line, 0.0), [0.0, 0.0, 1.0, 1.0, 1.0, 2.0]);
     assert_eq!(positions(&line, 0.0), [0.0, 1.0, 0.0, 1.0, 2.0, 0.0]);
+}
+
+#[test]
+fn tokens_are_not_read_as_another_dtype_than_their_index_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("corpus.bin");
+    std::fs::write(&path, [1u32, 2, 3, 4, 5, 6, 7, 8].map(u32::to_le_bytes).concat()).unwrap();
+    std::fs::write(dir.path().join("corpus.idx"), [b"MMIDIDX\0\0".as_slice(), &1u64.to_le_bytes(), &[4], &[0; 16]].concat()).unwrap();
+    let error = checked(&job(256), &[&path], Encoding::U16).unwrap_err().to_string();
+    let says = "the index beside it says that its tokens are int32, and --data-dtype says uint16: --data NAME.bin --data-dtype int32 reads them";
+    assert!(error.contains(says), "{error}");
+    checked(&job(256), &[&path], Encoding::I32).unwrap();
+    checked(&job(256), &[&path], Encoding::U32).unwrap();
 }

@@ -203,7 +203,7 @@ impl Checkpoints {
     fn unsaved(&mut self, step: u64, why: String, observe: &mut dyn FnMut(RunEvent)) {
         let dir = self.saves.name.join(step_name(step));
         observe(RunEvent::Note(Note::Warning(format!("the checkpoint `{}` is not written: {why}", dir.display()))));
-        self.unsaved = Some(RunError::Uncheckpointed { dir, step, why });
+        self.unsaved = Some(RunError::Uncheckpointed { dir, why });
     }
 
     /// When all ranks are through: the last checkpoint is complete.

@@ -47,8 +47,8 @@ pub enum RunError {
     Space { file: PathBuf, bytes: u64, free: String, cause: io::Error },
     #[error("`{}` could not be saved: {cause}; what it should hold is lost, and a file of that name that was there before stays", .file.display())]
     Unsaved { file: PathBuf, cause: io::Error },
-    #[error("the checkpoint `{}` could not be written: {why}; what the run came to with step {step} is lost, and earlier checkpoints stay", .dir.display())]
-    Uncheckpointed { dir: PathBuf, step: u64, why: String },
+    #[error("the last checkpoint, `{}`, could not be written: {why}; earlier ones stay", .dir.display())]
+    Uncheckpointed { dir: PathBuf, why: String },
     #[error("`{}` is a file, and --save names a directory of checkpoints; --save-weights writes weights alone to a file", .file.display())]
     NoDirectory { file: PathBuf },
     #[error(

@@ -99,7 +99,9 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         None => None,
         Some(file) => {
             let (_, mark) = checkpoint::resume(file, job)?;
-            if mark.step >= steps {
+            // After the last step there may still be files to write of it.
+            let writes = options.save_weights.is_some() || options.save_state.is_some();
+            if mark.step > steps || mark.step == steps && !writes {
                 return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
             }
             Some((absolute(file)?, mark))
