@@ -242,15 +242,23 @@ pub(crate) fn sound(file: &Path, wrong: &OnceCell<Wrong>) -> Result<(), WeightsE
     }
 }
 
-/// All tensors of a file, where its run stood, and the model that it is of.
+/// What a file holds.
+pub(crate) struct Content {
+    pub tensors: Vec<Offered>,
+    /// Where its run stood.
+    pub run: Option<Mark>,
+    pub model: Option<Provenance>,
+}
+
+/// All that a file holds.
 ///
 /// # Errors
 /// It is no safetensors file.
-pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<(Vec<Offered>, Option<Mark>, Option<Provenance>), WeightsError> {
+pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content, WeightsError> {
     let opened = Opened::new(file)?;
-    let offered = opened.offered(wrong)?;
+    let tensors = opened.offered(wrong)?;
     let (run, model) = opened.about.map_or((None, None), |a| (a.run, Some(a.provenance)));
-    Ok((offered, run, model))
+    Ok(Content { tensors, run, model })
 }
 
 /// Writes whole tensors in f32, as a file from which a run starts, or goes on if it is known where it stood.

@@ -1,5 +1,6 @@
 //! What all ranks of a job write to a checkpoint: its manifest, but for what a run comes to.
 
+use super::grid::Class;
 use super::manifest::{Manifest, PieceEntry, ShardEntry, TensorEntry};
 use super::piece::Owners;
 use super::shard::Shard;
@@ -22,7 +23,7 @@ impl Catalog {
         let owners = Owners::new(job);
         let mut tensors: BTreeMap<Held, TensorEntry> = BTreeMap::new();
         // By tensor, dim and indices.
-        let mut classes: HashMap<(Held, usize, Vec<(u64, u64)>), u32> = HashMap::new();
+        let mut classes: HashMap<(Held, usize, Class), u32> = HashMap::new();
         let mut shards = vec![];
         for rank in 0..job.mesh.world() {
             let Some(shard) = Shard::new(rank, owners.pieces(rank)) else { continue };

@@ -5,7 +5,7 @@ use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};
 use super::open::Checkpoint;
 use super::shard::{ShardError, ShardLayout, shard_file};
 use crate::host::Whole;
-use crate::weights::{self, Mark, Offered, WeightsError, Wrong};
+use crate::weights::{self, Content, Mark, Offered, WeightsError, Wrong};
 use ir::op::DType;
 use ir::provenance::Provenance;
 use safetensors::Dtype;
@@ -66,15 +66,15 @@ impl Stored {
     pub fn open(path: &Path) -> Result<Stored, WeightsError> {
         let wrong = Rc::<OnceCell<Wrong>>::default();
         let is_dir = path.is_dir();
-        let (offered, run, model, manifest) = if is_dir {
+        let (content, manifest) = if is_dir {
             let checkpoint = Checkpoint::open(path).map_err(|e: CheckpointError| WeightsError::Checkpoint(e.to_string()))?;
-            let offered = checkpoint.offered(&wrong);
+            let tensors = checkpoint.offered(&wrong);
             let Checkpoint { manifest, .. } = checkpoint;
-            (offered, Some(manifest.run), Some(manifest.model.clone()), Some(manifest))
+            (Content { tensors, run: Some(manifest.run), model: Some(manifest.model.clone()) }, Some(manifest))
         } else {
-            let (offered, run, model) = weights::stored(path, &wrong)?;
-            (offered, run, model, None)
+            (weights::stored(path, &wrong)?, None)
         };
+        let Content { tensors: offered, run, model } = content;
         let mut tensors = BTreeMap::new();
         for Offered { name, shape, values } in offered {
             let malformed = |dtype| WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") };
