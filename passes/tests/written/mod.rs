@@ -44,7 +44,9 @@ const MARK: Mark = Mark { step: 3, seed: 5, scaling: None };
 /// What cannot be written.
 pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
     let plans = Plans::new(job);
-    let (catalog, owners, mut hashes) = (Catalog::new(job)?, Owners::new(job), BTreeMap::new());
+    // Tensors here are small, and shall be shared out all the same.
+    let owners = Owners::sharing(job, 2);
+    let (catalog, mut hashes) = (Catalog::new(&owners)?, BTreeMap::new());
     let all: BTreeMap<Held, Numbered> = tensors(job).map(|held| (held, Numbered::of(job, held))).collect();
     for rank in 0..job.mesh.world() {
         let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];

@@ -6,7 +6,6 @@ use super::piece::Owners;
 use super::shard::Shard;
 use crate::executor::Held;
 use crate::host::sizes;
-use ir::program::Job;
 use std::collections::{BTreeMap, HashMap};
 
 /// **Invariant:** each element of each parameter and optimizer state is written once ([`Manifest::check`]).
@@ -19,8 +18,8 @@ pub struct Catalog {
 impl Catalog {
     /// # Errors
     /// An element that would be written twice or by nobody.
-    pub fn new(job: &Job) -> Result<Catalog, String> {
-        let owners = Owners::new(job);
+    pub fn new(owners: &Owners) -> Result<Catalog, String> {
+        let job = owners.job();
         let mut tensors: BTreeMap<Held, TensorEntry> = BTreeMap::new();
         // By tensor, dim and indices.
         let mut classes: HashMap<(Held, usize, Class), u32> = HashMap::new();

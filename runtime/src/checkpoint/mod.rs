@@ -6,7 +6,7 @@
 //!             checkpoint.json      which elements of which tensor lie where, and where the run stood
 //! ```
 //!
-//! Each rank writes the elements that it owns ([`Piece`]), in a file of its own ([`Shard`]): of ranks that hold the same elements the first owns them. Data
+//! Each rank writes the elements that it owns ([`Piece`]), in a file of its own ([`Shard`]); ranks that hold the same elements share them out. Data
 //! are hashed in blocks, the hashes stand at the end of the file, and the manifest ([`Manifest`]) has the hash of these; it has its own hash too. The directory has its name when all of
 //! that is on the disk, so that whatever is called `step-25` is whole.
 //!

@@ -5,7 +5,7 @@ use super::error::RunError;
 use super::progress::{Note, RunEvent, Saved};
 use super::save::Existing;
 use crate::artifact::Artifact;
-use crate::checkpoint::{Catalog, MANIFEST, Manifest, step_name, steps};
+use crate::checkpoint::{Catalog, MANIFEST, Manifest, Owners, step_name, steps};
 use crate::paths;
 use crate::protocol::{Event, Orders, Saves};
 use crate::weights::Mark;
@@ -80,7 +80,7 @@ impl Checkpoints {
         if let (Some(last), Existing::Refuse) = (others.first(), existing) {
             return Err(RunError::Later { dir: saves.name.clone(), last: *last, own });
         }
-        let catalog = Catalog::new(&artifact.job).map_err(RunError::Catalog)?;
+        let catalog = Catalog::new(&Owners::new(&artifact.job)).map_err(RunError::Catalog)?;
         fs::create_dir_all(dir).map_err(failed)?;
         let lock = lock(dir).map_err(|e| if e == Errno::WOULDBLOCK { RunError::Busy { dir: saves.name.clone() } } else { failed(e.into()) })?;
         if lock.is_some() {
