@@ -34,7 +34,7 @@ demo: build
 	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --force --metrics $(OUT)/metrics.jsonl \
 	  --save $(OUT)/checkpoints --save-interval 20 --keep 2 --restarts 1 & run=$$!; \
 	until [ -e $(OUT)/checkpoints/step-20 ] || ! kill -0 $$run 2>/dev/null; do sleep 0.05; done; \
-	read rank others < /proc/$$run/task/$$run/children && echo "(kill -9 of a rank)" && kill -KILL $$rank; wait $$run
+	echo "(kill -9 of a rank)"; kill -KILL $$(cut -d ' ' -f 1 /proc/$$run/task/$$run/children); wait $$run
 	target/release/mcc checkpoint ls $(OUT)/checkpoints
 	@echo
 	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, the losses in $(OUT)/metrics.jsonl, weights and states in $(OUT)/checkpoints."
