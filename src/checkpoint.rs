@@ -7,7 +7,7 @@ use crate::print::{PrintError, note, out, report};
 use anyhow::{Context, anyhow};
 use indicatif::{HumanBytes, HumanDuration};
 use runtime::checkpoint::{Checkpoint, Difference, MANIFEST, Side, Stored, step_name, steps};
-use runtime::paths::{same, write_whole};
+use runtime::paths::{exchange, same, write_whole};
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -157,9 +157,7 @@ fn directory(stored: &Stored, to: &Path, taken: bool) -> Result<(), Failure> {
     let failed = || format!("cannot write `{}`", to.display());
     let staging = tempfile::Builder::new().prefix(".unfinished-convert-").tempdir_in(parent).with_context(failed)?;
     stored.write_checkpoint(staging.path())?;
-    if to.exists() {
-        fs::remove_dir_all(to).with_context(failed)?;
-    }
-    fs::rename(staging.keep(), to).with_context(failed)?;
+    // What was there goes with the staging directory.
+    exchange(staging.path(), to).with_context(failed)?;
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Paths that a command line names: which of them every process can open, and which are of one file.
 
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -90,6 +92,27 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>)
     let mut file = file.map_err(|e| io::Error::from(e.kind()))?;
     write(file.as_file_mut())?;
     file.persist(&path).map(drop).map_err(|e| e.error)
+}
+
+/// Gives a directory the name of another, which takes its name in return: there is never none. Without another it is renamed.
+///
+/// # Errors
+/// What the file system says; then nothing has changed.
+pub fn exchange(from: &Path, to: &Path) -> io::Result<()> {
+    if to.symlink_metadata().is_err() {
+        return fs::rename(from, to);
+    }
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
+        // File systems without exchanges, as NFS: for a moment nothing has the name.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            let aside = tempfile::Builder::new().prefix(".mcc-").tempdir_in(parent(to))?;
+            fs::rename(to, aside.path())?;
+            // Whatever goes wrong, the old one is there.
+            fs::rename(from, to).inspect_err(|_| drop(fs::rename(aside.path(), to)))?;
+            fs::rename(aside.path(), from)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// What was opened without waiting for anybody, made to wait for room from now on.

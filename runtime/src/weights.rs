@@ -176,8 +176,9 @@ impl Weights {
     /// # Errors
     /// Tensors that are missing, too many, of another shape or of a dtype that is not f32, f16 or bf16, and the likely reason.
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
-        let (opened, wrong) = (Opened::new(file)?, Rc::default());
-        Weights::of_params(file, opened.about.as_ref().map(|a| &a.provenance), opened.offered(&wrong)?, wrong, job)
+        let wrong = Rc::default();
+        let content = stored(file, &wrong)?;
+        Weights::params(file, content, wrong, job)
     }
 
     /// Every parameter and optimizer state from a file, and where its run stood.
@@ -185,35 +186,31 @@ impl Weights {
     /// # Errors
     /// As [`Weights::open`]; or the file is none that a run resumes from.
     pub fn resume(file: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
-        let opened = Opened::new(file)?;
-        // Weights alone lack every state too; that they are weights alone says more.
-        let mark = opened.about.as_ref().and_then(|a| a.run).ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
         let wrong = Rc::default();
-        let offered = opened.offered(&wrong)?;
-        Ok((Weights::of_run(file, opened.about.as_ref().map(|a| &a.provenance), offered, wrong, job)?, mark))
+        let content = stored(file, &wrong)?;
+        Weights::resumed(file, content, wrong, job)
     }
 
-    /// Parameters of what a file or directory has.
-    pub(crate) fn of_params(
-        file: &Path,
-        model: Option<&Provenance>,
-        offered: Vec<Offered>,
-        wrong: Rc<OnceCell<Wrong>>,
-        job: &Job,
-    ) -> Result<Weights, WeightsError> {
-        fitted(file, model, offered, job, params(job).collect()).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
+    /// Parameters and optimizer states of what a file or directory holds, and where its run stood.
+    pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+        // Weights alone lack every state too; that they are weights alone says more.
+        let mark = content.run.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
+        Ok((Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark))
     }
 
-    /// Parameters and optimizer states of what a file or directory has.
-    pub(crate) fn of_run(
+    /// Parameters of what a file or directory holds.
+    pub(crate) fn params(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<Weights, WeightsError> {
+        Weights::fitted(file, content, wrong, job, params(job))
+    }
+
+    fn fitted(
         file: &Path,
-        model: Option<&Provenance>,
-        offered: Vec<Offered>,
+        content: Content,
         wrong: Rc<OnceCell<Wrong>>,
         job: &Job,
+        wanted: impl Iterator<Item = Held>,
     ) -> Result<Weights, WeightsError> {
-        let wanted = params(job).chain(states(job)).collect();
-        fitted(file, model, offered, job, wanted).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
+        fitted(file, content, job, wanted).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
@@ -338,18 +335,12 @@ impl Opened {
 ///
 /// # Errors
 /// Tensors that are missing, too many or of another shape or dtype, and the likely reason.
-fn fitted(
-    file: &Path,
-    model: Option<&Provenance>,
-    offered: Vec<Offered>,
-    job: &Job,
-    wanted: Vec<Held>,
-) -> Result<BTreeMap<Held, Box<dyn Whole>>, WeightsError> {
+fn fitted(file: &Path, content: Content, job: &Job, wanted: impl Iterator<Item = Held>) -> Result<BTreeMap<Held, Box<dyn Whole>>, WeightsError> {
     let (mut missing, mut others, mut found) = (vec![], vec![], BTreeMap::new());
-    let mut offered: BTreeMap<String, Offered> = offered.into_iter().map(|o| (o.name.clone(), o)).collect();
+    let mut offered: BTreeMap<String, Offered> = content.tensors.into_iter().map(|o| (o.name.clone(), o)).collect();
     let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
     let extra: Vec<String> = offered.keys().filter(|n| !known.contains(*n)).map(|n| format!("`{n}` is not in the model")).collect();
-    for (held, (name, sizes)) in wanted.into_iter().filter_map(|h| Some((h, entry(job, h)?))) {
+    for (held, (name, sizes)) in wanted.filter_map(|h| Some((h, entry(job, h)?))) {
         match offered.remove(&name) {
             None => missing.push(format!("`{name}` is missing")),
             Some(Offered { shape, .. }) if shape != sizes => others.push(format!("`{name}` is {shape:?}, the model has {sizes:?}")),
@@ -361,7 +352,7 @@ fn fitted(
     if kinds.iter().all(Vec::is_empty) {
         return Ok(found);
     }
-    let likely = provenance::likely(model, &job.model, &job.settings);
+    let likely = provenance::likely(content.model.as_ref(), &job.model, &job.settings);
     let what = kinds.iter().flat_map(|kind| provenance::few(kind)).chain(likely).collect();
     Err(WeightsError::Mismatch { file: file.to_path_buf(), what })
 }

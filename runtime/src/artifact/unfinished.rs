@@ -5,8 +5,7 @@
 
 use super::manifest::MANIFEST;
 use super::{DUMPS, JOB, KERNELS, LIBRARY, PTX, SIGNATURE};
-use rustix::fs::{CWD, RenameFlags};
-use rustix::io::Errno;
+use crate::paths;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -54,19 +53,7 @@ impl Unfinished {
     /// # Errors
     /// What the file system says; then nothing has changed.
     pub fn finish(&self, artifact: &Path) -> io::Result<()> {
-        if artifact.symlink_metadata().is_err() {
-            return fs::rename(self.path(), artifact);
-        }
-        match rustix::fs::renameat_with(CWD, self.path(), CWD, artifact, RenameFlags::EXCHANGE) {
-            // File systems without exchanges, as NFS: for a moment nothing has the name.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                let old = Unfinished::create(artifact)?;
-                fs::rename(artifact, old.path())?;
-                // Whatever goes wrong, the old one is there.
-                fs::rename(self.path(), artifact).inspect_err(|_| drop(fs::rename(old.path(), artifact)))
-            }
-            other => Ok(other?),
-        }
+        paths::exchange(self.path(), artifact)
     }
 }
 

@@ -6,7 +6,7 @@ use super::manifest::{Manifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
 use crate::device::decode;
 use crate::host::Whole;
-use crate::weights::{Mark, Offered, Weights, WeightsError, Wrong};
+use crate::weights::{Content, Mark, Offered, Weights, WeightsError, Wrong};
 use ir::op::DType;
 use ir::program::Job;
 use memmap2::Mmap;
@@ -61,7 +61,7 @@ impl Checkpoint {
     }
 
     /// All that it holds; what is wrong with that is told when it is read.
-    pub(super) fn offered(&self, wrong: &Rc<OnceCell<Wrong>>) -> Vec<Offered> {
+    pub(super) fn content(&self, wrong: &Rc<OnceCell<Wrong>>) -> Content {
         let offer = |tensor: &TensorEntry| {
             let grid = tensor.grid().expect("invariant: the manifest was checked");
             let pieces = tensor.pieces.iter().map(|p| (p.shard as usize, p.byte)).collect();
@@ -74,7 +74,8 @@ impl Checkpoint {
             let cut = Cut { shards: self.shards.clone(), grid, pieces, dtype, name: tensor.name.clone(), wrong: wrong.clone() };
             Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
         };
-        self.manifest.tensors.iter().map(offer).collect()
+        let tensors = self.manifest.tensors.iter().map(offer).collect();
+        Content { tensors, run: Some(self.manifest.run), model: Some(self.manifest.model.clone()) }
     }
 
     /// Whether all of it is as it was written.
@@ -95,8 +96,9 @@ pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
     if !path.is_dir() {
         return Weights::open(path, job);
     }
-    let (checkpoint, wrong) = opened(path)?;
-    Weights::of_params(path, Some(&checkpoint.manifest.model), checkpoint.offered(&wrong), wrong, job)
+    let wrong = Rc::default();
+    let content = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?.content(&wrong);
+    Weights::params(path, content, wrong, job)
 }
 
 /// What a run goes on from, of a checkpoint's directory or a file ([`Weights::resume`]).
@@ -107,14 +109,9 @@ pub fn resume(path: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
     if !path.is_dir() {
         return Weights::resume(path, job);
     }
-    let (checkpoint, wrong) = opened(path)?;
-    let weights = Weights::of_run(path, Some(&checkpoint.manifest.model), checkpoint.offered(&wrong), wrong, job)?;
-    Ok((weights, checkpoint.manifest.run))
-}
-
-fn opened(path: &Path) -> Result<(Checkpoint, Rc<OnceCell<Wrong>>), WeightsError> {
-    let checkpoint = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
-    Ok((checkpoint, Rc::default()))
+    let wrong = Rc::default();
+    let content = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?.content(&wrong);
+    Weights::resumed(path, content, wrong, job)
 }
 
 impl Mapped {

@@ -68,9 +68,7 @@ impl Stored {
         let is_dir = path.is_dir();
         let (content, manifest) = if is_dir {
             let checkpoint = Checkpoint::open(path).map_err(|e: CheckpointError| WeightsError::Checkpoint(e.to_string()))?;
-            let tensors = checkpoint.offered(&wrong);
-            let Checkpoint { manifest, .. } = checkpoint;
-            (Content { tensors, run: Some(manifest.run), model: Some(manifest.model.clone()) }, Some(manifest))
+            (checkpoint.content(&wrong), Some(checkpoint.manifest))
         } else {
             (weights::stored(path, &wrong)?, None)
         };

@@ -10,7 +10,7 @@ use crate::paths;
 use crate::protocol::{Event, Orders, Saves};
 use crate::weights::Mark;
 use ir::program::Job;
-use rustix::fs::{CWD, FlockOperation, RenameFlags};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -267,19 +267,10 @@ fn finish(saves: &Saves, at: &Path, catalog: &Catalog, manifest: &Manifest) -> R
     File::open(&saves.dir).and_then(|dir| dir.sync_all()).map_err(said)
 }
 
-/// Gives a directory its name; what had it takes that of the directory, so that there is never none.
+/// Gives a directory its name. What had that name goes.
 fn name(from: &Path, to: &Path) -> io::Result<()> {
-    if !to.exists() {
-        return fs::rename(from, to);
-    }
-    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
-        Ok(()) => fs::remove_dir_all(from),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            fs::remove_dir_all(to)?;
-            fs::rename(from, to)
-        }
-        Err(e) => Err(e.into()),
-    }
+    paths::exchange(from, to)?;
+    if from.exists() { fs::remove_dir_all(from) } else { Ok(()) }
 }
 
 /// Removes other checkpoints, and of this run those that are too many.
