@@ -138,8 +138,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Of each dim, the indices of the whole tensor that the part has, in local order: first ones and how many follow each other. Padding is left out. None if all of
-    /// the part is padding.
+    /// Of each dim, the indices of the whole tensor that the part has, in local order: first ones and how many
+    /// follow each other. Padding is left out. None if all of the part is padding.
     pub fn spans(&self) -> Option<Vec<Vec<(u64, u64)>>> {
         let dim = |k| self.line(k).into_iter().filter_map(|run| Some((run.global?, run.len))).collect::<Vec<_>>();
         let spans: Vec<_> = (0..self.index.len()).map(dim).collect();

@@ -1,7 +1,8 @@
 //! How a rank writes its part of a checkpoint: beside the next passes, as what is saved changes in updates alone.
 //!
-//! A thread copies the shard from the rank's arenas into the file, through one block of memory. The next update waits until all is copied; flushing it to the disk goes on after that.
-//! Where a device's memory cannot be shared, or passes would change what is saved, the rank writes it itself, and waits.
+//! A thread copies the shard from the rank's arenas into the file, through one block of memory. The next update
+//! waits until all is copied; flushing it to the disk goes on after that. Where a device's memory cannot be
+//! shared, or passes would change what is saved, the rank writes it itself, and waits.
 
 use crate::checkpoint::{Owners, Shard, ShardError};
 use crate::device::{Beside, Device, Memory};
@@ -104,11 +105,13 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         }
     }
 
-    /// Begins to write this rank's part of the state after a step. `goes_on`: there may be another checkpoint. The rank is settled. Gives what became of the checkpoint before,
-    /// if that was still under way: it is waited for.
+    /// Begins to write this rank's part of the state after a step. `goes_on`: there may be another checkpoint.
+    /// The rank is settled. Gives what became of the checkpoint before, if that was still under way: it is
+    /// waited for.
     ///
     /// # Errors
-    /// A number that is not finite: the run has nothing to go on from. Files that cannot be written are said in events.
+    /// A number that is not finite: the run has nothing to go on from. Files that cannot be written are said in
+    /// events.
     pub fn begin(&mut self, device: &impl Device, mark: &Mark, goes_on: bool) -> Result<Option<Event>, NotFinite> {
         let begun = Instant::now();
         let before = self.finish()?;

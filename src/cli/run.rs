@@ -73,16 +73,20 @@ pub struct RunArgs {
     /// End it so after the step that is under way M minutes from the run's start, for a job whose time is limited: 0.5 is half a minute
     #[arg(long, visible_alias = "exit-duration", value_name = "M", value_parser = minutes)]
     pub exit_duration_in_mins: Option<f64>,
-    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; by default drawn by name and seed
+    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; by default drawn by name and
+    /// seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub init: Option<PathBuf>,
-    /// Go on from the newest checkpoint in DIR that can be read, or from the one that DIR is, on any mesh, with that run's seed
+    /// Go on from the newest checkpoint in DIR that can be read, or from the one that DIR is, on any mesh, with
+    /// that run's seed
     #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "resume", "seed"])]
     pub load: Option<PathBuf>,
-    /// Go on after the step at which `--save-state` wrote this; `auto`: as `--load` of `--save`'s directory if it has checkpoints, else begin
+    /// Go on after the step at which `--save-state` wrote this; `auto`: as `--load` of `--save`'s directory if
+    /// it has checkpoints, else begin
     #[arg(long, value_name = "STATE.safetensors|auto", conflicts_with = "init")]
     pub resume: Option<PathBuf>,
-    /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last step, and after the one with which the run ends early
+    /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last
+    /// step, and after the one with which the run ends early
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// A checkpoint after each step that is a multiple of N, too; 0 is never
@@ -103,8 +107,8 @@ pub struct RunArgs {
     /// One JSON object per step; a run that resumes appends to it
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// Replace what exists of --save, --save-weights, --save-state, --metrics and --trace; without it the run is refused. What --load and --resume read may always
-    /// be saved to
+    /// Replace what exists of --save, --save-weights, --save-state, --metrics and --trace; without it the run
+    /// is refused. What --load and --resume read may always be saved to
     #[arg(long)]
     pub force: bool,
     /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]

@@ -1,4 +1,5 @@
-//! Checkpoints of jobs that no run has trained: every element of every tensor is another number, so that each that is read shows where it comes from.
+//! Checkpoints of jobs that no run has trained: every element of every tensor is another number, so that each
+//! that is read shows where it comes from.
 
 use ir::op::DType;
 use ir::program::Job;

@@ -1,7 +1,8 @@
 //! How a tensor is cut into pieces.
 //!
-//! Each dim is cut into classes of indices, which need not be consecutive; a choice of one class per dim is a cell, and the elements of a cell, row-major, are cut into consecutive
-//! pieces. Thus split parameters are cells of one piece, and optimizer states that ranks have shared out as flat ranges are pieces of a cell.
+//! Each dim is cut into classes of indices, which need not be consecutive; a choice of one class per dim is a
+//! cell, and the elements of a cell, row-major, are cut into consecutive pieces. Thus split parameters are
+//! cells of one piece, and optimizer states that ranks have shared out as flat ranges are pieces of a cell.
 
 use std::ops::Range;
 
@@ -12,7 +13,8 @@ pub type Class = Vec<(u64, u64)>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     sizes: Vec<u64>,
-    /// Of each dim: indices that follow each other, in order, each with its class and how many of that are before it.
+    /// Of each dim: indices that follow each other, in order, each with its class and how many of that are
+    /// before it.
     dims: Vec<Vec<Span>>,
     /// Elements of each class of each dim.
     lens: Vec<Vec<u64>>,
@@ -38,7 +40,8 @@ struct Cell {
 }
 
 impl Grid {
-    /// Of a tensor of these sizes, of which each dim is cut into these classes; a piece is a choice of classes and a range of elements.
+    /// Of a tensor of these sizes, of which each dim is cut into these classes; a piece is a choice of classes
+    /// and a range of elements.
     ///
     /// # Errors
     /// Elements that are in no piece or in several, or numbers that cannot be.
@@ -77,7 +80,8 @@ impl Grid {
         Ok(Grid { sizes: sizes.to_vec(), dims, lens, pieces: cells })
     }
 
-    /// Where elements are from row-major index `at` on: the piece, the element of it, and how many follow each other there. `at + len` is within the tensor.
+    /// Where elements are from row-major index `at` on: the piece, the element of it, and how many follow each
+    /// other there. `at + len` is within the tensor.
     pub fn visit(&self, at: u64, len: u64, mut visit: impl FnMut(usize, u64, u64)) {
         let (mut at, end) = (at, at + len);
         let mut classes = vec![0; self.sizes.len()];

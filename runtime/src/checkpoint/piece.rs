@@ -85,8 +85,8 @@ impl<'a> Owners<'a> {
         self.job
     }
 
-    /// What a rank writes: all that it holds, but for what an earlier stage holds too. Ranks of its stage that hold the same share it out, and if it is little the first of
-    /// them writes it.
+    /// What a rank writes: all that it holds, but for what an earlier stage holds too. Ranks of its stage that
+    /// hold the same share it out, and if it is little the first of them writes it.
     pub fn pieces(&self, rank: u64) -> Vec<Piece<'a>> {
         let job = self.job;
         let (coords, at) = (job.mesh.coords(rank), job.mesh.stage(rank) as usize);

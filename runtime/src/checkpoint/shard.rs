@@ -78,7 +78,8 @@ impl ShardLayout {
         ShardEntry { file, header: self.header.len() as u64, data: self.data, hash: String::new() }
     }
 
-    /// Writes all of the file, of which `fill` gives the data in order, and gives its hash. Takes one block of memory, whatever the size.
+    /// Writes all of the file, of which `fill` gives the data in order, and gives its hash. Takes one block of
+    /// memory, whatever the size.
     ///
     /// # Errors
     /// What the file system or `fill` say.
@@ -144,7 +145,8 @@ impl<'a> Shard<'a> {
         self.layout.header.len() as u64 + self.layout.data + self.layout.data.div_ceil(BLOCK) * HASH
     }
 
-    /// Its pieces, with the name that safetensors has for their elements, and the byte of the data at which each begins.
+    /// Its pieces, with the name that safetensors has for their elements, and the byte of the data at which
+    /// each begins.
     pub fn pieces(&self) -> impl Iterator<Item = (&Piece<'a>, String, u64)> {
         self.pieces.iter().scan(0, |end, piece| {
             let byte = *end;
@@ -211,7 +213,8 @@ pub(super) struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    /// Adds `len` elements of a tensor; `fill` gives their bytes in pieces, each from an element on. The first of them is number `first` among those of the tensor here.
+    /// Adds `len` elements of a tensor; `fill` gives their bytes in pieces, each from an element on. The first
+    /// of them is number `first` among those of the tensor here.
     ///
     /// # Errors
     /// What the file system says, or a number that is not finite.

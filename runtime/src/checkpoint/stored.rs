@@ -1,4 +1,5 @@
-//! What is saved, whatever its form: a checkpoint's directory, or one file of weights or of a run's state; listed, compared, and turned into each other.
+//! What is saved, whatever its form: a checkpoint's directory, or one file of weights or of a run's state;
+//! listed, compared, and turned into each other.
 
 use super::CheckpointError;
 use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};

@@ -1,5 +1,5 @@
-//! The checkpoints of a run, as the process that leads it has them: ranks write their shards into a directory that is not called anything yet; when all have, the manifest
-//! follows, and the directory gets its name.
+//! The checkpoints of a run, as the process that leads it has them: ranks write their shards into a directory
+//! that is not called anything yet; when all have, the manifest follows, and the directory gets its name.
 
 use super::error::RunError;
 use super::progress::{Note, RunEvent, Saved};
@@ -65,7 +65,8 @@ struct Named {
 }
 
 impl Checkpoints {
-    /// Makes the directory and in it that of the first checkpoint. Those that are there stay, if this run goes on from one of them and no later one is there, or are replaced.
+    /// Makes the directory and in it that of the first checkpoint. Those that are there stay, if this run goes
+    /// on from one of them and no later one is there, or are replaced.
     ///
     /// # Errors
     /// Checkpoints that would be lost, another run that saves there, or what the file system says.
