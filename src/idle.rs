@@ -169,7 +169,7 @@ const RUN: &[Rule<RunArgs>] = &[
         "is more than `--steps`: no held-out loss is taken",
         "a smaller `--eval-interval`",
     ),
-    rule(&["--save-interval", "--keep"], |a| a.save.is_none(), Refused, "is about checkpoints, and none are written", "add `--save DIR`"),
+    rule(&["--save-interval", "--save-seconds", "--keep"], |a| a.save.is_none(), Refused, "is about checkpoints, and none are written", "add `--save DIR`"),
     rule(
         &["--save-interval"],
         |a| a.steps.is_some_and(|steps| a.save_interval >= steps),
@@ -179,7 +179,7 @@ const RUN: &[Rule<RunArgs>] = &[
     ),
     rule(
         &["--restarts"],
-        |a| a.restarts > 0 && (a.save.is_none() || a.save_interval == 0),
+        |a| a.restarts > 0 && (a.save.is_none() || a.save_interval == 0 && a.save_seconds.is_none()),
         Refused,
         "starts a run again from its last checkpoint, and none are written on the way",
         "add `--save DIR --save-interval N`",

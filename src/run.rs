@@ -72,6 +72,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         resume,
         save: args.save.clone(),
         save_interval: args.save_interval,
+        save_seconds: args.save_seconds.map(Duration::from_secs),
         keep: args.keep,
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),

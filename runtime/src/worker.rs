@@ -208,6 +208,11 @@ fn train_in<'scope, 'env, D: Device>(
     for number in done + 1..=orders.steps {
         match shm.begin(number).map_err(|cause| WorkerError::Stop { rank: rank.rank(), step: number, cause })? {
             Begin::Run => {}
+            Begin::Save if saved == Some(done) => {}
+            Begin::Save => {
+                save_beside(&mut rank, shm, &mut saver, &Mark { step: done, seed: orders.seed, scaling: scaler.stands() }, events)?;
+                saved = Some(done);
+            }
             Begin::Stop => break,
         }
         if orders.profile.is_some_and(|w| w.first == number) {
@@ -271,11 +276,8 @@ fn train_in<'scope, 'env, D: Device>(
         if orders.exit_interval > 0 && done.is_multiple_of(orders.exit_interval) {
             break;
         }
-        if let Some(saver) = saver.as_mut().filter(|_| done < orders.steps && orders.is_save_due(done)) {
-            rank.settle(&idle(done), shm)?;
-            let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
-            let before = saver.begin(&rank.device, &mark, true).map_err(|e| not_finite(rank.rank(), e))?;
-            before.map_or(Ok(()), |event| protocol::say(&mut &mut *events, &event)).map_err(WorkerError::Silence)?;
+        if done < orders.steps && orders.is_save_due(done) {
+            save_beside(&mut rank, shm, &mut saver, &Mark { step: done, seed: orders.seed, scaling: scaler.stands() }, events)?;
             saved = Some(done);
         }
     }
@@ -303,6 +305,20 @@ fn train_in<'scope, 'env, D: Device>(
         }
     }
     Ok(done)
+}
+
+/// Begins to write this rank's part of a checkpoint, if the run has any.
+fn save_beside<D: Device>(
+    rank: &mut Rank<D>,
+    shm: &mut Shm,
+    saver: &mut Option<Saver>,
+    mark: &Mark,
+    events: &mut dyn Write,
+) -> Result<(), WorkerError> {
+    let Some(saver) = saver else { return Ok(()) };
+    rank.settle(&Step { number: mark.step, learning_rate: 0.0, loss_scale: 1.0, seed: mark.seed, batch: &[] }, shm)?;
+    let before = saver.begin(&rank.device, mark, true).map_err(|e| not_finite(rank.rank(), e))?;
+    before.map_or(Ok(()), |event| protocol::say(&mut &mut *events, &event)).map_err(WorkerError::Silence)
 }
 
 fn not_finite(rank: u64, found: NotFinite) -> WorkerError {

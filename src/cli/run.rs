@@ -92,6 +92,9 @@ pub struct RunArgs {
     /// A checkpoint after each step that is a multiple of N, too; 0 is never
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
     pub save_interval: u64,
+    /// And one S seconds after the last was complete: a checkpoint that takes long does not crowd training out
+    #[arg(long, value_name = "S", value_parser = from_one::<u64>)]
+    pub save_seconds: Option<u64>,
     /// Keep the last K checkpoints alone; by default all
     #[arg(long, value_name = "K", value_parser = from_one::<u64>)]
     pub keep: Option<u64>,

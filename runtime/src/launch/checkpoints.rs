@@ -3,6 +3,7 @@
 
 use super::error::RunError;
 use super::progress::{Note, RunEvent, Saved};
+use super::options::RunOptions;
 use super::save::Existing;
 use crate::artifact::Artifact;
 use crate::checkpoint::{Catalog, MANIFEST, Manifest, Owners, step_name, steps};
@@ -18,7 +19,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Milliseconds of training that whoever watches wants to know of.
 const WORTH_SAYING: f64 = 100.0;
@@ -29,6 +30,10 @@ pub struct Checkpoints {
     world: u64,
     /// Most that stay.
     keep: Option<u64>,
+    /// At most so long after one, there is another.
+    every: Option<Duration>,
+    /// When the last was complete, or the run's first step, if there is one to be saved.
+    since: Option<Instant>,
     catalog: Arc<Catalog>,
     manifest: Arc<Manifest>,
     /// Steps of checkpoints that are not of this run: they go when this one has its first.
@@ -70,7 +75,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Checkpoints that would be lost, another run that saves there, or what the file system says.
-    pub fn new(artifact: &Artifact, orders: &Orders, saves: &Saves, keep: Option<u64>, existing: Existing) -> Result<Checkpoints, RunError> {
+    pub fn new(artifact: &Artifact, orders: &Orders, saves: &Saves, options: &RunOptions) -> Result<Checkpoints, RunError> {
         let dir = &saves.dir;
         let failed = |cause| RunError::Io { file: saves.name.clone(), cause };
         if fs::metadata(dir).is_ok_and(|m| !m.is_dir()) {
@@ -78,7 +83,7 @@ impl Checkpoints {
         }
         let own = orders.resume.as_ref().filter(|(path, _)| path.parent().is_some_and(|parent| paths::same(parent, dir))).map(|r| r.1.step);
         let others: Vec<u64> = steps(dir).map_err(failed)?.into_iter().filter(|step| own.is_none_or(|own| *step > own)).collect();
-        if let (Some(last), Existing::Refuse) = (others.first(), existing) {
+        if let (Some(last), Existing::Refuse) = (others.first(), options.existing) {
             return Err(RunError::Later { dir: saves.name.clone(), last: *last, own });
         }
         let catalog = Catalog::new(&Owners::new(&artifact.job)).map_err(RunError::Catalog)?;
@@ -92,7 +97,9 @@ impl Checkpoints {
         Ok(Checkpoints {
             saves: Arc::new(saves.clone()),
             world: artifact.job.mesh.world(),
-            keep,
+            keep: options.keep,
+            every: options.save_seconds,
+            since: None,
             catalog: Arc::new(catalog),
             manifest: Arc::new(manifest(&artifact.job, artifact.id.clone(), orders.steps)),
             others,
@@ -103,8 +110,18 @@ impl Checkpoints {
         })
     }
 
-    /// What a rank has said of a checkpoint.
-    pub fn said(&mut self, rank: u64, event: Event, observe: &mut dyn FnMut(RunEvent)) {
+    /// All ranks have done a step.
+    pub fn trained(&mut self) {
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether it is time for the next.
+    pub fn is_due(&self) -> bool {
+        self.every.zip(self.since).is_some_and(|(every, since)| since.elapsed() >= every)
+    }
+
+    /// What a rank has said of a checkpoint; gives the step of one that all ranks are through with.
+    pub fn said(&mut self, rank: u64, event: Event, observe: &mut dyn FnMut(RunEvent)) -> Option<u64> {
         let number = match event {
             Event::Saved { number, mark, hash, milliseconds, stalled, waited } => {
                 let open = self.open.entry(number).or_default();
@@ -125,13 +142,17 @@ impl Checkpoints {
                 open.ranks.insert(rank);
                 number
             }
-            _ => return,
+            _ => return None,
         };
-        if self.open[&number].ranks.len() as u64 == self.world
-            && let Some(open) = self.open.remove(&number)
-        {
-            self.complete(number, open, observe);
+        if (self.open[&number].ranks.len() as u64) < self.world {
+            return None;
         }
+        let open = self.open.remove(&number)?;
+        let step = open.step;
+        self.complete(number, open, observe);
+        // From its end on, whether it took long or came to nothing.
+        self.since = self.since.map(|_| Instant::now());
+        Some(step)
     }
 
     fn complete(&mut self, number: u64, open: Open, observe: &mut dyn FnMut(RunEvent)) {

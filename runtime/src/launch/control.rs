@@ -4,6 +4,7 @@ use super::error::{RunError, RunFailure};
 use super::process::{Ended as ProcessEnded, Pulse, Said};
 use super::stop::Ended;
 use crate::protocol::Event;
+use crate::shm::Ask;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ pub enum Up {
     Ended(ProcessEnded),
     /// It was asked to end the run.
     Stop,
-    /// What its rank had begun when it was asked to stop.
-    Begun(u64),
+    /// What its rank had begun when it was asked for this.
+    Begun(Ask, u64),
 }
 
 impl Up {
@@ -32,7 +33,7 @@ impl Up {
             Up::Pulse(pulse) => Said::Pulse(rank, pulse),
             Up::Ended(ended) => Said::Closed(rank, Some(ended)),
             Up::Stop => Said::Stop,
-            Up::Begun(step) => Said::Begun(rank, step),
+            Up::Begun(ask, step) => Said::Begun(rank, ask, step),
         }
     }
 }
@@ -41,9 +42,9 @@ impl Up {
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Down {
     Alive,
-    /// Its rank is to stop; after which step is said when all launchers have answered.
-    Stop,
-    StopAfter(u64),
+    /// Its rank is to do this; after which step is said when all launchers have answered.
+    Ask(Ask),
+    After(Ask, u64),
     /// All ranks are done.
     Done(Ended),
     End(RunFailure),

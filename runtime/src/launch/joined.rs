@@ -202,11 +202,11 @@ fn follow(
         let own = || waits(&artifact.job, rank, &board.status(rank)).into_iter().collect();
         match heard.try_recv() {
             Ok(Ok(Down::Alive)) => last = Instant::now(),
-            Ok(Ok(Down::Stop)) => {
-                board.ask_to_stop();
-                let _ = link.say(&Up::Begun(board.begun(rank)), TAKES);
+            Ok(Ok(Down::Ask(ask))) => {
+                board.ask(ask);
+                let _ = link.say(&Up::Begun(ask, board.begun(rank)), TAKES);
             }
-            Ok(Ok(Down::StopAfter(step))) => board.stop_after(step),
+            Ok(Ok(Down::After(ask, step))) => board.settle(ask, step),
             Ok(Ok(Down::Done(ended))) => break Ok(ended),
             Ok(Ok(Down::End(failure))) => break Err(RunError::Ranks(failure)),
             Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {

@@ -16,6 +16,7 @@ use crate::artifact::Artifact;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, Orders, Saves, Spread};
+use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
 use std::collections::BTreeSet;
@@ -67,7 +68,7 @@ impl Lead {
         let tag = orders.spread.as_ref().map_or_else(|| std::process::id().to_string(), Spread::tag);
         let saves = orders.saves.clone().map(|saves| Saves { tag, ..saves });
         let checkpoints = match &saves {
-            Some(saves) => Some(Checkpoints::new(artifact, &orders, saves, options.keep, options.existing)?),
+            Some(saves) => Some(Checkpoints::new(artifact, &orders, saves, options)?),
             None => None,
         };
         let (save_weights, save_state) = (weights.as_ref().map(Target::file), state.as_ref().map(Target::file));
@@ -98,12 +99,16 @@ pub fn conduct(
     let mut looked = begun;
     while !ranks.finished() {
         if options.stop.is_asked() || options.exit_duration.is_some_and(|most| begun.elapsed() >= most) {
-            ranks.stop();
+            ranks.ask(Ask::Stop);
+        }
+        if checkpoints.as_ref().is_some_and(Checkpoints::is_due) {
+            ranks.ask(Ask::Save);
         }
         match ranks.listen(TICK).map(|said| course.believed(said)) {
             None => {}
             Some(Said::Event(_, Event::Step(event))) => {
                 if let Some(step) = gather.step(event) {
+                    checkpoints.iter_mut().for_each(Checkpoints::trained);
                     notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
                     notes.drain(..).for_each(|note| observe(RunEvent::Note(note)));
                     observe(RunEvent::Step(&step));
@@ -119,8 +124,8 @@ pub fn conduct(
                 }
             }
             Some(Said::Event(rank, event @ (Event::Saved { .. } | Event::Unsaved { .. }))) => {
-                if let Some(checkpoints) = &mut checkpoints {
-                    checkpoints.said(rank, event, observe);
+                if let Some(step) = checkpoints.as_mut().and_then(|c| c.said(rank, event, observe)) {
+                    ranks.saved(step);
                 }
             }
             Some(Said::Event(rank, Event::Failed { message, help, aborted })) => {
@@ -130,8 +135,8 @@ pub fn conduct(
                 finished.insert(step);
                 ranks.done(rank);
             }
-            Some(Said::Stop) => ranks.stop(),
-            Some(Said::Begun(rank, step)) => ranks.begun(rank, step),
+            Some(Said::Stop) => ranks.ask(Ask::Stop),
+            Some(Said::Begun(rank, ask, step)) => ranks.begun(rank, ask, step),
             Some(Said::Pulse(rank, pulse)) => ranks.pulse(rank, pulse),
             Some(Said::Closed(rank, ended)) => ranks.closed(rank, ended),
             Some(Said::Lost(rank)) => ranks.lost(rank),

@@ -41,6 +41,8 @@ pub struct RunOptions {
     pub save: Option<PathBuf>,
     /// There is one after each step that is a multiple of it, and after the last; 0 is then only.
     pub save_interval: u64,
+    /// And whenever so long has passed since the last was complete.
+    pub save_seconds: Option<Duration>,
     /// Most checkpoints that stay: the last.
     pub keep: Option<u64>,
     pub save_weights: Option<PathBuf>,
@@ -90,6 +92,7 @@ impl RunOptions {
             resume: None,
             save: None,
             save_interval: 0,
+            save_seconds: None,
             keep: None,
             save_weights: None,
             save_state: None,

@@ -2,7 +2,7 @@
 
 use super::shielded::shield;
 use crate::protocol::{self, Event};
-use crate::shm::{Board, Status};
+use crate::shm::{Ask, Board, Status};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -24,8 +24,8 @@ pub enum Said {
     Lost(u64),
     /// Another launcher was asked to end the run.
     Stop,
-    /// What a rank with a launcher of its own had begun when it was asked to stop.
-    Begun(u64, u64),
+    /// What a rank with a launcher of its own had begun when it was asked for this.
+    Begun(u64, Ask, u64),
 }
 
 /// How a rank is.

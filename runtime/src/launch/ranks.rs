@@ -8,7 +8,7 @@ use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
 use crate::rendezvous::{Link, LinkWriter};
-use crate::shm::{Board, Status};
+use crate::shm::{Ask, Board, Status};
 use ir::program::Job;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -40,13 +40,14 @@ enum Life {
     Closed,
 }
 
-/// How far all launchers are with ending a run early.
+/// How far all launchers are with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Stopping {
+enum Asking {
     No,
     /// What each rank has begun, as far as its launcher has said so.
     Asked(Vec<Option<u64>>),
-    Known,
+    /// All do it after this step.
+    Known(u64),
 }
 
 /// Dropping it ends all processes and reaps its own.
@@ -60,7 +61,8 @@ pub struct Ranks<'a> {
     /// Why all others are told that the run has ended.
     reason: Option<Down>,
     told: Instant,
-    stopping: Stopping,
+    /// By [`Ask`].
+    asking: [Asking; 2],
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -73,7 +75,7 @@ const LAST: Duration = Duration::from_millis(1200);
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
     pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<Said>, Receiver<Said>)) -> Ranks<'a> {
-        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), stopping: Stopping::No }
+        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), asking: [Asking::No, Asking::No] }
     }
 
     /// Starts the next rank here.
@@ -117,7 +119,7 @@ impl<'a> Ranks<'a> {
     /// The next thing that a rank says, if one does within this time.
     pub fn listen(&mut self, time: Duration) -> Option<Said> {
         let said = self.said.recv_timeout(time).ok()?;
-        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) | Said::Begun(rank, _) = &said
+        if let Said::Event(rank, _) | Said::Pulse(rank, _) | Said::Closed(rank, _) | Said::Begun(rank, ..) = &said
             && let Hold::Far { heard, .. } = &mut self.ranks[*rank as usize].hold
         {
             *heard = Instant::now();
@@ -205,42 +207,50 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// Asks all ranks to stop, unless they have been.
-    pub fn stop(&mut self) {
-        if self.stopping != Stopping::No {
+    /// Asks all ranks for something, unless they have been and have not done it yet.
+    pub fn ask(&mut self, ask: Ask) {
+        if self.asking[ask as usize] != Asking::No {
             return;
         }
-        self.board.ask_to_stop();
+        self.board.ask(ask);
         let begun = (0..).zip(&mut self.ranks).map(|(rank, held)| match &mut held.hold {
             Hold::Own(_) => Some(self.board.begun(rank)),
             Hold::Far { link, .. } => {
                 // A launcher that is gone is heard of soon enough.
-                let _ = link.say(&Down::Stop, TAKES);
+                let _ = link.say(&Down::Ask(ask), TAKES);
                 None
             }
         });
-        self.stopping = Stopping::Asked(begun.collect());
-        self.settle_stop();
+        self.asking[ask as usize] = Asking::Asked(begun.collect());
+        self.settle(ask);
     }
 
     /// Another launcher says what its rank has begun.
-    pub fn begun(&mut self, rank: u64, step: u64) {
-        if let Stopping::Asked(begun) = &mut self.stopping {
+    pub fn begun(&mut self, rank: u64, ask: Ask, step: u64) {
+        if let Asking::Asked(begun) = &mut self.asking[ask as usize] {
             begun[rank as usize] = Some(step);
-            self.settle_stop();
+            self.settle(ask);
         }
     }
 
-    fn settle_stop(&mut self) {
-        let Stopping::Asked(begun) = &self.stopping else { return };
+    /// All ranks are through with the checkpoint of a step.
+    pub fn saved(&mut self, step: u64) {
+        let asking = &mut self.asking[Ask::Save as usize];
+        if matches!(asking, Asking::Known(last) if *last <= step) {
+            *asking = Asking::No;
+        }
+    }
+
+    fn settle(&mut self, ask: Ask) {
+        let Asking::Asked(begun) = &self.asking[ask as usize] else { return };
         let Some(last) = begun.iter().copied().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().max()) else { return };
-        self.board.stop_after(last);
+        self.board.settle(ask, last);
         for held in &mut self.ranks {
             if let Hold::Far { link, .. } = &mut held.hold {
-                let _ = link.say(&Down::StopAfter(last), TAKES);
+                let _ = link.say(&Down::After(ask, last), TAKES);
             }
         }
-        self.stopping = Stopping::Known;
+        self.asking[ask as usize] = Asking::Known(last);
     }
 
     /// Who waits for whom.

@@ -63,7 +63,7 @@ impl<'a> Course<'a> {
             Said::Event(rank, event) => (*rank, self.event(*rank, event)),
             Said::Pulse(rank, Pulse { status, .. }) => (*rank, self.status(status)),
             Said::Closed(rank, Some(ended)) => (*rank, self.status(&ended.status)),
-            Said::Begun(rank, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
+            Said::Begun(rank, _, step) if *step > self.steps => (*rank, Err(format!("it has begun step {step} of {}", self.steps))),
             Said::Begun(..) | Said::Closed(_, None) | Said::Lost(_) | Said::Stop => return said,
         };
         match checked {
@@ -181,6 +181,7 @@ impl<'a> Course<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shm::Ask;
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
     use ir::program::Phase;
@@ -213,10 +214,10 @@ mod tests {
             Part::of(steps.to_vec(), ran.to_vec()).into_iter().map(|p| Said::Event(1, Event::Profile(p))).collect()
         };
         let ran = |call, time| Ran { at: Position { phase: Phase::Train, call, command: 0 }, start: 5, time };
-        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), Said::Begun(1, 4)]), "");
+        assert_eq!(fault(vec![pulse(4, Some(vec![0, 1])), Said::Begun(1, Ask::Stop, 4)]), "");
         assert_eq!(fault(vec![pulse(5, None)]), "it is at step 5 of 4");
         assert_eq!(fault(vec![pulse(1, Some(vec![0, 7]))]), "it waits for ranks 0, 7");
-        assert_eq!(fault(vec![Said::Begun(1, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
+        assert_eq!(fault(vec![Said::Begun(1, Ask::Save, u64::MAX)]), "it has begun step 18446744073709551615 of 4");
         let unsaved = |number, step| Said::Event(1, Event::Unsaved { number, step, why: String::new() });
         assert_eq!(fault(vec![unsaved(0, 0), unsaved(1, 0)]), "");
         assert_eq!(fault(vec![unsaved(1, 0)]), "it saved checkpoint 1, of step 0, after 0 of them and step 0");

@@ -1,5 +1,6 @@
 //! Where everything lies in the shared memory of a run. Launcher and ranks compute it from the job, each for itself.
 
+use super::asked::ASKS;
 use crate::executor::peer;
 use crate::target::Target;
 use ir::op::DType;
@@ -186,8 +187,8 @@ pub fn bytes_of_rank(job: &Job, target: &Target, rank: u64) -> u64 {
 pub struct Layout {
     pub world: u64,
     pub end: u64,
-    /// Whether ranks are to stop, and after which step.
-    pub stop: u64,
+    /// What ranks are asked to do, and after which step: a word each.
+    pub asked: u64,
     status: u64,
     groups: BTreeMap<Vec<u64>, GroupArea>,
     mail: BTreeMap<(u64, u64, Channel), MailArea>,
@@ -209,8 +210,8 @@ impl Layout {
             mail.extend(own.mail);
         }
         let end = first.next_multiple_of(LINE);
-        let stop = end + REASON;
-        let status = stop + LINE;
+        let asked = end + REASON;
+        let status = asked + (8 * ASKS).next_multiple_of(LINE);
         let mut next = status + world * status_bytes(world);
         let groups = groups
             .into_iter()
@@ -229,7 +230,7 @@ impl Layout {
                 (route, area)
             })
             .collect();
-        Layout { world, end, stop, status, groups, mail, bytes: next }
+        Layout { world, end, asked, status, groups, mail, bytes: next }
     }
 
     pub fn status(&self, rank: u64) -> StatusArea {

@@ -17,14 +17,14 @@
 mod layout;
 mod pending;
 mod segment;
-mod stop;
+mod asked;
 mod wide;
 mod wires;
 
 pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
-pub use stop::Begin;
+pub use asked::{Ask, Begin};
 pub use wires::{Receiver, Wires, take};
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress, Terms};

@@ -11,6 +11,7 @@ use crate::target::{Processor, Target};
 use ir::graph::Origin;
 use ir::program::{Action, Arena, BufferId, Channel, Command, GroupId, Job, Place, Stream};
 use std::net::Ipv4Addr;
+use std::sync::mpsc;
 
 const NATIVE: Target = Target::Cpu(Processor { cpu: String::new(), features: String::new() });
 
@@ -55,14 +56,59 @@ fn ranks_that_are_asked_to_stop_stop_after_the_same_step() {
             let ranks: Vec<_> = (0..layout.world).map(|rank| scope.spawn(train(rank))).collect();
             let last = asks.then(|| {
                 (0..case).for_each(|_| std::thread::yield_now());
-                board.ask_to_stop();
+                board.ask(Ask::Stop);
                 let last = (0..layout.world).map(|rank| board.begun(rank)).max().unwrap();
-                board.stop_after(last);
+                board.settle(Ask::Stop, last);
                 last
             });
             (ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<u64>>(), last)
         });
         assert_eq!(done, [last.unwrap_or(steps); 4], "case {case}");
+    }
+}
+
+/// Again and again, each time when all have done what was asked for before.
+#[test]
+fn ranks_that_are_asked_to_save_save_after_the_same_steps() {
+    const STEPS: u64 = 60;
+    let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 4, tp: 1 });
+    let layout = Layout::new(&job, &NATIVE, 0);
+    for case in 0..100 {
+        let (_, segment) = Segment::create(layout.bytes).unwrap();
+        let board = Board { segment: &segment, layout: &layout };
+        let (saved, asked) = std::thread::scope(|scope| {
+            let (say, said) = mpsc::channel();
+            let train = |rank: u64| {
+                let say = say.clone();
+                move || {
+                    let shm = Shm::new(board, rank, 0, None);
+                    let mut saved = vec![];
+                    for step in 1..=STEPS {
+                        (0..(rank * 7 + step * 3 + case) % 5).for_each(|_| std::thread::yield_now());
+                        if shm.begin(step).unwrap() == Begin::Save {
+                            saved.push(step - 1);
+                            say.send(()).unwrap();
+                        }
+                    }
+                    saved
+                }
+            };
+            let ranks: Vec<_> = (0..layout.world).map(|rank| scope.spawn(train(rank))).collect();
+            drop(say);
+            let mut asked = vec![];
+            loop {
+                (0..case % 7).for_each(|_| std::thread::yield_now());
+                board.ask(Ask::Save);
+                let last = (0..layout.world).map(|rank| board.begun(rank)).max().unwrap();
+                board.settle(Ask::Save, last);
+                if last == STEPS || (0..layout.world).any(|_| said.recv().is_err()) {
+                    break;
+                }
+                asked.push(last);
+            }
+            (ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<_>>(), asked)
+        });
+        assert!(saved.iter().all(|s| *s == asked), "case {case}: {saved:?} instead of {asked:?}");
     }
 }
 
@@ -72,7 +118,7 @@ fn a_rank_that_waits_for_the_last_step_hears_that_the_run_has_ended() {
     let layout = Layout::new(&job, &NATIVE, 0);
     let (_, segment) = Segment::create(layout.bytes).unwrap();
     let board = Board { segment: &segment, layout: &layout };
-    board.ask_to_stop();
+    board.ask(Ask::Stop);
     board.end("rank 1 is gone");
     let error = Shm::new(board, 0, 0, None).begin(1).unwrap_err();
     assert!(matches!(&error, CommError::Aborted(reason) if reason == "rank 1 is gone"), "{error}");

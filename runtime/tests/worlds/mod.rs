@@ -126,6 +126,30 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
     }
 }
 
+/// After steps that nobody knows beforehand: each checkpoint is complete, and the last one is a run's that was never asked.
+#[test]
+fn a_world_saves_everywhere_after_the_same_steps_when_time_has_passed() {
+    const MANY: u64 = 150;
+    let split = Split { microbatches: 2, pp: 2, dp: 1, tp: 2 };
+    let bench = Bench::native(&fixture::streamed(fixture::job(&split)), &split);
+    bench.feed(MANY);
+    let whole = RunOptions { save_weights: Some(bench.path("whole")), ..bench.options() };
+    run(&bench.artifact, &whole, &mut |_| {}).unwrap();
+    for nodes in [[0, 0, 1, 1], [0, 0, 0, 0]] {
+        let saves = bench.path(&format!("saves{}", nodes[3]));
+        let options = |_| RunOptions { save: Some(saves.clone()), save_seconds: Some(Duration::from_millis(1)), ..bench.options() };
+        summaries(&bench, &world(&nodes), options, |_, _| {}).into_iter().for_each(|s| drop(s.unwrap()));
+        let steps = runtime::checkpoint::steps(&saves).unwrap();
+        assert!(steps.len() > 2 && steps[0] == MANY, "{nodes:?}: {steps:?}");
+        for step in [steps[1], steps[steps.len() - 1]] {
+            let resume = Some(saves.join(runtime::checkpoint::step_name(step)));
+            let rest = RunOptions { init: None, resume, save_weights: Some(bench.path("out")), ..bench.options() };
+            run(&bench.artifact, &rest, &mut |_| {}).unwrap();
+            assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "{nodes:?}, saved after {step}");
+        }
+    }
+}
+
 #[test]
 fn long_runs_over_tcp_end_like_those_in_memory() {
     let split = Split { microbatches: 2, pp: 2, dp: 2, tp: 1 };
