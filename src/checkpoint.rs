@@ -59,16 +59,17 @@ fn list(args: &WhichArgs) -> Result<(), Failure> {
             let mesh: serde_json::Map<_, _> = m.mesh.iter().map(|(axis, n)| (axis.clone(), json!(n))).collect();
             out!(
                 "{}\n",
-                json!({"dir": dir.display().to_string(), "step": m.run.step, "steps": m.steps, "bytes": bytes(&checkpoint), "shards": m.shards.len(),
+                json!({"dir": dir.display().to_string(), "step": m.run.step, "steps": m.conditions.as_ref().map(|c| c.steps), "bytes": bytes(&checkpoint), "shards": m.shards.len(),
                        "mesh": mesh, "model": m.model.model, "seed": m.run.seed, "artifact": m.artifact, "version": m.model.version})
             )?;
             return Ok(true);
         }
         let mesh: Vec<String> = m.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
         let mesh = if mesh.is_empty() { "one rank".into() } else { mesh.join(" ") };
+        let of = m.conditions.as_ref().map_or(String::new(), |c| format!(" of {}", c.steps));
         let age = fs::metadata(dir.join(MANIFEST)).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
         let age = age.map_or(String::new(), |age| format!("  {} ago", HumanDuration(age)));
-        out!("{}  step {} of {}  {}  {}  {mesh}{age}\n", dir.display(), m.run.step, m.steps, HumanBytes(bytes(&checkpoint)), m.model.model)?;
+        out!("{}  step {}{of}  {}  {}  {mesh}{age}\n", dir.display(), m.run.step, HumanBytes(bytes(&checkpoint)), m.model.model)?;
         Ok(true)
     })
 }

@@ -169,7 +169,20 @@ const RUN: &[Rule<RunArgs>] = &[
         "is more than `--steps`: no held-out loss is taken",
         "a smaller `--eval-interval`",
     ),
-    rule(&["--save-interval", "--save-seconds", "--keep"], |a| a.save.is_none(), Refused, "is about checkpoints, and none are written", "add `--save DIR`"),
+    rule(
+        &["--save-interval", "--save-seconds", "--keep"],
+        |a| a.save.is_none(),
+        Refused,
+        "is about checkpoints, and none are written",
+        "add `--save DIR`",
+    ),
+    rule(
+        &["--allow-changed"],
+        |a| a.load.is_none() && a.resume.is_none(),
+        Warned,
+        "is about a run that goes on, and this one begins",
+        "add `--load` or `--resume`, or leave it out",
+    ),
     rule(
         &["--save-interval"],
         |a| a.steps.is_some_and(|steps| a.save_interval >= steps),

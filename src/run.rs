@@ -1,6 +1,6 @@
 //! `mcc run`.
 
-use crate::cli::{self, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
 use crate::files::{self, Wanted};
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
@@ -12,6 +12,7 @@ use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
 use runtime::artifact::{Accept, Artifact};
 use runtime::checkpoint;
+use runtime::conditions::Change;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
@@ -70,6 +71,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
         init: args.init.clone(),
         resume,
+        allowed: args.allow_changed.iter().map(|c| changed(*c)).collect(),
         save: args.save.clone(),
         save_interval: args.save_interval,
         save_seconds: args.save_seconds.map(Duration::from_secs),
@@ -213,6 +215,15 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
             note!("error: {}", failure.spelled(cli::help));
             note!("going on from {from}, restart {count} of {restarts}: {} steps and {:.1} s are lost", done.len(), since.elapsed().as_secs_f64());
         });
+    }
+}
+
+fn changed(what: Changed) -> Change {
+    match what {
+        Changed::Model => Change::Model,
+        Changed::Data => Change::Data,
+        Changed::Batch => Change::Batch,
+        Changed::Rate => Change::Rate,
     }
 }
 

@@ -42,7 +42,7 @@ fn file(bytes: &[u8]) -> PathBuf {
 /// A safetensors file gives whole tensors of the job's sizes, or is refused; so is one to resume from.
 pub fn weights(bytes: &[u8]) {
     let (path, job) = (file(bytes), job());
-    let opened = [Weights::open(&path, &job).ok(), Weights::resume(&path, &job).ok().map(|r| r.0)];
+    let opened = [Weights::open(&path, &job).ok(), Weights::resume(&path, &job).ok().map(|r| r.weights)];
     for weights in opened.into_iter().flatten() {
         for (p, param) in (0..).zip(&job.params) {
             let mut all = vec![0.0; param.dims.iter().map(|d| d.size as usize).product()];

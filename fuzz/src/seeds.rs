@@ -95,7 +95,7 @@ fn weights() -> io::Result<Vec<Vec<u8>>> {
         layout.start(&File::create(&path)?)?;
         fs::read(&path)
     };
-    Ok(vec![of(Layout::new(&job))?, of(Layout::of_run(&job, &Mark { step: 3, seed: 1, scaling: None }))?])
+    Ok(vec![of(Layout::new(&job))?, of(Layout::of_run(&job, &Mark { step: 3, seed: 1, ..Mark::default() }, None))?])
 }
 
 /// A text, tokens of llm.c, and arrays of NumPy of both lengths.

@@ -11,6 +11,7 @@ pub mod check;
 pub mod checked;
 pub mod checkpoint;
 pub mod comm;
+pub mod conditions;
 pub mod cpu;
 mod cursor;
 pub mod data;

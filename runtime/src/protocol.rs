@@ -1,6 +1,7 @@
 //! What a launcher and its ranks say to each other: orders in the shared memory, events over a pipe per rank.
 
 use crate::comm::Position;
+use crate::conditions::Conditions;
 use crate::cpu::{Threads, allowed_cores};
 use crate::data::Spec;
 use crate::executor::Order;
@@ -40,6 +41,8 @@ pub struct Orders {
     /// Most global batches of a held-out loss.
     pub eval_batches: u64,
     pub steps: u64,
+    /// Said of what is saved.
+    pub conditions: Conditions,
     /// The run ends early after a step that is a multiple of it; 0 is never.
     pub exit_interval: u64,
     pub init: Option<PathBuf>,
@@ -168,6 +171,11 @@ pub struct Seat {
 }
 
 impl Orders {
+    /// The step after which the run began, and how many sequences were read then, of `batch` a step.
+    pub fn start(&self, batch: u64) -> (u64, u64) {
+        self.resume.as_ref().map_or((0, 0), |(_, mark)| (mark.step, mark.sequences.unwrap_or(mark.step * batch)))
+    }
+
     /// Whether there is to be a checkpoint after this step, unless it is the last one.
     pub fn is_save_due(&self, step: u64) -> bool {
         self.saves.as_ref().is_some_and(|s| s.interval > 0 && step.is_multiple_of(s.interval))

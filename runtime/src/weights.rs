@@ -4,6 +4,7 @@
 //! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step. Every file says which model it
 //! is of, with its text and settings ([`Provenance`]).
 
+use crate::conditions::Conditions;
 use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use crate::scale::Scaling;
@@ -55,16 +56,21 @@ pub struct Mark {
     /// Of a run with a dynamic loss scale: what that came to.
     #[serde(default)]
     pub scaling: Option<Scaling>,
+    /// Sequences read; if it is not said, as many a step as the run that goes on.
+    #[serde(default)]
+    pub sequences: Option<u64>,
 }
 
 /// What a file's metadata says under [`provenance::KEY`].
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct About {
     #[serde(flatten)]
     provenance: Provenance,
     /// Of a file that a run resumes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<Mark>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    conditions: Option<Conditions>,
 }
 
 /// Bytes of a mark, spaces at its end included: files are laid out before it is known what a run comes to.
@@ -145,6 +151,15 @@ pub struct Weights {
     file: Option<(PathBuf, Rc<OnceCell<Wrong>>)>,
 }
 
+/// What a run goes on from.
+pub struct Resumed {
+    pub weights: Weights,
+    /// Where it stood.
+    pub mark: Mark,
+    pub model: Option<Provenance>,
+    pub conditions: Option<Conditions>,
+}
+
 /// The first that was read and cannot be used.
 pub(crate) enum Wrong {
     NotFinite {
@@ -185,17 +200,18 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::open`]; or the file is none that a run resumes from.
-    pub fn resume(file: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+    pub fn resume(file: &Path, job: &Job) -> Result<Resumed, WeightsError> {
         let wrong = Rc::default();
         let content = stored(file, &wrong)?;
         Weights::resumed(file, content, wrong, job)
     }
 
     /// Parameters and optimizer states of what a file or directory holds, and where its run stood.
-    pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+    pub(crate) fn resumed(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<Resumed, WeightsError> {
         // Weights alone lack every state too; that they are weights alone says more.
         let mark = content.run.ok_or_else(|| WeightsError::Unmarked { file: file.to_path_buf() })?;
-        Ok((Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark))
+        let (model, conditions) = (content.model.clone(), content.conditions.clone());
+        Ok(Resumed { weights: Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark, model, conditions })
     }
 
     /// Parameters of what a file or directory holds.
@@ -245,6 +261,7 @@ pub(crate) struct Content {
     /// Where its run stood.
     pub run: Option<Mark>,
     pub model: Option<Provenance>,
+    pub conditions: Option<Conditions>,
 }
 
 /// All that a file holds.
@@ -254,8 +271,8 @@ pub(crate) struct Content {
 pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content, WeightsError> {
     let opened = Opened::new(file)?;
     let tensors = opened.offered(wrong)?;
-    let (run, model) = opened.about.map_or((None, None), |a| (a.run, Some(a.provenance)));
-    Ok(Content { tensors, run, model })
+    let (run, model, conditions) = opened.about.map_or((None, None, None), |a| (a.run, Some(a.provenance), a.conditions));
+    Ok(Content { tensors, run, model, conditions })
 }
 
 /// Writes whole tensors in f32, as a file from which a run starts, or goes on if it is known where it stood.
@@ -267,8 +284,9 @@ pub(crate) fn write_stored<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a [u64], &'a dyn Whole)> + Clone,
     model: Option<&Provenance>,
     run: Option<Mark>,
+    conditions: Option<&Conditions>,
 ) -> io::Result<()> {
-    let about = model.map(|model| about_text(&About { provenance: model.clone(), run: None }, run.as_ref()));
+    let about = model.map(|model| about_text(&About { provenance: model.clone(), run: None, conditions: conditions.cloned() }, run.as_ref()));
     let (header, _, _) = header(tensors.clone().map(|(name, shape, _)| (name.to_owned(), shape.to_vec())), about);
     file.write_all(&header)?;
     let (mut numbers, mut bytes) = (vec![], vec![]);
@@ -389,7 +407,7 @@ impl Whole for Mapped {
 fn about_text(about: &About, run: Option<&Mark>) -> String {
     let Some(run) = run else { return text(about) };
     let bytes = text(about).len() + MARK_BYTES;
-    let text = text(&About { run: Some(*run), provenance: about.provenance.clone() });
+    let text = text(&About { run: Some(*run), ..about.clone() });
     format!("{text:bytes$}")
 }
 
@@ -427,12 +445,12 @@ pub struct Layout {
 impl Layout {
     /// Of the parameters alone.
     pub fn new(job: &Job) -> Layout {
-        Layout::of(job, params(job), text(&About { provenance: Provenance::of(job), run: None }))
+        Layout::of(job, params(job), text(&About { provenance: Provenance::of(job), run: None, conditions: None }))
     }
 
     /// Of all that a run resumes from. The mark decides nothing but the header's text.
-    pub fn of_run(job: &Job, mark: &Mark) -> Layout {
-        let about = About { provenance: Provenance::of(job), run: None };
+    pub fn of_run(job: &Job, mark: &Mark, conditions: Option<&Conditions>) -> Layout {
+        let about = About { provenance: Provenance::of(job), run: None, conditions: conditions.cloned() };
         Layout::of(job, params(job).chain(states(job)), about_text(&about, Some(mark)))
     }
 
@@ -493,13 +511,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.safetensors");
         let (job, file) = (job(), File::create_new(&path).unwrap());
-        Layout::of_run(&job, &Mark { step: 5, seed: 9, scaling: None }).start(&file).unwrap();
+        Layout::of_run(&job, &Mark { step: 5, seed: 9, ..Mark::default() }, None).start(&file).unwrap();
         let most = Scaling { bits: u64::MAX, good: u64::MAX, patience: u64::MAX };
-        let mark = Mark { step: u64::MAX, seed: u64::MAX, scaling: Some(most) };
-        let layout = Layout::of_run(&job, &mark);
+        let mark = Mark { step: u64::MAX, seed: u64::MAX, scaling: Some(most), sequences: Some(u64::MAX) };
+        let layout = Layout::of_run(&job, &mark, None);
         layout.write(&file, Held::State(0, 0), 2, &[4.0]).unwrap();
         layout.start(&file).unwrap();
-        let (weights, found) = Weights::resume(&path, &job).unwrap();
+        let Resumed { weights, mark: found, .. } = Weights::resume(&path, &job).unwrap();
         assert_eq!(found, mark);
         let mut state = [0.0; 3];
         weights.get(Held::State(0, 0)).unwrap().read(0, &mut state);

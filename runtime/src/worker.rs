@@ -179,7 +179,7 @@ fn train_in<'scope, 'env, D: Device>(
     events: &mut dyn Write,
 ) -> Result<u64, WorkerError> {
     let job = &artifact.job;
-    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)).transpose()?;
+    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)?.from(orders.start(job.global_batch))).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
     let saver = orders.saves.as_ref().map(|saves| {
         let (rank, shared) = (rank.rank(), orders.spread.is_some());
@@ -187,7 +187,7 @@ fn train_in<'scope, 'env, D: Device>(
     });
     let mut saver = saver.transpose()?;
     let weights = match (&orders.resume, &orders.init) {
-        (Some((path, _)), _) => checkpoint::resume(path, job)?.0,
+        (Some((path, _)), _) => checkpoint::resume(path, job)?.weights,
         (None, Some(path)) => checkpoint::weights(path, job)?,
         (None, None) => Weights::random(job, orders.seed),
     };
@@ -203,14 +203,19 @@ fn train_in<'scope, 'env, D: Device>(
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let mut timed = vec![];
     let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
-    let mut done = orders.resume.as_ref().map_or(0, |r| r.1.step);
+    let (first, sequences) = orders.start(job.global_batch);
+    let mark = |step, scaler: &Scaler| {
+        let sequences = Some(sequences + (step - first) * job.global_batch);
+        Mark { step, seed: orders.seed, scaling: scaler.stands(), sequences }
+    };
+    let mut done = first;
     let mut saved = None;
     for number in done + 1..=orders.steps {
         match shm.begin(number).map_err(|cause| WorkerError::Stop { rank: rank.rank(), step: number, cause })? {
             Begin::Run => {}
             Begin::Save if saved == Some(done) => {}
             Begin::Save => {
-                save_beside(&mut rank, shm, &mut saver, &Mark { step: done, seed: orders.seed, scaling: scaler.stands() }, events)?;
+                save_beside(&mut rank, shm, &mut saver, &mark(done, &scaler), events)?;
                 saved = Some(done);
             }
             Begin::Stop => break,
@@ -277,7 +282,7 @@ fn train_in<'scope, 'env, D: Device>(
             break;
         }
         if done < orders.steps && orders.is_save_due(done) {
-            save_beside(&mut rank, shm, &mut saver, &Mark { step: done, seed: orders.seed, scaling: scaler.stands() }, events)?;
+            save_beside(&mut rank, shm, &mut saver, &mark(done, &scaler), events)?;
             saved = Some(done);
         }
     }
@@ -289,7 +294,7 @@ fn train_in<'scope, 'env, D: Device>(
         let event = Event::Skipped { step: done, skips, most: None };
         return protocol::say(&mut &mut *events, &event).map(|()| done).map_err(WorkerError::Silence);
     }
-    let mark = Mark { step: done, seed: orders.seed, scaling: scaler.stands() };
+    let mark = mark(done, &scaler);
     if let Some(mut saver) = saver {
         let before = if saved == Some(done) { Ok(None) } else { saver.begin(&rank.device, &mark, false) };
         for event in [before, saver.finish()] {
@@ -298,7 +303,9 @@ fn train_in<'scope, 'env, D: Device>(
         }
     }
     saveable(&rank, job, orders, done)?;
-    for (file, layout) in [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark))] {
+    for (file, layout) in
+        [(&orders.save_weights, weights::Layout::new(job)), (&orders.save_state, weights::Layout::of_run(job, &mark, Some(&orders.conditions)))]
+    {
         if let Some(file) = file {
             let shared = orders.spread.is_some();
             save(&rank, &layout, &file.at).map_err(|cause| WorkerError::Save { rank: rank.rank(), file: file.clone(), step: done, cause, shared })?;

@@ -30,6 +30,15 @@ pub enum Exchanges {
     Nccl,
 }
 
+/// What may be another than a run had that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Changed {
+    Model,
+    Data,
+    Batch,
+    Rate,
+}
+
 /// Tokens of files that do not say what they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DataDtype {
@@ -85,6 +94,10 @@ pub struct RunArgs {
     /// it has checkpoints, else begin
     #[arg(long, value_name = "STATE.safetensors|auto", conflicts_with = "init")]
     pub resume: Option<PathBuf>,
+    /// What of this run may be another than that had which it goes on with: the model's text and settings, the files of data, the sequences
+    /// of a step, the learning rate of steps to come. Whatever else differs is refused
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub allow_changed: Vec<Changed>,
     /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last
     /// step, and after the one with which the run ends early
     #[arg(long, value_name = "DIR")]

@@ -1,6 +1,6 @@
 //! `mcc checkpoint`, and runs that go on from what another mesh has saved.
 
-use crate::mcc::Dir;
+use crate::mcc::{Dir, models};
 use std::fs;
 
 /// A pipeline with tensor parallelism, and ranks that share the same model out as `--zero 2` does.
@@ -28,11 +28,11 @@ fn any_mesh_goes_on_from_any_others_checkpoint_and_all_forms_hold_the_same() {
     dir.line("checkpoint convert pipeline/step-6 only.safetensors --weights").succeeds();
     same("only.safetensors weights.safetensors");
     for (k, from) in ["--load pipeline", "--resume state", "--load step-6"].into_iter().enumerate() {
-        run(&format!("shared.mcc --steps 8 {from} --save shared{k} --metrics m{k}"));
+        run(&format!("shared.mcc --steps 8 {from} --allow-changed batch --save shared{k} --metrics m{k}"));
         same(&format!("shared0/step-8 shared{k}/step-8"));
         assert_eq!(fs::read_to_string(dir.path(&format!("m{k}"))).expect("metrics").lines().count(), 2);
     }
-    run("pipeline.mcc --steps 9 --load shared0 --save back --save-interval 1 --keep 1");
+    run("pipeline.mcc --steps 9 --load shared0 --allow-changed batch --save back --save-interval 1 --keep 1");
     assert_eq!(fs::read_dir(dir.path("back")).expect("a directory").count(), 1);
     // A run of one mesh and of the other, from the same state, differ in rounding alone.
     run("pipeline.mcc --steps 8 --load pipeline --force --save there");
@@ -73,6 +73,40 @@ fn checkpoints_are_listed_verified_and_compared() {
     dir.line("checkpoint ls ck").fails_with(&["the checkpoint `ck/step-4` cannot be read"]);
     dir.line("checkpoint ls shared.mcc").fails_with(&["`shared.mcc` is an artifact, not a directory of checkpoints"]);
     dir.line("checkpoint convert ck/step-2 ck/step-4").fails_with(&["`ck/step-4` exists: --force replaces it"]);
+}
+
+#[test]
+fn a_run_that_goes_on_with_something_else_says_what_and_asks_for_a_flag() {
+    let dir = two_meshes();
+    dir.line("run pipeline.mcc --data text.txt --steps 4 --save ck --save-state state --quiet").succeeds();
+    let text = fs::read_to_string(dir.path("text.txt")).expect("a text");
+    dir.write("moved.txt", &text);
+    dir.write("other.txt", text.replacen("fox", "cat", 1));
+    dir.write("more.txt", format!("{text}."));
+    dir.write("gpt2.mdl", fs::read_to_string(models().join("gpt2.mdl")).expect("a model").replacen("gelu_tanh", "relu", 1));
+    let sizes = "-D vocab=251 -D hidden=32 -D heads=4 -D layers=2 -D seq=8 --min-lr 1e-3 --lr-warmup-iters 5";
+    dir.line(&format!("compile {{models}}/gpt2.mdl {sizes} --lr 2e-3 --global-batch-size 6 -o changed.mcc")).succeeds();
+    dir.line(&format!("compile gpt2.mdl {sizes} --lr 1e-3 --global-batch-size 2 -o text.mcc")).succeeds();
+    let go_on = |words: &str, flag: &str, says: &[&str]| {
+        for from in ["--load ck", "--resume state"] {
+            let line = |allowed: &str| dir.line(&format!("run {words} --steps 5 {from} --quiet {allowed}"));
+            line("").fails_with(&[says, &["this run cannot become what that of", flag]].concat());
+            // Another permission is none.
+            line(if flag.ends_with("data") { "--allow-changed rate" } else { "--allow-changed data" }).fails_with(says);
+            line(flag).succeeds();
+        }
+    };
+    dir.line("run pipeline.mcc --data moved.txt --steps 5 --load ck --quiet").succeeds();
+    let data = "--allow-changed data";
+    go_on("pipeline.mcc --data other.txt", data, &["`tokens` was `text.txt` and is `other.txt`, which has other content"]);
+    go_on("pipeline.mcc --data more.txt", data, &["`tokens` was `text.txt` of ", " bytes and is `more.txt` of "]);
+    let changed = ["a step had 2 sequences and has 6", "the learning rate of step 5 was to be 1.000e-3 and is 2.000e-3"];
+    go_on("changed.mcc --data text.txt", "--allow-changed batch,rate", &changed);
+    go_on("text.mcc --data text.txt", "--allow-changed model", &["the model was another: `gpt2.mdl` from line "]);
+    dir.line("run pipeline.mcc --data text.txt --steps 5 --allow-changed data")
+        .succeeds()
+        .stderr
+        .contains("is about a run that goes on, and this one begins");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use ir::random::mix;
 use leaves::Tree;
 use passes::compile::compile;
 use runtime::artifact::{Accept, Artifact, Parts, read, write};
+use runtime::conditions::Conditions;
 use runtime::target::Target;
 use runtime::weights::{Layout, Mark, Weights};
 use std::collections::BTreeMap;
@@ -232,7 +233,7 @@ fn weights_with_another_header_are_refused_or_the_same() {
     let path = dir.path().join("run.safetensors");
     let job = jobs().remove(0);
     let file = fs::File::create(&path).unwrap();
-    Layout::of_run(&job, &Mark { step: 3, seed: 5, scaling: None }).start(&file).unwrap();
+    Layout::of_run(&job, &Mark { step: 3, seed: 5, ..Mark::default() }, Some(&Conditions::new(&job, vec![], 9))).start(&file).unwrap();
     let original = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
     Weights::resume(&path, &job).unwrap();
@@ -246,7 +247,7 @@ fn weights_with_another_header_are_refused_or_the_same() {
         }
         fs::write(&path, &damaged).unwrap();
         let what = format!("seed {seed}");
-        let read = within(damaged.len(), &what, || Weights::resume(&path, &job).map(|(_, mark)| mark));
+        let read = within(damaged.len(), &what, || Weights::resume(&path, &job).map(|r| r.mark));
         assert!(damaged == original || read.is_err(), "{what} was accepted");
     }
 }

@@ -5,10 +5,11 @@ use ir::op::DType;
 use ir::program::Job;
 use ir::random::{key, mix};
 use runtime::checkpoint::{Catalog, MANIFEST, Manifest, Owners, Shard, resume};
+use runtime::conditions::Conditions;
 use runtime::executor::{Held, Order, Rank, arena_bytes};
 use runtime::host::{Whole, sizes};
 use runtime::reference::{Plans, Reference};
-use runtime::weights::{Mark, name};
+use runtime::weights::{Mark, Resumed, name};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
@@ -37,7 +38,7 @@ fn tensors(job: &Job) -> impl Iterator<Item = Held> {
     (0..job.params.len() as u32).flat_map(|p| [Held::Param(p)].into_iter().chain((0..4).map(move |k| Held::State(p, k))))
 }
 
-const MARK: Mark = Mark { step: 3, seed: 5, scaling: None };
+const MARK: Mark = Mark { step: 3, seed: 5, scaling: None, sequences: Some(24) };
 
 /// Writes a checkpoint with all ranks of a job.
 ///
@@ -58,7 +59,7 @@ pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
             hashes.insert(rank.rank(), shard.write(&rank.device, &file).map_err(|e| format!("{e:?}"))?);
         }
     }
-    let manifest = catalog.fill(Manifest::of(job, MARK, 9, String::new()), &hashes);
+    let manifest = catalog.fill(Manifest::of(job, MARK, Some(Conditions::new(job, vec![], 9)), String::new()), &hashes);
     fs::write(dir.join(MANIFEST), manifest.text()).map_err(|e| e.to_string())?;
     Ok(manifest)
 }
@@ -68,8 +69,8 @@ pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
 /// # Errors
 /// What is damaged, or not as it was written.
 pub fn read(job: &Job, dir: &Path, manifest: &Manifest) -> Result<usize, String> {
-    let (weights, found) = resume(dir, job).map_err(|e| e.to_string())?;
-    if found != MARK {
+    let Resumed { weights, mark: found, conditions, .. } = resume(dir, job).map_err(|e| e.to_string())?;
+    if found != MARK || conditions != manifest.conditions {
         return Err(format!("{found:?}"));
     }
     let mut count = 0;

@@ -50,7 +50,7 @@ impl Catalog {
             shards.push((rank, shard.entry()));
         }
         let catalog = Catalog { tensors: tensors.into_values().collect(), shards };
-        let trial = catalog.fill(Manifest::of(job, Default::default(), 0, String::new()), &BTreeMap::new());
+        let trial = catalog.fill(Manifest::of(job, Default::default(), None, String::new()), &BTreeMap::new());
         trial.check().map(|()| catalog)
     }
 

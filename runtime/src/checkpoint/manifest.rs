@@ -2,6 +2,7 @@
 
 use super::grid::{Class, Grid};
 use super::shard::{BLOCK, HASH};
+use crate::conditions::Conditions;
 use crate::weights::Mark;
 use ir::mesh::Axis;
 use ir::program::Job;
@@ -23,9 +24,10 @@ pub struct Manifest {
     pub format: u32,
     /// Where the run stood.
     pub run: Mark,
-    /// Steps that the run was to have.
-    pub steps: u64,
     pub model: Provenance,
+    /// None of what was made of a file without them.
+    #[serde(default)]
+    pub conditions: Option<Conditions>,
     /// Of the artifact that was run.
     pub artifact: String,
     /// Axes that are more than one.
@@ -104,14 +106,14 @@ struct Sealed<'a> {
 impl Manifest {
     /// Of a model, where the run stood; nothing else.
     pub fn new(run: Mark, model: Provenance) -> Manifest {
-        Manifest { format: FORMAT, run, steps: 0, model, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
+        Manifest { format: FORMAT, run, model, conditions: None, artifact: String::new(), mesh: vec![], tensors: vec![], shards: vec![] }
     }
 
     /// Of a job, without tensors and shards.
-    pub fn of(job: &Job, run: Mark, steps: u64, artifact: String) -> Manifest {
+    pub fn of(job: &Job, run: Mark, conditions: Option<Conditions>, artifact: String) -> Manifest {
         let size = |axis: &Axis| Some((axis.name().to_owned(), job.mesh.size(*axis))).filter(|a| a.1 > 1);
         let mesh = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep].iter().filter_map(size).collect();
-        Manifest { steps, artifact, mesh, ..Manifest::new(run, Provenance::of(job)) }
+        Manifest { conditions, artifact, mesh, ..Manifest::new(run, Provenance::of(job)) }
     }
 
     pub fn text(&self) -> String {

@@ -6,7 +6,7 @@ use super::manifest::{Manifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
 use crate::device::decode;
 use crate::host::Whole;
-use crate::weights::{Content, Mark, Offered, Weights, WeightsError, Wrong};
+use crate::weights::{Content, Offered, Resumed, Weights, WeightsError, Wrong};
 use ir::op::DType;
 use ir::program::Job;
 use memmap2::Mmap;
@@ -75,7 +75,7 @@ impl Checkpoint {
             Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
         };
         let tensors = self.manifest.tensors.iter().map(offer).collect();
-        Content { tensors, run: Some(self.manifest.run), model: Some(self.manifest.model.clone()) }
+        Content { tensors, run: Some(self.manifest.run), model: Some(self.manifest.model.clone()), conditions: self.manifest.conditions.clone() }
     }
 
     /// Whether all of it is as it was written.
@@ -105,7 +105,7 @@ pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
 ///
 /// # Errors
 /// As there; or the checkpoint is damaged.
-pub fn resume(path: &Path, job: &Job) -> Result<(Weights, Mark), WeightsError> {
+pub fn resume(path: &Path, job: &Job) -> Result<Resumed, WeightsError> {
     if !path.is_dir() {
         return Weights::resume(path, job);
     }

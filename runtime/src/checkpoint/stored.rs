@@ -5,6 +5,7 @@ use super::CheckpointError;
 use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};
 use super::open::Checkpoint;
 use super::shard::{ShardError, ShardLayout, shard_file};
+use crate::conditions::Conditions;
 use crate::host::Whole;
 use crate::weights::{self, Content, Mark, Offered, WeightsError, Wrong};
 use ir::op::DType;
@@ -25,8 +26,8 @@ pub struct Stored {
     tensors: BTreeMap<String, (Vec<u64>, Box<dyn Whole>)>,
     pub run: Option<Mark>,
     pub model: Option<Provenance>,
+    pub conditions: Option<Conditions>,
     /// Of the run.
-    steps: u64,
     artifact: String,
     mesh: Vec<(String, u64)>,
     path: std::path::PathBuf,
@@ -73,15 +74,15 @@ impl Stored {
         } else {
             (weights::stored(path, &wrong)?, None)
         };
-        let Content { tensors: offered, run, model } = content;
+        let Content { tensors: offered, run, model, conditions } = content;
         let mut tensors = BTreeMap::new();
         for Offered { name, shape, values } in offered {
             let malformed = |dtype| WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") };
             let values = values.map_err(malformed)?;
             tensors.insert(name, (shape, values));
         }
-        let (steps, artifact, mesh) = manifest.map_or((0, String::new(), vec![]), |m| (m.steps, m.artifact, m.mesh));
-        Ok(Stored { tensors, run, model, steps, artifact, mesh, path: path.to_path_buf(), wrong })
+        let (artifact, mesh) = manifest.map_or((String::new(), vec![]), |m| (m.artifact, m.mesh));
+        Ok(Stored { tensors, run, model, conditions, artifact, mesh, path: path.to_path_buf(), wrong })
     }
 
     /// Whether optimizer states are among its tensors.
@@ -92,7 +93,7 @@ impl Stored {
     /// Leaves optimizer states out, and where the run stood.
     pub fn weights_alone(mut self) -> Stored {
         self.tensors.retain(|name, _| !is_state(name));
-        Stored { run: None, ..self }
+        Stored { run: None, conditions: None, ..self }
     }
 
     fn check(&self) -> Result<(), WeightsError> {
@@ -156,7 +157,7 @@ impl Stored {
     /// Damage, or what the file system says.
     pub fn write_file(&self, file: &mut File) -> Result<(), WeightsError> {
         let tensors = self.tensors.iter().map(|(name, (shape, values))| (name.as_str(), shape.as_slice(), values.as_ref()));
-        weights::write_stored(file, tensors, self.model.as_ref(), self.run).map_err(|cause| self.io(cause))?;
+        weights::write_stored(file, tensors, self.model.as_ref(), self.run, self.conditions.as_ref()).map_err(|cause| self.io(cause))?;
         self.check()
     }
 
@@ -200,7 +201,7 @@ impl Stored {
         let manifest = Manifest {
             tensors,
             shards: vec![shard],
-            steps: self.steps,
+            conditions: self.conditions.clone(),
             artifact: self.artifact.clone(),
             mesh: self.mesh.clone(),
             ..Manifest::new(run, model.clone())

@@ -26,6 +26,10 @@ pub enum DataError {
     Default { input: String, value: f64, takes: Vec<Interval> },
     #[error("--bytes and --data-dtype are for files that do not say what they hold; of {}, all do", .0.iter().map(|f| format!("`{}`", f.display())).collect::<Vec<_>>().join(", "))]
     Said(Vec<PathBuf>),
+    #[error(
+        "{sequences} sequences were read, which is in the midst of a step of {batch}: arrays have whole steps; --init begins again with the weights"
+    )]
+    Midst { sequences: u64, batch: u64 },
     #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
     Exhausted { file: PathBuf, available: u64, step: u64 },
 }

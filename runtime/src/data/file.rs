@@ -11,6 +11,10 @@ use memmap2::{Advice, Mmap};
 use std::fs;
 use std::path::Path;
 
+/// Of a file that is long, so many samples of so many bytes are hashed.
+const SAMPLES: usize = 64;
+const SAMPLE: usize = 64 << 10;
+
 pub struct File {
     map: Mmap,
     /// Byte of the first element.
@@ -106,6 +110,26 @@ impl File {
         (self.map.len() - self.start) as u64
     }
 
+    /// Of how it is read, its length and its bytes, of long files samples of them that lie evenly.
+    pub fn hash(&self) -> blake3::Hash {
+        let (kind, element) = match &self.format {
+            DataFormat::Stream { element, .. } => ("stream", element),
+            DataFormat::Array { element, .. } => ("array", element),
+        };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(kind.as_bytes()).update(&[element.bytes() as u8, u8::from(element.is_float())]).update(&self.bytes().to_le_bytes());
+        let data = &self.map[self.start..];
+        let last = data.len().saturating_sub(SAMPLE);
+        if data.len() <= SAMPLES * SAMPLE {
+            return hasher.update(data).finalize();
+        }
+        (0..SAMPLES).for_each(|k| {
+            let from = (last as u128 * k as u128 / (SAMPLES - 1) as u128) as usize;
+            hasher.update(&data[from..from + SAMPLE]);
+        });
+        hasher.finalize()
+    }
+
     /// Whether all its elements are surely in these intervals; of floats that is not known.
     pub fn holds_only(&self, takes: &[Interval]) -> bool {
         let data = &self.map[self.start..];
@@ -160,16 +184,16 @@ impl File {
         }
     }
 
-    /// The batch of a step, lines of the last dim with one element more if `longer`.
-    pub fn read(&self, input: &InputEntry, step: u64, longer: bool) -> Vec<f64> {
+    /// A batch from sequence `start` of a stream on, or that with this number of an array; lines of the last dim have one element more if `longer`.
+    pub fn read(&self, input: &InputEntry, start: u64, longer: bool) -> Vec<f64> {
         match &self.format {
             DataFormat::Stream { element, .. } => {
                 let (batch, line) = (input.dims[0].size, input.dims[1].size + 1);
-                (0..batch).flat_map(|row| self.elements(*element, self.position(input, step, row * input.dims[1].size, true), line)).collect()
+                (0..batch).flat_map(|row| self.elements(*element, self.position(input, start, row * input.dims[1].size, true), line)).collect()
             }
             DataFormat::Array { element, .. } => {
                 let elements = batch_elements(input, longer);
-                self.elements(*element, step * elements, elements)
+                self.elements(*element, start * elements, elements)
             }
         }
     }
@@ -179,15 +203,15 @@ impl File {
         self.map[self.start + first as usize * width..][..count as usize * width].chunks_exact(width).map(|b| element.read(b)).collect()
     }
 
-    /// The place in the file of element `k` of an input's batch.
-    pub fn position(&self, input: &InputEntry, step: u64, k: u64, longer: bool) -> u64 {
+    /// The place in the file of element `k` of an input's batch that begins there.
+    pub fn position(&self, input: &InputEntry, start: u64, k: u64, longer: bool) -> u64 {
         let n = input.dims.last().map_or(1, |d| d.size.max(1));
         match &self.format {
             DataFormat::Stream { tokens, .. } => {
-                let window = (step * input.dims[0].size + k / n) % windows(*tokens, input);
+                let window = (start + k / n) % windows(*tokens, input);
                 window * n + k % n
             }
-            DataFormat::Array { .. } => step * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
+            DataFormat::Array { .. } => start * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,
         }
     }
 }

@@ -46,6 +46,10 @@ impl Element {
         }
     }
 
+    pub fn is_float(self) -> bool {
+        matches!(self, Element::F32 | Element::F64)
+    }
+
     pub fn read(self, bytes: &[u8]) -> f64 {
         let four = || bytes.try_into().expect("invariant: four bytes");
         let eight = || bytes.try_into().expect("invariant: eight bytes");

@@ -14,6 +14,7 @@ mod stream;
 pub use error::DataError;
 pub use format::Encoding;
 
+use crate::conditions::DataMark;
 use crate::host::{Tensor, sizes};
 use file::File;
 use ir::graph::Feed;
@@ -66,6 +67,10 @@ pub struct Data {
     inputs: Vec<InputEntry>,
     sources: Vec<Source>,
     files: Vec<PathBuf>,
+    /// Sequences of a step of the job.
+    batch: u64,
+    /// How many more sequences were read before a step than steps of this job would have read.
+    ahead: i64,
 }
 
 /// Where an input's values come from.
@@ -111,7 +116,8 @@ impl Data {
                 }
             });
         }
-        let data = Data { inputs, sources, files: specs.iter().map(|s| s.file.clone()).collect() };
+        let batch = job.global_batch.max(1);
+        let data = Data { inputs, sources, batch, ahead: 0, files: specs.iter().map(|s| s.file.clone()).collect() };
         for (k, source) in data.sources.iter().enumerate() {
             data.check_default(k)?;
             if let Source::Feed(Feed::Next(i) | Feed::Prev(i, _) | Feed::Documents(i, _) | Feed::Positions(i, _)) = source {
@@ -119,6 +125,40 @@ impl Data {
             }
         }
         Ok(data)
+    }
+
+    /// The same, read on from where so many steps have read so many sequences.
+    ///
+    /// # Errors
+    /// Arrays of whole batches, where that is in the midst of one.
+    pub fn from(self, (step, sequences): (u64, u64)) -> Result<Data, DataError> {
+        let ahead = i128::from(sequences) - i128::from(step) * i128::from(self.batch);
+        let ahead = i64::try_from(ahead).ok().filter(|n| n % self.batch as i64 == 0 || self.end().is_none());
+        ahead.map(|ahead| Data { ahead, ..self }).ok_or(DataError::Midst { sequences, batch: self.batch })
+    }
+
+    /// By what the files are known again, per input that has one.
+    pub fn marks(&self) -> Vec<DataMark> {
+        let files = self.sources.iter().zip(&self.inputs).filter_map(|(source, input)| match source {
+            Source::File { file, number, .. } => Some((file, input, &self.files[*number])),
+            Source::Feed(_) => None,
+        });
+        files
+            .map(|(file, input, path)| DataMark {
+                input: input.name.clone(),
+                file: path.display().to_string(),
+                bytes: file.bytes(),
+                hash: file.hash().to_hex().to_string(),
+            })
+            .collect()
+    }
+
+    /// Where a step begins to read: a sequence of a stream, a batch of an array.
+    fn start(&self, file: &File, input: &InputEntry, step: u64) -> u64 {
+        // Of this input's; another number of them than the job's may make up a step.
+        let rows = if file.ends() { 1 } else { input.dims[0].size };
+        let start = i128::from(step) * i128::from(rows) + i128::from(self.ahead) * i128::from(rows) / i128::from(self.batch);
+        start.clamp(0, i128::from(u64::MAX)) as u64
     }
 
     /// The number that the text gives for an input without a file, or before its first element, is one that it takes.
@@ -160,7 +200,8 @@ impl Data {
 
     /// Batches after which there is no more; none if streams begin again.
     pub fn end(&self) -> Option<u64> {
-        self.files_with_inputs().filter(|(file, _)| file.ends()).map(|(file, input)| file.batches(input)).min()
+        let steps = |(file, input): (&File, &InputEntry)| file.batches(input).saturating_add_signed(-(self.ahead / self.batch as i64));
+        self.files_with_inputs().filter(|(file, _)| file.ends()).map(steps).min()
     }
 
     /// Looks at every element that these steps, counted from 0, will read; at those of the first alone if a file is too long for that.
@@ -218,10 +259,11 @@ impl Data {
         for (source, input) in self.sources.iter().zip(&self.inputs) {
             held.push(match source {
                 Source::File { file, longer, number } => {
-                    if file.ends() && step >= file.batches(input) {
-                        return Err(DataError::Exhausted { file: self.files[*number].clone(), available: file.batches(input), step: step + 1 });
+                    let start = self.start(file, input, step);
+                    if file.ends() && start >= file.batches(input) {
+                        return Err(DataError::Exhausted { file: self.files[*number].clone(), available: file.batches(input), step: start + 1 });
                     }
-                    Some(file.read(input, step, *longer))
+                    Some(file.read(input, start, *longer))
                 }
                 Source::Feed(_) => None,
             });
@@ -261,7 +303,7 @@ impl Data {
         let Some(takes) = &input.takes else { return Ok(()) };
         let Some(wrong) = tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))) else { return Ok(()) };
         let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
-        let position = file.position(&self.inputs[from], step, wrong as u64, *longer);
+        let position = file.position(&self.inputs[from], self.start(file, &self.inputs[from], step), wrong as u64, *longer);
         let (file, value, input, takes) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone(), takes.clone());
         let token = |position| DataError::Token { file: file.clone(), position, value, input: input.clone(), takes: takes.clone() };
         Err(match &self.sources[k] {

@@ -306,6 +306,49 @@ fn all_that_steps_will_read_is_looked_at_before_them() {
     assert_eq!((stream(11, 12), stream(60_000, 50_000)), (Ok(()), Ok(())));
 }
 
+/// A run with another number of sequences a step reads on where the data was.
+#[test]
+fn data_is_read_on_from_where_other_steps_have_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, array) = (dir.path().join("text"), dir.path().join("x.npy"));
+    fs::write(&text, "abcdefghijklmnopqrstuvwxyz").unwrap();
+    npy(&array, "<i4", "(4, 2, 4)", &int32(0..32));
+    let mut job = job(256);
+    job.global_batch = 2;
+    let from = |file, start| open(&job, file).unwrap().from(start);
+    let first = |file, start, step| from(file, start).unwrap().batch(step).unwrap()[0].data[0];
+    assert_eq!([(0, 0), (3, 6), (3, 5), (3, 12)].map(|start| first(&text, start, 3)), [b's', b's', b'p', b'm'].map(f64::from));
+    assert_eq!([(0, 0), (3, 6), (3, 4), (1, 4)].map(|start| first(&array, start, 1)), [8.0, 8.0, 0.0, 16.0]);
+    assert_eq!([(0, 0), (3, 4), (1, 4)].map(|start| from(&array, start).unwrap().end()), [Some(4), Some(5), Some(3)]);
+    let error = from(&array, (3, 5)).err().unwrap().to_string();
+    assert!(error.starts_with("5 sequences were read, which is in the midst of a step of 2"), "{error}");
+    let error = from(&array, (1, 4)).unwrap().batch(3).unwrap_err().to_string();
+    assert!(error.ends_with("has 4 steps; step 5 was asked for"), "{error}");
+}
+
+#[test]
+fn a_file_is_known_again_by_its_length_its_samples_and_how_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let job = job(256);
+    let mark = |file: &Path, encoding| Data::open(&job, &[Spec::parse(&file.display().to_string(), encoding)]).unwrap().marks().remove(0);
+    let same = |encoding| mark(&a, Encoding::Bytes).hash == mark(&b, encoding).hash;
+    for bytes in [100, 9 << 20] {
+        let mut text: Vec<u8> = (0..bytes).map(|k: u32| (k * 7 >> 3) as u8).collect();
+        fs::write(&a, &text).unwrap();
+        fs::write(&b, &text).unwrap();
+        assert!(same(Encoding::Bytes) && !same(Encoding::U16));
+        assert_eq!((mark(&b, Encoding::Bytes).bytes, mark(&b, Encoding::Bytes).input), (u64::from(bytes), "tokens".into()));
+        // The last byte is in a sample; so is a byte that is missing somewhere.
+        *text.last_mut().unwrap() ^= 1;
+        fs::write(&b, &text).unwrap();
+        assert!(!same(Encoding::Bytes));
+        text.remove(50);
+        fs::write(&b, &text).unwrap();
+        assert!(!same(Encoding::Bytes));
+    }
+}
+
 #[test]
 fn inputs_are_fed_by_name() {
     let dir = tempfile::tempdir().unwrap();

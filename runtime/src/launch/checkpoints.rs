@@ -2,15 +2,14 @@
 //! that is not called anything yet; when all have, the manifest follows, and the directory gets its name.
 
 use super::error::RunError;
-use super::progress::{Note, RunEvent, Saved};
 use super::options::RunOptions;
+use super::progress::{Note, RunEvent, Saved};
 use super::save::Existing;
 use crate::artifact::Artifact;
 use crate::checkpoint::{Catalog, MANIFEST, Manifest, Owners, step_name, steps};
 use crate::paths;
 use crate::protocol::{Event, Orders, Saves};
 use crate::weights::Mark;
-use ir::program::Job;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,7 +100,7 @@ impl Checkpoints {
             every: options.save_seconds,
             since: None,
             catalog: Arc::new(catalog),
-            manifest: Arc::new(manifest(&artifact.job, artifact.id.clone(), orders.steps)),
+            manifest: Arc::new(Manifest::of(&artifact.job, Mark::default(), Some(orders.conditions.clone()), artifact.id.clone())),
             others,
             open: BTreeMap::new(),
             naming: None,
@@ -243,11 +242,6 @@ impl Drop for Checkpoints {
         let _ = self.naming.take().map(JoinHandle::join);
         let _ = forget(&self.saves.dir, &self.saves.prefix());
     }
-}
-
-/// Before a run has come to anything.
-fn manifest(job: &Job, artifact: String, steps: u64) -> Manifest {
-    Manifest::of(job, Mark::default(), steps, artifact)
 }
 
 /// Takes the directory for this process, as long as the file is open; none where the file system cannot do that.

@@ -1,5 +1,6 @@
 //! Why there is no run, or why it ended.
 
+use crate::conditions::Change;
 use crate::data::DataError;
 use crate::gpu::cuda::Unavailable;
 use crate::weights::WeightsError;
@@ -22,6 +23,14 @@ pub enum RunError {
     Network(io::Error),
     #[error("`{}` was saved after step {done} and {steps} steps are asked for, counted from the first: nothing is left to do", .file.display())]
     Done { file: PathBuf, done: u64, steps: u64 },
+    #[error(
+        "this run cannot become what that of `{}` would have been:{}\n\
+         --allow-changed {} goes on with what is here",
+        .file.display(),
+        .changes.iter().map(|(_, what)| format!("\n  {what}")).collect::<String>(),
+        .changes.iter().map(|(change, _)| change.name()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(",")
+    )]
+    Changed { file: PathBuf, changes: Vec<(Change, String)> },
     #[error("`{}` is compiled for {target}, which the device `{device}` does not run: {can} does", .dir.display())]
     Device { dir: PathBuf, target: String, device: &'static str, can: String },
     #[error("`{}` is compiled for {target}, but {cause}; --device emulated runs it slowly without one", .dir.display())]

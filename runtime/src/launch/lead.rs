@@ -49,7 +49,7 @@ impl Lead {
             Some(_) | None => Reached::ByProcess,
         };
         // Laid out only: ranks write what the run comes to.
-        let mark = Mark { step: orders.steps, seed: orders.seed, scaling: None };
+        let mark = Mark { step: orders.steps, seed: orders.seed, ..Mark::default() };
         let weights = match &options.save_weights {
             Some(file) => Some(Target::create(file, &weights::Layout::new(&artifact.job), &reached, &[])?),
             None => None,
@@ -57,7 +57,7 @@ impl Lead {
         let state = match &options.save_state {
             Some(file) => {
                 let others: Vec<&Target> = weights.iter().collect();
-                Some(Target::create(file, &weights::Layout::of_run(&artifact.job, &mark), &reached, &others)?)
+                Some(Target::create(file, &weights::Layout::of_run(&artifact.job, &mark, Some(&orders.conditions)), &reached, &others)?)
             }
             None => None,
         };

@@ -2,6 +2,7 @@
 
 use super::save::Existing;
 use super::stop::StopRequest;
+use crate::conditions::Change;
 use crate::data::Spec;
 use crate::executor::Order;
 use crate::protocol::OnNonfinite;
@@ -37,6 +38,8 @@ pub struct RunOptions {
     pub init: Option<PathBuf>,
     /// What `save_state` wrote, or the directory of a checkpoint: the run goes on after that step, with that run's seed.
     pub resume: Option<PathBuf>,
+    /// What of this run may be another than that had.
+    pub allowed: Vec<Change>,
     /// The directory of checkpoints.
     pub save: Option<PathBuf>,
     /// There is one after each step that is a multiple of it, and after the last; 0 is then only.
@@ -90,6 +93,7 @@ impl RunOptions {
             exit_duration: None,
             init: None,
             resume: None,
+            allowed: vec![],
             save: None,
             save_interval: 0,
             save_seconds: None,

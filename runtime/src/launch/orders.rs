@@ -4,11 +4,13 @@ use super::error::RunError;
 use super::options::RunOptions;
 use crate::artifact::Artifact;
 use crate::checkpoint;
-use crate::data::{self, Spec};
+use crate::conditions::{Conditions, model_changes};
+use crate::data::{self, Data, Spec};
 use crate::gpu::{cuda, nccl};
 use crate::profile::{WARM_UP, Window};
 use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
+use crate::weights::Resumed;
 use std::path::PathBuf;
 
 /// The device that was asked for, if it runs what was compiled, or the usual one.
@@ -80,6 +82,9 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let training = (options.steps != Some(0)).then_some(&options.data[..]);
     let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
     let [data, valid] = data::open_checked(job, training, valid)?;
+    let resume = options.resume.as_ref().map(|file| Ok::<_, RunError>((file, checkpoint::resume(file, job)?))).transpose()?;
+    let start = resume.as_ref().map(|(_, r)| (r.mark.step, r.mark.sequences.unwrap_or(r.mark.step * job.global_batch)));
+    let data = data.map(|data| data.from(start.unwrap_or_default())).transpose()?;
     let steps = match (options.steps, &data) {
         (_, None) => 0,
         (given, Some(data)) => {
@@ -95,14 +100,20 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     if let Some(file) = &options.init {
         checkpoint::weights(file, job)?;
     }
-    let resume = match &options.resume {
+    let conditions = Conditions::new(job, data.as_ref().map_or(vec![], Data::marks), steps);
+    let resume = match resume {
         None => None,
-        Some(file) => {
-            let (_, mark) = checkpoint::resume(file, job)?;
+        Some((file, Resumed { mark, model, conditions: was, .. })) => {
             // After the last step there may still be files to write of it.
             let writes = options.save_weights.is_some() || options.save_state.is_some();
             if mark.step > steps || mark.step == steps && !writes {
                 return Err(RunError::Done { file: file.clone(), done: mark.step, steps });
+            }
+            let mut changes: Vec<_> = model.iter().filter_map(|was| model_changes(was, job)).collect();
+            changes.extend(was.iter().flat_map(|was| conditions.changes(was, mark.step)));
+            changes.retain(|(change, _)| !options.allowed.contains(change));
+            if !changes.is_empty() {
+                return Err(RunError::Changed { file: file.clone(), changes });
             }
             Some((absolute(file)?, mark))
         }
@@ -126,6 +137,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         eval_interval: options.eval_interval,
         eval_batches: options.eval_batches,
         steps,
+        conditions,
         exit_interval: options.exit_interval,
         init: options.init.as_ref().map(absolute).transpose()?,
         save_weights: saved(&options.save_weights)?,

@@ -7,17 +7,22 @@ use super::plan::{self, Hello};
 use super::process::Said;
 use super::ranks::{place, waits};
 use super::sensible::Course;
+use crate::conditions::Conditions;
 use crate::executor::Order;
 use crate::profile::{self, Profile, Window};
 use crate::protocol::{Event, OnNonfinite, Orders};
 use crate::target::DeviceKind;
 use crate::world::World;
+use ir::model::{Decay, Schedule};
+use ir::op::Real;
 use ir::program::Job;
 use std::io;
 
 /// The orders of a run of four steps, of which all are timed.
 fn orders() -> Orders {
+    let schedule = Schedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0 };
     Orders {
+        conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule },
         artifact: "a.mcc".into(),
         id: String::new(),
         data: vec![],

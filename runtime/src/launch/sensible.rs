@@ -181,9 +181,9 @@ impl<'a> Course<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm::Ask;
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
+    use crate::shm::Ask;
     use ir::program::Phase;
 
     #[test]

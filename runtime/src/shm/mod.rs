@@ -14,17 +14,17 @@
 //! A rank that waits spins a little, then sleeps; every 50 ms it looks whether the run has ended. That no rank waits for ever is
 //! the launcher's business ([`Board`]).
 
+mod asked;
 mod layout;
 mod pending;
 mod segment;
-mod asked;
 mod wide;
 mod wires;
 
+pub use asked::{Ask, Begin};
 pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
-pub use asked::{Ask, Begin};
 pub use wires::{Receiver, Wires, take};
 
 use crate::comm::{CommError, Communicator, Exchange, Message, Position, Progress, Terms};

@@ -1,0 +1,126 @@
+//! What a run depends on beside its model, its seed and where it stands: a run that goes on with something else than it began with
+//! cannot become what it would have been, and whoever starts it is told before anything is trained.
+
+use crate::schedule::learning_rate;
+use ir::diag::Source;
+use ir::model::Schedule;
+use ir::program::Job;
+use ir::provenance::{Provenance, few};
+use serde::{Deserialize, Serialize};
+
+/// Most steps at which two learning rates are compared.
+const LOOKS: u64 = 1 << 12;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Of each input that a file feeds.
+    pub data: Vec<DataMark>,
+    /// Sequences of a step.
+    pub batch: u64,
+    /// The last step.
+    pub steps: u64,
+    pub schedule: Schedule,
+}
+
+/// By which the file of an input is known again, wherever it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataMark {
+    pub input: String,
+    /// What the user called it.
+    pub file: String,
+    pub bytes: u64,
+    /// BLAKE3 of how it is read, its length, and its bytes, or samples of them, in hexadecimal.
+    pub hash: String,
+}
+
+/// What may be another than the run had that it goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// The model's text or settings.
+    Model,
+    Data,
+    /// How many sequences a step has, so that steps are at other places of the data.
+    Batch,
+    /// The learning rate of steps that are to come.
+    Rate,
+}
+
+impl Change {
+    pub fn name(self) -> &'static str {
+        match self {
+            Change::Model => "model",
+            Change::Data => "data",
+            Change::Batch => "batch",
+            Change::Rate => "rate",
+        }
+    }
+}
+
+impl Conditions {
+    pub fn new(job: &Job, data: Vec<DataMark>, steps: u64) -> Conditions {
+        Conditions { data, batch: job.global_batch, steps, schedule: job.train.schedule }
+    }
+
+    /// What is another here than it was, of a run that has done so many steps, each with how.
+    pub fn changes(&self, was: &Conditions, done: u64) -> Vec<(Change, String)> {
+        let mut out = vec![];
+        // A run of no steps reads nothing.
+        if !self.data.is_empty() && !was.data.is_empty() {
+            out.extend(self.data_changes(was).into_iter().map(|what| (Change::Data, what)));
+        }
+        if self.batch != was.batch {
+            let what = format!("a step had {} sequences and has {}", was.batch, self.batch);
+            out.push((Change::Batch, what));
+        }
+        let apart = (self.steps.saturating_sub(done) / LOOKS).max(1);
+        let rate = |c: &Conditions, step| learning_rate(&c.schedule, step, c.steps);
+        if let Some(step) = (done + 1..=self.steps).step_by(apart as usize).find(|step| rate(self, *step) != rate(was, *step)) {
+            let ends = if self.steps == was.steps || self.schedule != was.schedule {
+                String::new()
+            } else {
+                format!(", as the run was to end after {} and ends after {}", was.steps, self.steps)
+            };
+            let what = format!("the learning rate of step {step} was to be {:.3e} and is {:.3e}{ends}", rate(was, step), rate(self, step));
+            out.push((Change::Rate, what));
+        }
+        out
+    }
+
+    fn data_changes(&self, was: &Conditions) -> Vec<String> {
+        let find = |list: &[DataMark], input: &str| list.iter().find(|d| d.input == input).cloned();
+        let here = self.data.iter().filter_map(|now| match find(&was.data, &now.input) {
+            None => Some(format!("`{}` had no file and has `{}`", now.input, now.file)),
+            Some(before) if before.hash == now.hash => None,
+            Some(before) if before.bytes != now.bytes => {
+                Some(format!("`{}` was `{}` of {} bytes and is `{}` of {}", now.input, before.file, before.bytes, now.file, now.bytes))
+            }
+            Some(before) => {
+                Some(format!("`{}` was `{}` and is `{}`, which has other content or is read in another way", now.input, before.file, now.file))
+            }
+        });
+        let gone =
+            was.data.iter().filter(|d| find(&self.data, &d.input).is_none()).map(|d| format!("`{}` was `{}` and has no file", d.input, d.file));
+        here.chain(gone).collect()
+    }
+}
+
+/// What is another in a job's model than it was.
+pub fn model_changes(was: &Provenance, job: &Job) -> Option<(Change, String)> {
+    let now = Provenance::of(job);
+    let mut what = if was.model == now.model { vec![] } else { vec![format!("`{}` (here `{}`)", was.model, now.model)] };
+    what.extend(was.differences(&job.settings));
+    // The first is the model's own, whatever its file is called.
+    for k in 0..was.texts.len().max(now.texts.len()) {
+        match (was.texts.get(k), now.texts.get(k)) {
+            (Some(a), Some(b)) if a.text == b.text => {}
+            (Some(a), Some(b)) => {
+                let same = a.text.lines().zip(b.text.lines()).take_while(|(a, b)| a == b).count();
+                what.push(format!("`{}` from line {} on", b.name, same + 1));
+            }
+            (Some(Source { name, .. }), None) => what.push(format!("`{name}`, which is no part of it here")),
+            (None, Some(Source { name, .. })) => what.push(format!("`{name}`, which was no part of it")),
+            (None, None) => {}
+        }
+    }
+    (!what.is_empty()).then(|| (Change::Model, format!("the model was another: {}", few(&what).join(", "))))
+}
