@@ -334,7 +334,7 @@ fn a_file_is_known_again_by_its_length_its_samples_and_how_it_is_read() {
     let mark = |file: &Path, encoding| Data::open(&job, &[Spec::parse(&file.display().to_string(), encoding)]).unwrap().marks().remove(0);
     let same = |encoding| mark(&a, Encoding::Bytes).hash == mark(&b, encoding).hash;
     for bytes in [100, 9 << 20] {
-        let mut text: Vec<u8> = (0..bytes).map(|k: u32| (k * 7 >> 3) as u8).collect();
+        let mut text: Vec<u8> = (0..bytes).map(|k: u32| ((k * 7) >> 3) as u8).collect();
         fs::write(&a, &text).unwrap();
         fs::write(&b, &text).unwrap();
         assert!(same(Encoding::Bytes) && !same(Encoding::U16));
