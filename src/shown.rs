@@ -1,7 +1,7 @@
 //! What a run says of its steps: a line now and then, or one that moves on a terminal.
 
 use crate::print::{note, progress};
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::launch::{Note, Progress, Saved};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ pub struct Shown {
     moves: bool,
     bar: Option<ProgressBar>,
     last: Option<Instant>,
+    /// The first step that was seen, and when.
+    first: Option<(u64, Instant)>,
 }
 
 impl Shown {
@@ -34,7 +36,7 @@ impl Shown {
     pub fn new(verbosity: Verbosity, interval: Option<u64>) -> Shown {
         let is_terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
         let moves = interval.is_none() && verbosity == Verbosity::Usual && is_terminal && escapes();
-        Shown { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None }
+        Shown { verbosity, interval: interval.unwrap_or(INTERVAL), moves, bar: None, last: None, first: None }
     }
 
     pub fn note(&self, note: &Note) {
@@ -51,6 +53,7 @@ impl Shown {
             return;
         }
         let text = line(p, self.verbosity);
+        let (first, begun) = *self.first.get_or_insert_with(|| (p.step, Instant::now()));
         if self.moves {
             let bar = self.bar.get_or_insert_with(|| {
                 let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left").expect("invariant: the template is right");
@@ -63,7 +66,11 @@ impl Shown {
         let is_first = self.last.is_none();
         let slow = self.last.is_some_and(|t| t.elapsed() > SLOW);
         if is_first || p.step == p.steps || p.step.is_multiple_of(self.interval) || p.valid_loss.is_some() || p.skipped || slow {
-            progress!("step {:>6}/{}  {text}", p.step, p.steps);
+            // Of the steps since the first, which may have been slower.
+            let left = (p.step > first && p.step < p.steps)
+                .then(|| begun.elapsed().mul_f64((p.steps - p.step) as f64 / (p.step - first) as f64))
+                .map_or(String::new(), |left| format!("  {} left", HumanDuration(left)));
+            progress!("step {:>6}/{}  {text}{left}", p.step, p.steps);
             self.last = Some(Instant::now());
         }
     }
@@ -108,8 +115,18 @@ fn saved_line(saved: &Saved) -> String {
 
 fn line(p: &Progress, verbosity: Verbosity) -> String {
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.4}"));
-    let mut text =
-        format!("loss {}  grad norm {}  lr {:.2e}  {:.0} tokens/s  {:.1} ms", number(p.loss), number(p.grad_norm), p.lr, p.tokens_per_s, p.step_ms);
+    let rate = |tokens: f64| HumanCount(tokens.round() as u64);
+    let mut text = format!("loss {}  grad norm {}  lr {:.2e}  {} tokens/s", number(p.loss), number(p.grad_norm), p.lr, rate(p.tokens_per_s));
+    if p.ranks > 1 {
+        text += &format!(" ({} a rank)", rate(p.tokens_per_s / p.ranks as f64));
+    }
+    if let Some(mfu) = p.mfu {
+        text += &format!("  MFU {:.1} %", 100.0 * mfu);
+    }
+    if p.memory_bytes > 0 {
+        text += &format!("  {}", HumanBytes(p.memory_bytes));
+    }
+    text += &format!("  {:.1} ms", p.step_ms);
     if let Some(v) = p.valid_loss {
         text += &format!("  held-out loss {v:.4}");
     }

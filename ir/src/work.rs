@@ -3,6 +3,7 @@
 use crate::graph::{Type, Value};
 use crate::kernel::Kernel;
 use crate::op::{Attention, Op};
+use crate::program::{Action, Body, Job, Stage};
 use serde::Serialize;
 
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
@@ -57,6 +58,25 @@ impl Work {
         };
         Work { flops: body.values().map(|v| flops(kernel, v, seen)).sum(), bytes: read.sum::<u64>() + written.sum::<u64>() }
     }
+}
+
+/// What a training step of all ranks does in matrix products and attention, as the field counts it: a forward pass, and twice as much
+/// for its gradients. What is computed again does not count, nor do keys that a mask hides.
+pub fn model_flops(job: &Job) -> u64 {
+    let of_kernel: Vec<u64> = job.kernels.iter().map(|k| Work::needed(k).flops).collect();
+    let of_body = |body: &Body| {
+        let launched = body.commands.iter().filter_map(|c| match &c.action {
+            Action::Launch { kernel, .. } => Some(of_kernel[kernel.index()]),
+            _ => None,
+        });
+        launched.fold(0, u64::saturating_add)
+    };
+    let of_stage = |stage: &Stage| {
+        let bodies: Vec<u64> = job.programs[stage.program as usize].bodies.iter().map(of_body).collect();
+        stage.schedule.eval.iter().map(|call| bodies[call.body.index()]).fold(0, u64::saturating_add)
+    };
+    let ranks = job.mesh.world() / job.stages.len().max(1) as u64;
+    job.stages.iter().map(of_stage).fold(0, u64::saturating_add).saturating_mul(3 * ranks)
 }
 
 fn bytes(kernel: &Kernel, ty: &Type) -> u64 {

@@ -6,6 +6,7 @@ use crate::executor::named;
 use crate::protocol::{Blamed, StepEvent};
 use ir::op::DType;
 use ir::program::Job;
+use ir::work::model_flops;
 use std::collections::BTreeMap;
 
 /// Puts together what ranks say about the same step.
@@ -13,6 +14,8 @@ pub(super) struct Gather<'a> {
     job: &'a Job,
     steps: u64,
     tokens: f64,
+    /// Of the peak of all devices, what the arithmetic of a step is per second.
+    share: Option<f64>,
     /// By step: events that have come, until all have.
     open: BTreeMap<u64, Vec<StepEvent>>,
     nonfinite: Option<(u64, Vec<String>)>,
@@ -22,14 +25,24 @@ pub(super) struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    pub(super) fn new(job: &'a Job, steps: u64) -> Self {
+    /// `peak` is of all ranks: operations a second.
+    pub(super) fn new(job: &'a Job, steps: u64, peak: Option<f64>) -> Self {
         // Tokens are the elements of the first input of whole numbers; without one, rows count.
         let tokens = job.inputs.iter().find(|i| i.dtype == DType::I32).map_or(job.global_batch, |i| i.dims.iter().map(|d| d.size).product());
-        Gather { job, steps, tokens: tokens as f64, open: BTreeMap::new(), nonfinite: None, blame: None, skipped: None }
+        Gather {
+            job,
+            steps,
+            tokens: tokens as f64,
+            share: peak.filter(|p| *p > 0.0).map(|peak| model_flops(job) as f64 / peak),
+            open: BTreeMap::new(),
+            nonfinite: None,
+            blame: None,
+            skipped: None,
+        }
     }
 
     /// The step that is complete with this event.
-    pub(super) fn step(&mut self, event: StepEvent) -> Option<Progress> {
+    pub(super) fn step(&mut self, event: StepEvent, memory_bytes: u64) -> Option<Progress> {
         let step = event.step;
         let events = self.open.entry(step).or_default();
         events.push(event);
@@ -52,6 +65,9 @@ impl<'a> Gather<'a> {
             lr: events[0].learning_rate,
             tokens_per_s: self.tokens / (step_ms / 1e3).max(1e-9),
             step_ms,
+            mfu: self.share.map(|share| share / (step_ms / 1e3).max(1e-9)),
+            memory_bytes,
+            ranks: self.job.mesh.world(),
             valid_loss,
             loss_scale: events[0].loss_scale,
             skipped: events.iter().any(|e| e.skipped),

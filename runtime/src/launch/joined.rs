@@ -6,7 +6,7 @@
 
 use super::control::{BEAT, Down, TAKES, Up, from_bytes, to_bytes};
 use super::error::{RunError, RunFailure};
-use super::lead::{Lead, TICK, ceilings, conduct};
+use super::lead::{Lead, Limits, TICK, conduct};
 use super::options::RunOptions;
 use super::orders::nccl_id;
 use super::plan::{self, Hello, Memory, MemoryPlace, Plan, host};
@@ -115,7 +115,7 @@ pub fn run(
     let (Memory { file: memory, segment }, _) = met.round(opened, |_| vec![], |_, _, _| Ok(vec![]))?;
 
     // All at the same time, as they will run.
-    let ceilings = ceilings(&orders, world.size, world.rank..world.rank + 1);
+    let limits = Limits::new(&orders, world.size, world.rank..world.rank + 1);
     let segment = Arc::new(segment);
     let board = Board { segment: &segment, layout: &layout };
     let (say, said) = mpsc::channel();
@@ -132,7 +132,7 @@ pub fn run(
             let hosts = spread.places.iter().skip(1).map(|p| p.host.clone());
             ranks.start(&options.rank_binary, &memory).map_err(started)?;
             links.into_iter().zip(hosts).try_for_each(|(link, host)| ranks.link(link, host)).map_err(started)?;
-            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, ceilings, observe)
+            conduct(artifact, options, lead.take().expect("invariant: rank 0 leads"), ranks, limits, observe)
         }
         Star::Spoke(link) => follow(artifact, options, world, link, board, &memory, (say, said)).map(|ended| Summary { ended, ..Summary::default() }),
     };

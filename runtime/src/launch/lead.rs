@@ -13,12 +13,15 @@ use super::save::{Existing, Reached, Target, replaceable};
 use super::sensible::Course;
 use super::stop::Ended;
 use crate::artifact::Artifact;
+use crate::executor::arena_bytes;
+use crate::gpu::cuda;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, Orders, Saves, Spread};
 use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
+use ir::program::{Arena, Job};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -83,15 +86,16 @@ pub fn conduct(
     options: &RunOptions,
     lead: Lead,
     ranks: Ranks,
-    ceilings: Option<Ceilings>,
+    limits: Limits,
     observe: &mut dyn FnMut(RunEvent),
 ) -> Result<Summary, RunError> {
     let Lead { orders, mut metrics, weights, state, mut checkpoints } = lead;
     // Dropped before what they write to.
     let mut ranks = ranks;
-    let mut gather = Gather::new(&artifact.job, orders.steps);
+    let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
     let mut course = Course::new(&artifact.job, &orders);
-    let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, ceilings));
+    let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
+    let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
@@ -107,7 +111,7 @@ pub fn conduct(
         match ranks.listen(TICK).map(|said| course.believed(said)) {
             None => {}
             Some(Said::Event(_, Event::Step(event))) => {
-                if let Some(step) = gather.step(event) {
+                if let Some(step) = gather.step(event, device.unwrap_or_else(|| ranks.memory())) {
                     checkpoints.iter_mut().for_each(Checkpoints::trained);
                     notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
                     notes.drain(..).for_each(|note| observe(RunEvent::Note(note)));
@@ -181,8 +185,44 @@ pub fn conduct(
     Ok(summary)
 }
 
-/// What the threads of these ranks, which are on this machine, can do at most, if that is asked for.
-pub fn ceilings(orders: &Orders, world: u64, ranks: Range<u64>) -> Option<Ceilings> {
-    orders.profile.filter(|_| orders.device == DeviceKind::Cpu)?;
-    Some(profile::measure(&ranks.map(|r| orders.threads(r, world)).collect::<Vec<_>>()))
+/// What ranks can do at most.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// Of a rank on this machine, if the run is profiled.
+    ceilings: Option<Ceilings>,
+    /// Operations a second of all ranks, if all are like those of this machine.
+    peak: Option<f64>,
+}
+
+/// Measurements of a peak: it is shown with every step, and nothing depends on it.
+const ROUNDS: usize = 4;
+
+impl Limits {
+    /// With these ranks on this machine.
+    pub fn new(orders: &Orders, world: u64, ranks: Range<u64>) -> Limits {
+        let threads = || ranks.map(|r| orders.threads(r, world)).collect::<Vec<_>>();
+        match orders.device {
+            DeviceKind::Cpu if orders.steps == 0 => Limits::default(),
+            DeviceKind::Cpu if orders.profile.is_some() => {
+                let ceilings = profile::measure(&threads());
+                Limits { peak: Some(ceilings.flops * world as f64), ceilings: Some(ceilings) }
+            }
+            DeviceKind::Cpu => Limits { peak: Some(profile::flops(&threads(), ROUNDS) * world as f64), ceilings: None },
+            // Ranks of a machine that share a GPU share its peak.
+            DeviceKind::Cuda => {
+                let count = cuda::probe().unwrap_or(1);
+                let gpus = orders.spread.as_ref().map_or(world.min(count), |_| world);
+                Limits { peak: cuda::describe().ok().and_then(|gpu| gpu.peak()).map(|peak| peak * gpus as f64), ceilings: None }
+            }
+            DeviceKind::Emulated | DeviceKind::Reference => Limits::default(),
+        }
+    }
+}
+
+/// Bytes of a GPU that the rank takes which takes the most.
+fn planned(job: &Job) -> u64 {
+    let of_device = |bytes: [u64; Arena::ALL.len()]| {
+        Arena::ALL.iter().zip(bytes).filter(|(arena, _)| **arena != Arena::Host && **arena != Arena::Staging).map(|(_, n)| n).sum()
+    };
+    (0..job.mesh.world()).map(|rank| of_device(arena_bytes(job, rank))).max().unwrap_or(0)
 }

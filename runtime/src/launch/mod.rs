@@ -35,7 +35,7 @@ pub use stop::{Ended, StopRequest};
 use crate::artifact::Artifact;
 use crate::protocol::{self, Orders};
 use crate::shm::{Board, Layout, Segment};
-use lead::{Lead, ceilings, conduct};
+use lead::{Lead, Limits, conduct};
 use orders::{nccl_id, orders};
 use ranks::Ranks;
 use std::sync::mpsc;
@@ -53,7 +53,7 @@ pub fn run(artifact: &Artifact, options: &RunOptions, observe: &mut dyn FnMut(Ru
     let orders = orders?;
     let nccl = nccl_id(&orders, options)?;
     let world = artifact.job.mesh.world();
-    let ceilings = ceilings(&orders, world, 0..world);
+    let limits = Limits::new(&orders, world, 0..world);
     let lead = Lead::new(artifact, options, Orders { nccl, ..orders })?;
     let (job, said) = (&artifact.job, protocol::pack(&lead.orders, 0));
     let layout = Layout::new(job, &artifact.manifest.target, said.len() as u64);
@@ -64,5 +64,5 @@ pub fn run(artifact: &Artifact, options: &RunOptions, observe: &mut dyn FnMut(Ru
         let started = ranks.start(&options.rank_binary, &memory);
         started.map_err(|cause| RunError::Start { binary: options.rank_binary.clone(), cause })?;
     }
-    conduct(artifact, options, lead, ranks, ceilings, observe)
+    conduct(artifact, options, lead, ranks, limits, observe)
 }

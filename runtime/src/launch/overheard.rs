@@ -50,14 +50,14 @@ fn orders() -> Orders {
 /// What rank 0's process makes of what others say of their ranks, word after word; each begins with a byte that is taken as the rank.
 pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let orders = orders();
-    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, orders.steps));
+    let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, orders.steps, None));
     let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
     while let Some((rank, rest)) = bytes.split_first()
         && let Ok((up, rest)) = postcard::take_from_bytes::<Up>(rest)
     {
         bytes = rest;
         match course.believed(up.said(u64::from(*rank) % job.mesh.world())) {
-            Said::Event(_, Event::Step(event)) => drop(gather.step(event)),
+            Said::Event(_, Event::Step(event)) => drop(gather.step(event, 0)),
             Said::Event(rank, Event::NonFinite { step, reports, blame }) => gather.nonfinite(rank, step, &reports, blame),
             Said::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
             Said::Event(rank, Event::Profile(part)) => profile.add(rank, part),

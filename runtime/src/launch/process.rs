@@ -36,6 +36,8 @@ pub struct Pulse {
     pub still: u32,
     /// It was stopped by a signal.
     pub stopped: bool,
+    /// Bytes of memory that it has.
+    pub memory: u64,
 }
 
 /// How a process ended, and where it was.
@@ -98,7 +100,7 @@ impl Process {
     /// Looks for signs of life. To be called at even intervals: looks are counted, so a launcher that was stopped itself accuses nobody.
     pub fn pulse(&mut self, board: &Board) -> Pulse {
         let status = board.status(self.rank);
-        let (ticks, state) = cpu_time(self.child.id());
+        let (ticks, state, memory) = usage(self.child.id());
         // A rank that waits wakes now and then to look whether the run has ended.
         let waits = status.waits.is_some();
         let sign = Sign { progress: status.progress, ticks: if waits { self.sign.ticks } else { ticks } };
@@ -109,7 +111,7 @@ impl Process {
             State::Stopped | State::Ready | State::Other => self.still + 1,
         };
         self.sign = sign;
-        Pulse { status, still: self.still, stopped: state == State::Stopped }
+        Pulse { status, still: self.still, stopped: state == State::Stopped, memory }
     }
 
     /// How it ended, once its pipe is closed.
@@ -149,7 +151,7 @@ enum State {
 }
 
 /// Time that a process has had on cores, and its state: fields of `/proc/PID/stat` (proc_pid_stat(5)).
-fn cpu_time(pid: u32) -> (u64, State) {
+fn usage(pid: u32) -> (u64, State, u64) {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let number = |k: usize| fields.get(k).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
@@ -159,5 +161,5 @@ fn cpu_time(pid: u32) -> (u64, State) {
         Some("D") => State::Disk,
         Some(_) | None => State::Other,
     };
-    (number(11) + number(12), state)
+    (number(11) + number(12), state, number(21) * rustix::param::page_size() as u64)
 }

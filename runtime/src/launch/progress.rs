@@ -18,6 +18,13 @@ pub struct Progress {
     pub lr: f64,
     pub tokens_per_s: f64,
     pub step_ms: f64,
+    /// Of the devices' peak, what the model's own arithmetic comes to; none where the peak is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// Bytes of the rank that has the most: of its process, or of its part of a GPU, where it runs on one.
+    pub memory_bytes: u64,
+    #[serde(skip)]
+    pub ranks: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub valid_loss: Option<f64>,
     /// What the loss was multiplied by for the backward pass.

@@ -268,6 +268,11 @@ impl<'a> Ranks<'a> {
             .collect()
     }
 
+    /// The most bytes of memory that a rank had when it was last looked at.
+    pub fn memory(&self) -> u64 {
+        self.ranks.iter().map(|r| r.pulse.memory).max().unwrap_or(0)
+    }
+
     /// Looks for signs of life; without any for so many looks, a rank that computes is stuck. Ranks that all wait are deadlocked,
     /// but only after [`DEADLOCK`] times as many looks: the compiler has proved that programs cannot deadlock, and a core that
     /// a crowded machine takes away for seconds looks just the same. To be called once a `tick`.
@@ -290,7 +295,7 @@ impl<'a> Ranks<'a> {
             if held.life != Life::Running {
                 continue;
             }
-            let Pulse { status, still, stopped } = &held.pulse;
+            let Pulse { status, still, stopped, .. } = &held.pulse;
             running += 1;
             // A rank may have been stopped while it waited.
             let stopped = *stopped || status.waits.is_none();

@@ -29,21 +29,36 @@ const BYTES: usize = 512 << 20;
 /// # Panics
 /// If a thread cannot start.
 pub fn measure(ranks: &[Threads]) -> Ceilings {
+    let threads: usize = ranks.iter().map(|t| t.count).sum();
+    let length = (BYTES / 4 / threads).next_multiple_of(BLOCK);
+    let bytes = best(ranks, ROUNDS, |barrier| {
+        let mut array = vec![1f32; length];
+        (0..ROUNDS).map(|_| rate(barrier, || change(&mut array))).collect()
+    });
+    Ceilings { flops: flops(ranks, ROUNDS), bytes }
+}
+
+/// [`Ceilings::flops`] alone, of so many measurements of about ten milliseconds.
+///
+/// # Panics
+/// If a thread cannot start.
+pub fn flops(ranks: &[Threads], rounds: usize) -> f64 {
+    best(ranks, rounds, |barrier| (0..rounds).map(|_| rate(barrier, || multiply_add(TURNS))).collect())
+}
+
+/// The best round of all threads together, a rank. `of_thread` gives a thread's rates.
+fn best(ranks: &[Threads], rounds: usize, of_thread: impl Fn(&Barrier) -> Vec<f64> + Sync) -> f64 {
     let cores: Vec<Option<usize>> = ranks.iter().flat_map(|t| (0..t.count).map(|k| t.cores.as_ref().and_then(|c| c.get(k).copied()))).collect();
     let barrier = Barrier::new(cores.len());
-    let length = (BYTES / 4 / cores.len()).next_multiple_of(BLOCK);
-    let of_thread = |core: Option<usize>| {
+    let pinned = |core: Option<usize>| {
         core.into_iter().for_each(pin);
-        let mut array = vec![1f32; length];
-        let flops = (0..ROUNDS).map(|_| rate(&barrier, || multiply_add(TURNS))).collect();
-        [flops, (0..ROUNDS).map(|_| rate(&barrier, || change(&mut array))).collect()]
+        of_thread(&barrier)
     };
-    let rates: Vec<[Vec<f64>; 2]> = std::thread::scope(|scope| {
-        let threads: Vec<_> = cores.iter().map(|core| scope.spawn(|| of_thread(*core))).collect();
+    let rates: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = cores.iter().map(|core| scope.spawn(|| pinned(*core))).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    let best = |k: usize| (0..ROUNDS).map(|round| rates.iter().map(|r| r[k][round]).sum::<f64>()).fold(0.0, f64::max) / ranks.len() as f64;
-    Ceilings { flops: best(0), bytes: best(1) }
+    (0..rounds).map(|round| rates.iter().map(|r| r[round]).sum::<f64>()).fold(0.0, f64::max) / ranks.len() as f64
 }
 
 /// What work says that it did, a second, when all threads begin at once.

@@ -10,7 +10,7 @@ mod named;
 pub mod table;
 pub mod trace;
 
-pub use ceilings::{Ceilings, measure};
+pub use ceilings::{Ceilings, flops, measure};
 pub(crate) use log::Log;
 pub use log::{Ran, now};
 

@@ -75,6 +75,26 @@ pub struct Described {
     pub bytes: u64,
 }
 
+impl Described {
+    /// Dense operations a second with factors in bf16, by the makers' data sheets, where they are known here.
+    pub fn peak(&self) -> Option<f64> {
+        let peaks = [
+            ("B200", 2250e12),
+            ("H100 PCIe", 756e12),
+            ("H100 NVL", 835e12),
+            ("H200 NVL", 835e12),
+            ("H100", 989.4e12),
+            ("H200", 989.4e12),
+            ("A100", 312e12),
+            ("L40S", 362e12),
+            ("L4", 121e12),
+        ];
+        // As a word: an L4 is no L40.
+        let is = |name: &str| format!("{} ", self.name.replace('-', " ")).contains(&format!("{name} "));
+        peaks.iter().find(|p| is(p.0)).map(|p| p.1)
+    }
+}
+
 /// The first GPU.
 ///
 /// # Errors
@@ -139,5 +159,12 @@ mod tests {
         assert_eq!(Unavailable::Old(11_080).to_string(), "the NVIDIA driver supports CUDA 11.8, mcc needs 12.0 or newer");
         // Whatever this machine has, asking is no panic.
         assert!(probe().map_or_else(|e| !e.to_string().contains('\n'), |count| count > 0));
+    }
+
+    #[test]
+    fn peaks_are_those_of_the_named_gpus() {
+        let peak = |name: &str| Described { name: name.into(), capability: [0; 2], bytes: 0 }.peak();
+        assert_eq!(["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 PCIe", "NVIDIA L4"].map(peak), [989.4e12, 312e12, 756e12, 121e12].map(Some));
+        assert_eq!(["NVIDIA L40", "NVIDIA T4"].map(peak), [None; 2]);
     }
 }
