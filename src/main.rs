@@ -24,6 +24,7 @@ mod shown;
 mod signals;
 mod text;
 mod usage;
+mod watch;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};

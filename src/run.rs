@@ -6,6 +6,7 @@ use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
+use crate::watch::{self, Record, Watch};
 use crate::{Failure, idle};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
@@ -78,7 +79,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         keep: args.keep,
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
-        metrics: args.metrics.clone(),
+        metrics: watch::metrics(args),
         existing,
         profile: args.profile.then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,
@@ -123,7 +124,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         .into());
     }
     let mut shown = Shown::new(verbosity, args.log_interval);
-    let summary = restarted(&artifact, options, args.restarts, &mut shown);
+    let mut watch = Watch::new(args, &artifact, options.resume.is_some())?;
+    let summary = restarted(&artifact, options, args.restarts, &mut shown, &mut watch);
+    watch.ended(&summary);
     shown.end();
     let summary = match summary {
         Err(RunError::Done { .. }) if is_auto(args) => {
@@ -172,7 +175,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
 }
 
 /// Runs an artifact, again from its last checkpoint where ranks have failed.
-fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown: &mut Shown) -> Result<Summary, RunError> {
+fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown: &mut Shown, watch: &mut Watch) -> Result<Summary, RunError> {
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
     let mut count = 0;
@@ -180,20 +183,23 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
         // Steps that are in no checkpoint, and when that which they follow was done.
         let (mut since, mut done) = (Instant::now(), vec![]);
         let mut saved = None;
-        let outcome = launch::run(artifact, &options, &mut |event| match event {
-            RunEvent::Note(note) => shown.note(&note),
-            RunEvent::Step(p) => {
-                if std::mem::take(&mut first) {
-                    show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+        let outcome = launch::run(artifact, &options, &mut |event| {
+            watch.event(&event);
+            match event {
+                RunEvent::Note(note) => shown.note(&note),
+                RunEvent::Step(p) => {
+                    if std::mem::take(&mut first) {
+                        show(short_of_warm_up(schedule, p.steps).as_slice(), &Sources::default());
+                    }
+                    shown.step(p);
+                    done.push((p.step, Instant::now()));
                 }
-                shown.step(p);
-                done.push((p.step, Instant::now()));
-            }
-            RunEvent::Saved(s) => {
-                shown.saved(s);
-                since = done.iter().find(|(step, _)| *step == s.step).map_or(since, |(_, at)| *at);
-                done.retain(|(step, _)| *step > s.step);
-                saved = Some(s.dir.clone());
+                RunEvent::Saved(s) => {
+                    shown.saved(s);
+                    since = done.iter().find(|(step, _)| *step == s.step).map_or(since, |(_, at)| *at);
+                    done.retain(|(step, _)| *step > s.step);
+                    saved = Some(s.dir.clone());
+                }
             }
         });
         let failure = match outcome {
@@ -210,6 +216,14 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
             // What is there of metrics is this run's own.
             options.existing = Existing::Replace;
         }
+        watch.record(Record::Restarted {
+            why: failure.spelled(cli::help),
+            from: options.resume.as_ref().map(|dir| dir.display().to_string()),
+            steps: done.len() as u64,
+            seconds: since.elapsed().as_secs_f64(),
+            count,
+            most: restarts,
+        });
         shown.aside(|| {
             let from = options.resume.as_ref().map_or("the beginning".into(), |dir| format!("`{}`", dir.display()));
             note!("error: {}", failure.spelled(cli::help));

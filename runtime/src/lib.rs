@@ -21,6 +21,7 @@ pub mod gpu;
 pub mod host;
 mod hosted;
 pub mod launch;
+pub mod lines;
 pub mod loopback;
 mod memory_file;
 pub mod paths;

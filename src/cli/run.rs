@@ -123,7 +123,14 @@ pub struct RunArgs {
     /// One JSON object per step; a run that resumes appends to it
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// Replace what exists of --save, --save-weights, --save-state, --metrics and --trace; without it the run
+    /// All that a report of the run is made of (`mcc report DIR`): metrics.jsonl, as of --metrics, and run.jsonl, with what is run,
+    /// checkpoints, restarts and warnings. A run that resumes appends
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Where TensorBoard's event files go: `tensorboard --logdir DIR` shows the run while it trains
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard_dir: Option<PathBuf>,
+    /// Replace what exists of --save, --save-weights, --save-state, --metrics, --log-dir and --trace; without it the run
     /// is refused. What --load and --resume read may always be saved to
     #[arg(long)]
     pub force: bool,

@@ -3,10 +3,10 @@
 use super::error::RunError;
 use super::progress::Progress;
 use super::save::{Existing, replaceable};
-use crate::paths;
+use crate::lines::{Earlier, Lines};
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read};
+use std::path::Path;
 
 /// Whether a run begins, or goes on with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +17,7 @@ pub enum MetricsFrom {
 }
 
 #[derive(Debug)]
-pub struct Metrics {
-    /// What the user called it.
-    name: PathBuf,
-    /// None when it could not be written.
-    file: Option<File>,
-    /// Bytes of whole lines, of a regular file.
-    whole: u64,
-}
+pub struct Metrics(Lines);
 
 impl Metrics {
     /// Whether [`Metrics::create`] may, before it changes anything.
@@ -45,41 +38,17 @@ impl Metrics {
     /// # Errors
     /// What the file system says.
     pub fn create(name: &Path, from: MetricsFrom) -> io::Result<Metrics> {
-        let mut file = match from {
-            // What is no file, such as a pipe, has no lines that could stay.
-            MetricsFrom::Resumed if fs::metadata(name).map_or(true, |about| about.is_file()) => {
-                File::options().read(true).append(true).create(true).open(name)?
-            }
-            MetricsFrom::Start | MetricsFrom::Resumed => paths::create(name)?,
+        let earlier = match from {
+            MetricsFrom::Start => Earlier::Go,
+            MetricsFrom::Resumed => Earlier::Stay,
         };
-        let about = file.metadata()?;
-        let mut whole = if about.is_file() { about.len() } else { 0 };
-        if whole > 0 {
-            // Whoever wrote it may have been killed in the midst of a line.
-            let mut last = [b'\n'];
-            file.seek(SeekFrom::End(-1))?;
-            file.read_exact(&mut last)?;
-            if last != [b'\n'] {
-                file.write_all(b"\n")?;
-                whole += 1;
-            }
-        }
-        Ok(Metrics { name: name.to_path_buf(), file: Some(file), whole })
+        Lines::create(name, earlier).map(Metrics)
     }
 
-    /// Writes a step's line. If that fails, gives what to say of it, and writes no more: the file ends with a whole line.
+    /// Writes a step's line. If that fails, gives what to say of it, and writes no more.
     pub fn write(&mut self, step: &Progress) -> Option<String> {
-        let file = self.file.as_mut()?;
-        let line = serde_json::to_string(step).expect("invariant: plain data with text keys") + "\n";
-        let Err(cause) = file.write_all(line.as_bytes()) else {
-            self.whole += line.len() as u64;
-            return None;
-        };
-        if file.metadata().is_ok_and(|m| m.is_file()) {
-            let _ = file.set_len(self.whole);
-        }
-        self.file = None;
-        Some(format!("cannot write `{}`: {cause}; it has no metrics from step {} on, and training goes on", self.name.display(), step.step))
+        let cause = self.0.write(step)?;
+        Some(format!("cannot write `{}`: {cause}; it has no metrics from step {} on, and training goes on", self.0.name.display(), step.step))
     }
 }
 

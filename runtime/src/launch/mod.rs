@@ -28,6 +28,7 @@ mod stop;
 
 pub use error::{RunError, RunFailure};
 pub use options::{MEETING, PATIENCE, RunOptions};
+pub use plan::host;
 pub use progress::{Note, Progress, RunEvent, Saved, Summary};
 pub use save::{Existing, replaceable};
 pub use stop::{Ended, StopRequest};

@@ -72,6 +72,14 @@ pub enum Note {
     Detail(String),
 }
 
+impl Note {
+    pub fn text(&self) -> &str {
+        match self {
+            Note::Warning(text) | Note::Remark(text) | Note::Detail(text) => text,
+        }
+    }
+}
+
 /// What a run came to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {

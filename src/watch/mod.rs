@@ -1,0 +1,139 @@
+//! What a run leaves for whoever watches it or looks at it later: a directory with all that happened, and TensorBoard's events.
+//! It never ends a run: what cannot be written is said once.
+
+mod log;
+mod tensorboard;
+
+pub use log::{Began, How, METRICS, Record, Stamped};
+
+use crate::cli::{self, RunArgs};
+use crate::print::note;
+use anyhow::{Context, anyhow};
+use log::Log;
+use runtime::artifact::Artifact;
+use runtime::launch::{Ended, Existing, RunError, RunEvent, Summary, replaceable};
+use runtime::lines::Earlier;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use tensorboard::TensorBoard;
+
+/// Nothing is opened before the first step: a run that does not begin changes nothing.
+pub struct Watch<'a> {
+    log: File<'a, Log>,
+    board: File<'a, TensorBoard>,
+    artifact: &'a Artifact,
+    earlier: Earlier,
+    /// The last step that was done.
+    last: u64,
+}
+
+/// A file that may be asked for, not open yet, or no longer.
+enum File<'a, F> {
+    None,
+    Named(&'a Path),
+    Open(F),
+}
+
+impl<'a, F> File<'a, F> {
+    fn asked(dir: &'a Option<PathBuf>) -> Self {
+        dir.as_ref().map_or(File::None, |dir| File::Named(dir))
+    }
+
+    /// Opens it if it is not, and writes; what fails is said.
+    fn write(&mut self, open: impl FnOnce(&Path) -> io::Result<F>, write: impl FnOnce(&mut F) -> io::Result<()>) {
+        if let File::Named(dir) = self {
+            *self = open(dir).map_or_else(|e| File::failed(&dir.display(), &e), File::Open);
+        }
+        if let File::Open(file) = self
+            && let Err(e) = write(file)
+        {
+            *self = File::failed(&"what is logged", &e);
+        }
+    }
+
+    fn failed(what: &dyn std::fmt::Display, cause: &io::Error) -> Self {
+        note!("warning: cannot write {what}: {cause}; training goes on");
+        File::None
+    }
+}
+
+/// The file of metrics of a run, which is in its log's directory unless it is named.
+pub fn metrics(args: &RunArgs) -> Option<PathBuf> {
+    args.metrics.clone().or_else(|| Some(args.log_dir.as_ref()?.join(METRICS)))
+}
+
+impl<'a> Watch<'a> {
+    /// Makes directories and looks whether something would be replaced that is to stay.
+    ///
+    /// # Errors
+    /// Such a file, or what the file system says.
+    pub fn new(args: &'a RunArgs, artifact: &'a Artifact, resumes: bool) -> anyhow::Result<Watch<'a>> {
+        let earlier = if resumes { Earlier::Stay } else { Earlier::Go };
+        let existing = if args.force || resumes { Existing::Replace } else { Existing::Refuse };
+        for dir in args.log_dir.iter().chain(&args.tensorboard_dir) {
+            if fs::metadata(dir).is_ok_and(|about| !about.is_dir()) {
+                return Err(anyhow!("`{}` is a file, and a directory is asked for", dir.display()));
+            }
+            fs::create_dir_all(dir).with_context(|| format!("cannot make `{}`", dir.display()))?;
+        }
+        args.log_dir.iter().try_for_each(|dir| replaceable(&dir.join(log::RUN), existing))?;
+        Ok(Watch { log: File::asked(&args.log_dir), board: File::asked(&args.tensorboard_dir), artifact, earlier, last: 0 })
+    }
+
+    /// What a run says of itself.
+    pub fn event(&mut self, event: &RunEvent) {
+        let first = if let RunEvent::Step(p) = event { p.step } else { 0 };
+        match event {
+            RunEvent::Step(p) => {
+                self.last = p.step;
+                self.board.write(|dir| TensorBoard::create(dir, first), |board| board.step(p));
+                self.open(p.steps, first);
+            }
+            RunEvent::Saved(s) => self.record(Record::Saved {
+                step: s.step,
+                dir: s.dir.display().to_string(),
+                bytes: s.bytes,
+                milliseconds: s.milliseconds,
+                stalled: s.stalled,
+            }),
+            RunEvent::Note(note) => self.record(Record::Note { text: note.text().to_owned() }),
+        }
+    }
+
+    /// How it ended.
+    pub fn ended(&mut self, outcome: &Result<Summary, RunError>) {
+        let (step, how, why) = match outcome {
+            Ok(summary) => (summary.steps, if summary.ended == Ended::Early { How::Early } else { How::Whole }, None),
+            Err(RunError::Ranks(failure)) => (self.last, How::Failed, Some(failure.spelled(cli::help))),
+            Err(e) => (self.last, How::Failed, Some(e.to_string())),
+        };
+        self.record(Record::Ended { step, how, why });
+    }
+
+    /// Writes the first record, if none was.
+    fn open(&mut self, steps: u64, first: u64) {
+        let (artifact, earlier) = (self.artifact, self.earlier);
+        let open = |dir: &Path| {
+            let mut log = Log::create(dir, earlier)?;
+            log.write(&Stamped::now(Record::Began(Box::new(Began::new(artifact, steps, first)))))?;
+            Ok(log)
+        };
+        self.log.write(open, |_| Ok(()));
+    }
+
+    /// Something happened; before the first step nothing is kept.
+    pub fn record(&mut self, record: Record) {
+        if let File::Open(log) = &mut self.log
+            && let Err(e) = log.write(&Stamped::now(record))
+        {
+            self.log = File::failed(&"what is logged", &e);
+        }
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
