@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test lint test-long test-launchers test-hostile bench gpu-check clean
+.PHONY: deps build demo test lint test-long test-launchers test-hostile test-tensorboard bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -109,6 +109,13 @@ test-long-fuzz: deps
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich iproute2
 test-launchers: build
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
+
+# Whether TensorBoard reads what `mcc run --tensorboard-dir` writes: half a minute, and a download of 30 MB the first time.
+test-tensorboard: PACKAGES += python3-venv
+test-tensorboard: build
+	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
+	@$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/tensorboard.txt
+	@$(VENV)/bin/python tests/watched.py target/release/mcc $(OUT)/watched
 
 # 10,000 hostile connections to a run on two such machines: as root, two minutes.
 test-hostile: PACKAGES += iproute2

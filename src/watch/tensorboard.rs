@@ -38,8 +38,9 @@ struct Summary {
 struct Value {
     #[prost(string, tag = "1")]
     tag: String,
-    #[prost(float, tag = "2")]
-    simple_value: f32,
+    /// Written even if it is zero.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
 }
 
 #[derive(Message)]
@@ -90,7 +91,7 @@ impl TensorBoard {
         ];
         let own = numbers.into_iter().filter_map(|(tag, x)| Some((tag.to_owned(), x?)));
         let others = p.reports.iter().map(|(name, x)| (format!("reports/{name}"), *x));
-        let value = own.chain(others).map(|(tag, x)| Value { tag, simple_value: x as f32 }).collect();
+        let value = own.chain(others).map(|(tag, x)| Value { tag, simple_value: Some(x as f32) }).collect();
         self.write(p.step, What::Summary(Summary { value }))
     }
 
@@ -118,5 +119,6 @@ mod tests {
         let event = Event { wall_time: 1.0, step: 3, what: Some(What::FileVersion("brain.Event:2".into())) };
         let bytes = [b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x10\x03\x1a\x0d", &b"brain.Event:2"[..]].concat();
         assert_eq!(event.encode_to_vec(), bytes);
+        assert_eq!(Value { tag: "a".into(), simple_value: Some(0.0) }.encode_to_vec(), b"\x0a\x01a\x15\0\0\0\0");
     }
 }

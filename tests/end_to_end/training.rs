@@ -32,6 +32,34 @@ fn every_step_has_its_line_of_metrics() {
 }
 
 #[test]
+fn what_happens_in_a_run_is_logged() {
+    let dir = compiled("--lr-warmup-iters 2");
+    let job = "run out.mcc --data text.txt --log-dir log --tensorboard-dir board --save ck --save-interval 2";
+    dir.line(&format!("{job} --steps 5")).succeeds();
+    dir.line(&format!("{job} --steps 6")).fails_with(&["`log/run.jsonl` exists: --force replaces it"]);
+    dir.line(&format!("{job} --steps 7 --load ck")).succeeds();
+    let lines = |name: &str| -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(dir.path("log").join(name)).expect("a log");
+        text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect()
+    };
+    assert_eq!(lines("metrics.jsonl").iter().map(|l| l["step"].as_u64()).collect::<Vec<_>>(), (1..=7).map(Some).collect::<Vec<_>>());
+    assert!(lines("metrics.jsonl").iter().all(|l| l["memory_bytes"].as_u64() > Some(0) && l["mfu"].as_f64() > Some(0.0)));
+    let run = lines("run.jsonl");
+    let told: Vec<_> = run.iter().map(|r| (r["event"].as_str().expect("an event"), r["step"].as_u64(), r["first"].as_u64())).collect();
+    let saved = |step| ("saved", Some(step), None);
+    let began = |first| ("began", None, Some(first));
+    let ended = |step| ("ended", Some(step), None);
+    assert_eq!(told, [began(1), saved(2), saved(4), saved(5), ended(5), began(6), saved(6), saved(7), ended(7)]);
+    let words: Vec<&str> = run[0]["command"].as_array().expect("words").iter().filter_map(|w| w.as_str()).collect();
+    assert_eq!(words.join(" "), format!("{job} --steps 5"));
+    assert!(run[0]["memory"][0]["parameters"].as_u64() > Some(0) && run[4]["how"] == "whole");
+    // A file of events each.
+    assert_eq!(std::fs::read_dir(dir.path("board")).expect("a directory").count(), 2);
+    dir.write("file", "x");
+    dir.line("run out.mcc --data text.txt --steps 1 --log-dir file").fails_with(&["`file` is a file, and a directory is asked for"]);
+}
+
+#[test]
 fn text_tokens_and_arrays_are_the_same_data() {
     let dir = compiled("");
     let losses = |flags: &str| run(&dir, flags).iter().map(|l| l["loss"].to_string()).collect::<Vec<_>>();

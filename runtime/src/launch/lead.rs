@@ -100,7 +100,8 @@ pub fn conduct(
     let mut finished = BTreeSet::new();
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
-    let mut looked = begun;
+    // A first look at once.
+    let mut looked = begun.checked_sub(TICK).unwrap_or(begun);
     while !ranks.finished() {
         if options.stop.is_asked() || options.exit_duration.is_some_and(|most| begun.elapsed() >= most) {
             ranks.ask(Ask::Stop);
