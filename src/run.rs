@@ -80,6 +80,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
         metrics: watch::metrics(args),
+        straggler_interval: args.straggler_interval,
         existing,
         profile: args.profile.then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,
@@ -194,6 +195,7 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
                     shown.step(p);
                     done.push((p.step, Instant::now()));
                 }
+                RunEvent::Ranks(_) => {}
                 RunEvent::Saved(s) => {
                     shown.saved(s);
                     since = done.iter().find(|(step, _)| *step == s.step).map_or(since, |(_, at)| *at);

@@ -125,6 +125,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         step: 1,
         learning_rate: learning_rate(&files::job().train.schedule, 1, 4),
         milliseconds: 2.0,
+        busy: [0.5; 2],
         reports: vec![Some(1.5), None],
         valid: None,
         loss_scale: None,

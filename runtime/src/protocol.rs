@@ -236,6 +236,8 @@ pub struct StepEvent {
     pub learning_rate: f64,
     /// Wall time of the step, its data included, an evaluation excluded.
     pub milliseconds: f64,
+    /// Milliseconds of the passes, and of the update, in which kernels did not stand still for other ranks.
+    pub busy: [f64; 2],
     /// Per report of the job.
     pub reports: Vec<Option<f64>>,
     /// Means over the held-out batches, if this step evaluated.

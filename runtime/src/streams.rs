@@ -11,6 +11,7 @@ use crate::shm::{Pending, Shm};
 use ir::program::Action;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// How often each event was reached, and what the threads of a rank tell each other.
 #[derive(Debug)]
@@ -160,7 +161,11 @@ pub fn run(
             match compute(shm) {
                 Ok(Compute::Moved) => {}
                 Ok(Compute::Finished) => break Ok(()),
-                Ok(Compute::Waits(event, due)) => events.wait(event, due, awake, shm),
+                Ok(Compute::Waits(event, due)) => {
+                    let begun = Instant::now();
+                    events.wait(event, due, awake, shm);
+                    shm.waited += begun.elapsed();
+                }
                 Err(e) => {
                     events.end();
                     break Err(e);

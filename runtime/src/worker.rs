@@ -228,7 +228,7 @@ fn train_in<'scope, 'env, D: Device>(
         let batch = data.as_ref().map_or(Ok(vec![]), |d| d.batch(number - 1))?;
         let learning_rate = learning_rate(&job.train.schedule, number, orders.steps);
         let step = Step { number, learning_rate, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
-        rank.phase(Phase::Train, &step, shm)?;
+        let mut busy = [busy_in(shm, |shm| rank.phase(Phase::Train, &step, shm))?, 0.0];
         let reports = rank.reports().to_vec();
         let finite = rank.is_finite();
         let overflow = rank.finite("loss") && !rank.finite("grad_norm") && scaler.may_fall();
@@ -247,7 +247,7 @@ fn train_in<'scope, 'env, D: Device>(
             OnNonfinite::Stop | OnNonfinite::Skip { .. } => {
                 // What is being saved is about to change.
                 saver.as_mut().map_or(Ok(()), Saver::copied).map_err(|e| not_finite(rank.rank(), e))?;
-                rank.phase(Phase::Update, &step, shm)?;
+                busy[1] = busy_in(shm, |shm| rank.phase(Phase::Update, &step, shm))?;
                 (skips, has_trained) = (0, true);
             }
         }
@@ -264,7 +264,7 @@ fn train_in<'scope, 'env, D: Device>(
             rank.settle(&idle(number), shm)?;
             profiled(&mut rank, std::mem::take(&mut timed), events)?;
         }
-        let event = StepEvent { step: number, learning_rate, milliseconds, reports, valid, loss_scale, skipped: !finite };
+        let event = StepEvent { step: number, learning_rate, milliseconds, busy, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
         if let Some(event) = saver.as_mut().and_then(Saver::poll) {
@@ -312,6 +312,13 @@ fn train_in<'scope, 'env, D: Device>(
         }
     }
     Ok(done)
+}
+
+/// Milliseconds that something takes, less those in which kernels stand still for other ranks.
+fn busy_in(shm: &mut Shm, phase: impl FnOnce(&mut Shm) -> Result<(), ExecError>) -> Result<f64, ExecError> {
+    let (begun, waited) = (Instant::now(), shm.waited);
+    phase(shm)?;
+    Ok(begun.elapsed().saturating_sub(shm.waited - waited).as_secs_f64() * 1e3)
 }
 
 /// Begins to write this rank's part of a checkpoint, if the run has any.

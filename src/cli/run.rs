@@ -134,6 +134,9 @@ pub struct RunArgs {
     /// is refused. What --load and --resume read may always be saved to
     #[arg(long)]
     pub force: bool,
+    /// Steps after which a rank is named that is slower than others that do the same; 0 is never. `--log-dir` keeps the times of all ranks
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = whole::<u64>)]
+    pub straggler_interval: u64,
     /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_interval: Option<u64>,

@@ -44,6 +44,9 @@ pub enum Record {
         /// How long a rank did nothing else.
         stalled: f64,
     },
+    /// Of each rank, means over so many steps up to this one: milliseconds of the passes, and of updates, in which its kernels did not stand
+    /// still for other ranks.
+    Ranks { step: u64, steps: u64, busy_ms: Vec<[f64; 2]> },
     /// A warning or a remark.
     Note { text: String },
     /// Ranks failed and all start again.

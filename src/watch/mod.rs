@@ -98,6 +98,7 @@ impl<'a> Watch<'a> {
                 milliseconds: s.milliseconds,
                 stalled: s.stalled,
             }),
+            RunEvent::Ranks(t) => self.record(Record::Ranks { step: t.step, steps: t.steps, busy_ms: t.busy.clone() }),
             RunEvent::Note(note) => self.record(Record::Note { text: note.text().to_owned() }),
         }
     }

@@ -5,6 +5,7 @@ use super::error::{RunError, RunFailure};
 use super::gather::Gather;
 use super::metrics::{Metrics, MetricsFrom};
 use super::options::RunOptions;
+use super::pace::Pace;
 use super::placement::placement;
 use super::process::Said;
 use super::progress::{Note, RunEvent, Summary};
@@ -93,6 +94,7 @@ pub fn conduct(
     // Dropped before what they write to.
     let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
+    let mut pace = Pace::new(&artifact.job, options.straggler_interval);
     let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
@@ -111,12 +113,17 @@ pub fn conduct(
         }
         match ranks.listen(TICK).map(|said| course.believed(said)) {
             None => {}
-            Some(Said::Event(_, Event::Step(event))) => {
+            Some(Said::Event(rank, Event::Step(event))) => {
+                pace.said(rank, &event);
                 if let Some(step) = gather.step(event, device.unwrap_or_else(|| ranks.memory())) {
                     checkpoints.iter_mut().for_each(Checkpoints::trained);
                     notes.extend(metrics.as_mut().and_then(|m| m.write(&step)).map(Note::Warning));
                     notes.drain(..).for_each(|note| observe(RunEvent::Note(note)));
                     observe(RunEvent::Step(&step));
+                    if let Some((times, note)) = pace.look(step.step, |rank| host_of(&orders, rank)) {
+                        observe(RunEvent::Ranks(&times));
+                        notes.extend(note);
+                    }
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
                 }
@@ -184,6 +191,11 @@ pub fn conduct(
     let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
+}
+
+/// ` on node03`, of a rank of a world.
+fn host_of(orders: &Orders, rank: u64) -> String {
+    orders.spread.as_ref().map_or(String::new(), |spread| format!(" on {}", spread.places[rank as usize].host))
 }
 
 /// What ranks can do at most.

@@ -16,6 +16,7 @@ mod options;
 mod orders;
 #[doc(hidden)]
 pub mod overheard;
+mod pace;
 mod placement;
 mod plan;
 mod process;
@@ -29,7 +30,7 @@ mod stop;
 pub use error::{RunError, RunFailure};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use plan::host;
-pub use progress::{Note, Progress, RunEvent, Saved, Summary};
+pub use progress::{Note, Progress, RankTimes, RunEvent, Saved, Summary};
 pub use save::{Existing, replaceable};
 pub use stop::{Ended, StopRequest};
 

@@ -53,6 +53,8 @@ pub struct RunOptions {
     pub save_state: Option<PathBuf>,
     /// One JSON object per step. A run that resumes appends.
     pub metrics: Option<PathBuf>,
+    /// Steps from one look for a rank that is slow to the next; 0 is never.
+    pub straggler_interval: u64,
     /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
     pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
@@ -101,6 +103,7 @@ impl RunOptions {
             save_weights: None,
             save_state: None,
             metrics: None,
+            straggler_interval: 100,
             existing: Existing::Refuse,
             threads_per_rank: None,
             seed: 0,

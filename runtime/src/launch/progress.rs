@@ -43,10 +43,22 @@ pub struct Progress {
 pub enum RunEvent<'a> {
     /// After every step.
     Step(&'a Progress),
+    /// After some steps.
+    Ranks(&'a RankTimes),
     /// When a checkpoint is complete and on the disk.
     Saved(&'a Saved),
     /// Before the step that it was noticed in, if that was within a step.
     Note(Note),
+}
+
+/// How long the kernels of ranks ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankTimes {
+    /// The last of so many steps.
+    pub step: u64,
+    pub steps: u64,
+    /// Of each rank, means over the steps: milliseconds of the passes, and of updates, in which they did not stand still for other ranks.
+    pub busy: Vec<[f64; 2]>,
 }
 
 /// A checkpoint.

@@ -38,6 +38,7 @@ use segment::Counter;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// What a launcher sees of its ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,11 +104,13 @@ pub struct Shm<'a> {
     wires: Option<Arc<Wires>>,
     /// Of the chunk that is being combined.
     sum: Vec<u8>,
+    /// How long kernels stood still for what other ranks have to do, all in all.
+    pub waited: Duration,
 }
 
 impl<'a> Shm<'a> {
     pub fn new(board: Board<'a>, rank: u64, spins: u32, wires: Option<Arc<Wires>>) -> Shm<'a> {
-        Shm { board, rank, spins, wires, sum: vec![] }
+        Shm { board, rank, spins, wires, sum: vec![], waited: Duration::ZERO }
     }
 
     /// Another end of the same rank.
@@ -206,13 +209,20 @@ impl<'a> Shm<'a> {
     fn finish(&mut self, memory: &mut dyn Memory, transfer: Transfer) -> Result<Progress, CommError> {
         let mut pending = Pending::new(transfer, Through::default());
         let mut looks = 0;
+        let mut still: Option<Instant> = None;
         loop {
             let bell = self.bell();
             let polled = self.poll(memory, &mut pending)?;
+            if polled.done || polled.moved {
+                self.waited += still.take().map_or(Duration::ZERO, |since| since.elapsed());
+            }
             if polled.done {
                 return Ok(Progress::Done);
             }
             looks = if polled.moved { 0 } else { looks + 1 };
+            if !polled.moved {
+                still.get_or_insert_with(Instant::now);
+            }
             if looks < self.spins {
                 std::hint::spin_loop();
                 continue;

@@ -156,7 +156,7 @@ impl Bench {
 pub fn run(artifact: &Artifact, options: &RunOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary, RunError> {
     launch::run(artifact, options, &mut |event| match event {
         RunEvent::Step(step) => progress(step),
-        RunEvent::Note(_) | RunEvent::Saved(_) => {}
+        RunEvent::Note(_) | RunEvent::Saved(_) | RunEvent::Ranks(_) => {}
     })
 }
 

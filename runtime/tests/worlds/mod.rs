@@ -310,7 +310,16 @@ fn what_a_rank_says_that_cannot_be_is_not_believed() {
 
     let reports = vec![None; bench.artifact.job.reports.len()];
     let rate = learning_rate(&bench.artifact.job.train.schedule, 1, STEPS);
-    let step = StepEvent { step: 1, learning_rate: rate, milliseconds: 1.0, reports: reports.clone(), valid: None, loss_scale: None, skipped: false };
+    let step = StepEvent {
+        step: 1,
+        learning_rate: rate,
+        milliseconds: 1.0,
+        busy: [0.5; 2],
+        reports: reports.clone(),
+        valid: None,
+        loss_scale: None,
+        skipped: false,
+    };
     let with = |edit: &dyn Fn(&mut StepEvent)| {
         let mut event = step.clone();
         edit(&mut event);
