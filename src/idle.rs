@@ -4,7 +4,8 @@
 //! warning.
 
 use crate::cli::{
-    Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, Optimizer, Overlap, PlanArgs, Recompute, RunArgs, TpCommOverlap,
+    Command, DecayStyle, DeviceKind, DumpArgs, GpuCheckArgs, Level, OnNonfinite, OnSpike, Optimizer, Overlap, PlanArgs, Recompute, RunArgs,
+    TpCommOverlap,
 };
 use crate::files::AUTO;
 use ir::diag::Diagnostic;
@@ -196,6 +197,20 @@ const RUN: &[Rule<RunArgs>] = &[
         Refused,
         "starts a run again from its last checkpoint, and none are written on the way",
         "add `--save DIR --save-interval N`",
+    ),
+    rule(
+        &["--on-spike"],
+        |a| a.on_spike == OnSpike::Back && a.restarts == 0,
+        Refused,
+        "goes back by starting again, which --restarts allows",
+        "add `--restarts R --save DIR --save-interval N`",
+    ),
+    rule(
+        &["--spike-factor"],
+        |a| a.on_spike == OnSpike::Ignore,
+        Refused,
+        "says when a loss jumps, and nothing happens then",
+        "add `--on-spike back`",
     ),
     rule(
         &["--resume"],

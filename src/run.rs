@@ -1,6 +1,6 @@
 //! `mcc run`.
 
-use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 use crate::files::{self, Wanted};
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
@@ -20,7 +20,7 @@ use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, Sto
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
-use runtime::world::World;
+use runtime::world::{World, WorldError};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -37,7 +37,14 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     let keys = args.trust.iter().map(|file| PublicKey::read(file)).collect::<Result<Vec<_>, _>>()?;
     let accept = if keys.is_empty() { Accept::Anyones } else { Accept::SignedBy(&keys) };
     let artifact = runtime::artifact::read(&args.artifact, &accept)?;
-    let world = World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref())?;
+    let find = |artifact: &Artifact| World::find(artifact.manifest.ranks, |name| std::env::var(name).ok(), args.rendezvous.as_deref());
+    let (artifact, world) = match find(&artifact) {
+        Err(WorldError::Size { found, .. }) if !args.fallback.is_empty() => fallback(args, &accept, found).and_then(|other| {
+            let world = find(&other)?;
+            Ok((other, world))
+        })?,
+        world => (artifact, world?),
+    };
     files::apart(args)?;
     if world.is_none() {
         alone(args, typed)?;
@@ -80,6 +87,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
         metrics: watch::metrics(args),
+        spike: (args.on_spike == OnSpike::Back).then_some(args.spike_factor),
         straggler_interval: args.straggler_interval,
         existing,
         profile: args.profile.then_some(args.profile_steps),
@@ -175,15 +183,17 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// Runs an artifact, again from its last checkpoint where ranks have failed.
+/// Runs an artifact, again from its last checkpoint where ranks have failed, or from that before a loss jumped.
 fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown: &mut Shown, watch: &mut Watch) -> Result<Summary, RunError> {
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
     let mut count = 0;
+    // Checkpoints of this run, and before them what it goes on from.
+    let mut saved: Vec<(u64, PathBuf)> = vec![];
+    let mut losses: Vec<(u64, f64)> = vec![];
     loop {
-        // Steps that are in no checkpoint, and when that which they follow was done.
-        let (mut since, mut done) = (Instant::now(), vec![]);
-        let mut saved = None;
+        // When the run went on, and when steps were done.
+        let (begun, mut done) = (Instant::now(), vec![]);
         let outcome = launch::run(artifact, &options, &mut |event| {
             watch.event(&event);
             match event {
@@ -194,42 +204,62 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
                     }
                     shown.step(p);
                     done.push((p.step, Instant::now()));
+                    losses.extend(p.loss.map(|loss| (p.step, loss)));
                 }
                 RunEvent::Ranks(_) => {}
                 RunEvent::Saved(s) => {
                     shown.saved(s);
-                    since = done.iter().find(|(step, _)| *step == s.step).map_or(since, |(_, at)| *at);
-                    done.retain(|(step, _)| *step > s.step);
-                    saved = Some(s.dir.clone());
+                    saved.push((s.step, s.dir.clone()));
                 }
             }
         });
-        let failure = match outcome {
-            Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => failure,
+        let (why, spike) = match outcome {
+            Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => (failure.spelled(cli::help), None),
+            Err(RunError::Spike { step, .. }) if count < restarts && !options.stop.is_asked() => {
+                let before = saved.iter().rposition(|(at, dir)| *at < step && dir.exists());
+                // It has what made the loss jump.
+                saved.truncate(before.map_or(0, |k| k + 1));
+                if saved.is_empty() && options.resume.is_none() {
+                    return outcome;
+                }
+                (outcome.map_or_else(|e| e.to_string(), |_| String::new()), Some(step))
+            }
             // It failed after the last checkpoint was complete.
             Err(RunError::Done { steps, .. }) if count > 0 => return Ok(Summary { steps, ..Summary::default() }),
             outcome => return outcome,
         };
         count += 1;
-        if saved.is_some() {
-            (options.resume, options.init) = (saved, None);
+        let start = done.first().map_or(0, |(step, _)| step - 1);
+        let from = saved.last().map_or(start, |s| s.0);
+        let since = done.iter().find(|(step, _)| *step == from).map_or(begun, |(_, at)| *at);
+        let lost = done.iter().filter(|(step, _)| *step > from).count() as u64;
+        if from != start {
+            // What was left out before is what it has read.
+            options.skip = 0;
         }
-        if options.resume.is_none() {
-            // What is there of metrics is this run's own.
-            options.existing = Existing::Replace;
+        losses.retain(|(step, _)| *step <= from);
+        options.losses = losses.iter().map(|l| l.1).collect();
+        let batch = artifact.job.global_batch;
+        options.skip += spike.map_or(0, |step| (step - from) * batch);
+        if let Some((_, dir)) = saved.last() {
+            (options.resume, options.init) = (Some(dir.clone()), None);
         }
+        // What is there of metrics, and of later checkpoints, is this run's own.
+        options.existing = Existing::Replace;
+        let place = options.resume.as_ref().map_or("the beginning".into(), |dir| format!("`{}`", dir.display()));
         watch.record(Record::Restarted {
-            why: failure.spelled(cli::help),
+            why: why.clone(),
             from: options.resume.as_ref().map(|dir| dir.display().to_string()),
-            steps: done.len() as u64,
+            steps: lost,
             seconds: since.elapsed().as_secs_f64(),
+            skipped: options.skip,
             count,
             most: restarts,
         });
         shown.aside(|| {
-            let from = options.resume.as_ref().map_or("the beginning".into(), |dir| format!("`{}`", dir.display()));
-            note!("error: {}", failure.spelled(cli::help));
-            note!("going on from {from}, restart {count} of {restarts}: {} steps and {:.1} s are lost", done.len(), since.elapsed().as_secs_f64());
+            note!("error: {why}");
+            let left_out = spike.map_or(String::new(), |step| format!(", without the data of steps {} to {step}", from + 1));
+            note!("going on from {place}{left_out}, restart {count} of {restarts}: {lost} steps and {:.1} s are lost", since.elapsed().as_secs_f64());
         });
     }
 }
@@ -267,6 +297,21 @@ fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
         note!("going on from `{}`", found.dir.display());
     }
     Ok(Some(found.dir))
+}
+
+/// What runs where so many ranks are, which are not those of the artifact.
+fn fallback(args: &RunArgs, accept: &Accept, ranks: u64) -> Result<Artifact, Failure> {
+    let mut have = vec![];
+    for path in &args.fallback {
+        files::look(path, Wanted::Artifact)?;
+        let other = runtime::artifact::read(path, accept)?;
+        if other.manifest.ranks == ranks {
+            note!("warning: {ranks} ranks are here: `{}` runs in place of `{}`", path.display(), args.artifact.display());
+            return Ok(other);
+        }
+        have.push(format!("`{}` has {}", path.display(), other.manifest.ranks));
+    }
+    Err(anyhow!("{ranks} ranks are here, for which neither `{}` nor a --fallback is compiled: {}", args.artifact.display(), have.join(", ")).into())
 }
 
 /// By what ranks that were started one by one know each other.

@@ -48,6 +48,8 @@ pub struct Orders {
     pub init: Option<PathBuf>,
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
+    /// Sequences that are left out beyond those that were read before.
+    pub skip: u64,
     /// Where the ranks write what is to be saved, which has its own name only when it is complete.
     pub save_weights: Option<SaveFile>,
     pub save_state: Option<SaveFile>,
@@ -173,7 +175,8 @@ pub struct Seat {
 impl Orders {
     /// The step after which the run began, and how many sequences were read then, of `batch` a step.
     pub fn start(&self, batch: u64) -> (u64, u64) {
-        self.resume.as_ref().map_or((0, 0), |(_, mark)| (mark.step, mark.sequences.unwrap_or(mark.step * batch)))
+        let mark = self.resume.as_ref().map(|r| r.1).unwrap_or_default();
+        (mark.step, mark.sequences.unwrap_or(mark.step * batch) + self.skip)
     }
 
     /// Whether there is to be a checkpoint after this step, unless it is the last one.

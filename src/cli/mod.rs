@@ -17,7 +17,7 @@ pub use foreign::{Export, ExportArgs, Import, ImportArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
-pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, RunArgs};
+pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
 

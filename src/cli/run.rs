@@ -1,6 +1,6 @@
 //! What `mcc run` takes.
 
-use super::values::{from_one, minutes, threads, whole};
+use super::values::{factor, from_one, minutes, threads, whole};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -45,6 +45,14 @@ pub enum DataDtype {
     Uint16,
     Uint32,
     Int32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnSpike {
+    /// Go on as if nothing had happened
+    Ignore,
+    /// Go back to the last checkpoint before that step, and leave out the data of the steps since: one of --restarts
+    Back,
 }
 
 #[derive(Args)]
@@ -168,6 +176,16 @@ pub struct RunArgs {
     /// With `--on-nonfinite skip`, end the run after so many skipped steps in a row, with an error
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_skips: u64,
+    /// When a loss jumps
+    #[arg(long, value_enum, default_value = "ignore")]
+    pub on_spike: OnSpike,
+    /// A jump is to more than F times the median of the last 32 losses
+    #[arg(long, default_value_t = 2.0, value_name = "F", value_parser = factor)]
+    pub spike_factor: f64,
+    /// What runs in place of ARTIFACT where a launcher has started another number of ranks, if it has as many: the same model compiled for
+    /// fewer machines, for when one stays away. The run says so
+    #[arg(long, value_name = "OTHER.mcc")]
+    pub fallback: Vec<PathBuf>,
     /// What runs the kernels [default: what the artifact was compiled for]
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,

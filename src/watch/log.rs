@@ -57,6 +57,9 @@ pub enum Record {
         /// Done again.
         steps: u64,
         seconds: f64,
+        /// Sequences of the data that are left out, as a loss jumped.
+        #[serde(default)]
+        skipped: u64,
         /// This restart, and how many there may be.
         count: u64,
         most: u64,

@@ -109,6 +109,28 @@ fn a_run_that_goes_on_with_something_else_says_what_and_asks_for_a_flag() {
         .contains("is about a run that goes on, and this one begins");
 }
 
+/// It ends as a run does whose data never had what made the loss jump.
+#[test]
+fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
+    let dir = Dir::new();
+    let sizes = "-D vocab=256 -D hidden=32 -D heads=4 -D layers=1 -D seq=8 --lr 1e-2 --min-lr 1e-2 --lr-warmup-iters 2 --global-batch-size 2";
+    dir.line(&format!("compile {{models}}/gpt2.mdl {sizes} -o a.mcc")).succeeds();
+    // Sixteen bytes a step, of which those of steps 34 and 35 are something else; their first follows what was before.
+    let (plain, noise) = ("abcdefgh".repeat(96), "aQ9#zK!5u%X2&j0?w*L3^m1=v(N4)b7+");
+    dir.write("clean.txt", &plain);
+    dir.write("noisy.txt", format!("{}{noise}{}", &plain[..33 * 16], &plain[33 * 16..]));
+    let run = |words: &str| dir.line(&format!("run a.mcc --steps 40 --save-interval 10 {words}"));
+    run("--data clean.txt --save clean --quiet").succeeds();
+    let back = "--data noisy.txt --on-spike back --spike-factor 3 --save noisy";
+    let ran = run(&format!("{back} --restarts 9 --log-dir log")).succeeds();
+    let says = ["error: the loss of step 34 jumped to ", "going on from `noisy/step-", "without the data of steps ", " to 34, restart 1 of 9: "];
+    assert!(says.iter().all(|s| ran.stderr.contains(s)), "{}", ran.stderr);
+    let log = fs::read_to_string(dir.path("log/run.jsonl")).expect("a log");
+    assert!(log.contains(r#""event":"restarted""#) && log.contains(r#""skipped":"#) && !log.contains(r#""skipped":0"#), "{log}");
+    // What is left out is more than the noise, as it is what was read since the checkpoint: the data repeat, so that it is the same.
+    dir.line("checkpoint diff clean/step-40 noisy/step-40").succeeds();
+}
+
 #[test]
 fn a_directory_of_checkpoints_is_one_runs() {
     let dir = two_meshes();

@@ -91,6 +91,8 @@ pub enum RunError {
          --on-nonfinite stop says where such numbers come from"
     )]
     Untrained { skips: u64 },
+    #[error("the loss of step {step} jumped to {loss:.4} from about {usual:.4}")]
+    Spike { step: u64, loss: f64, usual: f64 },
     #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
     NonFinite { step: u64, values: Vec<String>, blame: String },
 }

@@ -12,6 +12,7 @@ use super::progress::{Note, RunEvent, Summary};
 use super::ranks::Ranks;
 use super::save::{Existing, Reached, Target, replaceable};
 use super::sensible::Course;
+use super::spike::Spikes;
 use super::stop::Ended;
 use crate::artifact::Artifact;
 use crate::executor::arena_bytes;
@@ -94,6 +95,7 @@ pub fn conduct(
     // Dropped before what they write to.
     let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
+    let (mut spikes, mut spike) = (Spikes::new(options.spike, &options.losses), None);
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
     let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
@@ -123,6 +125,11 @@ pub fn conduct(
                     if let Some((times, note)) = pace.look(step.step, |rank| host_of(&orders, rank)) {
                         observe(RunEvent::Ranks(&times));
                         notes.extend(note);
+                    }
+                    if let Some((usual, loss)) = spikes.look(step.loss).zip(step.loss) {
+                        let error = RunError::Spike { step: step.step, loss, usual };
+                        ranks.give_up(error.to_string());
+                        spike = Some(error);
                     }
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
@@ -165,7 +172,7 @@ pub fn conduct(
             if let Some(checkpoints) = &mut checkpoints {
                 checkpoints.settle(observe);
             }
-            return Err(RunError::Ranks(failure));
+            return Err(spike.unwrap_or(RunError::Ranks(failure)));
         }
     }
     if let Some(error) = gather.error() {

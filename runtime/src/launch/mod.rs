@@ -25,6 +25,7 @@ mod ranks;
 mod save;
 mod sensible;
 mod shielded;
+mod spike;
 mod stop;
 
 pub use error::{RunError, RunFailure};

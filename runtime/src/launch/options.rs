@@ -53,6 +53,12 @@ pub struct RunOptions {
     pub save_state: Option<PathBuf>,
     /// One JSON object per step. A run that resumes appends.
     pub metrics: Option<PathBuf>,
+    /// A loss that is so many times the usual one ends the run; none never does.
+    pub spike: Option<f64>,
+    /// Losses of the steps before the first, as far as they are known.
+    pub losses: Vec<f64>,
+    /// Sequences that the run leaves out beyond those that were read before.
+    pub skip: u64,
     /// Steps from one look for a rank that is slow to the next; 0 is never.
     pub straggler_interval: u64,
     /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
@@ -103,6 +109,9 @@ impl RunOptions {
             save_weights: None,
             save_state: None,
             metrics: None,
+            spike: None,
+            losses: vec![],
+            skip: 0,
             straggler_interval: 100,
             existing: Existing::Refuse,
             threads_per_rank: None,

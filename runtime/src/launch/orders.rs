@@ -83,8 +83,9 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let valid = (!options.valid_data.is_empty()).then_some(&options.valid_data[..]);
     let [data, valid] = data::open_checked(job, training, valid)?;
     let resume = options.resume.as_ref().map(|file| Ok::<_, RunError>((file, checkpoint::resume(file, job)?))).transpose()?;
-    let start = resume.as_ref().map(|(_, r)| (r.mark.step, r.mark.sequences.unwrap_or(r.mark.step * job.global_batch)));
-    let data = data.map(|data| data.from(start.unwrap_or_default())).transpose()?;
+    let mark = resume.as_ref().map(|(_, r)| r.mark).unwrap_or_default();
+    let read = mark.sequences.unwrap_or(mark.step * job.global_batch) + options.skip;
+    let data = data.map(|data| data.from((mark.step, read))).transpose()?;
     let steps = match (options.steps, &data) {
         (_, None) => 0,
         (given, Some(data)) => {
@@ -146,6 +147,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         threads: options.threads_per_rank,
         seed: resume.as_ref().map_or(options.seed, |r| r.1.seed),
         resume,
+        skip: options.skip,
         on_nonfinite: options.on_nonfinite,
         order: options.order,
         profile: options.profile.and_then(|n| Window::new(done, steps, n)),

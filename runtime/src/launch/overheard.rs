@@ -33,6 +33,7 @@ fn orders() -> Orders {
         exit_interval: 0,
         init: None,
         resume: None,
+        skip: 0,
         save_weights: None,
         save_state: None,
         saves: None,

@@ -182,6 +182,11 @@ impl<'a> Ranks<'a> {
         }
     }
 
+    /// Whoever leads gives the run up.
+    pub fn give_up(&mut self, why: String) {
+        self.fail(RunFailure::new(why));
+    }
+
     /// A rank's process has ended.
     pub fn closed(&mut self, rank: u64, ended: Option<process::Ended>) {
         let held = &mut self.ranks[rank as usize];
