@@ -25,6 +25,8 @@ pub enum Wanted {
     Data,
     /// A directory of Hugging Face's.
     Checkpoint,
+    /// A launch script of Megatron-LM.
+    Script,
 }
 
 /// As the value of `--resume`: from what `--save` names.
@@ -135,6 +137,7 @@ impl Wanted {
             // Any text is data, that of a model too; other files are known by their first bytes.
             Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
             Wanted::Checkpoint => kind == Kind::Checkpoint,
+            Wanted::Script => matches!(kind, Kind::File | Kind::EmptyFile),
         }
     }
 
@@ -147,6 +150,7 @@ impl Wanted {
             Wanted::State => "the state of a run (safetensors)",
             Wanted::Data => "a file of data",
             Wanted::Checkpoint => "a checkpoint of Hugging Face's",
+            Wanted::Script => "a launch script",
         }
     }
 
@@ -155,14 +159,14 @@ impl Wanted {
         match self {
             Wanted::Weights | Wanted::State => true,
             // Data say so themselves.
-            Wanted::Saves | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint => false,
+            Wanted::Saves | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint | Wanted::Script => false,
         }
     }
 
     /// What there is none of.
     fn noun(self) -> &'static str {
         match self {
-            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data => "file",
+            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data | Wanted::Script => "file",
             Wanted::Artifact => "artifact",
             Wanted::Checkpoint | Wanted::Saves => "directory",
         }
@@ -179,6 +183,7 @@ impl Wanted {
             Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
+            Wanted::Script => "a launch script starts `pretrain_gpt.py`, as those of Megatron-LM's examples do".into(),
             Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),
             Wanted::Checkpoint => {
                 let local = path.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());

@@ -14,6 +14,7 @@ mod foreign_flags;
 mod gpu_check;
 mod idle;
 mod limits;
+mod megatron;
 mod opt;
 mod options;
 mod print;
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, &typed),
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => foreign::import(&args),
+        Command::Import(cli::Import::MegatronArgs(args)) => megatron::import(&args),
         Command::Export(cli::Export::Hf(args)) => foreign::export(&args),
         Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Passes => opt::list(),

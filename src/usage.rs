@@ -229,7 +229,10 @@ impl<'a> Line<'a> {
         let (name, known) = (self.name(), names(self.command()));
         let path = Path::new(found);
         if self.path.len() > 1 && self.path[1].get_name() != "help" {
-            let only = self.command().get_subcommands().next().map_or("", Command::get_name);
+            let is_script = path.extension().is_some_and(|e| e == "sh");
+            let fits = |c: &&Command| !is_script || c.get_name() == "megatron-args";
+            let all = || self.command().get_subcommands();
+            let only = all().find(fits).or_else(|| all().next()).map_or("", Command::get_name);
             return format!("`{name}` does not know the format `{found}`: it has {known}, as in `{name} {only} {found} -o OUT`");
         }
         if path.is_dir() || path.extension().is_some_and(|e| e == "mcc") {

@@ -8,6 +8,30 @@ use std::path::PathBuf;
 pub enum Import {
     /// A Hugging Face directory: config.json and model.safetensors, or its shards
     Hf(ImportArgs),
+    /// A launch script of Megatron-LM: the commands of mcc that do the same, and what is left out of them. Nothing of the script is run
+    MegatronArgs(MegatronArgs),
+}
+
+#[derive(Args)]
+pub struct MegatronArgs {
+    /// The script that starts `pretrain_gpt.py`, `pretrain_bert.py` or `pretrain_t5.py`
+    #[arg(value_name = "SCRIPT.sh")]
+    pub script: PathBuf,
+    /// Where the commands go, as a script [default: standard output]
+    #[arg(short, long, value_name = "OUT.sh")]
+    pub output: Option<PathBuf>,
+    /// Replace that script if it exists; without it the import is refused
+    #[arg(long)]
+    pub force: bool,
+    /// The value of a variable of the script, or of an argument, as `--set 1=/data/corpus`; it counts more than what the script says
+    #[arg(long, value_name = "NAME=VALUE", value_parser = define)]
+    pub set: Vec<(String, String)>,
+    /// Where the lines find model texts
+    #[arg(long, value_name = "DIR", default_value = "models")]
+    pub models: PathBuf,
+    /// What kernels are for: `sm_90a` and `sm_80` are GPUs
+    #[arg(long, value_name = "TARGET", default_value = "cpu")]
+    pub target: String,
 }
 
 #[derive(Args)]

@@ -13,7 +13,7 @@ mod values;
 
 pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, WhichArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
-pub use foreign::{Export, ExportArgs, Import, ImportArgs};
+pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
@@ -49,7 +49,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Prints a level of an artifact
     Dump(DumpArgs),
-    /// Reads a foreign checkpoint into a model text and weights
+    /// Reads a foreign checkpoint into a model text and weights, or a launch script into commands of mcc
     #[command(subcommand)]
     Import(Import),
     /// Writes weights as a foreign checkpoint

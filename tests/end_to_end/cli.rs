@@ -35,6 +35,7 @@ fn the_other_commands_explain_themselves() {
     help("fmt --help", expect_file!["./expected/fmt.txt"]);
     help("gpu-check --help", expect_file!["./expected/gpu-check.txt"]);
     help("import hf --help", expect_file!["./expected/import.txt"]);
+    help("import megatron-args --help", expect_file!["./expected/import-megatron.txt"]);
     help("export hf --help", expect_file!["./expected/export.txt"]);
 }
 

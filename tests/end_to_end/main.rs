@@ -14,6 +14,7 @@ mod gpu_check;
 mod library;
 mod limits;
 mod mcc;
+mod megatron;
 mod mistakes;
 mod offload;
 mod passes;

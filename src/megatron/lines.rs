@@ -1,0 +1,181 @@
+//! The script that is written: two commands, with what was decided above them and what is left out below.
+
+use super::plan::{Part, Plan};
+use super::shell::Origin;
+use super::text::{JOINED, Piece, Text};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// How wide comments are.
+const WIDTH: usize = 112;
+
+/// The names of what is written and read.
+pub struct Names<'a> {
+    /// The script that was read.
+    pub script: &'a str,
+    /// The directory of model texts.
+    pub models: &'a str,
+    pub artifact: &'a str,
+}
+
+impl Plan<'_> {
+    /// The whole script.
+    pub fn lines(&self, names: &Names<'_>) -> String {
+        let mut out = String::from("#!/bin/sh\n");
+        comment(&mut out, "", &format!("Made by `mcc import megatron-args` of {}, line {}. Nothing of it was run.", names.script, self.launch.line));
+        for (title, list) in [
+            ("What is trained otherwise than by the script:", &self.differs),
+            ("Computed:", &self.computed),
+            ("From Megatron-LM's defaults, as the script says nothing of them:", &self.defaults),
+        ] {
+            if !list.is_empty() {
+                out.push_str("#\n");
+                comment(&mut out, "", title);
+                list.iter().for_each(|line| comment(&mut out, "  ", line));
+            }
+        }
+        out.push_str("\nset -eu\n\n");
+        self.parameters(&mut out);
+        let mut compile = vec![format!("mcc compile {}", quoted_name(&format!("{}/{}", names.models, self.text.file)))];
+        compile.extend(self.compile.iter().map(|p| self.part(p)));
+        compile.extend([format!("--target {}", quoted_name(self.choices.target)), format!("-o {}", quoted_name(names.artifact))]);
+        if !self.choices.target.starts_with("sm_") {
+            comment(&mut out, "", "For GPUs: `--target sm_90a` (H100) or `sm_80` (A100), and `mcc run --exchanges nccl`.");
+        }
+        command(&mut out, &compile);
+        out.push('\n');
+        self.run_lines(&mut out, names);
+        self.left_out(&mut out);
+        out
+    }
+
+    /// Variables that have to be given, as only the user knows them.
+    fn parameters(&self, out: &mut String) {
+        let used: BTreeSet<usize> =
+            self.parts().filter_map(|p| p.value.as_ref()).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
+        for which in &used {
+            let unknown = &self.shell.unknowns[*which];
+            let (name, line) = (&unknown.name, unknown.line);
+            let _ = match &unknown.origin {
+                Origin::Argument(k) => writeln!(out, "{name}=${{{k}:?'argument {k}, as of line {line} of the script'}}"),
+                Origin::Environment => writeln!(out, ": \"${{{name}:?of the environment, as in line {line} of the script}}\""),
+                Origin::Command(command) => {
+                    comment(out, "", &format!("Line {line} has {}, which was not run.", one_line(command)));
+                    writeln!(out, ": \"${{{name}:?the value of line {line} of the script}}\"")
+                }
+                Origin::Needed(what) => {
+                    comment(out, "", &format!("{name}: {what}."));
+                    writeln!(out, ": \"${{{name}:?a value is needed}}\"")
+                }
+            };
+        }
+        if !used.is_empty() {
+            out.push('\n');
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.compile.iter().chain(&self.run).chain(&self.held_out)
+    }
+
+    fn run_lines(&self, out: &mut String, names: &Names<'_>) {
+        let mut run = vec![];
+        let start: Vec<String> = self.starts.iter().map(|w| self.quoted(w)).collect();
+        if start.is_empty() {
+            run.push(format!("mcc run {}", quoted_name(names.artifact)));
+        } else {
+            comment(
+                out,
+                "",
+                "On several machines the artifact is the same file for all, and ranks know each other by a secret: MCC_SECRET in the environment, or `--secret-file FILE` (`docs/security.md`).",
+            );
+            run.push(format!("{} mcc run {}", start.join(" "), quoted_name(names.artifact)));
+        }
+        run.extend(self.run.iter().map(|p| self.part(p)));
+        let has_data = self.held_out.first().is_some_and(|p| p.flag == "--valid-data");
+        let held_out: Vec<String> = self.held_out.iter().map(|p| self.part(p)).collect();
+        if has_data {
+            run.extend(held_out);
+        } else if !held_out.is_empty() {
+            comment(out, "", "VALID_DATA=FILE in the environment adds held-out losses.");
+            run.push(format!("${{VALID_DATA:+--valid-data \"$VALID_DATA\" {}}}", held_out.join(" ")));
+        }
+        command(out, &run);
+    }
+
+    fn left_out(&self, out: &mut String) {
+        for (title, list) in [
+            ("Flags of the script that are in no line above:", &self.left),
+            ("Lines of the script that say more than was followed:", &self.shell.notes),
+        ] {
+            if !list.is_empty() {
+                out.push('\n');
+                comment(out, "", title);
+                list.iter().for_each(|note| comment(out, "  ", &format!("line {}: {}", note.line, one_line(&note.text))));
+            }
+        }
+    }
+
+    /// `--tp 2`, `-D layers=4`.
+    fn part(&self, part: &Part) -> String {
+        match &part.value {
+            Some(value) if part.flag.starts_with("-D ") => format!("{}={}", part.flag, self.quoted(value)),
+            Some(value) => format!("{} {}", part.flag, self.quoted(value)),
+            None => part.flag.clone(),
+        }
+    }
+
+    /// A text as a word of a shell.
+    fn quoted(&self, text: &Text) -> String {
+        match text.whole() {
+            Some(known) => quoted_name(&known.replace(JOINED, "")),
+            None => {
+                let mut out = String::from("\"");
+                for piece in text.pieces() {
+                    match piece {
+                        Piece::Known(known) => out
+                            .extend(known.chars().filter(|c| *c != JOINED).flat_map(|c| "\\\"$`".contains(c).then_some('\\').into_iter().chain([c]))),
+                        Piece::Unknown(which) => {
+                            let _ = write!(out, "${{{}}}", self.shell.unknowns[*which].name);
+                        }
+                    }
+                }
+                out + "\""
+            }
+        }
+    }
+}
+
+/// A known text as a word of a shell.
+fn quoted_name(text: &str) -> String {
+    let is_plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./,:=+@%".contains(c));
+    if is_plain { text.into() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+/// A command, one flag a line.
+fn command(out: &mut String, parts: &[String]) {
+    out.push_str(&parts.join(" \\\n  "));
+    out.push('\n');
+}
+
+/// A comment, in lines of some width.
+fn comment(out: &mut String, indent: &str, text: &str) {
+    let mut line = format!("# {indent}");
+    let start = line.len();
+    for word in text.split_whitespace() {
+        if line.len() > start && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            out.push_str(line.trim_end());
+            out.push('\n');
+            line = format!("# {indent}  ");
+        } else if line.len() > start {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,178 @@
+//! `mcc import megatron-args`: a launch script of Megatron-LM, as commands of mcc.
+//!
+//! `grammar` parses, and `script` follows the script to the training that it starts, without running anything: `words` and `expansion` expand, `arithmetic` computes,
+//! `conditions` and `branches` decide, `shell` holds what is known. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and `traits`
+//! choose a model text, and `model`, `attention`, `experts`, `mesh`, `schedule`, `data` and `rest` each take the flags that they know; `lines` writes.
+
+mod arithmetic;
+mod attention;
+mod branches;
+mod conditions;
+mod data;
+mod expansion;
+mod experts;
+mod flags;
+mod grammar;
+mod launch;
+mod lines;
+mod mesh;
+mod model;
+mod plan;
+mod rest;
+mod schedule;
+mod script;
+mod shell;
+#[cfg(test)]
+mod tests;
+mod text;
+mod texts;
+mod traits;
+mod words;
+
+use crate::cli::{Cli, MegatronArgs};
+use crate::files::{self, Wanted};
+use crate::print::{note, out, report};
+use crate::{Failure, typed};
+use anyhow::{Context, anyhow};
+use clap::{CommandFactory, FromArgMatches};
+use flags::Flags;
+use lines::Names;
+use plan::{Choices, Part, Plan};
+use shell::Shell;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use texts::ModelText;
+
+/// Most bytes of a script.
+const MOST: u64 = 1 << 20;
+
+/// What is written, and what is said of it.
+struct Made {
+    lines: String,
+    warnings: Vec<String>,
+    summary: String,
+}
+
+pub fn import(args: &MegatronArgs) -> Result<(), Failure> {
+    let source = read(&args.script)?;
+    if let Some(output) = args.output.as_ref().filter(|o| !args.force && o.symlink_metadata().is_ok()) {
+        return Err(anyhow!("`{}` exists: --force replaces it, another -o keeps it", output.display()).into());
+    }
+    let made = make(&source, args)?;
+    made.warnings.iter().for_each(|w| note!("warning: {w}"));
+    match &args.output {
+        None => out!("{}", made.lines)?,
+        Some(output) => {
+            write(output, &made.lines).with_context(|| format!("cannot write `{}`", output.display()))?;
+            report!("wrote {}: {}\n", output.display(), made.summary);
+        }
+    }
+    Ok(())
+}
+
+/// Makes commands of a script. Nothing is read but its text.
+fn make(source: &str, args: &MegatronArgs) -> Result<Made, anyhow::Error> {
+    let shown = args.script.display().to_string();
+    let mut shell = Shell::new(&args.set);
+    script::follow(source, &mut shell).map_err(|e| anyhow!("`{shown}` cannot be followed: {e}"))?;
+    let launches = std::mem::take(&mut shell.launches);
+    let Some((launch, others)) = launches.split_first() else { return Err(no_training(&shown, &shell)) };
+    for other in others {
+        shell.note(other.line, format!("a second training with `{}` is not imported: the first one is, of line {}", other.file(), launch.line));
+    }
+    let flags = Flags::new(&launch.flags);
+    let text = ModelText::nearest(&launch.file(), &traits::of(&flags));
+    let foreign = model::FOREIGN_MODELS.iter().find_map(|name| flags.get(name));
+    let (Some(text), None) = (text, foreign) else {
+        let what = foreign.map_or_else(|| launch.file(), |flag| flag.typed.clone());
+        return Err(anyhow!("line {}: no text of models/ computes the model of `{what}`: docs/language.md says how to write one", launch.line));
+    };
+    let batch = launch::batch_options(source);
+    let mut plan = Plan::new(&mut shell, flags, launch, &batch, Choices { target: &args.target }, text);
+    plan.make();
+    look(&mut plan);
+    for (name, near) in plan.shell.unused() {
+        let near = near.map_or(String::new(), |n| format!(", did you mean `{n}`?"));
+        plan.errors.push(format!("`--set {name}=..`: the script asks for no `{name}`{near}"));
+    }
+    if !plan.errors.is_empty() {
+        return Err(anyhow!("`{shown}` cannot be imported:\n  {}", plan.errors.join("\n  ")));
+    }
+    let stem = args.script.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy().into_owned());
+    let models = args.models.display().to_string();
+    let lines = plan.lines(&Names { script: &shown, models: &models, artifact: &format!("{stem}.mcc") });
+    let (in_lines, left) = (plan.compile.len() + plan.run.len() + plan.held_out.len(), plan.left.len() + plan.shell.notes.len());
+    let summary = format!("{}, {in_lines} flags of mcc; {left} notes at its end say what is left out, and why", text.file);
+    let mut warnings = plan.differs;
+    if !plan.strangers.is_empty() {
+        warnings.push(format!("not known to mcc, and in no line: {}", plan.strangers.join(", ")));
+    }
+    Ok(Made { lines, warnings, summary })
+}
+
+/// The script's text.
+fn read(path: &Path) -> Result<String, Failure> {
+    files::look(path, Wanted::Script)?;
+    let failed = || format!("cannot read `{}`", path.display());
+    let mut bytes = vec![];
+    File::open(path).with_context(failed)?.take(MOST + 1).read_to_end(&mut bytes).with_context(failed)?;
+    if bytes.len() as u64 > MOST {
+        return Err(anyhow!("`{}` has more than {MOST} bytes, which no launch script has: is it one?", path.display()).into());
+    }
+    String::from_utf8(bytes).map_err(|_| anyhow!("`{}` is no text in UTF-8: is it a launch script?", path.display()).into())
+}
+
+fn no_training(shown: &str, shell: &Shell) -> anyhow::Error {
+    let mut message = format!("`{shown}` starts no training that can be seen: a command with a program such as `pretrain_gpt.py` and its flags");
+    for note in &shell.notes {
+        message.push_str(&format!("\n  line {}: {}", note.line, note.text));
+    }
+    anyhow!(message)
+}
+
+/// Has the command line's own rules look at what was made: a value that mcc does not take is an error here, and not when the lines are run.
+fn look(plan: &mut Plan<'_>) {
+    let data = Part { flag: "--valid-data".into(), value: Some(text::Text::known("DATA", 0)) };
+    let has_data = plan.held_out.iter().any(|p| p.flag == "--valid-data");
+    let held_out = plan.held_out.iter().chain((!has_data && !plan.held_out.is_empty()).then_some(&data));
+    let compile: Vec<&Part> = plan.compile.iter().collect();
+    let run: Vec<&Part> = plan.run.iter().chain(held_out).collect();
+    for (command, file, parts) in [("compile", "model.mdl", compile), ("run", "model.mcc", run)] {
+        let mut words = vec!["mcc".to_string(), command.into(), file.into()];
+        for part in parts {
+            // What is unknown is a number or a name where one is needed.
+            let value = part.value.as_ref().map(|v| v.whole().map_or_else(|| stand_in(&part.flag).to_string(), str::to_string));
+            match (part.flag.strip_prefix("-D "), value) {
+                (Some(name), value) => words.extend(["-D".into(), format!("{name}={}", value.unwrap_or_default())]),
+                (None, value) => words.extend(std::iter::once(part.flag.clone()).chain(value)),
+            }
+        }
+        let read = Cli::command().try_get_matches_from(&words).and_then(|m| Ok((Cli::from_arg_matches(&m)?, typed(&m))));
+        match read {
+            Ok((cli, typed)) => plan.errors.extend(crate::idle::look(&cli.command, &typed).errors),
+            Err(e) => {
+                let text = e.to_string();
+                let first = text.lines().take_while(|l| !l.trim().is_empty()).map(|l| l.trim().trim_start_matches("error: ")).collect::<Vec<_>>();
+                plan.errors.push(first.join(" "));
+            }
+        }
+    }
+}
+
+/// A value that stands for an unknown one.
+fn stand_in(flag: &str) -> &'static str {
+    match flag {
+        "--data-dtype" => "uint16",
+        "--dtype" => "bf16",
+        "--rendezvous" => "host:1",
+        _ => "1",
+    }
+}
+
+/// Writes a script that can be started.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}

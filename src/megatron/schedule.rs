@@ -1,0 +1,207 @@
+//! Batches, precision, memory, and the optimizer with its learning rate.
+
+use super::plan::{Plan, Sizes, typed};
+use super::text::Text;
+
+impl Plan<'_> {
+    pub fn batches(&mut self, sizes: &mut Sizes) {
+        if let Some((flag, n)) = self.number("micro-batch-size").or_else(|| self.number("batch-size")) {
+            sizes.micro_batch = Some(n);
+            self.compile("--micro-batch-size", Text::known(n.to_string(), flag.line));
+        }
+        match self.number("global-batch-size") {
+            Some((flag, n)) => {
+                sizes.global_batch = Some(n);
+                self.compile("--global-batch-size", Text::known(n.to_string(), flag.line));
+            }
+            None => {
+                sizes.global_batch = sizes.micro_batch.zip(sizes.dp).and_then(|(m, dp)| m.checked_mul(dp));
+                if let Some(n) = sizes.global_batch {
+                    self.compile("--global-batch-size", Text::known(n.to_string(), 0));
+                    self.defaults.push(format!("--global-batch-size {n} (microbatch x data-parallel ranks)"));
+                }
+            }
+        }
+        if let (Some(micro), Some(global), Some(dp)) = (sizes.micro_batch, sizes.global_batch, sizes.dp)
+            && !global.is_multiple_of(micro.saturating_mul(dp).max(1))
+        {
+            self.errors.push(format!("the global batch of {global} is no multiple of microbatch x data-parallel ranks, {micro} x {dp}"));
+        }
+        for name in ["rampup-batch-size", "step-batch-size-schedule"] {
+            if let Some(flag) = self.flags.take(name) {
+                self.leave_otherwise(&flag, "a compiled step has one batch size: compile each, and go on with `mcc run --resume auto`");
+            }
+        }
+    }
+
+    pub fn precision(&mut self) {
+        for dtype in ["bf16", "fp16"] {
+            if let Some(flag) = self.switch(dtype) {
+                self.compile("--dtype", Text::known(dtype, flag.line));
+            }
+        }
+        if let Some(flag) = self.switch("recompute-activations").or_else(|| self.switch("checkpoint-activations")) {
+            if self.flags.has("recompute-granularity") {
+                self.leave(&flag, "`--recompute-granularity` says more");
+            } else {
+                self.compile("--recompute", Text::known("selective", flag.line));
+            }
+        }
+        if let Some((_, value)) = self.valued("recompute-granularity") {
+            self.compile("--recompute", value);
+        }
+        if let Some(flag) = self.flags.take("recompute-modules") {
+            let core = flag.values.iter().all(|v| v.whole() == Some("core_attn"));
+            self.leave(
+                &flag,
+                if core {
+                    "`--recompute selective` computes attention's core again"
+                } else {
+                    "`recompute` of the text's plan names functions, which `--recompute selective` computes again"
+                },
+            );
+        }
+    }
+
+    /// The optimizer and the learning rate. The result is the number of steps.
+    pub fn schedule(&mut self, sizes: &Sizes) -> Option<u64> {
+        self.optimizer();
+        let samples = |plan: &mut Self, name: &str| -> Option<f64> {
+            let (flag, n) = plan.number(name)?;
+            match sizes.global_batch {
+                Some(batch) if batch > 0 => {
+                    plan.computed.push(format!("{}: {} steps of {batch} samples", plan.shown(&flag), typed(n as f64 / batch as f64)));
+                    Some(n as f64 / batch as f64)
+                }
+                _ => {
+                    plan.leave(&flag, "how many steps these are follows from the global batch, which is not known");
+                    None
+                }
+            }
+        };
+        for (counts, others) in [
+            ("train-iters", &["train-samples"] as &[&str]),
+            ("lr-decay-iters", &["lr-decay-samples"]),
+            ("lr-warmup-fraction", &["lr-warmup-iters", "lr-warmup-samples"]),
+            ("lr-warmup-iters", &["lr-warmup-samples"]),
+        ] {
+            if self.flags.has(counts) {
+                others.iter().for_each(|name| self.drop_flag(name, &format!("`--{counts}` counts")));
+            }
+        }
+        let falls = ["lr-decay-iters", "lr-decay-samples"].iter().find_map(|name| self.flags.get(name).cloned());
+        let by_samples = samples(self, "train-samples").map(|s| s.floor() as u64);
+        let steps = self.number("train-iters").map(|(_, n)| n).or(by_samples);
+        let decay_samples = samples(self, "lr-decay-samples").map(|s| s.round() as u64);
+        let decay = self.number("lr-decay-iters").map(|(_, n)| n).or(decay_samples);
+        let end = decay.or(steps);
+        let style = self.valued("lr-decay-style");
+        let known = style.as_ref().map_or(Some("linear"), |(_, value)| value.whole()).map(str::to_string);
+        let is_constant = match known.as_deref() {
+            Some("constant") => true,
+            Some("linear" | "cosine") => false,
+            Some(_) | None => {
+                if let Some((flag, _)) = &style {
+                    self.leave_otherwise(flag, "mcc has `constant`, `linear` and `cosine`; the line has `constant`, which falls at no step");
+                }
+                true
+            }
+        };
+        let name = if is_constant { "constant".into() } else { known.unwrap_or_default() };
+        if style.is_none() {
+            self.defaults.push("--lr-decay-style linear".into());
+        }
+        self.compile("--lr-decay-style", Text::known(name, 0));
+        if let Some(flag) = falls.filter(|_| is_constant) {
+            self.leave(&flag, "a constant rate does not fall");
+        }
+        let warmup_samples = samples(self, "lr-warmup-samples").map(|s| s.round() as u64);
+        let warmup_iters = self.number("lr-warmup-iters").map(|(_, n)| n);
+        if end.is_none()
+            && let Some(flag) = self.flags.take("lr-warmup-fraction")
+        {
+            self.leave_otherwise(&flag, "how many steps that is follows from `--train-iters`, which the script does not have");
+        }
+        let fraction = self.valued("lr-warmup-fraction").and_then(|(flag, value)| self.real(&flag, &value));
+        let warmup = match (fraction, end) {
+            (Some(share), Some(end)) => {
+                self.computed.push(format!("--lr-warmup-fraction {}: of the {end} steps in which the rate falls", typed(share)));
+                (share * end as f64).round() as u64
+            }
+            _ => warmup_iters.or(warmup_samples).unwrap_or(0),
+        };
+        self.compile("--lr-warmup-iters", Text::known(warmup.to_string(), 0));
+        let lowest = self.valued("min-lr");
+        match (is_constant, lowest) {
+            (true, Some((flag, _))) => self.leave(&flag, "a constant rate does not fall"),
+            (false, Some((_, value))) => self.compile("--min-lr", value),
+            (false, None) => {
+                self.compile("--min-lr", Text::known("0", 0));
+                self.defaults.push("--min-lr 0".into());
+            }
+            (true, None) => {}
+        }
+        if let Some(end) = end.filter(|_| !is_constant) {
+            if end <= warmup {
+                self.errors.push(format!("the learning rate has fallen after {end} steps, and {warmup} still raise it"));
+            }
+            self.compile("--lr-decay-iters", Text::known(end.to_string(), 0));
+        }
+        steps
+    }
+
+    fn optimizer(&mut self) {
+        let kind = self.valued("optimizer");
+        let is_sgd = match kind.as_ref().map(|(_, value)| value.whole()) {
+            None | Some(Some("adam")) => false,
+            Some(Some("sgd")) => true,
+            Some(_) => {
+                if let Some((flag, _)) = &kind {
+                    self.leave_otherwise(flag, "mcc has AdamW and SGD; the line has AdamW");
+                }
+                false
+            }
+        };
+        self.compile("--optimizer", Text::known(if is_sgd { "sgd" } else { "adamw" }, 0));
+        let own: &[(&str, &str)] =
+            if is_sgd { &[("sgd-momentum", "0.9")] } else { &[("adam-beta1", "0.9"), ("adam-beta2", "0.999"), ("adam-eps", "1e-8")] };
+        for (name, default) in own.iter().chain(&[("weight-decay", "0.01"), ("clip-grad", "1.0")]) {
+            self.with_default(name, default);
+        }
+        if let Some((_, value)) = self.valued("lr") {
+            self.compile("--lr", value);
+        }
+        for name in ["adam-beta1", "adam-beta2", "adam-eps", "sgd-momentum"] {
+            self.drop_flag(name, "it belongs to another optimizer");
+        }
+        for name in ["start-weight-decay", "end-weight-decay"] {
+            self.drop_flag(name, "weight decay is the same in all steps");
+        }
+        if let Some((flag, value)) = self.valued("weight-decay-incr-style") {
+            self.leave(&flag, if value.whole() == Some("constant") { "it is so always" } else { "weight decay is the same in all steps" });
+        }
+        if let Some((flag, value)) = self.valued("init-method-std") {
+            let theirs = value.whole().and_then(|v| v.parse::<f64>().ok());
+            let ours = self.text.std.parse::<f64>().ok();
+            match (theirs, ours) {
+                (Some(theirs), Some(ours)) if theirs == ours => self.leave(&flag, "it is the text's"),
+                (_, Some(ours)) => {
+                    self.leave_otherwise(&flag, format!("weights are drawn as the text says, `~ normal({})`: change it there", typed(ours)));
+                }
+                (_, None) => self.leave_otherwise(&flag, "weights are drawn as the text says: change it there"),
+            }
+        }
+    }
+
+    /// A flag of mcc's own name, with Megatron-LM's default where the script is silent.
+    fn with_default(&mut self, name: &str, default: &str) {
+        let flag = format!("--{name}");
+        match self.valued(name) {
+            Some((_, value)) => self.compile(&flag, value),
+            None => {
+                self.compile(&flag, Text::known(default, 0));
+                self.defaults.push(format!("{flag} {default}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Launch scripts of Megatron-LM: what is imported compiles and trains.
+
+use crate::mcc::{Dir, Ran, load_weights, models};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// A Llama, as scripts with arrays have it: four ranks, of which two split each layer. The documentation imports it too.
+const LLAMA: &str = include_str!("../megatron/train.sh");
+
+/// A GPT-2, as scripts with strings have it, on one rank.
+const GPT2: &str = r#"
+GPT_ARGS="
+    --num-layers 1 \
+    --hidden-size 32 \
+    --num-attention-heads 2 \
+    --seq-length 16 \
+    --max-position-embeddings 16 \
+    --micro-batch-size 2 \
+    --lr 0.001 --lr-decay-style constant \
+    --train-iters ${ITERS} \
+    --vocab-size 256 --make-vocab-size-divisible-by 128
+"
+python pretrain_gpt.py $GPT_ARGS --mock-data
+"#;
+
+/// Runs a script that was made, with the built `mcc` as the first of its name.
+fn run_script(dir: &Dir, script: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
+    let like = dir.command(["run"]);
+    let binaries = Path::new(env!("CARGO_BIN_EXE_mcc")).parent().expect("a directory");
+    let mut command = Command::new("sh");
+    command.arg(script).args(arguments).current_dir(dir.path(""));
+    for (name, value) in like.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let path = std::env::var("PATH").expect("a path");
+    command.env("PATH", format!("{}:{path}", binaries.display())).envs(environment.iter().copied());
+    Ran::new(command.output().expect("sh starts"))
+}
+
+/// Tokens below 250, two bytes each.
+fn tokens(n: u32) -> Vec<u8> {
+    (0..n).flat_map(|k| ((k * 7 + k / 11) % 250).to_le_bytes()[..2].to_vec()).collect()
+}
+
+#[test]
+fn a_script_of_a_llama_becomes_lines_that_compile_and_train() {
+    let dir = Dir::new();
+    dir.write("train.sh", LLAMA);
+    dir.write("corpus.bin", tokens(4000));
+    let import = format!("import megatron-args train.sh -o lines.sh --models {}", models().display());
+    let done = dir.line(&import).succeeds();
+    assert!(done.stderr.contains("not known to mcc, and in no line: --no-such-flag"), "{}", done.stderr);
+    let lines = fs::read_to_string(dir.path("lines.sh")).expect("written");
+    for part in [
+        "--tp 2 ",
+        "--dp 2 ",
+        "--sp ",
+        "--zero 1 ",
+        "-D layers=2 ",
+        "-D kv_heads=2 ",
+        "-D ffn=96 ",
+        "-D rope_theta=500000 ",
+        "-D tied=false ",
+        "-D vocab=250 ",
+        "--dtype bf16 ",
+        "--adam-beta2 0.999 ",
+        "--lr-warmup-iters 1 ",
+        "--lr-decay-iters 100 ",
+        "--global-batch-size 4 ",
+        "--steps 2 ",
+        "--data-dtype uint16 ",
+        "--resume auto ",
+        "--seed 7 ",
+        "--save-interval 1 ",
+    ] {
+        assert!(lines.contains(&format!("\n  {part}\\\n")), "no `{part}` in:\n{lines}");
+    }
+    for left in [
+        "line 2: CUDA_DEVICE_MAX_CONNECTIONS",
+        "line 9: --use-mcore-models",
+        "line 15: --max-position-embeddings 64",
+        "line 17: --swiglu",
+        "line 20: --tokenizer-type NullTokenizer",
+        "--overlap-grad-reduce",
+        "--split 99,1,0",
+        "--wandb-project llama",
+        "--no-such-flag 3",
+        "`TRAINING_ARGS+=(--fp8-format hybrid)` is not followed",
+        "torchrun --nproc_per_node 4 --nnodes 1",
+    ] {
+        assert!(lines.contains(left), "no `{left}` in:\n{lines}");
+    }
+    let shown = include_str!("../../docs/import.md");
+    let line = |start: &str| lines.lines().find(|l| l.starts_with(start)).expect("a line").to_string();
+    for start in ["DATA_PATH=", "mcc run ", "#   line 15", "#   line 17: --swiglu", "# Computed", "#   --train-samples"] {
+        assert!(shown.contains(&line(start)), "the documentation shows another line than `{}`", line(start));
+    }
+    let ran = run_script(&dir, "lines.sh", &["corpus", "checkpoints"], &[("VALID_DATA", "corpus.bin")]).succeeds();
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+    assert!(ran.stdout.contains("held-out") || ran.stdout.contains("valid"), "{}", ran.stdout);
+    dir.line("checkpoint convert checkpoints/step-2 weights.safetensors --weights").succeeds();
+    let weights = load_weights(&dir.path("weights.safetensors"));
+    let shape = |name: &str| weights.get(name).map(|(shape, _)| shape.clone());
+    assert_eq!(shape("layers.1.attn.q.w"), Some(vec![64, 2, 2, 16]));
+    assert_eq!(shape("layers.1.attn.k.w"), Some(vec![64, 2, 16]));
+    assert_eq!(shape("layers.1.mlp.gate.w"), Some(vec![64, 96]));
+    assert_eq!(shape("head"), Some(vec![250, 64]));
+    assert_eq!(shape("layers.2.attn.q.w"), None);
+}
+
+#[test]
+fn a_script_of_a_gpt_becomes_lines_that_ask_for_what_is_missing() {
+    let dir = Dir::new();
+    dir.write("gpt.sh", GPT2);
+    dir.write("corpus.txt", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let import = format!("import megatron-args gpt.sh --models {}", models().display());
+    dir.line(&import).fails_with(&["line 10: `--train-iters ${ITERS}`", "`--set ITERS=..` gives it"]);
+    dir.line(&format!("{import} --set ITERS=1 --set ITTERS=2")).fails_with(&["`--set ITTERS=..`", "did you mean `ITERS`?"]);
+    let made = dir.line(&format!("{import} --set ITERS=1")).succeeds();
+    for part in ["-D dropout_rate=0.1", "-D ffn=128", "--pad-vocab-to 128", "--lr-decay-style constant", "--global-batch-size 2", "--dp 1"] {
+        assert!(made.stdout.contains(part), "no `{part}` in:\n{}", made.stdout);
+    }
+    assert!(!made.stdout.contains("--lr-decay-iters") && made.stderr.contains("--attention-dropout 0.1"), "{}{}", made.stdout, made.stderr);
+    dir.write("lines.sh", &made.stdout);
+    let missing = run_script(&dir, "lines.sh", &[], &[]);
+    assert!(missing.code != Some(0) && missing.stderr.contains("DATA"), "{}", missing.stderr);
+    let ran = run_script(&dir, "lines.sh", &[], &[("DATA", "corpus.txt")]).succeeds();
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+}
+
+#[test]
+fn several_machines_start_as_the_script_started_them() {
+    let dir = Dir::new();
+    let sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 256 --micro-batch-size 1 --lr 1e-3";
+    dir.write(
+        "torchrun.sh",
+        format!("python -m torch.distributed.run --nnodes 2 --nproc_per_node 4 --node_rank $RANK pretrain_gpt.py {sizes} --distributed-timeout-minutes 5\n"),
+    );
+    dir.write(
+        "srun.sh",
+        format!(
+            "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun -l sh -c \"python -u pretrain_gpt.py {sizes} --tensor-model-parallel-size 2\"\n"
+        ),
+    );
+    let torchrun = dir.line("import megatron-args torchrun.sh --target sm_90a").succeeds().stdout;
+    assert!(torchrun.contains("torchrun --no-python --nnodes 2 --nproc_per_node 4 --node_rank \"${RANK}\" mcc run torchrun.mcc \\\n"), "{torchrun}");
+    for part in ["--dp 8 ", "--target sm_90a ", "--exchanges nccl ", "--rendezvous-timeout 300 "] {
+        assert!(torchrun.contains(&format!("\n  {part}\\\n")), "no `{part}` in:\n{torchrun}");
+    }
+    let srun = dir.line("import megatron-args srun.sh").succeeds().stdout;
+    assert!(srun.contains("\nsrun -l mcc run srun.mcc \\\n") && srun.contains("--dp 4 "), "{srun}");
+}
+
+#[test]
+fn files_are_looked_at_before_they_are_replaced() {
+    let dir = Dir::new();
+    dir.write("train.sh", GPT2);
+    dir.write("there.sh", "mine");
+    dir.write("bytes.sh", [0xff, 0xfe, 0]);
+    dir.line("import megatron-args no-such.sh").fails_with(&["no-such.sh"]);
+    dir.line("import megatron-args .").fails_with(&["directory, not a launch script"]);
+    dir.line("import megatron-args bytes.sh").fails_with(&["bytes.sh", "UTF-8"]);
+    dir.line("import megatron-args train.sh --set ITERS=1 -o there.sh").fails_with(&["`there.sh` exists: --force replaces it"]);
+    assert_eq!(fs::read_to_string(dir.path("there.sh")).expect("there"), "mine");
+    dir.line("import megatron-args train.sh --set ITERS=1 -o there.sh --force").succeeds();
+    dir.line("import megatron-args train.sh --set ITERS").misuses_with(&["NAME=VALUE"]);
+}
