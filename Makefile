@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 with Rust: `make demo` and `make test`.
 
-.PHONY: deps build demo test lint test-long test-launchers test-hostile test-tensorboard bench gpu-check clean
+.PHONY: deps build demo test lint test-long test-launchers test-hostile test-tensorboard test-dcp bench gpu-check clean
 
 TEXT ?=
 STEPS ?= 60
@@ -91,7 +91,7 @@ test-long-endings: deps
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
 # counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.
 FUZZ_SECONDS ?= 30
-FUZZ_TARGETS ?= texts levels job weights data hello message frames
+FUZZ_TARGETS ?= texts levels job weights dcp data hello message frames
 FUZZ_FLAGS := -Cpasses=sancov-module $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares) -Cdebug-assertions -Coverflow-checks
 FUZZ := target/fuzz/x86_64-unknown-linux-gnu/release/fuzz
 test-long-fuzz: PACKAGES += g++
@@ -127,13 +127,22 @@ test-hostile: build
 # installed is named in the report.
 BENCH ?=
 VENV := $(OUT)/bench/venv
-bench: PACKAGES += python3-venv g++
-bench: build
-	cargo build --release --quiet -p codegen --example kernel_server
+.PHONY: venv
+venv:
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/report.txt
+
+bench: PACKAGES += python3-venv g++
+bench: build venv
+	cargo build --release --quiet -p codegen --example kernel_server
 	@for peer in torch jax; do $(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/$$peer.txt || echo "$$peer could not be installed"; done
 	$(VENV)/bin/python -m bench $(BENCH)
+
+# PyTorch loads the checkpoints that mcc writes for it (torch.distributed.checkpoint), and mcc those of PyTorch: two minutes, after PyTorch is installed.
+test-dcp: PACKAGES += python3-venv
+test-dcp: build venv
+	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/torch.txt
+	$(VENV)/bin/python tests/dcp.py target/release/mcc $(OUT)/dcp
 
 # For whoever has an NVIDIA GPU: kernels, steps and exchanges against their definitions, the emulator and the CPU, then times, against PyTorch where that is
 # installed. Writes out/gpu-check/gpu-check.{json,md}. Without a GPU: make gpu-check GPU_CHECK='--device emulated'

@@ -16,12 +16,14 @@ use std::path::{Path, PathBuf};
 pub enum Wanted {
     Text,
     Artifact,
-    /// A safetensors file under mcc's names, or a checkpoint of a run.
+    /// A safetensors file under mcc's names, or a checkpoint of a run or of PyTorch's.
     Weights,
     /// As [`Wanted::Weights`], with the step it was saved after.
     State,
     /// A checkpoint of a run, or a directory of such.
     Saves,
+    /// As [`Wanted::Saves`], or a checkpoint of PyTorch's.
+    Listed,
     Data,
     /// A directory of Hugging Face's.
     Checkpoint,
@@ -40,6 +42,8 @@ enum Kind {
     Checkpoint,
     /// Of a run.
     Saved,
+    /// Of PyTorch's.
+    Distributed,
     /// Checkpoints of a run, each a directory.
     Saves,
     /// A directory that is none of these.
@@ -62,6 +66,7 @@ impl Kind {
                 () if is_empty => Kind::EmptyDirectory,
                 () if has("manifest.json") => Kind::Artifact,
                 () if has(checkpoint::MANIFEST) => Kind::Saved,
+                () if has(checkpoint::METADATA) => Kind::Distributed,
                 () if checkpoint::steps(path).is_ok_and(|steps| !steps.is_empty()) => Kind::Saves,
                 // An import's directory has the config too.
                 () if ["config.json", "model.safetensors", "model.safetensors.index.json"].into_iter().any(has) && !has("model.mdl") => {
@@ -92,6 +97,7 @@ impl Kind {
             Kind::Artifact => "an artifact",
             Kind::Checkpoint => "a checkpoint of Hugging Face's",
             Kind::Saved => "a checkpoint of a run",
+            Kind::Distributed => "a checkpoint of PyTorch's (DCP)",
             Kind::Saves => "a directory of checkpoints",
             Kind::Directory => "a directory",
             Kind::EmptyDirectory => "an empty directory",
@@ -113,6 +119,9 @@ impl Kind {
             Kind::Saved => {
                 Some(format!("`mcc run ARTIFACT --load {path}` goes on from it, `mcc run ARTIFACT --init {path}` begins with its weights"))
             }
+            Kind::Distributed => Some(format!(
+                "`mcc checkpoint convert {path} DIR` makes a checkpoint of it if mcc wrote it, `mcc checkpoint convert {path} FILE.safetensors` a file of its tensors"
+            )),
             Kind::Saves => Some(format!("`mcc run ARTIFACT --load {path}` goes on from the newest of them")),
             Kind::Text => {
                 Some(format!("`mcc compile {path} -o {}` makes an artifact of it, `--model {path}` names it beside weights", artifact.display()))
@@ -132,8 +141,9 @@ impl Wanted {
             // An empty text and prose are errors of the language, with their place.
             Wanted::Text => matches!(kind, Kind::Text | Kind::File | Kind::EmptyFile),
             Wanted::Artifact => kind == Kind::Artifact,
-            Wanted::Weights | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved),
+            Wanted::Weights | Wanted::State => matches!(kind, Kind::Weights | Kind::Saved | Kind::Distributed),
             Wanted::Saves => matches!(kind, Kind::Saved | Kind::Saves),
+            Wanted::Listed => matches!(kind, Kind::Saved | Kind::Saves | Kind::Distributed),
             // Any text is data, that of a model too; other files are known by their first bytes.
             Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
             Wanted::Checkpoint => kind == Kind::Checkpoint,
@@ -146,7 +156,7 @@ impl Wanted {
             Wanted::Text => "a model text",
             Wanted::Artifact => "an artifact",
             Wanted::Weights => "a file of weights (safetensors)",
-            Wanted::Saves => "a directory of checkpoints",
+            Wanted::Saves | Wanted::Listed => "a directory of checkpoints",
             Wanted::State => "the state of a run (safetensors)",
             Wanted::Data => "a file of data",
             Wanted::Checkpoint => "a checkpoint of Hugging Face's",
@@ -159,7 +169,7 @@ impl Wanted {
         match self {
             Wanted::Weights | Wanted::State => true,
             // Data say so themselves.
-            Wanted::Saves | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint | Wanted::Script => false,
+            Wanted::Saves | Wanted::Listed | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint | Wanted::Script => false,
         }
     }
 
@@ -168,7 +178,7 @@ impl Wanted {
         match self {
             Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data | Wanted::Script => "file",
             Wanted::Artifact => "artifact",
-            Wanted::Checkpoint | Wanted::Saves => "directory",
+            Wanted::Checkpoint | Wanted::Saves | Wanted::Listed => "directory",
         }
     }
 
@@ -179,7 +189,7 @@ impl Wanted {
             Wanted::Text => "a model text is a file such as `models/gpt2.mdl`".into(),
             Wanted::Artifact if path.exists() => "an artifact is the directory that `mcc compile` writes, with a manifest.json".into(),
             Wanted::Artifact => format!("`mcc compile MODEL.mdl -o {shown}` writes one"),
-            Wanted::Saves => "`mcc run --save` writes one".into(),
+            Wanted::Saves | Wanted::Listed => "`mcc run --save` writes one".into(),
             Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
@@ -328,7 +338,7 @@ pub fn of_run(args: &RunArgs) -> Result<(), Failure> {
             )
             .into());
         }
-        if let Ok(kind @ (Kind::Artifact | Kind::Checkpoint | Kind::Saved)) = Kind::of(dir) {
+        if let Ok(kind @ (Kind::Artifact | Kind::Checkpoint | Kind::Saved | Kind::Distributed)) = Kind::of(dir) {
             return Err(anyhow!("`--save {shown}` is {}; name a directory for checkpoints, such as `checkpoints`", kind.says()).into());
         }
     }

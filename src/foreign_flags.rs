@@ -164,7 +164,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     (&["train-batch-size", "gradient-accumulation-steps", "accumulate-grad-batches", "num-micro-batches"], Flag("compile", "--global-batch-size")),
     (
         &["rampup-batch-size", "step-batch-size-schedule"],
-        Nothing("a compiled step has one batch size: compile each, and go on with `mcc run --resume`"),
+        Nothing("a compiled step has one batch size: compile each, and go on with `--load DIR --allow-changed batch`"),
     ),
     // Memory.
     (
@@ -362,9 +362,20 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     // Logs.
     (
         &[
-            "tensorboard-dir",
             "tensorboard-log-interval",
             "tensorboard-queue-size",
+            "log-learning-rate-to-tensorboard",
+            "log-timers-to-tensorboard",
+            "log-validation-ppl-to-tensorboard",
+            "log-memory-to-tensorboard",
+            "enable-tensorboard",
+            "report-to",
+            "logging-dir",
+        ],
+        Flag("run", "--tensorboard-dir"),
+    ),
+    (
+        &[
             "wandb-project",
             "wandb-exp-name",
             "wandb-save-dir",
@@ -372,18 +383,12 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
             "log-throughput",
             "log-params-norm",
             "log-num-zeros-in-grad",
-            "log-learning-rate-to-tensorboard",
-            "log-timers-to-tensorboard",
-            "log-validation-ppl-to-tensorboard",
-            "log-memory-to-tensorboard",
-            "enable-tensorboard",
             "enable-wandb",
-            "report-to",
-            "logging-dir",
             "log-progress",
         ],
-        Flag("run", "--metrics"),
+        Flag("run", "--log-dir"),
     ),
+    (&["log-straggler", "straggler-minmax-count", "disable-straggler-on-startup", "straggler-ctrlr-port"], Flag("run", "--straggler-interval")),
     (
         &["timing-log-level", "timing-log-option", "use-pytorch-profiler", "profile-ranks", "enable-profiling", "wall-clock-breakdown"],
         Flag("run", "--profile"),

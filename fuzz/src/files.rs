@@ -5,6 +5,7 @@ use ir::dim::Order;
 use ir::graph::Feed;
 use ir::op::DType;
 use ir::program::{Extent, InputEntry, Interval, Job};
+use runtime::checkpoint::{Distributed, METADATA, Stored};
 use runtime::data::{Encoding, Spec, open_checked};
 use runtime::executor::Held;
 use runtime::weights::Weights;
@@ -48,6 +49,28 @@ pub fn weights(bytes: &[u8]) {
             let mut all = vec![0.0; param.dims.iter().map(|d| d.size as usize).product()];
             weights.get(Held::Param(p)).expect("every parameter").read(0, &mut all);
         }
+    }
+}
+
+/// The file of items of a [`distributed`] checkpoint.
+pub const ITEMS: &str = "__0_0.distcp";
+
+/// A checkpoint of PyTorch's, in two files of which the first's length comes first, gives whole tensors with no more elements than it has bytes, or is refused.
+pub fn distributed(bytes: &[u8]) {
+    let Some((len, rest)) = bytes.split_first_chunk() else { return };
+    let (metadata, items) = rest.split_at(rest.len().min(u16::from_le_bytes(*len).into()));
+    let dir = file(metadata).with_file_name("distributed");
+    fs::create_dir_all(&dir).expect("a directory");
+    fs::write(dir.join(METADATA), metadata).expect("a file");
+    fs::write(dir.join(ITEMS), items).expect("a file");
+    if let Ok(opened) = Distributed::open(&dir) {
+        // Damage is no promise.
+        drop(opened.verify());
+    }
+    let (Ok(first), Ok(second)) = (Stored::open(&dir), Stored::open(&dir)) else { return };
+    assert!(first.elements() <= items.len() as u64, "{} elements", first.elements());
+    if let Ok(differences) = first.differences(&second, 0.0, drop) {
+        assert_eq!(differences, []);
     }
 }
 

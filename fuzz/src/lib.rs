@@ -19,11 +19,12 @@ mod fixture;
 pub type Check = fn(&[u8]);
 
 /// Every target by its name, which is also that of its corpus.
-pub const TARGETS: [(&str, Check); 8] = [
+pub const TARGETS: [(&str, Check); 9] = [
     ("texts", texts::text),
     ("levels", levels::level),
     ("job", levels::packed),
     ("weights", files::weights),
+    ("dcp", files::distributed),
     ("data", files::data),
     ("hello", wire::hello),
     ("message", wire::message),

@@ -7,6 +7,7 @@ use ir::options::Options;
 use ir::program::Phase;
 use ir::text;
 use passes::compile::{Compiled, compile};
+use runtime::checkpoint::{METADATA, Stored};
 use runtime::comm::Position;
 use runtime::profile::{Part, Ran};
 use runtime::protocol::{Event, Place, StepEvent};
@@ -29,6 +30,7 @@ pub fn all() -> io::Result<Vec<(&'static str, Vec<u8>)>> {
         seeds.push(("job", postcard::to_stdvec(&fixture::job(&split)).expect("a job is plain data")));
     }
     seeds.extend(weights()?.into_iter().map(|w| ("weights", w)));
+    seeds.push(("dcp", distributed()?));
     seeds.extend(data().into_iter().map(|d| ("data", d)));
     seeds.extend(network());
     Ok(seeds)
@@ -96,6 +98,17 @@ fn weights() -> io::Result<Vec<Vec<u8>>> {
         fs::read(&path)
     };
     Ok(vec![of(Layout::new(&job))?, of(Layout::of_run(&job, &Mark { step: 3, seed: 1, ..Mark::default() }, None))?])
+}
+
+/// What mcc writes of a state for PyTorch.
+fn distributed() -> io::Result<Vec<u8>> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("state");
+    Layout::of_run(&files::job(), &Mark { step: 3, seed: 1, ..Mark::default() }, None).start(&File::create(&path)?)?;
+    let written = Stored::open(&path).and_then(|stored| stored.write_distributed(dir.path()));
+    written.map_err(io::Error::other)?;
+    let (metadata, items) = (fs::read(dir.path().join(METADATA))?, fs::read(dir.path().join(files::ITEMS))?);
+    Ok([&(metadata.len() as u16).to_le_bytes()[..], &metadata, &items].concat())
 }
 
 /// A text, tokens of llm.c, and arrays of NumPy of both lengths.

@@ -25,6 +25,7 @@ pub mod lines;
 pub mod loopback;
 mod memory_file;
 pub mod paths;
+mod pickle;
 pub mod profile;
 pub mod protocol;
 pub mod reference;

@@ -37,6 +37,8 @@ pub enum WeightsError {
     Mismatch { file: PathBuf, what: Vec<String> },
     #[error("`{}`: element {element} of `{tensor}` is {value}, with which nothing can be trained; take what was saved before it became so", .file.display())]
     NotFinite { file: PathBuf, tensor: String, element: u64, value: f64 },
+    #[error("`{}`: element {element} of `{tensor}` is a whole number beyond 2^24 that f32, in which mcc stores all, does not hold exactly: store it in another way, or leave it out", .file.display())]
+    Inexact { file: PathBuf, tensor: String, element: u64 },
     /// What is said of a directory.
     #[error("{0}")]
     Checkpoint(String),
@@ -167,6 +169,11 @@ pub(crate) enum Wrong {
         element: u64,
         value: f64,
     },
+    /// A whole number that f32 does not hold.
+    Inexact {
+        tensor: String,
+        element: u64,
+    },
     /// Bytes that are not as they were written.
     Damaged(String),
 }
@@ -251,6 +258,9 @@ pub(crate) fn sound(file: &Path, wrong: &OnceCell<Wrong>) -> Result<(), WeightsE
         Some(Wrong::NotFinite { tensor, element, value }) => {
             Err(WeightsError::NotFinite { file: file.to_path_buf(), tensor: tensor.clone(), element: *element, value: *value })
         }
+        Some(Wrong::Inexact { tensor, element }) => {
+            Err(WeightsError::Inexact { file: file.to_path_buf(), tensor: tensor.clone(), element: *element })
+        }
         Some(Wrong::Damaged(what)) => Err(WeightsError::Damaged { what: what.clone() }),
     }
 }
@@ -262,6 +272,8 @@ pub(crate) struct Content {
     pub run: Option<Mark>,
     pub model: Option<Provenance>,
     pub conditions: Option<Conditions>,
+    /// Names of what is no tensor.
+    pub others: Vec<String>,
 }
 
 /// All that a file holds.
@@ -272,7 +284,7 @@ pub(crate) fn stored(file: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content
     let opened = Opened::new(file)?;
     let tensors = opened.offered(wrong)?;
     let (run, model, conditions) = opened.about.map_or((None, None, None), |a| (a.run, Some(a.provenance), a.conditions));
-    Ok(Content { tensors, run, model, conditions })
+    Ok(Content { tensors, run, model, conditions, others: vec![] })
 }
 
 /// Writes whole tensors in f32, as a file from which a run starts, or goes on if it is known where it stood.
@@ -357,7 +369,8 @@ fn fitted(file: &Path, content: Content, job: &Job, wanted: impl Iterator<Item =
     let (mut missing, mut others, mut found) = (vec![], vec![], BTreeMap::new());
     let mut offered: BTreeMap<String, Offered> = content.tensors.into_iter().map(|o| (o.name.clone(), o)).collect();
     let known: BTreeSet<String> = params(job).chain(states(job)).filter_map(|h| Some(entry(job, h)?.0)).collect();
-    let extra: Vec<String> = offered.keys().filter(|n| !known.contains(*n)).map(|n| format!("`{n}` is not in the model")).collect();
+    let unknown = offered.keys().filter(|n| !known.contains(*n)).chain(&content.others);
+    let extra: Vec<String> = unknown.map(|n| format!("`{n}` is not in the model")).collect();
     for (held, (name, sizes)) in wanted.filter_map(|h| Some((h, entry(job, h)?))) {
         match offered.remove(&name) {
             None => missing.push(format!("`{name}` is missing")),

@@ -11,7 +11,7 @@ mod spelling;
 mod training;
 mod values;
 
-pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, WhichArgs};
+pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, Format, WhichArgs};
 pub use compile::{CompileArgs, Level, OutputArgs};
 pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;

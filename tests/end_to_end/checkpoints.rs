@@ -41,6 +41,47 @@ fn any_mesh_goes_on_from_any_others_checkpoint_and_all_forms_hold_the_same() {
 }
 
 #[test]
+fn a_checkpoint_goes_to_pytorch_and_back() {
+    let dir = two_meshes();
+    dir.line("run shared.mcc --data text.txt --steps 3 --save ck --quiet").succeeds();
+    dir.line("checkpoint convert ck/step-3 dcp --format dcp").succeeds();
+    for made in ["dcp back", "ck/step-3 straight"] {
+        dir.line(&format!("checkpoint convert {made}")).succeeds();
+    }
+    for file in ["checkpoint.json", "rank-0.safetensors"] {
+        let read = |of: &str| fs::read(dir.path(&format!("{of}/{file}"))).expect("a file");
+        assert!(read("back") == read("straight"), "{file}");
+    }
+    assert!(dir.line("checkpoint diff dcp ck/step-3").succeeds().stdout.starts_with("the same: "));
+    let verified = dir.line("checkpoint verify dcp").succeeds().stdout;
+    assert!(verified.contains("each element of its ") && verified.contains("have no hashes"), "{verified}");
+    assert!(dir.line("checkpoint ls dcp").succeeds().stdout.starts_with("dcp  PyTorch (DCP)  step 3  "));
+    dir.line("run shared.mcc --data text.txt --steps 4 --resume dcp --quiet").succeeds();
+    dir.line("run shared.mcc --data text.txt --steps 4 --load dcp").fails_with(&["`--load dcp` is a checkpoint of PyTorch's (DCP), not a directory"]);
+    // Weights alone are no state of a run, in this form too.
+    dir.line("checkpoint convert ck/step-3 weights --format dcp --weights").succeeds();
+    dir.line("run shared.mcc --data text.txt --steps 1 --init weights --quiet").succeeds();
+    dir.line("checkpoint convert weights no").fails_with(&["`weights` does not say after which step it was saved"]);
+    dir.line("checkpoint convert dcp weights").fails_with(&["`weights` exists: --force replaces it"]);
+    dir.line("checkpoint convert dcp weights --force").succeeds();
+    assert!(dir.path("weights/checkpoint.json").exists() && !dir.path("weights/.metadata").exists());
+}
+
+#[test]
+fn what_pytorch_saved_is_read_but_no_run_goes_on_from_it() {
+    let dir = Dir::new();
+    let torch = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/dcp");
+    let ran = dir.line(&format!("checkpoint convert {torch} w.safetensors")).succeeds();
+    assert!(ran.stderr.contains("note: left out, as it is no tensor: `epoch`"), "{}", ran.stderr);
+    assert!(dir.line(&format!("checkpoint diff {torch} w.safetensors")).succeeds().stdout.starts_with("the same: 98 numbers"));
+    dir.line(&format!("checkpoint convert {torch} no")).fails_with(&["does not say after which step it was saved, so no run can go on from it"]);
+    // A pickle that would start a program.
+    fs::create_dir(dir.path("evil")).expect("made");
+    dir.write("evil/.metadata", "cos\nsystem\n(X\u{4}\0\0\0truetR.");
+    dir.line("checkpoint convert evil w2.safetensors").fails_with(&[".metadata: byte 0: it names `os.system`", "nothing of it was executed"]);
+}
+
+#[test]
 fn checkpoints_are_listed_verified_and_compared() {
     let dir = two_meshes();
     dir.line("run shared.mcc --data text.txt --steps 4 --save ck --save-interval 2 --quiet").succeeds();

@@ -15,6 +15,7 @@
 //! what it needs, and a block's hash is checked before anything of it is believed.
 
 mod catalog;
+mod dcp;
 mod directory;
 mod grid;
 mod manifest;
@@ -24,6 +25,7 @@ mod shard;
 mod stored;
 
 pub use catalog::Catalog;
+pub use dcp::{Distributed, METADATA, is_distributed};
 pub use directory::{Found, newest, step_name, steps};
 pub use grid::Grid;
 pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};

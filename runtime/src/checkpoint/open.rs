@@ -1,6 +1,7 @@
 //! Reading a checkpoint: whole tensors, of which each rank reads what it needs.
 
 use super::CheckpointError;
+use super::dcp::{Distributed, is_distributed};
 use super::grid::Grid;
 use super::manifest::{Manifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
@@ -75,7 +76,13 @@ impl Checkpoint {
             Offered { name: tensor.name.clone(), shape: tensor.shape.clone(), values: Ok(Box::new(cut)) }
         };
         let tensors = self.manifest.tensors.iter().map(offer).collect();
-        Content { tensors, run: Some(self.manifest.run), model: Some(self.manifest.model.clone()), conditions: self.manifest.conditions.clone() }
+        Content {
+            tensors,
+            run: Some(self.manifest.run),
+            model: Some(self.manifest.model.clone()),
+            conditions: self.manifest.conditions.clone(),
+            others: vec![],
+        }
     }
 
     /// Whether all of it is as it was written.
@@ -97,7 +104,7 @@ pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
         return Weights::open(path, job);
     }
     let wrong = Rc::default();
-    let content = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?.content(&wrong);
+    let content = content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
     Weights::params(path, content, wrong, job)
 }
 
@@ -110,8 +117,13 @@ pub fn resume(path: &Path, job: &Job) -> Result<Resumed, WeightsError> {
         return Weights::resume(path, job);
     }
     let wrong = Rc::default();
-    let content = Checkpoint::open(path).map_err(|e| WeightsError::Checkpoint(e.to_string()))?.content(&wrong);
+    let content = content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
     Weights::resumed(path, content, wrong, job)
+}
+
+/// All that a checkpoint holds, a run's or PyTorch's.
+fn content(dir: &Path, wrong: &Rc<OnceCell<Wrong>>) -> Result<Content, CheckpointError> {
+    if is_distributed(dir) { Ok(Distributed::open(dir)?.content(wrong)) } else { Ok(Checkpoint::open(dir)?.content(wrong)) }
 }
 
 impl Mapped {

@@ -19,7 +19,7 @@ pub const HASH: u64 = 32;
 /// Data begin at a multiple of it.
 const ALIGNED: usize = 4096;
 /// The tensor of hashes.
-const HASHES: &str = "mcc.blake3";
+pub const HASHES: &str = "mcc.blake3";
 
 #[derive(Debug)]
 pub enum ShardError {

@@ -1,7 +1,8 @@
-//! What is saved, whatever its form: a checkpoint's directory, or one file of weights or of a run's state;
-//! listed, compared, and turned into each other.
+//! What is saved, whatever its form: a checkpoint's directory, ours or PyTorch's, or one file of weights or of a
+//! run's state; compared, and turned into each other.
 
 use super::CheckpointError;
+use super::dcp::{self, About, Distributed, is_distributed};
 use super::manifest::{MANIFEST, Manifest, PieceEntry, TensorEntry};
 use super::open::Checkpoint;
 use super::shard::{ShardError, ShardLayout, shard_file};
@@ -9,7 +10,7 @@ use crate::conditions::Conditions;
 use crate::host::Whole;
 use crate::weights::{self, Content, Mark, Offered, WeightsError, Wrong};
 use ir::op::DType;
-use ir::provenance::Provenance;
+use ir::provenance::{KEY, Provenance};
 use safetensors::Dtype;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,8 @@ pub struct Stored {
     /// Of the run.
     artifact: String,
     mesh: Vec<(String, u64)>,
+    /// Names of what is no tensor, and in no other form.
+    pub others: Vec<String>,
     path: std::path::PathBuf,
     wrong: Rc<OnceCell<Wrong>>,
 }
@@ -64,25 +67,32 @@ pub enum Side {
 
 impl Stored {
     /// # Errors
-    /// It is neither, or damaged.
+    /// It is none of these, or damaged.
     pub fn open(path: &Path) -> Result<Stored, WeightsError> {
         let wrong = Rc::<OnceCell<Wrong>>::default();
         let is_dir = path.is_dir();
-        let (content, manifest) = if is_dir {
-            let checkpoint = Checkpoint::open(path).map_err(|e: CheckpointError| WeightsError::Checkpoint(e.to_string()))?;
-            (checkpoint.content(&wrong), Some(checkpoint.manifest))
+        let said = |e: CheckpointError| WeightsError::Checkpoint(e.to_string());
+        let (content, (artifact, mesh)) = if is_dir && is_distributed(path) {
+            let distributed = Distributed::open(path).map_err(said)?;
+            (distributed.content(&wrong), distributed.about.map_or_else(Default::default, |a| (a.artifact, a.mesh)))
+        } else if is_dir {
+            let checkpoint = Checkpoint::open(path).map_err(said)?;
+            let content = checkpoint.content(&wrong);
+            (content, (checkpoint.manifest.artifact, checkpoint.manifest.mesh))
         } else {
-            (weights::stored(path, &wrong)?, None)
+            (weights::stored(path, &wrong)?, Default::default())
         };
-        let Content { tensors: offered, run, model, conditions } = content;
+        let Content { tensors: offered, run, model, conditions, others } = content;
         let mut tensors = BTreeMap::new();
         for Offered { name, shape, values } in offered {
-            let malformed = |dtype| WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") };
+            let malformed = |dtype| match is_dir {
+                true => said(CheckpointError::Malformed { dir: path.to_path_buf(), what: format!("`{name}` is {dtype}, which is not read") }),
+                false => WeightsError::Malformed { file: path.to_path_buf(), what: format!("`{name}` is {dtype}") },
+            };
             let values = values.map_err(malformed)?;
             tensors.insert(name, (shape, values));
         }
-        let (artifact, mesh) = manifest.map_or((String::new(), vec![]), |m| (m.artifact, m.mesh));
-        Ok(Stored { tensors, run, model, conditions, artifact, mesh, path: path.to_path_buf(), wrong })
+        Ok(Stored { tensors, run, model, conditions, artifact, mesh, others, path: path.to_path_buf(), wrong })
     }
 
     /// Whether optimizer states are among its tensors.
@@ -215,6 +225,31 @@ impl Stored {
             fs::File::open(dir)?.sync_all()
         };
         write().map_err(|cause| self.io(cause))
+    }
+
+    /// Writes a checkpoint of PyTorch's of one file of items, in f32, into a directory that is empty.
+    ///
+    /// # Errors
+    /// Damage, or what the file system says.
+    pub fn write_distributed(&self, dir: &Path) -> Result<(), WeightsError> {
+        if self.tensors.contains_key(KEY) {
+            return Err(WeightsError::Checkpoint(format!(
+                "`{}` has a tensor `{KEY}`, where mcc writes what it says of the run",
+                self.path.display()
+            )));
+        }
+        let tensors = self.tensors.iter().map(|(name, (shape, values))| (name.as_str(), shape.as_slice(), values.as_ref()));
+        let about = self.model.clone().map(|model| About {
+            model,
+            run: self.run,
+            conditions: self.conditions.clone(),
+            artifact: self.artifact.clone(),
+            mesh: self.mesh.clone(),
+        });
+        let written = dcp::write(dir, tensors, about.as_ref());
+        // Numbers that were read wrong say more.
+        self.check()?;
+        written.map_err(|cause| self.io(cause))
     }
 
     fn io(&self, cause: io::Error) -> WeightsError {
