@@ -62,7 +62,7 @@ const FLAGS: &[Mistake] = &[
     ("run a.mcc --resume-from ckpt", 2, "no `--resume-from`", "`--load`"),
     ("run a.mcc --save-top-k 3", 2, "no `--save-top-k`", "`--keep`"),
     ("run a.mcc --max-steps 4", 2, "no `--max-steps`", "`--steps`"),
-    ("run a.mcc --wandb-project p", 2, "no `--wandb-project`", "`--metrics`"),
+    ("run a.mcc --wandb-project p", 2, "no `--wandb-project`", "`--log-dir`"),
     ("run a.mcc --seq-length 64", 2, "no `--seq-length`", "`mcc compile .. -D seq=64`"),
     ("run a.mcc --tp 2", 2, "no `--tp`", "a flag of `mcc compile`, and part of the artifact"),
     ("run a.mcc --lr 1e-3 --dtype bf16", 2, "no `--dtype`", "a flag of `mcc compile`"),
