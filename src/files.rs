@@ -293,7 +293,7 @@ pub fn apart(args: &RunArgs) -> Result<(), Failure> {
     let read = [
         ("--data", data(&args.data)),
         ("--valid-data", data(&args.valid_data)),
-        ("--init", Vec::from_iter(args.init.clone())),
+        ("--init", args.init.clone()),
         ("--resume", Vec::from_iter(args.resume.clone())),
         ("--trust", args.trust.clone()),
         ("--secret-file", Vec::from_iter(args.secret_file.clone())),

@@ -367,13 +367,13 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
 
 /// What the flags of a run do not change in this job.
 pub fn in_job(args: &RunArgs, typed: &[String], job: &Job) -> Vec<Diagnostic> {
-    let draws = args.init.is_none() && job.params.iter().any(|p| matches!(p.init, Init::Normal(_)));
+    let draws = (args.init.is_empty() || !args.allow_missing.is_empty()) && job.params.iter().any(|p| matches!(p.init, Init::Normal(_)));
     let mut commands = job.programs.iter().flat_map(|p| &p.bodies).flat_map(|b| &b.commands);
     let drops = commands.any(|c| matches!(&c.action, Action::Launch { scalars, .. } if scalars.contains(&Scalar::Seed)));
     let is_idle = typed.iter().any(|t| t == "--seed") && !draws && !drops;
-    let says = match args.init {
-        Some(_) => "does nothing: all weights are read, and there is no dropout",
-        None => "does nothing: no weights are drawn, and there is no dropout",
+    let says = match args.init[..] {
+        [_, ..] => "does nothing: all weights are read, and there is no dropout",
+        [] => "does nothing: no weights are drawn, and there is no dropout",
     };
     is_idle.then(|| idle("--seed", says).help("leave it out")).into_iter().collect()
 }

@@ -78,6 +78,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         exit_interval: args.exit_interval,
         exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
         init: args.init.clone(),
+        allow_missing: args.allow_missing.clone(),
         resume,
         allowed: args.allow_changed.iter().map(|c| changed(*c)).collect(),
         save: args.save.clone(),
@@ -242,7 +243,8 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
         let batch = artifact.job.global_batch;
         options.skip += spike.map_or(0, |step| (step - from) * batch);
         if let Some((_, dir)) = saved.last() {
-            (options.resume, options.init) = (Some(dir.clone()), None);
+            (options.resume, options.init) = (Some(dir.clone()), vec![]);
+            options.allow_missing.clear();
         }
         // What is there of metrics, and of later checkpoints, is this run's own.
         options.existing = Existing::Replace;

@@ -17,6 +17,7 @@ pub mod model;
 pub mod module;
 pub mod op;
 pub mod options;
+pub mod pattern;
 pub mod pipeline;
 pub mod processor;
 pub mod program;

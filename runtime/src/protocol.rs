@@ -45,7 +45,9 @@ pub struct Orders {
     pub conditions: Conditions,
     /// The run ends early after a step that is a multiple of it; 0 is never.
     pub exit_interval: u64,
-    pub init: Option<PathBuf>,
+    pub init: Vec<PathBuf>,
+    /// Parameters that are in none of these, and are drawn.
+    pub drawn: Vec<String>,
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
     /// Sequences that are left out beyond those that were read before.

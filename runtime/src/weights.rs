@@ -9,6 +9,7 @@ use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use crate::scale::Scaling;
 use ir::graph::Init;
+use ir::pattern;
 use ir::program::{Job, ParamEntry, Part, Role};
 use ir::provenance::{self, Provenance};
 use ir::random;
@@ -149,8 +150,8 @@ impl Whole for Random {
 /// What a job starts from: its parameters and, if it resumes, optimizer states.
 pub struct Weights {
     tensors: BTreeMap<Held, Box<dyn Whole>>,
-    /// Of those from a file: its name, and what was found when they were read.
-    file: Option<(PathBuf, Rc<OnceCell<Wrong>>)>,
+    /// Of those from files: their names, and what was found when they were read.
+    files: Vec<(PathBuf, Rc<OnceCell<Wrong>>)>,
 }
 
 /// What a run goes on from.
@@ -190,7 +191,7 @@ impl Weights {
     /// Every parameter as its model text says.
     pub fn random(job: &Job, seed: u64) -> Weights {
         let random = job.params.iter().map(|p| Box::new(Random::new(p, seed)) as Box<dyn Whole>);
-        Weights { tensors: params(job).zip(random).collect(), file: None }
+        Weights { tensors: params(job).zip(random).collect(), files: vec![] }
     }
 
     /// Every parameter from a file. Optimizer states that it has too are left out.
@@ -200,7 +201,7 @@ impl Weights {
     pub fn open(file: &Path, job: &Job) -> Result<Weights, WeightsError> {
         let wrong = Rc::default();
         let content = stored(file, &wrong)?;
-        Weights::params(file, content, wrong, job)
+        Weights::fitted(file, content, wrong, job, params(job))
     }
 
     /// Every parameter and optimizer state from a file, and where its run stood.
@@ -221,9 +222,45 @@ impl Weights {
         Ok(Resumed { weights: Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark, model, conditions })
     }
 
-    /// Parameters of what a file or directory holds.
-    pub(crate) fn params(file: &Path, content: Content, wrong: Rc<OnceCell<Wrong>>, job: &Job) -> Result<Weights, WeightsError> {
-        Weights::fitted(file, content, wrong, job, params(job))
+    /// Parameters of what files or directories hold together. Those that are in none and fit a pattern of `drawn` are drawn; gives their names.
+    ///
+    /// # Errors
+    /// As [`Weights::open`]; parameters that two of them have.
+    pub(crate) fn together(sources: Vec<Source>, job: &Job, drawn: &[String], seed: u64) -> Result<(Weights, Vec<String>), WeightsError> {
+        let (mut from, mut twice, mut files) = (BTreeMap::<String, PathBuf>::new(), vec![], vec![]);
+        let mut all = Content { tensors: vec![], run: None, model: None, conditions: None, others: vec![] };
+        for Source { file, content, wrong } in sources {
+            for tensor in content.tensors {
+                match from.get(&tensor.name) {
+                    Some(other) if job.params.iter().any(|p| p.name == tensor.name) => {
+                        twice.push(format!("`{}` is in `{}`, and in `{}` too", tensor.name, other.display(), file.display()));
+                    }
+                    // Of states nothing is taken.
+                    Some(_) => {}
+                    None => {
+                        from.insert(tensor.name.clone(), file.clone());
+                        all.tensors.push(tensor);
+                    }
+                }
+            }
+            all.model = all.model.or(content.model);
+            all.others.extend(content.others);
+            files.push((file, wrong));
+        }
+        let names: Vec<String> = files.iter().map(|(file, _)| file.display().to_string()).collect();
+        let name = PathBuf::from(names.join("` with `"));
+        if !twice.is_empty() {
+            return Err(WeightsError::Mismatch { file: name, what: provenance::few(&twice) });
+        }
+        let is_drawn = |p: &&ParamEntry| !from.contains_key(&p.name) && drawn.iter().any(|pattern| pattern::matches(pattern, &p.name));
+        let missing: Vec<&ParamEntry> = job.params.iter().filter(is_drawn).collect();
+        all.tensors.extend(missing.iter().map(|p| Offered {
+            name: p.name.clone(),
+            shape: sizes(&p.dims),
+            values: Ok(Box::new(Random::new(p, seed))),
+        }));
+        let tensors = fitted(&name, all, job, params(job))?;
+        Ok((Weights { tensors, files }, missing.iter().map(|p| p.name.clone()).collect()))
     }
 
     fn fitted(
@@ -233,7 +270,7 @@ impl Weights {
         job: &Job,
         wanted: impl Iterator<Item = Held>,
     ) -> Result<Weights, WeightsError> {
-        fitted(file, content, job, wanted).map(|tensors| Weights { tensors, file: Some((file.to_path_buf(), wrong)) })
+        fitted(file, content, job, wanted).map(|tensors| Weights { tensors, files: vec![(file.to_path_buf(), wrong)] })
     }
 
     /// A parameter or optimizer state, if it starts from something else than zero.
@@ -246,7 +283,7 @@ impl Weights {
     /// # Errors
     /// The first that was not.
     pub fn check(&self) -> Result<(), WeightsError> {
-        self.file.as_ref().map_or(Ok(()), |(file, wrong)| sound(file, wrong))
+        self.files.iter().try_for_each(|(file, wrong)| sound(file, wrong))
     }
 }
 
@@ -263,6 +300,13 @@ pub(crate) fn sound(file: &Path, wrong: &OnceCell<Wrong>) -> Result<(), WeightsE
         }
         Some(Wrong::Damaged(what)) => Err(WeightsError::Damaged { what: what.clone() }),
     }
+}
+
+/// What a file or directory holds, and what is found when it is read.
+pub(crate) struct Source {
+    pub file: PathBuf,
+    pub content: Content,
+    pub wrong: Rc<OnceCell<Wrong>>,
 }
 
 /// What a file holds.

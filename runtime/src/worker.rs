@@ -186,10 +186,10 @@ fn train_in<'scope, 'env, D: Device>(
         Saver::new(scope, job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
     });
     let mut saver = saver.transpose()?;
-    let weights = match (&orders.resume, &orders.init) {
-        (Some((path, _)), _) => checkpoint::resume(path, job)?.weights,
-        (None, Some(path)) => checkpoint::weights(path, job)?,
-        (None, None) => Weights::random(job, orders.seed),
+    let weights = match &orders.resume {
+        Some((path, _)) => checkpoint::resume(path, job)?.weights,
+        None if orders.init.is_empty() => Weights::random(job, orders.seed),
+        None => checkpoint::initial(&orders.init, job, &orders.drawn, orders.seed)?.0,
     };
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
     rank.initialise(|held| match held {

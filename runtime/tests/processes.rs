@@ -54,7 +54,7 @@ fn a_run_resumed_on_another_mesh_ends_as_if_it_had_never_stopped() {
     let options = RunOptions { steps: Some(2), seed: 3, save_state: Some(first.path("state")), ..first.options() };
     run(&first.artifact, &options, &mut |_| {}).unwrap();
     let second = Bench::native(&fixture::job(&other), &other);
-    let options = RunOptions { init: None, resume: Some(first.path("state")), save_weights: Some(second.path("out")), ..second.options() };
+    let options = RunOptions { init: vec![], resume: Some(first.path("state")), save_weights: Some(second.path("out")), ..second.options() };
     let mut steps = vec![];
     run(&second.artifact, &options, &mut |p| steps.push(p.step)).unwrap();
     assert_eq!(steps, [3, 4]);
@@ -95,7 +95,7 @@ fn a_run_that_is_asked_to_stop_saves_what_an_undisturbed_one_goes_through() {
         if ended == Ended::Whole {
             continue;
         }
-        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
+        let rest = RunOptions { init: vec![], resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
         let summary = run(&bench.artifact, &rest, &mut |p| {
             assert_eq!(p.step, seen.len() as u64 + 1);
             seen.push(p.loss);
@@ -334,7 +334,7 @@ fn wrong_options_are_refused_before_any_rank_starts() {
     let refused = |options: RunOptions| bench.fails(&options, &mut |_| {});
     assert!(refused(RunOptions { data: vec![], ..bench.options() }).contains("no data for input `x`"));
     assert!(refused(RunOptions { steps: Some(9), ..bench.options() }).contains("has 4 steps; step 5 was asked for"));
-    assert!(refused(RunOptions { init: Some(bench.path("x.npy")), ..bench.options() }).contains("is not a safetensors file"));
+    assert!(refused(RunOptions { init: vec![bench.path("x.npy")], ..bench.options() }).contains("is not a safetensors file"));
     assert!(refused(RunOptions { rank_binary: bench.path("missing"), ..bench.options() }).contains("could not be started"));
     assert!(refused(RunOptions { save_weights: Some(bench.path("none/out")), ..bench.options() }).contains("none/out"));
     assert!(refused(RunOptions { rank_binary: "/bin/false".into(), ..bench.options() }).contains("ended with code 1 at the start"));

@@ -90,10 +90,13 @@ pub struct RunArgs {
     /// End it so after the step that is under way M minutes from the run's start, for a job whose time is limited: 0.5 is half a minute
     #[arg(long, visible_alias = "exit-duration", value_name = "M", value_parser = minutes)]
     pub exit_duration_in_mins: Option<f64>,
-    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; by default drawn by name and
-    /// seed
+    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; several, as of a base and of what is added to it, have each
+    /// tensor once. By default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
-    pub init: Option<PathBuf>,
+    pub init: Vec<PathBuf>,
+    /// Parameters that no file of --init need have, and that are drawn then: `*` stands for any text, and numbers of layers may be left out
+    #[arg(long, value_name = "PATTERN", requires = "init")]
+    pub allow_missing: Vec<String>,
     /// Go on from the newest checkpoint in DIR that can be read, or from the one that DIR is, on any mesh, with
     /// that run's seed
     #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "resume", "seed"])]

@@ -172,6 +172,43 @@ fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
     dir.line("checkpoint diff clean/step-40 noisy/step-40").succeeds();
 }
 
+/// A file with those tensors of another whose names are asked for.
+fn part(dir: &Dir, from: &str, to: &str, has: impl Fn(&str) -> bool) {
+    let bytes = fs::read(dir.path(from)).expect("a file");
+    let all = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
+    let some = all.tensors().into_iter().filter(|(name, _)| has(name));
+    dir.write(to, safetensors::serialize(some, None).expect("tensors"));
+}
+
+#[test]
+fn a_run_begins_with_the_weights_of_several_files() {
+    let dir = two_meshes();
+    let run = |words: &str| dir.line(&format!("run pipeline.mcc --data text.txt --threads-per-rank 1 {words}"));
+    run("--steps 2 --save-weights w.safetensors --quiet").succeeds();
+    let is_top = |name: &str| name.starts_with("layers.1.") || name.starts_with("wpe");
+    part(&dir, "w.safetensors", "top", is_top);
+    part(&dir, "w.safetensors", "base", |name| !is_top(name));
+    part(&dir, "w.safetensors", "base-and-ln", |name| !is_top(name) || name == "layers.1.ln1.b");
+    run("--steps 2 --init w.safetensors --save-weights whole --quiet").succeeds();
+    run("--steps 2 --init base --init top --save-weights both --quiet").succeeds();
+    dir.line("checkpoint diff whole both").succeeds();
+    run("--steps 2 --init base-and-ln --init top").fails_with(&["`layers.1.ln1.b` is in `base-and-ln`, and in `top` too"]);
+    run("--steps 2 --init base").fails_with(&["`base` does not fit the model", "`layers.1.attn.q.w` is missing", "more"]);
+    run("--steps 2 --init base --allow-missing layers.attn.*").fails_with(&["`layers.1.ln1.b` is missing"]);
+    run("--steps 2 --init base --allow-missing head.*").fails_with(&["`--allow-missing head.*` fits no parameter of the model"]);
+    // What is drawn is what a run draws that begins with nothing.
+    let ran = run("--steps 0 --init base --allow-missing layers.1.* --allow-missing wpe* --save-weights drawn").succeeds();
+    assert!(ran.stderr.contains("note: drawn, as no file of --init has them: "), "{}", ran.stderr);
+    run("--steps 0 --save-weights fresh --quiet").succeeds();
+    part(&dir, "drawn", "drawn-top", is_top);
+    part(&dir, "fresh", "fresh-top", is_top);
+    dir.line("checkpoint diff drawn-top fresh-top").succeeds();
+    part(&dir, "drawn", "drawn-base", |name| !is_top(name));
+    dir.line("checkpoint diff drawn-base base").succeeds();
+    let ran = run("--steps 2 --init w.safetensors --allow-missing wpe*").succeeds();
+    assert!(ran.stderr.contains("note: no weights are missing: --allow-missing changes nothing"), "{}", ran.stderr);
+}
+
 #[test]
 fn a_directory_of_checkpoints_is_one_runs() {
     let dir = two_meshes();

@@ -7,6 +7,7 @@ use crate::names::nearest;
 use ir::diag::{Diagnostic, Span};
 use ir::model::{Decay, Optimizer, Plan, PlanEntry, Schedule, Train, WeightLine, Weights};
 use ir::op::Real;
+use ir::pattern;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -102,7 +103,7 @@ impl Elab<'_> {
                     self.group_line(frame, stmt, &mut group);
                 }
                 for pattern in patterns {
-                    if !self.params.iter().any(|p| super::finish::matches(&pattern.text, &p.name)) && !self.failed() {
+                    if !self.params.iter().any(|p| pattern::matches(&pattern.text, &p.name)) && !self.failed() {
                         let e = Diagnostic::warning("W0503", format!("no parameter is called `{}`", pattern.text));
                         self.report(e.label(pattern.span, "matches nothing").help("`*` stands for any text; iteration numbers may be left out"));
                     }

@@ -29,7 +29,7 @@ pub use dcp::{Distributed, METADATA, is_distributed};
 pub use directory::{Found, newest, step_name, steps};
 pub use grid::Grid;
 pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};
-pub use open::{Checkpoint, resume, weights};
+pub use open::{Checkpoint, initial, resume};
 pub use piece::{Owners, Piece};
 pub use shard::{Shard, ShardError};
 pub use stored::{Difference, Side, Stored};

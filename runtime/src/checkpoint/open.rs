@@ -7,7 +7,7 @@ use super::manifest::{Manifest, TensorEntry};
 use super::shard::{BLOCK, HASH};
 use crate::device::decode;
 use crate::host::Whole;
-use crate::weights::{Content, Offered, Resumed, Weights, WeightsError, Wrong};
+use crate::weights::{Content, Offered, Resumed, Source, Weights, WeightsError, Wrong, stored};
 use ir::op::DType;
 use ir::program::Job;
 use memmap2::Mmap;
@@ -95,17 +95,14 @@ impl Checkpoint {
     }
 }
 
-/// Parameters for a job from a checkpoint's directory or a file ([`Weights::open`]).
+/// Parameters for a job from files and directories of checkpoints, which have each of them once; those that are in none and fit a
+/// pattern of `drawn` are drawn with a seed. Also gives the names of these.
 ///
 /// # Errors
-/// As there; or the checkpoint is damaged.
-pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
-    if !path.is_dir() {
-        return Weights::open(path, job);
-    }
-    let wrong = Rc::default();
-    let content = content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
-    Weights::params(path, content, wrong, job)
+/// As [`Weights::open`]; a parameter that two have, or a checkpoint that is damaged.
+pub fn initial(paths: &[PathBuf], job: &Job, drawn: &[String], seed: u64) -> Result<(Weights, Vec<String>), WeightsError> {
+    let sources = paths.iter().map(|path| source(path)).collect::<Result<_, _>>()?;
+    Weights::together(sources, job, drawn, seed)
 }
 
 /// What a run goes on from, of a checkpoint's directory or a file ([`Weights::resume`]).
@@ -113,12 +110,14 @@ pub fn weights(path: &Path, job: &Job) -> Result<Weights, WeightsError> {
 /// # Errors
 /// As there; or the checkpoint is damaged.
 pub fn resume(path: &Path, job: &Job) -> Result<Resumed, WeightsError> {
-    if !path.is_dir() {
-        return Weights::resume(path, job);
-    }
+    let Source { file, content, wrong } = source(path)?;
+    Weights::resumed(&file, content, wrong, job)
+}
+
+fn source(path: &Path) -> Result<Source, WeightsError> {
     let wrong = Rc::default();
-    let content = content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))?;
-    Weights::resumed(path, content, wrong, job)
+    let content = if path.is_dir() { content(path, &wrong).map_err(|e| WeightsError::Checkpoint(e.to_string()))? } else { stored(path, &wrong)? };
+    Ok(Source { file: path.to_path_buf(), content, wrong })
 }
 
 /// All that a checkpoint holds, a run's or PyTorch's.

@@ -91,6 +91,8 @@ pub enum RunError {
          --on-nonfinite stop says where such numbers come from"
     )]
     Untrained { skips: u64 },
+    #[error("`--allow-missing {pattern}` fits no parameter of the model: `*` stands for any text, and numbers of layers may be left out")]
+    Pattern { pattern: String },
     #[error("the loss of step {step} jumped to {loss:.4} from about {usual:.4}")]
     Spike { step: u64, loss: f64, usual: f64 },
     #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]

@@ -24,6 +24,7 @@ use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
 use ir::program::{Arena, Job};
+use ir::provenance::few;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -102,6 +103,7 @@ pub fn conduct(
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
+    drawn(&orders, options).into_iter().for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
     // A first look at once.
@@ -198,6 +200,14 @@ pub fn conduct(
     let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
+}
+
+/// What is said of weights that no file has.
+fn drawn(orders: &Orders, options: &RunOptions) -> Option<String> {
+    if orders.drawn.is_empty() {
+        return (!options.allow_missing.is_empty()).then(|| "no weights are missing: --allow-missing changes nothing".into());
+    }
+    Some(format!("drawn, as no file of --init has them: {}", few(&orders.drawn).join(", ")))
 }
 
 /// ` on node03`, of a rank of a world.

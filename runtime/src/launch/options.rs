@@ -35,7 +35,10 @@ pub struct RunOptions {
     pub exit_interval: u64,
     /// The run ends early after the step that is under way when it has taken so long; of a world, by rank 0's clock.
     pub exit_duration: Option<Duration>,
-    pub init: Option<PathBuf>,
+    /// Initial weights, together; by default they are drawn.
+    pub init: Vec<PathBuf>,
+    /// Patterns of names of parameters that may be in none of these.
+    pub allow_missing: Vec<String>,
     /// What `save_state` wrote, or the directory of a checkpoint: the run goes on after that step, with that run's seed.
     pub resume: Option<PathBuf>,
     /// What of this run may be another than that had.
@@ -99,7 +102,8 @@ impl RunOptions {
             steps: None,
             exit_interval: 0,
             exit_duration: None,
-            init: None,
+            init: vec![],
+            allow_missing: vec![],
             resume: None,
             allowed: vec![],
             save: None,

@@ -11,6 +11,7 @@ use crate::profile::{WARM_UP, Window};
 use crate::protocol::{Orders, SaveFile, Saves};
 use crate::target::{DeviceKind, Exchanges};
 use crate::weights::Resumed;
+use ir::pattern;
 use std::path::PathBuf;
 
 /// The device that was asked for, if it runs what was compiled, or the usual one.
@@ -98,9 +99,10 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
             steps
         }
     };
-    if let Some(file) = &options.init {
-        checkpoint::weights(file, job)?;
+    if let Some(pattern) = options.allow_missing.iter().find(|p| !job.params.iter().any(|param| pattern::matches(p, &param.name))) {
+        return Err(RunError::Pattern { pattern: pattern.clone() });
     }
+    let drawn = if options.init.is_empty() { vec![] } else { checkpoint::initial(&options.init, job, &options.allow_missing, options.seed)?.1 };
     let conditions = Conditions::new(job, data.as_ref().map_or(vec![], Data::marks), steps);
     let resume = match resume {
         None => None,
@@ -140,7 +142,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         steps,
         conditions,
         exit_interval: options.exit_interval,
-        init: options.init.as_ref().map(absolute).transpose()?,
+        init: options.init.iter().map(absolute).collect::<Result<_, _>>()?,
+        drawn,
         save_weights: saved(&options.save_weights)?,
         save_state: saved(&options.save_state)?,
         saves: options.save.as_ref().map(saves).transpose()?,

@@ -128,7 +128,7 @@ impl Bench {
         let spec = |name: &str| Spec { input: Some(name.into()), file: self.path(&format!("{name}.npy")), encoding: Encoding::Text };
         RunOptions {
             data: vec![spec("x"), spec("t")],
-            init: Some(self.path("init")),
+            init: vec![self.path("init")],
             threads_per_rank: Some(1),
             existing: Existing::Replace,
             patience: Duration::from_secs(1),

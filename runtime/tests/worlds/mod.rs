@@ -120,7 +120,7 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
         let ends: Vec<Summary> = ends.into_iter().map(Result::unwrap).collect();
         assert!(ends.iter().all(|s| s.ended == Ended::Early), "{nodes:?}");
         assert!((at..MANY).contains(&ends[0].steps), "{nodes:?}: {}", ends[0].steps);
-        let rest = RunOptions { init: None, resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
+        let rest = RunOptions { init: vec![], resume: Some(bench.path("state")), save_weights: Some(bench.path("out")), ..bench.options() };
         run(&bench.artifact, &rest, &mut |_| {}).unwrap();
         assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "{nodes:?}, stopped after {}", ends[0].steps);
     }
@@ -143,7 +143,7 @@ fn a_world_saves_everywhere_after_the_same_steps_when_time_has_passed() {
         assert!(steps.len() > 2 && steps[0] == MANY, "{nodes:?}: {steps:?}");
         for step in [steps[1], steps[steps.len() - 1]] {
             let resume = Some(saves.join(runtime::checkpoint::step_name(step)));
-            let rest = RunOptions { init: None, resume, save_weights: Some(bench.path("out")), ..bench.options() };
+            let rest = RunOptions { init: vec![], resume, save_weights: Some(bench.path("out")), ..bench.options() };
             run(&bench.artifact, &rest, &mut |_| {}).unwrap();
             assert!(fs::read(bench.path("out")).unwrap() == fs::read(bench.path("whole")).unwrap(), "{nodes:?}, saved after {step}");
         }
