@@ -29,6 +29,9 @@ pub enum Wanted {
     Checkpoint,
     /// A launch script of Megatron-LM.
     Script,
+    /// What `mcc run --log-dir` writes, or a file of metrics.
+    Log,
+    Metrics,
 }
 
 /// As the value of `--resume`: from what `--save` names.
@@ -148,6 +151,8 @@ impl Wanted {
             Wanted::Data => matches!(kind, Kind::Text | Kind::Weights | Kind::File | Kind::EmptyFile),
             Wanted::Checkpoint => kind == Kind::Checkpoint,
             Wanted::Script => matches!(kind, Kind::File | Kind::EmptyFile),
+            Wanted::Log => matches!(kind, Kind::Directory | Kind::EmptyDirectory | Kind::File | Kind::EmptyFile),
+            Wanted::Metrics => matches!(kind, Kind::File | Kind::EmptyFile),
         }
     }
 
@@ -161,6 +166,8 @@ impl Wanted {
             Wanted::Data => "a file of data",
             Wanted::Checkpoint => "a checkpoint of Hugging Face's",
             Wanted::Script => "a launch script",
+            Wanted::Log => "the log of a run",
+            Wanted::Metrics => "a file of metrics",
         }
     }
 
@@ -170,15 +177,16 @@ impl Wanted {
             Wanted::Weights | Wanted::State => true,
             // Data say so themselves.
             Wanted::Saves | Wanted::Listed | Wanted::Data | Wanted::Text | Wanted::Artifact | Wanted::Checkpoint | Wanted::Script => false,
+            Wanted::Log | Wanted::Metrics => false,
         }
     }
 
     /// What there is none of.
     fn noun(self) -> &'static str {
         match self {
-            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data | Wanted::Script => "file",
+            Wanted::Text | Wanted::Weights | Wanted::State | Wanted::Data | Wanted::Script | Wanted::Metrics => "file",
             Wanted::Artifact => "artifact",
-            Wanted::Checkpoint | Wanted::Saves | Wanted::Listed => "directory",
+            Wanted::Checkpoint | Wanted::Saves | Wanted::Listed | Wanted::Log => "directory",
         }
     }
 
@@ -192,6 +200,8 @@ impl Wanted {
             Wanted::Saves | Wanted::Listed => "`mcc run --save` writes one".into(),
             Wanted::Weights => "`mcc run --save-weights` writes such, and `mcc import hf` makes one of foreign weights".into(),
             Wanted::State => "`mcc run --save-state` writes one".into(),
+            Wanted::Log => "`mcc run --log-dir` writes one from its first step on".into(),
+            Wanted::Metrics => "`mcc run --metrics` writes one".into(),
             Wanted::Data => "data are a text, or token ids in a .bin or .npy".into(),
             Wanted::Script => "a launch script starts `pretrain_gpt.py`, as those of Megatron-LM's examples do".into(),
             Wanted::Checkpoint if path.exists() => "such a directory has a config.json, and a model.safetensors or its shards".into(),

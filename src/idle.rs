@@ -292,7 +292,8 @@ pub fn look(command: &Command, typed: &[String]) -> Found {
         Command::Run(a) => found.apply(RUN, a, typed),
         Command::Dump(a) => found.apply(DUMP, a, typed),
         Command::GpuCheck(a) => found.apply(GPU_CHECK, a, typed),
-        Command::Passes
+        Command::Report(_)
+        | Command::Passes
         | Command::Opt(_)
         | Command::Reduce(_)
         | Command::Fmt(_)

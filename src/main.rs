@@ -77,6 +77,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(&args),
         Command::Explain(args) => explain::run(&args, &typed),
         Command::Run(args) => run::run(&args, &typed),
+        Command::Report(args) => watch::report::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Import(cli::Import::Hf(args)) => foreign::import(&args),
         Command::Import(cli::Import::MegatronArgs(args)) => megatron::import(&args),

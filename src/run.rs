@@ -17,6 +17,7 @@ use runtime::conditions::Change;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
+use runtime::profile::breakdown::Breakdown;
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
@@ -168,9 +169,11 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         note!("ended early, after step {}{}", summary.steps, if nothing { "; nothing was to be saved" } else { "" });
     }
     if let Some(profile) = summary.profile.as_ref().filter(|p| p.ranks.iter().any(|r| !r.steps.is_empty())) {
+        let breakdown = Breakdown::new(&artifact.job, profile);
         if says {
-            progress!("{}", table::text(&artifact.job, profile).trim_end());
+            progress!("{}", table::text(&breakdown).trim_end());
         }
+        args.log_dir.iter().for_each(|dir| Watch::profile(dir, &artifact, &breakdown));
         let file = args.trace.clone().unwrap_or_else(|| artifact.dir.with_extension("trace.json"));
         let written = runtime::paths::write_whole(&file, |out| trace::write(&artifact.job, profile, out));
         written.with_context(|| format!("cannot write the trace `{}`", file.display()))?;

@@ -6,6 +6,7 @@ mod foreign;
 mod limits;
 mod passes;
 mod plan;
+mod report;
 mod run;
 mod spelling;
 mod training;
@@ -17,6 +18,7 @@ pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};
 pub use plan::{Overlap, PlanArgs, Recompute, RecomputeMethod, TpCommOverlap};
+pub use report::ReportArgs;
 pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
@@ -47,6 +49,8 @@ pub enum Command {
     Explain(Box<ExplainArgs>),
     /// Starts the ranks of an artifact and trains
     Run(Box<RunArgs>),
+    /// Makes a page, one HTML file, of what a run has logged: curves, plan, memory, checkpoints, restarts, where the time goes
+    Report(ReportArgs),
     /// Prints a level of an artifact
     Dump(DumpArgs),
     /// Reads a foreign checkpoint into a model text and weights, or a launch script into commands of mcc

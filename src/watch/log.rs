@@ -1,12 +1,14 @@
 //! What happened in a run, a line each: beside its metrics, all that a report is made of.
 
-use super::now;
+use super::clock::now;
+use super::profile::PROFILE;
 use passes::report::footprint::Footprint;
 use runtime::artifact::Artifact;
 use runtime::launch;
 use runtime::lines::{Earlier, Lines};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -129,7 +131,7 @@ impl Began {
             ranks: manifest.ranks,
             parameters: job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum(),
             batch: job.global_batch,
-            microbatches: u64::from(job.microbatches),
+            microbatches: job.microbatches,
             host: launch::host(),
             first,
             steps,
@@ -143,6 +145,10 @@ pub struct Log(Lines);
 
 impl Log {
     pub fn create(dir: &Path, earlier: Earlier) -> io::Result<Log> {
+        if earlier == Earlier::Go {
+            // It is of the run that was there.
+            let _ = fs::remove_file(dir.join(PROFILE));
+        }
         Lines::create(&dir.join(RUN), earlier).map(Log)
     }
 

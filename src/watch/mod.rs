@@ -1,22 +1,25 @@
 //! What a run leaves for whoever watches it or looks at it later: a directory with all that happened, and TensorBoard's events.
 //! It never ends a run: what cannot be written is said once.
 
+mod clock;
 mod log;
+mod profile;
+pub mod report;
 mod tensorboard;
 
-pub use log::{Began, How, METRICS, Record, Stamped};
+pub use log::{Began, How, METRICS, Record};
 
 use crate::cli::{self, RunArgs};
 use crate::print::note;
 use anyhow::{Context, anyhow};
-use log::Log;
+use log::{Log, Stamped};
 use runtime::artifact::Artifact;
-use runtime::launch::{Ended, Existing, RunError, RunEvent, Summary, replaceable};
+use runtime::launch::{Ended, Existing, Note, RunError, RunEvent, Summary, replaceable};
 use runtime::lines::Earlier;
+use runtime::profile::breakdown::Breakdown;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 use tensorboard::TensorBoard;
 
 /// Nothing is opened before the first step: a run that does not begin changes nothing.
@@ -78,7 +81,10 @@ impl<'a> Watch<'a> {
             }
             fs::create_dir_all(dir).with_context(|| format!("cannot make `{}`", dir.display()))?;
         }
-        args.log_dir.iter().try_for_each(|dir| replaceable(&dir.join(log::RUN), existing))?;
+        if let Some(dir) = &args.log_dir {
+            replaceable(&dir.join(log::RUN), existing)?;
+            replaceable(&dir.join(profile::PROFILE), if args.profile { existing } else { Existing::Replace })?;
+        }
         Ok(Watch { log: File::asked(&args.log_dir), board: File::asked(&args.tensorboard_dir), artifact, earlier, last: 0 })
     }
 
@@ -99,6 +105,7 @@ impl<'a> Watch<'a> {
                 stalled: s.stalled,
             }),
             RunEvent::Ranks(t) => self.record(Record::Ranks { step: t.step, steps: t.steps, busy_ms: t.busy.clone() }),
+            RunEvent::Note(Note::Detail(_)) => {}
             RunEvent::Note(note) => self.record(Record::Note { text: note.text().to_owned() }),
         }
     }
@@ -111,6 +118,13 @@ impl<'a> Watch<'a> {
             Err(e) => (self.last, How::Failed, Some(e.to_string())),
         };
         self.record(Record::Ended { step, how, why });
+    }
+
+    /// Where the time of its steps went.
+    pub fn profile(dir: &Path, artifact: &Artifact, breakdown: &Breakdown) {
+        if let Err(e) = profile::write(dir, &artifact.id, breakdown) {
+            note!("warning: cannot write `{}`: {e}", dir.join(profile::PROFILE).display());
+        }
     }
 
     /// Writes the first record, if none was.
@@ -132,9 +146,4 @@ impl<'a> Watch<'a> {
             self.log = File::failed(&"what is logged", &e);
         }
     }
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }

@@ -1,7 +1,7 @@
 //! TensorBoard's event files: records of TensorFlow's framing (length and its masked CRC, bytes and theirs), each an `Event` of
 //! tensorflow/core/util/event.proto, of which only the fields that are written are here.
 
-use super::now;
+use super::clock::now;
 use prost::Message;
 use runtime::launch::{Progress, host};
 use std::fs::File;

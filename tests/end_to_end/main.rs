@@ -23,6 +23,7 @@ mod plans;
 mod prints;
 mod reference;
 mod repeats;
+mod reports;
 mod training;
 mod triples;
 mod trust;

@@ -71,7 +71,7 @@ pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let _ = gather.error().map(|e| e.to_string());
     if profile.ranks.iter().any(|r| !r.steps.is_empty()) {
         profile::trace::write(job, &profile, io::sink()).expect("a sink takes all");
-        drop(profile::table::text(job, &profile));
+        drop(profile::table::text(&profile::breakdown::Breakdown::new(job, &profile)));
     }
 }
 

@@ -3,11 +3,12 @@
 //! Both loops are in assembly on x86-64, so that no optimisation level decides what a ceiling is.
 
 use crate::cpu::{Threads, pin};
+use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::Instant;
 
 /// Of the threads of one rank, while those of all others on the machine do the same.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// f32 operations a second, two per multiply-add.
     pub flops: f64,

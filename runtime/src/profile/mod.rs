@@ -4,6 +4,7 @@
 //! table of kernels ([`table`]) and the trace of all ranks and streams ([`trace`]); nothing else is measured while steps run. A stream that
 //! nobody watches looks at one `Option` per command.
 
+pub mod breakdown;
 mod ceilings;
 mod log;
 mod named;

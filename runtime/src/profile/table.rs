@@ -1,11 +1,13 @@
 //! Time by kernel and communication, against what the machine can do.
 
+use super::breakdown::{Breakdown, Line, Part, Rate};
 use super::named::Names;
 use super::{Ceilings, Profile};
 use crate::executor::Order;
 use ir::program::Phase;
 use ir::program::{Action, Job, Stream};
 use ir::work::Work;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -24,6 +26,8 @@ pub struct Row {
     pub work: Work,
     /// Of each call on each rank, in nanoseconds; ascending.
     pub times: Vec<u64>,
+    /// Nanoseconds of each rank that has it.
+    pub ranks: BTreeMap<u64, u64>,
 }
 
 impl Row {
@@ -49,7 +53,7 @@ pub struct Table {
 }
 
 /// Whether a rank's own threads do it, and not others beside them.
-fn is_own(profile: &Profile, stream: Stream) -> bool {
+pub(super) fn is_own(profile: &Profile, stream: Stream) -> bool {
     stream == Stream::Compute || profile.order == Order::List
 }
 
@@ -75,11 +79,13 @@ impl Table {
                 let (row, lines) = rows.entry((command.stream, named.kernel, &named.name, wanted)).or_insert_with(|| {
                     let symbol = named.kernel.map(|k| job.kernels[k.index()].name());
                     let (stream, name, work) = (command.stream, named.name.clone(), named.work);
-                    (Row { stream, name, symbol, bodies: BTreeSet::new(), places: String::new(), work, times: vec![] }, BTreeSet::new())
+                    let (bodies, places, ranks) = (BTreeSet::new(), String::new(), BTreeMap::new());
+                    (Row { stream, name, symbol, bodies, places, work, times: vec![], ranks }, BTreeSet::new())
                 });
                 lines.extend(&named.lines);
                 row.bodies.insert(named.body.name());
                 row.times.push(ran.time);
+                *row.ranks.entry(rank).or_default() += ran.time;
             }
             ranks.push((recorded.steps.iter().map(|s| s.end - s.start).sum(), waited));
         }
@@ -92,10 +98,20 @@ impl Table {
 }
 
 /// Which ceiling is nearer to what a kernel has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Bound {
     Compute,
     Memory,
+}
+
+impl Bound {
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+        }
+    }
 }
 
 impl Row {
@@ -107,73 +123,46 @@ impl Row {
     }
 }
 
-/// The table for people. Shares are of all ranks' steps; those of what a rank's own threads do and wait for add up to the whole.
-pub fn text(job: &Job, profile: &Profile) -> String {
-    let table = Table::new(job, profile);
-    let ranks = table.ranks.len().max(1) as f64;
-    let steps = profile.ranks.iter().map(|r| r.steps.len()).max().unwrap_or(0).max(1) as f64;
-    let whole: u64 = table.ranks.iter().map(|r| r.0).sum();
-    let share = |time: u64| format!("{:>5.1} %", 100.0 * time as f64 / whole.max(1) as f64);
-    let mean = |time: u64| format!("{:>9.3}", time as f64 / 1e6 / ranks / steps);
-    let (first, last) = table.steps;
-    let mut out = format!("profile of steps {first} to {last}, {} ranks\n", table.ranks.len());
-    if let Some(c) = profile.ceilings {
+/// The table for people.
+pub fn text(breakdown: &Breakdown) -> String {
+    let share = |p: &Part| format!("{:>5.1} %", 100.0 * p.share);
+    let (first, last) = breakdown.steps;
+    let mut out = format!("profile of steps {first} to {last}, {} ranks\n", breakdown.ranks);
+    if let Some(c) = breakdown.ceilings {
         let _ = writeln!(out, "ceilings of a rank's threads: {:.1} GFLOP/s in f32, {:.1} GB/s", c.flops / 1e9, c.bytes / 1e9);
     }
     let _ = writeln!(out, "{HEAD}");
-    let (own, beside): (Vec<&Row>, Vec<&Row>) = table.rows.iter().partition(|r| is_own(profile, r.stream));
-    let line = |out: &mut String, row: &Row| {
-        let of = |amount: u64, ceiling: Option<f64>| {
-            let rate = amount as f64 / row.median().max(1) as f64;
-            match (amount, ceiling) {
-                (0, _) => format!("{:>8} {:>5}", "", ""),
-                (_, Some(ceiling)) => format!("{rate:>8.1} {:>3.0} %", 100.0 * rate * 1e9 / ceiling),
-                (_, None) => format!("{rate:>8.1} {:>5}", ""),
-            }
+    let line = |out: &mut String, row: &Line| {
+        let of = |rate: &Option<Rate>| match rate {
+            None => format!("{:>8} {:>5}", "", ""),
+            Some(Rate { per_second, of_peak: Some(part) }) => format!("{per_second:>8.1} {:>3.0} %", 100.0 * part),
+            Some(Rate { per_second, of_peak: None }) => format!("{per_second:>8.1} {:>5}", ""),
         };
-        // Of communication, the bytes sent are not those that memory sees.
-        let memory = profile.ceilings.filter(|_| row.symbol.is_some()).map(|c| c.bytes);
-        let bound = match profile.ceilings.and_then(|c| row.bound(&c)) {
-            Some(Bound::Compute) => "compute",
-            Some(Bound::Memory) => "memory",
-            None => "",
-        };
-        let bodies = row.bodies.iter().copied().collect::<Vec<_>>().join(", ");
+        let bound = row.bound.map_or("", Bound::name);
+        let bodies = row.bodies.join(", ");
         let rest = [row.places.as_str(), bodies.as_str(), row.symbol.as_deref().unwrap_or("")].into_iter().filter(|t| !t.is_empty());
         let what = std::iter::once(row.name.as_str()).chain(rest).collect::<Vec<_>>().join("; ");
-        let calls = format!("{:.1}", row.times.len() as f64 / steps);
-        let calls = calls.trim_end_matches(".0");
-        let (median, flops) = (row.median() as f64 / 1e6, of(row.work.flops, profile.ceilings.map(|c| c.flops)));
-        let _ = writeln!(
-            out,
-            "{} {} {calls:>7} {median:>9.4} {flops} {} {bound:<7}  {what}",
-            share(row.total()),
-            mean(row.total()),
-            of(row.work.bytes, memory)
-        );
+        let calls = format!("{:.1}", row.calls);
+        let (calls, median) = (calls.trim_end_matches(".0"), row.median_ms);
+        let (flops, bytes) = (of(&row.arithmetic), of(&row.memory));
+        let _ = writeln!(out, "{} {:>9.3} {calls:>7} {median:>9.4} {flops} {bytes} {bound:<7}  {what}", share(&row.part), row.part.ms);
     };
-    own.iter().for_each(|row| line(&mut out, row));
-    let waited: u64 = table.ranks.iter().map(|r| r.1).sum();
-    let rest = whole.saturating_sub(waited + own.iter().map(|r| r.total()).sum::<u64>());
-    let mut sum = |time: u64, what: &str| {
-        let _ = writeln!(out, "{} {} {:>55}  {what}", share(time), mean(time), "");
+    breakdown.own.iter().for_each(|row| line(&mut out, row));
+    let mut sum = |part: &Part, what: &str| {
+        let _ = writeln!(out, "{} {:>9.3} {:>55}  {what}", share(part), part.ms, "");
     };
-    let part = |(whole, waited): &(u64, u64)| 100.0 * *waited as f64 / (*whole).max(1) as f64;
-    let of_rank = || table.ranks.iter().map(part).enumerate();
-    let ends = [of_rank().min_by(|a, b| a.1.total_cmp(&b.1)), of_rank().max_by(|a, b| a.1.total_cmp(&b.1))];
-    let ends = ends.into_iter().flatten().map(|(rank, part)| format!("{part:.1} % on rank {rank}")).collect::<Vec<_>>().join(" to ");
-    sum(waited, &format!("waiting for communication, other streams and ranks: {ends}"));
-    sum(rest, "between commands: data, threads that start, the phases' ends");
-    sum(whole, "the whole step");
-    for (bound, what) in [(Bound::Compute, "in kernels bound by arithmetic"), (Bound::Memory, "in kernels bound by memory")] {
-        let kernels = own.iter().filter(|r| profile.ceilings.and_then(|c| r.bound(&c)) == Some(bound));
-        if profile.ceilings.is_some() {
-            sum(kernels.map(|r| r.total()).sum(), what);
-        }
+    let end = |(rank, part): (u64, f64)| format!("{:.1} % on rank {rank}", 100.0 * part);
+    let ends = breakdown.waits.map_or(String::new(), |(least, most)| format!("{} to {}", end(least), end(most)));
+    sum(&breakdown.waiting, &format!("waiting for communication, other streams and ranks: {ends}"));
+    sum(&breakdown.between, "between commands: data, threads that start, the phases' ends");
+    sum(&breakdown.whole, "the whole step");
+    if let Some((arithmetic, memory)) = &breakdown.bound {
+        sum(arithmetic, "in kernels bound by arithmetic");
+        sum(memory, "in kernels bound by memory");
     }
-    if !beside.is_empty() {
+    if !breakdown.beside.is_empty() {
         out += "beside it, waiting for other ranks included\n";
-        beside.iter().for_each(|row| line(&mut out, row));
+        breakdown.beside.iter().for_each(|row| line(&mut out, row));
     }
     out
 }

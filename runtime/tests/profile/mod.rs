@@ -7,6 +7,7 @@ use ir::program::{Action, Job, Stream};
 use runtime::comm::Position;
 use runtime::executor::Order;
 use runtime::launch::RunOptions;
+use runtime::profile::breakdown::Breakdown;
 use runtime::profile::{Profile, table, trace};
 use std::collections::BTreeMap;
 
@@ -115,7 +116,7 @@ fn the_table_has_all_calls_and_its_shares_are_the_whole_step() {
     let own: u64 = table.rows.iter().filter(|r| r.stream == Stream::Compute).map(table::Row::total).sum();
     let (whole, waited) = table.ranks.iter().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
     assert!(own + waited <= whole, "{own} {waited} {whole}");
-    let text = table::text(job, &profile);
+    let text = table::text(&Breakdown::new(job, &profile));
     for part in [
         "steps 3 to 4, 4 ranks",
         "GFLOP/s in f32",
@@ -136,6 +137,6 @@ fn in_list_order_and_on_other_devices_all_is_on_the_ranks_own_threads_and_ceilin
     let bench = Bench::new(&SPLIT);
     let profile = profile(&bench, Order::List);
     assert_eq!(profile.ceilings, None);
-    let text = table::text(&bench.artifact.job, &profile);
+    let text = table::text(&Breakdown::new(&bench.artifact.job, &profile));
     assert!(!text.contains("ceilings") && !text.contains("beside it") && text.contains("send by 1 stage"), "{text}");
 }

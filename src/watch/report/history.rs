@@ -1,0 +1,172 @@
+//! What a log says beside its metrics: runs, checkpoints, restarts, warnings.
+
+use super::lines;
+use crate::watch::log::{Began, How, Record, Stamped};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::Path;
+
+/// The last ones, and how many there were before.
+#[derive(Debug)]
+pub struct Kept<T> {
+    pub last: VecDeque<T>,
+    pub before: u64,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Kept<T> {
+        Kept { last: VecDeque::new(), before: 0 }
+    }
+}
+
+impl<T> Kept<T> {
+    fn push(&mut self, one: T, most: usize) {
+        if self.last.len() == most {
+            self.last.pop_front();
+            self.before += 1;
+        }
+        self.last.push_back(one);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.last.is_empty()
+    }
+}
+
+/// A run, which may go on with the one before.
+#[derive(Debug)]
+pub struct Run {
+    pub began: Began,
+    pub time: f64,
+    /// The last that it said.
+    pub until: f64,
+    pub end: Option<End>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    pub step: u64,
+    pub how: How,
+    pub why: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct Saved {
+    pub time: f64,
+    pub step: u64,
+    pub dir: String,
+    pub bytes: u64,
+    pub milliseconds: f64,
+    pub stalled: f64,
+}
+
+#[derive(Debug)]
+pub struct Restart {
+    pub time: f64,
+    /// The last step before it.
+    pub at: u64,
+    pub why: String,
+    pub from: Option<String>,
+    pub steps: u64,
+    pub seconds: f64,
+    pub count: u64,
+    pub most: u64,
+}
+
+#[derive(Debug)]
+pub struct Said {
+    pub time: f64,
+    pub text: String,
+    pub times: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct History {
+    pub runs: Kept<Run>,
+    pub saved: Kept<Saved>,
+    pub restarts: Kept<Restart>,
+    pub notes: Kept<Said>,
+    pub damaged: u64,
+    /// Seconds of all runs, of stalls and of what was done again.
+    pub seconds: f64,
+    pub stalled: f64,
+    pub lost: f64,
+    /// The step of the last checkpoint, or that before the first.
+    base: u64,
+}
+
+/// Runs that are kept, and of everything else.
+const RUNS: usize = 100;
+const OTHERS: usize = 500;
+/// Bytes of a text that are kept.
+const TEXT: usize = 4000;
+
+impl History {
+    /// # Errors
+    /// What the file system says.
+    pub fn read(name: &Path) -> io::Result<History> {
+        let mut history = History::default();
+        lines::each(BufReader::new(File::open(name)?), |line| {
+            match line.and_then(|line| serde_json::from_slice::<Stamped>(line).ok()).filter(|s| s.time.is_finite()) {
+                Some(stamped) => history.record(stamped),
+                None => history.damaged += 1,
+            }
+        })?;
+        Ok(history)
+    }
+
+    fn record(&mut self, Stamped { time, record }: Stamped) {
+        if let (Some(run), false) = (self.runs.last.back_mut(), matches!(record, Record::Began(_))) {
+            self.seconds += (time - run.until).max(0.0);
+            run.until = run.until.max(time);
+        }
+        match record {
+            Record::Began(began) => {
+                self.base = began.first.saturating_sub(1);
+                self.runs.push(Run { began: *began, time, until: time, end: None }, RUNS);
+            }
+            Record::Saved { step, dir, bytes, milliseconds, stalled } => {
+                self.base = step;
+                self.stalled += stalled.max(0.0) / 1e3;
+                self.saved.push(Saved { time, step, dir: clipped(dir), bytes, milliseconds, stalled }, OTHERS);
+            }
+            // Ranks that are slow are in notes.
+            Record::Ranks { .. } => {}
+            Record::Note { text } => {
+                let text = clipped(text);
+                match self.notes.last.iter_mut().find(|said| said.text == text) {
+                    Some(said) => said.times += 1,
+                    None => self.notes.push(Said { time, text, times: 1 }, OTHERS),
+                }
+            }
+            Record::Restarted { why, from, steps, seconds, skipped, count, most } => {
+                self.lost += seconds.max(0.0);
+                let left_out = if skipped > 0 { format!("; {skipped} sequences of the data are left out") } else { String::new() };
+                let (at, why, from) = (self.base.saturating_add(steps), clipped(why + &left_out), from.map(clipped));
+                self.restarts.push(Restart { time, at, why, from, steps, seconds, count, most }, OTHERS);
+            }
+            Record::Ended { step, how, why } => {
+                if let Some(run) = self.runs.last.back_mut() {
+                    run.end = Some(End { step, how, why: why.map(clipped) });
+                }
+            }
+        }
+    }
+
+    /// The run that trains still, as far as can be told, has lasted until then.
+    pub fn lasts_until(&mut self, time: f64) {
+        if let Some(run) = self.runs.last.back_mut().filter(|run| run.end.is_none() && run.until < time) {
+            self.seconds += time - run.until;
+            run.until = time;
+        }
+    }
+}
+
+fn clipped(mut text: String) -> String {
+    if text.len() > TEXT {
+        text.truncate(text.floor_char_boundary(TEXT));
+        text += " ..";
+    }
+    text
+}

@@ -1,0 +1,167 @@
+//! The page: one file, which reads nothing else.
+
+use super::charts::Charts;
+use super::history::History;
+use super::metrics::Metrics;
+use super::numbers::{count, duration, of, percent, short, time};
+use super::{parts, spent};
+use crate::watch::log::{Began, How};
+use crate::watch::profile::Profiled;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// What is known of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What the user named.
+    pub name: String,
+    pub metrics: Metrics,
+    pub history: History,
+    pub profile: Option<Profiled>,
+    /// What could not be read.
+    pub damage: Vec<String>,
+    /// When the page is made, and when the last line was written.
+    pub made: f64,
+    pub written: f64,
+}
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+const PLOT: &str = include_str!("uplot/uPlot.iife.min.js");
+const PLOT_STYLE: &str = include_str!("uplot/uPlot.min.css");
+const PLOT_LICENSE: &str = include_str!("uplot/LICENSE");
+/// Nothing is fetched from anywhere.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
+
+impl Report {
+    pub fn page(mut self) -> String {
+        let charts = Charts::new(&mut self.metrics, &self.history);
+        let began = self.history.runs.last.back().map(|run| &run.began);
+        let title = began.map_or(self.name.as_str(), |b| b.model.as_str());
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta http-equiv="Content-Security-Policy" content=(POLICY);
+                    title { (title) ": a run of mcc" }
+                    style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
+                }
+                body {
+                    header {
+                        h1 { (title) }
+                        p.faint { (self.state(began)) " " code { (self.name) } }
+                        (self.cards(began))
+                    }
+                    main {
+                        @for what in &self.damage { p.warn { (what) } }
+                        (self.curves(&charts))
+                        @if let Some(profile) = &self.profile { (spent::section(profile, began)) }
+                        (parts::plan(&self.history))
+                        (parts::memory(began))
+                        (parts::checkpoints(&self.history))
+                        (parts::restarts(&self.history))
+                        (parts::notes(&self.history))
+                    }
+                    footer.faint.small {
+                        p { "Made by mcc " (env!("CARGO_PKG_VERSION")) " at " (time(self.made)) " UTC. Times are UTC." }
+                        details.screen { summary { "Curves are drawn with uPlot" } pre { (PLOT_LICENSE) } }
+                    }
+                    @if !charts.charts.is_empty() {
+                        script type="application/json" id="curves" { (PreEscaped(charts.json())) }
+                        script { (PreEscaped(PLOT)) }
+                        script { (PreEscaped(SCRIPT)) }
+                    }
+                }
+            }
+        };
+        page.into_string()
+    }
+
+    /// How it ended, or that it has not.
+    fn state(&self, began: Option<&Began>) -> Markup {
+        let end = self.history.runs.last.back().map(|run| run.end.as_ref());
+        let ago = || duration(self.made - self.written);
+        html! {
+            @match end {
+                None => { "Metrics of" }
+                Some(None) => {
+                    span.state { "no end yet" } " after step " (count(self.metrics.steps.map_or(0, |s| s.1) as f64))
+                    ", written " (ago()) " before this page: it trains, or was killed. Log:"
+                }
+                Some(Some(end)) => {
+                    @match end.how {
+                        How::Whole => { span.state.good { "finished" } }
+                        How::Early => { span.state { "ended early" } ", everything saved," }
+                        How::Failed => { span.state.bad { "failed" } }
+                    }
+                    " after step " (count(end.step as f64))
+                    @if let Some(b) = began { " of " (count(b.steps as f64)) }
+                    ". Log:"
+                }
+            }
+        }
+    }
+
+    /// The row on top.
+    fn cards(&self, began: Option<&Began>) -> Markup {
+        let (m, h) = (&self.metrics, &self.history);
+        let last = m.steps.map(|s| s.1);
+        let (seconds, whose) = if h.runs.is_empty() { (m.seconds, "of all steps") } else { (h.seconds, "from first step to end") };
+        let card = |name: &str, value: Option<String>, below: String| {
+            html! { div { dt { (name) } dd { (value.as_deref().unwrap_or("–")) @if !below.is_empty() { span { (below) } } } } }
+        };
+        let skipped = if m.skipped > 0 { format!(", {} skipped", count(m.skipped as f64)) } else { String::new() };
+        let steps = began.map_or(String::new(), |b| format!("of {}", count(b.steps as f64))) + &skipped;
+        let restarts = h.restarts.last.len() as u64 + h.restarts.before;
+        html! {
+            dl.cards {
+                (card("Last step", last.map(|s| count(s as f64)), steps))
+                (card("Last loss", m.loss.map(short), String::new()))
+                @if let Some((step, loss)) = m.best { (card("Best held-out loss", Some(short(loss)), format!("at step {}", count(step as f64)))) }
+                (card("Tokens per second", m.tokens_per_s.map(count), "median".into()))
+                @if let Some(mfu) = m.mfu { (card("MFU", Some(percent(mfu)), "median".into())) }
+                (card("Time", Some(duration(seconds)), whose.into()))
+                @if !h.runs.is_empty() {
+                    (card("Time lost", Some(duration(h.lost + h.stalled)),
+                        format!("{} in {}, {} in checkpoints", duration(h.lost), of(restarts, "restart"), duration(h.stalled))))
+                }
+            }
+        }
+    }
+
+    fn curves(&self, charts: &Charts) -> Markup {
+        const KINDS: [(&str, &str); 5] =
+            [("saved", "checkpoint"), ("restart", "restart"), ("resumed", "a run goes on"), ("end", "end"), ("failed", "failure")];
+        let m = &self.metrics;
+        html! {
+            h2 { "Curves" }
+            @if charts.charts.is_empty() {
+                p { "There are no metrics of a step to draw." }
+            } @else {
+                noscript { p.warn { "Curves are drawn by a script, which is in this page and does not run." } }
+                ul.key {
+                    @for (kind, name) in KINDS.iter().filter(|(kind, _)| charts.has(kind)) { li { i.mark.(kind) {} (name) } }
+                    li.faint.screen { "drag to zoom, double-click for all" }
+                }
+                div.charts {
+                    @for chart in &charts.charts {
+                        figure.chart {
+                            figcaption { span { (chart.title) } label { input type="checkbox" checked[chart.log]; "log scale" } }
+                            div {}
+                        }
+                    }
+                }
+                p.faint.small {
+                    @if m.width > 1 {
+                        "Of every " (count(m.width as f64)) " steps, each curve has the least number, the greatest and, drawn over them, the mean. "
+                    }
+                    @if m.repeated > 0 {
+                        (of(m.repeated, "step")) " that were done again after a restart or by a run that went on: only the last time is drawn. "
+                    }
+                    @if m.left_out > 0 { "Of the model's reports, only the first are drawn. " }
+                }
+            }
+        }
+    }
+}

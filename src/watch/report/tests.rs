@@ -1,0 +1,129 @@
+//! What a report makes of files, whatever is in them.
+
+use super::*;
+use std::collections::BTreeMap;
+
+const NASTY: &str = "</script><script>alert(1)</script><!-- ' \" & \u{2028}";
+
+fn args(run: &Path) -> ReportArgs {
+    ReportArgs { run: run.to_path_buf(), metrics: None, output: None, force: false }
+}
+
+/// The page of a log with these files.
+fn page(files: &[(&str, &[u8])]) -> (String, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
+    let args = args(dir.path());
+    let found = Files::of(&args).unwrap_or_else(|_| panic!("there are files"));
+    let report = read(&args, &found).unwrap_or_else(|_| panic!("they can be read"));
+    let damage = report.damage.clone();
+    (report.page(), damage)
+}
+
+/// The curves within a page, as its script reads them.
+fn curves(page: &str) -> serde_json::Value {
+    let begin = "<script type=\"application/json\" id=\"curves\">";
+    let text = &page[page.find(begin).unwrap() + begin.len()..];
+    serde_json::from_str(&text[..text.find("</script>").unwrap()]).unwrap()
+}
+
+fn step(n: u64, loss: &str) -> String {
+    format!("{{\"step\":{n},\"loss\":{loss},\"grad_norm\":1.5,\"lr\":0.001,\"tokens_per_s\":100.0,\"step_ms\":20.0,\"memory_bytes\":1048576}}\n")
+}
+
+fn began(model: &str) -> String {
+    let record = super::super::log::Record::Began(Box::new(super::super::log::Began {
+        mcc: "0".into(),
+        command: vec!["run".into(), model.into()],
+        artifact: model.into(),
+        id: model.into(),
+        model: model.into(),
+        target: model.into(),
+        mesh: vec![("tp".into(), 2), (model.into(), 3)],
+        ranks: 2,
+        parameters: 1000,
+        batch: 8,
+        microbatches: 2,
+        host: model.into(),
+        first: 1,
+        steps: 9,
+        memory: vec![BTreeMap::from([(model.into(), u64::MAX), ("parameters".into(), u64::MAX)])],
+    }));
+    serde_json::to_string(&super::super::log::Stamped { time: 1.0, record }).unwrap() + "\n"
+}
+
+#[test]
+fn whatever_names_are_they_stay_text() {
+    let events = [
+        serde_json::json!({"time": 2.0, "event": "saved", "step": 1, "dir": NASTY, "bytes": 5, "milliseconds": 0.0, "stalled": 0.0}),
+        serde_json::json!({"time": 3.0, "event": "note", "text": NASTY}),
+        serde_json::json!({"time": 4.0, "event": "restarted", "why": NASTY, "from": NASTY, "steps": 1, "seconds": 1.0, "count": 1, "most": 2}),
+        serde_json::json!({"time": 5.0, "event": "ended", "step": 2, "how": "failed", "why": NASTY}),
+    ];
+    let run = began(NASTY) + &events.map(|e| e.to_string() + "\n").concat();
+    let mut metrics = serde_json::json!({"step": 1, "loss": 2.0});
+    metrics[NASTY] = 1.0.into();
+    let (page, damage) = page(&[(METRICS, metrics.to_string().as_bytes()), (RUN, run.as_bytes())]);
+    assert_eq!(damage, Vec::<String>::new());
+    // The data, the library, and the script that draws.
+    assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (3, 3));
+    assert!(!page.contains("alert(1)</script>") && !page.contains("<!--") && page.contains("&lt;/script&gt;"));
+    assert_eq!(curves(&page)["charts"][1]["title"], format!("Reported: {NASTY}"));
+}
+
+#[test]
+fn a_page_reads_nothing_else() {
+    let (page, _) = page(&[(METRICS, step(1, "2.0").as_bytes())]);
+    // The library names its home in a comment.
+    let page = page.replace("https://github.com/leeoniya/uPlot", "");
+    for word in ["http:", "https:", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn damaged_lines_are_left_out_and_counted() {
+    let mut text = step(1, "5.0").into_bytes();
+    text.extend(b"\xff\x00\xfe junk\n{\"step\":-1}\n\n");
+    text.extend(step(2, "null").bytes());
+    text.extend(step(3, "1e999").bytes());
+    text.extend(step(4, "3.0").bytes());
+    text.extend(&step(5, "2.0").as_bytes()[..30]);
+    let (page, damage) = page(&[(METRICS, &text), (RUN, b"{\"time\":1.0,\"event\":\"exploded\"}\n"), (profile::PROFILE, b"{")]);
+    assert_eq!(damage[..2], ["4 lines of metrics.jsonl could not be read", "1 line of run.jsonl could not be read"]);
+    assert!(damage[2].starts_with("profile.json could not be read: ") && page.contains(&damage[0]));
+    let series = &curves(&page)["charts"][0]["series"][0];
+    assert_eq!((&series["x"], &series["y"]), (&serde_json::json!([1, 2, 4]), &serde_json::json!([5.0, null, 3.0])));
+}
+
+#[test]
+fn the_last_line_of_a_step_counts() {
+    let steps = [(1, "9"), (2, "8"), (3, "7"), (4, "6"), (3, "5"), (4, "4"), (5, "3"), (2, "2.5"), (3, "2")];
+    let text: String = steps.iter().map(|(n, loss)| step(*n, loss)).collect();
+    let (page, _) = page(&[(METRICS, text.as_bytes())]);
+    let series = &curves(&page)["charts"][0]["series"][0];
+    assert_eq!((&series["x"], &series["y"]), (&serde_json::json!([1, 2, 3]), &serde_json::json!([9.0, 2.5, 2.0])));
+    assert!(page.contains("6 steps that were done again"));
+}
+
+#[test]
+fn numbers_at_the_edge_of_what_there_is_make_a_page() {
+    let events = [
+        serde_json::json!({"time": 1e300, "event": "saved", "step": u64::MAX, "dir": "", "bytes": u64::MAX, "milliseconds": -1e300, "stalled": 1e300}),
+        serde_json::json!({"time": -1e300, "event": "restarted", "why": "", "from": null, "steps": u64::MAX, "seconds": -1.0, "count": 0, "most": 0}),
+        serde_json::json!({"time": 0.0, "event": "ended", "step": u64::MAX, "how": "whole", "why": null}),
+    ];
+    let run = began("m") + &events.map(|e| e.to_string() + "\n").concat();
+    let far = [0, 1 << 53, u64::MAX].map(|n| step(n, "-1e308")).concat();
+    let (_, damage) = page(&[(METRICS, far.as_bytes()), (RUN, run.as_bytes())]);
+    assert_eq!(damage, ["1 line of metrics.jsonl could not be read"]);
+}
+
+#[test]
+fn a_long_run_makes_a_page_of_few_points() {
+    let text: String = (1..=20_000).map(|n| step(n, if n == 7777 { "99.5" } else { "2.0" })).collect();
+    let (page, _) = page(&[(METRICS, text.as_bytes())]);
+    let x = curves(&page)["charts"][0]["series"][0]["x"].as_array().unwrap().len();
+    assert!(x <= 4000 && page.contains("7777,") && page.contains("99.5"), "{x}");
+    assert!(page.contains("Of every 11 steps, each curve has the least number, the greatest and, drawn over them, the mean"));
+}
