@@ -24,20 +24,22 @@ build: deps
 	cargo build --release --workspace --quiet
 
 # Compiles a small GPT-2 for 4 ranks (tensor x pipeline parallelism) and trains it on the text in TEXT=file, by default the licence texts that every Debian
-# system carries. A rank is killed on the way: the run goes on from its last checkpoint.
+# system carries. A rank is killed on the way: the run goes on from its last checkpoint, and ends with a report.
 demo: build
 	@mkdir -p $(OUT)
 	@if [ -n "$(TEXT)" ]; then cp -- "$(TEXT)" $(OUT)/corpus.txt; else cat /usr/share/common-licenses/* > $(OUT)/corpus.txt; fi
 	target/release/mcc compile models/gpt2.mdl --tp 2 --pp 2 --micro-batch-size 4 --global-batch-size 16 \
 	  -D vocab=256 -D hidden=128 -D heads=4 -D layers=4 -D seq=128 --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 10 --lr-decay-iters $(STEPS) -o $(OUT)/gpt2.mcc
-	@rm -rf $(OUT)/checkpoints
-	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --force --metrics $(OUT)/metrics.jsonl \
+	@rm -rf $(OUT)/checkpoints $(OUT)/log
+	target/release/mcc run $(OUT)/gpt2.mcc --data $(OUT)/corpus.txt --steps $(STEPS) --log-dir $(OUT)/log \
 	  --save $(OUT)/checkpoints --save-interval 20 --keep 2 --restarts 1 & run=$$!; \
 	until [ -e $(OUT)/checkpoints/step-20 ] || ! kill -0 $$run 2>/dev/null; do sleep 0.05; done; \
 	echo "(kill -9 of a rank)"; kill -KILL $$(cut -d ' ' -f 1 /proc/$$run/task/$$run/children); wait $$run
 	target/release/mcc checkpoint ls $(OUT)/checkpoints
+	target/release/mcc report $(OUT)/log
 	@echo
-	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, the losses in $(OUT)/metrics.jsonl, weights and states in $(OUT)/checkpoints."
+	@echo "The artifact is $(OUT)/gpt2.mcc, its dumps are in $(OUT)/gpt2.mcc/dumps, weights and states in $(OUT)/checkpoints,"
+	@echo "and how it went is on the page $(OUT)/log/report.html."
 	@echo "Next: target/release/mcc dump $(OUT)/gpt2.mcc --level local        # what each rank computes, with every collective and its reason"
 	@echo "      make demo TEXT=your.txt STEPS=200                        # your own text"
 	@echo "      target/release/mcc compile models/llama.mdl --tp 4 --sp --help"
