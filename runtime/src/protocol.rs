@@ -232,6 +232,8 @@ pub enum Event {
         /// The last one.
         step: u64,
     },
+    /// The rank holds what it begins with, after so many milliseconds of reading or drawing.
+    Holds { milliseconds: f64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

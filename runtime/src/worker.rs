@@ -186,6 +186,7 @@ fn train_in<'scope, 'env, D: Device>(
         Saver::new(scope, job, rank, saves).map_err(|(bytes, cause)| WorkerError::Reserve { rank, dir: saves.name.clone(), bytes, cause, shared })
     });
     let mut saver = saver.transpose()?;
+    let reading = Instant::now();
     let weights = match &orders.resume {
         Some((path, _)) => checkpoint::resume(path, job)?.weights,
         None if orders.init.is_empty() => Weights::random(job, orders.seed),
@@ -198,6 +199,7 @@ fn train_in<'scope, 'env, D: Device>(
     });
     weights.check()?;
     drop(weights);
+    protocol::say(&mut &mut *events, &Event::Holds { milliseconds: reading.elapsed().as_secs_f64() * 1e3 }).map_err(WorkerError::Silence)?;
     // Steps skipped since the last that was not.
     let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));

@@ -97,6 +97,7 @@ pub fn conduct(
     let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
     let (mut spikes, mut spike) = (Spikes::new(options.spike, &options.losses), None);
+    let mut holding = vec![];
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
     let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
@@ -135,6 +136,12 @@ pub fn conduct(
                     }
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
+                }
+            }
+            Some(Said::Event(_, Event::Holds { milliseconds })) => {
+                holding.push(milliseconds);
+                if holding.len() as u64 == artifact.job.mesh.world() {
+                    notes.push(Note::Detail(held(&orders, &holding)));
                 }
             }
             Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
@@ -200,6 +207,16 @@ pub fn conduct(
     let ends = [checkpoints.map_or(Ok(()), |c| c.end(observe)), weights.map_or(Ok(()), Target::finish), state.map_or(Ok(()), Target::finish)];
     ends.into_iter().collect::<Result<(), RunError>>()?;
     Ok(summary)
+}
+
+/// How long it took until all ranks held what they begin with.
+fn held(orders: &Orders, milliseconds: &[f64]) -> String {
+    let most = milliseconds.iter().copied().fold(0.0, f64::max) / 1e3;
+    match (&orders.resume, orders.init.is_empty()) {
+        (Some((from, _)), _) => format!("weights and states were read from `{}` in {most:.3} s", from.display()),
+        (None, false) => format!("weights were read in {most:.3} s"),
+        (None, true) => format!("weights were drawn in {most:.3} s"),
+    }
 }
 
 /// What is said of weights that no file has.

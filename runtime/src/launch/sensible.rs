@@ -17,7 +17,8 @@ const ROUNDING: f64 = 1e-9;
 /// How far each rank says that it is.
 pub(super) struct Course<'a> {
     job: &'a Job,
-    /// The last step that is asked for.
+    /// The step after which the run begins, and the last that is asked for.
+    first: u64,
     steps: u64,
     eval_interval: u64,
     on_nonfinite: OnNonfinite,
@@ -46,6 +47,7 @@ impl<'a> Course<'a> {
         let done = orders.resume.as_ref().map_or(0, |r| r.1.step);
         Course {
             job,
+            first: done,
             steps: orders.steps,
             eval_interval: orders.eval_interval,
             on_nonfinite: orders.on_nonfinite,
@@ -80,6 +82,8 @@ impl<'a> Course<'a> {
             // Of a rank that is done, its launcher may still say what came from it damaged.
             (Event::Failed { .. }, _) => Reached::Done,
             (_, Reached::Done) => return Err("it goes on after its end".into()),
+            (Event::Holds { milliseconds }, Reached::Step(done)) if done == self.first && milliseconds.is_finite() && *milliseconds >= 0.0 => reached,
+            (Event::Holds { .. }, _) => return Err("it begins again".into()),
             (Event::Step(event), Reached::Step(done)) => Reached::Step(self.step(done, event)?),
             (Event::NonFinite { step, reports, .. }, Reached::Step(done)) => {
                 self.follows(*step, done)?;
@@ -191,6 +195,7 @@ mod tests {
         let job = fixture::job(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
         let window = Window { first: 1, last: 2 };
         let course = || Course {
+            first: 0,
             job: &job,
             steps: 4,
             eval_interval: 0,
