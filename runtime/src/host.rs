@@ -2,6 +2,7 @@
 
 use ir::dim::{Base, IndexMap};
 use ir::mesh::Coords;
+use ir::op::DType;
 use ir::program::{Extent, linear};
 use std::ops::Range;
 
@@ -28,6 +29,11 @@ pub fn sizes(extents: &[Extent]) -> Vec<u64> {
 pub trait Whole {
     /// The elements from row-major index `at` on.
     fn read(&self, at: u64, out: &mut [f64]);
+
+    /// The same as elements of a dtype, if that is how they lie here: nothing is converted then.
+    fn bytes(&self, _at: u64, _dtype: DType, _out: &mut [u8]) -> bool {
+        false
+    }
 }
 
 impl Whole for Tensor {

@@ -4,11 +4,14 @@
 //! A file from which a run resumes also has the optimizer states, as `state0/NAME`, `state1/NAME`, and says after which step. Every file says which model it
 //! is of, with its text and settings ([`Provenance`]).
 
+use crate::checkpoint::not_finite;
 use crate::conditions::Conditions;
+use crate::device::decode;
 use crate::executor::Held;
 use crate::host::{Whole, sizes};
 use crate::scale::Scaling;
 use ir::graph::Init;
+use ir::op::DType;
 use ir::pattern;
 use ir::program::{Job, ParamEntry, Part, Role};
 use ir::provenance::{self, Provenance};
@@ -458,6 +461,18 @@ impl Whole for Mapped {
             let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value: out[k] });
         }
     }
+
+    fn bytes(&self, at: u64, dtype: DType, out: &mut [u8]) -> bool {
+        if (dtype, self.dtype) != (DType::F32, Dtype::F32) {
+            return false;
+        }
+        out.copy_from_slice(&self.map[self.start + at as usize * 4..][..out.len()]);
+        if let Some(k) = not_finite(dtype, out) {
+            let value = decode(dtype, &out[4 * k..4 * k + 4]);
+            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value });
+        }
+        true
+    }
 }
 
 /// What is said of a file, with room for any mark if a run resumes from it.
@@ -638,6 +653,12 @@ mod tests {
         assert!(weights.check().is_ok(), "a rank looks at what is its own");
         tensor.read(1, &mut [0.0; 2]);
         tensor.read(2, &mut [0.0]);
+        let again = Weights::open(&path, &job).unwrap();
+        let (whole, mut bytes) = (again.get(Held::Param(0)).unwrap(), [0; 8]);
+        assert!(whole.bytes(0, DType::F32, &mut bytes[..4]) && again.check().is_ok() && bytes[..4] == 1f32.to_le_bytes());
+        assert!(!whole.bytes(0, DType::Bf16, &mut bytes[..2]), "it would be converted");
+        assert!(whole.bytes(1, DType::F32, &mut bytes));
+        assert_eq!(again.check().unwrap_err().to_string(), weights.check().unwrap_err().to_string());
         let error = weights.check().unwrap_err().to_string();
         assert!(error.contains("w.safetensors`: element 1 of `w` is inf, with which nothing can be trained"), "{error}");
     }

@@ -4,7 +4,7 @@ use super::CheckpointError;
 use super::dcp::{Distributed, is_distributed};
 use super::grid::Grid;
 use super::manifest::{Manifest, TensorEntry};
-use super::shard::{BLOCK, HASH};
+use super::shard::{BLOCK, HASH, not_finite};
 use crate::device::decode;
 use crate::host::Whole;
 use crate::weights::{Content, Offered, Resumed, Source, Weights, WeightsError, Wrong, stored};
@@ -179,5 +179,25 @@ impl Whole for Cut {
             }
             done += len as usize;
         });
+    }
+
+    fn bytes(&self, at: u64, dtype: DType, out: &mut [u8]) -> bool {
+        if dtype != self.dtype {
+            return false;
+        }
+        let (width, mut done) = (self.dtype.bytes(), 0);
+        self.grid.visit(at, out.len() as u64 / width, |piece, element, len| {
+            let ((shard, byte), bytes) = (self.pieces[piece], (len * width) as usize);
+            match self.shards[shard].read(byte + element * width, len * width) {
+                Ok(found) => out[done..done + bytes].copy_from_slice(found),
+                Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+            }
+            done += bytes;
+        });
+        if let Some(k) = not_finite(dtype, out) {
+            let value = decode(dtype, &out[k * width as usize..][..width as usize]);
+            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value });
+        }
+        true
     }
 }

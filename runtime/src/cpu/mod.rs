@@ -84,10 +84,13 @@ pub struct Arenas(Arc<[Mapping; Arena::ALL.len()]>);
 
 impl Mapping {
     fn new(bytes: u64) -> rustix::io::Result<Mapping> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let bytes = usize::try_from(bytes.max(1)).map_err(|_| rustix::io::Errno::NOMEM)?.next_multiple_of(4096);
         // SAFETY: an anonymous mapping at an address of the system's choice aliases nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
+        // In pages of 2 MiB, if the system has them: a hundredth of the faults, and fewer misses of address translation. Whether it does, nothing depends on.
+        // SAFETY: the mapping is this one.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })
     }
 }
