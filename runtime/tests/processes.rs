@@ -269,7 +269,7 @@ fn weights_that_are_not_finite_are_never_saved() {
     let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 2 };
     let mut job = fixture::job(&split);
     // The last step's loss is that of the weights before it.
-    job.train.schedule = Schedule { peak: Real(f64::INFINITY), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
+    job.train.schedule = Schedule { peak: Real(f64::MAX), warmup: 0, decay: Decay::Constant, ..job.train.schedule };
     let bench = Bench::with(job);
     let out = bench.path("out");
     fs::write(&out, "of another run").unwrap();
