@@ -286,8 +286,8 @@ fn no_flag_is_left_out_in_silence() {
     use clap::CommandFactory;
     let root = Cli::command();
     let own = ["compile", "run"].into_iter().flat_map(|c| root.find_subcommand(c).expect("a command").get_arguments().filter_map(|a| a.get_long()));
-    // Of mcc's own, these lack `--profile`.
-    let own = own.filter(|name| !["profile-steps", "trace"].contains(name));
+    // Of mcc's own, these lack `--profile` and `--init`.
+    let own = own.filter(|name| !["profile-steps", "trace", "allow-missing"].contains(name));
     let all: Vec<&str> = crate::foreign_flags::FOREIGN.iter().flat_map(|(names, _)| names.iter().copied()).chain(own).collect();
     let experts = "--num-experts 4 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear";
     let mut gone = vec![];
