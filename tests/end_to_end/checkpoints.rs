@@ -144,10 +144,8 @@ fn a_run_that_goes_on_with_something_else_says_what_and_asks_for_a_flag() {
     let changed = ["a step had 2 sequences and has 6", "the learning rate of step 5 was to be 1.000e-3 and is 2.000e-3"];
     go_on("changed.mcc --data text.txt", "--allow-changed batch,rate", &changed);
     go_on("text.mcc --data text.txt", "--allow-changed model", &["the model was another: `gpt2.mdl` from line "]);
-    dir.line("run pipeline.mcc --data text.txt --steps 5 --allow-changed data")
-        .succeeds()
-        .stderr
-        .contains("is about a run that goes on, and this one begins");
+    let ran = dir.line("run pipeline.mcc --data text.txt --steps 5 --allow-changed data").succeeds();
+    assert!(ran.stderr.contains("is about a run that goes on, and this one begins"), "{}", ran.stderr);
 }
 
 /// It ends as a run does whose data never had what made the loss jump.
@@ -156,7 +154,8 @@ fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
     let dir = Dir::new();
     let sizes = "-D vocab=256 -D hidden=32 -D heads=4 -D layers=1 -D seq=8 --lr 1e-2 --min-lr 1e-2 --lr-warmup-iters 2 --global-batch-size 2";
     dir.line(&format!("compile {{models}}/gpt2.mdl {sizes} -o a.mcc")).succeeds();
-    // Sixteen bytes a step, of which those of steps 34 and 35 are something else; their first follows what was before.
+    // Sixteen bytes a step, of which those of steps 34 and 35 are something else; their first follows what was
+    // before.
     let (plain, noise) = ("abcdefgh".repeat(96), "aQ9#zK!5u%X2&j0?w*L3^m1=v(N4)b7+");
     dir.write("clean.txt", &plain);
     dir.write("noisy.txt", format!("{}{noise}{}", &plain[..33 * 16], &plain[33 * 16..]));
@@ -168,7 +167,8 @@ fn a_run_whose_loss_jumps_goes_back_and_leaves_the_data_out() {
     assert!(says.iter().all(|s| ran.stderr.contains(s)), "{}", ran.stderr);
     let log = fs::read_to_string(dir.path("log/run.jsonl")).expect("a log");
     assert!(log.contains(r#""event":"restarted""#) && log.contains(r#""skipped":"#) && !log.contains(r#""skipped":0"#), "{log}");
-    // What is left out is more than the noise, as it is what was read since the checkpoint: the data repeat, so that it is the same.
+    // What is left out is more than the noise, as it is what was read since the checkpoint: the data repeat, so
+    // that it is the same.
     dir.line("checkpoint diff clean/step-40 noisy/step-40").succeeds();
 }
 

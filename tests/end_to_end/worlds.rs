@@ -31,13 +31,18 @@ fn port() -> String {
 
 /// As `torchrun --nnodes 2 --nproc-per-node 2` starts four ranks on two machines.
 fn torchrun(port: &str) -> Vec<Vec<(&'static str, String)>> {
+    torchrun_of(2, port)
+}
+
+/// The same with so many machines.
+fn torchrun_of(machines: u64, port: &str) -> Vec<Vec<(&'static str, String)>> {
     let rank = |r: u64| {
-        let numbers = [("RANK", r), ("WORLD_SIZE", 4), ("LOCAL_RANK", r % 2), ("LOCAL_WORLD_SIZE", 2), ("GROUP_RANK", r / 2)];
+        let numbers = [("RANK", r), ("WORLD_SIZE", 2 * machines), ("LOCAL_RANK", r % 2), ("LOCAL_WORLD_SIZE", 2), ("GROUP_RANK", r / 2)];
         let mut all: Vec<(&'static str, String)> = numbers.map(|(k, v)| (k, v.to_string())).to_vec();
         all.extend([("MASTER_ADDR", "localhost".to_owned()), ("MASTER_PORT", port.to_owned())]);
         all
     };
-    (0..4).map(rank).collect()
+    (0..2 * machines).map(rank).collect()
 }
 
 /// As srun starts four tasks on two nodes, in turn.
@@ -57,6 +62,26 @@ const SECRET: &str = "0123456789abcdef";
 fn secret(dir: &Dir, mode: u32) {
     dir.write("secret", format!("{SECRET}\n"));
     fs::set_permissions(dir.path("secret"), fs::Permissions::from_mode(mode)).expect("changed");
+}
+
+/// A machine of two is gone when the job starts again: what was compiled for one goes on from the checkpoint,
+/// and says so.
+#[test]
+fn fewer_ranks_run_what_was_compiled_for_them() {
+    let dir = Dir::new();
+    model(&dir);
+    dir.line(&GPT2.replace("--dp 2", "--dp 1 --global-batch-size 2").replace("out.mcc", "fewer.mcc")).succeeds();
+    let flags = "--save ck --resume auto --quiet --fallback fewer.mcc --steps";
+    start(&dir, &format!("{flags} 3"), &torchrun(&port())).into_iter().for_each(|r| drop(r.succeeds()));
+    for ran in start(&dir, &format!("{flags} 5"), &torchrun_of(1, &port())) {
+        let ran = ran.succeeds();
+        assert!(ran.stderr.contains("warning: 2 ranks are here: `fewer.mcc` runs in place of `out.mcc`"), "{}", ran.stderr);
+    }
+    let listed = dir.line("checkpoint ls ck").succeeds().stdout;
+    assert!(listed.contains("ck/step-3  step 3 of 3") && listed.contains("ck/step-5  step 5 of 5"), "{listed}");
+    for ran in start(&dir, &format!("{flags} 7"), &torchrun_of(3, &port())) {
+        ran.fails_with(&["6 ranks are here, for which neither `out.mcc` nor a --fallback is compiled: `fewer.mcc` has 2"]);
+    }
 }
 
 #[test]
