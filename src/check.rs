@@ -25,10 +25,9 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         (Ok(_), Shown::Json) => Ok(()),
         (Ok(levels), Shown::Text) => {
             let (graph, job) = (&levels.compiled.graph, &levels.compiled.job);
-            let numbers: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
             let ranks = job.mesh.world();
             let on = if ranks > 1 { format!(" on {ranks} ranks ({})", axes(&job.mesh)) } else { String::new() };
-            let (numbers, tensors) = (count(numbers), job.params.len());
+            let (numbers, tensors) = (count(job.parameters()), job.params.len());
             Ok(out!("{}: {numbers} parameters in {tensors} tensors, {} layers; no errors{on}\n", graph.name, graph.layers)?)
         }
         // A text that cannot be read, a target that there is not: errors without a place.

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub fn table(job: &Job, memory: &Footprints, times: &[(&str, Duration)], verified: &[(&str, Duration)]) -> String {
     let mut out = String::new();
     let mesh = &job.mesh;
-    let parameters: u64 = job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum();
+    let parameters = job.parameters();
     let _ = writeln!(
         out,
         "model      {}, {} parameters, {} sequences a step in {} microbatches",

@@ -150,6 +150,11 @@ impl Job {
             None => span.to_string(),
         }
     }
+
+    /// Elements of all parameters.
+    pub fn parameters(&self) -> u64 {
+        self.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum()
+    }
 }
 
 /// A parameter as a whole.

@@ -1,5 +1,6 @@
-//! What a run depends on beside its model, its seed and where it stands: a run that goes on with something else than it began with
-//! cannot become what it would have been, and whoever starts it is told before anything is trained.
+//! What a run depends on beside its model, its seed and where it stands: a run that goes on with something else
+//! than it began with cannot become what it would have been, and whoever starts it is told before anything is
+//! trained.
 
 use crate::schedule::learning_rate;
 use ir::diag::Source;
@@ -87,7 +88,9 @@ impl Conditions {
     }
 
     fn data_changes(&self, was: &Conditions) -> Vec<String> {
-        let find = |list: &[DataMark], input: &str| list.iter().find(|d| d.input == input).cloned();
+        fn find<'a>(list: &'a [DataMark], input: &str) -> Option<&'a DataMark> {
+            list.iter().find(|d| d.input == input)
+        }
         let here = self.data.iter().filter_map(|now| match find(&was.data, &now.input) {
             None => Some(format!("`{}` had no file and has `{}`", now.input, now.file)),
             Some(before) if before.hash == now.hash => None,

@@ -178,7 +178,7 @@ impl Orders {
     /// The step after which the run began, and how many sequences were read then, of `batch` a step.
     pub fn start(&self, batch: u64) -> (u64, u64) {
         let mark = self.resume.as_ref().map(|r| r.1).unwrap_or_default();
-        (mark.step, mark.sequences.unwrap_or(mark.step * batch) + self.skip)
+        (mark.step, mark.read(batch).saturating_add(self.skip))
     }
 
     /// Whether there is to be a checkpoint after this step, unless it is the last one.

@@ -67,6 +67,13 @@ pub struct Mark {
     pub sequences: Option<u64>,
 }
 
+impl Mark {
+    /// Sequences read, of a run that has so many a step.
+    pub fn read(&self, batch: u64) -> u64 {
+        self.sequences.unwrap_or(self.step.saturating_mul(batch))
+    }
+}
+
 /// What a file's metadata says under [`provenance::KEY`].
 #[derive(Clone, Serialize, Deserialize)]
 struct About {
@@ -225,7 +232,8 @@ impl Weights {
         Ok(Resumed { weights: Weights::fitted(file, content, wrong, job, params(job).chain(states(job)))?, mark, model, conditions })
     }
 
-    /// Parameters of what files or directories hold together. Those that are in none and fit a pattern of `drawn` are drawn; gives their names.
+    /// Parameters of what files or directories hold together. Those that are in none and fit a pattern of
+    /// `drawn` are drawn; gives their names.
     ///
     /// # Errors
     /// As [`Weights::open`]; parameters that two of them have.

@@ -179,7 +179,7 @@ fn train_in<'scope, 'env, D: Device>(
     events: &mut dyn Write,
 ) -> Result<u64, WorkerError> {
     let job = &artifact.job;
-    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)?.from(orders.start(job.global_batch))).transpose()?;
+    let data = (orders.steps > 0).then(|| Data::open(job, &orders.data)?.after(orders.start(job.global_batch))).transpose()?;
     let valid = (!orders.valid_data.is_empty()).then(|| Data::open(job, &orders.valid_data)).transpose()?;
     let saver = orders.saves.as_ref().map(|saves| {
         let (rank, shared) = (rank.rank(), orders.spread.is_some());
@@ -204,10 +204,10 @@ fn train_in<'scope, 'env, D: Device>(
     let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
     let mut timed = vec![];
-    let idle = |number| Step { number, learning_rate: 0.0, loss_scale: 1.0, seed: orders.seed, batch: &[] };
+    let idle = |number| Step::idle(number, orders.seed);
     let (first, sequences) = orders.start(job.global_batch);
-    let mark = |step, scaler: &Scaler| {
-        let sequences = Some(sequences + (step - first) * job.global_batch);
+    let mark = |step: u64, scaler: &Scaler| {
+        let sequences = Some(sequences.saturating_add((step - first).saturating_mul(job.global_batch)));
         Mark { step, seed: orders.seed, scaling: scaler.stands(), sequences }
     };
     let mut done = first;
@@ -332,7 +332,7 @@ fn save_beside<D: Device>(
     events: &mut dyn Write,
 ) -> Result<(), WorkerError> {
     let Some(saver) = saver else { return Ok(()) };
-    rank.settle(&Step { number: mark.step, learning_rate: 0.0, loss_scale: 1.0, seed: mark.seed, batch: &[] }, shm)?;
+    rank.settle(&Step::idle(mark.step, mark.seed), shm)?;
     let before = saver.begin(&rank.device, mark, true).map_err(|e| not_finite(rank.rank(), e))?;
     before.map_or(Ok(()), |event| protocol::say(&mut &mut *events, &event)).map_err(WorkerError::Silence)
 }

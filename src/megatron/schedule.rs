@@ -29,7 +29,7 @@ impl Plan<'_> {
         }
         for name in ["rampup-batch-size", "step-batch-size-schedule"] {
             if let Some(flag) = self.flags.take(name) {
-                self.leave_otherwise(&flag, "a compiled step has one batch size: compile each, and go on with `mcc run --resume auto`");
+                self.leave_otherwise(&flag, "a compiled step has one batch size: compile each, and go on with `--load DIR --allow-changed batch`");
             }
         }
     }

@@ -46,8 +46,8 @@ pub enum Record {
         /// How long a rank did nothing else.
         stalled: f64,
     },
-    /// Of each rank, means over so many steps up to this one: milliseconds of the passes, and of updates, in which its kernels did not stand
-    /// still for other ranks.
+    /// Of each rank, means over so many steps up to this one: milliseconds of the passes, and of updates, in
+    /// which its kernels did not stand still for other ranks.
     Ranks { step: u64, steps: u64, busy_ms: Vec<[f64; 2]> },
     /// A warning or a remark.
     Note { text: String },
@@ -129,7 +129,7 @@ impl Began {
             target: manifest.target.to_string(),
             mesh: manifest.mesh.clone(),
             ranks: manifest.ranks,
-            parameters: job.params.iter().map(|p| p.dims.iter().map(|d| d.size).product::<u64>()).sum(),
+            parameters: job.parameters(),
             batch: job.global_batch,
             microbatches: job.microbatches,
             host: launch::host(),

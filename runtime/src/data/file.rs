@@ -184,7 +184,8 @@ impl File {
         }
     }
 
-    /// A batch from sequence `start` of a stream on, or that with this number of an array; lines of the last dim have one element more if `longer`.
+    /// A batch from sequence `start` of a stream on, or that with this number of an array; lines of the last
+    /// dim have one element more if `longer`.
     pub fn read(&self, input: &InputEntry, start: u64, longer: bool) -> Vec<f64> {
         match &self.format {
             DataFormat::Stream { element, .. } => {
@@ -208,7 +209,8 @@ impl File {
         let n = input.dims.last().map_or(1, |d| d.size.max(1));
         match &self.format {
             DataFormat::Stream { tokens, .. } => {
-                let window = (start + k / n) % windows(*tokens, input);
+                let windows = windows(*tokens, input);
+                let window = (start % windows + k / n) % windows;
                 window * n + k % n
             }
             DataFormat::Array { .. } => start * batch_elements(input, longer) + k / n * (n + u64::from(longer)) + k % n,

@@ -131,7 +131,7 @@ impl Data {
     ///
     /// # Errors
     /// Arrays of whole batches, where that is in the midst of one.
-    pub fn from(self, (step, sequences): (u64, u64)) -> Result<Data, DataError> {
+    pub fn after(self, (step, sequences): (u64, u64)) -> Result<Data, DataError> {
         let ahead = i128::from(sequences) - i128::from(step) * i128::from(self.batch);
         let ahead = i64::try_from(ahead).ok().filter(|n| n % self.batch as i64 == 0 || self.end().is_none());
         ahead.map(|ahead| Data { ahead, ..self }).ok_or(DataError::Midst { sequences, batch: self.batch })

@@ -315,7 +315,7 @@ fn data_is_read_on_from_where_other_steps_have_read() {
     npy(&array, "<i4", "(4, 2, 4)", &int32(0..32));
     let mut job = job(256);
     job.global_batch = 2;
-    let from = |file, start| open(&job, file).unwrap().from(start);
+    let from = |file, start| open(&job, file).unwrap().after(start);
     let first = |file, start, step| from(file, start).unwrap().batch(step).unwrap()[0].data[0];
     assert_eq!([(0, 0), (3, 6), (3, 5), (3, 12)].map(|start| first(&text, start, 3)), [b's', b's', b'p', b'm'].map(f64::from));
     assert_eq!([(0, 0), (3, 6), (3, 4), (1, 4)].map(|start| first(&array, start, 1)), [8.0, 8.0, 0.0, 16.0]);

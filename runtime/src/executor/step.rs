@@ -22,6 +22,13 @@ pub struct Step<'a> {
     pub batch: &'a [Tensor],
 }
 
+impl Step<'_> {
+    /// In which nothing is trained: what a step has begun is brought to its end.
+    pub fn idle(number: u64, seed: u64) -> Step<'static> {
+        Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch: &[] }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error(transparent)]

@@ -3,7 +3,7 @@
 use super::checkpoints::Checkpoints;
 use super::error::{RunError, RunFailure};
 use super::gather::Gather;
-use super::metrics::{Metrics, MetricsFrom};
+use super::metrics::Metrics;
 use super::options::RunOptions;
 use super::pace::Pace;
 use super::placement::placement;
@@ -17,13 +17,14 @@ use super::stop::Ended;
 use crate::artifact::Artifact;
 use crate::executor::arena_bytes;
 use crate::gpu::cuda;
+use crate::lines::Earlier;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
 use crate::protocol::{Event, Orders, Saves, Spread};
 use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
-use ir::program::{Arena, Job};
+use ir::program::{Arena, Job, Space};
 use ir::provenance::few;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -44,12 +45,12 @@ pub struct Lead {
 impl Lead {
     pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
         let resumed = orders.resume.as_ref().map(|r| &r.0);
-        let from = if resumed.is_some() { MetricsFrom::Resumed } else { MetricsFrom::Start };
+        let earlier = if resumed.is_some() { Earlier::Stay } else { Earlier::Go };
         for file in options.save_weights.iter().chain(&options.save_state) {
             let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
             replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;
         }
-        options.metrics.iter().try_for_each(|file| Metrics::check(file, from, options.existing))?;
+        options.metrics.iter().try_for_each(|file| Metrics::check(file, earlier, options.existing))?;
         let reached = match &orders.spread {
             Some(spread) if spread.places.iter().any(|p| p.machine > 0) => Reached::ByName { tag: spread.tag() },
             Some(_) | None => Reached::ByProcess,
@@ -68,7 +69,7 @@ impl Lead {
             None => None,
         };
         let metrics = match &options.metrics {
-            Some(file) => Some(Metrics::create(file, from).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
+            Some(file) => Some(Metrics::create(file, earlier).map_err(|cause| RunError::Io { file: file.clone(), cause })?),
             None => None,
         };
         let tag = orders.spread.as_ref().map_or_else(|| std::process::id().to_string(), Spread::tag);
@@ -268,8 +269,7 @@ impl Limits {
 
 /// Bytes of a GPU that the rank takes which takes the most.
 fn planned(job: &Job) -> u64 {
-    let of_device = |bytes: [u64; Arena::ALL.len()]| {
-        Arena::ALL.iter().zip(bytes).filter(|(arena, _)| **arena != Arena::Host && **arena != Arena::Staging).map(|(_, n)| n).sum()
-    };
+    let of_device =
+        |bytes: [u64; Arena::ALL.len()]| Arena::ALL.iter().zip(bytes).filter(|(arena, _)| arena.space() == Space::Device).map(|b| b.1).sum();
     (0..job.mesh.world()).map(|rank| of_device(arena_bytes(job, rank))).max().unwrap_or(0)
 }

@@ -8,14 +8,6 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Whether a run begins, or goes on with another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricsFrom {
-    Start,
-    /// What is there stays.
-    Resumed,
-}
-
 #[derive(Debug)]
 pub struct Metrics(Lines);
 
@@ -24,24 +16,20 @@ impl Metrics {
     ///
     /// # Errors
     /// A file that a run from the start would replace, or one of something else that a resumed run would append to.
-    pub fn check(name: &Path, from: MetricsFrom, existing: Existing) -> Result<(), RunError> {
-        match from {
-            MetricsFrom::Resumed => match holds_metrics(name) {
+    pub fn check(name: &Path, earlier: Earlier, existing: Existing) -> Result<(), RunError> {
+        match earlier {
+            Earlier::Stay => match holds_metrics(name) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(RunError::Foreign { file: name.to_path_buf() }),
                 Err(cause) => Err(RunError::Io { file: name.to_path_buf(), cause }),
             },
-            MetricsFrom::Start => replaceable(name, existing),
+            Earlier::Go => replaceable(name, existing),
         }
     }
 
     /// # Errors
     /// What the file system says.
-    pub fn create(name: &Path, from: MetricsFrom) -> io::Result<Metrics> {
-        let earlier = match from {
-            MetricsFrom::Start => Earlier::Go,
-            MetricsFrom::Resumed => Earlier::Stay,
-        };
+    pub fn create(name: &Path, earlier: Earlier) -> io::Result<Metrics> {
         Lines::create(name, earlier).map(Metrics)
     }
 

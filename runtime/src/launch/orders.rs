@@ -85,8 +85,8 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     let [data, valid] = data::open_checked(job, training, valid)?;
     let resume = options.resume.as_ref().map(|file| Ok::<_, RunError>((file, checkpoint::resume(file, job)?))).transpose()?;
     let mark = resume.as_ref().map(|(_, r)| r.mark).unwrap_or_default();
-    let read = mark.sequences.unwrap_or(mark.step * job.global_batch) + options.skip;
-    let data = data.map(|data| data.from((mark.step, read))).transpose()?;
+    let read = mark.read(job.global_batch).saturating_add(options.skip);
+    let data = data.map(|data| data.after((mark.step, read))).transpose()?;
     let steps = match (options.steps, &data) {
         (_, None) => 0,
         (given, Some(data)) => {

@@ -12,7 +12,8 @@ pub struct Pace<'a> {
     job: &'a Job,
     /// Steps from one look to the next; 0 is never.
     interval: u64,
-    /// Of each rank since the last look: steps, and milliseconds of the passes and of updates in which it waited for no other.
+    /// Of each rank since the last look: steps, and milliseconds of the passes and of updates in which it
+    /// waited for no other.
     sums: Vec<(u64, [f64; 2])>,
     /// Ranks that were called slow at the last look.
     slow: Vec<u64>,
@@ -30,7 +31,8 @@ impl<'a> Pace<'a> {
         sums.iter_mut().zip(event.busy).for_each(|(sum, busy)| *sum += busy);
     }
 
-    /// When all have done a step: the times of all ranks, if it is time for that, and what is to be said of them. `place` says where a rank is.
+    /// When all have done a step: the times of all ranks, if it is time for that, and what is to be said of
+    /// them. `place` says where a rank is.
     pub fn look(&mut self, step: u64, place: impl Fn(u64) -> String) -> Option<(RankTimes, Option<Note>)> {
         if self.interval == 0 || !step.is_multiple_of(self.interval) {
             return None;

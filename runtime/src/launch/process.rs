@@ -150,7 +150,8 @@ enum State {
     Other,
 }
 
-/// Time that a process has had on cores, and its state: fields of `/proc/PID/stat` (proc_pid_stat(5)).
+/// Time that a process has had on cores, its state, and bytes of its memory: fields of `/proc/PID/stat`
+/// (proc_pid_stat(5)).
 fn usage(pid: u32) -> (u64, State, u64) {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();

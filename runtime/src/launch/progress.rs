@@ -57,7 +57,8 @@ pub struct RankTimes {
     /// The last of so many steps.
     pub step: u64,
     pub steps: u64,
-    /// Of each rank, means over the steps: milliseconds of the passes, and of updates, in which they did not stand still for other ranks.
+    /// Of each rank, means over the steps: milliseconds of the passes, and of updates, in which they did not
+    /// stand still for other ranks.
     pub busy: Vec<[f64; 2]>,
 }
 

@@ -8,7 +8,7 @@ use crate::comm::ranks as names;
 use crate::executor::describe;
 use crate::protocol::Event;
 use crate::rendezvous::{Link, LinkWriter};
-use crate::shm::{Ask, Board, Status};
+use crate::shm::{ASKS, Ask, Board, Status};
 use ir::program::Job;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,7 +62,7 @@ pub struct Ranks<'a> {
     reason: Option<Down>,
     told: Instant,
     /// By [`Ask`].
-    asking: [Asking; 2],
+    asking: [Asking; ASKS],
 }
 
 /// How many times longer than a rank that computes, ranks that wait for each other may be still.
@@ -75,7 +75,7 @@ const LAST: Duration = Duration::from_millis(1200);
 impl<'a> Ranks<'a> {
     /// No ranks yet; what they say comes through this channel.
     pub fn new(job: &'a Job, board: Board<'a>, (say, said): (Sender<Said>, Receiver<Said>)) -> Ranks<'a> {
-        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), asking: [Asking::No, Asking::No] }
+        Ranks { job, board, ranks: vec![], say, said, failure: None, reason: None, told: Instant::now(), asking: [const { Asking::No }; ASKS] }
     }
 
     /// Starts the next rank here.

@@ -1,5 +1,6 @@
-//! Runs that are asked to end early: after the step that is under way, with everything saved. `shm/asked.rs` has the protocol by which ranks of one machine stop
-//! after the same step. Over several machines rank 0's launcher asks all others, each of which reads what its own rank has begun (`ranks.rs`).
+//! Runs that are asked to end early: after the step that is under way, with everything saved. `shm/asked.rs`
+//! has the protocol by which ranks of one machine stop after the same step. Over several machines rank 0's
+//! launcher asks all others, each of which reads what its own rank has begun (`ranks.rs`).
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! What ranks are asked to do between two steps, and how all do it between the same two, though they are at different ones
-//! when they are asked: to end the run, or to save.
+//! What ranks are asked to do between two steps, and how all do it between the same two, though they are at
+//! different ones when they are asked: to end the run, or to save.
 //!
-//! A rank says which step it begins, then looks whether it is asked. Whoever asks does so first, then reads what all ranks have begun, and publishes the greatest
-//! as the last step before. All four are sequentially consistent: a step that was not read as begun is begun by a rank that sees the request, and that waits for
+//! A rank says which step it begins, then looks whether it is asked. Whoever asks does so first, then reads
+//! what all ranks have begun, and publishes the greatest as the last step before. All four are sequentially
+//! consistent: a step that was not read as begun is begun by a rank that sees the request, and that waits for
 //! the last step to be known. The wait needs no other rank, so it cannot deadlock.
 //!
 //! Ranks may be asked again when all have done what they were asked for.
@@ -22,7 +23,7 @@ pub enum Ask {
 }
 
 /// Requests of which each has a word of the memory.
-pub const ASKS: u64 = 2;
+pub const ASKS: usize = 2;
 
 /// Of a request's word: nothing was asked for.
 const NO: u64 = 0;
@@ -49,7 +50,8 @@ impl Board<'_> {
         self.segment.u64(self.layout.asked + 8 * ask as u64)
     }
 
-    /// Asks the ranks of this machine. Whoever asked reads [`Board::begun`] of all ranks then, and gives the greatest to [`Board::settle`].
+    /// Asks the ranks of this machine. Whoever asked reads [`Board::begun`] of all ranks then, and gives the
+    /// greatest to [`Board::settle`].
     pub fn ask(&self, ask: Ask) {
         self.asked(ask).store(ASKED, Ordering::SeqCst);
     }

@@ -211,7 +211,7 @@ impl Layout {
         }
         let end = first.next_multiple_of(LINE);
         let asked = end + REASON;
-        let status = asked + (8 * ASKS).next_multiple_of(LINE);
+        let status = asked + (8 * ASKS as u64).next_multiple_of(LINE);
         let mut next = status + world * status_bytes(world);
         let groups = groups
             .into_iter()

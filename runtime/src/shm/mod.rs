@@ -21,7 +21,7 @@ mod segment;
 mod wide;
 mod wires;
 
-pub use asked::{Ask, Begin};
+pub use asked::{ASKS, Ask, Begin};
 pub use layout::{Layout, bytes_of_rank};
 pub use pending::{Pending, Through};
 pub use segment::Segment;
