@@ -112,7 +112,8 @@ test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpic
 test-launchers: build
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers
 
-# Whether TensorBoard reads what `mcc run --tensorboard-dir` writes: half a minute, and a download of 30 MB the first time.
+# Whether TensorBoard reads what `mcc run --tensorboard-dir` writes: half a minute, and a download of 30 MB the
+# first time.
 test-tensorboard: PACKAGES += python3-venv
 test-tensorboard: build
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
@@ -140,7 +141,8 @@ bench: build venv
 	@for peer in torch jax; do $(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/$$peer.txt || echo "$$peer could not be installed"; done
 	$(VENV)/bin/python -m bench $(BENCH)
 
-# PyTorch loads the checkpoints that mcc writes for it (torch.distributed.checkpoint), and mcc those of PyTorch: two minutes, after PyTorch is installed.
+# PyTorch loads the checkpoints that mcc writes for it (torch.distributed.checkpoint), and mcc those of PyTorch:
+# two minutes, after PyTorch is installed.
 test-dcp: PACKAGES += python3-venv
 test-dcp: build venv
 	$(VENV)/bin/pip install --quiet --no-deps -r bench/requirements/torch.txt

@@ -55,7 +55,8 @@ pub fn weights(bytes: &[u8]) {
 /// The file of items of a [`distributed`] checkpoint.
 pub const ITEMS: &str = "__0_0.distcp";
 
-/// A checkpoint of PyTorch's, in two files of which the first's length comes first, gives whole tensors with no more elements than it has bytes, or is refused.
+/// A checkpoint of PyTorch's, in two files of which the first's length comes first, gives whole tensors with no
+/// more elements than it has bytes, or is refused.
 pub fn distributed(bytes: &[u8]) {
     let Some((len, rest)) = bytes.split_first_chunk() else { return };
     let (metadata, items) = rest.split_at(rest.len().min(u16::from_le_bytes(*len).into()));

@@ -1,6 +1,7 @@
 //! Patterns of parameters' names.
 
-/// Whether a parameter's name fits a pattern: `*` stands for any text; iteration numbers may be left out of the pattern.
+/// Whether a parameter's name fits a pattern: `*` stands for any text; iteration numbers may be left out of the
+/// pattern.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let plain: Vec<&str> = name.split('.').filter(|part| !part.bytes().all(|b| b.is_ascii_digit())).collect();
     glob(pattern, name) || glob(pattern, &plain.join("."))

@@ -60,8 +60,9 @@ impl Work {
     }
 }
 
-/// What a training step of all ranks does in matrix products and attention, as the field counts it: a forward pass, and twice as much
-/// for its gradients. What is computed again does not count, nor do keys that a mask hides.
+/// What a training step of all ranks does in matrix products and attention, as the field counts it: a forward
+/// pass, and twice as much for its gradients. What is computed again does not count, nor do keys that a mask
+/// hides.
 pub fn model_flops(job: &Job) -> u64 {
     let of_kernel: Vec<u64> = job.kernels.iter().map(|k| Work::needed(k).flops).collect();
     let of_body = |body: &Body| {

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 pub enum Checkpoint {
     /// Lists checkpoints: step, bytes, the mesh that wrote them, the model
     Ls(WhichArgs),
-    /// Looks at every byte of checkpoints: whether all is as it was written. PyTorch's have no hashes: of them it is
-    /// checksums (CRC-32), and whether each element is there once
+    /// Looks at every byte of checkpoints: whether all is as it was written. PyTorch's have no hashes: of them
+    /// it is checksums (CRC-32), and whether each element is there once
     Verify(WhichArgs),
     /// Compares two checkpoints, or files of weights or states, number by number; exits with 1 if they differ
     Diff(DiffArgs),

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 pub enum Import {
     /// A Hugging Face directory: config.json and model.safetensors, or its shards
     Hf(ImportArgs),
-    /// A launch script of Megatron-LM: the commands of mcc that do the same, and what is left out of them. Nothing of the script is run
+    /// A launch script of Megatron-LM: the commands of mcc that do the same, and what is left out of them.
+    /// Nothing of the script is run
     MegatronArgs(MegatronArgs),
 }
 
@@ -23,7 +24,8 @@ pub struct MegatronArgs {
     /// Replace that script if it exists; without it the import is refused
     #[arg(long)]
     pub force: bool,
-    /// The value of a variable of the script, or of an argument, as `--set 1=/data/corpus`; it counts more than what the script says
+    /// The value of a variable of the script, or of an argument, as `--set 1=/data/corpus`; it counts more than
+    /// what the script says
     #[arg(long, value_name = "NAME=VALUE", value_parser = define)]
     pub set: Vec<(String, String)>,
     /// Where the lines find model texts

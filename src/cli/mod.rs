@@ -49,7 +49,8 @@ pub enum Command {
     Explain(Box<ExplainArgs>),
     /// Starts the ranks of an artifact and trains
     Run(Box<RunArgs>),
-    /// Makes a page, one HTML file, of what a run has logged: curves, plan, memory, checkpoints, restarts, where the time goes
+    /// Makes a page, one HTML file, of what a run has logged: curves, plan, memory, checkpoints, restarts,
+    /// where the time goes
     Report(ReportArgs),
     /// Prints a level of an artifact
     Dump(DumpArgs),

@@ -51,7 +51,8 @@ pub enum DataDtype {
 pub enum OnSpike {
     /// Go on as if nothing had happened
     Ignore,
-    /// Go back to the last checkpoint before that step, and leave out the data of the steps since: one of --restarts
+    /// Go back to the last checkpoint before that step, and leave out the data of the steps since: one of
+    /// --restarts
     Back,
 }
 
@@ -90,11 +91,12 @@ pub struct RunArgs {
     /// End it so after the step that is under way M minutes from the run's start, for a job whose time is limited: 0.5 is half a minute
     #[arg(long, visible_alias = "exit-duration", value_name = "M", value_parser = minutes)]
     pub exit_duration_in_mins: Option<f64>,
-    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; several, as of a base and of what is added to it, have each
-    /// tensor once. By default drawn by name and seed
+    /// Initial weights, whole tensors under mcc's names, or those of a checkpoint; several, as of a base and of
+    /// what is added to it, have each tensor once. By default drawn by name and seed
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub init: Vec<PathBuf>,
-    /// Parameters that no file of --init need have, and that are drawn then: `*` stands for any text, and numbers of layers may be left out
+    /// Parameters that no file of --init need have, and that are drawn then: `*` stands for any text, and
+    /// numbers of layers may be left out
     #[arg(long, value_name = "PATTERN", requires = "init")]
     pub allow_missing: Vec<String>,
     /// Go on from the newest checkpoint in DIR that can be read, or from the one that DIR is, on any mesh, with
@@ -105,8 +107,9 @@ pub struct RunArgs {
     /// it has checkpoints, else begin
     #[arg(long, value_name = "STATE.safetensors|auto", conflicts_with = "init")]
     pub resume: Option<PathBuf>,
-    /// What of this run may be another than that had which it goes on with: the model's text and settings, the files of data, the sequences
-    /// of a step, the learning rate of steps to come. Whatever else differs is refused
+    /// What of this run may be another than that had which it goes on with: the model's text and settings, the
+    /// files of data, the sequences of a step, the learning rate of steps to come. Whatever else differs is
+    /// refused
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     pub allow_changed: Vec<Changed>,
     /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last
@@ -134,18 +137,19 @@ pub struct RunArgs {
     /// One JSON object per step; a run that resumes appends to it
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// All that a report of the run is made of (`mcc report DIR`): metrics.jsonl, as of --metrics, and run.jsonl, with what is run,
-    /// checkpoints, restarts and warnings. A run that resumes appends
+    /// All that a report of the run is made of (`mcc report DIR`): metrics.jsonl, as of --metrics, and
+    /// run.jsonl, with what is run, checkpoints, restarts and warnings. A run that resumes appends
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Where TensorBoard's event files go: `tensorboard --logdir DIR` shows the run while it trains
     #[arg(long, value_name = "DIR")]
     pub tensorboard_dir: Option<PathBuf>,
-    /// Replace what exists of --save, --save-weights, --save-state, --metrics, --log-dir and --trace; without it the run
-    /// is refused. What --load and --resume read may always be saved to
+    /// Replace what exists of --save, --save-weights, --save-state, --metrics, --log-dir and --trace; without
+    /// it the run is refused. What --load and --resume read may always be saved to
     #[arg(long)]
     pub force: bool,
-    /// Steps after which a rank is named that is slower than others that do the same; 0 is never. `--log-dir` keeps the times of all ranks
+    /// Steps after which a rank is named that is slower than others that do the same; 0 is never. `--log-dir`
+    /// keeps the times of all ranks
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = whole::<u64>)]
     pub straggler_interval: u64,
     /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]
@@ -185,8 +189,8 @@ pub struct RunArgs {
     /// A jump is to more than F times the median of the last 32 losses
     #[arg(long, default_value_t = 2.0, value_name = "F", value_parser = factor)]
     pub spike_factor: f64,
-    /// What runs in place of ARTIFACT where a launcher has started another number of ranks, if it has as many: the same model compiled for
-    /// fewer machines, for when one stays away. The run says so
+    /// What runs in place of ARTIFACT where a launcher has started another number of ranks, if it has as many:
+    /// the same model compiled for fewer machines, for when one stays away. The run says so
     #[arg(long, value_name = "OTHER.mcc")]
     pub fallback: Vec<PathBuf>,
     /// What runs the kernels [default: what the artifact was compiled for]

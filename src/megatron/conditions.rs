@@ -1,7 +1,7 @@
 //! Whether a condition of a script holds.
 //!
-//! One that looks at what the script does not say is open, and taken in this way: a variable of the environment is not set, an argument and what a command prints
-//! are there, and so is a file.
+//! One that looks at what the script does not say is open, and taken in this way: a variable of the environment
+//! is not set, an argument and what a command prints are there, and so is a file.
 
 use super::shell::{Origin, ScriptError};
 use super::text::Text;

@@ -79,7 +79,8 @@ impl Launch {
         found
     }
 
-    /// The words by which several machines start `mcc run` as they did the program: without the interpreter, and for torchrun with `--no-python`.
+    /// The words by which several machines start `mcc run` as they did the program: without the interpreter,
+    /// and for torchrun with `--no-python`.
     pub fn words(&self) -> Vec<Text> {
         let mut out = vec![];
         let mut words = self.before.iter().peekable();

@@ -1,8 +1,10 @@
 //! `mcc import megatron-args`: a launch script of Megatron-LM, as commands of mcc.
 //!
-//! `grammar` parses, and `script` follows the script to the training that it starts, without running anything: `words` and `expansion` expand, `arithmetic` computes,
-//! `conditions` and `branches` decide, `shell` holds what is known. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and `traits`
-//! choose a model text, and `model`, `attention`, `experts`, `mesh`, `schedule`, `data` and `rest` each take the flags that they know; `lines` writes.
+//! `grammar` parses, and `script` follows the script to the training that it starts, without running anything:
+//! `words` and `expansion` expand, `arithmetic` computes, `conditions` and `branches` decide, `shell` holds
+//! what is known. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and
+//! `traits` choose a model text, and `model`, `attention`, `experts`, `mesh`, `schedule`, `data` and `rest`
+//! each take the flags that they know; `lines` writes.
 
 mod arithmetic;
 mod attention;
@@ -131,7 +133,8 @@ fn no_training(shown: &str, shell: &Shell) -> anyhow::Error {
     anyhow!(message)
 }
 
-/// Has the command line's own rules look at what was made: a value that mcc does not take is an error here, and not when the lines are run.
+/// Has the command line's own rules look at what was made: a value that mcc does not take is an error here, and
+/// not when the lines are run.
 fn look(plan: &mut Plan<'_>) {
     let data = Part { flag: "--valid-data".into(), value: Some(text::Text::known("DATA", 0)) };
     let has_data = plan.held_out.iter().any(|p| p.flag == "--valid-data");

@@ -138,7 +138,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Widths of feed-forward layers. Without a flag Megatron-LM has four times the hidden size, or two thirds of that for gated ones.
+    /// Widths of feed-forward layers. Without a flag Megatron-LM has four times the hidden size, or two thirds
+    /// of that for gated ones.
     fn widths(&mut self, hidden: Option<u64>, activation: Activation) {
         let is_of_experts = !self.text.has("ffn") && self.flags.has("moe-ffn-hidden-size");
         if is_of_experts {

@@ -1,4 +1,5 @@
-//! What a script comes to: flags of `mcc compile` and `mcc run`, and what is left out of them, each with its reason.
+//! What a script comes to: flags of `mcc compile` and `mcc run`, and what is left out of them, each with its
+//! reason.
 
 use super::flags::{Flag, Flags};
 use super::launch::Launch;

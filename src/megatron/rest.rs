@@ -1,4 +1,5 @@
-//! Flags that mcc takes under the same name, and those that are in no line, with what the table of foreign flags has instead.
+//! Flags that mcc takes under the same name, and those that are in no line, with what the table of foreign
+//! flags has instead.
 
 use super::flags::Flag;
 use super::plan::Plan;

@@ -28,7 +28,8 @@ pub fn follow(source: &str, shell: &mut Shell) -> Result<(), ScriptError> {
 }
 
 impl<'n> Walk<'_, 'n> {
-    /// Calls `then` with a source that this one has in quotes, and its tree; not if they are too many within each other.
+    /// Calls `then` with a source that this one has in quotes, and its tree; not if they are too many within
+    /// each other.
     pub fn within<T>(
         &mut self,
         source: &str,
@@ -178,7 +179,8 @@ impl<'n> Walk<'_, 'n> {
         Ok(())
     }
 
-    /// A command with files for its input or output. Only the output's name is lost; what a shell reads from the script itself is followed.
+    /// A command with files for its input or output. Only the output's name is lost; what a shell reads from
+    /// the script itself is followed.
     fn redirected(&mut self, node: Node<'n>) -> Result<(), ScriptError> {
         let Some(body) = node.child_by_field_name("body") else { return Ok(()) };
         self.statement(body)?;

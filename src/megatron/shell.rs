@@ -1,10 +1,12 @@
-//! What is known while a script is read: its variables, what it does not say, and what was met that cannot be understood.
+//! What is known while a script is read: its variables, what it does not say, and what was met that cannot be
+//! understood.
 
 use super::launch::Launch;
 use super::text::Text;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most bytes that all expansions of a script may come to: variables that hold each other twice double with every line.
+/// Most bytes that all expansions of a script may come to: variables that hold each other twice double with
+/// every line.
 const MOST_TEXT: usize = 16 << 20;
 /// Most statements that are followed, loops and functions included.
 const MOST_STATEMENTS: usize = 100_000;

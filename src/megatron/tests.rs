@@ -279,7 +279,8 @@ fn broken_scripts_make_no_panic() {
     }
 }
 
-/// Every flag of the table, and of mcc's own, beside the sizes of a model: the lines, what is left out or the error has its name or its value.
+/// Every flag of the table, and of mcc's own, beside the sizes of a model: the lines, what is left out or the
+/// error has its name or its value.
 #[test]
 fn no_flag_is_left_out_in_silence() {
     use crate::cli::Cli;

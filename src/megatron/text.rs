@@ -1,6 +1,7 @@
 //! Texts of which a part may be unknown: what `$1` stands for, or a command would print.
 
-/// The end of a line that a backslash joins with the next. It is a blank, so that words and lines are counted, and nothing where a text is whole.
+/// The end of a line that a backslash joins with the next. It is a blank, so that words and lines are counted,
+/// and nothing where a text is whole.
 pub const JOINED: char = '\u{b}';
 
 /// A part of a text.

@@ -136,7 +136,8 @@ impl<'s> Walk<'s, '_> {
         Ok(())
     }
 
-    /// `$(command)`: nothing is run. Of the directory it is known how a shell calls it, and tree-sitter takes `$((..))` in a default for a command.
+    /// `$(command)`: nothing is run. Of the directory it is known how a shell calls it, and tree-sitter takes
+    /// `$((..))` in a default for a command.
     fn substitution(&mut self, source: &str, line: usize, out: &mut Fields) -> Result<(), ScriptError> {
         let source = source.trim();
         let command = source.trim_start_matches("$(").trim_end_matches(')').trim_matches('`').trim();

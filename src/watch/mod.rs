@@ -1,5 +1,5 @@
-//! What a run leaves for whoever watches it or looks at it later: a directory with all that happened, and TensorBoard's events.
-//! It never ends a run: what cannot be written is said once.
+//! What a run leaves for whoever watches it or looks at it later: a directory with all that happened, and
+//! TensorBoard's events. It never ends a run: what cannot be written is said once.
 
 mod clock;
 mod log;

@@ -1,5 +1,5 @@
-//! TensorBoard's event files: records of TensorFlow's framing (length and its masked CRC, bytes and theirs), each an `Event` of
-//! tensorflow/core/util/event.proto, of which only the fields that are written are here.
+//! TensorBoard's event files: records of TensorFlow's framing (length and its masked CRC, bytes and theirs),
+//! each an `Event` of tensorflow/core/util/event.proto, of which only the fields that are written are here.
 
 use super::clock::now;
 use prost::Message;
@@ -60,7 +60,8 @@ pub struct TensorBoard {
 impl TensorBoard {
     /// A new file in a directory, of a run whose first step is this one.
     pub fn create(dir: &Path, first: u64) -> io::Result<TensorBoard> {
-        // TensorBoard reads them in the order of their names, and takes numbers beside the time for those of hosts and processes.
+        // TensorBoard reads them in the order of their names, and takes numbers beside the time for those of
+        // hosts and processes.
         let name = format!("events.out.tfevents.{:010}.{}.{}.0", now() as u64, host(), std::process::id());
         let mut board = TensorBoard { file: File::create_new(dir.join(name))?, last: 0 };
         board.write(0, What::FileVersion("brain.Event:2".into()))?;

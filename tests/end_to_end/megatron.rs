@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A Llama, as scripts with arrays have it: four ranks, of which two split each layer. The documentation imports it too.
+/// A Llama, as scripts with arrays have it: four ranks, of which two split each layer. The documentation
+/// imports it too.
 const LLAMA: &str = include_str!("../megatron/train.sh");
 
 /// A GPT-2, as scripts with strings have it, on one rank.

@@ -1,7 +1,8 @@
 //! Directories that become artifacts once all of their files are there.
 //!
-//! A directory must have a name from the beginning: `.NAME.XXXXXX.tmp` beside the artifact. Its process holds a lock on it, which ends with the process however that ends. So
-//! whoever gets the lock knows that nobody needs the directory any more. A file system without locks on directories, as NFS, keeps what was left.
+//! A directory must have a name from the beginning: `.NAME.RANDOM.tmp` beside the artifact. Its process holds a
+//! lock on it, which ends with the process however that ends. So whoever gets the lock knows that nobody needs
+//! the directory any more. A file system without locks on directories, as NFS, keeps what was left.
 
 use super::manifest::MANIFEST;
 use super::{DUMPS, JOB, KERNELS, LIBRARY, PTX, SIGNATURE};

@@ -95,8 +95,8 @@ impl Checkpoint {
     }
 }
 
-/// Parameters for a job from files and directories of checkpoints, which have each of them once; those that are in none and fit a
-/// pattern of `drawn` are drawn with a seed. Also gives the names of these.
+/// Parameters for a job from files and directories of checkpoints, which have each of them once; those that are
+/// in none and fit a pattern of `drawn` are drawn with a seed. Also gives the names of these.
 ///
 /// # Errors
 /// As [`Weights::open`]; a parameter that two have, or a checkpoint that is damaged.

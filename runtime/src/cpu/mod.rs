@@ -88,7 +88,8 @@ impl Mapping {
         let bytes = usize::try_from(bytes.max(1)).map_err(|_| rustix::io::Errno::NOMEM)?.next_multiple_of(4096);
         // SAFETY: an anonymous mapping at an address of the system's choice aliases nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
-        // In pages of 2 MiB, if the system has them: a hundredth of the faults, and fewer misses of address translation. Whether it does, nothing depends on.
+        // In pages of 2 MiB, if the system has them: a hundredth of the faults, and fewer misses of address
+        // translation. Nothing depends on whether it does.
         // SAFETY: the mapping is this one.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })

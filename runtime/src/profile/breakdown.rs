@@ -1,11 +1,13 @@
-//! Where the time of the steps went that were timed, in figures: what the table of a profile prints, and a report draws.
+//! Where the time of the steps went that were timed, in figures: what the table of a profile prints, and a
+//! report draws.
 
 use super::table::{Bound, Row, Table, is_own};
 use super::{Ceilings, Profile};
 use ir::program::Job;
 use serde::{Deserialize, Serialize};
 
-/// Shares are of all ranks' steps. Those of what a rank's own threads do, wait for and do between commands add up to the whole.
+/// Shares are of all ranks' steps. Those of what a rank's own threads do, wait for and do between commands add
+/// up to the whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// Numbers of the first step and of the last.
@@ -20,7 +22,8 @@ pub struct Breakdown {
     pub waits: Option<((u64, f64), (u64, f64))>,
     pub between: Part,
     pub whole: Part,
-    /// Of a rank's own threads, in kernels bound by arithmetic and in those bound by memory, where the ceilings are known.
+    /// Of a rank's own threads, in kernels bound by arithmetic and in those bound by memory, where the ceilings
+    /// are known.
     pub bound: Option<(Part, Part)>,
     /// What other streams do meanwhile.
     pub beside: Vec<Line>,

@@ -126,7 +126,8 @@ fn a_world_that_is_asked_to_stop_stops_everywhere_after_the_same_step() {
     }
 }
 
-/// After steps that nobody knows beforehand: each checkpoint is complete, and the last one is a run's that was never asked.
+/// After steps that nobody knows beforehand: each checkpoint is complete, and the last one is a run's that was
+/// never asked.
 #[test]
 fn a_world_saves_everywhere_after_the_same_steps_when_time_has_passed() {
     const MANY: u64 = 150;

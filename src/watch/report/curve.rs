@@ -5,7 +5,8 @@ use serde::Serialize;
 /// Points of a curve, or a few less.
 pub const POINTS: u64 = 4000;
 
-/// Of steps that lie together, in a bucket, the least and the greatest number stay: nothing that stands out is lost.
+/// Of steps that lie together, in a bucket, the least and the greatest number stay: nothing that stands out is
+/// lost.
 #[derive(Clone, Debug)]
 pub struct Curve {
     /// Steps of a bucket.
@@ -39,7 +40,8 @@ struct Bucket {
     count: u64,
 }
 
-/// How many steps a bucket has, so that two points for each are few enough; the first and the last bucket may be cut.
+/// How many steps a bucket has, so that two points for each are few enough; the first and the last bucket may
+/// be cut.
 pub fn width(first: u64, last: u64) -> u64 {
     let steps = last.saturating_sub(first).saturating_add(1);
     if steps <= POINTS { 1 } else { steps.div_ceil(POINTS / 2 - 1) }

@@ -6,9 +6,9 @@
 //!     __1_0.distcp
 //! ```
 //!
-//! Pickles are read as data ([`crate::pickle`]). Before anything is read of a tensor, its parts are known to be each
-//! element once ([`Tiling`]), and each part to lie in its file as it should ([`Item`]). Elements are then decoded
-//! where they are asked for. There are no hashes, only the checksums of zip files (CRC-32), which
+//! Pickles are read as data ([`crate::pickle`]). Before anything is read of a tensor, its parts are known to be
+//! each element once ([`Tiling`]), and each part to lie in its file as it should ([`Item`]). Elements are then
+//! decoded where they are asked for. There are no hashes, only the checksums of zip files (CRC-32), which
 //! [`Distributed::verify`] looks at.
 //!
 //! What mcc writes has one item more, [`KEY`]: where the run stood, and its model.
@@ -195,7 +195,8 @@ impl Distributed {
     }
 }
 
-/// Items are within their files, and none shares bytes with another: all are looked at in time that grows with the files.
+/// Items are within their files, and none shares bytes with another: all are looked at in time that grows with
+/// the files.
 fn apart(metadata: &Metadata, files: &[Mmap]) -> Result<(), String> {
     let tensors = metadata.tensors.iter().flat_map(|t| t.parts.iter().map(|p| (p.1, &t.name)));
     let mut places: Vec<(Place, &String)> = tensors.chain(metadata.others.iter().map(|(name, place)| (*place, name))).collect();
