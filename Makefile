@@ -47,7 +47,7 @@ demo: build
 # Everything that must hold. Optimised a little even in tests: interpreted kernels are slow otherwise.
 test: deps
 	cargo build --workspace --quiet
-	cargo test --workspace --quiet
+	cargo test --workspace --quiet --no-fail-fast
 	python3 -m unittest bench.test_report
 
 # Formatting, and what clippy warns of.

@@ -162,6 +162,23 @@ pub(crate) fn bits(dtype: DType, x: f64) -> u64 {
     if dtype.is_float() { x.to_bits() } else { x as i64 as u64 }
 }
 
+/// The first element that is no number that can be trained from: all bits of its exponent are set.
+pub(crate) fn not_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+    match dtype {
+        DType::F32 => first(bytes.as_chunks().0, |b| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
+        DType::Bf16 => first(bytes.as_chunks().0, |b| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
+        DType::F16 => first(bytes.as_chunks().0, |b| u16::from_le_bytes(*b) & 0x7c00 == 0x7c00),
+        DType::I32 | DType::Bool => None,
+    }
+}
+
+/// The first of which something is so. Nearly always there is none: blocks are looked through without a branch.
+fn first<const N: usize>(elements: &[[u8; N]], is: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
+    const BLOCK: usize = 1024;
+    let block = elements.chunks(BLOCK).position(|block| block.iter().fold(false, |any, b| any | is(b)))?;
+    elements.iter().skip(block * BLOCK).position(is).map(|k| block * BLOCK + k)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +192,18 @@ mod tests {
                 encode(dtype, 1.0 + x, &mut bytes);
                 assert_eq!(decode(dtype, &bytes), 1.0 + nearest, "1 + {x:e} as {}", dtype.name());
             }
+        }
+    }
+
+    #[test]
+    fn the_first_number_that_is_none_is_found_in_any_block() {
+        for at in [0, 1, 1023, 1024, 2500, 2999] {
+            let mut numbers = vec![f32::MAX; 3000];
+            assert_eq!(not_finite(DType::F32, &numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()), None);
+            numbers[at..].fill(f32::NEG_INFINITY);
+            assert_eq!(not_finite(DType::F32, &numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()), Some(at));
+            let halves = numbers.iter().flat_map(|x| half::bf16::from_f32(*x * 0.5).to_le_bytes());
+            assert_eq!(not_finite(DType::Bf16, &halves.collect::<Vec<_>>()), Some(at));
         }
     }
 }

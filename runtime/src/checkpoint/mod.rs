@@ -31,7 +31,6 @@ pub use grid::Grid;
 pub use manifest::{MANIFEST, Manifest, PieceEntry, ShardEntry, TensorEntry};
 pub use open::{Checkpoint, initial, resume};
 pub use piece::{Owners, Piece};
-pub(crate) use shard::not_finite;
 pub use shard::{Shard, ShardError};
 pub use stored::{Difference, Side, Stored};
 

@@ -2,7 +2,7 @@
 
 use super::manifest::ShardEntry;
 use super::piece::Piece;
-use crate::device::{Element, Location, Memory, decode, encode};
+use crate::device::{Element, Location, Memory, decode, encode, not_finite};
 use ir::op::DType;
 use ir::program::BufferId;
 use safetensors::Dtype;
@@ -192,23 +192,6 @@ pub(super) fn shard_file(rank: u64) -> String {
     format!("rank-{rank}.safetensors")
 }
 
-/// The first element that is no number that can be trained from: all bits of its exponent are set.
-pub(crate) fn not_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
-    match dtype {
-        DType::F32 => first(bytes.as_chunks().0, |b| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
-        DType::Bf16 => first(bytes.as_chunks().0, |b| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
-        DType::F16 => first(bytes.as_chunks().0, |b| u16::from_le_bytes(*b) & 0x7c00 == 0x7c00),
-        DType::I32 | DType::Bool => None,
-    }
-}
-
-/// The first of which something is so. Nearly always there is none: blocks are looked through without a branch.
-fn first<const N: usize>(elements: &[[u8; N]], is: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
-    const BLOCK: usize = 1024;
-    let block = elements.chunks(BLOCK).position(|block| block.iter().fold(false, |any, b| any | is(b)))?;
-    elements.iter().skip(block * BLOCK).position(is).map(|k| block * BLOCK + k)
-}
-
 /// Data on their way into a file, block by block.
 pub(super) struct Blocks<'a> {
     file: &'a File,
@@ -254,22 +237,5 @@ impl Blocks<'_> {
         self.at += self.block.len() as u64;
         self.block.clear();
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_number_that_is_none_is_found_in_any_block() {
-        for at in [0, 1, 1023, 1024, 2500, 2999] {
-            let mut numbers = vec![f32::MAX; 3000];
-            assert_eq!(not_finite(DType::F32, &numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()), None);
-            numbers[at..].fill(f32::NEG_INFINITY);
-            assert_eq!(not_finite(DType::F32, &numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()), Some(at));
-            let halves = numbers.iter().flat_map(|x| half::bf16::from_f32(*x * 0.5).to_le_bytes());
-            assert_eq!(not_finite(DType::Bf16, &halves.collect::<Vec<_>>()), Some(at));
-        }
     }
 }
