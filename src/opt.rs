@@ -10,7 +10,7 @@ use ir::diag::{Diagnostic, Source, Sources, Span};
 use ir::module::Module;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
-use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify};
+use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify, verify_rest};
 use passes::reduce::reduce as shrink;
 use passes::table::{PASSES, Pass, find, verifiers};
 use std::fs;
@@ -78,10 +78,11 @@ impl Work {
         Ok(())
     }
 
-    /// Runs the passes and the verifier of each. What is given has to hold up to the verifiers of its level.
+    /// Runs the passes, and all verifiers of a level after each. What is given has to hold up to the verifiers of its level.
     fn run(&self, m: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<(), CompileError> {
         for pass in &self.passes {
             run_pass(m, pass, warnings, &Progress::default())?;
+            warnings.extend(verify_rest(m, pass)?);
             if self.damaged.as_deref() == Some(pass.name) {
                 damage(m);
                 verify(m, pass)?;
@@ -124,8 +125,12 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
     let mut refused = false;
     for verifier in verifiers(&module) {
         match holds(verifier, &module) {
-            Ok(()) if args.verify => out!("{}: holds. {}\n", verifier.name, verifier.summary)?,
-            Ok(()) => {}
+            Ok(warnings) => {
+                Shown::Text.show(&warnings, &sources)?;
+                if args.verify && warnings.is_empty() {
+                    out!("{}: holds. {}\n", verifier.name, verifier.summary)?;
+                }
+            }
             Err(complaint) => {
                 note!("error: {}: verifier `{}`: {complaint}", args.module.display(), verifier.name);
                 if let Some(invariant) = complaint.invariant() {

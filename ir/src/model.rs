@@ -11,6 +11,8 @@ pub struct Model {
     pub graph: Graph,
     /// Every setting with its value, as text, in the header's order.
     pub settings: Vec<(String, String)>,
+    /// Whether the text itself, beside the library, asks if it trains.
+    pub asks_training: bool,
     pub train: Train,
     pub plan: Plan,
     pub weights: Vec<Weights>,

@@ -48,6 +48,8 @@ impl fmt::Display for Level {
 pub struct Module {
     /// Every setting of the model text with its value, as text.
     pub settings: Vec<(String, String)>,
+    /// Whether the text itself, beside the library, asks if it trains: then an evaluation may be anything.
+    pub asks_training: bool,
     pub train: Train,
     pub plan: Plan,
     pub options: Options,
@@ -79,6 +81,8 @@ pub enum Settled {
 /// The graphs of a training step, or of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graphs {
+    /// What the text says, before any pass: what later levels are held to. A module that was written by hand may lack it.
+    pub model: Option<Graph>,
     pub whole: Whole,
     /// As they were partitioned, one per pipeline stage.
     pub stages: Vec<Local>,
@@ -104,9 +108,14 @@ impl Whole {
 }
 
 impl Graphs {
-    /// A logical graph.
+    /// A logical graph, of which the text is not known.
     pub fn new(graph: Graph) -> Graphs {
-        Graphs { whole: Whole::Logical(graph), stages: vec![], locals: vec![] }
+        Graphs { model: None, whole: Whole::Logical(graph), stages: vec![], locals: vec![] }
+    }
+
+    /// A logical graph as the text says it.
+    pub fn of_text(graph: Graph) -> Graphs {
+        Graphs { model: Some(graph.clone()), ..Graphs::new(graph) }
     }
 
     /// # Panics

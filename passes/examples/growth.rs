@@ -61,8 +61,12 @@ fn main() {
     let whole = start.elapsed();
     let print = |name: &str, took: Duration| println!("{name:14} {:9.1} ms", took.as_secs_f64() * 1e3);
     print("parse", parsed);
-    compiled.times.iter().for_each(|t| print(t.pass, t.run + t.verified.iter().map(|v| v.1).sum()));
+    for t in &compiled.times {
+        print(t.pass, t.run);
+        t.verified.iter().for_each(|(verifier, took)| print(&format!("  {verifier}"), *took));
+    }
     print("all", whole);
+    compiled.warnings.iter().for_each(|w| println!("{}: {}", w.code, w.message));
     if let Some(dir) = dump {
         write(&compiled, Path::new(&dir));
     }

@@ -2,7 +2,7 @@
 
 use crate::commands::allocate::allocate;
 use crate::lower::job;
-use crate::table::{PASSES, Pass, Verifier};
+use crate::table::{OF_LOGICAL, PASSES, Pass, Verifier, verifiers};
 use crate::{partition, start};
 use ir::diag::Diagnostic;
 use ir::graph::Graph;
@@ -171,9 +171,24 @@ impl<'a> Compile<'a> {
     /// A bug with the module that the pass after those that are done was given.
     fn reproducible(&self, error: CompileError) -> CompileError {
         match error {
-            CompileError::Broken(broken) => CompileError::Broken(Box::new(Broken { before: self.again(), ..*broken })),
+            CompileError::Broken(broken) => CompileError::Broken(Box::new(self.blamed().unwrap_or(Broken { before: self.again(), ..*broken }))),
             user @ CompileError::User(_) => user,
         }
+    }
+
+    /// The first pass over logical graphs that left something else than the text says: these are looked at together.
+    fn blamed(&self) -> Option<Broken> {
+        let mut module = self.first.clone();
+        for pass in &self.done {
+            let before = module.clone();
+            if module.level() > OF_LOGICAL.levels.1 || unwound(|| (pass.run)(&mut module)).ok()?.is_err() {
+                return None;
+            }
+            if let Err(complaint) = holds(OF_LOGICAL, &module) {
+                return Some(Broken { pass: pass.name, complaint, before: Some(before) });
+            }
+        }
+        None
     }
 
     /// The module that the passes so far made of the first one: passes are deterministic.
@@ -211,7 +226,7 @@ pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnost
     let mut verified = vec![];
     for verifier in pass.verifiers {
         let start = Instant::now();
-        holds(verifier, module).map_err(|complaint| broken(pass, complaint))?;
+        warnings.extend(holds(verifier, module).map_err(|complaint| broken(pass, complaint))?);
         verified.push((verifier.name, start.elapsed()));
     }
     Ok(Took { pass: pass.name, run, verified })
@@ -222,14 +237,25 @@ pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnost
 /// # Errors
 /// A bug in mcc, without the module that the pass was given.
 pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> {
-    pass.verifiers.iter().try_for_each(|v| holds(v, module)).map_err(|complaint| broken(pass, complaint))
+    pass.verifiers.iter().try_for_each(|v| holds(v, module).map(|_| ())).map_err(|complaint| broken(pass, complaint))
+}
+
+/// Runs the verifiers that a module has to hold up to beside those that its pass is followed by: a compile looks at some passes together, and whoever
+/// runs one alone wants to know of that one. Warnings say what could not be looked at.
+///
+/// # Errors
+/// A bug in mcc, without the module that the pass was given.
+pub fn verify_rest(module: &Module, pass: &'static Pass) -> Result<Vec<Diagnostic>, CompileError> {
+    let rest = verifiers(module).filter(|v| pass.verifiers.iter().all(|own| own.name != v.name));
+    let said: Result<Vec<_>, Complaint> = rest.map(|v| holds(v, module)).collect();
+    said.map(|w| w.concat()).map_err(|complaint| broken(pass, complaint))
 }
 
 /// Runs a verifier, of which a panic is a complaint like another.
 ///
 /// # Errors
 /// What it says.
-pub fn holds(verifier: &Verifier, module: &Module) -> Result<(), Complaint> {
+pub fn holds(verifier: &Verifier, module: &Module) -> Result<Vec<Diagnostic>, Complaint> {
     unwound(|| (verifier.run)(module)).and_then(|held| held.map_err(Complaint::Violation))
 }
 
@@ -245,7 +271,7 @@ pub fn damage(m: &mut Module) {
         bodies.find(|b| !b.commands.is_empty()).and_then(|b| b.commands.pop());
         return;
     }
-    let Graphs { whole, stages, locals } = &mut m.training;
+    let Graphs { whole, stages, locals, .. } = &mut m.training;
     let body = match (locals.last_mut().or(stages.last_mut()), whole) {
         (Some(local), _) => &mut local.body,
         (None, Whole::Sharded(sharded)) => &mut sharded.graph.body,

@@ -14,6 +14,8 @@ use std::collections::HashSet;
 /// Something that a module may do without. The first number says which graphs: 0 of the step, 1 of the evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Item {
+    /// What the texts of both graphs say: a module without them claims less.
+    Texts,
     Train,
     Options,
     Takes,
@@ -78,7 +80,7 @@ fn both(m: &Module) -> impl Iterator<Item = (usize, &Graphs)> {
 }
 
 fn parts(m: &Module) -> Vec<Item> {
-    let whole = [Item::Train, Item::Options, Item::Takes].into_iter();
+    let whole = [Item::Texts, Item::Train, Item::Options, Item::Takes].into_iter();
     let graphs = (0..2).flat_map(|k| [Item::Graphs(k), Item::Stages(k), Item::Classes(k)]);
     let settings = (0..m.settings.len()).map(Item::Setting).chain((0..m.plan.entries.len()).map(Item::Plan));
     whole.chain(graphs).chain(settings).chain(m.job.iter().flat_map(|j| (0..j.sources.len()).map(Item::Source))).collect()
@@ -149,6 +151,9 @@ fn commands(m: &Module) -> Vec<Item> {
 fn without(m: &Module, gone: &HashSet<Item>) -> Option<Module> {
     let mut out = m.clone();
     let has = |item: Item| gone.contains(&item);
+    if has(Item::Texts) {
+        (out.training.model, out.evaluation.model) = (None, None);
+    }
     if has(Item::Train) {
         out.train = Train::default();
     }

@@ -17,17 +17,18 @@ const MOST: u64 = 1 << 20;
 pub fn module(training: Model, evaluation: Model, options: &Options) -> Result<Module, Vec<Diagnostic>> {
     let mesh = mesh(options)?;
     let pipeline = plan::plan(&training.graph, mesh.size(Axis::Microbatch) as u32, options).map_err(|d| vec![d])?;
-    let Model { graph, settings, train, plan, .. } = training;
+    let Model { graph, settings, asks_training, train, plan, .. } = training;
     Ok(Module {
         settings,
+        asks_training,
         train,
         plan,
         options: options.clone(),
         mesh,
         pipeline,
         takes: vec![],
-        training: Graphs::new(graph),
-        evaluation: Graphs::new(evaluation.graph),
+        training: Graphs::of_text(graph),
+        evaluation: Graphs::of_text(evaluation.graph),
         job: None,
         settled: Settled::default(),
     })

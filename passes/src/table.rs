@@ -44,62 +44,72 @@ pub struct Verifier {
     pub summary: &'static str,
     /// The first and the last level at which it has to hold.
     pub levels: (Level, Level),
-    pub run: fn(&Module) -> Held,
+    /// Warnings say what it could not look at.
+    pub run: fn(&Module) -> Result<Vec<Diagnostic>, Violation>,
 }
 
 const GRAPHS: Verifier = Verifier {
     name: "graph",
     summary: "Every op has the types that its operands give it, and what a graph names exists.",
     levels: (Level::Graph, Level::Graph),
-    run: graphs,
+    run: |m| shown(graphs(m)),
+};
+const MEANING: Verifier = Verifier {
+    name: "meaning",
+    summary: "A step computes what the text says, with its gradient and its optimizer, and an evaluation the same without drops.",
+    levels: (Level::Graph, Level::Sharded),
+    run: means,
 };
 const SHARDED: Verifier = Verifier {
     name: "sharded",
     summary: "The sharding of every value follows from those of its operands, by rules of the verifier's own.",
     levels: (Level::Sharded, Level::Job),
-    run: sharded,
+    run: |m| shown(sharded(m)),
 };
 const PARTITION: Verifier = Verifier {
     name: "partition",
     summary: "The ranks together compute the sharded graph, and what they send each other arrives.",
     levels: (Level::Local, Level::Job),
-    run: partitioned,
+    run: |m| shown(partitioned(m)),
 };
 const LOCALS: Verifier = Verifier {
     name: "local",
     summary: "Every op of a local graph has the types that its operands give it, and runs no earlier than they do.",
     levels: (Level::Local, Level::Job),
-    run: locals,
+    run: |m| shown(locals(m)),
 };
 const EQUIVALENCE: Verifier = Verifier {
     name: "equivalence",
     summary: "The local graphs compute what those of the partitioning compute, in real numbers.",
     levels: (Level::Local, Level::Job),
-    run: equivalent,
+    run: |m| shown(equivalent(m)),
 };
 const COMMANDS: Verifier = Verifier {
     name: "commands",
     summary: "No command reads what is not there, and no rank waits forever.",
     levels: (Level::Commands, Level::Commands),
-    run: sound,
+    run: |m| shown(sound(m)),
 };
 const MEMORY: Verifier = Verifier {
     name: "memory",
     summary: "As `commands`, and no two buffers in use at a time share a byte.",
     levels: (Level::Memory, Level::Memory),
-    run: sound,
+    run: |m| shown(sound(m)),
 };
 const JOB: Verifier = Verifier {
     name: "job",
     summary: "As `memory`, and no two commands that can run at once touch the same bytes.",
     levels: (Level::Job, Level::Job),
-    run: sound,
+    run: |m| shown(sound(m)),
 };
 const LOWERING: Verifier =
-    Verifier { name: "lowering", summary: "Every program computes its local graphs.", levels: (Level::Job, Level::Job), run: refined };
+    Verifier { name: "lowering", summary: "Every program computes its local graphs.", levels: (Level::Job, Level::Job), run: |m| shown(refined(m)) };
 
 /// All verifiers, in the order of the levels that they look at.
-pub const VERIFIERS: [&Verifier; 9] = [&GRAPHS, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &LOWERING];
+pub const VERIFIERS: [&Verifier; 10] = [&GRAPHS, &MEANING, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &LOWERING];
+
+/// What looks at all that passes over logical graphs did, once these are done.
+pub const OF_LOGICAL: &Verifier = &MEANING;
 
 /// The pass of this name.
 pub fn find(name: &str) -> Option<&'static Pass> {
@@ -224,7 +234,8 @@ pub const PASSES: &[Pass] = &[
             }
             unless(found)
         },
-        verifiers: &[&SHARDED],
+        // Of all passes over logical graphs together.
+        verifiers: &[&SHARDED, &MEANING],
     },
     Pass {
         name: "partition",
@@ -234,6 +245,8 @@ pub const PASSES: &[Pass] = &[
         run: |m| {
             let Module { options, pipeline, training, evaluation, .. } = m;
             for graphs in [training, evaluation] {
+                // Local graphs are held to sharded ones, and these were held to the text.
+                graphs.model = None;
                 graphs.stages = partition::partition(graphs.sharded(), &pipeline.layout, pipeline.weights(), options.moe_buffer)?;
             }
             Ok(vec![])
@@ -360,6 +373,15 @@ fn unless(complaints: Vec<Diagnostic>) -> Said {
 fn both(m: &Module, of: impl Fn(&Graphs) -> Held) -> Held {
     of(&m.training).map_err(|e| e.within(LocusPart::Training))?;
     of(&m.evaluation).map_err(|e| e.within(LocusPart::Evaluation))
+}
+
+fn shown(held: Held) -> Result<Vec<Diagnostic>, Violation> {
+    held.map(|()| vec![])
+}
+
+fn means(m: &Module) -> Result<Vec<Diagnostic>, Violation> {
+    let unproved = verify::meaning::verify(m)?;
+    Ok(unproved.map(complaints::unproved).into_iter().collect())
 }
 
 fn graphs(m: &Module) -> Held {

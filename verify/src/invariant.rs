@@ -72,6 +72,7 @@ pub struct Group {
 pub const GROUPS: &[Group] = &[
     Group { first: 100, title: "Logical graphs", file: "graph.rs" },
     Group { first: 130, title: "What graphs of all levels name", file: "references.rs" },
+    Group { first: 150, title: "Graphs compute what their text says", file: "meaning/claims.rs" },
     Group { first: 200, title: "Sharded graphs", file: "sharded.rs" },
     Group { first: 300, title: "Local graphs by themselves", file: "partition/local.rs" },
     Group { first: 310, title: "What stages exchange", file: "partition/exchanges.rs" },
@@ -112,6 +113,15 @@ invariants! {
     134 GraphSizes "Dims and index maps have an element at least, and less than 2^54, as values and buckets have."
     135 StageOfGraph "A local graph belongs to one stage or more, each with a parameter for each of its slots."
     136 OperandCount "A node has as many operands as its op takes."
+
+    150 SameNames "A graph has the dims, parameters, inputs and reports of its text."
+    151 SameValues "Losses, metrics and outputs have the values that the text gives them."
+    152 Gradient "Along a random direction the text's loss grows as the gradients say, and what trains alone has one."
+    153 Norm "The norm of a step is that of all its gradients, each parameter's once and without the loss scale."
+    154 Renewed "New parameters and states are what plain formulas of clipping and of the optimizer, or the text, make of them."
+    155 CleanPadding "The padding of parameters and states stays zero."
+    156 UnroundedSum "A sum of 16-bit values that is wanted in f32 is not rounded before its end."
+    157 EvaluatesStep "An evaluation has the values of the step with random drops at their mean."
 
     201 ShardedNodeType "Every node of a sharded graph has the type that its op gives it."
     202 StoredInOrder "An op that goes by the order of a dim has one that is stored in plain order."

@@ -5,6 +5,7 @@
 //!
 //! - [`references`]: what graphs of any level name exists; the other verifiers of graphs begin with it.
 //! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.
+//! - [`meaning`]: logical and sharded graphs compute what the text says, with its gradient and its optimizer.
 //! - [`sharded`]: each op and reshard of a sharded graph is a row of the sharding algebra.
 //! - [`partition`]: local graphs compute their sharded graph, and their stages mean the same by what they exchange.
 //! - [`equivalence`]: local graphs that passes have rewritten compute what they did before.
@@ -20,6 +21,7 @@ pub mod graph;
 mod invariant;
 pub mod job;
 pub mod lowering;
+pub mod meaning;
 pub mod partition;
 pub mod reference;
 pub mod references;

@@ -38,7 +38,9 @@ impl Elab<'_> {
 
     pub fn eval_name(&mut self, frame: FrameId, name: &str, span: Span) -> Val {
         if let Some(var) = self.lookup(frame, name) {
-            return var.val.clone();
+            let val = var.val.clone();
+            self.asks_training |= name == "training" && !self.std_files.contains(&span.file);
+            return val;
         }
         let mut at = Some(frame);
         while let Some(id) = at {

@@ -58,7 +58,8 @@ impl Elab<'_> {
                 param.decay = group.decay.unwrap_or(param.decay);
             }
         }
-        let model = Model { graph, settings, train: sections.train, plan: sections.plan, weights: sections.weights };
+        let model =
+            Model { graph, settings, asks_training: self.asks_training, train: sections.train, plan: sections.plan, weights: sections.weights };
         Ok(Elaborated { model, warnings: self.diagnostics })
     }
 }

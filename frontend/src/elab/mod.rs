@@ -70,6 +70,8 @@ pub struct Elab<'a> {
     declared: Vec<DimId>,
     frames: Vec<Frame>,
     segments: Vec<Rc<str>>,
+    /// Whether the text, beside the library, asks if it trains.
+    asks_training: bool,
     /// Draws made per scope, to tell their keys apart.
     draws: BTreeMap<Arc<str>, u32>,
     origin: Origin,
@@ -110,6 +112,7 @@ pub fn elaborate(ast: &Ast, imports: &Imports, library: &[Ast], options: &Option
         declared: vec![],
         frames: vec![],
         segments: vec![],
+        asks_training: false,
         draws: BTreeMap::new(),
         origin: Origin::new(Phase::Forward),
         layers: 0,

@@ -18,6 +18,7 @@ use crate::program::Interval;
 pub(super) fn blank_module() -> Module {
     Module {
         settings: vec![],
+        asks_training: false,
         train: Train::default(),
         plan: Plan::default(),
         options: Options::default(),
@@ -42,6 +43,7 @@ fn one_stage() -> Pipeline {
 pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
     io.line("module")?;
     settings(io, &mut m.settings)?;
+    m.asks_training = io.line_if(m.asks_training, "asks training");
     if io.line_follows(m.train != Train::default(), "optimizer ") {
         train(io, &mut m.train)?;
     }
@@ -66,6 +68,12 @@ pub(super) fn module(io: &mut Io, m: &mut Module) -> Result {
     for (heading, part) in [("training:", &mut m.training), ("evaluation:", &mut m.evaluation)] {
         if io.line_if(*part != blank, heading) {
             graphs(io, part)?;
+        }
+    }
+    for (heading, part) in [("text of training:", &mut m.training), ("text of evaluation:", &mut m.evaluation)] {
+        if io.line_if(part.model.is_some(), heading) {
+            graph(io, part.model.get_or_insert_with(Graph::default))?;
+            io.hints = Hints::default();
         }
     }
     // Names of one level say nothing at the next.

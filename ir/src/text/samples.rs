@@ -447,9 +447,10 @@ pub fn module() -> Module {
         span,
     };
     let job = job();
-    let graphs = Graphs { whole: Whole::Sharded(sharded()), stages: vec![local(), local()], locals: vec![local()] };
+    let graphs = Graphs { model: Some(graph()), whole: Whole::Sharded(sharded()), stages: vec![local(), local()], locals: vec![local()] };
     Module {
         settings: job.settings.clone(),
+        asks_training: true,
         train: job.train,
         plan: Plan {
             entries: vec![

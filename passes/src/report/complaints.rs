@@ -49,6 +49,12 @@ fn nothing_selected(plan: &Plan) -> Diagnostic {
     d.help("name functions that the model calls: `plan { recompute: attention; }`")
 }
 
+/// W0801: logical graphs that were not compared with their text.
+pub fn unproved(why: String) -> Diagnostic {
+    let d = Diagnostic::warning("W0801", format!("gradients and rewrites of this model were not checked against its text: {why}"));
+    d.help("everything below the sharded graph was; please report the text, so that this one can be checked too")
+}
+
 /// Why the loss has no gradient.
 pub fn no_gradient(e: DifferentiateError) -> Vec<Diagnostic> {
     let mut d = Diagnostic::error("E0502", e.to_string());

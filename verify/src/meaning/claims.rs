@@ -1,0 +1,211 @@
+//! What a graph claims of a step, and what of an evaluation: reports, the gradient, and that nothing but drops tells the one from the other.
+
+use super::sample::Sample;
+use super::small::Small;
+use super::{Unlike, Unproved, tangent, updates};
+use crate::violation::{Locus, fail};
+use crate::{Invariant, LocusPart, Violation};
+use ir::graph::{Graph, Report, Value};
+use ir::model::Train;
+use ir::op::{Op, Scalar};
+use std::collections::{BTreeMap, HashMap};
+
+/// Numbers that are computed in another order differ by less than this part of what they are made of.
+const PRECISION: f64 = 1e-7;
+
+/// All values of a graph.
+pub type Values = Vec<Vec<f64>>;
+
+/// A graph beside that of its text, on the same sample.
+pub struct Claims<'s, 'a> {
+    pub train: &'s Train,
+    pub model: &'s Small<'a>,
+    pub graph: &'s Small<'a>,
+    pub sample: &'s Sample,
+    /// Whether all passes over logical graphs are done: nothing may be missing.
+    pub whole: bool,
+}
+
+impl Claims<'_, '_> {
+    /// Of a step: V151 to V155. The values of the text's graph, and why they show nothing, if that is so.
+    pub fn training(&self) -> Result<(Values, Unproved), Violation> {
+        let within = |e: Violation| e.within(LocusPart::Training);
+        let model = self.model.run();
+        if terms(self.model.graph).iter().any(|t| !model[t.value.index()][0].is_finite()) {
+            return Ok((model, Some("the loss of random weights is not a number".into())));
+        }
+        let values = self.graph.run();
+        self.reports(&model, &values).map_err(within)?;
+        let (text, graph) = (self.model.graph, self.graph.graph);
+        if let Some(loss) = graph.loss
+            && (self.whole || !graph.grads.is_empty())
+        {
+            if let Some(why) = self.gradient(&model, &values, loss).map_err(within)? {
+                return Ok((model, Some(why)));
+            }
+        } else if self.whole && !text.losses.is_empty() {
+            return fail(Invariant::SameValues, Locus::from(LocusPart::Training), "the loss of the text is gone");
+        }
+        if self.whole || graph.grad_norm.is_some() {
+            updates::verify(self, &model, &values).map_err(within)?;
+        }
+        Ok((model, None))
+    }
+
+    /// Of an evaluation: V151, and that it changes nothing.
+    pub fn evaluation(&self) -> Result<Values, Violation> {
+        let within = |e: Violation| e.within(LocusPart::Evaluation);
+        let model = self.model.run();
+        self.reports(&model, &self.graph.run()).map_err(within)?;
+        match self.graph.graph.updates.first() {
+            Some(u) if self.whole => fail(Invariant::Renewed, u.new, "an evaluation changes parameters").map_err(within),
+            _ => Ok(model),
+        }
+    }
+
+    /// That all reports have the values that the text gives them.
+    fn reports(&self, model: &Values, values: &Values) -> Result<(), Violation> {
+        let (text, graph) = (self.model.graph, self.graph.graph);
+        let total: f64 = terms(text).iter().map(|t| model[t.value.index()][0]).sum();
+        let size: f64 = terms(text).iter().map(|t| model[t.value.index()][0].abs()).sum();
+        let mut named: BTreeMap<&str, f64> = BTreeMap::new();
+        for t in terms(text) {
+            *named.entry(&t.name).or_default() += model[t.value.index()][0];
+        }
+        // Once there is a whole loss, terms without a name of their own are reported with it alone.
+        if let Some(loss) = graph.loss {
+            named.remove("loss");
+            let found = values[loss.index()][0];
+            if !near(found, total, size) {
+                return fail(Invariant::SameValues, loss, format!("the loss is {found:.9}; the text's is {total:.9}"));
+            }
+        }
+        let mut found: BTreeMap<&str, f64> = BTreeMap::new();
+        for t in &graph.losses {
+            *found.entry(&t.name).or_default() += values[t.value.index()][0];
+        }
+        same_names("losses", found.keys().copied(), named.keys().copied())?;
+        for (name, want) in &named {
+            if !near(found[name], *want, size) {
+                let v = graph.losses.iter().find(|t| t.name == *name).map_or(Value(0), |t| t.value);
+                return fail(Invariant::SameValues, v, format!("loss `{name}` is {:.9}; the text's is {want:.9}", found[name]));
+            }
+        }
+        self.tensors("metric", &text.metrics, &graph.metrics, (model, values))?;
+        // Outputs are dropped as a whole: no program writes them.
+        if graph.outputs.is_empty() { Ok(()) } else { self.tensors("output", &text.outputs, &graph.outputs, (model, values)) }
+    }
+
+    fn tensors(&self, what: &str, want: &[Report], found: &[Report], (model, values): (&Values, &Values)) -> Result<(), Violation> {
+        same_names(&format!("{what}s"), found.iter().map(|r| r.name.as_str()), want.iter().map(|r| r.name.as_str()))?;
+        for (w, f) in want.iter().zip(found) {
+            let dims = self.model.body.dims_of(w.value);
+            let x = self.model.counted(w.value, &model[w.value.index()], dims);
+            let y = self.graph.counted(f.value, &values[f.value.index()], dims);
+            let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
+            if let Some((x, y)) = x.iter().zip(&y).find(|(x, y)| !near(**x, **y, size)) {
+                return fail(Invariant::SameValues, f.value, format!("{what} `{}` is {y:.9}; the text's is {x:.9}", f.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// `<gradient, direction>` is the derivative of the text's loss in the direction.
+    fn gradient(&self, model: &Values, values: &Values, loss: Value) -> Result<Unproved, Violation> {
+        let graph = self.graph.graph;
+        if let Some((p, v)) = graph.grads.iter().find(|(p, _)| !graph.params[*p as usize].trains()) {
+            return fail(Invariant::Gradient, *v, format!("`{}` does not train and has a gradient", graph.params[*p as usize].name));
+        }
+        let scale = if self.train.loss_scale.is_some() { self.sample.scalar(&Scalar::LossScale) } else { 1.0 };
+        let mut along: HashMap<u32, f64> = HashMap::new();
+        let mut size = 0.0;
+        for (p, v) in &graph.grads {
+            let param = &graph.params[*p as usize];
+            let grad = self.graph.counted(*v, &values[v.index()], &param.ty.dims);
+            let moves = self.model.fill(&param.ty.dims, &param.ty.dims, |i| self.sample.direction(param, i));
+            let terms = grad.iter().zip(&moves).map(|(g, d)| g * d / scale);
+            size += terms.clone().map(f64::abs).sum::<f64>();
+            *along.entry(*p).or_default() += terms.sum::<f64>();
+        }
+        let derivative = |only: Option<u32>| {
+            let moves = tangent::run(self.model, model, |p, node| {
+                let param = &self.model.graph.params[p as usize];
+                let moves = param.trains() && only.is_none_or(|o| o == p);
+                moves.then(|| self.model.fill(&node.ty.dims, &param.ty.dims, |i| self.sample.direction(param, i)))
+            });
+            moves.map(|t| terms(self.model.graph).iter().filter_map(|r| t[r.value.index()].as_ref()).map(|t| t[0]).sum::<f64>())
+        };
+        let want = match derivative(None) {
+            Ok(want) if !want.is_finite() => return Ok(Some("the derivative of the loss of random weights is not a number".into())),
+            Ok(want) => want,
+            Err(op) => return Ok(Some(format!("`{op}` has no forward derivative"))),
+        };
+        let found: f64 = along.values().sum();
+        if near(found, want, size) {
+            return Ok(None);
+        }
+        // Which one it is, is looked for where one is wrong.
+        for (p, param) in graph.params.iter().enumerate().filter(|(_, p)| p.trains()) {
+            let (want, found) = (derivative(Some(p as u32)).unwrap_or(0.0), along.get(&(p as u32)).copied().unwrap_or(0.0));
+            if !near(found, want, size.min(want.abs().max(found.abs()) * 16.0)) {
+                let v = graph.grads.iter().find(|(q, _)| *q as usize == p).map_or(loss, |g| g.1);
+                let found = format!("along a random direction the loss grows by {want:.9} with `{}`, and its gradient says {found:.9}", param.name);
+                return fail(Invariant::Gradient, v, found);
+            }
+        }
+        fail(Invariant::Gradient, loss, format!("along a random direction the loss grows by {want:.9}, and gradients say {found:.9}"))
+    }
+}
+
+/// V157: the values of a step whose drops are at their mean are those of an evaluation.
+pub fn without_drops(mean: &Small<'_>, drawn: &Values, evaluation: &Small<'_>, values: &Values) -> Result<(), Violation> {
+    // Draws beside those of drops are keyed by what comes before them.
+    let draws = |g: &Graph| g.body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. }));
+    if draws(evaluation.graph) {
+        return Ok(());
+    }
+    let own = draws(mean.graph).then(|| mean.run());
+    let (step, found) = (own.as_ref().unwrap_or(drawn), values);
+    let unlike = |what: String| fail(Invariant::EvaluatesStep, Locus::from(LocusPart::Evaluation), what);
+    for (kind, of_step, of_evaluation) in
+        [("loss", terms(mean.graph), terms(evaluation.graph)), ("metric", mean.graph.metrics.as_slice(), evaluation.graph.metrics.as_slice())]
+    {
+        if of_step.iter().map(|r| &r.name).ne(of_evaluation.iter().map(|r| &r.name)) {
+            return unlike(format!("{kind}s have other names than in the step"));
+        }
+        for (a, b) in of_step.iter().zip(of_evaluation) {
+            let (x, y) = (&step[a.value.index()], &found[b.value.index()]);
+            let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
+            if x.len() == 1 && !near(x[0], y[0], size) {
+                return unlike(format!("{kind} `{}` is {:.9}; that of the step, with drops at their mean, is {:.9}", a.name, y[0], x[0]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The terms of the loss.
+fn terms(g: &Graph) -> &[Report] {
+    &g.losses
+}
+
+fn same_names<'n>(what: &str, found: impl Iterator<Item = &'n str>, want: impl Iterator<Item = &'n str>) -> Result<(), Violation> {
+    let [found, want] = [found.collect::<Vec<_>>(), want.collect::<Vec<_>>()];
+    if found == want {
+        return Ok(());
+    }
+    let list = |names: &[&str]| if names.is_empty() { "none".to_string() } else { names.join(", ") };
+    fail(Invariant::SameNames, Locus::from(LocusPart::Graph), format!("{what}: {}; the text has {}", list(&found), list(&want)))
+}
+
+/// Whether two numbers are the same but for rounding, where they are made of numbers of this size. What is no number is equal to its like.
+pub fn near(x: f64, y: f64, size: f64) -> bool {
+    let rounded = |x: f64, y: f64| x.is_finite() && y.is_finite() && (x - y).abs() <= PRECISION * size.max(x.abs()).max(y.abs());
+    x == y || x.is_nan() && y.is_nan() || rounded(x, y)
+}
+
+impl From<Unlike> for String {
+    fn from(Unlike(what): Unlike) -> String {
+        what
+    }
+}

@@ -1,0 +1,148 @@
+//! Numbers for what graphs are evaluated on: parameters, states, inputs, gradients, directions. Keyed by names and the model's indices, so that
+//! two graphs are given the same, whatever their sizes and orders of storage.
+
+use super::chosen::Chosen;
+use ir::graph::{Body, Graph, Init, Input, Param, Value};
+use ir::op::{DType, Op, Real, Routing, Scalar};
+use ir::random;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Of one evaluation.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Which of the samples it is.
+    number: u64,
+    /// What weights that begin at random are within.
+    scale: f64,
+    /// By input of integers the numbers that it is drawn from.
+    pools: BTreeMap<String, Vec<f64>>,
+}
+
+/// Kinds of gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradients {
+    /// Of one size.
+    Even,
+    /// From very small to large.
+    Uneven,
+}
+
+/// The number of the step: large enough that Adam's bias corrections of 1 - beta^step differ.
+const STEP: f64 = 3.0;
+
+impl Sample {
+    /// Of a model, of which these elements are looked at.
+    pub fn new(model: &Graph, chosen: &Chosen, number: u64, scale: f64) -> Sample {
+        let pools = pools(model, chosen).into_iter().map(|(k, pool)| (model.inputs[k as usize].name.clone(), pool));
+        Sample { number, scale, pools: pools.collect() }
+    }
+
+    pub fn scalar(&self, scalar: &Scalar) -> f64 {
+        match scalar {
+            Scalar::LearningRate => 0.375,
+            Scalar::LossScale => 8.0,
+            Scalar::Step => STEP,
+            Scalar::Seed => 7.0 + self.number as f64,
+            Scalar::BiasCorrection(Real(beta)) => 1.0 - beta.powf(STEP),
+            Scalar::Linear(_) | Scalar::Slot(_) => f64::NAN,
+        }
+    }
+
+    /// About where it begins.
+    pub fn param(&self, param: &Param, i: u64) -> f64 {
+        let x = self.signed(&param.name, i);
+        match param.init {
+            Init::Const(Real(c)) if c.abs() < 1e6 => c + x / 2.0,
+            Init::Const(_) | Init::Normal(_) => self.scale * x,
+        }
+    }
+
+    /// The first slot is a mean of gradients, another one of their squares: from very small to large.
+    pub fn state(&self, param: &Param, slot: u32, i: u64) -> f64 {
+        let name = format!("state {slot} of {}", param.name);
+        let x = self.spread_out(&name, i);
+        if slot == 0 { x } else { x * x }
+    }
+
+    pub fn input(&self, input: &Input, i: u64) -> f64 {
+        let x = self.unit(&format!("input {}", input.name), i);
+        match (input.ty.dtype, self.pools.get(&input.name)) {
+            (DType::Bool, _) => f64::from(x < 0.5),
+            (DType::I32, Some(pool)) => pool[(x * pool.len() as f64) as usize],
+            (DType::I32, None) => (x * 4.0).floor(),
+            (DType::F32 | DType::Bf16 | DType::F16, _) => 2.0 * x - 1.0,
+        }
+    }
+
+    /// A direction in which a parameter moves.
+    pub fn direction(&self, param: &Param, i: u64) -> f64 {
+        self.signed(&format!("direction of {}", param.name), i)
+    }
+
+    /// A gradient to put in the place of the true one.
+    pub fn gradient(&self, param: &Param, kind: Gradients, i: u64) -> f64 {
+        let name = format!("gradient of {}", param.name);
+        match kind {
+            Gradients::Even => self.signed(&name, i),
+            Gradients::Uneven => self.spread_out(&name, i),
+        }
+    }
+
+    /// In [0, 1).
+    fn unit(&self, name: &str, i: u64) -> f64 {
+        random::uniform(random::stream(random::key(name), self.number, 0), i)
+    }
+
+    /// Within about 1, and not near zero.
+    fn signed(&self, name: &str, i: u64) -> f64 {
+        let x = 2.0 * self.unit(name, i) - 1.0;
+        x + x.signum() * 0.0625
+    }
+
+    /// Of either sign, from 1e-9 to 1.
+    fn spread_out(&self, name: &str, i: u64) -> f64 {
+        self.signed(name, i).signum() * 10f64.powf(-9.0 * self.unit(&format!("size of {name}"), i))
+    }
+}
+
+/// For each input of integers: the rows of what it looks up, of those that are looked at, and the numbers that it is compared with.
+fn pools(model: &Graph, chosen: &Chosen) -> BTreeMap<u32, Vec<f64>> {
+    let body = &model.body;
+    let mut pools: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();
+    for node in &body.nodes {
+        let (index, numbers): (Vec<Value>, Vec<i64>) = match &node.op {
+            Op::Gather { dim } | Op::Scatter { dim } | Op::Dispatch(Routing { experts: dim, .. }) | Op::Combine(Routing { experts: dim, .. }) => {
+                (vec![node.args[1]], chosen.places(*dim).iter().map(|p| *p as i64).collect())
+            }
+            Op::Compare(_) => {
+                let number = |v: &Value| match body[*v].op {
+                    Op::Const(Real(c)) if c.fract() == 0.0 && body[*v].ty.dtype == DType::I32 => Some(c as i64),
+                    _ => None,
+                };
+                (node.args.clone(), node.args.iter().filter_map(number).flat_map(|c| [c, c + 1]).collect())
+            }
+            _ => continue,
+        };
+        for k in index.into_iter().flat_map(|v| inputs_behind(body, v)) {
+            pools.entry(k).or_default().extend(&numbers);
+        }
+    }
+    pools.into_iter().filter(|(_, p)| !p.is_empty()).map(|(k, pool)| (k, pool.into_iter().map(|x| x as f64).collect())).collect()
+}
+
+/// The inputs of integers that an integer follows from.
+fn inputs_behind(body: &Body, v: Value) -> BTreeSet<u32> {
+    let (mut open, mut seen, mut out) = (vec![v], BTreeSet::new(), BTreeSet::new());
+    while let Some(v) = open.pop() {
+        if body[v].ty.dtype.is_float() || !seen.insert(v) {
+            continue;
+        }
+        match body[v].op {
+            Op::Input(k) => {
+                out.insert(k);
+            }
+            _ => open.extend(&body[v].args),
+        }
+    }
+    out
+}

@@ -1,0 +1,227 @@
+//! Forward-mode differentiation (Griewank & Walther 2008, section 3.1): how values move when parameters move in a direction.
+//!
+//! Written apart from `differentiate`, which goes backwards through ops: the one is held against the other by
+//! `<gradient, direction> = derivative of the loss in the direction`, which holds for every direction if it does for a random one.
+
+use super::small::Small;
+use ir::dim::Dim;
+use ir::graph::{Node, Value};
+use ir::op::{Attention, Binary, Op, Reduce, Unary};
+
+/// The tangent of each value; none is zero.
+pub type Tangents = Vec<Option<Vec<f64>>>;
+
+/// Of all values of a graph, where parameters move as `direction` says.
+///
+/// # Errors
+/// The name of an op without a rule.
+pub fn run(small: &Small<'_>, values: &[Vec<f64>], direction: impl Fn(u32, &Node) -> Option<Vec<f64>>) -> Result<Tangents, &'static str> {
+    let body = &small.body;
+    let mut out: Tangents = Vec::with_capacity(body.nodes.len());
+    for v in body.values() {
+        let node = &body[v];
+        let tangent = match node.op {
+            Op::Param(p) => direction(p, node),
+            _ if !node.ty.dtype.is_float() || node.args.iter().all(|a| out[a.index()].is_none()) => None,
+            _ => {
+                let moves: Vec<Option<&[f64]>> = node.args.iter().map(|a| out[a.index()].as_deref()).collect();
+                let args: Vec<&[f64]> = node.args.iter().map(|a| values[a.index()].as_slice()).collect();
+                Rule { small, v, node, args, moves, value: &values[v.index()] }.tangent()?
+            }
+        };
+        out.push(tangent);
+    }
+    Ok(out)
+}
+
+/// An op with its operands, how these move, and its value.
+struct Rule<'s> {
+    small: &'s Small<'s>,
+    v: Value,
+    node: &'s Node,
+    args: Vec<&'s [f64]>,
+    moves: Vec<Option<&'s [f64]>>,
+    value: &'s [f64],
+}
+
+impl Rule<'_> {
+    fn tangent(&self) -> Result<Option<Vec<f64>>, &'static str> {
+        Ok(Some(match &self.node.op {
+            Op::StopGradient | Op::Reduce { kind: Reduce::Any, .. } => return Ok(None),
+            Op::Unary(u) => {
+                let Some(dx) = self.moves[0] else { return Ok(None) };
+                self.args[0].iter().zip(dx).map(|(x, dx)| slope(*u, *x) * dx).collect()
+            }
+            Op::Binary(b) => self.binary(*b),
+            Op::Select => {
+                let along = |x: &[f64], k: usize| self.along(x, k);
+                let chosen = along(self.args[0], 0);
+                let [yes, no] = [1, 2].map(|k| along(&self.movement(k), k));
+                chosen.iter().zip(yes.iter().zip(no)).map(|(c, (a, b))| if *c != 0.0 { *a } else { b }).collect()
+            }
+            // Linear in all operands.
+            Op::Add | Op::Concat { .. } => {
+                let moves: Vec<Vec<f64>> = (0..self.args.len()).map(|k| self.movement(k)).collect();
+                self.small.node(self.v, &moves.iter().map(Vec::as_slice).collect::<Vec<_>>())
+            }
+            // Linear in the first operand; an index beside it does not move.
+            Op::Cast
+            | Op::Cut
+            | Op::Expand
+            | Op::View { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Cumsum { .. }
+            | Op::Reduce { kind: Reduce::Sum, .. }
+            | Op::Gather { .. }
+            | Op::Scatter { .. }
+            | Op::Dispatch(_)
+            | Op::Combine(_)
+            | Op::Reshard { .. } => {
+                let moved = self.movement(0);
+                let mut args = self.args.clone();
+                args[0] = &moved;
+                self.small.node(self.v, &args)
+            }
+            Op::Dot { .. } => {
+                let [first, second] = [0, 1].map(|k| {
+                    let moved = self.movement(k);
+                    let mut args = self.args.clone();
+                    args[k] = &moved;
+                    self.small.node(self.v, &args)
+                });
+                first.iter().zip(second).map(|(a, b)| a + b).collect()
+            }
+            Op::Reduce { kind: Reduce::Max, .. } => {
+                let source = &self.small.body[self.node.args[0]].ty.dims;
+                let (moved, mut out) = (self.movement(0), vec![0.0; self.value.len()]);
+                let places: Vec<f64> = (0..out.len()).map(|k| k as f64).collect();
+                let place = self.small.spread(self.v, &places, source);
+                for ((x, dx), place) in self.args[0].iter().zip(moved).zip(place) {
+                    if *x == self.value[place as usize] {
+                        out[place as usize] += dx;
+                    }
+                }
+                out
+            }
+            Op::Attention(a) => self.attention(a),
+            op => return Err(op.name()),
+        }))
+    }
+
+    /// How an operand moves.
+    fn movement(&self, k: usize) -> Vec<f64> {
+        self.moves[k].map_or_else(|| vec![0.0; self.args[k].len()], <[f64]>::to_vec)
+    }
+
+    /// Something of an operand's shape along the result's dims.
+    fn along(&self, x: &[f64], k: usize) -> Vec<f64> {
+        self.small.spread(self.node.args[k], x, &self.node.ty.dims)
+    }
+
+    fn binary(&self, op: Binary) -> Vec<f64> {
+        let [x, y] = [0, 1].map(|k| self.along(self.args[k], k));
+        let [dx, dy] = [0, 1].map(|k| self.along(&self.movement(k), k));
+        let of = |i: usize| {
+            let (x, y, dx, dy) = (x[i], y[i], dx[i], dy[i]);
+            match op {
+                Binary::Sub => dx - dy,
+                Binary::Mul => dx * y + x * dy,
+                Binary::Div => dx / y - if dy == 0.0 { 0.0 } else { x / y * (dy / y) },
+                Binary::Rem => dx - if dy == 0.0 { 0.0 } else { (x / y).floor() * dy },
+                Binary::Pow => {
+                    let base = if dx == 0.0 { 0.0 } else { y * x.powf(y - 1.0) * dx };
+                    base + if dy == 0.0 { 0.0 } else { x.powf(y) * x.ln() * dy }
+                }
+                // On a tie the result is the second operand.
+                Binary::Max => {
+                    if x > y {
+                        dx
+                    } else {
+                        dy
+                    }
+                }
+                Binary::Min => {
+                    if x < y {
+                        dx
+                    } else {
+                        dy
+                    }
+                }
+                Binary::And | Binary::Or => 0.0,
+            }
+        };
+        (0..x.len()).map(of).collect()
+    }
+
+    /// `d softmax(s) v = p (ds - sum(p ds)) v + p dv`, a row of scores at a time.
+    fn attention(&self, a: &Attention) -> Vec<f64> {
+        let body = &self.small.body;
+        let rows: Vec<Dim> = body.dims_of(self.node.args[0]).iter().copied().filter(|d| *d != a.d).collect();
+        let of = |k: usize, last: &[Dim]| {
+            let dims = [&rows[..], last].concat();
+            [self.args[k].to_vec(), self.movement(k)].map(|x| self.small.spread(self.node.args[k], &x, &dims))
+        };
+        let [q, dq] = of(0, &[a.d]);
+        let [k, dk] = of(1, &[a.keys, a.d]);
+        let [v, dv] = of(2, &[a.keys, a.d]);
+        let positions = a.positions(&self.args).map(|[queries, keys]| {
+            let at = rows.iter().position(|d| *d == a.at).expect("invariant: queries have places");
+            let inside: usize = rows[at + 1..].iter().map(|d| body.dims.size(*d) as usize).product();
+            (queries, keys, inside, body.dims.size(a.at) as usize)
+        });
+        let [n, d] = [a.keys, a.d].map(|d| body.dims.size(d) as usize);
+        let count = rows.iter().map(|d| body.dims.size(*d) as usize).product::<usize>();
+        let mut out = Vec::with_capacity(count * d);
+        let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(a, b)| a * b).sum::<f64>();
+        for r in 0..count {
+            let (q, dq) = (&q[r * d..][..d], &dq[r * d..][..d]);
+            let mut p = vec![f64::NEG_INFINITY; n];
+            let mut ds = vec![0.0; n];
+            for j in 0..n {
+                let sees = positions.is_none_or(|(queries, keys, inside, at)| a.sees(queries[r / inside % at], keys[j]));
+                if sees {
+                    let (k, dk) = (&k[(r * n + j) * d..][..d], &dk[(r * n + j) * d..][..d]);
+                    p[j] = a.scale.0 * dot(q, k);
+                    ds[j] = a.scale.0 * (dot(dq, k) + dot(q, dk));
+                }
+            }
+            let top = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            p.iter_mut().for_each(|s| *s = if top.is_finite() { (*s - top).exp() } else { 0.0 });
+            let sum: f64 = p.iter().sum();
+            p.iter_mut().for_each(|x| *x = if sum > 0.0 { *x / sum } else { 0.0 });
+            let mean = dot(&p, &ds);
+            for e in 0..d {
+                out.push((0..n).map(|j| p[j] * (ds[j] - mean) * v[(r * n + j) * d + e] + p[j] * dv[(r * n + j) * d + e]).sum());
+            }
+        }
+        let dims = [&rows[..], &[a.d]].concat();
+        super::small::spread(body, &dims, &out, &self.node.ty.dims)
+    }
+}
+
+/// The slope of a function of one number.
+fn slope(u: Unary, x: f64) -> f64 {
+    match u {
+        Unary::Neg => -1.0,
+        Unary::Exp => x.exp(),
+        Unary::Log => 1.0 / x,
+        Unary::Sqrt => 0.5 / x.sqrt(),
+        Unary::Rsqrt => -0.5 / (x * x.sqrt()),
+        Unary::Recip => -1.0 / (x * x),
+        Unary::Tanh => x.cosh().powi(-2),
+        Unary::Sin => x.cos(),
+        Unary::Cos => -x.sin(),
+        Unary::Erf => std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp(),
+        Unary::Abs => {
+            if x > 0.0 {
+                1.0
+            } else if x < 0.0 {
+                -1.0
+            } else {
+                0.0
+            }
+        }
+        Unary::Floor | Unary::Sign | Unary::Not => 0.0,
+    }
+}

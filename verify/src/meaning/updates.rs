@@ -1,0 +1,163 @@
+//! What a step makes of its gradients: their norm, new parameters, new states.
+//!
+//! Gradients are replaced by random numbers of two kinds: even ones, so large that they are clipped, of which each parameter has a part in the
+//! norm; and uneven ones, which are not clipped, down to where an optimizer's epsilon counts.
+
+use super::claims::{Claims, Values, near};
+use super::optimizer::{self, Step};
+use super::sample::Gradients;
+use crate::violation::fail;
+use crate::{Invariant, Violation};
+use ir::graph::{Param, Phase, Update, Value};
+use ir::op::Scalar;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// V153 to V155.
+pub fn verify(claims: &Claims<'_, '_>, model: &Values, values: &Values) -> Result<(), Violation> {
+    let (graph, text) = (claims.graph.graph, claims.model.graph);
+    let trained: BTreeSet<u32> = graph.grads.iter().map(|g| g.0).collect();
+    let stated: BTreeSet<u32> = text.updates.iter().map(|u| u.param).collect();
+    let mut updated = BTreeSet::new();
+    for u in &graph.updates {
+        let name = &graph.params[u.param as usize].name;
+        if !updated.insert(u.param) {
+            return fail(Invariant::Renewed, u.new, format!("`{name}` is updated twice"));
+        }
+        if u.grad != graph.grads.iter().find(|g| g.0 == u.param).map(|g| g.1) {
+            return fail(Invariant::Renewed, u.new, format!("`{name}` is updated by another gradient than its own"));
+        }
+    }
+    let wanted: BTreeSet<u32> = trained.union(&stated).copied().collect();
+    if let Some(p) = wanted.symmetric_difference(&updated).next() {
+        let (name, has) = (&graph.params[*p as usize].name, if updated.contains(p) { "should not be" } else { "is not" });
+        return fail(Invariant::Renewed, graph.loss.unwrap_or(Value(0)), format!("`{name}` {has} updated"));
+    }
+    for u in &graph.updates {
+        clean(claims, u, |v| &values[v.index()])?;
+        if u.grad.is_none() {
+            state(claims, u, model, values)?;
+        }
+    }
+    if trained.is_empty() {
+        return Ok(());
+    }
+    for kind in [Gradients::Even, Gradients::Uneven] {
+        Round::new(claims, values, kind).verify()?;
+    }
+    Ok(())
+}
+
+/// Nothing comes to stand in the padding of what lives over steps.
+fn clean<'v>(claims: &Claims<'_, '_>, u: &Update, value: impl Fn(Value) -> &'v Vec<f64>) -> Result<(), Violation> {
+    for v in std::iter::once(&u.new).chain(&u.states) {
+        if let Some(x) = claims.graph.dirty(*v, value(*v)) {
+            let name = &claims.graph.graph.params[u.param as usize].name;
+            return fail(Invariant::CleanPadding, *v, format!("the padding of `{name}` or of its states holds {x}"));
+        }
+    }
+    Ok(())
+}
+
+/// A state is renewed as the text says.
+fn state(claims: &Claims<'_, '_>, u: &Update, model: &Values, values: &Values) -> Result<(), Violation> {
+    let param = &claims.graph.graph.params[u.param as usize];
+    let want = claims.model.graph.updates.iter().find(|w| w.param == u.param).expect("invariant: wanted ones are updated");
+    let x = claims.model.counted(want.new, &model[want.new.index()], &param.ty.dims);
+    let y = claims.graph.counted(u.new, &values[u.new.index()], &param.ty.dims);
+    let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
+    match x.iter().zip(&y).find(|(x, y)| !near(**x, **y, size)) {
+        Some((x, y)) => fail(Invariant::Renewed, u.new, format!("state `{}` becomes {y:.9}; by the text {x:.9}", param.name)),
+        None => Ok(()),
+    }
+}
+
+/// A step whose gradients are given.
+struct Round<'r, 's, 'a> {
+    claims: &'r Claims<'s, 'a>,
+    values: &'r Values,
+    /// What of the step is another value than it was.
+    changed: HashMap<Value, Vec<f64>>,
+    scale: f64,
+}
+
+impl<'r, 's, 'a> Round<'r, 's, 'a> {
+    fn new(claims: &'r Claims<'s, 'a>, values: &'r Values, kind: Gradients) -> Round<'r, 's, 'a> {
+        let small = claims.graph;
+        let scale = if claims.train.loss_scale.is_some() { claims.sample.scalar(&Scalar::LossScale) } else { 1.0 };
+        let mut given: BTreeMap<Value, Vec<f64>> = BTreeMap::new();
+        for (p, v) in &small.graph.grads {
+            let (param, node) = (&small.graph.params[*p as usize], &small.body[*v]);
+            // What is of the forward pass is not the gradient's alone.
+            if node.origin.phase != Phase::Forward && !node.op.is_source() {
+                given.entry(*v).or_insert_with(|| small.fill(&node.ty.dims, &param.ty.dims, |i| claims.sample.gradient(param, kind, i)));
+            }
+        }
+        let round = Round { claims, values, changed: given.clone().into_iter().collect(), scale };
+        // Even gradients are longer than what clips, uneven ones shorter.
+        let norm = round.norm();
+        let part = match kind {
+            Gradients::Even => 3.0,
+            Gradients::Uneven => 0.5,
+        };
+        let by = claims.train.clip.map_or(1.0, |clip| part * clip.0 / norm.max(1e-30));
+        given.values_mut().flatten().for_each(|x| *x *= by);
+        let changed = small.with(values, given.into_iter().collect());
+        Round { changed, ..round }
+    }
+
+    fn value(&self, v: Value) -> &Vec<f64> {
+        self.changed.get(&v).unwrap_or(&self.values[v.index()])
+    }
+
+    /// A tensor of a parameter's shape, by the model's indices.
+    fn tensor(&self, param: &Param, v: Value) -> Vec<f64> {
+        self.claims.graph.counted(v, self.value(v), &param.ty.dims)
+    }
+
+    /// The norm of all gradients, each parameter's once.
+    fn norm(&self) -> f64 {
+        let graph = self.claims.graph.graph;
+        let all = graph.grads.iter().flat_map(|(p, v)| self.tensor(&graph.params[*p as usize], *v));
+        optimizer::norm(all, self.scale)
+    }
+
+    fn verify(&self) -> Result<(), Violation> {
+        let Claims { train, graph: small, model, sample, .. } = self.claims;
+        let graph = small.graph;
+        let norm = self.norm();
+        let Some(v) = graph.grad_norm else {
+            return fail(Invariant::Norm, graph.loss.unwrap_or(Value(0)), "a step has no norm of its gradients");
+        };
+        let found = self.value(v)[0];
+        if !near(found, norm, norm) {
+            return fail(Invariant::Norm, v, format!("the norm of gradients is {found:.9}; by the formula {norm:.9}"));
+        }
+        let factor = optimizer::factor(train.clip.map(|c| c.0), norm, self.scale);
+        let step = Step { rate: sample.scalar(&Scalar::LearningRate), number: sample.scalar(&Scalar::Step), factor };
+        for u in &graph.updates {
+            let Some(grad) = u.grad else { continue };
+            let param = &graph.params[u.param as usize];
+            if u.states.len() != optimizer::states(train) {
+                return fail(Invariant::Renewed, u.new, format!("`{}` has {} states", param.name, u.states.len()));
+            }
+            clean(self.claims, u, |v| self.value(v))?;
+            let dims = &param.ty.dims;
+            let [p, g] = [model.fill(dims, dims, |i| sample.param(param, i)), self.tensor(param, grad)];
+            let old: Vec<Vec<f64>> = (0..u.states.len() as u32).map(|k| model.fill(dims, dims, |i| sample.state(param, k, i))).collect();
+            let new: Vec<Vec<f64>> = std::iter::once(&u.new).chain(&u.states).map(|v| self.tensor(param, *v)).collect();
+            for i in 0..p.len() {
+                let states: Vec<f64> = old.iter().map(|s| s[i]).collect();
+                let (want, states) = optimizer::update(train, &step, param, p[i], g[i], &states);
+                for (k, want) in std::iter::once(want).chain(states).enumerate() {
+                    let size = if k == 0 { p[i].abs() } else { old[k - 1][i].abs() };
+                    let what = if k == 0 { "".to_string() } else { format!("state {} of ", k - 1) };
+                    if !near(new[k][i], want, size) {
+                        let found = format!("{what}`{}` becomes {:.12}; by the formula {want:.12}", param.name, new[k][i]);
+                        return fail(Invariant::Renewed, if k == 0 { u.new } else { u.states[k - 1] }, found);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
