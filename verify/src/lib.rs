@@ -16,6 +16,7 @@
 //!
 //! The middle three run graphs and programs on [`terms`]: what a value is, whatever computed it and wherever it lies.
 
+mod cover;
 pub mod equivalence;
 pub mod graph;
 mod invariant;

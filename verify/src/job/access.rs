@@ -1,6 +1,7 @@
 //! What each command reads and writes, once its operands were found to fit.
 
 use crate::Invariant;
+use crate::cover::{Cover, MOST_PARTS, TooMany};
 use crate::region::Shape;
 use crate::violation::{Checked, ensure};
 use ir::dim::{Base, Linear};
@@ -10,9 +11,6 @@ use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
 use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space, own_part};
 use std::rc::Rc;
-
-/// The most runs of elements of an operand: the memory that the verifier takes does not depend on what a job from elsewhere claims.
-const MOST_PIECES: u64 = 1 << 24;
 
 /// What a command does to elements of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +36,14 @@ pub struct Access {
 }
 
 impl Access {
+    /// The elements that an injective operand reaches at coordinates zero.
+    ///
+    /// # Errors
+    /// If they lie in too many parts.
+    pub fn elements(&self) -> Result<Cover, TooMany> {
+        Cover::of(&self.shape, self.start)
+    }
+
     /// All elements that it can reach, those between included.
     pub fn hull(&self) -> (u64, u64) {
         match self.shape.reach() {
@@ -282,8 +288,9 @@ impl Reader<'_> {
                 if same {
                     written.effect = Effect::Replace;
                 } else {
-                    ensure(apart(&written, other), Invariant::OperandsApart, || {
-                        format!("output {k} overlaps operand {i} in buffer `{}`", self.program.buffers[place.buffer.index()].name)
+                    let name = &self.program.buffers[place.buffer.index()].name;
+                    ensure(few(name, apart(&written, other))?, Invariant::OperandsApart, || {
+                        format!("output {k} overlaps operand {i} in buffer `{name}`")
                     })?;
                 }
             }
@@ -314,7 +321,8 @@ impl Reader<'_> {
         // What is gathered is all written anew.
         let effect = if in_place && kind != Collective::AllGather { Effect::Replace } else { Effect::Write };
         let written = self.dense(dst, dtype, get, effect)?;
-        ensure(in_place || apart(&read, &written), Invariant::OperandsApart, || "its source overlaps its destination".into())?;
+        let apart = in_place || few(&self.buffer(dst.buffer)?.name, apart(&read, &written))?;
+        ensure(apart, Invariant::OperandsApart, || "its source overlaps its destination".into())?;
         ensure(in_place || written.spread == 0, Invariant::WriteFixed, || "where it writes depends on coordinates".into())?;
         Ok(vec![read, written])
     }
@@ -341,9 +349,6 @@ impl Reader<'_> {
         ensure(end <= buffer.elements(), Invariant::OperandRange, || {
             format!("it reaches element {} of buffer `{name}`, which has {}", end.saturating_sub(1), buffer.elements())
         })?;
-        // Others are not looked at piece by piece.
-        let few = !shape.is_injective() || shape.pieces() <= MOST_PIECES;
-        ensure(few, Invariant::OperandPieces, || format!("it reaches buffer `{name}` in {} pieces, more than {MOST_PIECES}", shape.pieces()))?;
         if effect != Effect::Read {
             ensure(shape.is_injective(), Invariant::WriteInjective, || format!("it writes elements of buffer `{name}` twice"))?;
         }
@@ -352,14 +357,19 @@ impl Reader<'_> {
 }
 
 /// Whether two accesses of a command share no element.
-fn apart(a: &Access, b: &Access) -> bool {
+fn apart(a: &Access, b: &Access) -> Result<bool, TooMany> {
     let ((a0, a1), (b0, b1)) = (a.hull(), b.hull());
     if a.buffer != b.buffer || a1 <= b0 || b1 <= a0 {
-        return true;
+        return Ok(true);
     }
     if a.spread != 0 || b.spread != 0 || !a.shape.is_injective() || !b.shape.is_injective() {
-        return false;
+        return Ok(false);
     }
-    let mut cover = crate::region::Cover::default();
-    cover.insert(&a.shape.runs(a.start)) && cover.insert(&b.shape.runs(b.start))
+    a.elements()?.is_apart(&b.elements()?)
+}
+
+/// What a comparison of sets of a buffer's elements found, unless it took too much.
+pub fn few<T>(name: &str, found: Result<T, TooMany>) -> Checked<T> {
+    found
+        .map_err(|TooMany| Invariant::OperandPieces.breach(format!("what it reaches of buffer `{name}` is compared in more than {MOST_PARTS} parts")))
 }

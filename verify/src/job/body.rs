@@ -1,9 +1,9 @@
 //! One call of a body: the order of reads and writes, and the memory of temporary buffers.
 
-use super::access::{Access, Effect, Reader, per_microbatch};
+use super::access::{Access, Effect, Reader, few, per_microbatch};
 use super::races::Trace;
 use super::replicas::Flow;
-use crate::region::Cover;
+use crate::cover::{Cover, TooMany};
 use crate::violation::{Breach, Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
 use ir::module::Settled;
@@ -114,11 +114,13 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
         let (name, all) = (&buffer.name, (0, buffer.elements()));
         if let Some(k) = life.touch.write {
             let what = || format!("writes only a part of buffer `{name}`, which outlives the call");
-            ensure(life.written.contains(all), Invariant::WrittenWhole, what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+            let whole = few(name, life.written.contains(all)).and_then(|whole| ensure(whole, Invariant::WrittenWhole, what));
+            whole.map_err(|e| at.command(k, &body.commands[k]).error(e))?;
         }
         if let Some((k, _)) = life.touch.add {
             let what = || format!("adds only to a part of buffer `{name}`");
-            ensure(life.added.contains(all), Invariant::AddedWhole, what).map_err(|e| at.command(k, &body.commands[k]).error(e))?;
+            let whole = few(name, life.added.contains(all)).and_then(|whole| ensure(whole, Invariant::AddedWhole, what));
+            whole.map_err(|e| at.command(k, &body.commands[k]).error(e))?;
         }
         summary.touches.insert(*id, life.touch.clone());
     }
@@ -129,26 +131,24 @@ pub fn check(reader: &Reader, body: &Body, settled: Settled, at: &Locus) -> Resu
 }
 
 fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked {
-    let (name, start) = (&buffer.name, access.start);
+    let name = &buffer.name;
     let (temporary, held) = (buffer.arena.is_temporary(), is_held(buffer));
-    let defined = |life: &Life| {
-        life.written.contains(access.hull())
-            || access.spread == 0 && access.shape.is_injective() && access.shape.runs(start).into_iter().all(|r| life.written.contains(r))
-    };
+    let defined = |life: &Life| few(name, is_written(life, access));
+    let insert = |to: &mut Cover| few(name, access.elements().and_then(|new| to.insert(&new)));
     match access.effect {
         Effect::Read | Effect::Replace => {
             if temporary {
-                ensure(defined(life), Invariant::ReadBeforeWrite, || format!("it reads buffer `{name}` before that is written"))?;
-            } else if life.written.is_empty() || held && !life.written.meets(access.hull()) {
+                ensure(defined(life)?, Invariant::ReadBeforeWrite, || format!("it reads buffer `{name}` before that is written"))?;
+            } else if life.written.is_empty() || held && !few(name, life.written.meets(access.hull()))? {
                 life.touch.need.get_or_insert(k);
             } else {
-                ensure(defined(life), Invariant::ReadWhole, || format!("it reads buffer `{name}`, of which only a part is written"))?;
+                ensure(defined(life)?, Invariant::ReadWhole, || format!("it reads buffer `{name}`, of which only a part is written"))?;
             }
             life.touch.first_read.get_or_insert(k);
             if access.effect == Effect::Replace {
                 life.touch.replace = Some(k);
                 if held && access.spread == 0 {
-                    ensure(life.written.insert(&access.shape.runs(start)), Invariant::WrittenOnce, || format!("it writes `{name}` again"))?;
+                    ensure(insert(&mut life.written)?, Invariant::WrittenOnce, || format!("it writes `{name}` again"))?;
                     life.touch.write.get_or_insert(k);
                 }
             }
@@ -161,21 +161,27 @@ fn touch(buffer: &Buffer, life: &mut Life, access: &Access, k: usize) -> Checked
             life.touch.replace = Some(k);
         }
         Effect::Write => {
-            ensure(life.written.insert(&access.shape.runs(start)), Invariant::WrittenOnce, || {
-                format!("it writes what was already written of buffer `{name}`")
-            })?;
+            ensure(insert(&mut life.written)?, Invariant::WrittenOnce, || format!("it writes what was already written of buffer `{name}`"))?;
             life.touch.write.get_or_insert(k);
         }
         Effect::Add => {
             ensure(!held, Invariant::HeldAdded, || format!("it adds to `{name}`"))?;
-            let ready = if temporary || !life.written.is_empty() { defined(life) } else { true };
+            let ready = if temporary || !life.written.is_empty() { defined(life)? } else { true };
             ensure(ready, Invariant::AddedAfterFill, || format!("it adds to buffer `{name}` before that is filled"))?;
             ensure(life.touch.first_read.is_none(), Invariant::AddedBeforeRead, || format!("it adds to buffer `{name}` after that was read"))?;
-            ensure(life.added.insert(&access.shape.runs(start)), Invariant::AddedOnce, || format!("it adds to buffer `{name}` a second time"))?;
+            ensure(insert(&mut life.added)?, Invariant::AddedOnce, || format!("it adds to buffer `{name}` a second time"))?;
             life.touch.add = Some((life.touch.add.map_or(k, |a| a.0), k));
         }
     }
     Ok(())
+}
+
+/// Whether all that a command reads of a buffer was written.
+fn is_written(life: &Life, access: &Access) -> Result<bool, TooMany> {
+    if life.written.contains(access.hull())? {
+        return Ok(true);
+    }
+    Ok(access.spread == 0 && access.shape.is_injective() && life.written.holds(&access.elements()?)?)
 }
 
 /// Temporary buffers of an arena that are in use at the same command lie apart.

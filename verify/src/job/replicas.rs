@@ -75,7 +75,8 @@ impl Flow {
     pub fn push(&mut self, program: &Program, kernels: &[Facts], k: usize, action: &Action, accesses: &[Access]) {
         let target = |access: &Access, place: Axes, from: Vec<Source>, own: Axes| {
             let all = program.buffers[access.buffer.index()].elements();
-            let whole = access.shape.is_injective() && access.shape.runs(access.start) == [(0, all)];
+            let dense = access.shape.is_injective() && access.shape.outer().is_empty();
+            let whole = dense && (access.start, access.shape.run()) == (0, all);
             Target { buffer: access.buffer, effect: access.effect, whole: whole && place == 0, along: place, from, own }
         };
         let source = |place: &Place| (place.buffer, along(&place.coords));

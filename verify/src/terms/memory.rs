@@ -2,7 +2,8 @@
 
 use super::digits::{Digits, Form, Walk, add};
 use super::{Access, Term, Terms, What};
-use crate::region::{Cover, Shape};
+use crate::cover::Cover;
+use crate::region::Shape;
 use ir::dim::Linear;
 use ir::mesh::{Mesh, SubAxis};
 use ir::op::DType;
@@ -57,9 +58,9 @@ impl Memory {
             if old.offset + spread(mesh, &old.coords) + shape.reach() <= spot.offset || end <= old.offset {
                 return true;
             }
-            let mut cover = Cover::default();
             let fixed = spot.coords.is_empty() && old.coords.is_empty() && shape.is_injective() && new.is_injective();
-            fixed && cover.insert(&shape.runs(old.offset)) && cover.insert(&new.runs(spot.offset))
+            let apart = || Cover::of(&shape, old.offset)?.is_apart(&Cover::of(&new, spot.offset)?);
+            fixed && apart() == Ok(true)
         });
     }
 
