@@ -17,11 +17,13 @@ use runtime::conditions::Change;
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
+use runtime::lines::Earlier;
 use runtime::profile::breakdown::Breakdown;
 use runtime::profile::{table, trace};
 use runtime::rendezvous::Trust;
 use runtime::signature::PublicKey;
 use runtime::world::{World, WorldError};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -68,6 +70,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         Some(DataDtype::Int32) => Encoding::I32,
     };
     let resume = resumed(args, leads)?;
+    // Between its first step and its first checkpoint a run leaves lines, and nothing to go on from.
+    let earlier = if resume.is_some() || is_auto(args) { Earlier::Stay } else { Earlier::Go };
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t, encoding)).collect();
     let defaults = RunOptions::new(rank_binary()?);
     let options = RunOptions {
@@ -89,6 +93,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         save_weights: args.save_weights.clone(),
         save_state: args.save_state.clone(),
         metrics: watch::metrics(args),
+        earlier,
         spike: (args.on_spike == OnSpike::Back).then_some(args.spike_factor),
         straggler_interval: args.straggler_interval,
         existing,
@@ -135,7 +140,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         .into());
     }
     let mut shown = Shown::new(verbosity, args.log_interval);
-    let mut watch = Watch::new(args, &artifact, options.resume.is_some())?;
+    let mut watch = Watch::new(args, &artifact, earlier)?;
     let summary = restarted(&artifact, options, args.restarts, &mut shown, &mut watch);
     watch.ended(&summary);
     shown.end();
@@ -290,6 +295,13 @@ fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
         (None, Some(_), Some(save)) if is_auto(args) => {
             let steps = checkpoint::steps(save).with_context(|| format!("cannot read `{}`", save.display()))?;
             if steps.is_empty() {
+                let named = watch::metrics(args).filter(|file| fs::metadata(file).is_ok_and(|about| about.is_file() && about.len() > 0));
+                if let Some(file) = named.filter(|_| leads) {
+                    let (save, file) = (save.display(), file.display());
+                    note!(
+                        "`{save}` has no checkpoint, so the run begins; lines in `{file}` are of a life of it before that, and stay: the last of a step counts"
+                    );
+                }
                 return Ok(None);
             }
             save

@@ -72,9 +72,8 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// Such a file, or what the file system says.
-    pub fn new(args: &'a RunArgs, artifact: &'a Artifact, resumes: bool) -> anyhow::Result<Watch<'a>> {
-        let earlier = if resumes { Earlier::Stay } else { Earlier::Go };
-        let existing = if args.force || resumes { Existing::Replace } else { Existing::Refuse };
+    pub fn new(args: &'a RunArgs, artifact: &'a Artifact, earlier: Earlier) -> anyhow::Result<Watch<'a>> {
+        let existing = if args.force || earlier == Earlier::Stay { Existing::Replace } else { Existing::Refuse };
         for dir in args.log_dir.iter().chain(&args.tensorboard_dir) {
             if fs::metadata(dir).is_ok_and(|about| !about.is_dir()) {
                 return Err(anyhow!("`{}` is a file, and a directory is asked for", dir.display()));

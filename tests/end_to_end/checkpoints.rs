@@ -1,6 +1,6 @@
 //! `mcc checkpoint`, and runs that go on from what another mesh has saved.
 
-use crate::mcc::{Dir, models};
+use crate::mcc::{Dir, metrics, models};
 use std::fs;
 
 /// A pipeline with tensor parallelism, and ranks that share the same model out as `--zero 2` does.
@@ -207,6 +207,28 @@ fn a_run_begins_with_the_weights_of_several_files() {
     dir.line("checkpoint diff drawn-base base").succeeds();
     let ran = run("--steps 2 --init w.safetensors --allow-missing wpe*").succeeds();
     assert!(ran.stderr.contains("note: no weights are missing: --allow-missing changes nothing"), "{}", ran.stderr);
+}
+
+/// A run with a directory of checkpoints that is empty yet: it was killed in its first steps.
+#[test]
+fn a_run_that_died_before_its_first_checkpoint_begins_again_with_what_it_logged() {
+    let dir = two_meshes();
+    let lives = "run shared.mcc --data text.txt --quiet --metrics m --log-dir log --tensorboard-dir board";
+    dir.line(&format!("{lives} --steps 3")).succeeds();
+    fs::create_dir_all(dir.path("ck/.unfinished-123-0")).expect("made");
+    dir.line(&format!("{lives} --steps 5 --save ck")).fails_with(&["`log/run.jsonl` exists: --force replaces it"]);
+    let ran = dir.line(&format!("{lives} --steps 5 --save ck --resume auto")).succeeds();
+    assert!(ran.stderr.contains("`ck` has no checkpoint, so the run begins; lines in `m` are of a life of it"), "{}", ran.stderr);
+    let steps = || -> Vec<u64> { metrics(&dir.path("m")).iter().map(|line| line["step"].as_u64().expect("a step")).collect() };
+    assert_eq!(steps(), [1, 2, 3, 1, 2, 3, 4, 5]);
+    let (lines, log) = (metrics(&dir.path("m")), metrics(&dir.path("log/run.jsonl")));
+    assert!((0..3).all(|k| lines[k]["loss"] == lines[k + 3]["loss"]), "another run: {lines:?}");
+    let began: Vec<&serde_json::Value> = log.iter().filter(|line| line["event"] == "began").map(|line| &line["first"]).collect();
+    assert_eq!(began, [1, 1]);
+    assert!(dir.path("ck/step-5").exists());
+    // What is no metrics is not added to.
+    dir.write("other", "mine");
+    dir.line("run shared.mcc --data text.txt --steps 2 --save new --resume auto --metrics other").fails_with(&["`other` holds something else"]);
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub struct Lead {
 impl Lead {
     pub fn new(artifact: &Artifact, options: &RunOptions, orders: Orders) -> Result<Lead, RunError> {
         let resumed = orders.resume.as_ref().map(|r| &r.0);
-        let earlier = if resumed.is_some() { Earlier::Stay } else { Earlier::Go };
+        let earlier = if resumed.is_some() { Earlier::Stay } else { options.earlier };
         for file in options.save_weights.iter().chain(&options.save_state) {
             let is_resumed = resumed.is_some_and(|r| paths::same(r, file));
             replaceable(file, if is_resumed { Existing::Replace } else { options.existing })?;

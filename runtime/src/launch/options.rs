@@ -5,6 +5,7 @@ use super::stop::StopRequest;
 use crate::conditions::Change;
 use crate::data::Spec;
 use crate::executor::Order;
+use crate::lines::Earlier;
 use crate::protocol::OnNonfinite;
 use crate::rendezvous::Trust;
 use crate::target::{DeviceKind, Exchanges};
@@ -56,6 +57,9 @@ pub struct RunOptions {
     pub save_state: Option<PathBuf>,
     /// One JSON object per step. A run that resumes appends.
     pub metrics: Option<PathBuf>,
+    /// What becomes of `metrics` that are there if the run begins: they may be of a life of its own that ended
+    /// before it had saved anything.
+    pub earlier: Earlier,
     /// A loss that is so many times the usual one ends the run; none never does.
     pub spike: Option<f64>,
     /// Losses of the steps before the first, as far as they are known.
@@ -113,6 +117,7 @@ impl RunOptions {
             save_weights: None,
             save_state: None,
             metrics: None,
+            earlier: Earlier::Go,
             spike: None,
             losses: vec![],
             skip: 0,
