@@ -59,7 +59,7 @@ lint: deps
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-endings test-long-fuzz
+LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-pairs test-long-endings test-long-fuzz
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -85,10 +85,15 @@ test-long-native: deps
 	cargo build --release --workspace --quiet
 	NATIVE_FIRST=$(call part,10000) NATIVE_MESHES=$(call share,500) $(long) mcc --test end_to_end -- --nocapture meshes_of_eight_ranks
 
-# Two hundred runs each that a signal ends at any instant, whose reader leaves, and whose disk gets full.
+# Two hundred pairs of plans: what one saves the other loads and saves again.
+test-long-pairs: deps
+	cargo build --release --workspace --quiet
+	PAIRS_FIRST=$(call part,200) PAIRS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture pairs::
+
+# Two hundred runs each that a signal ends at any instant, that are killed and go on, a third of them while they save, whose reader leaves, and whose disk gets full.
 test-long-endings: deps
 	cargo build --release --workspace --quiet
-	ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
+	ENDINGS_FIRST=$(call part,200) ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
 # counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.

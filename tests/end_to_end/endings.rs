@@ -1,18 +1,23 @@
 //! Runs that end otherwise than by themselves: a signal at any instant, a rank or launcher that is killed, a reader that leaves, a disk that is full. What should be saved is there and whole, which
-//! is to say: a run that goes on from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each.
+//! is to say: a run that goes on from it ends with the bytes of one that nothing disturbed. `ENDINGS=200` tries so many of each, from number `ENDINGS_FIRST` on.
 
 use crate::mcc::{Dir, Ran, metrics};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 60;
 
-/// How many of each kind of end.
-fn count() -> u64 {
-    std::env::var("ENDINGS").map_or(3, |n| n.parse().expect("ENDINGS is a number"))
+/// The numbers of what is tried of each kind of end.
+fn cases() -> Range<u64> {
+    let number = |variable: &str, default: u64| std::env::var(variable).map_or(default, |n| n.parse().expect("a number"));
+    let first = number("ENDINGS_FIRST", 0);
+    first..first + number("ENDINGS", 3)
 }
 
 /// A number below `end` that is another one for every case of every kind.
@@ -56,6 +61,27 @@ impl Whole {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mcc starts")
     }
 
+    /// Directories of checkpoints that are not complete: one is written, or a run was killed that wrote one.
+    fn unfinished(&self) -> BTreeSet<OsString> {
+        let entries = fs::read_dir(self.dir.path("ck")).into_iter().flatten().flatten();
+        entries.map(|e| e.file_name()).filter(|name| name.as_encoded_bytes().starts_with(b".")).collect()
+    }
+
+    /// Waits for a run's save of this number to begin. False if the run ends before.
+    fn save_begins(&self, run: &mut Child, number: u64) -> bool {
+        let mut seen = self.unfinished();
+        let before = seen.len() as u64;
+        while run.try_wait().expect("a process").is_none() {
+            let now = self.unfinished();
+            seen.extend(now.iter().cloned());
+            if seen.len() as u64 > before + number {
+                return true;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        false
+    }
+
     fn is(&self, weights: &str, state: &str) {
         assert!(fs::read(self.dir.path(weights)).expect("weights") == self.weights, "other weights");
         assert!(fs::read(self.dir.path(state)).expect("a state") == self.state, "another state");
@@ -81,15 +107,36 @@ fn children(process: u32) -> Vec<String> {
 /// Saves all the time, so that many of the ends come while a checkpoint is written.
 const SAVES: &str = "--resume auto --save ck --save-interval 2 --keep 2 --metrics m";
 
+/// How many ends there were, and of how many a checkpoint was being written.
+#[derive(Default)]
+struct Ends {
+    all: u64,
+    in_saves: u64,
+}
+
+impl Ends {
+    /// Waits for an instant of a run's life, every other time one at which it saves, and says whether it does.
+    fn instant(&mut self, whole: &Whole, run: &mut Child, kind: u64, case: u64, longest: Duration) {
+        let saves = random(kind, case, 2) == 0 && whole.save_begins(run, random(kind + 1, case, 4));
+        if !saves {
+            std::thread::sleep(Duration::from_micros(random(kind + 2, case, longest.as_micros() as u64)));
+        } else if case.is_multiple_of(2) {
+            std::thread::sleep(Duration::from_micros(random(kind + 2, case, 2000)));
+        }
+        self.all += 1;
+        self.in_saves += u64::from(run.try_wait().expect("a process").is_none() && !whole.unfinished().is_empty());
+    }
+}
+
 #[test]
 fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
     let whole = Whole::new();
-    let (mut resumed, mut unfinished, mut ends) = (0, 0, [0; 3]);
-    for case in 0..count() {
+    let (mut resumed, mut left_unfinished, mut kinds, mut ends) = (0, 0, [0; 3], Ends::default());
+    for case in cases() {
         // Up to three ends on the way.
         for end in 0..1 + random(6, case, 3) {
             let mut run = whole.start(SAVES);
-            std::thread::sleep(Duration::from_micros(random(7 + end, case, 2 * whole.took.as_micros() as u64)));
+            ends.instant(&whole, &mut run, 40 + 3 * end, case, 2 * whole.took);
             let kind = random(10 + end, case, 3) as usize;
             match kind {
                 0 => kill("KILL", &run.id().to_string()),
@@ -97,10 +144,10 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
                 _ => kill("TERM", &run.id().to_string()),
             }
             run.wait().expect("the end");
-            ends[kind] += 1;
+            kinds[kind] += 1;
             // Ranks whose launcher was killed may still be about to end.
             std::thread::sleep(Duration::from_millis(50));
-            unfinished += fs::read_dir(whole.dir.path("ck")).into_iter().flatten().flatten().filter(|e| is_hidden(&e.file_name())).count();
+            left_unfinished += whole.unfinished().len();
         }
         let ran = whole.dir.line(&format!("{RUN} {SAVES} --save-weights w --save-state s"));
         assert_eq!(ran.code, Some(0), "case {case}: {}", ran.stderr);
@@ -115,21 +162,24 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
         whole.forget(&["w", "s", "m"]);
         fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
     }
-    let [launchers, ranks, stopped] = ends;
+    let [launchers, ranks, stopped] = kinds;
     println!(
-        "killed: {launchers} launchers, {ranks} ranks, {stopped} by SIGTERM; {resumed} of {} went on from a checkpoint; {unfinished} were unfinished",
-        count()
+        "killed: {launchers} launchers, {ranks} ranks, {stopped} by SIGTERM, {} of {} in a save; {resumed} of {} runs went on from a checkpoint; {left_unfinished} were left unfinished",
+        ends.in_saves,
+        ends.all,
+        cases().count()
     );
+    assert!(3 * ends.in_saves >= ends.all || ends.all < 20, "few ends came in saves");
 }
 
 #[test]
 fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
     let whole = Whole::new();
-    let mut restarts = 0;
-    for case in 0..count() {
-        let run = whole.start("--restarts 9 --save ck --save-interval 3 --keep 1 --metrics m --save-weights w --save-state s");
+    let (mut restarts, mut ends) = (0, Ends::default());
+    for case in cases() {
+        let mut run = whole.start("--restarts 9 --save ck --save-interval 3 --keep 1 --metrics m --save-weights w --save-state s");
         for end in 0..1 + random(20, case, 3) {
-            std::thread::sleep(Duration::from_micros(random(21 + end, case, whole.took.as_micros() as u64)));
+            ends.instant(&whole, &mut run, 60 + 3 * end, case, whole.took);
             let ranks = children(run.id());
             // SIGTERM is nobody's own of a rank: it ignores that.
             ranks.get(random(30 + end, case, 2) as usize).into_iter().for_each(|rank| kill(["KILL", "SEGV"][case as usize % 2], rank));
@@ -145,19 +195,15 @@ fn a_run_whose_ranks_are_killed_starts_again_by_itself() {
         whole.forget(&["w", "s", "m"]);
         fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
     }
-    println!("killed ranks: {restarts} restarts in {} runs", count());
-    assert!(restarts > 0 || count() < 20, "nothing was killed in time");
-}
-
-fn is_hidden(name: &std::ffi::OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(b".")
+    println!("killed ranks: {restarts} restarts in {} runs, {} of {} ends in a save", cases().count(), ends.in_saves, ends.all);
+    assert!(restarts > 0 || cases().count() < 20, "nothing was killed in time");
 }
 
 #[test]
 fn a_run_that_a_signal_ends_goes_on_as_if_nothing_had_happened() {
     let whole = Whole::new();
     let (mut early, mut done, mut unheard) = (0, 0, 0);
-    for case in 0..count() {
+    for case in cases() {
         let run = whole.start("--save-weights w --save-state s --metrics m");
         std::thread::sleep(Duration::from_micros(random(1, case, whole.took.as_micros() as u64)));
         let signal = ["TERM", "INT", "HUP", "USR1"][case as usize % 4];
@@ -216,7 +262,7 @@ fn a_run_ends_early_as_its_flags_say_and_goes_on_in_pieces() {
 #[test]
 fn a_run_whose_reader_leaves_saves() {
     let whole = Whole::new();
-    for case in 0..count() {
+    for case in cases() {
         let mut run = whole.start("--save-weights w --save-state s --log-interval 1");
         let lines = BufReader::new(run.stdout.take().expect("a pipe")).lines();
         let wanted = random(3, case, STEPS) as usize;
@@ -254,7 +300,7 @@ fn a_run_whose_disk_gets_full_saves() {
     let whole = Whole::new();
     fs::create_dir(whole.dir.path("disk")).expect("created");
     let mut short = 0;
-    for case in 0..count() {
+    for case in cases() {
         let words: Vec<&str> = way.iter().copied().chain(["sh", "-c", FULL, "sh"]).collect();
         let mut script = whole.dir.within(&words, &format!("{RUN} --save-weights disk/w --save-state disk/s --metrics disk/m"));
         // Room for both files and, at times, for some of the metrics.

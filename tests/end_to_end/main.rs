@@ -17,6 +17,7 @@ mod mcc;
 mod megatron;
 mod mistakes;
 mod offload;
+mod pairs;
 mod passes;
 mod paths;
 mod plans;
