@@ -9,7 +9,7 @@ pub enum Import {
     /// A Hugging Face directory: config.json and model.safetensors, or its shards
     Hf(ImportArgs),
     /// A launch script of Megatron-LM: the commands of mcc that do the same, and what is left out of them.
-    /// Nothing of the script is run
+    /// Nothing of the script is run; files beside it that it sources are read
     MegatronArgs(MegatronArgs),
 }
 

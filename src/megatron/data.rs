@@ -1,5 +1,6 @@
 //! What `mcc run` reads and writes.
 
+use super::flags::Flag;
 use super::launch::Launcher;
 use super::plan::{Part, Plan, Sizes};
 use super::text::Text;
@@ -80,10 +81,25 @@ impl Plan<'_> {
                 Some(file)
             }
             _ => {
-                self.leave(&flag, "mcc reads one file in order: mix the sets into one file of tokens, and name it in `DATA`");
+                let shares = self.mixture(&flag);
+                let file = if name == "valid-data-path" { "VALID_DATA" } else { "DATA" };
+                self.leave(&flag, format!("mcc reads one file in order: mix the sets into one file of tokens{shares}, and name it in `{file}`"));
                 None
             }
         }
+    }
+
+    /// What each of several data sets is of all, where all weights are known: `0.3 a 0.7 b`. Without weights each is
+    /// read as often as it is long.
+    fn mixture(&self, flag: &Flag) -> String {
+        let weights: Vec<Option<f64>> = flag.values.chunks(2).map(|pair| pair[0].whole()?.parse().ok().filter(|w: &f64| *w >= 0.0)).collect();
+        let Some(weights) = weights.into_iter().collect::<Option<Vec<f64>>>().filter(|_| flag.values.len().is_multiple_of(2)) else {
+            return String::new();
+        };
+        let all: f64 = weights.iter().sum();
+        let share = |(pair, weight): (&[Text], &f64)| format!("{:.3} of its sequences from {}", weight / all, self.shell.shown(&pair[1]));
+        let shares: Vec<String> = flag.values.chunks(2).zip(&weights).map(share).collect();
+        if all > 0.0 { format!(", {}", shares.join(", ")) } else { String::new() }
     }
 
     /// How long a run is, and what it says.

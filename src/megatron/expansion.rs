@@ -1,4 +1,4 @@
-//! Parameters: `$NAME`, `${NAME:-default}`, `${NAME[@]}`.
+//! Parameters: `$NAME`, `${NAME:-default}`, `${NAME[@]}`, `${NAME%.*}`.
 
 use super::shell::{ScriptError, Value};
 use super::text::{Fields, Text};
@@ -52,6 +52,19 @@ impl Walk<'_, '_> {
             (None, Some(":+" | "+")) if is_empty => Ok(()),
             (None, Some(":+" | "+")) => rest[1..].iter().try_for_each(|part| self.expand(*part, quotes, out)),
             (None, Some(":?" | "?")) => self.parameter(&name, index.as_deref(), line, quotes, out),
+            (None, Some(op @ ("%" | "%%" | "#" | "##"))) => {
+                let mut pattern = Fields::default();
+                rest[1..].iter().try_for_each(|part| self.expand(*part, Quotes::Within, &mut pattern))?;
+                let pattern = pattern.joined(line);
+                let mut whole = Fields::default();
+                self.parameter(&name, index.as_deref(), line, Quotes::Within, &mut whole)?;
+                match pattern.whole().and_then(|pattern| whole.joined(line).cut(op, pattern)) {
+                    Some(text) if quotes == Quotes::Within => out.quoted(&text),
+                    Some(text) => out.split(&text),
+                    None => return self.not_followed(node, out),
+                }
+                Ok(())
+            }
             (Some("#"), None) if index.as_deref().is_some_and(|i| i == "@" || i == "*") => {
                 let n = if let Some(Value::Array(all)) = &value { all.len() } else { usize::from(!is_empty) };
                 out.quoted(&Text::known(n.to_string(), line));
@@ -66,7 +79,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// An expansion that is not understood, as one that cuts a part of a name: it is unknown.
+    /// An expansion that is not understood, as one that replaces a part of a text: it is unknown.
     fn not_followed(&mut self, node: Node<'_>, out: &mut Fields) -> Result<(), ScriptError> {
         let text = self.shell.printed(self.source_of(node), self.line(node));
         out.quoted(&text);

@@ -22,7 +22,11 @@ impl Plan<'_> {
     /// The whole script.
     pub fn lines(&self, names: &Names<'_>) -> String {
         let mut out = String::from("#!/bin/sh\n");
-        comment(&mut out, "", &format!("Made by `mcc import megatron-args` of {}, line {}. Nothing of it was run.", names.script, self.launch.line));
+        comment(
+            &mut out,
+            "",
+            &format!("Made by `mcc import megatron-args` of {}, {}. Nothing of it was run.", names.script, self.shell.place(self.launch.line)),
+        );
         for (title, list) in [
             ("What is trained otherwise than by the script:", &self.differs),
             ("Computed:", &self.computed),
@@ -55,13 +59,13 @@ impl Plan<'_> {
             self.parts().filter_map(|p| p.value.as_ref()).chain(&self.starts).flat_map(|t| t.unknowns().collect::<Vec<_>>()).collect();
         for which in &used {
             let unknown = &self.shell.unknowns[*which];
-            let (name, line) = (&unknown.name, unknown.line);
+            let (name, place) = (&unknown.name, self.shell.place_of_script(unknown.line));
             let _ = match &unknown.origin {
-                Origin::Argument(k) => writeln!(out, "{name}=${{{k}:?'argument {k}, as of line {line} of the script'}}"),
-                Origin::Environment => writeln!(out, ": \"${{{name}:?of the environment, as in line {line} of the script}}\""),
+                Origin::Argument(k) => writeln!(out, "{name}=${{{k}:?'argument {k}, as of {place}'}}"),
+                Origin::Environment => writeln!(out, ": \"${{{name}:?of the environment, as in {place}}}\""),
                 Origin::Command(command) => {
-                    comment(out, "", &format!("Line {line} has {}, which was not run.", one_line(command)));
-                    writeln!(out, ": \"${{{name}:?the value of line {line} of the script}}\"")
+                    comment(out, "", &format!("{}{} has {}, which was not run.", place[..1].to_uppercase(), &place[1..], one_line(command)));
+                    writeln!(out, ": \"${{{name}:?the value of {place}}}\"")
                 }
                 Origin::Needed(what) => {
                     comment(out, "", &format!("{name}: {what}."));
@@ -111,7 +115,7 @@ impl Plan<'_> {
             if !list.is_empty() {
                 out.push('\n');
                 comment(out, "", title);
-                list.iter().for_each(|note| comment(out, "  ", &format!("line {}: {}", note.line, one_line(&note.text))));
+                list.iter().for_each(|note| comment(out, "  ", &format!("{}: {}", self.shell.place(note.line), one_line(&note.text))));
             }
         }
     }

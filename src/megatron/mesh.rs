@@ -27,8 +27,8 @@ impl Plan<'_> {
                 self.compile("--dp", Text::known((ranks / others).to_string(), self.launch.line));
             }
             Some(ranks) => self.errors.push(format!(
-                "line {}: the script starts {}, and tp x pp x cp are {others}, which does not divide them, so that Megatron-LM would refuse it too: `--set NAME=N`, with the variable that says how many machines there are, gives another number",
-                self.launch.line,
+                "{}: the script starts {}, and tp x pp x cp are {others}, which does not divide them, so that Megatron-LM would refuse it too: `--set NAME=N`, with the variable that says how many machines there are, gives another number",
+                self.shell.place(self.launch.line),
                 counted(ranks, "rank")
             )),
             None => {
@@ -156,8 +156,8 @@ impl Plan<'_> {
                 let stage = layers / sizes.pp;
                 if *n == 0 || !stage.is_multiple_of(*n) {
                     self.errors.push(format!(
-                        "line {}: `{}`: a pipeline stage has {stage} layers, which are no multiple of it",
-                        flag.line,
+                        "{}: `{}`: a pipeline stage has {stage} layers, which are no multiple of it",
+                        self.shell.place(flag.line),
                         self.shown(flag)
                     ));
                     None

@@ -2,7 +2,7 @@
 //!
 //! `grammar` parses, and `script` follows the script to the training that it starts, without running anything:
 //! `words` and `expansion` expand, `arithmetic` computes, `conditions` and `branches` decide, `shell` holds
-//! what is known. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and
+//! what is known, `sources` reads what it sources, and `paths` takes texts apart. `launch` and `flags` take the training apart. `plan` holds what comes of it; `texts` and
 //! `traits` choose a model text, and `model`, `attention`, `experts`, `mesh`, `schedule`, `data` and `rest`
 //! each take the flags that they know; `lines` writes.
 
@@ -19,11 +19,13 @@ mod launch;
 mod lines;
 mod mesh;
 mod model;
+mod paths;
 mod plan;
 mod rest;
 mod schedule;
 mod script;
 mod shell;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -41,13 +43,10 @@ use flags::Flags;
 use lines::Names;
 use plan::{Choices, Part, Plan};
 use shell::Shell;
-use std::fs::{self, File};
-use std::io::Read;
+use sources::Unreadable;
+use std::fs;
 use std::path::Path;
 use texts::ModelText;
-
-/// Most bytes of a script.
-const MOST: u64 = 1 << 20;
 
 /// What is written, and what is said of it.
 struct Made {
@@ -73,22 +72,29 @@ pub fn import(args: &MegatronArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes commands of a script. Nothing is read but its text.
+/// Makes commands of a script. Nothing is read but its text, and files beside it that it sources.
 fn make(source: &str, args: &MegatronArgs) -> Result<Made, anyhow::Error> {
     let shown = args.script.display().to_string();
     let mut shell = Shell::new(&args.set);
+    shell.script = Some(args.script.clone());
     script::follow(source, &mut shell).map_err(|e| anyhow!("`{shown}` cannot be followed: {e}"))?;
     let launches = std::mem::take(&mut shell.launches);
     let Some((launch, others)) = launches.split_first() else { return Err(no_training(&shown, &shell)) };
     for other in others {
-        shell.note(other.line, format!("a second training with `{}` is not imported: the first one is, of line {}", other.file(), launch.line));
+        shell.note(
+            other.line,
+            format!("a second training with `{}` is not imported: the first one is, of {}", other.file(), shell.place(launch.line)),
+        );
     }
     let flags = Flags::new(&launch.flags);
     let text = ModelText::nearest(&launch.file(), &traits::of(&flags));
     let foreign = model::FOREIGN_MODELS.iter().find_map(|name| flags.get(name));
     let (Some(text), None) = (text, foreign) else {
         let what = foreign.map_or_else(|| launch.file(), |flag| flag.typed.clone());
-        return Err(anyhow!("line {}: no text of models/ computes the model of `{what}`: docs/language.md says how to write one", launch.line));
+        return Err(anyhow!(
+            "{}: no text of models/ computes the model of `{what}`: docs/language.md says how to write one",
+            shell.place(launch.line)
+        ));
     };
     let batch = launch::batch_options(source);
     let mut plan = Plan::new(&mut shell, flags, launch, &batch, Choices { target: &args.target }, text);
@@ -116,19 +122,16 @@ fn make(source: &str, args: &MegatronArgs) -> Result<Made, anyhow::Error> {
 /// The script's text.
 fn read(path: &Path) -> Result<String, Failure> {
     files::look(path, Wanted::Script)?;
-    let failed = || format!("cannot read `{}`", path.display());
-    let mut bytes = vec![];
-    File::open(path).with_context(failed)?.take(MOST + 1).read_to_end(&mut bytes).with_context(failed)?;
-    if bytes.len() as u64 > MOST {
-        return Err(anyhow!("`{}` has more than {MOST} bytes, which no launch script has: is it one?", path.display()).into());
-    }
-    String::from_utf8(bytes).map_err(|_| anyhow!("`{}` is no text in UTF-8: is it a launch script?", path.display()).into())
+    sources::read(path).map_err(|e| match e {
+        Unreadable::Io(e) => anyhow::Error::from(e).context(format!("cannot read `{}`", path.display())).into(),
+        e => anyhow!("`{}`: {e}", path.display()).into(),
+    })
 }
 
 fn no_training(shown: &str, shell: &Shell) -> anyhow::Error {
     let mut message = format!("`{shown}` starts no training that can be seen: a command with a program such as `pretrain_gpt.py` and its flags");
     for note in &shell.notes {
-        message.push_str(&format!("\n  line {}: {}", note.line, note.text));
+        message.push_str(&format!("\n  {}: {}", shell.place(note.line), note.text));
     }
     anyhow!(message)
 }

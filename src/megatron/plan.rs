@@ -125,7 +125,7 @@ impl<'a> Plan<'a> {
         }
         let hidden: Vec<String> = self.unseen.iter().map(|u| self.way_to_say(*u)).collect();
         let way = if hidden.is_empty() { "a checkpoint's own sizes are read by `mcc import hf`".into() } else { hidden.join(", ") };
-        self.errors.push(format!("line {}: the training has no {}: {way}", self.launch.line, missing.join(", ")));
+        self.errors.push(format!("{}: the training has no {}: {way}", self.shell.place(self.launch.line), missing.join(", ")));
     }
 
     pub fn compile(&mut self, flag: &str, value: impl Into<Option<Text>>) {
@@ -182,7 +182,7 @@ impl<'a> Plan<'a> {
     pub fn valued(&mut self, name: &str) -> Option<(Flag, Text)> {
         let mut flag = self.flags.take(name)?;
         if flag.values.is_empty() {
-            self.errors.push(format!("line {}: `{}` has no value", flag.line, flag.typed));
+            self.errors.push(format!("{}: `{}` has no value", self.shell.place(flag.line), flag.typed));
             return None;
         }
         self.flags.strays.extend(flag.values.drain(1..));
@@ -209,7 +209,7 @@ impl<'a> Plan<'a> {
         let number = self.real(flag, value)?;
         let is_whole = number.fract() == 0.0 && (0.0..9e15).contains(&number);
         if !is_whole {
-            self.errors.push(format!("line {}: `{}` should be a whole number", flag.line, self.shown(flag)));
+            self.errors.push(format!("{}: `{}` should be a whole number", self.shell.place(flag.line), self.shown(flag)));
         }
         is_whole.then_some(number as u64)
     }
@@ -219,15 +219,15 @@ impl<'a> Plan<'a> {
             Some(text) => {
                 let number = text.parse().ok().filter(|x: &f64| x.is_finite());
                 if number.is_none() {
-                    self.errors.push(format!("line {}: `{}` should be a number", flag.line, self.shown(flag)));
+                    self.errors.push(format!("{}: `{}` should be a number", self.shell.place(flag.line), self.shown(flag)));
                 }
                 number
             }
             None => {
                 let ways: Vec<String> = value.unknowns().map(|u| self.way_to_say(u)).collect();
                 self.errors.push(format!(
-                    "line {}: `{}` decides what is compiled, and its value is not known: {}",
-                    flag.line,
+                    "{}: `{}` decides what is compiled, and its value is not known: {}",
+                    self.shell.place(flag.line),
                     self.shown(flag),
                     ways.join(", ")
                 ));

@@ -42,7 +42,7 @@ impl Plan<'_> {
             let Some(arg) = find(root, command, &flag.name) else { continue };
             let takes = arg.get_action().takes_values();
             if takes == flag.values.is_empty() && takes {
-                self.errors.push(format!("line {}: `{}` has no value", flag.line, flag.typed));
+                self.errors.push(format!("{}: `{}` has no value", self.shell.place(flag.line), flag.typed));
                 return;
             }
             let more = flag.values.split_off(usize::from(takes));

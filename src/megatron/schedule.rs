@@ -101,12 +101,21 @@ impl Plan<'_> {
             Some("constant") => true,
             Some("linear" | "cosine") => false,
             Some(_) | None => {
+                let falls_late = known.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("wsd"));
                 if let Some((flag, _)) = &style {
-                    self.leave_otherwise(flag, "mcc has `constant`, `linear` and `cosine`; the line has `constant`, which falls at no step");
+                    let instead = if falls_late { self.falls_late(end) } else { String::new() };
+                    self.leave_otherwise(
+                        flag,
+                        format!("mcc has `constant`, `linear` and `cosine`; the line has `constant`, which falls at no step{instead}"),
+                    );
                 }
                 true
             }
         };
+        let falls_late = style.as_ref().is_some_and(|(_, value)| value.whole().is_some_and(|name| name.eq_ignore_ascii_case("wsd")));
+        for name in ["lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"] {
+            self.drop_flag(name, if falls_late { "the line's rate falls at no step" } else { "it counts with `--lr-decay-style WSD` alone" });
+        }
         let name = if is_constant { "constant".into() } else { known.unwrap_or_default() };
         if style.is_none() {
             self.defaults.push("--lr-decay-style linear".into());
@@ -148,6 +157,28 @@ impl Plan<'_> {
             self.compile("--lr-decay-iters", Text::known(end.to_string(), 0));
         }
         steps
+    }
+
+    /// What to do instead of a rate that stays and falls at the end (warm-up, stable, decay): two artifacts, of which the
+    /// second goes on where the rate begins to fall. Behind its warm-up a linear rate falls from its peak.
+    fn falls_late(&mut self, end: Option<u64>) -> String {
+        let last = self.number("lr-wsd-decay-iters").map(|(_, n)| n);
+        let style = self.valued("lr-wsd-decay-style").and_then(|(_, value)| value.whole().map(str::to_string));
+        let cosine = style.as_deref() == Some("cosine");
+        let (begin, end) = match (end, last) {
+            (Some(end), Some(last)) if last < end => ((end - last).to_string(), end.to_string()),
+            (Some(end), _) => ("BEGIN".into(), end.to_string()),
+            (None, _) => ("BEGIN".into(), "END".into()),
+        };
+        let name = if cosine { "cosine" } else { "linear" };
+        let other = match style.as_deref() {
+            Some("linear" | "cosine") => String::new(),
+            other => format!(" in place of {}", other.unwrap_or("exponential")),
+        };
+        format!(
+            ". To let it fall at the end, run to step {begin} with a checkpoint there, compile with `--lr-decay-style {name} --lr-warmup-iters {begin} \
+             --lr-decay-iters {end}`{other}, and go on with `--load DIR --allow-changed rate`"
+        )
     }
 
     fn optimizer(&mut self) {

@@ -1,4 +1,5 @@
-//! Follows the statements of a script to the training that it starts. Nothing is run and no other file is read.
+//! Follows the statements of a script to the training that it starts. Nothing is run; what it sources is read if it
+//! is a file beside it.
 //!
 //! Each statement is followed once, in order; loops over lists as often as these have words.
 
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 use tree_sitter::Node;
 
 /// Most sources, and functions, within each other.
-const MOST_SOURCES: usize = 8;
+pub const MOST_SOURCES: usize = 8;
 
 /// Commands of which nothing is to be said: they change no flag.
 const SILENT: &[&str] = &[
@@ -53,7 +54,7 @@ impl<'n> Walk<'_, 'n> {
     }
 
     /// Follows all statements in a node.
-    fn all(&mut self, node: Node<'n>) -> Result<(), ScriptError> {
+    pub fn all(&mut self, node: Node<'n>) -> Result<(), ScriptError> {
         let mut cursor = node.walk();
         let statements: Vec<Node> = node.named_children(&mut cursor).collect();
         statements.into_iter().try_for_each(|s| self.statement(s))
@@ -244,11 +245,7 @@ impl<'n> Walk<'_, 'n> {
                 self.shell.has_ended = true;
                 Ok(())
             }
-            "source" | "." => {
-                let file = expanded.get(1).map_or(String::new(), |t| self.shell.shown(t));
-                self.shell.note(line, format!("`{file}` is not read: what it sets is not known, and can be given as `--set NAME=VALUE`"));
-                Ok(())
-            }
+            "source" | "." => self.sourced(&expanded, line),
             "eval" => {
                 let mut fields = Fields::default();
                 expanded[1..].iter().for_each(|word| {

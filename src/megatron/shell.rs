@@ -4,6 +4,7 @@
 use super::launch::Launch;
 use super::text::Text;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// Most bytes that all expansions of a script may come to: variables that hold each other twice double with
 /// every line.
@@ -21,6 +22,21 @@ pub enum ScriptError {
     #[error("line {0}: more than 100,000 statements, with those of loops")]
     Statements(usize),
 }
+
+impl ScriptError {
+    /// The same on another line.
+    pub fn at(self, line: usize) -> ScriptError {
+        match self {
+            ScriptError::Deep(_) => ScriptError::Deep(line),
+            ScriptError::Text(_) => ScriptError::Text(line),
+            ScriptError::Statements(_) => ScriptError::Statements(line),
+        }
+    }
+}
+
+/// Lines of a file that the script sources begin behind so many, and those of the next behind twice as many: no file
+/// has as many.
+const FILE: usize = 10_000_000;
 
 #[derive(Clone, Debug)]
 pub enum Value {
@@ -65,6 +81,10 @@ pub struct Shell {
     pub arguments: Option<Vec<Text>>,
     pub unknowns: Vec<Unknown>,
     pub notes: Vec<Note>,
+    /// Where the script is, if files beside it may be read.
+    pub script: Option<PathBuf>,
+    /// Files that were read besides, as the script names them.
+    files: Vec<String>,
     pub launches: Vec<Launch>,
     /// Variables of the environment that the script sets.
     pub exported: Vec<(String, usize)>,
@@ -91,6 +111,26 @@ impl Shell {
         }
     }
 
+    /// The line at which another file begins. Its name is to stand in texts of the script that is written.
+    pub fn begin_file(&mut self, name: &str) -> usize {
+        self.files.push(name.chars().map(|c| if c.is_alphanumeric() || "._-/".contains(c) { c } else { '_' }).collect());
+        self.files.len() * FILE + 1
+    }
+
+    /// `line 3`, `line 3 of env.sh`.
+    pub fn place(&self, line: usize) -> String {
+        match (line / FILE).checked_sub(1).and_then(|k| self.files.get(k)) {
+            Some(file) => format!("line {} of {file}", line % FILE),
+            None => format!("line {line}"),
+        }
+    }
+
+    /// The same where it is not clear of which script: `line 3 of the script`.
+    pub fn place_of_script(&self, line: usize) -> String {
+        let place = self.place(line);
+        if line < FILE { format!("{place} of the script") } else { place }
+    }
+
     /// Counts a statement.
     pub fn step(&mut self, line: usize) -> Result<(), ScriptError> {
         self.statements += 1;
@@ -110,8 +150,10 @@ impl Shell {
         if let (Some(k), Some(arguments)) = (argument, &self.arguments) {
             return arguments.get(k).cloned().map(Value::Text);
         }
+        let script = || self.script.as_ref().map(|path| Value::Text(Text::known(path.display().to_string(), 0)));
         match self.given.get(name) {
             Some(text) => Some(Value::Text(Text::known(text.clone(), 0))),
+            None if matches!(name, "0" | "BASH_SOURCE") => script(),
             None => self.variables.get(name).cloned(),
         }
     }
@@ -160,7 +202,9 @@ impl Shell {
         }
         let others = self.of_line.entry(line).or_default();
         *others += 1;
-        let name = if *others == 1 { format!("OF_LINE_{line}") } else { format!("OF_LINE_{line}_{others}") };
+        let (file, row) = (line / FILE, line % FILE);
+        let place = if file == 0 { format!("OF_LINE_{row}") } else { format!("OF_LINE_{row}_OF_FILE_{file}") };
+        let name = if *others == 1 { place } else { format!("{place}_{others}") };
         self.asked.insert(name.clone());
         match self.given.get(&name) {
             Some(text) => Text::known(text.clone(), line),

@@ -141,7 +141,7 @@ fn what_is_not_understood_is_named_with_its_line() {
         &expect![[r#"
             6: python|pretrain_gpt.py|--a|${A}|--b|${C}|${D}
               lines 6 2 6 6 6
-            note 1: `env.sh` is not read: what it sets is not known, and can be given as `--set NAME=VALUE`
+            note 1: `env.sh` is not read: no file but the script is read here; what it sets can be given as `--set NAME=VALUE`
             note 3: `((i++))` is not followed
             note 4: `x` is not run
             note 4: the loop `until x; do y --flag; done` is not followed: --flag
@@ -249,6 +249,47 @@ fn what_cannot_be_compiled_is_refused_with_a_way_out() {
         &[],
         &expect![[r#"
             line 1: no text of models/ computes the model of `pretrain_mamba.py`: docs/language.md says how to write one
+        "#]],
+    );
+}
+
+/// What is said of a script's flags beside the sizes of a model.
+fn lines_of(flags: &str) -> String {
+    let made = make(&format!("python pretrain_gpt.py {SIZES} {flags}"), &args(&[])).unwrap_or_else(|e| panic!("{e:#}"));
+    made.lines.replace("\n#     ", " ")
+}
+
+#[test]
+fn what_mcc_lacks_is_named_with_what_to_do_instead() {
+    let says = lines_of("--data-path 3 a_text 1 b_text");
+    let blend = "--data-path 3 a_text 1 b_text: mcc reads one file in order: mix the sets into one file of tokens, \
+                 0.750 of its sequences from a_text, 0.250 of its sequences from b_text, and name it in `DATA`";
+    assert!(says.contains(blend) && says.contains("--data \"${DATA}\""), "{says}");
+    let says = lines_of("--data-path a_text b_text --valid-data-path 1 a 1 $B");
+    assert!(says.contains("--data-path a_text b_text: mcc reads one file in order") && says.contains("0.500 of its sequences from ${B}"), "{says}");
+    let says = lines_of("--train-iters 1000 --lr-decay-style WSD --lr-wsd-decay-iters 100 --lr-wsd-decay-style linear --min-lr 1e-4");
+    let falls = "To let it fall at the end, run to step 900 with a checkpoint there, compile with `--lr-decay-style linear --lr-warmup-iters 900 \
+                 --lr-decay-iters 1000`, and go on with `--load DIR --allow-changed rate`";
+    assert!(says.contains(falls) && says.contains("--lr-decay-style constant"), "{says}");
+    let says = lines_of("--train-iters 1000 --lr-decay-style WSD");
+    assert!(says.contains("run to step BEGIN") && says.contains(" in place of exponential, and go on"), "{says}");
+}
+
+#[test]
+fn paths_are_taken_apart_as_a_shell_does() {
+    let script = r#"
+F=data/corpus_text_document.bin
+N=$(basename "$F" .bin)
+D=`dirname $F`
+R=$1
+python pretrain_gpt.py --a ${F%.bin} --b ${N%%_*} --c ${F##*/} --d "${F#data/}" --e $D --f ${R%/} --g $(basename $R/model) --h ${#N} --i $(cd $D && pwd)/x
+"#;
+    followed(
+        script,
+        &[],
+        &expect![[r#"
+            6: python|pretrain_gpt.py|--a|data/corpus_text_document|--b|corpus|--c|corpus_text_document.bin|--d|corpus_text_document.bin|--e|data|--f|${OF_LINE_6}|--g|model|--h|${OF_LINE_6_2}|--i|data/x
+              lines 6 6 6 6 6 6 6 6 6 4 6 6 6 5 6 6 6 4
         "#]],
     );
 }

@@ -136,26 +136,29 @@ impl<'s> Walk<'s, '_> {
         Ok(())
     }
 
-    /// `$(command)`: nothing is run. Of the directory it is known how a shell calls it, and tree-sitter takes
-    /// `$((..))` in a default for a command.
+    /// `$(command)`: nothing is run. Of the directory it is known how a shell calls it, of some commands what they
+    /// make of their words, and tree-sitter takes `$((..))` in a default for a command.
     fn substitution(&mut self, source: &str, line: usize, out: &mut Fields) -> Result<(), ScriptError> {
         let source = source.trim();
         let command = source.trim_start_matches("$(").trim_end_matches(')').trim_matches('`').trim();
         if command == "pwd" {
             return self.parameter("PWD", None, line, Quotes::Within, out);
         }
-        let mut text = None;
+        let inner = source.strip_prefix("$(").and_then(|s| s.strip_suffix(')')).unwrap_or(source.trim_matches('`'));
+        let mut text = self.known_output(inner.trim(), line)?;
         if source.starts_with("$((") {
-            text = self.within(source, line, |walk, root| {
-                let mut node = root;
-                while node.kind() != "arithmetic_expansion" {
-                    let Some(inner) = node.named_child(0) else { return Ok(None) };
-                    node = inner;
-                }
-                Ok(walk.compute(node)?.map(|n| Text::known(n.to_string(), line)))
-            })?;
+            text = self
+                .within(source, line, |walk, root| {
+                    let mut node = root;
+                    while node.kind() != "arithmetic_expansion" {
+                        let Some(inner) = node.named_child(0) else { return Ok(None) };
+                        node = inner;
+                    }
+                    Ok(walk.compute(node)?.map(|n| Text::known(n.to_string(), line)))
+                })?
+                .flatten();
         }
-        let text = text.flatten().unwrap_or_else(|| self.shell.printed(source, line));
+        let text = text.unwrap_or_else(|| self.shell.printed(source, line));
         out.quoted(&text);
         Ok(())
     }

@@ -157,6 +157,43 @@ fn several_machines_start_as_the_script_started_them() {
 }
 
 #[test]
+fn files_beside_a_script_are_read_where_it_sources_them() {
+    let dir = Dir::new();
+    fs::create_dir_all(dir.path("job/conf")).expect("made");
+    dir.write("outside.sh", "LAYERS=9\n");
+    dir.write(
+        "job/conf/sizes.sh",
+        "check() { :; }\nLAYERS=2\nSIZES=(--num-layers $LAYERS\n  --hidden-size 64 --tensor-model-parallel-size ${TP}\n  --such-a-flag 1)\nsource ./conf/again.sh\n",
+    );
+    dir.write("job/conf/again.sh", "source ./conf/again.sh\n");
+    let script = r#"
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/conf/sizes.sh"
+. ../outside.sh
+. $HERE/no-such.sh
+NAME=$(basename "$0" .sh)
+DATA=data/corpus_text.bin
+python pretrain_gpt.py ${SIZES[@]} --num-attention-heads 4 --seq-length 32 --vocab-size 256 --micro-batch-size 1 --lr 1e-3 \
+  --data-path ${DATA%.bin} --save ck/${NAME#train-}
+"#;
+    dir.write("job/train-small.sh", script.replace("\\\\", "\\"));
+    dir.line("import megatron-args job/train-small.sh").fails_with(&["line 4 of job/conf/sizes.sh: `--tensor-model-parallel-size ${TP}` decides"]);
+    let lines = dir.line("import megatron-args job/train-small.sh --set TP=1").succeeds().stdout.replace("\n#     ", " ");
+    for part in [
+        "-D layers=2 ",
+        "--data data/corpus_text.bin ",
+        "--save ck/small",
+        "line 5 of job/conf/sizes.sh: --such-a-flag 1",
+        "line 4: `../outside.sh` is not read: it is not in the script's directory; what it sets can be given as `--set NAME=VALUE`",
+        "line 5: `job/no-such.sh` is not read: there is no such file beside the script",
+        "functions of `job/conf/sizes.sh` are not followed where they are called: check",
+        "`./conf/again.sh` is not read: too many files are within each other",
+    ] {
+        assert!(lines.contains(part), "no `{part}` in:\n{lines}");
+    }
+}
+
+#[test]
 fn files_are_looked_at_before_they_are_replaced() {
     let dir = Dir::new();
     dir.write("train.sh", GPT2);
