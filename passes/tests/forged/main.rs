@@ -10,6 +10,7 @@ mod checkpoints;
 mod execute;
 mod leaves;
 mod memory;
+mod pytorch;
 #[path = "../written/mod.rs"]
 mod written;
 
