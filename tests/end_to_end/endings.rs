@@ -158,7 +158,11 @@ fn a_run_that_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
         assert!(lines.iter().all(|line| whole.losses.contains(line)) && lines.len() as u64 >= STEPS, "case {case}");
         let mut left: Vec<String> = fs::read_dir(whole.dir.path("ck")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
-        assert_eq!(left, ["step-58", "step-60"], "case {case}");
+        // What SIGTERM ends after an odd step is saved there.
+        assert!(
+            matches!(&left[..], [before, last] if ["step-58", "step-59"].contains(&before.as_str()) && last == "step-60"),
+            "case {case}: {left:?}"
+        );
         whole.forget(&["w", "s", "m"]);
         fs::remove_dir_all(whole.dir.path("ck")).expect("removed");
     }
