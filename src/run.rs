@@ -158,6 +158,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     };
     let summary = summary.map_err(|e| match e {
         RunError::Ranks(failure) => anyhow!(failure.spelled(cli::help)),
+        RunError::Data(e) => anyhow!([e.to_string()].into_iter().chain(e.help().iter().map(cli::help)).collect::<Vec<_>>().join("; ")),
         e => e.into(),
     })?;
     // What is saved, is saved: what follows cannot undo it.

@@ -74,6 +74,7 @@ pub enum StmtKind {
         names: Vec<Ident>,
         ty: TypeExpr,
         value: Option<Expr>,
+        attributes: Vec<Ident>,
     },
     Param(Storage),
     State(Storage),

@@ -375,7 +375,8 @@ impl Builder<'_, '_> {
                 parts.expect(Rule::k_input);
                 let names = self.names(parts.expect(Rule::names));
                 let ty = self.tensor_mark(parts.expect(Rule::tensor_mark));
-                StmtKind::Input { names, ty, value: parts.maybe(Rule::initial).map(|p| self.inner_expr(p)) }
+                let value = parts.maybe(Rule::initial).map(|p| self.inner_expr(p));
+                StmtKind::Input { names, ty, value, attributes: self.attributes(&mut parts) }
             }
             Rule::param_line => {
                 parts.expect(Rule::k_param);
@@ -431,8 +432,12 @@ impl Builder<'_, '_> {
             Some(drawn) => Init::Drawn(self.inner_expr(drawn)),
             None => Init::Value(self.inner_expr(parts.expect(Rule::initial))),
         };
-        let attributes = parts.all(Rule::attribute).into_iter().map(|p| self.inner_ident(p)).collect();
+        let attributes = self.attributes(&mut parts);
         Storage { names, ty, init, attributes }
+    }
+
+    fn attributes(&self, parts: &mut Children<'_>) -> Vec<Ident> {
+        parts.all(Rule::attribute).into_iter().map(|p| self.inner_ident(p)).collect()
     }
 
     fn product(&self, pair: Pair<'_, Rule>) -> Product {

@@ -138,8 +138,9 @@ impl Printer {
             }
             StmtKind::Let { names, value } => self.simple(line.text("let ").names(names).initial(" = ", Some(value))),
             StmtKind::Assign { names, value } => self.simple(line.names(names).initial(" = ", Some(value))),
-            StmtKind::Input { names, ty, value } => {
-                self.simple(line.text("input ").names(names).text(": ").type_expr(ty).initial(" = ", value.as_ref()));
+            StmtKind::Input { names, ty, value, attributes } => {
+                line.text("input ").names(names).text(": ").type_expr(ty).initial(" = ", value.as_ref());
+                self.simple(line.attributes(attributes));
             }
             StmtKind::Param(storage) => self.simple(line.text("param ").storage(storage)),
             StmtKind::State(storage) => self.simple(line.text("state ").storage(storage)),
@@ -350,7 +351,11 @@ impl Line {
             Init::Drawn(expr) => self.initial(" ~ ", Some(expr)),
             Init::Value(expr) => self.initial(" = ", Some(expr)),
         };
-        for attribute in &storage.attributes {
+        self.attributes(&storage.attributes)
+    }
+
+    fn attributes(&mut self, attributes: &[Ident]) -> &mut Self {
+        for attribute in attributes {
             self.text(" @").text(&attribute.name);
         }
         self

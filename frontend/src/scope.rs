@@ -215,7 +215,7 @@ impl Resolver<'_> {
                 self.expr(value);
                 names.iter().for_each(|n| self.assign(n));
             }
-            StmtKind::Input { names, ty, value } => {
+            StmtKind::Input { names, ty, value, attributes: _ } => {
                 self.type_expr(ty);
                 match value.as_ref().map(|v| (&v.kind, v)) {
                     Some((ExprKind::Call(call), _)) if LOADERS.contains(&call.path.to_string().as_str()) => self.args(call),

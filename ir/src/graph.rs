@@ -235,6 +235,8 @@ pub struct Input {
     pub name: String,
     pub ty: Type,
     pub default: Option<Feed>,
+    /// `@any`: the text means whatever the data holds, also where it is no index of a table.
+    pub any: bool,
     pub span: Option<Span>,
 }
 

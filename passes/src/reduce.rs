@@ -229,7 +229,7 @@ fn logical(graphs: &mut Graphs, k: usize, has: &dyn Fn(Item) -> bool) {
             forward(graph, v);
         }
         if has(Item::Cut(k, v)) && !graph.body[v].op.is_source() {
-            let input = Input { name: format!("cut{}", v.0), ty: graph.body[v].ty.clone(), default: None, span: None };
+            let input = Input { name: format!("cut{}", v.0), ty: graph.body[v].ty.clone(), default: None, any: false, span: None };
             graph.inputs.push(input);
             let node = &mut graph.body[v];
             (node.op, node.args) = (Op::Input(graph.inputs.len() as u32 - 1), vec![]);

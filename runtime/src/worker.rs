@@ -80,11 +80,11 @@ impl WorkerError {
     fn help(&self) -> Option<Help> {
         match self {
             WorkerError::Exec(e) => e.fault.help(),
+            WorkerError::Data(e) => e.help(),
             WorkerError::NotFinite { .. } => Some(Help::from("a lower learning rate or ").option(OptionName::Clip).and(" may keep it finite")),
             WorkerError::Orders(_)
             | WorkerError::World { .. }
             | WorkerError::Artifact(_)
-            | WorkerError::Data(_)
             | WorkerError::Weights(_)
             | WorkerError::Device { .. }
             | WorkerError::Save { .. }

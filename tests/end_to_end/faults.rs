@@ -171,6 +171,45 @@ fn what_is_no_artifact_is_refused_and_left_alone() {
     assert_eq!(dir.entries(), ["other"]);
 }
 
+/// A text's own loss, which replaces labels before it uses them.
+#[test]
+fn labels_that_a_text_replaces_are_checked_all_the_same() {
+    let dir = Dir::new();
+    let text = |input: &str, index: &str| {
+        format!(
+            "model own(batch, classes = 10, features = 4) {{
+              input x: f32[batch, features];
+              input label: i32[batch]{input};
+              let log_p = linear(x, features, classes);
+              let keep = label >= 0 and label < classes;
+              {index}
+              loss sum(where(keep, each, 0)) / maximum(sum(f32(keep)), 1);
+            }}"
+        )
+    };
+    let by_table = "let each = cross_entropy(log_p, where(keep, label, 0), classes);";
+    let by_product = "let each = -sum(where(one_hot(label, classes), log_p, 0), over: classes);";
+    let labels = |wrong: i64| {
+        save_array(&dir.path("label.npy"), &[1, 4], [1, 2, wrong, 9].into_iter());
+        save_array(&dir.path("x.npy"), &[1, 4, 4], (0..16).map(|i| i % 3));
+    };
+    let run = "run out.mcc --data x=x.npy --data label=label.npy --steps 1";
+    for index in [by_table, by_product] {
+        dir.write("own.mdl", text("", index));
+        dir.line("compile own.mdl --global-batch-size 4 --micro-batch-size 4 --lr-warmup-iters 0 -o out.mcc").succeeds();
+        for wrong in [9999, 10, -1] {
+            labels(wrong);
+            dir.line(run).fails_with(&["label.npy", &format!("element 2 is {wrong}"), "`label` takes 0 to 9", "the text says so: `@any`"]);
+        }
+        labels(3);
+        dir.line(run).succeeds();
+        dir.write("own.mdl", text(" @any", index));
+        dir.line("compile own.mdl --global-batch-size 4 --micro-batch-size 4 --lr-warmup-iters 0 -o out.mcc").succeeds();
+        labels(9999);
+        dir.line(run).succeeds();
+    }
+}
+
 #[test]
 fn bad_data_is_refused_before_ranks_start() {
     let dir = gpt2("");

@@ -60,7 +60,7 @@ impl Elab<'_> {
                 let closure = Closure { function: function.clone(), env: frame };
                 self.frames[frame.0].fns.insert(function.name.name.clone(), closure);
             }
-            StmtKind::Input { names, ty, value } => self.input(frame, names, ty, value.as_ref()),
+            StmtKind::Input { names, ty, value, attributes } => self.input(frame, names, ty, value.as_ref(), attributes),
             StmtKind::Param(storage) => self.stored(frame, storage, Lives::Trained),
             StmtKind::State(storage) => self.stored(frame, storage, Lives::State),
             StmtKind::Update { name, value } => self.update(frame, name, value),

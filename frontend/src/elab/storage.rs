@@ -24,8 +24,9 @@ impl Lives {
 }
 
 impl Elab<'_> {
-    pub fn input(&mut self, frame: FrameId, names: &[Ident], ty: &TypeExpr, value: Option<&Expr>) {
+    pub fn input(&mut self, frame: FrameId, names: &[Ident], ty: &TypeExpr, value: Option<&Expr>, attributes: &[Ident]) {
         let ty = self.declared_type(frame, ty);
+        let any = self.any(attributes, ty.as_ref());
         for name in names {
             let Some(ty) = ty.clone() else {
                 self.declare(frame, name, Val::Bad);
@@ -39,10 +40,33 @@ impl Elab<'_> {
             }
             let default = value.and_then(|v| self.feed(frame, v, &ty));
             let number = self.inputs.len() as u32;
-            self.inputs.push(Input { name: name.name.to_string(), ty: ty.clone(), default, span: Some(name.span) });
+            self.inputs.push(Input { name: name.name.to_string(), ty: ty.clone(), default, any, span: Some(name.span) });
             let value = self.push(Op::Input(number), vec![], ty);
             self.declare(frame, name, Val::Tensor(value));
         }
+    }
+
+    /// Whether the attributes of an input say that any value is meant.
+    fn any(&mut self, attributes: &[Ident], ty: Option<&Type>) -> bool {
+        let mut any = false;
+        for attribute in attributes {
+            let e = match (&*attribute.name, ty.map(|t| t.dtype)) {
+                ("any", Some(DType::I32) | None) => {
+                    any = true;
+                    continue;
+                }
+                ("any", Some(other)) => {
+                    let e = Diagnostic::error("E0202", format!("`@any` is for inputs that become indices, and this one is {}", other.name()));
+                    e.label(attribute.span, "of i32 alone").help("leave `@any` out: nothing checks it against a table")
+                }
+                (other, _) => {
+                    let e = Diagnostic::error("E0401", format!("no attribute is called `@{other}`")).label(attribute.span, "unknown");
+                    e.help("an input can be `@any`: no value of it is refused")
+                }
+            };
+            self.report(e);
+        }
+        any
     }
 
     /// The default of an input: a number, or a loader function of another input.

@@ -36,9 +36,10 @@ pub(super) fn graph_with(io: &mut Io, g: &mut Graph, beside: &mut dyn Beside) ->
         span: None,
     };
     numbered_rows(io, &mut g.params, blank, "param ", param)?;
-    numbered_rows(io, &mut g.inputs, Input { name: String::new(), ty: blank_type(), default: None, span: None }, "input ", |io, x| {
+    numbered_rows(io, &mut g.inputs, Input { name: String::new(), ty: blank_type(), default: None, any: false, span: None }, "input ", |io, x| {
         io.with(" : ", &mut x.ty, ty)?;
         io.option(&mut x.default, Feed::Next(0), " default ", feed)?;
+        io.flag(&mut x.any, " any")?;
         span(io, &mut x.span)
     })?;
     numbered_rows(io, &mut g.tables, Table { name: String::new(), ty: blank_type(), data: vec![] }, "table ", |io, t| {

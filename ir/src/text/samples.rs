@@ -56,7 +56,7 @@ pub fn graph() -> Graph {
             layer: Some(3),
             span: Some(Span { file: 0, line: 2, col: 3, len: 1 }),
         }],
-        inputs: vec![Input { name: "x".into(), ty: x_ty, default: Some(Feed::Prev(0, -1)), span: None }],
+        inputs: vec![Input { name: "x".into(), ty: x_ty, default: Some(Feed::Prev(0, -1)), any: true, span: None }],
         tables: vec![Table { name: "rope sin".into(), ty: Type::new(DType::F32, [batch]), data: vec![0.1, -0.0, f64::INFINITY, 1e-300] }],
         batch: Some(batch),
         layers: 4,

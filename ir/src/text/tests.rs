@@ -261,7 +261,7 @@ fn a_graph_in_text() {
           %5 = sub %1, %4 : f32[hidden, hidden#1]  // update layer 3 @0:23:11+6
         batch batch
         param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
-        input 0 x : f32[batch, hidden] default prev 0 first -1
+        input 0 x : f32[batch, hidden] default prev 0 first -1 any
         table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
         loss loss = %3
         metric "sum of y" = %3
@@ -295,7 +295,7 @@ fn a_sharded_graph_in_text() {
           %6 = reshard.all_gather %2 over tp.0 : f32[batch, hidden#1] {}  // forward layers.3.proj layer 3 @0:23:11+6 because "the output \"y\" is asked for whole" avoided by unlisted tp "odd \"name\""
         batch batch
         param 0 layers.3.proj.w : f32[hidden, hidden#1] init normal 0.02 decay lr_scale 2.0 layer 3 @0:2:3+1
-        input 0 x : f32[batch, hidden] default prev 0 first -1
+        input 0 x : f32[batch, hidden] default prev 0 first -1 any
         table 0 "rope sin" : f32[batch] = [0.1, -0.0, inf, 1e-300]
         loss loss = %3
         metric "sum of y" = %3

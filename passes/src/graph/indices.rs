@@ -2,13 +2,15 @@
 //!
 //! Nothing of this goes by the names of functions. Each index of a `gather` is followed back to the inputs that it is made of, through whatever a text does
 //! with them on the way ([`pieces`]): `where(labels != -100, labels, 0)` as an index of 256 rows lets labels be -100 or 0 to 255. What several
-//! indices are made of has to satisfy all. The size that counts is that of the model, not the padded one, as rows of padding mean nothing.
+//! indices are made of has to satisfy all. Of values that a text replaces, those count as meant that it names one by one ([`meant`]): with
+//! `where(labels >= 0, labels, 0)` labels are 0 to 255. An input that is `@any` holds anything. The size that counts is that of the model, not the padded one, as rows of padding mean nothing.
 //!
 //! Two simplifications, both on the side of refusing data. A value counts as an index if it is one for anything that *other* inputs may hold.
 //! And of what a text does with an index beyond sums, multiples by numbers, comparisons, minima, maxima and choices, nothing is known; neither is it of what comes
 //! from floats. Such an index cannot be checked before it is made, so there is a warning: at run time what leaves the table reads as 0.
 //! Numbers of experts (`dispatch`, `combine`) are no indices in this sense: one that is no expert's goes nowhere, by definition.
 
+mod meant;
 mod pieces;
 #[cfg(test)]
 mod tests;
@@ -18,6 +20,7 @@ use ir::diag::Diagnostic;
 use ir::graph::{Body, Graph, Value};
 use ir::op::{Binary, Compare, DType, Op, Reduce, Unary};
 use ir::program::Interval;
+use meant::{Kind, Use};
 use pieces::{Bounds, Element, Extreme, Piece, When};
 use std::collections::BTreeSet;
 
@@ -56,41 +59,43 @@ fn interval(b: Bounds) -> Interval {
 /// What the inputs of a logical graph may hold.
 pub fn indices(graph: &Graph) -> Indices {
     let body = &graph.body;
-    let mut walk = Walk { graph, fixed: fold_constants::fixed(body), elements: vec![], values: vec![vec![]; body.nodes.len()] };
-    let gathers: Vec<(Value, Value, u64)> = body
-        .values()
-        .filter_map(|v| match body[v].op {
-            Op::Gather { dim } => Some((v, body[v].args[1], body.dims[dim].logical)),
-            _ => None,
-        })
-        .collect();
-    walk.follow(gathers.iter().map(|g| g.1).collect());
+    let (fixed, quantities) = (fold_constants::fixed(body), meant::quantities(graph));
+    let mut walk = Walk { graph, fixed, quantities, elements: vec![], values: vec![vec![]; body.nodes.len()] };
+    let uses = meant::uses(body);
+    walk.follow(uses.iter().map(|u| u.index).collect());
     let mut left: Vec<Vec<Bounds>> = vec![vec![Bounds::I32]; graph.inputs.len()];
     let mut found = Indices::default();
-    for (gather, index, rows) in gathers {
-        let mut unchecked = false;
-        for piece in &walk.values[index.index()] {
-            for when in outside(piece, rows) {
+    for used in uses {
+        let pieces = &walk.values[used.index.index()];
+        let mut warnings = vec![];
+        for (x, bad) in meant::unnamed(&walk, pieces, used.rows) {
+            let input = walk.elements[x].input as usize;
+            if !graph.inputs[input].any {
+                left[input] = bad.cut(&left[input]);
+            }
+        }
+        for piece in pieces {
+            for when in outside(piece, used.rows) {
                 let element = match piece.times {
                     Some((x, _)) => Some(x),
                     None if piece.plus == Bounds::ANY => None,
                     // It is outside because of what this one holds.
                     None => when.keys().next().copied().filter(|_| when.len() == 1),
                 };
-                match element.and_then(|x| Some((x, when.get(&x)?))) {
-                    Some((x, bad)) => {
-                        let left = &mut left[walk.elements[x].input as usize];
-                        *left = bad.cut(left);
-                    }
-                    None => unchecked = true,
+                match element.and_then(|x| Some((walk.elements[x].input, when.get(&x)?))) {
+                    Some((input, _)) if graph.inputs[input as usize].any => warnings.push(meant::unchecked(graph, &used, input)),
+                    Some((input, bad)) => left[input as usize] = bad.cut(&left[input as usize]),
+                    None => warnings.push(warning(graph, &used)),
                 }
             }
         }
-        if unchecked {
-            let warning = warning(graph, gather, rows);
-            if !found.warnings.contains(&warning) {
-                found.warnings.push(warning);
-            }
+        // A row of which nothing is true is no row of a table.
+        if used.kind == Kind::Gather {
+            warnings.into_iter().for_each(|w| {
+                if !found.warnings.contains(&w) {
+                    found.warnings.push(w)
+                }
+            });
         }
     }
     let integer = |(k, left): (usize, Vec<Bounds>)| (graph.inputs[k].ty.dtype == DType::I32).then(|| left.into_iter().map(interval).collect());
@@ -109,17 +114,12 @@ fn outside(piece: &Piece, rows: u64) -> Vec<When> {
     below.chain(above).map(|(when, _)| when).collect()
 }
 
-fn warning(graph: &Graph, gather: Value, rows: u64) -> Diagnostic {
-    let node = &graph.body[gather];
-    let dim = match node.op {
-        Op::Gather { dim } => graph.body.dims.name(dim),
-        _ => unreachable!("invariant: a gather"),
-    };
-    let d = Diagnostic::warning(
-        "W0643",
-        format!("nothing keeps this index of `{dim}` within 0 to {}, and no check of the data can", rows.saturating_sub(1)),
-    );
-    let d = node.origin.span.into_iter().fold(d, |d, span| d.label(span, "outside of these it reads 0, without a word"));
+fn warning(graph: &Graph, used: &Use) -> Diagnostic {
+    let (dim, most) = (&used.dim, used.rows.saturating_sub(1));
+    let text = format!("nothing keeps this index of `{dim}` within 0 to {most}, and no check of the data can");
+    let d = Diagnostic::warning("W0643", text);
+    let span = graph.body[used.at].origin.span;
+    let d = span.into_iter().fold(d, |d, span| d.label(span, "outside of these it reads 0, without a word"));
     d.help(format!("bound it: `minimum(maximum(i, 0), {dim} - 1)`"))
 }
 
@@ -142,6 +142,8 @@ struct Walk<'a> {
     graph: &'a Graph,
     /// Values that depend on no input, parameter or state.
     fixed: Vec<bool>,
+    /// Of each input, whether its numbers are more than indices.
+    quantities: Vec<bool>,
     elements: Vec<Origin>,
     /// Of the values that were asked for.
     values: Vec<Vec<Piece>>,
@@ -185,6 +187,8 @@ impl Walk<'_> {
             when: p.when.iter().map(|(x, b)| (to(*x), *b)).collect(),
             times: p.times.map(|(x, f)| (to(x), f)),
             plus: p.plus,
+            tested: p.tested.iter().map(|x| to(*x)).collect(),
+            named: p.named.iter().map(|x| to(*x)).collect(),
         });
         moved.collect()
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with data.
 
+use ir::diag::Help;
 use ir::program::Interval;
 use std::io;
 use std::path::PathBuf;
@@ -32,6 +33,26 @@ pub enum DataError {
     Midst { sequences: u64, batch: u64 },
     #[error("`{}` has {available} steps; step {step} was asked for", .file.display())]
     Exhausted { file: PathBuf, available: u64, step: u64 },
+}
+
+impl DataError {
+    /// A way out that the message does not name.
+    pub fn help(&self) -> Option<Help> {
+        match self {
+            DataError::Token { input, .. } | DataError::Derived { input, .. } | DataError::Default { input, .. } => {
+                Some(Help::from(format!("if any value of `{input}` is meant, the text says so: `@any` at the end of its `input`")))
+            }
+            DataError::Io { .. }
+            | DataError::Malformed { .. }
+            | DataError::Unknown { .. }
+            | DataError::Ambiguous { .. }
+            | DataError::Twice(_)
+            | DataError::Missing { .. }
+            | DataError::Said(_)
+            | DataError::Midst { .. }
+            | DataError::Exhausted { .. } => None,
+        }
+    }
 }
 
 /// `-100 or 0 to 255`.

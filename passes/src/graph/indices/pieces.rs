@@ -4,7 +4,7 @@
 //! one input's element, known up to an interval. Numbers are those of mathematics: what leaves 32 bits is outside of every table.
 
 use ir::op::Compare;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An element of an input, as it gets to some place: the same number is the same element wherever both are defined.
 pub type Element = usize;
@@ -76,11 +76,15 @@ pub struct Piece {
     pub times: Option<(Element, i64)>,
     /// a number within these.
     pub plus: Bounds,
+    /// Elements of which a comparison decided that it is this piece.
+    pub tested: BTreeSet<Element>,
+    /// Those of them that equal the number of a comparison by `==` or `!=`.
+    pub named: BTreeSet<Element>,
 }
 
 impl Piece {
     pub fn number(plus: Bounds) -> Piece {
-        Piece { when: When::new(), times: None, plus }
+        Piece { when: When::new(), times: None, plus, tested: BTreeSet::new(), named: BTreeSet::new() }
     }
 
     pub fn element(x: Element) -> Piece {
@@ -96,20 +100,20 @@ impl Piece {
     fn scaled(&self, factor: i64) -> Piece {
         let times = self.times.map(|(x, f)| (x, f.saturating_mul(factor))).filter(|t| t.1 != 0);
         let near = times.is_none_or(|t| t.1.abs() <= 1 << 31);
-        if near { Piece { when: self.when.clone(), times, plus: self.plus.times(factor) } } else { self.unknown() }
+        if near { Piece { times, plus: self.plus.times(factor), ..self.clone() } } else { self.unknown() }
     }
 
     fn unknown(&self) -> Piece {
-        Piece { when: self.when.clone(), times: None, plus: Bounds::ANY }
+        Piece { times: None, plus: Bounds::ANY, ..self.clone() }
     }
 
     fn add(&self, other: &Piece, when: When) -> Piece {
         let times = match (self.times, other.times) {
             (t, None) | (None, t) => t,
             (Some((x, f)), Some((y, g))) if x == y => Some((x, f + g)).filter(|t| t.1 != 0),
-            (Some(_), Some(_)) => return Piece { when, times: None, plus: Bounds::ANY },
+            (Some(_), Some(_)) => return Piece { when, ..self.unknown() },
         };
-        Piece { when, times, plus: self.plus.plus(other.plus) }
+        Piece { when, times, plus: self.plus.plus(other.plus), ..self.clone() }
     }
 
     /// The sign of the value, -1 to 1, in each of the cases into which it cuts this one.
@@ -163,7 +167,13 @@ pub fn settled(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
 /// A function of two values, piece by piece.
 fn each<F: IntoIterator<Item = Piece>>(a: &[Piece], b: &[Piece], f: impl Fn(&Piece, &Piece, When) -> F) -> Vec<Piece> {
     let pairs = a.iter().flat_map(|p| b.iter().map(move |q| (p, q)));
-    settled(pairs.filter_map(|(p, q)| Some((p, q, meet(&p.when, &q.when)?))).flat_map(|(p, q, when)| f(p, q, when)))
+    let with = |mut r: Piece, p: &Piece, q: &Piece| {
+        r.tested.extend(p.tested.union(&q.tested));
+        r.named.extend(p.named.union(&q.named));
+        r
+    };
+    let possible = pairs.filter_map(|(p, q)| Some((p, q, meet(&p.when, &q.when)?)));
+    settled(possible.flat_map(|(p, q, when)| f(p, q, when).into_iter().map(move |r| with(r, p, q))))
 }
 
 pub fn add(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
@@ -195,7 +205,7 @@ pub fn div(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     each(a, b, |p, q, when| {
         let by = Some(q.plus.least).filter(|n| *n > 0 && q.plus.most == *n && q.times.is_none() && p.times.is_none());
         let plus = by.map_or(Bounds::ANY, |n| Bounds::new(p.plus.least.div_euclid(n), p.plus.most.div_euclid(n)));
-        [Piece { when, times: None, plus }]
+        [Piece { when, ..Piece::number(plus) }]
     })
 }
 
@@ -204,9 +214,9 @@ pub fn rem(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     each(a, b, |p, q, when| {
         let (whole, by) = (p.range(), q.range());
         [match () {
-            () if by.least <= 0 => Piece { when, times: None, plus: Bounds::ANY },
+            () if by.least <= 0 => Piece { when, ..Piece::number(Bounds::ANY) },
             () if whole.least >= 0 && whole.most < by.least => Piece { when, ..p.clone() },
-            () => Piece { when, times: None, plus: Bounds::new(0, by.most - 1) },
+            () => Piece { when, ..Piece::number(Bounds::new(0, by.most - 1)) },
         }]
     })
 }
@@ -225,7 +235,7 @@ pub fn extreme(a: &[Piece], b: &[Piece], which: Extreme) -> Vec<Piece> {
                 Extreme::Max => Bounds::new(p.plus.least.max(q.plus.least), p.plus.most.max(q.plus.most)),
                 Extreme::Min => Bounds::new(p.plus.least.min(q.plus.least), p.plus.most.min(q.plus.most)),
             };
-            return vec![Piece { when, times: None, plus }];
+            return vec![Piece { when, ..Piece::number(plus) }];
         }
         let one = |of: &Piece, when: &When| Piece { when: when.clone(), ..of.clone() };
         let (greater, less) = match which {
@@ -254,12 +264,15 @@ fn holds(op: Compare, sign: i64) -> bool {
 /// 1 where it holds, else 0.
 pub fn compare(a: &[Piece], b: &[Piece], op: Compare) -> Vec<Piece> {
     each(a, b, |p, q, when| {
+        let difference = p.add(&q.scaled(-1), when);
         let truth = |(when, sign): (When, Bounds)| {
             let known = (sign.least..=sign.most).map(|s| i64::from(holds(op, s)));
             let (least, most) = known.fold((1, 0), |(least, most), t| (t.min(least), t.max(most)));
-            Piece { when, times: None, plus: Bounds::new(least, most) }
+            let tested: BTreeSet<Element> = difference.times.map(|(x, _)| x).into_iter().collect();
+            let named = if matches!(op, Compare::Eq | Compare::Ne) && sign == Bounds::one(0) { tested.clone() } else { BTreeSet::new() };
+            Piece { when, tested, named, ..Piece::number(Bounds::new(least, most)) }
         };
-        p.add(&q.scaled(-1), when).signs().into_iter().map(truth).collect::<Vec<_>>()
+        difference.signs().into_iter().map(truth).collect::<Vec<_>>()
     })
 }
 

@@ -29,7 +29,7 @@ fn of_index(index: &str) -> String {
   param table: [rows] ~ normal(1.0);
   let i = {index};
   let t = table[rows: i];
-  loss mean(t) + 0 * mean(f) + 0 * mean(f32(m)) + 0 * mean(f32(x)) + 0 * mean(f32(y));
+  loss mean(t) + 0 * mean(f) + 0 * mean(f32(m)) + 0 * mean(f32(x > 0)) + 0 * mean(f32(y > 0));
 }}"
     );
     said(&graph(&text, "")).replace("-2147483648", "MIN").replace("2147483647", "MAX").replace("; y: MIN to MAX", "")
@@ -53,14 +53,14 @@ fn what_an_input_may_hold_follows_from_how_it_becomes_an_index() {
         ("minimum(maximum(x, 0), rows - 1)", "x: MIN to MAX"),
         ("x % 10", "x: MIN to MAX"),
         ("i32(x > 3) * 9", "x: MIN to MAX"),
-        ("where(x > 3, index(seq), x)", "x: 0 to MAX"),
+        ("where(x > 3, index(seq), x)", "x: 0 to 9"),
         ("x - x", "x: MIN to MAX"),
         // Every other element of what is compared is another one.
         ("where(slice(x, seq -> half) > 0, slice(x, seq -> half, at: 2), 1)", "x: 0 to 9"),
         ("view(where(x != -100, x, 0), seq -> keys)", "x: -100, 0 to 9"),
         ("where(view(x, seq -> keys) != -100, view(x, seq -> keys), 0)", "x: -100, 0 to 9"),
         ("stack(x, where(x > 20, 0, x), over: two)", "x: 0 to 9"),
-        ("max(where(x > 20, 0, x), over: seq)", "x: 0 to 9, 21 to MAX"),
+        ("max(where(x > 20, 0, x), over: seq)", "x: 0 to 9"),
         ("sum(i32(x > 3), over: seq)", "x: MIN to MAX"),
         ("where(m, x, 0)", "x: 0 to 9"),
         ("i32(m)", "x: MIN to MAX"),
@@ -70,6 +70,83 @@ fn what_an_input_may_hold_follows_from_how_it_becomes_an_index() {
         assert_eq!(of_index(index), want, "{index}");
     }
     assert_eq!(of_index("where(x == 5, y, x)"), "x: 0 to 9; y: 0 to 9");
+}
+
+#[test]
+fn values_that_a_text_replaces_are_refused_unless_it_names_them_one_by_one() {
+    for (index, want) in [
+        ("where(x < 10, x, 0)", "x: 0 to 9"),
+        ("where(x >= 0, x, 0)", "x: 0 to 9"),
+        ("where(x >= 0 and x < 10, x, 0)", "x: 0 to 9"),
+        ("where(not (x < 0 or x > 9), x, 0)", "x: 0 to 9"),
+        ("where(x != -100, where(x >= 0, x, 0), 0)", "x: -100, 0 to 9"),
+        ("where(x >= 0 or x == -100, maximum(x, 0), 0)", "x: -100, 0 to 9"),
+        ("where(x >= 50 and x < 60, 0, x)", "x: 0 to 9"),
+        ("where(x < 10, x + 1, 0)", "x: -1 to 8"),
+        ("x * i32(x < 10)", "x: 0 to 9"),
+        ("where(f32(x > 9) > 0, 0, x)", "x: 0 to 9"),
+        ("where(m and x < 10, x, 0)", "x: 0 to 9"),
+        ("where(y > 3 and x < 10, x, 0)", "x: 0 to 9"),
+        ("where(view(x, seq -> keys) < 10, view(x, seq -> keys), 0)", "x: 0 to 9"),
+        // What is compared is no index itself.
+        ("where(x > 3, 1, 0)", "x: MIN to MAX"),
+        ("where(x > 3, y, 0)", "x: MIN to MAX; y: 0 to 9"),
+        // A clamp takes anything by its nature.
+        ("minimum(maximum(x, 0), 9)", "x: MIN to MAX"),
+    ] {
+        assert_eq!(of_index(index), want, "{index}");
+    }
+}
+
+#[test]
+fn one_true_of_several_is_an_index() {
+    for (more, loss, want) in [
+        ("", "mean(f32(one_hot(x, rows)))", "x: 0 to 9"),
+        ("", "mean(f32(index(rows) == expand(x, rows)))", "x: 0 to 9"),
+        ("", "mean(f32(one_hot(where(x != -100, x, 0), rows)))", "x: -100, 0 to 9"),
+        ("", "mean(f32(one_hot(where(x < 10, x, 0), rows)))", "x: 0 to 9"),
+        ("", "mean(f32(one_hot(x * x, rows)))", "x: MIN to MAX"),
+        (" @any", "mean(f32(one_hot(x, rows)))", "x: MIN to MAX"),
+        // The same positions, of which nothing says that they are numbers of the other's.
+        ("", "mean(f32(same(x, batch, keys)))", "x: MIN to MAX"),
+    ] {
+        let over = if loss.contains("same") { "seq" } else { "batch" };
+        let text = format!("model m(batch, seq = 4, rows = 10) {{ dim keys = seq; input x: i32[{over}]{more}; loss {loss}; }}");
+        assert_eq!(
+            said(&graph(&text.replace("same(x, batch", "same(x, seq"), "")).replace("-2147483648", "MIN").replace("2147483647", "MAX"),
+            want,
+            "{loss}"
+        );
+    }
+}
+
+#[test]
+fn any_value_of_an_input_is_taken_if_the_text_says_so() {
+    let text = |more: &str, index: &str| {
+        let text = format!(
+            "model m(batch, rows = 10) {{
+              input x: i32[batch]{more};
+              param a: [rows] ~ normal(1.0);
+              loss mean(a[rows: {index}]);
+            }}"
+        );
+        said(&graph(&text, "")).replace("-2147483648", "MIN").replace("2147483647", "MAX")
+    };
+    let hidden = "where(x >= 0 and x < rows, x, 0)";
+    assert_eq!(text("", hidden), "x: 0 to 9");
+    assert_eq!(text(" @any", hidden), "x: MIN to MAX");
+    assert_eq!(text(" @any", "x"), "x: MIN to MAX; warned at 4");
+    assert_eq!(text(" = 3 @any", "where(x < 10, x, 0)"), "x: MIN to MAX; warned at 4");
+}
+
+#[test]
+fn numbers_that_are_more_than_indices_are_bounded_only_where_they_are_indices() {
+    let text = "model m(batch, rows = 10) {
+      input price: i32[batch];
+      param a: [rows] ~ normal(1.0);
+      loss mean(a[rows: where(price < 9, price, 9)] * f32(price));
+    }";
+    assert_eq!(said(&graph(text, "")), "price: 0 to 2147483647");
 }
 
 #[test]
