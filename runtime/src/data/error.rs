@@ -23,6 +23,8 @@ pub enum DataError {
     Token { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
     #[error("`{}`: at element {position} `{input}` is {value}, but it takes {}", .file.display(), list(.takes))]
     Derived { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
+    #[error("`{}`: element {position} is {value}, and `{input}` takes finite numbers alone", .file.display())]
+    NotFinite { file: PathBuf, position: u64, value: f64, input: String },
     #[error("without a file `{input}` holds {value} by the model's text, but it takes {}: pass --data {input}=FILE.npy", list(.takes))]
     Default { input: String, value: f64, takes: Vec<Interval> },
     #[error("--bytes and --data-dtype are for files that do not say what they hold; of {}, all do", .0.iter().map(|f| format!("`{}`", f.display())).collect::<Vec<_>>().join(", "))]
@@ -44,6 +46,7 @@ impl DataError {
             }
             DataError::Io { .. }
             | DataError::Malformed { .. }
+            | DataError::NotFinite { .. }
             | DataError::Unknown { .. }
             | DataError::Ambiguous { .. }
             | DataError::Twice(_)

@@ -147,6 +147,20 @@ impl File {
         holds
     }
 
+    /// Whether all its elements are finite numbers.
+    pub fn is_finite(&self) -> bool {
+        let data = &self.map[self.start..];
+        let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
+        let _ = self.map.advise(Advice::Sequential);
+        let is = match element {
+            Element::F32 => data.as_chunks().0.iter().all(|b| f32::from_le_bytes(*b).is_finite()),
+            Element::F64 => data.as_chunks().0.iter().all(|b| f64::from_le_bytes(*b).is_finite()),
+            Element::U8 | Element::U16 | Element::U32 | Element::I32 | Element::I64 => true,
+        };
+        let _ = self.map.advise(Advice::Normal);
+        is
+    }
+
     /// Batches after which all that is read was read once.
     pub fn round(&self, input: &InputEntry) -> u64 {
         match &self.format {

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// First bytes, and what such a file is.
-const KNOWN: [(&[u8], &str); 15] = [
+const KNOWN: [(&[u8], &str); 21] = [
     (b"\x1f\x8b", "it is compressed with gzip: unpack it (`gunzip`)"),
     (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: unpack it (`unzstd`)"),
     (b"\xfd7zXZ\0", "it is compressed with xz: unpack it (`unxz`)"),
@@ -23,7 +23,17 @@ const KNOWN: [(&[u8], &str); 15] = [
     ),
     (b"\x89HDF", "it is HDF5: `h5py.File(FILE)[NAME][:].astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32"),
     (b"SQLite format 3\0", "it is a database of SQLite: write its text to a file"),
-    (b"%PDF", "it is a PDF: extract its text (`pdftotext`)"),
+    (b"%PDF", PDF),
+    (b"GGUF", "it is GGUF, weights for llama.cpp and no data"),
+    (b"ORC", "it is ORC: `open(\"data.txt\", \"w\").write(\"\\n\".join(pandas.read_orc(FILE)[\"text\"]))` writes its column `text`"),
+    (b"Obj\x01", "it is Avro: write its text to a file (`fastavro FILE` makes it JSON, `jq -r .text` takes the text of that)"),
+    (
+        b"MATLAB 5.0",
+        "it is of MATLAB: `scipy.io.loadmat(FILE)[NAME].astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32",
+    ),
+    // Before UTF-16, with whose mark the first begins.
+    (b"\xff\xfe\0\0", "it seems to be UTF-32: convert it (`iconv -f UTF-32 -t UTF-8`)"),
+    (b"\0\0\xfe\xff", "it seems to be UTF-32: convert it (`iconv -f UTF-32 -t UTF-8`)"),
     (b"\xff\xfe", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
     (b"\xfe\xff", "it seems to be UTF-16: convert it (`iconv -f UTF-16 -t UTF-8`)"),
     (
@@ -31,6 +41,15 @@ const KNOWN: [(&[u8], &str); 15] = [
         "it is a pickle, as of PyTorch: with `t = torch.load(FILE)`, or `pickle.load(open(FILE, \"rb\"))`, `numpy.asarray(t).astype(\"int32\")\
          .tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32",
     ),
+];
+
+const PDF: &str = "it is a PDF: extract its text (`pdftotext`)";
+
+/// First characters of files whose bytes may all be text, and whose content is not.
+const MARKUP: [(&[u8], &str); 3] = [
+    (b"%PDF-", PDF),
+    (b"{\\rtf", "it is RTF: save it as a text, or convert it (`pandoc -f rtf -t plain`)"),
+    (b"version https://git-lfs.github.com/", "it is what Git LFS has in place of a file that was not fetched: `git lfs pull` fetches it"),
 ];
 
 /// First words of llm.c's files that hold no stream of tokens.
@@ -70,8 +89,66 @@ pub fn name(bytes: &[u8], path: &Path) -> Option<String> {
     if let Some((_, what)) = KNOWN.iter().find(known) {
         return Some(of_file(what, path));
     }
-    let tokens = bytes.len().is_multiple_of(2) && path.extension().is_some_and(|e| e == "bin");
-    tokens.then(|| "if it is 16-bit tokens without a header, as nanoGPT writes them, pass --data-dtype uint16".into())
+    if let Some((encoding, dtype)) = unmarked(&bytes[..bytes.len().min(LOOKED_AT) / 4 * 4]) {
+        return Some(format!(
+            "it seems to be {encoding} without its mark: convert it (`iconv -f {encoding} -t UTF-8`); if it is tokens, pass --data-dtype {dtype}"
+        ));
+    }
+    // Whose first tokens may be anything.
+    if bytes.len().is_multiple_of(2) && path.extension().is_some_and(|e| e == "bin") {
+        return Some("if it is 16-bit tokens without a header, as nanoGPT writes them, pass --data-dtype uint16".into());
+    }
+    sniffed(bytes).map(|what| of_file(&what, path))
+}
+
+/// Of a file that may be text as it is, why its bytes are none to train on.
+pub fn is_markup(bytes: &[u8]) -> Option<&'static str> {
+    MARKUP.iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, what)| *what)
+}
+
+/// What else is known by its first bytes.
+fn sniffed(bytes: &[u8]) -> Option<String> {
+    use infer::MatcherType;
+    let found = infer::get(bytes)?;
+    let mime = found.mime_type();
+    match found.matcher_type() {
+        MatcherType::Archive if mime == "application/x-tar" => Some("it is a tar archive: unpack it (`tar xf FILE`)".into()),
+        MatcherType::Archive => Some(format!("it is an archive ({mime}): unpack it")),
+        MatcherType::Image => Some(format!("it is an image ({mime}), and mcc reads those as arrays of floats (.npy)")),
+        MatcherType::Audio | MatcherType::Video => Some(format!("it is a recording ({mime}), and mcc reads those as arrays of floats (.npy)")),
+        MatcherType::Book | MatcherType::Doc => Some(format!("it is a document ({mime}): extract its text (`pandoc -t plain`)")),
+        MatcherType::App => Some(format!("it is a program or its data ({mime}), and no text")),
+        MatcherType::Font => Some(format!("it is a font ({mime}), and no text")),
+        // A text in another encoding than UTF-8.
+        MatcherType::Text | MatcherType::Custom => None,
+    }
+}
+
+/// Bytes by which a text without a mark is known.
+const LOOKED_AT: usize = 4096;
+
+/// The encoding of a text in wide characters without a mark, and the tokens that it could be just as well. Only texts of mostly Latin letters are known:
+/// their upper bytes are zero.
+fn unmarked(start: &[u8]) -> Option<(&'static str, &'static str)> {
+    let units = |read: fn([u8; 2]) -> u16| start.as_chunks().0.iter().map(move |b| read(*b));
+    let wide = |read: fn([u8; 4]) -> u32| start.as_chunks().0.iter().map(move |b| char::from_u32(read(*b)));
+    let utf16 = |read| is_prose(char::decode_utf16(units(read)).map(Result::ok));
+    match () {
+        () if is_prose(wide(u32::from_le_bytes)) => Some(("UTF-32LE", "uint32")),
+        () if is_prose(wide(u32::from_be_bytes)) => Some(("UTF-32BE", "uint32")),
+        () if utf16(u16::from_le_bytes) => Some(("UTF-16LE", "uint16")),
+        () if utf16(u16::from_be_bytes) => Some(("UTF-16BE", "uint16")),
+        () => None,
+    }
+}
+
+/// Whether characters are those of a text, and most of them Latin. The last may be cut.
+fn is_prose(characters: impl Iterator<Item = Option<char>>) -> bool {
+    let characters: Vec<Option<char>> = characters.collect();
+    let Some((_, but_last)) = characters.split_last() else { return false };
+    let is_text = |c: &Option<char>| c.is_some_and(|c| !c.is_control() || matches!(c, '\t' | '\n' | '\r'));
+    let latin = but_last.iter().flatten().filter(|c| c.is_ascii()).count();
+    but_last.iter().all(is_text) && 2 * latin > but_last.len()
 }
 
 /// The same with the file's name in Python where it says `FILE`.
@@ -86,6 +163,10 @@ fn zip(start: &[u8]) -> &'static str {
         "it is a file of PyTorch's: `numpy.asarray(torch.load(FILE)).astype(\"int32\").tofile(\"tokens.bin\")` writes its tokens, for --data-dtype int32"
     } else if has(b".npy") {
         "it is an .npz, several arrays: `numpy.load(FILE)[NAME].astype(\"int32\").tofile(\"tokens.bin\")` writes one of tokens, for --data-dtype int32"
+    } else if has(b"word/") {
+        "it is a document of Word: extract its text (`pandoc -t plain FILE`)"
+    } else if has(b"application/epub") {
+        "it is an EPUB: extract its text (`pandoc -t plain FILE`)"
     } else {
         "it is a zip archive: unpack it (`unzip`)"
     }

@@ -219,7 +219,12 @@ impl Data {
 
     /// Whether an input takes whatever there can be for it, as far as a look at its file as a whole can tell.
     fn surely_takes(&self, k: usize) -> bool {
-        let Some(takes) = &self.inputs[k].takes else { return true };
+        let Some(takes) = &self.inputs[k].takes else {
+            return match &self.sources[k] {
+                Source::File { file, .. } => file.is_finite(),
+                Source::Feed(_) => true,
+            };
+        };
         match &self.sources[k] {
             Source::File { file, .. } => file.holds_only(takes),
             Source::Feed(Feed::Next(i) | Feed::Prev(i, _)) => match &self.sources[*i as usize] {
@@ -297,14 +302,19 @@ impl Data {
         lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
     }
 
-    /// Every element of input `k` is one that it takes. `from` is the input that has the file.
+    /// Every element of input `k` is one that it takes: of floats, a finite one. `from` is the input that has the file.
     fn check(&self, k: usize, tensor: &Tensor, from: usize, step: u64) -> Result<(), DataError> {
         let input = &self.inputs[k];
-        let Some(takes) = &input.takes else { return Ok(()) };
-        let Some(wrong) = tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))) else { return Ok(()) };
+        let wrong = match &input.takes {
+            Some(takes) => tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))),
+            None => tensor.data.iter().position(|x| !x.is_finite()),
+        };
+        let Some(wrong) = wrong else { return Ok(()) };
         let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
         let position = file.position(&self.inputs[from], self.start(file, &self.inputs[from], step), wrong as u64, *longer);
-        let (file, value, input, takes) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone(), takes.clone());
+        let (file, value, name) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone());
+        let Some(takes) = input.takes.clone() else { return Err(DataError::NotFinite { file, position, value, input: name }) };
+        let input = name;
         let token = |position| DataError::Token { file: file.clone(), position, value, input: input.clone(), takes: takes.clone() };
         Err(match &self.sources[k] {
             Source::File { .. } | Source::Feed(Feed::Const(_)) => token(position),

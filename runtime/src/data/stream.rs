@@ -54,6 +54,9 @@ pub fn open(bytes: &[u8], path: &Path, encoding: Encoding) -> Result<(DataFormat
                         .into(),
                 );
             }
+            if let Some(what) = foreign::is_markup(bytes) {
+                return Err(format!("{what}, or pass --bytes to train on it as it is"));
+            }
             Element::U8
         }
         Encoding::Bytes => Element::U8,

@@ -158,6 +158,34 @@ fn files_of_other_kinds_are_refused_with_what_to_do_instead() {
             }),
             "it seems to be UTF-16",
         ),
+        ("utf32.txt", ['\u{feff}', 't', 'o'].iter().flat_map(|c| u32::from(*c).to_le_bytes()).collect(), "it seems to be UTF-32: convert"),
+        ("big32.txt", ['\u{feff}', 't', 'o'].iter().flat_map(|c| u32::from(*c).to_be_bytes()).collect(), "it seems to be UTF-32: convert"),
+        (
+            "bare32.txt",
+            "to be".chars().flat_map(|c| u32::from(c).to_le_bytes()).collect(),
+            "UTF-32LE without its mark: convert it (`iconv -f UTF-32LE",
+        ),
+        ("big16.txt", "to be, ol\u{e9}".encode_utf16().flat_map(u16::to_be_bytes).collect(), "UTF-16BE without its mark"),
+        ("bare16.bin", "to be\r\n\u{201c}or\u{201d}".encode_utf16().flat_map(u16::to_le_bytes).collect(), "UTF-16LE without its mark"),
+        ("few.bin", (0..64u16).flat_map(u16::to_le_bytes).collect(), "as nanoGPT writes them, pass --data-dtype uint16"),
+        ("x.tar", [&b"a.txt"[..], &[0; 252], b"ustar\x0000", &[0; 249]].concat(), "it is a tar archive: unpack it (`tar xf \"x.tar\"`)"),
+        ("x.png", long(b"\x89PNG\r\n\x1a\n"), "it is an image (image/png), and mcc reads those as arrays of floats"),
+        ("x.jpg", long(b"\xff\xd8\xff\xe0"), "it is an image (image/jpeg)"),
+        ("x.wav", long(b"RIFF\x24\x08\0\0WAVEfmt "), "it is a recording (audio/x-wav)"),
+        ("x.rar", long(b"Rar!\x1a\x07\x01\0"), "it is an archive (application/vnd.rar): unpack it"),
+        ("x.gguf", long(b"GGUF\x03\0\0\0"), "it is GGUF, weights for llama.cpp and no data"),
+        ("x.orc", long(b"ORC"), "pandas.read_orc(\"x.orc\")"),
+        ("x.avro", long(b"Obj\x01"), "it is Avro"),
+        ("x.mat", long(b"MATLAB 5.0 MAT-file"), "it is of MATLAB"),
+        ("x.h5", long(b"\x89HDF\r\n\x1a\n"), "it is HDF5"),
+        ("x.db", long(b"SQLite format 3\0"), "it is a database of SQLite"),
+        ("x.docx", long(b"PK\x03\x04\0\0word/document.xml"), "it is a document of Word"),
+        ("x.epub", long(b"PK\x03\x04\0\0mimetypeapplication/epub+zip"), "it is an EPUB"),
+        ("x.pdf", long(b"%PDF-1.7\n%\xe2"), "it is a PDF"),
+        ("plain.pdf", b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>\n".to_vec(), "it is a PDF: extract its text (`pdftotext`), or pass --bytes"),
+        ("x.rtf", b"{\\rtf1\\ansi to be}".to_vec(), "it is RTF"),
+        ("train.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n".to_vec(), "`git lfs pull` fetches it"),
+        ("x.elf", long(b"\x7fELF\x02\x01\x01"), "it is a program or its data"),
         (
             "latin1.txt",
             b"caf\xe9 au lait, s'il vous pla\xeet".to_vec(),
@@ -276,6 +304,27 @@ fn a_token_out_of_range_is_named_with_its_position() {
     fs::write(&text, "abcdez\u{ff}").unwrap();
     let error = open(&job(104), &text).unwrap().batch(0).unwrap_err().to_string();
     assert!(error.ends_with("element 5 is 122, but `tokens` takes 0 to 103"), "{error}");
+}
+
+#[test]
+fn a_float_that_is_not_finite_is_named_with_its_position() {
+    let dir = tempfile::tempdir().unwrap();
+    let [double, single] = ["x.npy", "y.npy"].map(|name| dir.path().join(name));
+    let mut job = job(50);
+    job.inputs = vec![InputEntry { name: "x".into(), dtype: DType::F32, takes: None, ..job.inputs[0].clone() }];
+    job.programs = vec![];
+    for (value, want) in [(f64::NAN, "element 8 is NaN"), (f64::INFINITY, "element 8 is inf"), (f64::NEG_INFINITY, "element 8 is -inf")] {
+        let data = |k: u64| if k == 8 { value } else { k as f64 };
+        npy(&double, "<f8", "(2, 2, 3)", &(0..12).flat_map(|k| data(k).to_le_bytes()).collect::<Vec<_>>());
+        npy(&single, "<f4", "(2, 2, 3)", &(0..12).flat_map(|k| (data(k) as f32).to_le_bytes()).collect::<Vec<_>>());
+        for data in [open(&job, &double).unwrap(), open(&job, &single).unwrap()] {
+            let said = |found: Result<(), DataError>| found.map_err(|e| e.to_string().rsplit_once("`: ").unwrap().1.to_string());
+            let want = Err(format!("{want}, and `x` takes finite numbers alone"));
+            assert_eq!(said(data.check_steps(0..2)), want);
+            assert_eq!(said(data.batch(1).map(drop)), want);
+            assert_eq!(said(data.check_steps(0..1)), Ok(()));
+        }
+    }
 }
 
 #[test]

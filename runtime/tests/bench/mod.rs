@@ -36,7 +36,7 @@ impl Directory {
 pub const STEPS: u64 = 4;
 
 pub fn npy(path: &Path, shape: &str, data: &[f64]) {
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    let mut header = format!("{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}");
     while (header.len() + 11) % 64 != 0 {
         header.push(' ');
     }
@@ -44,7 +44,7 @@ pub fn npy(path: &Path, shape: &str, data: &[f64]) {
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend((header.len() as u16).to_le_bytes());
     bytes.extend(header.bytes());
-    bytes.extend(data.iter().flat_map(|x| (*x as f32).to_le_bytes()));
+    bytes.extend(data.iter().flat_map(|x| x.to_le_bytes()));
     fs::write(path, bytes).unwrap();
 }
 
