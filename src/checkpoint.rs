@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::{Checkpoint as Command, ConvertArgs, DiffArgs, Format, WhichArgs};
 use crate::files::{self, Wanted};
+use crate::misuse::misuse;
 use crate::print::{PrintError, note, out, report};
 use anyhow::{Context, anyhow};
 use indicatif::{HumanBytes, HumanDuration};
@@ -173,7 +174,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     files::look(&args.from, Wanted::Weights)?;
     let (to, shown) = (&args.to, args.to.display());
     if same(&args.from, to) {
-        return Err(anyhow!("`{shown}` is what it is made of: name another").into());
+        return Err(misuse!("`{shown}` is what it is made of: name another").into());
     }
     let taken = if to.is_dir() { to.read_dir().is_ok_and(|mut entries| entries.next().is_some()) } else { to.exists() };
     if taken && !args.force {
@@ -185,7 +186,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let format = args.format.unwrap_or(by_name);
     if format == Format::Safetensors {
         if to.is_dir() {
-            return Err(anyhow!("`{shown}` is a directory, and a file of that name is asked for").into());
+            return Err(misuse!("`{shown}` is a directory, and a file of that name is asked for").into());
         }
         let mut failed = Ok(());
         let written = write_whole(to, |file| {
@@ -196,7 +197,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         written.with_context(|| format!("cannot write `{shown}`"))?;
     } else {
         if args.weights && format == Format::Checkpoint {
-            return Err(anyhow!("`{shown}` would be a checkpoint, from which a run goes on, and `--weights` leaves out what it needs: a name that ends in .safetensors makes a file").into());
+            return Err(misuse!("`{shown}` would be a checkpoint, from which a run goes on, and `--weights` leaves out what it needs: a name that ends in .safetensors makes a file").into());
         }
         directory(&stored, to, taken, format)?;
     }

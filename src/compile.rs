@@ -2,11 +2,12 @@
 
 use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
 use crate::limits::Watch;
+use crate::misuse::{self, misuse};
 use crate::options::{contradictions, options, override_train, precision};
 use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
 use crate::{Failure, dump, idle, report, reproducer, signals};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use codegen::target::Arch;
 use codegen::{Emit, WorkerCommand, Workers};
 use frontend::{Models, Options as TextOptions};
@@ -56,8 +57,9 @@ fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, i
     let start = Instant::now();
     let targets = targets(args)?;
     if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
-        shown.show(&[tf32_on_cpu(&args.target)], &Sources::default())?;
-        return Err(Failure::Reported);
+        let errors = [tf32_on_cpu(&args.target)];
+        shown.show(&errors, &Sources::default())?;
+        return Err(misuse::shown(&errors));
     }
     let options = options(args)?;
     passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown, inspect))?;
@@ -71,7 +73,7 @@ fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, i
     let contradictions = contradictions(&training, args, &options);
     if !contradictions.is_empty() {
         text.show(&contradictions)?;
-        return Err(Failure::Reported);
+        return Err(misuse::shown(&contradictions));
     }
     text.show(&idle::in_plan(args, &training.plan))?;
     let elaborated = start.elapsed();
@@ -115,7 +117,7 @@ impl InspectArgs {
     fn check(&self, options: &Options) -> Result<(), Failure> {
         let named = self.print_after.iter().chain(&self.stop_after).chain(&self.damage_after);
         match named.filter_map(|name| find(name)).find(|p| !(p.wanted)(options)) {
-            Some(pass) => Err(anyhow!("`{}` does not run with these options: `mcc passes` lists what does when", pass.name).into()),
+            Some(pass) => Err(misuse!("`{}` does not run with these options: `mcc passes` lists what does when", pass.name).into()),
             None => Ok(()),
         }
     }
@@ -126,7 +128,7 @@ fn failed<T>(error: CompileError, sources: &Sources, shown: Shown, inspect: &Ins
     match error {
         CompileError::User(errors) => {
             shown.show(&errors, sources)?;
-            Err(Failure::Reported)
+            Err(misuse::shown(&errors))
         }
         CompileError::Broken(broken) => {
             note!("error: {broken}");

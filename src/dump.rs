@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::cli::{DumpArgs, Level};
 use crate::compile::generate;
 use crate::files::{self, Wanted};
+use crate::misuse::misuse;
 use crate::print::out;
 use anyhow::anyhow;
 use codegen::Emit;
@@ -25,7 +26,7 @@ pub fn run(args: &DumpArgs) -> Result<(), Failure> {
     if let Some(k) = args.class
         && k >= job.programs.len()
     {
-        return Err(anyhow!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
+        return Err(misuse!("there is no class {k}: the artifact has {} (0 to {})", job.programs.len(), job.programs.len() - 1).into());
     }
     match args.level {
         Level::Graph | Level::Sharded | Level::Schedule => out!("{}", saved(&artifact, &format!("{}.txt", args.level.name()))?)?,
@@ -82,7 +83,7 @@ pub fn program_text(job: &Job, class: u32, program: &Program) -> String {
 /// The PTX as it will run of these kernels, but for those of the host, which have none.
 fn shipped(artifact: &Artifact, used: &[usize]) -> Result<Vec<(String, String)>, Failure> {
     if !matches!(artifact.manifest.target, runtime::target::Target::Gpu { .. }) {
-        return Err(anyhow!("`{}` has no PTX: compile with --target sm_80 or sm_90a", artifact.dir.display()).into());
+        return Err(misuse!("`{}` has no PTX: compile with --target sm_80 or sm_90a", artifact.dir.display()).into());
     }
     let text = |k: &usize| {
         let entry = &artifact.kernels[*k];
@@ -136,7 +137,7 @@ pub fn kernel_texts(job: &Job, used: &[usize], level: Level, targets: &Targets, 
     }
     if level == Level::Ptx {
         if targets.device.arch != Arch::Nvptx {
-            return Err(anyhow!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
+            return Err(misuse!("PTX is for GPUs: compile with --target sm_80 or sm_90a").into());
         }
         let compiled = generate(&kernels, targets, Emit::default(), true, progress)?;
         let text = |(k, c): (&usize, codegen::Compiled)| {

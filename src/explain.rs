@@ -5,9 +5,9 @@ use crate::cli::{self, ExplainArgs};
 use crate::compile;
 use crate::files::{self, Wanted};
 use crate::limits::Watch;
+use crate::misuse::misuse;
 use crate::print::out;
 use crate::text::{STDIN, Shown};
-use anyhow::anyhow;
 use ir::program::Job;
 use passes::commands::cost_model::{Traffic, traffic};
 use passes::report::explain::{Exchange, Line, Tensor, exchanges, line, totals};
@@ -79,20 +79,20 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if target.is_dir() {
         files::look(target, Wanted::Artifact)?;
         if let Some(flag) = typed.iter().find(|f| !["--json", "--collectives"].contains(&f.as_str())) {
-            return Err(anyhow!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
+            return Err(misuse!("`{flag}` is for a model text: `{}` has been compiled", target.display()).into());
         }
         let job = runtime::artifact::read(target, &Accept::Anyones)?.job;
         return show(args, &communication(&job), communication_text);
     }
     if number.is_some() && model.is_dir() {
-        return Err(anyhow!(
+        return Err(misuse!(
             "`{}` is an artifact: ask for a line of its model text, `MODEL.mdl:LINE`, with the flags it was compiled with",
             model.display()
         )
         .into());
     }
     if number.is_some() && args.collectives {
-        return Err(anyhow!("`--collectives` is of a whole job; what a line communicates is said with it").into());
+        return Err(misuse!("`--collectives` is of a whole job; what a line communicates is said with it").into());
     }
     if !from_stdin {
         files::look(&model, Wanted::Text)?;
@@ -100,7 +100,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     if number.is_none() && !args.collectives {
         // Behind `--`, what begins with `-` is no flag.
         let line = format!("{}{}:12", if from_stdin { "-- " } else { "" }, target.display());
-        return Err(anyhow!("which line? `mcc explain {line}`, or --collectives for all communication").into());
+        return Err(misuse!("which line? `mcc explain {line}`, or --collectives for all communication").into());
     }
     let done = compile::levels(&model, &args.plan, Shown::Text, Watch::start(&args.plan.limits, Shown::Text).progress())?;
     let Some(number) = number else {
@@ -115,7 +115,7 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         }
         None => {
             let lines = done.text.sources.files.get(file).map_or(0, |f| f.text.lines().count());
-            Err(anyhow!("nothing is computed on line {number} of `{name}`, which has {lines} lines").into())
+            Err(misuse!("nothing is computed on line {number} of `{name}`, which has {lines} lines").into())
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::RunArgs;
+use crate::misuse::misuse;
 use anyhow::anyhow;
 use frontend::names::nearest;
 use runtime::checkpoint;
@@ -314,15 +315,15 @@ pub fn apart(args: &RunArgs) -> Result<(), Failure> {
     if let Some(dir) = &args.save
         && dir.starts_with(&args.artifact)
     {
-        return Err(anyhow!("`--save {}` is in the artifact, which would be damaged by it; name a directory outside", dir.display()).into());
+        return Err(misuse!("`--save {}` is in the artifact, which would be damaged by it; name a directory outside", dir.display()).into());
     }
     for (flag, file) in written(args) {
         let shown = file.display();
         if let Some((other, _)) = others.iter().find(|(other, f)| same(f, file) && !(begins(other) && saves(flag))) {
-            return Err(anyhow!("`{flag} {shown}` would destroy what `{other}` names: it is the same file; name another one").into());
+            return Err(misuse!("`{flag} {shown}` would destroy what `{other}` names: it is the same file; name another one").into());
         }
         if file.starts_with(&args.artifact) && args.artifact.is_dir() {
-            return Err(anyhow!("`{flag} {shown}` is in the artifact, which would be damaged by it; name a file outside").into());
+            return Err(misuse!("`{flag} {shown}` is in the artifact, which would be damaged by it; name a file outside").into());
         }
         others.push((flag, file.to_path_buf()));
     }

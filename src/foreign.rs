@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::files::{self, Wanted};
+use crate::misuse::{self, misuse};
 use crate::print::{note, report};
 use crate::report::count;
 use crate::text::show;
@@ -17,7 +18,7 @@ pub fn import(args: &ImportArgs) -> Result<(), Failure> {
     files::look(&args.directory, Wanted::Checkpoint)?;
     let Some(output) = &args.output else {
         let name = args.directory.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy());
-        return Err(anyhow!("-o says where model.mdl and the weights go: `mcc import hf {} -o {name}-mcc`", args.directory.display()).into());
+        return Err(misuse!("-o says where model.mdl and the weights go: `mcc import hf {} -o {name}-mcc`", args.directory.display()).into());
     };
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(output, if args.model.is_some() { &[WEIGHTS] } else { &[MODEL, WEIGHTS, CONFIG] }, args.force)?;
@@ -45,7 +46,7 @@ pub fn export(args: &ExportArgs) -> Result<(), Failure> {
     args.model.iter().try_for_each(|text| files::look_for("--model", text, Wanted::Text))?;
     free(&args.output, &[WHOLE, CONFIG], args.force)?;
     if same(&args.weights, &args.output.join(WHOLE)) {
-        return Err(anyhow!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
+        return Err(misuse!("`{}` would be replaced by its own export: another -o keeps it", args.weights.display()).into());
     }
     // Of a checkpoint, and of a file that has optimizer states too, the weights alone first, as a file.
     let stored = Stored::open(&args.weights)?;
@@ -79,7 +80,7 @@ fn failure(e: ConvertError) -> Failure {
     match e {
         ConvertError::Text { sources, diagnostics } => {
             show(&diagnostics, &sources);
-            Failure::Reported
+            misuse::shown(&diagnostics)
         }
         other => other.into(),
     }

@@ -15,6 +15,7 @@ mod gpu_check;
 mod idle;
 mod limits;
 mod megatron;
+mod misuse;
 mod opt;
 mod options;
 mod print;
@@ -39,9 +40,11 @@ use text::Shown;
 /// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch systems know what to start again.
 const EARLY: u8 = 75;
 
-/// Why a command failed. What it has to say is already printed for `Reported`.
+/// Why a command failed. What it has to say is already printed for `Reported` and `Misused`.
 pub enum Failure {
     Reported,
+    /// The command line was wrong, which is printed too.
+    Misused,
     /// A signal ended a run early, with everything saved.
     Early,
     Other(anyhow::Error),
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::FAILURE,
+        Err(Failure::Misused) => ExitCode::from(usage::WRONG_USAGE),
         Err(Failure::Early) => ExitCode::from(EARLY),
         Err(Failure::Other(e)) => fail(e),
     }
@@ -103,7 +107,7 @@ fn fail(e: anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     note!("error: {e:#}");
-    ExitCode::FAILURE
+    if misuse::is(&e) { ExitCode::from(usage::WRONG_USAGE) } else { ExitCode::FAILURE }
 }
 
 /// The flags that were typed, as they are written.

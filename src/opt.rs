@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{OptArgs, ReduceArgs};
+use crate::misuse::misuse;
 use crate::print::{note, out};
 use crate::reproducer;
 use crate::text::{STDIN, Shown};
@@ -68,10 +69,10 @@ impl Work {
         for pass in &self.passes {
             if pass.levels.0 != level {
                 let after = if level == m.level() { "the module is" } else { "the passes before it leave it" };
-                return Err(anyhow!("`{}` takes a module at level `{}`, and {after} at level `{level}`", pass.name, pass.levels.0));
+                return Err(misuse!("`{}` takes a module at level `{}`, and {after} at level `{level}`", pass.name, pass.levels.0));
             }
             if !(pass.wanted)(&m.options) {
-                return Err(anyhow!("`{}` does nothing with the module's options", pass.name));
+                return Err(misuse!("`{}` does nothing with the module's options", pass.name));
             }
             level = pass.levels.1;
         }

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
+use crate::misuse::misuse;
 use anyhow::Context;
 use ir::diag::Diagnostic;
 use ir::model::{self, LossScale, Model, Train};
@@ -28,7 +29,7 @@ fn schedule(name: &str) -> Result<Schedule, Failure> {
         "zb-v" => Ok(Schedule::ZbV),
         file => {
             let text = std::fs::read_to_string(file)
-                .with_context(|| format!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read"))?;
+                .map_err(|e| misuse!("--pipeline-schedule `{file}` is neither 1f1b, gpipe, zb-h1 or zb-v nor a file that can be read: {e}"))?;
             Ok(Schedule::Given(Order::parse(&text).with_context(|| format!("the schedule {file}"))?))
         }
     }

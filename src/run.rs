@@ -2,6 +2,7 @@
 
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 use crate::files::{self, Wanted};
+use crate::misuse::misuse;
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
@@ -134,7 +135,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         options.valid_data.iter().for_each(|spec| progress!("held-out data: {}", spec.file.display()));
     }
     if args.restarts > 0 && options.world.is_some() {
-        return Err(anyhow!(
+        return Err(misuse!(
             "--restarts starts ranks of one machine again; where a launcher starts them it does that (torchrun --max-restarts, scontrol requeue), with --resume auto"
         )
         .into());
@@ -158,7 +159,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     };
     let summary = summary.map_err(|e| match e {
         RunError::Ranks(failure) => anyhow!(failure.spelled(cli::help)),
-        RunError::Data(e) => anyhow!([e.to_string()].into_iter().chain(e.help().iter().map(cli::help)).collect::<Vec<_>>().join("; ")),
+        RunError::Data(e) if e.help().is_some() => {
+            anyhow!([e.to_string()].into_iter().chain(e.help().iter().map(cli::help)).collect::<Vec<_>>().join("; "))
+        }
         e => e.into(),
     })?;
     // What is saved, is saved: what follows cannot undo it.
@@ -341,7 +344,7 @@ fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
         (None, None) => None,
     };
     match (secret, args.insecure_rendezvous, world) {
-        (Some(_), true, _) => Err(anyhow!("--insecure-rendezvous goes without a secret, but MCC_SECRET is one: leave out either").into()),
+        (Some(_), true, _) => Err(misuse!("--insecure-rendezvous goes without a secret, but MCC_SECRET is one: leave out either").into()),
         (Some(trust), false, _) => Ok(trust),
         (None, true, Some(World { rank: 0, meeting, .. })) => {
             note!(
@@ -363,7 +366,7 @@ fn trust(args: &RunArgs, world: Option<&World>) -> Result<Trust, Failure> {
 fn alone(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     const LONELY: &str = "torchrun, mpirun or srun did not start this process, and `mcc run` by itself starts every rank on this machine";
     if args.rendezvous.is_some() {
-        return Err(anyhow!(
+        return Err(misuse!(
             "`--rendezvous` says where ranks of several machines meet, but {LONELY}: leave it out, or start each rank with one of them"
         )
         .into());

@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::cli::{self, FmtArgs};
 use crate::files::{self, Wanted};
+use crate::misuse;
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
 use anyhow::Context;
@@ -148,7 +149,7 @@ impl Text {
             }
             Err(errors) => {
                 self.show(&errors)?;
-                Err(Failure::Reported)
+                Err(misuse::shown(&errors))
             }
         }
     }

@@ -9,6 +9,7 @@ mod table;
 
 use crate::Failure;
 use crate::cli::{DeviceKind, GpuCheckArgs};
+use crate::misuse::misuse;
 use crate::print::progress;
 use anyhow::{Context, anyhow};
 use check::Check;
@@ -32,7 +33,7 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     if let Some(name) = &args.target
         && Target::named(name)?.arch != Arch::Nvptx
     {
-        return Err(anyhow!("--target {name} is a CPU, and the checks are of GPUs: sm_80 or sm_90a").into());
+        return Err(misuse!("--target {name} is a CPU, and the checks are of GPUs: sm_80 or sm_90a").into());
     }
     let (device, gpu) = match args.device {
         DeviceKind::Cuda => {
@@ -40,7 +41,7 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
             (runtime::target::DeviceKind::Cuda, Some(described))
         }
         DeviceKind::Emulated => (runtime::target::DeviceKind::Emulated, None),
-        DeviceKind::Cpu => return Err(anyhow!("the checks are of GPUs: --device cuda or emulated").into()),
+        DeviceKind::Cpu => return Err(misuse!("the checks are of GPUs: --device cuda or emulated").into()),
     };
     // The instructions of sm_90a are those of that one architecture.
     let usual = match &gpu {

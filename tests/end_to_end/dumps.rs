@@ -72,7 +72,7 @@ fn code_can_be_read() {
     let dir = compiled("");
     assert!(dump(&dir, "llvm").contains("define "));
     assert!(dump(&dir, "asm").contains("ret"));
-    dir.line("dump out.mcc --level llvm --class 2").fails_with(&["there is no class 2: the artifact has 2 (0 to 1)"]);
+    dir.line("dump out.mcc --level llvm --class 2").misuses_with(&["there is no class 2: the artifact has 2 (0 to 1)"]);
     dir.line("dump out.mcc --level mlir").succeeds();
 }
 
@@ -128,8 +128,8 @@ fn mlir_accepts_its_exports() {
 fn explain_takes_the_flags_that_matter() {
     let dir = compiled("");
     dir.line("explain out.mcc --json").succeeds();
-    dir.line("explain out.mcc --tp 4 --json").fails_with(&["`--tp` is for a model text: `out.mcc` has been compiled"]);
-    dir.line("explain out.mcc:3").fails_with(&["`out.mcc` is an artifact: ask for a line of its model text"]);
-    dir.line("explain {models}/gpt2.mdl:3 --collectives").fails_with(&["`--collectives` is of a whole job"]);
+    dir.line("explain out.mcc --tp 4 --json").misuses_with(&["`--tp` is for a model text: `out.mcc` has been compiled"]);
+    dir.line("explain out.mcc:3").misuses_with(&["`out.mcc` is an artifact: ask for a line of its model text"]);
+    dir.line("explain {models}/gpt2.mdl:3 --collectives").misuses_with(&["`--collectives` is of a whole job"]);
     dir.line("explain {models}/gpt2.mdl:3 --output x.mcc").misuses_with(&["--output"]);
 }

@@ -139,7 +139,7 @@ fn emulated_ranks_train_in_tf32() {
         assert!(ptx.contains("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"), "{ptx}");
         assert_eq!(ptx.contains(".f32.tf32.tf32 {"), target == "sm_90a", "{ptx}");
     }
-    dir.line(&format!("{compile} --tf32 -o cpu.mcc")).fails_with(&["error[E0642]: --tf32 is for tensor cores", "= help: "]);
+    dir.line(&format!("{compile} --tf32 -o cpu.mcc")).misuses_with(&["error[E0642]: --tf32 is for tensor cores", "= help: "]);
 }
 
 /// The models of `models/` at small sizes, with the flags of their jobs and the GPUs whose kernels are assembled. Heads of 64 and 128, as tensor cores take them.
@@ -292,11 +292,12 @@ fn an_artifact_runs_only_where_it_can() {
     dir.line(&format!("{MLP} -o cpu.mcc")).succeeds();
     dir.line(&format!("{MLP} --target sm_80 -o gpu.mcc")).succeeds();
     let run = |what: &str| dir.line(&format!("run {what} --data x=x.npy --data label=label.npy"));
-    run("gpu.mcc --device cpu").fails_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "cuda or emulated does"]);
-    run("cpu.mcc --device emulated").fails_with(&["`cpu.mcc` is compiled for the CPU", "which the device `emulated` does not run: cpu does"]);
-    run("gpu.mcc --device emulated --exchanges nccl").fails_with(&["cannot exchange through NCCL: GPUs do, the device `emulated` does not"]);
-    dir.line("dump cpu.mcc --level ptx").fails_with(&["has no PTX: compile with --target sm_80 or sm_90a"]);
-    dir.line(&format!("{MLP} --target sm_1")).fails_with(&["unknown target `sm_1`", "sm_90a"]);
+    run("gpu.mcc --device cpu")
+        .misuses_with(&["`gpu.mcc` is compiled for GPUs (sm_80), which the device `cpu` does not run", "cuda or emulated does"]);
+    run("cpu.mcc --device emulated").misuses_with(&["`cpu.mcc` is compiled for the CPU", "which the device `emulated` does not run: cpu does"]);
+    run("gpu.mcc --device emulated --exchanges nccl").misuses_with(&["cannot exchange through NCCL: GPUs do, the device `emulated` does not"]);
+    dir.line("dump cpu.mcc --level ptx").misuses_with(&["has no PTX: compile with --target sm_80 or sm_90a"]);
+    dir.line(&format!("{MLP} --target sm_1")).misuses_with(&["unknown target `sm_1`", "sm_90a"]);
 }
 
 #[test]

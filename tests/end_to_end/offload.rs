@@ -114,7 +114,7 @@ fn an_artifact_has_code_for_gpus_and_for_the_host() {
     run().succeeds();
     let here = fs::read_to_string(dir.path("out.mcc/manifest.json")).expect("a manifest");
     assert!(!here.contains("x86-64-v3") && here.contains("+avx2"), "{here}");
-    let refused = |flags: &str, words: &[&str]| drop(dir.line(&format!("{GPT2} {flags} -o out.mcc")).fails_with(words));
+    let refused = |flags: &str, words: &[&str]| drop(dir.line(&format!("{GPT2} {flags} -o out.mcc")).misuses_with(words));
     refused("--host-target x86-64-v3", &["--host-target is for kernels beside GPUs", "compiled for the same CPU"]);
     refused("--target sm_80 --host-target sm_80", &["--host-target `sm_80` is a GPU: hosts are `cpu` (this machine) or `x86-64-v3`"]);
 }

@@ -37,7 +37,7 @@ fn an_artifact_is_run_if_a_trusted_key_has_signed_it_and_weights_say_what_they_a
     for file in ["model.safetensors", "config.json"] {
         assert!(fs::read(dir.path("alone").join(file)).unwrap() == fs::read(dir.path("given").join(file)).unwrap(), "{file}");
     }
-    dir.line("export hf w.safetensors -D layers=3 -o other").fails_with(&["was saved with layers = 2, `-D layers=3` says otherwise: leave it out"]);
+    dir.line("export hf w.safetensors -D layers=3 -o other").misuses_with(&["was saved with layers = 2, `-D layers=3` says otherwise: leave it out"]);
     // Other settings, and no signature.
     dir.line(&format!("{GPT2} -D layers=3 -o out.mcc")).succeeds();
     run("--trust public.pem").fails_with(&["is not signed, and --trust takes what is signed alone"]);

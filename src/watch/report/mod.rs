@@ -19,6 +19,7 @@ use super::profile::{self, PROFILE};
 use crate::Failure;
 use crate::cli::ReportArgs;
 use crate::files::{self, Wanted};
+use crate::misuse::misuse;
 use crate::print::{note, report};
 use anyhow::{Context, anyhow};
 use history::History;
@@ -46,7 +47,7 @@ impl Files {
         }
         if !args.run.is_dir() {
             if args.metrics.is_some() {
-                return Err(anyhow!("`{}` is a file of metrics, and `--metrics` names another: leave out either", args.run.display()).into());
+                return Err(misuse!("`{}` is a file of metrics, and `--metrics` names another: leave out either", args.run.display()).into());
             }
             return Ok(Files { metrics: Some(args.run.clone()), run: None, profile: None });
         }
@@ -76,7 +77,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let output = args.output.clone().unwrap_or_else(default);
     let shown = output.display();
     if let Some(file) = found.all().find(|file| same(file, &output)) {
-        return Err(anyhow!("`{}` is what the report is made of: name another file for it", file.display()).into());
+        return Err(misuse!("`{}` is what the report is made of: name another file for it", file.display()).into());
     }
     replaceable(&output, if args.force { Existing::Replace } else { Existing::Refuse })?;
     let report = read(args, &found)?;
