@@ -3,6 +3,7 @@
 //! What a file holds is none of them: a text that is wrong, a file that is missing or damaged, and all that happens in a run end with 1.
 
 use crate::Failure;
+use codegen::target::TargetError;
 use convert::ConvertError;
 use ir::diag::{Diagnostic, Severity};
 use mcc::targets::TargetsError;
@@ -39,6 +40,7 @@ pub fn is(error: &anyhow::Error) -> bool {
     let has = |e: &(dyn std::error::Error + 'static)| {
         e.is::<Misuse>()
             || e.is::<TargetsError>()
+            || e.is::<TargetError>()
             || e.downcast_ref().is_some_and(of_run)
             || e.downcast_ref().is_some_and(of_data)
             || e.downcast_ref().is_some_and(of_world)

@@ -310,7 +310,7 @@ impl Compiled {
     /// The first broken invariant.
     pub fn verify(&self) -> Result<(), Violation> {
         verify::job::verify(&self.job)?;
-        job::refines(&self.job, &self.locals, &self.evaluation)
+        verify::lowering::verify(&self.job, &self.locals, &self.evaluation)
     }
 }
 

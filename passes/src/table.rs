@@ -102,8 +102,12 @@ const JOB: Verifier = Verifier {
     levels: (Level::Job, Level::Job),
     run: |m| shown(sound(m)),
 };
-const LOWERING: Verifier =
-    Verifier { name: "lowering", summary: "Every program computes its local graphs.", levels: (Level::Job, Level::Job), run: |m| shown(refined(m)) };
+const LOWERING: Verifier = Verifier {
+    name: "lowering",
+    summary: "Every program computes its local graphs, and the job describes them.",
+    levels: (Level::Job, Level::Job),
+    run: |m| shown(refined(m)),
+};
 
 /// All verifiers, in the order of the levels that they look at.
 pub const VERIFIERS: [&Verifier; 10] = [&GRAPHS, &MEANING, &SHARDED, &PARTITION, &LOCALS, &EQUIVALENCE, &COMMANDS, &MEMORY, &JOB, &LOWERING];
@@ -420,6 +424,7 @@ fn sound(m: &Module) -> Held {
 
 fn refined(m: &Module) -> Held {
     let Some(job) = &m.job else { return Ok(()) };
-    references::whole(&m.evaluation)?;
-    job::refines(job, &m.training.locals, &m.evaluation)
+    both(m, |g| references::whole(g).map(|_| ()))?;
+    verify::lowering::described::verify(job, m)?;
+    verify::lowering::verify(job, &m.training.locals, &m.evaluation)
 }

@@ -190,7 +190,7 @@ fn labels_that_a_text_replaces_are_checked_all_the_same() {
     let by_table = "let each = cross_entropy(log_p, where(keep, label, 0), classes);";
     let by_product = "let each = -sum(where(one_hot(label, classes), log_p, 0), over: classes);";
     let labels = |wrong: i64| {
-        save_array(&dir.path("label.npy"), &[1, 4], [1, 2, wrong, 9].into_iter());
+        save_array(&dir.path("label.npy"), &[1, 4], [1, 2, wrong, 9]);
         save_array(&dir.path("x.npy"), &[1, 4, 4], (0..16).map(|i| i % 3));
     };
     let run = "run out.mcc --data x=x.npy --data label=label.npy --steps 1";

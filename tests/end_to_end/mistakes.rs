@@ -193,7 +193,7 @@ const TOGETHER: &[Mistake] = &[
     ("dump a.mcc --class 9", 2, "there is no class 9", "0 to 0"),
     ("dump a.mcc --level ptx", 2, "has no PTX", "--target sm_80"),
     ("gpu-check --device cpu", 2, "the checks are of GPUs", "`--device emulated`"),
-    ("gpu-check --device emulated --target sm_70", 1, "unknown target `sm_70`", "`sm_80`"),
+    ("gpu-check --device emulated --target sm_70", 2, "unknown target `sm_70`", "`sm_80`"),
 ];
 
 /// Files: missing, or with a wrong content.

@@ -85,6 +85,7 @@ pub const GROUPS: &[Group] = &[
     Group { first: 430, title: "Buckets", file: "equivalence/pieces.rs" },
     Group { first: 440, title: "What rewritten graphs leave", file: "equivalence/outcome.rs" },
     Group { first: 500, title: "Programs compute their local graphs", file: "lowering/program.rs" },
+    Group { first: 530, title: "Jobs describe their graphs", file: "lowering/described.rs" },
     Group { first: 600, title: "Jobs as a whole", file: "job/mod.rs" },
     Group { first: 620, title: "Operands of commands", file: "job/access.rs" },
     Group { first: 640, title: "Buffers at rest", file: "job/held.rs" },
@@ -235,6 +236,13 @@ invariants! {
     513 MetValues "What a program exchanges with other stages is what its graph does, in that order."
     514 RestValue "A parameter or state of a program is one value after a step."
     515 FinalValue "A parameter or state of a program is, after a step, what its graph says."
+
+    530 DescribedSettings "A job has the model, settings, optimizer, mesh and batch of its module."
+    531 DescribedParameters "A job describes the parameters of its graph: names, sizes, orders of storage, initial values."
+    532 DescribedInputs "A job describes the inputs of its graph: names, types, sizes, defaults, and what they may hold."
+    533 DescribedTables "A job has the tables of the step, in its order."
+    534 DescribedReports "A job names what its graphs report, and an evaluation reports what a step does."
+    535 DescribedStages "A stage runs the program of its class, with the parameters that it has there."
 
     601 MeshSize "A job's mesh has no empty axis, as many as bits tell apart, and no more ranks than numbers."
     602 MeshFits "A job has the stages and the microbatches of its mesh."

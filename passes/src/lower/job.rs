@@ -11,8 +11,7 @@ use ir::pipeline::{Kind, Order, Pass};
 use ir::program::{BodyId, Call, CallSchedule, Extent, InputEntry, Interval, Job, ParamEntry, Program, Stage, TableEntry};
 use ir::sharded::Sharded;
 use std::collections::HashMap;
-use verify::lowering::{self, Meaning};
-use verify::{Invariant, LocusPart, Violation, references};
+use verify::{Invariant, LocusPart, Violation};
 
 /// The graph of the same stages as another one.
 pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
@@ -167,27 +166,4 @@ fn evaluated_slots(local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violat
     };
     let buckets = params.len() as u32..(params.len() + local.buckets.len()) as u32;
     used.iter().map(of_param).chain(buckets.map(Ok)).collect()
-}
-
-/// Verifies that every program, with every schedule it has, computes its graphs.
-///
-/// # Errors
-/// The first broken invariant.
-pub fn refines(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Violation> {
-    verify::job::operands(job)?;
-    references::locals(locals.iter().chain(&evaluation.locals), None)?;
-    if [locals.len(), evaluation.locals.len()] != [job.programs.len(); 2] {
-        let (classes, evaluated, programs) = (locals.len(), evaluation.locals.len(), job.programs.len());
-        return Err(broken(Invariant::ClassesCover, format!("{programs} programs of {classes} classes, {evaluated} in an evaluation")));
-    }
-    let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
-    let other_tables = tables(job, evaluation.whole.graph())?;
-    for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
-        let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
-        let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
-        let training = Meaning { local, slots: &slots, tables: &own_tables };
-        let evaluation = Meaning { local: other, slots: &evaluated_slots(local, other)?, tables: &other_tables };
-        lowering::check(job, &job.programs[class], &schedules, &training, &evaluation)?;
-    }
-    Ok(())
 }

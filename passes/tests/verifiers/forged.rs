@@ -1,9 +1,11 @@
 //! What no text can say, or not in a line, and verifiers refuse all the same.
 
 use crate::folder;
-use ir::dim::{Base, IndexMap};
-use ir::module::Module;
-use ir::op::Op;
+use ir::dim::{Base, IndexMap, Order};
+use ir::graph::{Table, Type};
+use ir::module::{Module, Whole};
+use ir::op::{DType, Op};
+use ir::program::{Extent, TableEntry};
 use ir::text::parse_module;
 use passes::compile::holds;
 use passes::table::verifiers;
@@ -45,4 +47,25 @@ fn states_of_a_bucket_at_different_ranks_are_refused() {
     local.source.push(None);
     local.reasons.push(None);
     assert_eq!(said(&module), [Some(Invariant::BucketOwners)]);
+}
+
+/// A table that is none of the step's comes before all others.
+#[test]
+fn a_job_with_tables_in_another_order_is_refused() {
+    let mut module = parse_module(&fs::read_to_string(folder().join("base_jobzero.mir")).expect("UTF-8")).expect("a module");
+    let body = &module.training.whole.graph().body;
+    let dim = body.dims.ids().next().expect("a dim");
+    let ty = Type::new(DType::F32, vec![dim]);
+    let (name, size) = (body.dims.name(dim).to_string(), body.dims.size(dim));
+    let extent = Extent { name, size, padded: size, order: Order::Plain };
+    let numbers = |first: f64| (0..size).map(|i| first + i as f64).collect::<Vec<f64>>();
+    let Whole::Sharded(sharded) = &mut module.training.whole else { panic!("a job has a sharded graph") };
+    for (name, first) in [("table0", 0.0), ("table1", 1.0)] {
+        sharded.graph.tables.push(Table { name: name.into(), ty: ty.clone(), data: numbers(first) });
+        let entry = TableEntry { name: name.into(), dtype: DType::F32, dims: vec![extent.clone()], data: numbers(first) };
+        module.job.as_mut().expect("a job").tables.push(entry);
+    }
+    assert_eq!(said(&module), []);
+    module.job.as_mut().expect("a job").tables.reverse();
+    assert_eq!(said(&module), [Some(Invariant::DescribedTables)]);
 }

@@ -12,23 +12,69 @@
 //! With the proof that no two accesses race and that messages and collectives meet ([`crate::job`]), and that both ends of them mean
 //! the same value ([`crate::partition::exchanges`]), the program's results are the local graph's.
 
+pub mod described;
 mod graph;
 mod program;
 
 use crate::terms::Terms;
-use crate::{LocusPart, Violation};
+use crate::{Invariant, LocusPart, Violation, references};
 use graph::Outcome;
 use ir::local::Local;
+use ir::module::Graphs;
 use ir::program::{CallSchedule, Job, Program};
 
 /// A local graph and how its numbers lead to the job's.
 #[derive(Clone, Copy)]
-pub struct Meaning<'a> {
-    pub local: &'a Local,
+struct Meaning<'a> {
+    local: &'a Local,
     /// Parameter slot of the program, per slot of the graph.
-    pub slots: &'a [u32],
+    slots: &'a [u32],
     /// Table of the job, per table of the graph.
-    pub tables: &'a [u32],
+    tables: &'a [u32],
+}
+
+/// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot and table of a program stands for which of
+/// a graph follows from what the job says of its stages and tables.
+///
+/// # Errors
+/// The first command that reads no value, or the first result that differs.
+pub fn verify(job: &Job, locals: &[Local], evaluation: &Graphs) -> Result<(), Violation> {
+    crate::job::operands(job)?;
+    references::locals(locals.iter().chain(&evaluation.locals), None)?;
+    let classes = [locals.len(), evaluation.locals.len()];
+    if classes != [job.programs.len(); 2] {
+        let found = format!("{} programs of {} classes, {} in an evaluation", job.programs.len(), classes[0], classes[1]);
+        return Err(Invariant::ClassesCover.breach(found).at(LocusPart::Job));
+    }
+    let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
+    let other_tables = described::numbers(job, evaluation.whole.graph()).map_err(|e| e.at(LocusPart::Job))?;
+    for (class, (local, other)) in locals.iter().zip(&evaluation.locals).enumerate() {
+        let schedules: Vec<&CallSchedule> = job.stages.iter().filter(|s| s.program as usize == class).map(|s| &s.schedule).collect();
+        let slots: Vec<u32> = (0..(local.params.len() + local.buckets.len()) as u32).collect();
+        let training = Meaning { local, slots: &slots, tables: &own_tables };
+        let evaluation = Meaning { local: other, slots: &evaluated(job, local, other)?, tables: &other_tables };
+        check(job, &job.programs[class], &schedules, &training, &evaluation)?;
+    }
+    Ok(())
+}
+
+/// The slot of a program for each parameter, and then each bucket, of an evaluation: that in which the job says that each stage has it.
+fn evaluated(job: &Job, local: &Local, evaluation: &Local) -> Result<Vec<u32>, Violation> {
+    let unlike = |s: u64, found: String| Invariant::EvaluatedParameters.breach(found).at(LocusPart::Stage(s));
+    let mut slots: Option<Vec<u32>> = None;
+    for (s, _) in &local.stages {
+        let has = job.stages.get(*s as usize).map_or(&[][..], |stage| &stage.params);
+        let used = evaluation.stages.iter().find(|(other, _)| other == s).map_or(&[][..], |(_, params)| params);
+        let slot = |p: &u32| has.iter().position(|q| q == p).map(|k| k as u32).ok_or(*p);
+        let own: Result<Vec<u32>, u32> = used.iter().map(slot).collect();
+        let own = own.map_err(|p| unlike(*s, format!("it evaluates with parameter {p}, which it does not train")))?;
+        if slots.as_ref().is_some_and(|known| *known != own) {
+            return Err(unlike(*s, "it evaluates with parameters in other slots than the stages of its class".into()));
+        }
+        slots = Some(own);
+    }
+    let buckets = local.params.len() as u32..(local.params.len() + local.buckets.len()) as u32;
+    Ok(slots.unwrap_or_default().into_iter().chain(buckets).collect())
 }
 
 /// Checks that the calls of a program's schedules compute what the graphs of training and evaluation say. What commands and graphs
@@ -36,7 +82,7 @@ pub struct Meaning<'a> {
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.
-pub fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &Meaning, evaluation: &Meaning) -> Result<(), Violation> {
+fn check(job: &Job, program: &Program, schedules: &[&CallSchedule], training: &Meaning, evaluation: &Meaning) -> Result<(), Violation> {
     let mut terms = Terms::default();
     let at = |segment: LocusPart| move |e: Violation| e.within(segment);
     let steps = schedules.iter().map(|s| [s.train.as_slice(), &s.update].concat());
