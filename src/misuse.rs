@@ -1,6 +1,8 @@
-//! Exit code 2: which errors are of the command line, though they are found only beside the text, the artifact or the data.
+//! Exit code 2: which errors are of the command line, though they are found only beside the text, the artifact
+//! or the data.
 //!
-//! What a file holds is none of them: a text that is wrong, a file that is missing or damaged, and all that happens in a run end with 1.
+//! What a file holds is none of them: a text that is wrong, a file that is missing or damaged, and all that
+//! happens in a run end with 1.
 
 use crate::Failure;
 use codegen::target::TargetError;
@@ -24,8 +26,9 @@ macro_rules! misuse {
 }
 pub(crate) use misuse;
 
-/// Diagnostics that are about flags: a setting that is not there or has no value (E0406 to E0408), a mesh, batch or schedule that cannot be (E0204, E0208,
-/// E063x), flags that contradict the text or the target (E0642, E070x).
+/// Diagnostics that are about flags: a setting that is not there or has no value (E0406 to E0408), a mesh,
+/// batch or schedule that cannot be (E0204, E0208, E063x), flags that contradict the text or the target (E0642,
+/// E070x).
 const FLAGS: [&str; 13] = ["E0204", "E0208", "E0406", "E0407", "E0408", "E0633", "E0634", "E0635", "E0637", "E0642", "E0702", "E0703", "E0704"];
 
 /// Why a command ends whose errors were shown.

@@ -113,7 +113,7 @@ impl<'a> Compile<'a> {
     /// A compile by all passes; `progress` is told which one runs, and how many operations, kernels and commands there are.
     ///
     /// # Errors
-    /// What the user can mend.
+    /// What the user can mend, or a bug in mcc.
     pub fn new(training: Model, evaluation: Model, options: &Options, progress: &'a Progress) -> Result<Compile<'a>, CompileError> {
         Compile::by(PASSES, training, evaluation, options, progress)
     }
@@ -121,7 +121,7 @@ impl<'a> Compile<'a> {
     /// A compile by these passes.
     ///
     /// # Errors
-    /// What the user can mend.
+    /// What the user can mend, or a bug in mcc.
     pub fn by(
         passes: &'static [Pass],
         training: Model,
@@ -129,7 +129,9 @@ impl<'a> Compile<'a> {
         options: &Options,
         progress: &'a Progress,
     ) -> Result<Compile<'a>, CompileError> {
-        let module = start::module(training, evaluation, options).map_err(CompileError::User)?;
+        let started = unwound(|| start::module(training, evaluation, options));
+        let bug = |complaint| CompileError::Broken(Box::new(Broken { pass: "start", complaint, before: None }));
+        let module = started.map_err(bug)?.map_err(CompileError::User)?;
         progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
         let passes = passes.iter();
         Ok(Compile { first: module.clone(), module, passes, done: vec![], graph: Graph::default(), warnings: vec![], times: vec![], progress })
@@ -240,8 +242,8 @@ pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> 
     pass.verifiers.iter().try_for_each(|v| holds(v, module).map(|_| ())).map_err(|complaint| broken(pass, complaint))
 }
 
-/// Runs the verifiers that a module has to hold up to beside those that its pass is followed by: a compile looks at some passes together, and whoever
-/// runs one alone wants to know of that one. Warnings say what could not be looked at.
+/// Runs the verifiers that a module has to hold up to beside those that its pass is followed by: a compile looks at
+/// some passes together, and whoever runs one alone wants to know of that one. Warnings say what could not be looked at.
 ///
 /// # Errors
 /// A bug in mcc, without the module that the pass was given.

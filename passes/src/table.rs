@@ -313,15 +313,18 @@ pub const PASSES: &[Pass] = &[
         // Of all passes over local graphs together, whose sums are those of real numbers.
         verifiers: &[&LOCALS, &EQUIVALENCE],
     },
-    local(
-        "tf32",
-        "Marks the products of f32 factors that tensor cores are to round.",
-        |o| o.tf32,
-        |m| {
+    Pass {
+        name: "tf32",
+        summary: "Marks the products of f32 factors that tensor cores are to round.",
+        levels: (Level::Local, Level::Local),
+        wanted: |o| o.tf32,
+        run: |m| {
             m.on_classes(|training, evaluation| (tf32::mark(training), tf32::mark(evaluation)));
             Ok(vec![])
         },
-    ),
+        // Programs are held to what it leaves.
+        verifiers: &[&LOCALS, &EQUIVALENCE],
+    },
     Pass {
         name: "lower",
         summary: "Fuses local graphs into kernels, gives values buffers and writes the commands.",

@@ -1,5 +1,5 @@
-//! Parts of texts: `${NAME%.*}`, `basename`, `dirname`. Of a text that is known in part, what they take has to be in
-//! the part that is known.
+//! Parts of texts: `${NAME%.*}`, `basename`, `dirname`. Of a text that is known in part, what they take has to
+//! be in the part that is known.
 
 use super::conditions::matches;
 use super::text::{Piece, Text};
@@ -8,8 +8,8 @@ use super::text::{Piece, Text};
 const MOST: usize = 4096;
 
 impl Text {
-    /// What is left without what a pattern says: `%` and `%%` cut the shortest and the longest end, `#` and `##`
-    /// such a beginning. None if that is not known.
+    /// What is left without what a pattern says: `%` and `%%` cut the shortest and the longest end, `#` and
+    /// `##` such a beginning. None if that is not known.
     pub fn cut(&self, op: &str, pattern: &str) -> Option<Text> {
         let is_plain = !pattern.contains(['?', '[', '\\', '"', '\'', '$', '`']);
         if !is_plain || self.len() > MOST || pattern.len() > MOST {

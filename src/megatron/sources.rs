@@ -1,5 +1,5 @@
-//! What a script reads and asks for: files beside it that it sources, and the few commands whose output is known
-//! without running them, which take paths apart.
+//! What a script reads and asks for: files beside it that it sources, and the few commands whose output is
+//! known without running them, which take paths apart.
 
 use super::grammar::parse;
 use super::script::MOST_SOURCES;

@@ -269,7 +269,7 @@ fn reference_cases_on_some_meshes_of_eight_ranks() {
             return false;
         }
         let done = compiles(&dir, name, series, &words);
-        if done.code == Some(1) && ["error[E0204]", "error[E0208]", "error[E0633]", "error[E0637]"].iter().any(|code| done.stderr.contains(code)) {
+        if done.code == Some(2) && ["error[E0204]", "error[E0208]", "error[E0633]", "error[E0637]"].iter().any(|code| done.stderr.contains(code)) {
             return false;
         }
         done.succeeds();

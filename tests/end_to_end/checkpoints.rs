@@ -195,7 +195,7 @@ fn a_run_begins_with_the_weights_of_several_files() {
     run("--steps 2 --init base-and-ln --init top").fails_with(&["`layers.1.ln1.b` is in `base-and-ln`, and in `top` too"]);
     run("--steps 2 --init base").fails_with(&["`base` does not fit the model", "`layers.1.attn.q.w` is missing", "more"]);
     run("--steps 2 --init base --allow-missing layers.attn.*").fails_with(&["`layers.1.ln1.b` is missing"]);
-    run("--steps 2 --init base --allow-missing head.*").fails_with(&["`--allow-missing head.*` fits no parameter of the model"]);
+    run("--steps 2 --init base --allow-missing head.*").misuses_with(&["`--allow-missing head.*` fits no parameter of the model"]);
     // What is drawn is what a run draws that begins with nothing.
     let ran = run("--steps 0 --init base --allow-missing layers.1.* --allow-missing wpe* --save-weights drawn").succeeds();
     assert!(ran.stderr.contains("note: drawn, as no file of --init has them: "), "{}", ran.stderr);

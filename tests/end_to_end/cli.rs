@@ -154,7 +154,7 @@ fn refuse(arguments: &str, expected: Expect) {
     let dir = Dir::new();
     fs::copy(models().join("gpt2.mdl"), dir.path("gpt2.mdl")).expect("copied");
     let tiny = "-D vocab=24 -D hidden=8 -D heads=4 -D layers=2 -D seq=4";
-    let ran = dir.line(&format!("compile gpt2.mdl {tiny} {arguments}")).fails_with(&["error"]);
+    let ran = dir.line(&format!("compile gpt2.mdl {tiny} {arguments}")).misuses_with(&["error"]);
     expected.assert_eq(&ran.stderr);
     assert_eq!(dir.entries(), ["gpt2.mdl"]);
 }

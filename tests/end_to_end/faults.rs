@@ -245,7 +245,7 @@ fn bad_data_is_refused_before_ranks_start() {
     dir.line("run out.mcc --data half.npy").fails_with(&["half.npy"]);
     dir.write("empty.txt", "");
     dir.line("run out.mcc --data empty.txt").fails_with(&["empty.txt"]);
-    dir.line("run out.mcc --data text.txt --steps 1 --seed 9007199254740992").fails_with(&["seed"]);
+    dir.line("run out.mcc --data text.txt --steps 1 --seed 9007199254740992").misuses_with(&["seed"]);
     dir.line("run out.mcc --data text.txt --steps 1 --save-weights no/such/w.safetensors").fails_with(&["no/such/w.safetensors"]);
 }
 

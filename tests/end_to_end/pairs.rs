@@ -1,5 +1,6 @@
-//! Checkpoints between plans: what one plan has saved another reads, and what that saves again are the same bytes of
-//! each parameter and each optimizer state. `PAIRS=200` tries so many pairs of plans, from number `PAIRS_FIRST` on.
+//! Checkpoints between plans: what one plan has saved another reads, and what that saves again are the same
+//! bytes of each parameter and each optimizer state. `PAIRS=200` tries so many pairs of plans, from number
+//! `PAIRS_FIRST` on.
 
 use crate::differential::meshes::{meshes, mixed};
 use crate::harness::Case;
@@ -11,7 +12,8 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Models with sizes of which some go with 8 ranks on any axis: their names, whether they have experts, settings.
+/// Models with sizes of which some go with 8 ranks on any axis: their names, whether they have experts,
+/// settings.
 const MODELS: [(&str, bool, &str); 3] = [
     ("gpt2", false, "-D vocab=251 -D hidden=16 -D heads=8 -D layers=4 -D seq=16"),
     ("llama", false, "-D vocab=250 -D hidden=32 -D heads=8 -D kv_heads=4 -D ffn=24 -D layers=4 -D seq=8"),
@@ -50,8 +52,8 @@ fn plan(random: &mut Random, meshes: &[Case]) -> String {
     words.join(" ")
 }
 
-/// The plan of an artifact of this name: the first that this model can have. Sizes, batches and layers that do not go
-/// round are refused, nothing else is.
+/// The plan of an artifact of this name: the first that this model can have. Sizes, batches and layers that do
+/// not go round are refused, nothing else is.
 fn compiled(dir: &Dir, random: &mut Random, (model, experts, sizes): (&str, bool, &str), name: &str) -> String {
     let all = mixed(meshes(experts));
     for _ in 0..50 {

@@ -86,7 +86,7 @@ fn a_report_is_made_of_metrics_alone_and_of_whatever_is_left_of_them() {
     let page = fs::read_to_string(dir.path("cut.html")).expect("a page");
     assert!(page.contains("2 lines of m.jsonl could not be read"));
     assert_eq!(curves(&page)["charts"][0]["series"][0]["x"], serde_json::json!([1, 2, 3]));
-    dir.line("report m.jsonl -o m.jsonl --force").fails_with(&["`m.jsonl` is what the report is made of: name another file for it"]);
+    dir.line("report m.jsonl -o m.jsonl --force").misuses_with(&["`m.jsonl` is what the report is made of: name another file for it"]);
     dir.line("report text.txt").fails_with(&["`text.txt` holds no metrics: `mcc run --metrics FILE` writes such a file"]);
     dir.line("report small.mcc").fails_with(&["`small.mcc` is an artifact, not the log of a run: `mcc run small.mcc --data FILE` trains it"]);
     fs::create_dir(dir.path("empty")).expect("made");

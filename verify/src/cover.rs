@@ -1,9 +1,10 @@
-//! Sets of elements of a buffer, as nested regular strides: what was written so far. A million rows of which each has
-//! a part written are one part that repeats, so sets are united and compared without a look at each row.
+//! Sets of elements of a buffer, as nested regular strides: what was written so far. A million rows of which
+//! each has a part written are one part that repeats, so sets are united and compared without a look at each
+//! row.
 //!
-//! Where two strides meet, the pattern of both repeats after their least common multiple, and one such span is looked
-//! at, in which the wider is unrolled. Only strides of which the multiple is longer than the buffer cost more, and
-//! what they cost is bounded.
+//! Where two strides meet, the pattern of both repeats after their least common multiple, and one such span is
+//! looked at, in which the wider is unrolled. Only strides of which the multiple is longer than the buffer cost
+//! more, and what they cost is bounded.
 
 use crate::region::Shape;
 use std::rc::Rc;
@@ -11,8 +12,8 @@ use std::rc::Rc;
 /// Elements `from ..to` of a buffer.
 pub type Run = (u64, u64);
 
-/// The most parts that one question may make: what the verifier takes does not depend on what a job from elsewhere
-/// claims.
+/// The most parts that one question may make: what the verifier takes does not depend on what a job from
+/// elsewhere claims.
 pub const MOST_PARTS: u64 = 1 << 20;
 
 /// More parts than [`MOST_PARTS`].
@@ -34,8 +35,8 @@ struct Pattern {
     parts: Vec<Part>,
 }
 
-/// A set of elements. Its parts ascend and lie apart. What holds all elements of a range is one part when it is cut
-/// to that range.
+/// A set of elements. Its parts ascend and lie apart. What holds all elements of a range is one part when it is
+/// cut to that range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
     parts: Vec<Part>,
@@ -308,8 +309,8 @@ mod tests {
         assert_eq!(cover, set(&[(6, 1)], 0));
     }
 
-    /// Of 16,384 tokens with 128 heads of 192 elements each: 128 that are not rotated, then pairs of which each half is
-    /// written by itself: 134 million runs.
+    /// Of 16,384 tokens with 128 heads of 192 elements each: 128 that are not rotated, then pairs of which each
+    /// half is written by itself: 134 million runs.
     #[test]
     fn halves_of_pairs_of_every_head_make_up_a_tensor_without_a_look_at_each() {
         let heads = 16_384 * 128;

@@ -11,6 +11,9 @@ use ir::pipeline::{Kind, Layout, MOST_CHUNKS, Part, Pass, Pipeline, Placement, S
 ///
 /// # Errors
 /// E0633: layers and stages do not fit. E0637: the schedule does not fit the stages or microbatches.
+///
+/// # Panics
+/// A schedule of mcc's own cannot be run.
 pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipeline, Diagnostic> {
     let stages = options.pp as u32;
     let chunks = chunks(options)?;
@@ -24,7 +27,11 @@ pub fn plan(graph: &Graph, microbatches: u32, options: &Options) -> Result<Pipel
         let d = Diagnostic::error("E0637", format!("the schedule is for {} stages; pp = {stages}", order.stages.len()));
         return Err(d.help(Help::from("`").option(OptionName::Pp).and(format!(" {}`, or a line for each of {stages} stages", order.stages.len()))));
     }
-    order.check(microbatches).map_err(|e| Diagnostic::error("E0637", format!("the schedule cannot be run: {e}")))?;
+    match (order.check(microbatches), &options.schedule) {
+        (Ok(()), _) => {}
+        (Err(e), Schedule::Given(_)) => return Err(Diagnostic::error("E0637", format!("the schedule cannot be run: {e}"))),
+        (Err(e), _) => unreachable!("invariant: a schedule of mcc's own can be run: {e}"),
+    }
     Ok(Pipeline { layout: layout(graph, shape, order.placement, options)?, order })
 }
 

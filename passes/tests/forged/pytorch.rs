@@ -1,5 +1,5 @@
-//! The pickle of a checkpoint that PyTorch has written, spoilt: it is refused or read, without a panic and without
-//! memory beyond a constant times its files.
+//! The pickle of a checkpoint that PyTorch has written, spoilt: it is refused or read, without a panic and
+//! without memory beyond a constant times its files.
 
 use crate::{Dice, files, memory, seeds};
 use ir::random::mix;

@@ -1,8 +1,9 @@
 //! Graphs with something wrong at random: what changes a result of a step, the verifier of meaning refuses.
 //!
-//! The sharded graphs of small models are changed in one node or one root. A judge of its own evaluates all of both graphs on random numbers: a
-//! mutant whose reports, new parameters or new states differ has to be refused, and the graph as it was has to be accepted.
-//! `MEANING_MUTANTS=1000` tries so many of each model, in place of as many as take a few seconds.
+//! The sharded graphs of small models are changed in one node or one root. A judge of its own evaluates all of
+//! both graphs on random numbers: a mutant whose reports, new parameters or new states differ has to be
+//! refused, and the graph as it was has to be accepted. `MEANING_MUTANTS=1000` tries so many of each model, in
+//! place of as many as take a few seconds.
 
 use frontend::Options as Text;
 use ir::diag::Sources;
@@ -19,7 +20,8 @@ use passes::table::{OF_LOGICAL, PASSES};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A text with what the models have not: a state, a running sum, the greatest of a row, a window, drops, two losses and a metric.
+/// A text with what the models have not: a state, a running sum, the greatest of a row, a window, drops, two
+/// losses and a metric.
 const ODD: &str = "
 model odd(batch, seq = 6, vocab = 5, hidden = 4) {
   input tokens: i32[batch, seq];

@@ -1,4 +1,5 @@
-//! What a job says beside its programs: names, sizes, initial values, inputs, tables, reports and settings, as they are in the module's graphs.
+//! What a job says beside its programs: names, sizes, initial values, inputs, tables, reports and settings, as
+//! they are in the module's graphs.
 
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, LocusPart, Violation};

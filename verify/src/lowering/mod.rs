@@ -33,8 +33,8 @@ struct Meaning<'a> {
     tables: &'a [u32],
 }
 
-/// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot and table of a program stands for which of
-/// a graph follows from what the job says of its stages and tables.
+/// Checks that every program, with every schedule it has, computes its graphs, one class after the other. Which slot and
+/// table of a program stands for which of a graph follows from what the job says of its stages and tables.
 ///
 /// # Errors
 /// The first command that reads no value, or the first result that differs.

@@ -1,11 +1,13 @@
 //! Which elements of each dim are looked at: a few, the same in all graphs that are compared.
 //!
-//! An op that goes from one dim to another (a view, a slice, a concatenation) takes these with it: what is looked at of the one has its
-//! counterpart in the other. So a graph on the elements chosen is a graph of its own, with smaller dims, and what is the same of the whole
-//! graphs is the same of these: sums go over fewer elements, everything else stays.
+//! An op that goes from one dim to another (a view, a slice, a concatenation) takes these with it: what is
+//! looked at of the one has its counterpart in the other. So a graph on the elements chosen is a graph of its
+//! own, with smaller dims, and what is the same of the whole graphs is the same of these: sums go over fewer
+//! elements, everything else stays.
 //!
-//! Of a dim of n elements the first, the middle and the last are looked at, of a batch the first and the last; where a window or a constant
-//! tells one index from the next, both of these; of a padded dim two of its padding. From there the choice is closed under the ops.
+//! Of a dim of n elements the first, the middle and the last are looked at, of a batch the first and the last;
+//! where a window or a constant tells one index from the next, both of these; of a padded dim two of its
+//! padding. From there the choice is closed under the ops.
 
 use super::Unlike;
 use ir::dim::{Dim, Dims};
@@ -212,7 +214,8 @@ fn flat(dims: &Dims, list: &[Dim], chosen: &Chosen) -> Result<Vec<u64>, String> 
     Ok(out)
 }
 
-/// That two tables of dims are the same as far as the first one goes, but for sizes of padding and orders of storage.
+/// That two tables of dims are the same as far as the first one goes, but for sizes of padding and orders of
+/// storage.
 ///
 /// # Errors
 /// The first dim that is another one.

@@ -1,4 +1,5 @@
-//! What a graph claims of a step, and what of an evaluation: reports, the gradient, and that nothing but drops tells the one from the other.
+//! What a graph claims of a step, and what of an evaluation: reports, the gradient, and that nothing but drops
+//! tells the one from the other.
 
 use super::sample::Sample;
 use super::small::Small;
@@ -198,7 +199,8 @@ fn same_names<'n>(what: &str, found: impl Iterator<Item = &'n str>, want: impl I
     fail(Invariant::SameNames, Locus::from(LocusPart::Graph), format!("{what}: {}; the text has {}", list(&found), list(&want)))
 }
 
-/// Whether two numbers are the same but for rounding, where they are made of numbers of this size. What is no number is equal to its like.
+/// Whether two numbers are the same but for rounding, where they are made of numbers of this size. What is no
+/// number is equal to its like.
 pub fn near(x: f64, y: f64, size: f64) -> bool {
     let rounded = |x: f64, y: f64| x.is_finite() && y.is_finite() && (x - y).abs() <= PRECISION * size.max(x.abs()).max(y.abs());
     x == y || x.is_nan() && y.is_nan() || rounded(x, y)

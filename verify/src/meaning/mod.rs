@@ -1,12 +1,15 @@
-//! The verifier of what the passes over logical graphs leave: a step computes what the text says, with its gradient and its optimizer.
+//! The verifier of what the passes over logical graphs leave: a step computes what the text says, with its
+//! gradient and its optimizer.
 //!
-//! The graph of the text and the graph that passes made of it are evaluated on the same random numbers, in f64, on a few elements of each
-//! dim ([`chosen`]); the results are compared. Of the gradient, which no text says, the derivative of the text's loss along a random direction is
-//! computed forward ([`tangent`]) and compared with `<gradient, direction>`. Of the update, gradients are replaced by random numbers, and what comes
-//! of those is compared with formulas of [`optimizer`]. Two polynomials that differ agree on random numbers with probability zero (Schwartz
-//! 1980; Zippel 1979), and analytic functions likewise.
+//! The graph of the text and the graph that passes made of it are evaluated on the same random numbers, in f64,
+//! on a few elements of each dim ([`chosen`]); the results are compared. Of the gradient, which no text says,
+//! the derivative of the text's loss along a random direction is computed forward ([`tangent`]) and compared
+//! with `<gradient, direction>`. Of the update, gradients are replaced by random numbers, and what comes of
+//! those is compared with formulas of [`optimizer`]. Two polynomials that differ agree on random numbers with
+//! probability zero (Schwartz 1980; Zippel 1979), and analytic functions likewise.
 //!
-//! That is no proof of all inputs: what differs at elements or numbers that are not looked at, is not seen. `docs/proofs.md` says what that leaves.
+//! That is no proof of all inputs: what differs at elements or numbers that are not looked at, is not seen.
+//! `docs/proofs.md` says what that leaves.
 
 mod chosen;
 mod claims;
@@ -42,12 +45,12 @@ const SCALES: [f64; 4] = [0.7, 0.2, 0.05, 0.01];
 /// More operations than these are not evaluated.
 const WORK: u64 = 20_000_000_000;
 
-/// Small graphs are evaluated on several samples, as two different numbers of a few are more likely to be the same: on as many as take so
-/// many operations, and on no more than these.
+/// Small graphs are evaluated on several samples, as two different numbers of a few are more likely to be the
+/// same: on as many as take so many operations, and on no more than these.
 const SAMPLES: (u64, u64) = (200_000, 5);
 
-/// That the logical or sharded graphs of a module compute what its text says. A module without the graphs of its text, which somebody wrote by
-/// hand, claims nothing.
+/// That the logical or sharded graphs of a module compute what its text says. A module without the graphs of
+/// its text, which somebody wrote by hand, claims nothing.
 ///
 /// # Errors
 /// V150 to V157: the first claim that does not hold.
@@ -112,8 +115,8 @@ fn held(m: &Module, graphs: &[&Graph; 4], chosen: &[Chosen], sample: &Sample) ->
     Ok(None)
 }
 
-/// The dims of the graphs of step and evaluation, and of their texts, that are the same: those that the two texts fill from outside, and the
-/// dims of a text's graph, which passes keep.
+/// The dims of the graphs of step and evaluation, and of their texts, that are the same: those that the two
+/// texts fill from outside, and the dims of a text's graph, which passes keep.
 fn same(graphs: &[&Graph; 4]) -> Vec<((usize, Dim), (usize, Dim))> {
     let mut out = vec![];
     for (text, graph) in [(0, 1), (2, 3)] {

@@ -6,8 +6,8 @@ use ir::graph::{Graph, Phase, Value};
 use ir::op::{DType, Op, Reduce};
 use std::collections::BTreeSet;
 
-/// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the gradient of a parameter, if nothing
-/// else wants it rounded.
+/// V156: no sum of 16-bit values is rounded to 16 bits and then wanted in f32, in the forward pass or as the
+/// gradient of a parameter, if nothing else wants it rounded.
 ///
 /// # Errors
 /// The first sum that is.

@@ -1,5 +1,5 @@
-//! Numbers for what graphs are evaluated on: parameters, states, inputs, gradients, directions. Keyed by names and the model's indices, so that
-//! two graphs are given the same, whatever their sizes and orders of storage.
+//! Numbers for what graphs are evaluated on: parameters, states, inputs, gradients, directions. Keyed by names
+//! and the model's indices, so that two graphs are given the same, whatever their sizes and orders of storage.
 
 use super::chosen::Chosen;
 use ir::graph::{Body, Graph, Init, Input, Param, Value};
@@ -105,7 +105,8 @@ impl Sample {
     }
 }
 
-/// For each input of integers: the rows of what it looks up, of those that are looked at, and the numbers that it is compared with.
+/// For each input of integers: the rows of what it looks up, of those that are looked at, and the numbers that
+/// it is compared with.
 fn pools(model: &Graph, chosen: &Chosen) -> BTreeMap<u32, Vec<f64>> {
     let body = &model.body;
     let mut pools: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();

@@ -1,6 +1,7 @@
 //! A graph on the elements chosen, evaluated in f64.
 //!
-//! Nothing is rounded, but for what follows from constants alone: tables are evaluated when compiling, as the text's types say.
+//! Nothing is rounded, but for what follows from constants alone: tables are evaluated when compiling, as the
+//! text's types say.
 
 use super::chosen::Chosen;
 use super::sample::Sample;
@@ -151,7 +152,8 @@ impl<'a> Small<'a> {
         self.elements(dims, dims, |d| self.graph.body.dims[d].global).into_iter().map(|i| random::uniform(stream, i)).collect()
     }
 
-    /// The number of each element that is looked at among all of a tensor, by the model's indices and row-major in the order of `numbered`.
+    /// The number of each element that is looked at among all of a tensor, by the model's indices and row-major
+    /// in the order of `numbered`.
     fn elements(&self, dims: &[Dim], numbered: &[Dim], size: impl Fn(Dim) -> u64) -> Vec<u64> {
         let mut out = vec![0u64];
         for d in dims {

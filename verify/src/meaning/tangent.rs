@@ -1,7 +1,9 @@
-//! Forward-mode differentiation (Griewank & Walther 2008, section 3.1): how values move when parameters move in a direction.
+//! Forward-mode differentiation (Griewank & Walther 2008, section 3.1): how values move when parameters move in
+//! a direction.
 //!
 //! Written apart from `differentiate`, which goes backwards through ops: the one is held against the other by
-//! `<gradient, direction> = derivative of the loss in the direction`, which holds for every direction if it does for a random one.
+//! `<gradient, direction> = derivative of the loss in the direction`, which holds for every direction if it
+//! does for a random one.
 
 use super::small::Small;
 use ir::dim::Dim;

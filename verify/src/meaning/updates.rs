@@ -1,7 +1,8 @@
 //! What a step makes of its gradients: their norm, new parameters, new states.
 //!
-//! Gradients are replaced by random numbers of two kinds: even ones, so large that they are clipped, of which each parameter has a part in the
-//! norm; and uneven ones, which are not clipped, down to where an optimizer's epsilon counts.
+//! Gradients are replaced by random numbers of two kinds: even ones, so large that they are clipped, of which
+//! each parameter has a part in the norm; and uneven ones, which are not clipped, down to where an optimizer's
+//! epsilon counts.
 
 use super::claims::{Claims, Values, near};
 use super::optimizer::{self, Step};

@@ -1,10 +1,11 @@
 //! Which values outside of a table a text means.
 //!
-//! A text may choose another index for some values of an input: `where(label != -100, label, 0)` names the number that it means, and
-//! `where(label < 10, label, 0)` says nothing of a label of 9999, which is rather a wrong one. So an input whose values matter as an index
-//! alone is to be within the table, or one of the numbers that a test of the text gives alone. What is a test is for
-//! [`pieces`](super::pieces) to say; a clamp (`minimum`, `maximum`) is none, as it has no other purpose than to take any value.
-//! `@any` beside the input says that any value is meant.
+//! A text may choose another index for some values of an input: `where(label != -100, label, 0)` names the
+//! number that it means, and `where(label < 10, label, 0)` says nothing of a label of 9999, which is rather a
+//! wrong one. So an input whose values matter as an index alone is to be within the table, or one of the
+//! numbers that a test of the text gives alone. What is a test is for [`pieces`](super::pieces) to say; a clamp
+//! (`minimum`, `maximum`) is none, as it has no other purpose than to take any value. `@any` beside the input
+//! says that any value is meant.
 
 use super::pieces::{Bounds, Element, Piece};
 use super::{Walk, outside};
@@ -93,7 +94,8 @@ pub fn quantities(graph: &Graph) -> Vec<bool> {
     found
 }
 
-/// What inputs may not hold though the text chooses another index for it: of each case the element and its values.
+/// What inputs may not hold though the text chooses another index for it: of each case the element and its
+/// values.
 pub fn unnamed(walk: &Walk, pieces: &[Piece], rows: u64) -> Vec<(Element, Bounds)> {
     let mut found = vec![];
     for piece in pieces {
