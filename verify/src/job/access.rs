@@ -9,7 +9,7 @@ use ir::graph::Value;
 use ir::kernel::Kernel;
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
-use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space, own_part};
+use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space};
 use std::rc::Rc;
 
 /// What a command does to elements of a buffer.
@@ -155,6 +155,20 @@ fn at_own_point(kernel: &Kernel) -> Vec<bool> {
         }
     }
     out
+}
+
+/// Where the part of each member of a group over `subs` begins, if members have parts of `count` elements by their place in rank order: along one
+/// coordinate as many parts on as there are members from the first one to that which is one further. Passes have a rule of their own
+/// for this, which this is held against.
+fn parts_in_rank_order(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
+    let members = mesh.group(0, subs);
+    let of = |u: SubAxis| {
+        let mut next = mesh.coords(0);
+        next[u.0 as usize] = 1;
+        let place = members.iter().position(|m| *m == mesh.rank(&next))?;
+        Some((u, count.saturating_mul(place as u64)))
+    };
+    mesh.ids().filter(|u| subs.contains(u) && mesh[*u].size > 1).filter_map(of).collect()
 }
 
 /// The greatest value of a linear form over all coordinates.
@@ -309,8 +323,10 @@ impl Reader<'_> {
         }
         let read = self.dense(src, dtype, give, Effect::Read)?;
         let part_of = |part: &Place, whole: &Place| {
-            let own = Place { coords: own_part(&self.job.mesh, &group.subs, count), ..whole.clone() };
-            group.stages.is_none() && whole.coords.is_empty() && *part == own
+            let mesh = &self.job.mesh;
+            let told: Linear = part.coords.iter().copied().filter(|(u, _)| mesh.subs.get(u.0 as usize).is_none_or(|s| s.size > 1)).collect();
+            let place = Place { coords: vec![], ..part.clone() };
+            group.stages.is_none() && whole.coords.is_empty() && place == *whole && told == parts_in_rank_order(mesh, &group.subs, count)
         };
         let in_place = match kind {
             Collective::AllReduce(_) => src == dst,
