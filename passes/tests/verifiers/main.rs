@@ -4,6 +4,7 @@
 //! %S/BASE | mcc opt --verify -`. `check: verifier .. V304: ..` is what a verifier says. The command runs in the
 //! tests of the command line; here the verifiers alone do. `UPDATE_EXPECT=1` writes what they say anew.
 
+mod autograd;
 mod derivatives;
 mod forged;
 mod meaning;
