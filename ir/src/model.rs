@@ -11,7 +11,7 @@ pub struct Model {
     pub graph: Graph,
     /// Every setting with its value, as text, in the header's order.
     pub settings: Vec<(String, String)>,
-    /// Whether the text itself, beside the library, asks if it trains.
+    /// Whether the text itself, beside the library, asks if it trains, or draws random numbers.
     pub asks_training: bool,
     pub train: Train,
     pub plan: Plan,

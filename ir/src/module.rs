@@ -48,7 +48,7 @@ impl fmt::Display for Level {
 pub struct Module {
     /// Every setting of the model text with its value, as text.
     pub settings: Vec<(String, String)>,
-    /// Whether the text itself, beside the library, asks if it trains: then an evaluation may be anything.
+    /// Whether the text itself, beside the library, asks if it trains, or draws random numbers: then an evaluation may be anything.
     pub asks_training: bool,
     pub train: Train,
     pub plan: Plan,

@@ -70,7 +70,7 @@ pub struct Elab<'a> {
     declared: Vec<DimId>,
     frames: Vec<Frame>,
     segments: Vec<Rc<str>>,
-    /// Whether the text, beside the library, asks if it trains.
+    /// Whether the text, beside the library, asks if it trains, or draws random numbers.
     asks_training: bool,
     /// Draws made per scope, to tell their keys apart.
     draws: BTreeMap<Arc<str>, u32>,

@@ -387,6 +387,7 @@ impl Elab<'_> {
     /// A draw of its own for every place in the text, by scope and number within it.
     fn uniform(&mut self, args: &Args) -> Val {
         let Some(like) = self.tensor_arg(args, 0) else { return Val::Bad };
+        self.asks_training |= !self.std_files.contains(&args.span(0).file);
         let scope = self.origin.scope.clone();
         let number = self.draws.entry(scope.clone()).or_insert(0);
         let key = ir::random::key(&format!("{scope}#{number}"));

@@ -358,21 +358,34 @@ pub fn check_microbatches(graph: &Graph, mesh: &Mesh) -> Vec<Diagnostic> {
         if node.op.is_source() || node.origin.phase != Phase::Forward {
             continue;
         }
-        let blocked = algebra(body, v)
-            .loops
-            .into_iter()
-            .filter(|l| l.kind == LoopKind::Block)
-            .any(|l| l.args.iter().zip(&node.args).any(|(d, a)| fed[a.index()] && d.is_some_and(|d| dims.original(d) == batch)));
-        if blocked {
-            let name = dims.name(batch);
-            let text = format!("`{}` along `{name}` needs the whole batch at once, and microbatches come one after another", node.op.name());
-            let mut e = Diagnostic::error("E0636", text);
-            if let Some(span) = node.origin.span {
-                e = e.label(span, "all of the batch meets here");
-            }
-            if !out.iter().any(|o| o.labels == e.labels) {
-                out.push(e.help("use one microbatch (a micro-batch-size of global batch / dp), or leave the batch out: a capacity per sequence"));
-            }
+        let rows = |d: Dim| dims.original(d) == batch;
+        let along = |kind: LoopKind| {
+            let mut loops = algebra(body, v).loops.into_iter().filter(|l| l.kind == kind);
+            loops.any(|l| l.args.iter().zip(&node.args).any(|(d, a)| fed[a.index()] && d.is_some_and(rows)))
+        };
+        let mut meeting: Vec<Dim> =
+            node.args.iter().filter(|a| fed[a.index()]).flat_map(|a| body.dims_of(*a)).copied().filter(|d| rows(*d)).collect();
+        meeting.sort();
+        meeting.dedup();
+        // As texts call it.
+        let (op, name) = (node.op.name().trim_start_matches("reduce_"), dims.name(batch));
+        let (what, instead) = if along(LoopKind::Block) {
+            (format!("`{op}` along `{name}`"), ", or leave the batch out: a capacity per sequence")
+        } else if along(LoopKind::Max) {
+            (format!("`{op}` along `{name}`"), ", or take the mean over the batch of what is greatest in a sequence")
+        } else if meeting.len() > 1 {
+            (format!("`{op}` of each row of `{name}` with each other one"), "")
+        } else {
+            continue;
+        };
+        // What follows from it is no matter of its own.
+        fed[v.index()] = false;
+        let mut e = Diagnostic::error("E0636", format!("{what} needs the whole batch at once, and microbatches come one after another"));
+        if let Some(span) = node.origin.span {
+            e = e.label(span, "all of the batch meets here");
+        }
+        if !out.iter().any(|o| o.labels == e.labels) {
+            out.push(e.help(format!("use one microbatch (a micro-batch-size of global batch / dp){instead}")));
         }
     }
     out

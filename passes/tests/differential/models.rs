@@ -332,6 +332,29 @@ fn a_capacity_of_the_whole_batch_needs_one_microbatch() {
     assert_eq!(refused((text, &[]), &[], "m2"), ["E0636"]);
 }
 
+/// Each was called a bug in mcc.
+#[test]
+fn what_meets_across_the_batch_needs_one_microbatch() {
+    let model = |rest: &str| {
+        format!(
+            "model m(batch, d = 4) {{ input x: f32[batch, d]; param w: [d] = 1; let z = x * w; dim other = batch; {rest} }} plan {{ dp: batch; }}"
+        )
+    };
+    let meets = [
+        "loss mean(z ^ 2); metric a = max(x);",
+        "loss mean(z ^ 2); metric a = max(z);",
+        "loss mean(z ^ 2); metric a = sum(x) + max(x);",
+        "loss mean(dot(z, view(z, batch -> other), over: d) ^ 2);",
+        "loss mean(log_sum_exp(dot(z, view(x, batch -> other), over: d), over: other));",
+    ];
+    for rest in meets {
+        assert_eq!(refused((&model(rest), &[]), &[], "m2"), ["E0636"], "{rest}");
+        check(&model(rest), &[], &Case { data: Data::Real, ..case("dp2") });
+    }
+    let alone = "loss mean(z ^ 2); metric a = mean(max(x, over: d)); metric b = mean(x);";
+    check(&model(alone), &[], &Case { data: Data::Real, ..case("dp2 m2") });
+}
+
 #[test]
 fn deepseek_agrees_with_its_routing_bias_updated_once_per_step() {
     on(DEEPSEEK, &[], &["", "m2", "dp2 ep2 m2", "dp2 tp2 sp ep2 m2", "tp2 sp ep2 etp1", "cp2 ep2", "dp2 pp2 ep2 m2"]);

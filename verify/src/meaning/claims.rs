@@ -160,11 +160,11 @@ impl Claims<'_, '_> {
 
 /// V157: the values of a step whose drops are at their mean are those of an evaluation.
 pub fn without_drops(mean: &Small<'_>, drawn: &Values, evaluation: &Small<'_>, values: &Values) -> Result<(), Violation> {
-    // Draws beside those of drops are keyed by what comes before them.
-    let draws = |g: &Graph| g.body.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. }));
-    if draws(evaluation.graph) {
-        return Ok(());
+    let draws = |g: &Graph| g.body.values().find(|v| matches!(g.body[*v].op, Op::Uniform { .. }));
+    if let Some(v) = draws(evaluation.graph) {
+        return fail(Invariant::EvaluatesStep, v, "an evaluation draws random numbers").map_err(|e| e.within(LocusPart::Evaluation));
     }
+    let draws = |g: &Graph| draws(g).is_some();
     let own = draws(mean.graph).then(|| mean.run());
     let (step, found) = (own.as_ref().unwrap_or(drawn), values);
     let unlike = |what: String| fail(Invariant::EvaluatesStep, Locus::from(LocusPart::Evaluation), what);
