@@ -1,6 +1,6 @@
 //! What the command line says: helps, tables, errors. `UPDATE_EXPECT=1` writes the expected texts anew.
 
-use crate::mcc::{Dir, models};
+use crate::mcc::{Dir, Ran, models};
 use expect_test::{Expect, ExpectFile, expect, expect_file};
 use std::fs;
 
@@ -40,11 +40,16 @@ fn the_other_commands_explain_themselves() {
     help("export hf --help", expect_file!["./expected/export.txt"]);
 }
 
-/// What `mcc check` says of a text.
-fn check(text: &str, arguments: &str, expected: Expect) {
+/// What `mcc check` does with a text.
+fn checked(text: &str, arguments: &str) -> Ran {
     let dir = Dir::new();
     dir.write("m.mdl", text);
-    expected.assert_eq(&dir.line(&format!("check m.mdl {arguments}")).fails_with(&["error"]).stderr);
+    dir.line(&format!("check m.mdl {arguments}"))
+}
+
+/// What `mcc check` says of a text that is wrong.
+fn check(text: &str, arguments: &str, expected: Expect) {
+    expected.assert_eq(&checked(text, arguments).fails_with(&["error"]).stderr);
 }
 
 #[test]
@@ -108,10 +113,9 @@ fn an_unclosed_brace_is_placed_by_indentation() {
 
 #[test]
 fn a_definition_of_nothing_offers_the_nearest_setting() {
-    check(
-        "model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(x);\n}\n",
-        "-D hiden=4",
-        expect![[r#"
+    let text = "model m(batch, hidden = 8) {\n  input x: f32[batch, hidden];\n  loss sum(x);\n}\n";
+    let said = checked(text, "-D hiden=4").misuses_with(&["error"]).stderr;
+    expect![[r#"
         error[E0407]: `m` has no setting `hiden` (given as hiden=4)
          --> m.mdl:1:7
           |
@@ -119,8 +123,8 @@ fn a_definition_of_nothing_offers_the_nearest_setting() {
           |       ^ this model
           |
           = help: did you mean `hidden`?
-    "#]],
-    );
+    "#]]
+    .assert_eq(&said);
 }
 
 #[test]

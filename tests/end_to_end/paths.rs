@@ -63,7 +63,7 @@ fn outputs_that_are_inputs_are_refused() {
     ];
     let before = fs::read(dir.path("text.txt")).expect("a text");
     for (flags, says) in cases {
-        dir.line(&format!("{RUN} --force {flags}")).fails_with(&[says, "name a"]);
+        dir.line(&format!("{RUN} --force {flags}")).misuses_with(&[says, "name a"]);
     }
     assert!(fs::read(dir.path("text.txt")).expect("still there") == before && !dir.path("new").exists());
     // A resumed run appends, to metrics alone.

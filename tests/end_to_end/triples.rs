@@ -97,7 +97,7 @@ fn run(triple: &Triple) -> Result<Outcome, String> {
         dir.write(ORDER, order.text());
     }
     let done = dir.mcc(compile_arguments(triple));
-    if done.code == Some(1) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
+    if matches!(done.code, Some(1 | 2)) && !done.stderr.contains("bug") && done.stderr.contains("error[E") {
         return Ok(Outcome::Refused(done.stderr));
     }
     let ended = |what: &str, done: &crate::mcc::Ran| match done.code {

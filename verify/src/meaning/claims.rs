@@ -14,6 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Numbers that are computed in another order differ by less than this part of what they are made of.
 const PRECISION: f64 = 1e-7;
 
+/// What rounding leaves of sums that cancel, as a normalised row's gradient along itself: of numbers about 1, less than this.
+const ZERO: f64 = 1e-10;
+
 /// All values of a graph.
 pub type Values = Vec<Vec<f64>>;
 
@@ -77,7 +80,7 @@ impl Claims<'_, '_> {
         if let Some(loss) = graph.loss {
             named.remove("loss");
             let found = values[loss.index()][0];
-            if !near(found, total, size) {
+            if !alike(found, total, size) {
                 return fail(Invariant::SameValues, loss, format!("the loss is {found:.9}; the text's is {total:.9}"));
             }
         }
@@ -87,7 +90,7 @@ impl Claims<'_, '_> {
         }
         same_names("losses", found.keys().copied(), named.keys().copied())?;
         for (name, want) in &named {
-            if !near(found[name], *want, size) {
+            if !alike(found[name], *want, size) {
                 let v = graph.losses.iter().find(|t| t.name == *name).map_or(Value(0), |t| t.value);
                 return fail(Invariant::SameValues, v, format!("loss `{name}` is {:.9}; the text's is {want:.9}", found[name]));
             }
@@ -104,7 +107,7 @@ impl Claims<'_, '_> {
             let x = self.model.counted(w.value, &model[w.value.index()], dims);
             let y = self.graph.counted(f.value, &values[f.value.index()], dims);
             let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
-            if let Some((x, y)) = x.iter().zip(&y).find(|(x, y)| !near(**x, **y, size)) {
+            if let Some((x, y)) = x.iter().zip(&y).find(|(x, y)| !alike(**x, **y, size)) {
                 return fail(Invariant::SameValues, f.value, format!("{what} `{}` is {y:.9}; the text's is {x:.9}", f.name));
             }
         }
@@ -142,13 +145,13 @@ impl Claims<'_, '_> {
             Err(op) => return Ok(Some(format!("`{op}` has no forward derivative"))),
         };
         let found: f64 = along.values().sum();
-        if near(found, want, size) {
+        if alike(found, want, size) {
             return Ok(None);
         }
         // Which one it is, is looked for where one is wrong.
         for (p, param) in graph.params.iter().enumerate().filter(|(_, p)| p.trains()) {
             let (want, found) = (derivative(Some(p as u32)).unwrap_or(0.0), along.get(&(p as u32)).copied().unwrap_or(0.0));
-            if !near(found, want, size.min(want.abs().max(found.abs()) * 16.0)) {
+            if !alike(found, want, size.min(want.abs().max(found.abs()) * 16.0)) {
                 let v = graph.grads.iter().find(|(q, _)| *q as usize == p).map_or(loss, |g| g.1);
                 let found = format!("along a random direction the loss grows by {want:.9} with `{}`, and its gradient says {found:.9}", param.name);
                 return fail(Invariant::Gradient, v, found);
@@ -177,7 +180,7 @@ pub fn without_drops(mean: &Small<'_>, drawn: &Values, evaluation: &Small<'_>, v
         for (a, b) in of_step.iter().zip(of_evaluation) {
             let (x, y) = (&step[a.value.index()], &found[b.value.index()]);
             let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
-            if x.len() == 1 && !near(x[0], y[0], size) {
+            if x.len() == 1 && !alike(x[0], y[0], size) {
                 return unlike(format!("{kind} `{}` is {:.9}; that of the step, with drops at their mean, is {:.9}", a.name, y[0], x[0]));
             }
         }
@@ -204,6 +207,11 @@ fn same_names<'n>(what: &str, found: impl Iterator<Item = &'n str>, want: impl I
 pub fn near(x: f64, y: f64, size: f64) -> bool {
     let rounded = |x: f64, y: f64| x.is_finite() && y.is_finite() && (x - y).abs() <= PRECISION * size.max(x.abs()).max(y.abs());
     x == y || x.is_nan() && y.is_nan() || rounded(x, y)
+}
+
+/// Whether two results are: also where both are what rounding leaves of a sum that is zero.
+pub fn alike(x: f64, y: f64, size: f64) -> bool {
+    near(x, y, size) || (x - y).abs() <= ZERO
 }
 
 impl From<Unlike> for String {

@@ -4,7 +4,7 @@
 //! each parameter has a part in the norm; and uneven ones, which are not clipped, down to where an optimizer's
 //! epsilon counts.
 
-use super::claims::{Claims, Values, near};
+use super::claims::{Claims, Values, alike, near};
 use super::optimizer::{self, Step};
 use super::sample::Gradients;
 use crate::violation::fail;
@@ -66,7 +66,7 @@ fn state(claims: &Claims<'_, '_>, u: &Update, model: &Values, values: &Values) -
     let x = claims.model.counted(want.new, &model[want.new.index()], &param.ty.dims);
     let y = claims.graph.counted(u.new, &values[u.new.index()], &param.ty.dims);
     let size = x.iter().fold(0.0, |n: f64, x| n.max(x.abs()));
-    match x.iter().zip(&y).find(|(x, y)| !near(**x, **y, size)) {
+    match x.iter().zip(&y).find(|(x, y)| !alike(**x, **y, size)) {
         Some((x, y)) => fail(Invariant::Renewed, u.new, format!("state `{}` becomes {y:.9}; by the text {x:.9}", param.name)),
         None => Ok(()),
     }
