@@ -1,8 +1,8 @@
 //! `mcc check`.
 
-use crate::Failure;
 use crate::cli::CheckArgs;
 use crate::compile::levels;
+use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::print::{PrintError, out};
 use crate::report::{axes, count};

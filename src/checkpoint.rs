@@ -1,7 +1,7 @@
 //! `mcc checkpoint`.
 
-use crate::Failure;
 use crate::cli::{Checkpoint as Command, ConvertArgs, DiffArgs, Format, WhichArgs};
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse::misuse;
 use crate::print::{PrintError, note, out, report};

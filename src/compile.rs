@@ -1,12 +1,13 @@
 //! `mcc compile`.
 
 use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
+use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::{self, misuse};
 use crate::options::{contradictions, options, override_train, precision};
 use crate::print::{self, note, out, progress};
 use crate::text::{Shown, Text};
-use crate::{Failure, dump, idle, report, reproducer, signals};
+use crate::{dump, idle, report, reproducer, signals};
 use anyhow::Context;
 use codegen::target::Arch;
 use codegen::{Emit, WorkerCommand, Workers};

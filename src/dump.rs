@@ -1,8 +1,8 @@
 //! `mcc dump`.
 
-use crate::Failure;
 use crate::cli::{DumpArgs, Level};
 use crate::compile::generate;
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse::misuse;
 use crate::print::out;

@@ -1,8 +1,8 @@
 //! `mcc explain`.
 
-use crate::Failure;
 use crate::cli::{self, ExplainArgs};
 use crate::compile;
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::limits::Watch;
 use crate::misuse::misuse;

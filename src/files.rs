@@ -1,7 +1,7 @@
 //! What a command line names: looked at before anything starts, and refused with what it is and which command takes it.
 
-use crate::Failure;
 use crate::cli::RunArgs;
+use crate::failure::Failure;
 use crate::misuse::misuse;
 use anyhow::anyhow;
 use frontend::names::nearest;

@@ -1,7 +1,7 @@
 //! `mcc import` and `mcc export`: checkpoints of other programs.
 
-use crate::Failure;
 use crate::cli::{ExportArgs, ImportArgs};
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse::{self, misuse};
 use crate::print::{note, report};

@@ -8,6 +8,7 @@ mod cli;
 mod compile;
 mod dump;
 mod explain;
+mod failure;
 mod files;
 mod foreign;
 mod foreign_flags;
@@ -31,6 +32,7 @@ mod watch;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
+use failure::Failure;
 use ir::diag::Sources;
 use print::{PrintError, note};
 use std::ffi::OsString;
@@ -39,22 +41,6 @@ use text::Shown;
 
 /// The exit code of a run that a signal ended early with everything saved: EX_TEMPFAIL of sysexits(3), by which batch systems know what to start again.
 const EARLY: u8 = 75;
-
-/// Why a command failed. What it has to say is already printed for `Reported` and `Misused`.
-pub enum Failure {
-    Reported,
-    /// The command line was wrong, which is printed too.
-    Misused,
-    /// A signal ended a run early, with everything saved.
-    Early,
-    Other(anyhow::Error),
-}
-
-impl<E: Into<anyhow::Error>> From<E> for Failure {
-    fn from(e: E) -> Failure {
-        Failure::Other(e.into())
-    }
-}
 
 fn main() -> ExitCode {
     if let Err(Failure::Other(e)) = signals::outlive_limits() {

@@ -4,7 +4,7 @@
 //! What a file holds is none of them: a text that is wrong, a file that is missing or damaged, and all that
 //! happens in a run end with 1.
 
-use crate::Failure;
+use crate::failure::Failure;
 use codegen::target::TargetError;
 use convert::ConvertError;
 use ir::diag::{Diagnostic, Severity};

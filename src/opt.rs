@@ -1,7 +1,7 @@
 //! `mcc passes`, `mcc opt` and `mcc reduce`: passes by themselves, on texts of modules.
 
-use crate::Failure;
 use crate::cli::{OptArgs, ReduceArgs};
+use crate::failure::Failure;
 use crate::misuse::misuse;
 use crate::print::{note, out};
 use crate::reproducer;

@@ -1,7 +1,7 @@
 //! The flags of a plan as options of the passes.
 
-use crate::Failure;
 use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
+use crate::failure::Failure;
 use crate::misuse::misuse;
 use anyhow::Context;
 use ir::diag::Diagnostic;

@@ -1,14 +1,15 @@
 //! `mcc run`.
 
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
+use crate::idle;
 use crate::misuse::misuse;
 use crate::print::{note, progress};
 use crate::shown::{Shown, Verbosity};
 use crate::signals::{self, Announce};
 use crate::text::show;
 use crate::watch::{self, Record, Watch};
-use crate::{Failure, idle};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;

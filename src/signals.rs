@@ -1,6 +1,6 @@
 //! Signals of batch systems, terminals and people: they end `mcc run` early, with everything saved, and `mcc compile` with nothing left behind.
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::print::note;
 use anyhow::Context;
 use runtime::launch::StopRequest;

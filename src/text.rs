@@ -1,7 +1,7 @@
 //! Model texts: reading, checking, formatting, and showing what is wrong.
 
-use crate::Failure;
 use crate::cli::{self, FmtArgs};
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::misuse;
 use crate::print::{PrintError, note, out};

@@ -7,8 +7,8 @@ mod report;
 mod steps;
 mod table;
 
-use crate::Failure;
 use crate::cli::{DeviceKind, GpuCheckArgs};
+use crate::failure::Failure;
 use crate::misuse::misuse;
 use crate::print::progress;
 use anyhow::{Context, anyhow};

@@ -34,9 +34,10 @@ mod traits;
 mod words;
 
 use crate::cli::{Cli, MegatronArgs};
+use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::print::{note, out, report};
-use crate::{Failure, typed};
+use crate::typed;
 use anyhow::{Context, anyhow};
 use clap::{CommandFactory, FromArgMatches};
 use flags::Flags;

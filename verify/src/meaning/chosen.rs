@@ -9,11 +9,13 @@
 //! where a window or a constant tells one index from the next, both of these; of a padded dim two of its
 //! padding. From there the choice is closed under the ops.
 
-use super::Unlike;
 use ir::dim::{Dim, Dims};
 use ir::graph::{Body, Graph, Value};
 use ir::op::{Op, Real};
 use std::collections::BTreeSet;
+
+/// Two things that should be alike, and are not.
+pub struct Unlike(pub String);
 
 /// More elements of one dim than these are not evaluated.
 const MOST: usize = 96;

@@ -3,7 +3,7 @@
 
 use super::sample::Sample;
 use super::small::Small;
-use super::{Unlike, Unproved, tangent, updates};
+use super::{tangent, updates};
 use crate::violation::{Locus, fail};
 use crate::{Invariant, LocusPart, Violation};
 use ir::graph::{Graph, Report, Value};
@@ -16,6 +16,9 @@ const PRECISION: f64 = 1e-7;
 
 /// What rounding leaves of sums that cancel, as a normalised row's gradient along itself: of numbers about 1, less than this.
 const ZERO: f64 = 1e-10;
+
+/// Why a module was not looked at, if it was not.
+pub type Unproved = Option<String>;
 
 /// All values of a graph.
 pub type Values = Vec<Vec<f64>>;
@@ -212,10 +215,4 @@ pub fn near(x: f64, y: f64, size: f64) -> bool {
 /// Whether two results are: also where both are what rounding leaves of a sum that is zero.
 pub fn alike(x: f64, y: f64, size: f64) -> bool {
     near(x, y, size) || (x - y).abs() <= ZERO
-}
-
-impl From<Unlike> for String {
-    fn from(Unlike(what): Unlike) -> String {
-        what
-    }
 }

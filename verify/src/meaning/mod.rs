@@ -24,7 +24,7 @@ mod updates;
 
 use crate::violation::{Locus, fail};
 use crate::{Invariant, LocusPart, Violation, references};
-use chosen::{Chosen, choose};
+use chosen::{Chosen, Unlike, choose};
 use claims::Claims;
 use ir::dim::Dim;
 use ir::graph::Graph;
@@ -33,11 +33,7 @@ use ir::module::{Graphs, Level, Module};
 use sample::Sample;
 use small::{Draws, Small};
 
-/// Two things that should be alike, and are not.
-pub(crate) struct Unlike(String);
-
-/// Why a module was not looked at, if it was not.
-pub type Unproved = Option<String>;
+pub use claims::Unproved;
 
 /// What weights are within: the first at which the text's results are numbers.
 const SCALES: [f64; 4] = [0.7, 0.2, 0.05, 0.01];
