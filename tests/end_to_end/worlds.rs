@@ -134,7 +134,7 @@ fn ranks_that_others_could_join_are_refused_with_ways_out() {
         ("", None, 0o600, 1, "export MCC_SECRET=$(openssl rand -hex 32)"),
         ("", Some("short"), 0o600, 1, "the secret of `MCC_SECRET` has 5 bytes, it should have 16 to 65536"),
         ("", Some(""), 0o600, 1, "the secret of `MCC_SECRET` has 0 bytes"),
-        ("--insecure-rendezvous", Some(SECRET), 0o600, 1, "--insecure-rendezvous goes without a secret, but MCC_SECRET is one"),
+        ("--insecure-rendezvous", Some(SECRET), 0o600, 2, "--insecure-rendezvous goes without a secret, but MCC_SECRET is one"),
         ("--insecure-rendezvous --secret-file secret", None, 0o600, 2, "cannot be used with"),
         ("--secret-file secret", None, 0o644, 1, "has mode 644, so that others can read or write it: chmod 600 secret"),
         ("--secret-file none", None, 0o600, 1, "the secret file `none`: No such file"),
