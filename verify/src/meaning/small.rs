@@ -8,7 +8,7 @@ use super::sample::Sample;
 use ir::dim::{Base, Dim, IndexMap};
 use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Type, Value};
-use ir::op::{Compare, DType, Op, Real, Routing, Scalar};
+use ir::op::{Binary, Compare, DType, Op, Real, Routing, Scalar, Unary};
 use ir::random;
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ pub struct Small<'a> {
 
 impl<'a> Small<'a> {
     pub fn new(graph: &'a Graph, chosen: &'a Chosen, sample: &'a Sample, draws: Draws) -> Small<'a> {
-        let fixed = fixed(&graph.body);
+        let tabled = tabled(&graph.body);
         let mut body = graph.body.clone();
         let places: Vec<Vec<u64>> = body.dims.ids().map(|d| chosen.places(d)).collect();
         let index = |d: Dim| places[d.0 as usize].iter().map(|p| graph.body.dims[d].order.index(*p)).collect();
@@ -46,9 +46,9 @@ impl<'a> Small<'a> {
             let info = &mut body.dims[d];
             (info.size, info.global, info.index) = (n, n, IndexMap::whole(n));
         }
-        for (node, fixed) in body.nodes.iter_mut().zip(fixed) {
+        for (node, tabled) in body.nodes.iter_mut().zip(tabled) {
             // Numbers are what they are in real numbers; tables are rounded once more than those.
-            if node.ty.dtype.is_half() && (!fixed || node.ty.dims.is_empty() || node.op.is_source()) {
+            if node.ty.dtype.is_half() && (!tabled || node.ty.dims.is_empty() || node.op.is_source()) {
                 node.ty.dtype = DType::F32;
             }
             match &mut node.op {
@@ -233,15 +233,27 @@ pub fn spread(body: &Body, from: &[Dim], data: &[f64], to: &[Dim]) -> Vec<f64> {
     at.into_iter().map(|i| data[i as usize]).collect()
 }
 
-/// Of each value, whether it follows from constants and indices alone.
-fn fixed(body: &Body) -> Vec<bool> {
-    let mut fixed = vec![false; body.nodes.len()];
+/// Of each value, whether tables are made of it: it follows from constants and indices alone, and takes a
+/// function or a sum to compute, or such a value is computed from it. A constant that is spread out is none.
+fn tabled(body: &Body) -> Vec<bool> {
+    let (mut fixed, mut heavy) = (vec![false; body.nodes.len()], vec![false; body.nodes.len()]);
     for v in body.values() {
         let node = &body[v];
-        let source = matches!(node.op, Op::Const(_) | Op::Iota(_));
-        fixed[v.index()] = source || !node.op.is_source() && node.args.iter().all(|a| fixed[a.index()]);
+        let all = |of: &[bool]| node.args.iter().all(|a| of[a.index()]);
+        fixed[v.index()] = matches!(node.op, Op::Const(_) | Op::Iota(_)) || !node.op.is_source() && all(&fixed);
+        let costly = match &node.op {
+            Op::Unary(u) => matches!(u, Unary::Exp | Unary::Log | Unary::Tanh | Unary::Sin | Unary::Cos | Unary::Erf),
+            Op::Binary(Binary::Pow) | Op::Dot { .. } | Op::Cumsum { .. } => true,
+            _ => false,
+        };
+        heavy[v.index()] = fixed[v.index()] && (costly || node.args.iter().any(|a| heavy[a.index()]));
     }
-    fixed
+    for v in body.values().rev().filter(|v| fixed[v.index()]).collect::<Vec<_>>() {
+        if heavy[v.index()] {
+            body[v].args.iter().for_each(|a| heavy[a.index()] = true);
+        }
+    }
+    heavy
 }
 
 /// What the sources of a small graph hold.
