@@ -389,6 +389,7 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
         Flag("run", "--log-dir"),
     ),
     (&["log-straggler", "straggler-minmax-count", "disable-straggler-on-startup", "straggler-ctrlr-port"], Flag("run", "--straggler-interval")),
+    (&["check-weight-hash-across-dp-replicas-interval"], Flag("run", "--check-replicas")),
     (
         &["timing-log-level", "timing-log-option", "use-pytorch-profiler", "profile-ranks", "enable-profiling", "wall-clock-breakdown"],
         Flag("run", "--profile"),

@@ -81,6 +81,7 @@ fn of_run(error: &RunError) -> bool {
         | RunError::Skips { .. }
         | RunError::Untrained { .. }
         | RunError::Spike { .. }
+        | RunError::Replicas { .. }
         | RunError::NonFinite { .. } => false,
     }
 }

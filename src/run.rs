@@ -98,6 +98,7 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         earlier,
         spike: (args.on_spike == OnSpike::Back).then_some(args.spike_factor),
         straggler_interval: args.straggler_interval,
+        check_replicas: args.check_replicas,
         existing,
         profile: args.profile.then_some(args.profile_steps),
         threads_per_rank: args.threads_per_rank,

@@ -4,7 +4,7 @@ use crate::comm::Position;
 use crate::conditions::Conditions;
 use crate::cpu::{Threads, allowed_cores};
 use crate::data::Spec;
-use crate::executor::Order;
+use crate::executor::{Order, Sum};
 use crate::profile::{Part, Window};
 use crate::rendezvous::Key;
 use crate::shm::Segment;
@@ -45,6 +45,8 @@ pub struct Orders {
     pub conditions: Conditions,
     /// The run ends early after a step that is a multiple of it; 0 is never.
     pub exit_interval: u64,
+    /// Ranks say what they hold after each step that is a multiple of it, and after the last; 0 is never.
+    pub check_replicas: u64,
     pub init: Vec<PathBuf>,
     /// Parameters that are in none of these, and are drawn.
     pub drawn: Vec<String>,
@@ -181,6 +183,11 @@ impl Orders {
         (mark.step, mark.read(batch).saturating_add(self.skip))
     }
 
+    /// Whether ranks say what they hold after this step.
+    pub fn is_compared(&self, step: u64) -> bool {
+        self.check_replicas > 0 && (step.is_multiple_of(self.check_replicas) || step == self.steps)
+    }
+
     /// Whether there is to be a checkpoint after this step, unless it is the last one.
     pub fn is_save_due(&self, step: u64) -> bool {
         self.saves.as_ref().is_some_and(|s| s.interval > 0 && step.is_multiple_of(s.interval))
@@ -234,6 +241,8 @@ pub enum Event {
     },
     /// The rank holds what it begins with, after so many milliseconds of reading or drawing.
     Holds { milliseconds: f64 },
+    /// What the rank holds after a step, to be compared with what others hold.
+    Sums { step: u64, sums: Vec<Sum> },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

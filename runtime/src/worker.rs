@@ -269,6 +269,10 @@ fn train_in<'scope, 'env, D: Device>(
         let event = StepEvent { step: number, learning_rate, milliseconds, busy, reports, valid, loss_scale, skipped: !finite };
         protocol::say(&mut &mut *events, &Event::Step(event)).map_err(WorkerError::Silence)?;
         done = number;
+        if orders.is_compared(done) {
+            rank.settle(&idle(done), shm)?;
+            protocol::say(&mut &mut *events, &Event::Sums { step: done, sums: rank.sums() }).map_err(WorkerError::Silence)?;
+        }
         if let Some(event) = saver.as_mut().and_then(Saver::poll) {
             protocol::say(&mut &mut *events, &event).map_err(WorkerError::Silence)?;
         }

@@ -152,6 +152,10 @@ pub struct RunArgs {
     /// keeps the times of all ranks
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = whole::<u64>)]
     pub straggler_interval: u64,
+    /// Steps after which, and after the last, ranks compare what several of them hold: parameters and optimizer
+    /// states, to the bit. Numbers that differ, as where hardware corrupts them in silence, end the run; 0 is never
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
+    pub check_replicas: u64,
     /// Steps between lines; the first, the last, and those that evaluate or are skipped have one too [default: 10, and a bar on a terminal]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_interval: Option<u64>,

@@ -4,6 +4,7 @@ use crate::mcc::{Dir, Ran, Weights, load_weights, save_array, save_weights};
 use runtime::artifact::Manifest;
 use runtime::target::{Processor, Target};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -341,4 +342,44 @@ fn a_parameter_that_training_does_not_use_is_refused_by_line() {
         "spare.mdl:4:9",
         "let the loss depend on it",
     ]);
+}
+
+/// Changes a bit of each copy of some bytes that a process has in memory of its own; gives how many there were.
+fn flip(pid: u32, bytes: &[u8]) -> usize {
+    let memory = fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).expect("memory of a child");
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its maps");
+    let mut found = 0;
+    for line in maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|rights| rights.starts_with("rw"))) {
+        let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+        let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).expect("an address"));
+        let mut all = vec![0; (to - from) as usize];
+        if memory.read_exact_at(&mut all, from).is_err() {
+            continue;
+        }
+        for at in (0..all.len().saturating_sub(bytes.len())).step_by(4).filter(|at| all[*at..].starts_with(bytes)) {
+            memory.write_all_at(&[bytes[0] ^ 1], from + at as u64).expect("written");
+            found += 1;
+        }
+    }
+    found
+}
+
+#[test]
+fn memory_that_changes_by_itself_is_found_by_comparing_replicas() {
+    let dir = gpt2("--dp 3 --micro-batch-size 1 --global-batch-size 3 --lr 1e-30 --min-lr 1e-30");
+    dir.line("run out.mcc --data text.txt --steps 1 --check-replicas 1 --save-weights w.safetensors -v").succeeds();
+    // Too small to change a weight.
+    let weights = load_weights(&dir.path("w.safetensors"));
+    let (_, values) = &weights["wpe"];
+    let bytes: Vec<u8> = values[..16].iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+    let line = "run out.mcc --init w.safetensors --data text.txt --steps 100000000 --check-replicas 2 --metrics m.jsonl --save-weights w2.safetensors";
+    let mut run = dir.command(line.split(' '));
+    let run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("mcc starts");
+    wait_for("fourth step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 4).then_some(()));
+    let ranks = children(run.id());
+    let (victim, _) = ranks.iter().find(|(_, c)| c.contains("--rank 1 ")).expect("rank 1");
+    assert!(flip(*victim, &bytes) > 0, "rank 1 holds its weights");
+    let ended = Ran::new(run.wait_with_output().expect("the end"));
+    ended.fails_with(&["ranks 0, 2 and rank 1 hold different numbers of `wpe`", "they were the same after step"]);
+    assert!(!dir.path("w2.safetensors").exists());
 }

@@ -7,6 +7,7 @@ use ir::dim::Base;
 use ir::mesh::{Coords, SubAxis};
 use ir::op::DType;
 use ir::program::{Content, Job, Program, Role, Stage};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 impl<D: Device> Rank<'_, D> {
@@ -55,6 +56,43 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
+    /// A checksum of each part of a parameter, of its copies and of optimizer states that this rank holds.
+    pub fn sums(&self) -> Vec<Sum> {
+        let (mut sums, mut values, mut bytes) = (vec![], vec![], vec![]);
+        for buffer in &self.frame.program.buffers {
+            for cut in cuts(self.frame.job, self.frame.program, self.frame.stage, &buffer.content) {
+                if matches!(cut.held, Held::Table(_)) {
+                    continue;
+                }
+                let (mut region, mut sum) = (blake3::Hasher::new(), blake3::Hasher::new());
+                region.update(&[buffer.dtype.bytes() as u8]);
+                // Adjacent runs are one, however the part is laid out.
+                let (mut first, mut end) = (0u64, 0u64);
+                cut.part(&self.coords).runs(|run| {
+                    let Some(global) = run.global else { return };
+                    if global != end {
+                        bounds(&mut region, first, end);
+                        first = global;
+                    }
+                    end = global + run.len;
+                    for from in (0..run.len).step_by(CHUNK as usize) {
+                        values.resize((run.len - from).min(CHUNK) as usize, 0.0);
+                        let at = Location { arena: buffer.arena, byte: buffer.offset + (run.local + from) * buffer.dtype.bytes() };
+                        self.device.read(at, buffer.dtype, &mut values);
+                        bytes.clear();
+                        bytes.extend(values.iter().flat_map(|x| x.to_bits().to_le_bytes()));
+                        sum.update(&bytes);
+                    }
+                });
+                bounds(&mut region, first, end);
+                if end > first {
+                    sums.push(Sum { held: cut.held, is_copy: cut.role == Role::Copy, region: short(&region), sum: short(&sum) });
+                }
+            }
+        }
+        sums
+    }
+
     /// The persistent accumulators by name: gradients, losses.
     pub fn accumulators(&self) -> Vec<(String, Tensor)> {
         let buffers = self.frame.program.buffers.iter().filter(|b| b.content == Content::Accumulator && b.arena.lasts());
@@ -69,11 +107,35 @@ impl<D: Device> Rank<'_, D> {
 }
 
 /// Something that lives over steps, as a whole: numbers are those of the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Held {
     Param(u32),
     State(u32, u32),
     Table(u32),
+}
+
+/// What a rank holds a part of, by its checksum: of ranks with the same part, `sum` is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Sum {
+    pub held: Held,
+    /// A rounded copy of a parameter, that passes read.
+    pub is_copy: bool,
+    /// Of the elements that the part has, in order, and of their width.
+    pub region: u64,
+    /// Of the numbers.
+    pub sum: u64,
+}
+
+/// Takes in that the elements from `first` to `end` follow.
+fn bounds(region: &mut blake3::Hasher, first: u64, end: u64) {
+    region.update(&first.to_le_bytes()).update(&end.to_le_bytes());
+}
+
+/// The first 64 bits.
+fn short(hasher: &blake3::Hasher) -> u64 {
+    let mut out = [0; 8];
+    hasher.finalize_xof().fill(&mut out);
+    u64::from_le_bytes(out)
 }
 
 /// What a buffer holds a part of.

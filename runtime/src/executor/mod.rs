@@ -15,8 +15,8 @@ mod transfer;
 pub use calls::{arena_bytes, peer};
 pub use describe::describe;
 pub use frame::Frame;
-pub use held::Held;
 pub(crate) use held::{Cut, cuts};
+pub use held::{Held, Sum};
 pub use step::{ExecError, Fault, Order, Step};
 pub use transfer::{Copied, Transfer};
 

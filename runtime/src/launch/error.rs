@@ -95,6 +95,22 @@ pub enum RunError {
     Pattern { pattern: String },
     #[error("the loss of step {step} jumped to {loss:.4} from about {usual:.4}")]
     Spike { step: u64, loss: f64, usual: f64 },
+    #[error(
+        "after step {step}, {groups} hold different numbers of {tensor}, which should be the same to the bit ({differ} of {parts} parts that several ranks \
+         hold differ); {}",
+        .same.map_or("they were not compared before".into(), |same| {
+            format!("they were the same after step {same}, and checkpoints of later steps may be wrong")
+        })
+    )]
+    Replicas {
+        step: u64,
+        tensor: String,
+        /// Ranks that hold the same, the most first.
+        groups: String,
+        differ: usize,
+        parts: usize,
+        same: Option<u64>,
+    },
     #[error("step {step}: {} is not finite; {}", .values.join(", "), .blame)]
     NonFinite { step: u64, values: Vec<String>, blame: String },
 }

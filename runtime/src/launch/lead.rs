@@ -10,6 +10,7 @@ use super::placement::placement;
 use super::process::Said;
 use super::progress::{Note, RunEvent, Summary};
 use super::ranks::Ranks;
+use super::replicas::Replicas;
 use super::save::{Existing, Reached, Target, replaceable};
 use super::sensible::Course;
 use super::spike::Spikes;
@@ -97,7 +98,9 @@ pub fn conduct(
     // Dropped before what they write to.
     let mut ranks = ranks;
     let mut gather = Gather::new(&artifact.job, orders.steps, limits.peak);
-    let (mut spikes, mut spike) = (Spikes::new(options.spike, &options.losses), None);
+    let (mut spikes, mut replicas) = (Spikes::new(options.spike, &options.losses), Replicas::new(&artifact.job));
+    // Why ranks were told to end.
+    let mut given_up = None;
     let mut holding = vec![];
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
     let mut course = Course::new(&artifact.job, &orders);
@@ -133,7 +136,7 @@ pub fn conduct(
                     if let Some((usual, loss)) = spikes.look(step.loss).zip(step.loss) {
                         let error = RunError::Spike { step: step.step, loss, usual };
                         ranks.give_up(error.to_string());
-                        spike = Some(error);
+                        given_up = Some(error);
                     }
                     summary.skipped += u64::from(step.skipped);
                     summary.last = Some(step);
@@ -145,6 +148,14 @@ pub fn conduct(
                     notes.push(Note::Detail(held(&orders, &holding)));
                 }
             }
+            Some(Said::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
+                None => {}
+                Some(Ok(note)) => observe(RunEvent::Note(note)),
+                Some(Err(error)) => {
+                    ranks.give_up(error.to_string());
+                    given_up = Some(error);
+                }
+            },
             Some(Said::Event(rank, Event::NonFinite { step, reports, blame })) => gather.nonfinite(rank, step, &reports, blame),
             Some(Said::Event(_, Event::Skipped { step, skips, most })) => gather.skipped(step, skips, most),
             Some(Said::Event(rank, Event::Profile(part))) => {
@@ -182,7 +193,7 @@ pub fn conduct(
             if let Some(checkpoints) = &mut checkpoints {
                 checkpoints.settle(observe);
             }
-            return Err(spike.unwrap_or(RunError::Ranks(failure)));
+            return Err(given_up.unwrap_or(RunError::Ranks(failure)));
         }
     }
     if let Some(error) = gather.error() {

@@ -22,6 +22,7 @@ mod plan;
 mod process;
 mod progress;
 mod ranks;
+mod replicas;
 mod save;
 mod sensible;
 mod shielded;

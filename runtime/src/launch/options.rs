@@ -68,6 +68,8 @@ pub struct RunOptions {
     pub skip: u64,
     /// Steps from one look for a rank that is slow to the next; 0 is never.
     pub straggler_interval: u64,
+    /// Steps from one comparison of what several ranks hold to the next; 0 is never.
+    pub check_replicas: u64,
     /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
     pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
@@ -122,6 +124,7 @@ impl RunOptions {
             losses: vec![],
             skip: 0,
             straggler_interval: 100,
+            check_replicas: 0,
             existing: Existing::Refuse,
             threads_per_rank: None,
             seed: 0,

@@ -142,6 +142,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         steps,
         conditions,
         exit_interval: options.exit_interval,
+        check_replicas: options.check_replicas,
         init: options.init.iter().map(absolute).collect::<Result<_, _>>()?,
         drawn,
         save_weights: saved(&options.save_weights)?,

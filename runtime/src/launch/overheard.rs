@@ -6,6 +6,7 @@ use super::options::RunOptions;
 use super::plan::{self, Hello};
 use super::process::Said;
 use super::ranks::{place, waits};
+use super::replicas::Replicas;
 use super::sensible::Course;
 use crate::conditions::Conditions;
 use crate::executor::Order;
@@ -31,6 +32,7 @@ fn orders() -> Orders {
         eval_batches: 1,
         steps: 4,
         exit_interval: 0,
+        check_replicas: 2,
         init: vec![],
         drawn: vec![],
         resume: None,
@@ -53,6 +55,7 @@ fn orders() -> Orders {
 pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
     let orders = orders();
     let (mut course, mut gather) = (Course::new(job, &orders), Gather::new(job, orders.steps, None));
+    let mut replicas = Replicas::new(job);
     let mut profile = Profile::new(job.mesh.world(), Order::Streams, None);
     while let Some((rank, rest)) = bytes.split_first()
         && let Ok((up, rest)) = postcard::take_from_bytes::<Up>(rest)
@@ -62,6 +65,7 @@ pub fn by_rank_0(job: &Job, mut bytes: &[u8]) {
             Said::Event(_, Event::Step(event)) => drop(gather.step(event, 0)),
             Said::Event(rank, Event::NonFinite { step, reports, blame }) => gather.nonfinite(rank, step, &reports, blame),
             Said::Event(_, Event::Skipped { step, skips, most }) => gather.skipped(step, skips, most),
+            Said::Event(rank, Event::Sums { step, sums }) => drop(replicas.said(rank, step, &sums, |_| String::new())),
             Said::Event(rank, Event::Profile(part)) => profile.add(rank, part),
             Said::Pulse(rank, pulse) => drop((waits(job, rank, &pulse.status), place(job, rank, &pulse.status))),
             Said::Closed(rank, Some(ended)) => drop(place(job, rank, &ended.status)),

@@ -8,7 +8,7 @@ use crate::profile::{Part, Window};
 use crate::protocol::{Event, OnNonfinite, Orders, StepEvent};
 use crate::schedule::learning_rate;
 use crate::shm::Status;
-use crate::weights::Mark;
+use crate::weights::{self, Mark};
 use ir::program::Job;
 
 /// By how much machines with other mathematical libraries may differ in a learning rate.
@@ -30,6 +30,9 @@ pub(super) struct Course<'a> {
     ranks: Vec<Reached>,
     /// Of each rank: checkpoints that it is through with.
     saved: Vec<u64>,
+    check_replicas: u64,
+    /// Of each rank: the last step after which it said what it holds.
+    compared: Vec<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -56,6 +59,8 @@ impl<'a> Course<'a> {
             timed: 0,
             ranks: vec![Reached::Step(done); job.mesh.world() as usize],
             saved: vec![0; job.mesh.world() as usize],
+            check_replicas: orders.check_replicas,
+            compared: vec![0; job.mesh.world() as usize],
         }
     }
 
@@ -112,12 +117,29 @@ impl<'a> Course<'a> {
                 *next += 1;
                 reached
             }
+            (Event::Sums { step, sums }, Reached::Step(done)) => {
+                let compared = &mut self.compared[rank as usize];
+                let is_due = self.check_replicas > 0 && (step.is_multiple_of(self.check_replicas) || *step == self.steps);
+                if !is_due || *step != done || std::mem::replace(compared, done) == done {
+                    return Err(format!("it compares what it holds after step {step}, at step {done}"));
+                }
+                if let Some(sum) = sums.iter().find(|sum| weights::name(self.job, sum.held).is_none()) {
+                    return Err(format!("it holds {:?}", sum.held));
+                }
+                reached
+            }
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) if *step == done => Reached::Done,
             (Event::Finished { step }, Reached::Step(done) | Reached::Ending(done)) => {
                 return Err(format!("it is done with step {step} after step {done}"));
             }
             (
-                Event::Step(_) | Event::NonFinite { .. } | Event::Skipped { .. } | Event::Profile(_) | Event::Saved { .. } | Event::Unsaved { .. },
+                Event::Step(_)
+                | Event::NonFinite { .. }
+                | Event::Skipped { .. }
+                | Event::Profile(_)
+                | Event::Saved { .. }
+                | Event::Unsaved { .. }
+                | Event::Sums { .. },
                 Reached::Ending(_),
             ) => {
                 return Err("it goes on after steps that ended early".into());
@@ -185,6 +207,7 @@ impl<'a> Course<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::{Held, Sum};
     use crate::fixture::{self, Split};
     use crate::profile::Ran;
     use crate::shm::Ask;
@@ -205,6 +228,8 @@ mod tests {
             timed: 0,
             ranks: vec![Reached::Step(0); 2],
             saved: vec![0; 2],
+            check_replicas: 2,
+            compared: vec![0; 2],
         };
         let fault = |said: Vec<Said>| {
             let mut course = course();
@@ -227,6 +252,8 @@ mod tests {
         assert_eq!(fault(vec![unsaved(0, 0), unsaved(1, 0)]), "");
         assert_eq!(fault(vec![unsaved(1, 0)]), "it saved checkpoint 1, of step 0, after 0 of them and step 0");
         assert_eq!(fault(vec![unsaved(0, 1)]), "it saved checkpoint 0, of step 1, after 0 of them and step 0");
+        let sums = |step, held| Said::Event(1, Event::Sums { step, sums: vec![Sum { held, is_copy: false, region: 1, sum: 1 }] });
+        assert_eq!(fault(vec![sums(2, Held::Param(0))]), "it compares what it holds after step 2, at step 0");
         assert_eq!(fault(part(&[(1, 3, 4), (2, 4, 4)], &[ran(0, 1)])), "");
         assert_eq!(fault(part(&[(3, 3, 4)], &[])), "it was timed in other steps than 1 to 2");
         assert_eq!(fault(part(&[(1, 4, 3)], &[])), "it was timed in other steps than 1 to 2");
