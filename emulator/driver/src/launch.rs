@@ -96,6 +96,7 @@ impl State {
             context,
             module,
             name: name.into(),
+            parameters: k.parameters.clone(),
             parameter_bytes: k.parameter_bytes,
             threads: k.threads,
             threads_exact: k.threads_exact,
@@ -115,7 +116,7 @@ impl State {
         }
     }
 
-    /// What launches a kernel, whose parameters are packed.
+    /// What launches a kernel, whose parameters each have a place. As one buffer drivers misread them where the first is aligned to more than 16 bytes.
     pub fn launch(
         &mut self,
         function: u64,
@@ -127,12 +128,19 @@ impl State {
     ) -> Cuda<Op> {
         let f = self.launchable(function)?;
         let no = |why: String| refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("{}: {why}", f.name));
-        if !each.is_null() || extra.is_null() {
-            return no("only packed parameters are modelled".into());
+        if !extra.is_null() || each.is_null() {
+            return no("only parameters by their places are modelled, not packed ones".into());
         }
-        let parameters = packed(extra)?;
-        if parameters.len() as u64 != f.parameter_bytes {
-            return no(format!("{} bytes of parameters instead of {}", parameters.len(), f.parameter_bytes));
+        let mut parameters = vec![0; f.parameter_bytes as usize];
+        for (k, (at, bytes)) in f.parameters.iter().enumerate() {
+            // SAFETY: the caller gives as many places as the kernel has parameters.
+            let place = unsafe { *each.add(k) };
+            if place.is_null() {
+                return no(format!("parameter {k} has no place"));
+            }
+            // SAFETY: there are as many bytes as the parameter is long.
+            let given = unsafe { std::slice::from_raw_parts(place.cast_const().cast::<u8>(), *bytes as usize) };
+            parameters[*at as usize..][..given.len()].copy_from_slice(given);
         }
         if u64::from(shared) > f.most_shared {
             return no(format!("{shared} bytes of dynamic shared memory, where {} are allowed", f.most_shared));
@@ -146,29 +154,5 @@ impl State {
             return no(format!("a grid of {grid:?} blocks"));
         }
         Ok(Op::Launch { function, grid, threads, shared, parameters })
-    }
-}
-
-/// Parameters that are given by address and length.
-fn packed(extra: *mut *mut c_void) -> Cuda<Vec<u8>> {
-    let (mut start, mut bytes, mut at) = (std::ptr::null::<u8>(), None, 0);
-    // SAFETY: the caller's list ends with the mark for that, and has a value behind each other one.
-    let of = |k: usize| unsafe { *extra.add(k) };
-    loop {
-        match of(at) as u32 {
-            sys::CU_LAUNCH_PARAM_END_AS_INT => break,
-            sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT => start = of(at + 1).cast(),
-            // SAFETY: it points to a size.
-            sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT => bytes = Some(unsafe { *of(at + 1).cast::<usize>() }),
-            other => return refuse(CUresult::CUDA_ERROR_INVALID_VALUE, format!("what is {other} among the ways to give parameters?")),
-        }
-        at += 2;
-    }
-    match bytes {
-        Some(bytes) if !start.is_null() || bytes == 0 => {
-            // SAFETY: the caller's parameters are as many bytes as it says.
-            Ok(if bytes == 0 { vec![] } else { unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec() })
-        }
-        _ => refuse(CUresult::CUDA_ERROR_INVALID_VALUE, "packed parameters without an address or a length"),
     }
 }

@@ -28,6 +28,8 @@ pub struct Function {
     pub context: u64,
     pub module: u64,
     pub name: String,
+    /// Offset and bytes of each parameter, and the bytes of all.
+    pub parameters: Vec<(u64, u64)>,
     pub parameter_bytes: u64,
     /// Of a block: threads at most, bytes that it always has.
     pub threads: Option<[u32; 3]>,

@@ -34,11 +34,6 @@ pub fn refused(got: CUresult, code: CUresult, words: &str) {
     assert!(last_words().contains(words), "{}", last_words());
 }
 
-/// How a launch is given its parameters.
-pub fn packed(bytes: &[u8], size: &usize) -> [*mut c_void; 5] {
-    [1 as _, bytes.as_ptr().cast_mut().cast(), 2 as _, std::ptr::from_ref(size).cast_mut().cast(), 0 as _]
-}
-
 /// A GPU that no other test has, whose context is this thread's.
 pub struct Gpu {
     pub ordinal: i32,
@@ -111,15 +106,14 @@ impl Gpu {
         new as u64
     }
 
-    pub fn launch(&self, function: u64, threads: u32, shared: u32, parameters: &[u8], stream: u64) -> CUresult {
-        let size = parameters.len();
-        let mut extra = packed(parameters, &size);
-        unsafe { cuLaunchKernel(function as _, 1, 1, 1, threads, 1, 1, shared, stream as _, null_mut(), extra.as_mut_ptr()) }
+    /// Of a kernel with one parameter.
+    pub fn launch(&self, function: u64, threads: u32, shared: u32, parameters: &[u8; 8], stream: u64) -> CUresult {
+        let mut place = parameters.as_ptr().cast_mut().cast::<c_void>();
+        unsafe { cuLaunchKernel(function as _, 1, 1, 1, threads, 1, 1, shared, stream as _, &mut place, null_mut()) }
     }
 
-    pub fn replace(&self, exec: u64, node: sys::CUgraphNode, function: u64, parameters: &[u8]) -> CUresult {
-        let size = parameters.len();
-        let mut extra = packed(parameters, &size);
+    pub fn replace(&self, exec: u64, node: sys::CUgraphNode, function: u64, parameters: &[u8; 8]) -> CUresult {
+        let mut place = parameters.as_ptr().cast_mut().cast::<c_void>();
         let new = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function as _,
             gridDimX: 1,
@@ -129,8 +123,8 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: 0,
-            kernelParams: null_mut(),
-            extra: extra.as_mut_ptr(),
+            kernelParams: &mut place,
+            extra: null_mut(),
             kern: null_mut(),
             ctx: null_mut(),
         };

@@ -6,7 +6,7 @@ mod gpu;
 use cudarc::driver::sys::CUresult;
 use emulated_driver::driver::*;
 use emulated_driver::last_words;
-use gpu::{GOOD, Gpu, TWICE, packed, refused};
+use gpu::{GOOD, Gpu, TWICE, refused};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
@@ -160,7 +160,6 @@ fn launches_fit_their_kernels() {
     let (f, at, stream) = (gpu.function(TWICE, "twice"), gpu.allocate(4096), gpu.stream());
     let p = at.to_le_bytes();
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
-    refused(gpu.launch(f, 32, 0, &p[..4], stream), invalid, "4 bytes of parameters instead of 8");
     refused(gpu.launch(f, 2048, 0, &p, stream), invalid, "where there may be 1024");
     refused(gpu.launch(f, 32, 49_153, &p, stream), invalid, "dynamic shared memory, where 49152 are allowed");
     assert_eq!(unsafe { cuFuncSetAttribute(f as _, 8, 100_000) }, GOOD);
@@ -323,11 +322,10 @@ fn parameters_of_a_graph_are_replaced_and_its_launches_follow_each_other() {
     let launch = || assert_eq!(unsafe { cuGraphLaunch(exec as _, stream as _) }, GOOD);
     launch();
     launch();
-    let replace = |node, f, p: &[u8]| gpu.replace(exec, node, f, p);
+    let replace = |node, f, p: &[u8; 8]| gpu.replace(exec, node, f, p);
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
     refused(replace(node, other, &b.to_le_bytes()), invalid, "launches another function");
     refused(replace(0x77 as _, f, &b.to_le_bytes()), invalid, "no node of the graph");
-    refused(replace(node, f, &[0; 4]), invalid, "4 bytes of parameters");
     // The launches before keep theirs.
     assert_eq!(replace(node, f, &b.to_le_bytes()), GOOD);
     launch();
@@ -378,14 +376,12 @@ fn a_context_is_given_back_empty() {
 }
 
 #[test]
-fn parameters_are_packed() {
+fn each_parameter_has_a_place() {
     let gpu = Gpu::new();
     let (f, stream) = (gpu.function(TWICE, "twice"), gpu.stream());
-    let mut each = [null_mut::<c_void>()];
     let launch = |each: *mut *mut c_void, extra: *mut *mut c_void| unsafe { cuLaunchKernel(f as _, 1, 1, 1, 32, 1, 1, 0, stream as _, each, extra) };
-    refused(launch(each.as_mut_ptr(), null_mut()), CUresult::CUDA_ERROR_INVALID_VALUE, "only packed parameters");
     let (bytes, size) = ([0u8; 8], 8usize);
-    let mut without_end = packed(&bytes, &size);
-    without_end[4] = 9 as _;
-    refused(launch(null_mut(), without_end.as_mut_ptr()), CUresult::CUDA_ERROR_INVALID_VALUE, "what is 9 among");
+    let mut packed = [1 as _, bytes.as_ptr().cast_mut().cast(), 2 as _, std::ptr::from_ref(&size).cast_mut().cast(), 0 as _];
+    refused(launch(null_mut(), packed.as_mut_ptr()), CUresult::CUDA_ERROR_INVALID_VALUE, "not packed ones");
+    refused(launch(&mut null_mut(), null_mut()), CUresult::CUDA_ERROR_INVALID_VALUE, "parameter 0 has no place");
 }

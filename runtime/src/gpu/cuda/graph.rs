@@ -3,7 +3,7 @@
 
 use super::driver::text;
 use super::issue::{Kept, On, Streams};
-use super::kernel::{Loaded, Packed};
+use super::kernel::{Loaded, places};
 use super::stream::Stream;
 use crate::device::Location;
 use crate::gpu::{Between, Work};
@@ -166,7 +166,7 @@ impl Graph {
 }
 
 fn replace(exec: sys::CUgraphExec, node: sys::CUgraphNode, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
-    let (l, mut packed) = (&kernel.launch, Packed::new(parameters));
+    let (l, mut places) = (&kernel.launch, places(&kernel.launch, parameters));
     let changed = sys::CUDA_KERNEL_NODE_PARAMS_v2_st {
         func: kernel.function,
         gridDimX: l.grid,
@@ -176,8 +176,8 @@ fn replace(exec: sys::CUgraphExec, node: sys::CUgraphNode, kernel: &Loaded, para
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: l.shared_bytes,
-        kernelParams: null_mut(),
-        extra: packed.extra.as_mut_ptr(),
+        kernelParams: places.as_mut_ptr(),
+        extra: null_mut(),
         kern: null_mut(),
         ctx: null_mut(),
     };

@@ -5,7 +5,6 @@ use cudarc::driver::{result, sys};
 use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap};
 use ir::op::DType;
 use std::ffi::{CString, c_void};
-use std::ptr::null_mut;
 
 /// A kernel that can be launched.
 #[derive(Clone)]
@@ -45,17 +44,16 @@ pub(super) fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], 
     let swizzle = match map.swizzle {
         Swizzle::B128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
     };
-    let (base, sizes) = map.placed(address);
-    let steps = vec![1; sizes.len()];
+    let steps = vec![1; map.sizes.len()];
     let mut out = sys::CUtensorMap { opaque: [0; MAP_BYTES / 8] };
     // SAFETY: the lists are as long as the driver expects for so many dims, and `out` is writable; the memory is not touched.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut out,
             dtype,
-            sizes.len() as u32,
-            base as *mut c_void,
-            sizes.as_ptr(),
+            map.sizes.len() as u32,
+            address as *mut c_void,
+            map.sizes.as_ptr(),
             map.strides.as_ptr(),
             map.extents.as_ptr(),
             steps.as_ptr(),
@@ -66,34 +64,22 @@ pub(super) fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], 
         )
     }
     .result()
-    .map_err(|e| format!("a tensor map of sizes {sizes:?}, strides {:?}, in boxes of {:?}: {}", map.strides, map.extents, text(e)))?;
+    .map_err(|e| {
+        format!("a tensor map at {address:#x} of sizes {:?}, strides {:?}, in boxes of {:?}: {}", map.sizes, map.strides, map.extents, text(e))
+    })?;
     let mut bytes = [0; MAP_BYTES];
     bytes.chunks_exact_mut(8).zip(out.opaque).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     Ok(bytes)
 }
 
-/// What `cuLaunchKernel` takes in place of a list of parameters: the packed ones, as they are.
-pub(super) struct Packed {
-    bytes: usize,
-    pub(super) extra: [*mut c_void; 5],
-}
-
-impl Packed {
-    /// The result refers to `parameters` and to itself: it stays where it is while it is used.
-    pub(super) fn new(parameters: &[u8]) -> Box<Packed> {
-        let mut packed = Box::new(Packed { bytes: parameters.len(), extra: [null_mut(); 5] });
-        let tag = |n: u32| n as usize as *mut c_void;
-        let size = (&raw mut packed.bytes).cast::<c_void>();
-        let start = parameters.as_ptr().cast_mut().cast::<c_void>();
-        packed.extra = [
-            tag(sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT),
-            start,
-            tag(sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT),
-            size,
-            tag(sys::CU_LAUNCH_PARAM_END_AS_INT),
-        ];
-        packed
-    }
+/// Where each parameter of a kernel lies among the packed ones: the tensor maps, and one for all others, as `cuLaunchKernel` takes them.
+///
+/// Not as one buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`): driver 580 puts that where parameters begin, and not where a kernel whose first parameter is
+/// aligned to 64 bytes has it, so tensor maps are read 48 bytes off.
+pub(super) fn places(launch: &Launch, parameters: &[u8]) -> Vec<*mut c_void> {
+    let maps = launch.maps.len() * MAP_BYTES;
+    let each = (0..maps).step_by(MAP_BYTES).chain((maps < parameters.len()).then_some(maps));
+    each.map(|at| parameters[at..].as_ptr().cast_mut().cast()).collect()
 }
 
 #[cfg(test)]
@@ -101,12 +87,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_parameters_are_passed_by_address_and_length() {
-        let parameters = [1u8, 2, 3, 4, 5, 6, 7, 8];
-        let packed = Packed::new(&parameters);
-        // SAFETY: both addresses are those of values that live.
-        let (start, size) = unsafe { (packed.extra[1].cast::<u8>(), *packed.extra[3].cast::<usize>()) };
-        assert_eq!((start.cast_const(), size), (parameters.as_ptr(), 8));
-        assert_eq!([0, 2, 4].map(|k| packed.extra[k] as usize), [1, 2, 0]);
+    fn each_map_and_the_rest_are_a_parameter() {
+        let map = TensorMap {
+            argument: 0,
+            dtype: DType::Bf16,
+            tf32: false,
+            sizes: vec![64, 64],
+            strides: vec![128],
+            extents: vec![64, 64],
+            swizzle: Swizzle::B128,
+        };
+        let launch = |maps| Launch { grid: 1, block: 32, shared_bytes: 0, scratch_bytes: 0, maps: vec![map.clone(); maps], parameters: vec![] };
+        let parameters = vec![0u8; 2 * MAP_BYTES + 16];
+        let offsets = |launch: &Launch, parameters: &[u8]| -> Vec<usize> {
+            places(launch, parameters).iter().map(|p| *p as usize - parameters.as_ptr() as usize).collect()
+        };
+        assert_eq!(offsets(&launch(2), &parameters), [0, MAP_BYTES, 2 * MAP_BYTES]);
+        assert_eq!(offsets(&launch(2), &parameters[..2 * MAP_BYTES]), [0, MAP_BYTES]);
+        assert_eq!(offsets(&launch(0), &parameters[..16]), [0]);
     }
 }

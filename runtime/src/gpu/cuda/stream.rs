@@ -1,7 +1,7 @@
 //! Streams and events of the driver, and what one stream is told to do.
 
 use super::driver::text;
-use super::kernel::{Loaded, Packed};
+use super::kernel::{Loaded, places};
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::sys;
 use ir::program::Space;
@@ -62,9 +62,9 @@ impl Stream {
 
     /// Issues a kernel with packed parameters.
     pub(super) fn launch(&self, kernel: &Loaded, parameters: &[u8]) -> Result<(), String> {
-        let (l, mut packed) = (&kernel.launch, Packed::new(parameters));
-        // SAFETY: the parameters are those of the kernel, packed as it declares them; the driver copies them.
-        unsafe { sys::cuLaunchKernel(kernel.function, l.grid, 1, 1, l.block, 1, 1, l.shared_bytes, self.0, null_mut(), packed.extra.as_mut_ptr()) }
+        let (l, mut places) = (&kernel.launch, places(&kernel.launch, parameters));
+        // SAFETY: the parameters are those of the kernel, each where it is said to be; the driver copies them.
+        unsafe { sys::cuLaunchKernel(kernel.function, l.grid, 1, 1, l.block, 1, 1, l.shared_bytes, self.0, places.as_mut_ptr(), null_mut()) }
             .result()
             .map_err(text)
     }
