@@ -60,7 +60,7 @@ pub fn parameter_bytes(kernel: &Kernel) -> usize {
         Family::AttentionGrad => 4,
         Family::Loops { .. } | Family::Scatter => 0,
     };
-    8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA) + maps * (MAP_BYTES + 8)
+    8 * (kernel.inputs.len() + kernel.outputs.len() + kernel.scalars.len() + GPU_EXTRA) + maps * MAP_BYTES
 }
 
 /// Multiprocessors of the largest GPU of today.
@@ -93,8 +93,7 @@ pub fn launch_of_blocks(kernel: &Kernel, shape: &Shape, bounds: Bounds, shared_b
 
 /// A launch with tensor maps beside what it has.
 pub fn with_maps(launch: Launch, maps: Vec<TensorMap>) -> Launch {
-    let shifts = (0..maps.len() as u32).map(Parameter::Shift);
-    Launch { parameters: launch.parameters.into_iter().chain(shifts).collect(), maps, ..launch }
+    Launch { maps, ..launch }
 }
 
 fn parameters(kernel: &Kernel, shape: &Shape) -> Vec<Parameter> {

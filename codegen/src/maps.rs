@@ -1,9 +1,8 @@
 //! Tensor maps: which operands they describe, and the copies that read by them.
 //!
-//! **The rule:** one direction is dense, all others have strides that are multiples of 16 bytes and of each other, and there are at most five. Where the
-//! operand begins does not matter.
+//! **The rule:** the operand is aligned, one direction is dense, all others have strides that are multiples of 16 bytes and of each other, and there are at
+//! most five. Copies begin at multiples of 16 bytes too.
 
-use crate::build::Builder;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{Simt, Value};
@@ -39,12 +38,10 @@ pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(Along
     Some((map, others.into_iter().map(|(_, what)| what).collect()))
 }
 
-/// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does it. `map`: its address, and by how many elements it begins
-/// before the operand, 32 bits.
-pub fn copy_box<'c>(b: &Simt<'c>, map: [Index<'c>; 2], coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2]) {
-    let first = b.index_add(coordinates[0], map[1]);
-    let mut operands: Vec<Value> = vec![to.into(), map[0].into(), first.into()];
-    operands.extend(coordinates[1..].iter().map(|x| Value::from(*x)));
+/// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does it. `map`: its address.
+pub fn copy_box<'c>(b: &Simt<'c>, map: Index<'c>, coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2]) {
+    let mut operands: Vec<Value> = vec![to.into(), map.into()];
+    operands.extend(coordinates.iter().map(|x| Value::from(*x)));
     operands.push(barrier.into());
     b.asm(Instruction::CopyBox { dims: coordinates.len() as u32 }, &operands);
 }

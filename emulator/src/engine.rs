@@ -222,13 +222,18 @@ impl Block<'_> {
 
     fn tensor(&mut self, w: usize, map: Address, at: &[Sw], lane: usize) -> Result<(TensorMap, Vec<i64>), Wrong> {
         let address = self.warps[w].addresses(map)[lane];
-        let at = at.iter().map(|c| i64::from(self.warps[w].word(*c)[lane] as i32)).collect();
+        let at: Vec<i64> = at.iter().map(|c| i64::from(self.warps[w].word(*c)[lane] as i32)).collect();
         let mut bytes = [0; 128];
         match address.checked_sub(PARAM).map(|a| a as usize) {
             Some(a) if a + 128 <= self.parameters.len() => bytes.copy_from_slice(&self.parameters[a..a + 128]),
             _ => self.memory.read(address, &mut bytes)?,
         }
-        TensorMap::decode(&bytes).map(|m| (m, at))
+        let map = TensorMap::decode(&bytes)?;
+        // Of no document, but an H100 calls it an illegal instruction.
+        if !(at[0] * i64::from(map.element)).rem_euclid(16).eq(&0) {
+            return Err(Wrong::Descriptor(format!("a tensor copy begins at element {} of a row, which is no multiple of 16 bytes", at[0])));
+        }
+        Ok((map, at))
     }
 
     fn start_load(

@@ -35,7 +35,12 @@ pub enum Family {
 pub struct Operand {
     pub ty: Type,
     pub strides: Vec<u64>,
+    /// Whether it may begin elsewhere than at a multiple of [`ALIGN`] bytes.
+    pub unaligned: bool,
 }
+
+/// Bytes of which the first element of most operands is a multiple: GPUs' tensor maps, and their copies, work on no others.
+pub const ALIGN: u64 = 16;
 
 /// A result that is stored. With `accumulate` it is added to what is there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ pub const MOST_SCRATCH: u64 = 1 << 40;
 /// Bytes of a tensor map, as the driver writes it.
 pub const MAP_BYTES: usize = 128;
 /// Bytes of which a tensor map's first element, and its strides, are multiples.
-pub const MAP_ALIGN: u64 = 16;
+pub const MAP_ALIGN: u64 = crate::kernel::ALIGN;
 
 /// Most bytes of shared memory of a block on GPUs of a kind: of the newer ones, on those that run their code alone.
 pub fn most_shared(arch: &str) -> u32 {
@@ -38,8 +38,6 @@ pub enum Parameter {
     Number(u64),
     /// The address of the launch's scratch.
     Scratch,
-    /// By how many elements the tensor of a map begins before its operand ([`TensorMap`]).
-    Shift(u32),
 }
 
 /// How 16-byte pieces of a box's rows change places in shared memory, against bank conflicts.
@@ -62,8 +60,8 @@ impl Swizzle {
 /// A tensor of up to five dims and the box of it that one copy takes to shared memory, as `cuTensorMapEncodeTiled` of the driver has it. What of
 /// a box lies outside of the tensor is zero.
 ///
-/// The driver wants a first element whose address is a multiple of 16. Where that of the operand is not, the tensor begins up to 15 bytes
-/// before it, and is longer by as many elements ([`Parameter::Shift`]): kernels add them to the first coordinate.
+/// The first element's address is a multiple of 16, and so is that of each row of a box that is copied: to begin earlier and to count from there is no way
+/// out where an operand is [unaligned](crate::kernel::Operand::unaligned). An H100 calls such a copy an illegal instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorMap {
     /// The operand, counted as for [`Parameter::Argument`].
@@ -87,19 +85,7 @@ impl TensorMap {
         self.dtype.bytes()
     }
 
-    /// By how many elements the tensor begins before its operand at an address.
-    fn shift(&self, address: u64) -> u64 {
-        address % MAP_ALIGN / self.element()
-    }
-
-    /// The address and the sizes of the tensor, of an operand at an address.
-    pub fn placed(&self, address: u64) -> (u64, Vec<u64>) {
-        let mut sizes = self.sizes.clone();
-        sizes[0] += self.shift(address);
-        (address - address % MAP_ALIGN, sizes)
-    }
-
-    /// Whether the driver takes it, wherever the operand lies.
+    /// Whether the driver takes it, of a kernel's operand.
     ///
     /// # Errors
     /// What is wrong.
@@ -109,6 +95,9 @@ impl TensorMap {
         if operand != Some(self.dtype) || !matches!(self.dtype, DType::F32 | DType::Bf16 | DType::F16) {
             return Err(format!("a tensor map of {} elements for operand {}", self.dtype.name(), self.argument));
         }
+        if kernel.inputs.get(self.argument as usize).is_none_or(|i| i.unaligned) {
+            return Err(format!("a tensor map of operand {}, which may begin anywhere", self.argument));
+        }
         if self.tf32 && self.dtype != DType::F32 {
             return Err(format!("a tensor map that rounds {} to tf32", self.dtype.name()));
         }
@@ -116,8 +105,8 @@ impl TensorMap {
         if !(1..=5).contains(&dims) || self.strides.len() + 1 != dims || self.extents.len() != dims {
             return Err(format!("a tensor map of {dims} dims, {} strides, {} extents", self.strides.len(), self.extents.len()));
         }
-        // One less than 2^31 by as much as the innermost may grow: coordinates are signed.
-        if self.sizes.iter().any(|s| !(1..(1 << 31) - MAP_ALIGN).contains(s)) || self.extents.iter().any(|e| !(1..=256).contains(e)) {
+        // Coordinates are signed.
+        if self.sizes.iter().any(|s| !(1..1 << 31).contains(s)) || self.extents.iter().any(|e| !(1..=256).contains(e)) {
             return Err(format!("a tensor map of sizes {:?} in boxes of {:?}", self.sizes, self.extents));
         }
         let mut before = MAP_ALIGN;
@@ -176,7 +165,6 @@ impl Launch {
             let (what, k, count) = match parameter {
                 Parameter::Argument(k) => ("operand", *k, arguments),
                 Parameter::Scalar(k) => ("scalar", *k, scalars),
-                Parameter::Shift(k) => ("tensor map", *k, self.maps.len()),
                 Parameter::Number(_) | Parameter::Scratch => continue,
             };
             if k as usize >= count {
@@ -208,10 +196,6 @@ impl Launch {
             Parameter::Scalar(k) => scalars[*k as usize],
             Parameter::Number(n) => *n,
             Parameter::Scratch => scratch,
-            Parameter::Shift(k) => {
-                let map = &self.maps[*k as usize];
-                map.shift(operands[map.argument as usize])
-            }
         };
         let mut packed = vec![];
         for map in &self.maps {
@@ -245,7 +229,7 @@ mod tests {
             on: crate::program::Space::Device,
             family: Family::Gemm,
             body: Body::default(),
-            inputs: vec![Operand { ty, strides: vec![] }],
+            inputs: vec![Operand { ty, strides: vec![], unaligned: false }],
             scalars: vec![DType::F32],
             outputs: vec![],
         }
@@ -262,19 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn maps_come_first_and_begin_at_multiples_of_16() {
-        let l = Launch { maps: vec![map()], parameters: vec![Parameter::Argument(0), Parameter::Shift(0)], ..launch() };
+    fn maps_come_first() {
+        let l = Launch { maps: vec![map()], parameters: vec![Parameter::Argument(0)], ..launch() };
         assert_eq!(l.check(&kernel(), "sm_90a"), Ok(()));
-        for (address, shift) in [(4096, 0), (4102, 3)] {
-            let encode = |m: &TensorMap, at| {
-                let (base, sizes) = m.placed(at);
-                assert_eq!((base, sizes), (4096, vec![100 + shift, 200]));
-                Ok::<_, String>([1; MAP_BYTES])
-            };
-            let packed = l.pack(&[address], &[5], 9, encode).expect("it is encoded");
-            assert_eq!(packed[..MAP_BYTES], [1; MAP_BYTES]);
-            assert_eq!(words(&packed[MAP_BYTES..]), [address, shift]);
-        }
+        let packed = l.pack(&[4096], &[5], 9, |_, at| Ok::<_, String>([(at >> 12) as u8; MAP_BYTES])).expect("it is encoded");
+        assert_eq!(packed[..MAP_BYTES], [1; MAP_BYTES]);
+        assert_eq!(words(&packed[MAP_BYTES..]), [4096]);
+        let mut unaligned = kernel();
+        unaligned.inputs[0].unaligned = true;
+        assert_eq!(l.check(&unaligned, "sm_90a"), Err("a tensor map of operand 0, which may begin anywhere".into()));
     }
 
     #[test]
@@ -293,7 +273,6 @@ mod tests {
         assert_eq!(refused_by("sm_80", |l| l.shared_bytes = 164 << 10), "167936 bytes of shared memory, not 0 to 166912");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Argument(1)]), "operand 1 of 1");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Scalar(1)]), "scalar 1 of 1");
-        assert_eq!(refused(|l| l.parameters = vec![Parameter::Shift(0)]), "tensor map 0 of 0");
         assert_eq!(refused(|l| l.parameters = vec![Parameter::Scratch; 4096]), "32768 bytes of parameters, not 0 to 32764");
         assert_eq!(refused_by("sm_80", |l| l.maps = vec![map()]), "tensor maps, which sm_80 lacks");
     }

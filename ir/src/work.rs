@@ -4,10 +4,10 @@ use crate::graph::{Type, Value};
 use crate::kernel::Kernel;
 use crate::op::{Attention, Op};
 use crate::program::{Action, Body, Job, Stage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a launch of a kernel does: operations of matrix products and attention (two per multiply-add), and bytes of its operands. Both saturate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     pub flops: u64,
     pub bytes: u64,
@@ -119,7 +119,7 @@ mod tests {
     fn kernel(body: Body, op: Op, operands: &[(DType, Vec<Dim>)], result: Vec<Dim>) -> Kernel {
         let mut body = body;
         let types = operands.iter().map(|(dtype, dims)| Type::new(*dtype, dims.clone()));
-        let inputs: Vec<Operand> = types.map(|ty| Operand { strides: dense(&body.dims, &ty), ty }).collect();
+        let inputs: Vec<Operand> = types.map(|ty| Operand { strides: dense(&body.dims, &ty), ty, unaligned: false }).collect();
         let origin = || Origin::new(Phase::Forward);
         let args: Vec<Value> = (0..).zip(&inputs).map(|(i, o)| body.push(Op::Input(i), [], o.ty.clone(), origin())).collect();
         let value = body.push(op, args, Type::new(DType::F32, result), origin());

@@ -268,6 +268,7 @@ invariants! {
     630 OperandsApart "What a command writes overlaps nothing else that it touches, except an operand point by point."
     631 ReductionType "A reduction fits its element type."
     632 WorkingMemory "The operands of a command lie in the memory that it works on."
+    633 OperandAligned "What a kernel takes to be aligned is so, at all coordinates."
 
     640 StashDivision "Stashes divide the stash arena, at multiples of the alignment."
     641 ArenaSize "An arena is no larger than a device can address."

@@ -23,7 +23,7 @@ pub fn product([m, k, n]: [u64; 3], layout: Layout, accumulate: bool) -> Kernel 
     let [m, k, n] = [("m", m), ("k", k), ("n", n)].map(|(name, size)| body.dims.add(DimInfo::new(name, size)));
     let operand = |body: &Body, dims: [Dim; 2]| {
         let ty = Type::new(DType::F32, dims);
-        Operand { strides: dense(&body.dims, &ty), ty }
+        Operand { strides: dense(&body.dims, &ty), ty, unaligned: false }
     };
     let inputs =
         vec![operand(&body, if layout.a_transposed { [k, m] } else { [m, k] }), operand(&body, if layout.b_transposed { [n, k] } else { [k, n] })];
@@ -42,7 +42,7 @@ struct Maker {
 impl Maker {
     fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
         let ty = Type::new(dtype, dims);
-        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone() });
+        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone(), unaligned: false });
         self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
     }
 

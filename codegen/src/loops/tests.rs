@@ -224,7 +224,7 @@ fn rows_are_gathered_and_missing_rows_are_zero() {
 fn make_clone(body: &ir::graph::Body, inputs: &[(DType, Vec<Dim>)], grid: Vec<Dim>, output: Value) -> Kernel {
     let operand = |(dtype, dims): &(DType, Vec<Dim>)| {
         let ty = Type::new(*dtype, dims.clone());
-        ir::kernel::Operand { strides: ir::kernel::dense(&body.dims, &ty), ty }
+        ir::kernel::Operand { strides: ir::kernel::dense(&body.dims, &ty), ty, unaligned: false }
     };
     let strides = ir::kernel::dense(&body.dims, &body[output].ty);
     Kernel {

@@ -39,7 +39,7 @@ impl Make {
 
     pub fn strided_input(&mut self, dtype: DType, dims: &[Dim], strides: &[u64]) -> Value {
         let ty = Type::new(dtype, dims);
-        self.inputs.push(Operand { ty: ty.clone(), strides: strides.to_vec() });
+        self.inputs.push(Operand { ty: ty.clone(), strides: strides.to_vec(), unaligned: false });
         self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
     }
 
@@ -390,12 +390,11 @@ pub fn run_ptx_shifted(
     // Fewer warps, or blocks, than tiles, so that some compute several.
     launch.grid = (launch.grid / 2).clamp(1, 8);
     let encode = |map: &ir::launch::TensorMap, address| {
-        let (base, size) = map.placed(address);
         let swizzle = match map.swizzle {
             ir::launch::Swizzle::B128 => emulator::Swizzle::B128,
         };
-        let (stride, extent) = (map.strides.clone(), map.extents.clone());
-        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
+        let (size, stride, extent) = (map.sizes.clone(), map.strides.clone(), map.extents.clone());
+        emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
     };
     let parameters = launch.pack(&pointers, &bits, scratch, encode)?;
     let launch = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };

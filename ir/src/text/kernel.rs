@@ -32,9 +32,10 @@ pub(super) fn kernel(io: &mut Io, k: &mut Kernel) -> Result {
         }
         Family::Gemm | Family::Attention | Family::AttentionGrad | Family::Scatter => {}
     }
-    io.rows(&mut k.inputs, Operand { ty: blank_type(), strides: vec![] }, "operand ", |io, _, x| {
+    io.rows(&mut k.inputs, Operand { ty: blank_type(), strides: vec![], unaligned: false }, "operand ", |io, _, x| {
         ty(io, &mut x.ty)?;
-        io.with(" strides ", &mut x.strides, |io, s| io.list(s, 0, Io::number))
+        io.with(" strides ", &mut x.strides, |io, s| io.list(s, 0, Io::number))?;
+        io.flag(&mut x.unaligned, " unaligned")
     })?;
     io.rows(&mut k.outputs, Output { value: Value(0), strides: vec![], accumulate: false }, "result ", |io, _, x| {
         io.value(&mut x.value)?;

@@ -246,7 +246,7 @@ pub fn kernel() -> Kernel {
         on: Space::Host,
         family: Family::Loops { grid: vec![i] },
         body,
-        inputs: vec![Operand { ty, strides: vec![16, 1] }],
+        inputs: vec![Operand { ty, strides: vec![16, 1], unaligned: true }],
         scalars: vec![DType::I32, DType::F32],
         outputs: vec![Output { value: y, strides: vec![8, 1], accumulate: true }],
     }

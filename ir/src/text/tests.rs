@@ -354,7 +354,7 @@ fn a_kernel_in_text() {
           %0 = input 0 : bf16[i, j]  // forward layers.0.norm layer 3 @0:23:11+6
           %1 = exp %0 : bf16[i, j]  // forward layers.0.norm layer 3 @0:23:11+6
         grid [i]
-        operand bf16[i, j] strides [16, 1]
+        operand bf16[i, j] strides [16, 1] unaligned
         result %1 strides [8, 1] accumulate
     "#]]
     .assert_eq(&print_kernel(&kernel()));

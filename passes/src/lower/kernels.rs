@@ -141,7 +141,7 @@ impl Building<'_> {
         let mut ty = self.body[v].ty.clone();
         let strides: Vec<u64> = ty.dims.iter().map(|d| view.stride(*d).expect("invariant: a view has the value's dims")).collect();
         ty.dims = ty.dims.iter().map(|d| self.dim(*d)).collect();
-        let operand = Operand { ty: ty.clone(), strides };
+        let operand = Operand { unaligned: !view.place.is_aligned(ty.dtype.bytes()), ty: ty.clone(), strides };
         let next = self.inputs.len() as u32;
         let slot = *self.slots.entry((operand.clone(), view.place.clone())).or_insert(next);
         if slot == next {

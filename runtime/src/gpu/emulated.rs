@@ -57,12 +57,11 @@ impl Card for Emulated {
     }
 
     fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
-        let (base, size) = map.placed(address);
         let swizzle = match map.swizzle {
             Swizzle::B128 => emulator::Swizzle::B128,
         };
-        let (stride, extent) = (map.strides.clone(), map.extents.clone());
-        emulator::TensorMap { base, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
+        let (size, stride, extent) = (map.sizes.clone(), map.strides.clone(), map.extents.clone());
+        emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
     }
 
     fn run(&self, work: &[Work], _: Option<&Natively>) -> Result<(), String> {

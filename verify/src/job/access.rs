@@ -6,7 +6,7 @@ use crate::region::Shape;
 use crate::violation::{Checked, ensure};
 use ir::dim::{Base, Linear};
 use ir::graph::Value;
-use ir::kernel::Kernel;
+use ir::kernel::{ALIGN, Kernel};
 use ir::mesh::{Axis, Mesh, SubAxis};
 use ir::op::{Collective, DType, Op, Reduce, Scalar};
 use ir::program::{Action, Buffer, BufferId, Content, Job, Place, Program, Space};
@@ -57,6 +57,8 @@ impl Access {
 pub struct Facts {
     on: Space,
     inputs: Vec<(DType, Rc<Shape>)>,
+    /// Per input.
+    unaligned: Vec<bool>,
     outputs: Vec<(DType, Rc<Shape>, Effect)>,
     /// Per output and input: whether they may be the same memory.
     in_place: Vec<Vec<bool>>,
@@ -76,6 +78,7 @@ impl Facts {
         Facts {
             on: kernel.on,
             inputs: kernel.inputs.iter().map(|i| (i.ty.dtype, shape(&i.ty.dims, &i.strides))).collect(),
+            unaligned: kernel.inputs.iter().map(|i| i.unaligned).collect(),
             outputs: kernel
                 .outputs
                 .iter()
@@ -286,8 +289,12 @@ impl Reader<'_> {
             "it draws random numbers without seed and step".into()
         })?;
         let mut out = Vec::with_capacity(operands);
-        for ((dtype, shape), place) in inputs.iter().zip(args) {
+        for (((dtype, shape), unaligned), place) in inputs.iter().zip(&facts.unaligned).zip(args) {
             out.push(self.access(place, *dtype, shape.clone(), Effect::Read)?);
+            ensure(*unaligned || place.is_aligned(dtype.bytes()), Invariant::OperandAligned, || {
+                let buffer = &self.program.buffers[place.buffer.index()];
+                format!("an operand in buffer `{}` begins at no multiple of {ALIGN} bytes", buffer.name)
+            })?;
         }
         for (k, ((dtype, shape, effect), place)) in outputs.iter().zip(&args[inputs.len()..]).enumerate() {
             let mut written = self.access(place, *dtype, shape.clone(), *effect)?;

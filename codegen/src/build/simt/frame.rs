@@ -32,14 +32,14 @@ pub struct Given<'c> {
     tiles: IntValue<'c>,
     scratch: IntValue<'c>,
     stride: IntValue<'c>,
-    /// Of each tensor map its address, and by how many elements it begins before the operand.
-    pub maps: Vec<[IntValue<'c>; 2]>,
+    /// Addresses of the tensor maps.
+    pub maps: Vec<IntValue<'c>>,
 }
 
 impl<'c> Simt<'c> {
     /// Begins a kernel of the module [`crate::abi`].
     fn begin(&self, name: &str, [pointers, scalars]: [usize; 2], maps: usize, bounds: Bounds) -> Given<'c> {
-        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA + maps);
+        let bytes = 8 * (pointers + scalars + crate::abi::GPU_EXTRA);
         let parameters = vec![BasicMetadataTypeEnum::from(self.context.ptr_type(AddressSpace::default())); maps + 1];
         let function = self.module.add_function(name, self.context.void_type().fn_type(&parameters, false), None);
         function.set_call_conventions(PTX_KERNEL);
@@ -70,10 +70,7 @@ impl<'c> Simt<'c> {
             built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value()
         };
         let [tiles, scratch, stride] = [0, 1, 2].map(|k| scalar(scalars + k));
-        let map = |number: usize| {
-            let address = built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
-            [address, scalar(scalars + crate::abi::GPU_EXTRA + number)]
-        };
+        let map = |number: usize| built(self.writer.build_ptr_to_int(parameter(number), self.context.i64_type(), ""));
         Given { arguments, scalars: self.at_const(arguments, 8 * pointers as i64), tiles, scratch, stride, maps: (0..maps).map(map).collect() }
     }
 

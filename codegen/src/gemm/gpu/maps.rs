@@ -39,7 +39,7 @@ pub struct Map {
 /// What is the same in all stages of a part: coordinates, but for those that are yet to be known.
 pub struct Corner<'c> {
     coordinates: Vec<Option<Index<'c>>>,
-    map: [Index<'c>; 2],
+    map: Index<'c>,
 }
 
 impl Map {
@@ -69,8 +69,8 @@ impl Map {
         Some(Map { copies: dense.2 / line, map, lines, directions, is_first })
     }
 
-    /// Before the stages of a part. `map`: its address, and by how many elements it begins before the factor.
-    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &Part<'c>, map: [Index<'c>; 2]) -> Corner<'c> {
+    /// Before the stages of a part. `map`: its address.
+    pub(super) fn corner<'c>(&self, b: &Simt<'c>, product: &Product, part: &Part<'c>, map: Index<'c>) -> Corner<'c> {
         let digit = |number: Index<'c>, axes: &[Axis], at: usize| {
             let inner: i64 = axes[at + 1..].iter().map(|x| x.size).product();
             b.index_rem(b.index_div(number, b.word(inner)), b.word(axes[at].size))
@@ -81,7 +81,7 @@ impl Map {
             Direction::Expert => part.expert,
             Direction::Contracted | Direction::OuterContracted(_) => None,
         };
-        Corner { coordinates: self.directions.iter().map(coordinate).collect(), map: [map[0], b.narrow(map[1])] }
+        Corner { coordinates: self.directions.iter().map(coordinate).collect(), map }
     }
 
     /// Begins to fill a stage, at `to`, from contracted element `k` in one of their repetitions; its bytes are completed at `barrier`.
@@ -95,10 +95,10 @@ impl Map {
                 }
                 Direction::Own | Direction::Outer(_) | Direction::Expert => known.expect("invariant: the part has it"),
             };
-            let at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
+            let mut at: Vec<Index> = self.directions.iter().zip(&corner.coordinates).map(coordinate).collect();
             // The dense direction has several lines only where it is the factor's own.
-            let map = [corner.map[0], b.index_add(corner.map[1], b.word(number * i64::from(self.map.extents[0])))];
-            maps::copy_box(b, map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
+            at[0] = b.index_add(at[0], b.word(number * i64::from(self.map.extents[0])));
+            maps::copy_box(b, corner.map, &at, [b.index_add(to, b.word(number * SQUARE)), barrier]);
         }
     }
 }

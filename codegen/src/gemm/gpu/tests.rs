@@ -211,11 +211,13 @@ fn factors_that_are_not_aligned_are_collected_by_element() {
         (&own, "sm_90a", 12),
         (&contracted, "sm_90a", 4),
     ] {
-        let (compiled, text) = compiled(kernel, cpu);
-        let inputs = integers(kernel);
+        let mut kernel = kernel.clone();
+        kernel.inputs.iter_mut().for_each(|i| i.unaligned = true);
+        let (compiled, text) = compiled(&kernel, cpu);
+        let inputs = integers(&kernel);
         let want = kernel.run(&inputs, &[]);
         let got =
-            crate::testing::run_ptx_shifted(kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
+            crate::testing::run_ptx_shifted(&kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}\n{text}")), want, "{shift} bytes");
     }
 }

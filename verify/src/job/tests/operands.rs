@@ -34,6 +34,19 @@ fn an_operand_stays_in_its_buffer_at_all_coordinates() {
 }
 
 #[test]
+fn an_operand_is_aligned_where_the_kernel_says_so() {
+    let second_element = |job: &mut Job| {
+        job.kernels[0].inputs[1].strides = vec![0];
+        edit_launch(0, "forward", 1, |_, args, _| args[1].offset = 1)(job);
+    };
+    refused(second_element, Invariant::OperandAligned, "an operand in buffer `w` begins at no multiple of 16 bytes");
+    let mut said = job();
+    second_element(&mut said);
+    said.kernels[0].inputs[1].unaligned = true;
+    assert_eq!(verify(&said).map_err(|e| e.to_string()), Ok(()));
+}
+
+#[test]
 fn operands_have_the_kernels_dtypes() {
     refused(|job| buffer(job, 0, "dy").dtype = DType::I32, Invariant::OperandType, "buffer `dy` is i32, not f32");
 }

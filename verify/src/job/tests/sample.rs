@@ -54,7 +54,7 @@ fn kernel(inputs: usize, scalars: usize, grid: Grid, store: Store, build: impl F
                 Grid::Point => vec![],
             },
         },
-        inputs: (0..inputs).map(|_| Operand { strides: vec![1], ty: ty.clone() }).collect(),
+        inputs: (0..inputs).map(|_| Operand { strides: vec![1], ty: ty.clone(), unaligned: false }).collect(),
         scalars: vec![DType::F32; scalars],
         outputs: results
             .into_iter()

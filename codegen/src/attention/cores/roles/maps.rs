@@ -40,8 +40,8 @@ impl Map {
         Some(Map { map, directions, rows })
     }
 
-    /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are completed at `full`. `map` is the map's address and shift.
-    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: [Index<'c>; 2], heads: &Heads<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
+    /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are completed at `full`. `map` is the map's address.
+    pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: Index<'c>, heads: &Heads<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
         let (b, plan, [first, to]) = (cores.b, cores.plan, rows);
         let number = |dims: &Vec<Dim>| {
             let digit = |dim: &Dim| heads.iter().find(|(d, _)| d == dim).expect("invariant: the map's dims number heads").1;
@@ -56,7 +56,7 @@ impl Map {
             for part in 0..plan.d / LINE_ELEMENTS {
                 coordinates[0] = b.word(part * LINE_ELEMENTS);
                 let to = b.index_add(to, b.word((part * count + done) * LINE));
-                maps::copy_box(b, [map[0], b.narrow(map[1])], &coordinates, [to, full]);
+                maps::copy_box(b, map, &coordinates, [to, full]);
             }
         }
     }
