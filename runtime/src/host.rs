@@ -51,6 +51,16 @@ pub struct Run {
     pub len: u64,
 }
 
+impl Run {
+    /// Whether another one's elements follow this one's, in the part and in the whole tensor.
+    fn goes_on_with(&self, next: &Run) -> bool {
+        self.local + self.len == next.local && self.global.map(|g| g + self.len) == next.global
+    }
+}
+
+/// Elements of a run to which no line is added.
+const LONG: u64 = 1 << 18;
+
 /// The part of a whole tensor that index maps cut out at some coordinates.
 pub struct Part<'a> {
     extents: &'a [Extent],
@@ -95,16 +105,31 @@ impl<'a> Part<'a> {
         self.index.iter().map(IndexMap::len).product()
     }
 
-    /// The runs of the part, in local order; together they are all its elements that are held.
+    /// The runs of the part, in local order; together they are all its elements that are held. Lines that follow each other are one run, up to a length that
+    /// costs no more to begin and no more memory.
     pub fn runs(&self, mut visit: impl FnMut(Run)) {
-        let Some(Window { at, from, to }) = self.window else { return self.all_runs(visit) };
-        self.all_runs(|run| {
-            let (first, end) = ((at + run.local).max(from), (at + run.local + run.len).min(to));
-            if first < end {
-                let skipped = first - (at + run.local);
-                visit(Run { local: first - from, global: run.global.map(|g| g + skipped), len: end - first });
+        let mut last: Option<Run> = None;
+        let mut add = |run: Run| match &mut last {
+            Some(before) if before.len < LONG && before.goes_on_with(&run) => before.len += run.len,
+            before => {
+                if let Some(done) = before.replace(run) {
+                    visit(done);
+                }
             }
-        });
+        };
+        match self.window {
+            None => self.all_runs(add),
+            Some(Window { at, from, to }) => self.all_runs(|run| {
+                let (first, end) = ((at + run.local).max(from), (at + run.local + run.len).min(to));
+                if first < end {
+                    let skipped = first - (at + run.local);
+                    add(Run { local: first - from, global: run.global.map(|g| g + skipped), len: end - first });
+                }
+            }),
+        }
+        if let Some(done) = last {
+            visit(done);
+        }
     }
 
     fn all_runs(&self, mut visit: impl FnMut(Run)) {
@@ -225,6 +250,15 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_follow_each_other_are_one_run() {
+        let (extents, whole) = ([extent(3, 4), extent(2, 2), extent(5, 5)], [IndexMap::whole(4), IndexMap::whole(2), IndexMap::whole(5)]);
+        assert_eq!(runs(&Part::new(&extents, &whole, &vec![])), [(0, Some(0), 30), (30, None, 10)]);
+        let long = [extent(3 * LONG, 3 * LONG), extent(1, 1)];
+        let index = [IndexMap::whole(3 * LONG), IndexMap::whole(1)];
+        assert_eq!(runs(&Part::new(&long, &index, &vec![])), [0, LONG, 2 * LONG].map(|at| (at, Some(at), LONG)));
+    }
+
+    #[test]
     fn elements_beyond_the_size_are_padding() {
         let (extents, index) = ([extent(5, 6)], [block(3)]);
         assert_eq!(runs(&Part::new(&extents, &index, &vec![1])), [(0, Some(3), 2), (2, None, 1)]);
@@ -246,7 +280,7 @@ mod tests {
         let of = |rank| runs(&part(rank));
         // Elements 6 to 18 of the bucket: two on the first rank, eight on the second, two on the third.
         assert_eq!(of(0), [(6, Some(0), 2)]);
-        assert_eq!(of(1), [(0, Some(2), 1), (1, Some(3), 3), (4, Some(6), 3), (7, Some(9), 1)]);
+        assert_eq!(of(1), [(0, Some(2), 8)]);
         assert_eq!(of(2), [(0, Some(10), 2)]);
         assert_eq!(of(3), []);
     }

@@ -23,7 +23,7 @@ pub use run::{Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, R
 pub use spelling::{avoided_by, changes, help};
 pub use training::{DecayStyle, Optimizer, Precision, PrecisionArgs};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use values::whole;
 
@@ -112,6 +112,19 @@ pub struct ExplainArgs {
     pub plan: PlanArgs,
 }
 
+/// What `mcc gpu-check` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GpuPart {
+    /// Every launch of a step against its definition
+    Kernels,
+    /// Whole steps against the CPU's
+    Steps,
+    /// The same with NCCL
+    Nccl,
+    /// How fast kernels and a step are
+    Times,
+}
+
 #[derive(Args)]
 pub struct GpuCheckArgs {
     /// Where the checks run; in the emulator, without times
@@ -129,6 +142,12 @@ pub struct GpuCheckArgs {
     /// No times, only what is checked; where the driver is a stand-in
     #[arg(long)]
     pub no_times: bool,
+    /// Only these parts of it, separated by commas
+    #[arg(long, value_enum, value_name = "PARTS", value_delimiter = ',')]
+    pub only: Vec<GpuPart>,
+    /// One case of a part, `kernels:0`, as JSON: what the command starts for each
+    #[arg(long, hide = true, value_name = "CASE")]
+    pub case: Option<String>,
     /// Where gpu-check.json and gpu-check.md go
     #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
     pub output: PathBuf,

@@ -59,7 +59,7 @@ impl Gpt {
 }
 
 /// What a kernel computes, as PyTorch would be asked for it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 enum Shape {
     /// `count` products of m x k by k x n; whether each factor is stored with its contracted dim outermost (a) or innermost (b).
@@ -115,8 +115,8 @@ impl Shape {
 }
 
 /// Kernels of one shape in one model, their launches of one kind together.
-#[derive(Serialize)]
-struct Timed {
+#[derive(Serialize, Deserialize)]
+pub struct Timed {
     model: String,
     shape: Shape,
     kernels: u64,
@@ -145,6 +145,8 @@ pub struct Benchmarks {
     torch: Option<String>,
     kernels: Vec<Timed>,
     step: Option<TimedStep>,
+    /// What could not be timed, and why.
+    failed: Vec<(String, String)>,
 }
 
 #[derive(Serialize)]
@@ -162,58 +164,73 @@ struct Answered {
     gpt: Option<f64>,
 }
 
+/// What is timed kernel by kernel, and the GPT whose step is.
+fn cases(check: &Check) -> (&'static [(&'static str, &'static str)], Gpt) {
+    if check.unmeasured().is_none() { (&KERNELS, GPT) } else { (&SMALL, TINY) }
+}
+
+/// The kernels of one model.
+pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Timed>> {
+    let (cases, Gpt { batch, .. }) = cases(check);
+    let (model, flags) = cases.get(number).ok_or_else(|| anyhow!("{} models are timed", cases.len()))?;
+    let flags = format!("--dtype bf16 {flags} --micro-batch-size {batch} --global-batch-size {batch}");
+    let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &Accept::Anyones)?;
+    let mut task = Task::Time { launches: BTreeMap::new() };
+    step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
+    let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
+    let mut shapes: BTreeMap<Shape, Timed> = BTreeMap::new();
+    for (id, seconds) in launches {
+        let kernel = &artifact.job.kernels[id as usize];
+        let shape = Shape::of(kernel);
+        if !is_narrow(kernel) && !matches!(shape, Shape::Bytes { .. }) {
+            continue;
+        }
+        let none =
+            Timed { model: (*model).into(), shape: shape.clone(), kernels: 0, seconds: 0.0, work: Work { flops: 0, bytes: 0 }, reference: None };
+        let timed = shapes.entry(shape).or_insert(none);
+        let work = Work::of(kernel);
+        timed.kernels += 1;
+        timed.seconds += seconds;
+        timed.work = Work { flops: timed.work.flops + work.flops, bytes: timed.work.bytes + work.bytes };
+    }
+    Ok(shapes.into_values().collect())
+}
+
 pub fn run(check: &Check) -> anyhow::Result<Benchmarks> {
     let unmeasured = check.unmeasured();
-    let measured = unmeasured.is_none();
-    let (models, gpt) = if measured { (&KERNELS[..], GPT) } else { (&SMALL[..], TINY) };
-    let mut kernels = vec![];
-    for (model, flags) in models {
-        let batch = gpt.batch;
-        let flags = format!("--dtype bf16 {flags} --micro-batch-size {batch} --global-batch-size {batch}");
-        let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &Accept::Anyones)?;
-        let mut task = Task::Time { launches: BTreeMap::new() };
-        step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
-        let Task::Time { launches } = task else { return Err(anyhow!("kernels were checked, not timed")) };
-        let mut shapes: BTreeMap<Shape, Timed> = BTreeMap::new();
-        for (id, seconds) in launches {
-            let kernel = &artifact.job.kernels[id as usize];
-            let shape = Shape::of(kernel);
-            if !is_narrow(kernel) && !matches!(shape, Shape::Bytes { .. }) {
-                continue;
-            }
-            let none =
-                Timed { model: (*model).into(), shape: shape.clone(), kernels: 0, seconds: 0.0, work: Work { flops: 0, bytes: 0 }, reference: None };
-            let timed = shapes.entry(shape).or_insert(none);
-            let work = Work::of(kernel);
-            timed.kernels += 1;
-            timed.seconds += seconds;
-            timed.work = Work { flops: timed.work.flops + work.flops, bytes: timed.work.bytes + work.bytes };
+    let (models, gpt) = cases(check);
+    let mut out = Benchmarks { unmeasured, ..Benchmarks::default() };
+    for (k, (model, flags)) in models.iter().enumerate() {
+        match check.case::<Vec<Timed>>("times", k) {
+            Ok(timed) => out.kernels.extend(timed),
+            Err(e) => out.failed.push((format!("kernels of {model} {flags}"), format!("{e:#}"))),
         }
-        kernels.extend(shapes.into_values());
     }
-    let mut step = timed_step(check, gpt)?;
-    let torch = match measured {
-        false => Some("nothing is measured".into()),
-        true => {
-            let shapes: Vec<&Shape> = kernels.iter().map(|k| &k.shape).collect();
-            match torch(&Asked { shapes, gpt }) {
-                Ok(answered) => {
-                    for (timed, seconds) in kernels.iter_mut().zip(answered.shapes) {
-                        timed.reference = match &timed.shape {
-                            Shape::Bytes { .. } => Some(timed.work.bytes as f64 / answered.copy),
-                            // One kernel of some that share a shape.
-                            Shape::Product { .. } => seconds.map(|s| s * timed.kernels as f64),
-                            Shape::Attention { .. } => seconds,
-                        };
-                    }
-                    step.reference = answered.gpt;
-                    None
-                }
-                Err(e) => Some(format!("{e:#}")),
+    match timed_step(check, gpt) {
+        Ok(step) => out.step = Some(step),
+        Err(e) => out.failed.push(("a step".into(), format!("{e:#}"))),
+    }
+    if unmeasured.is_some() {
+        return Ok(out);
+    }
+    let shapes: Vec<&Shape> = out.kernels.iter().map(|k| &k.shape).collect();
+    match torch(&Asked { shapes, gpt }) {
+        Ok(answered) => {
+            for (timed, seconds) in out.kernels.iter_mut().zip(answered.shapes) {
+                timed.reference = match &timed.shape {
+                    Shape::Bytes { .. } => Some(timed.work.bytes as f64 / answered.copy),
+                    // One kernel of some that share a shape.
+                    Shape::Product { .. } => seconds.map(|s| s * timed.kernels as f64),
+                    Shape::Attention { .. } => seconds,
+                };
+            }
+            if let Some(step) = &mut out.step {
+                step.reference = answered.gpt;
             }
         }
-    };
-    Ok(Benchmarks { unmeasured, torch, kernels, step: Some(step) })
+        Err(e) => out.torch = Some(format!("{e:#}")),
+    }
+    Ok(out)
 }
 
 fn torch(asked: &Asked) -> anyhow::Result<Answered> {
@@ -255,7 +272,8 @@ impl Table for Benchmarks {
     fn table(&self) -> String {
         if let Some(why) = self.unmeasured {
             let kernels: u64 = self.kernels.iter().map(|k| k.kernels).sum();
-            return format!("## Benchmarks\n\nNot measured: {why}. {kernels} kernels and a step were run once, to see that this can be.\n");
+            let failed: String = self.failed.iter().map(|(what, why)| format!("\nWRONG: {what}: {why}\n")).collect();
+            return format!("## Benchmarks\n\nNot measured: {why}. {kernels} kernels and a step were run once, to see that this can be.\n{failed}");
         }
         let ratio = |reference: Option<f64>, seconds: f64| reference.map_or("-".into(), |r| format!("{:.0} %", 100.0 * r / seconds));
         let rows = self.kernels.iter().map(|k| {
@@ -287,6 +305,9 @@ impl Table for Benchmarks {
                 ratio(s.reference, s.seconds)
             );
         }
+        for (what, why) in &self.failed {
+            out += &format!("\nWRONG: {what}: {why}\n");
+        }
         match &self.torch {
             Some(why) => out + &format!("\nWithout PyTorch to compare with: {why}.\n"),
             None => out,
@@ -294,7 +315,7 @@ impl Table for Benchmarks {
     }
 
     fn wrong(&self) -> usize {
-        0
+        self.failed.len()
     }
 }
 

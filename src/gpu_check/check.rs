@@ -3,6 +3,7 @@
 use crate::cli::GpuCheckArgs;
 use anyhow::{Context, anyhow};
 use runtime::gpu::cuda::Described;
+use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -37,6 +38,21 @@ impl Check<'_> {
         let ran = Command::new(program).args(line.split_whitespace()).current_dir(&self.work).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(anyhow!("mcc {line}: {}", text(&ran.stderr).trim())) }
+    }
+
+    /// One case of a part, in a process of its own: a kernel that a card does not survive ends no other case. What `of_case` of the part gives.
+    pub fn case<T: DeserializeOwned>(&self, part: &str, number: usize) -> anyhow::Result<T> {
+        let Check { args, device, target, seed, .. } = self;
+        let quick = if args.quick { "--quick" } else { "" };
+        let times = if args.no_times { "--no-times" } else { "" };
+        let output = std::path::absolute(&args.output)?;
+        let program = std::env::current_exe().context("cannot find mcc's own executable")?;
+        let flags = format!("gpu-check --device {} --target {target} --seed {seed} {quick} {times} --case {part}:{number} --output", device.name());
+        let ran = Command::new(program).args(flags.split_whitespace()).arg(output).output()?;
+        match ran.status.success() {
+            true => serde_json::from_slice(&ran.stdout).with_context(|| format!("what {part}:{number} found")),
+            false => Err(anyhow!("{} ({})", String::from_utf8_lossy(&ran.stderr).trim(), ran.status)),
+        }
     }
 
     /// Compiles a model; the artifact's directory.

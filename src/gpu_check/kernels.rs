@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::table::{Table, markdown, verdict};
+use crate::print::progress;
 use anyhow::{Context, anyhow};
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
@@ -17,9 +18,11 @@ use runtime::scale::Scaler;
 use runtime::schedule::learning_rate;
 use runtime::target::DeviceKind;
 use runtime::weights::Weights;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A model and its flags. Heads of 64 and hidden sizes of 128 and more take the paths that tensor cores have.
 const CASES: [(&str, &str); 7] = [
@@ -32,61 +35,109 @@ const CASES: [(&str, &str); 7] = [
     ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
 ];
 
-#[derive(Default, Serialize)]
-pub struct Kernels(Vec<Found>);
+/// Sizes with which products have several tiles for each multiprocessor and more stages than a ring holds, and heads 128 elements, on a card alone:
+/// the emulator would take hours.
+const LARGE: [(&str, &str); 6] = [
+    ("gpt2", "--dtype bf16 -D heads=8"),
+    ("gpt2", "--dtype fp16 -D heads=16"),
+    ("gpt2", "--dtype fp32 -D heads=16"),
+    ("llama", "--dtype bf16 -D heads=8 -D kv_heads=2 -D ffn=2816"),
+    ("llama", "--dtype fp32 --tf32 -D heads=16 -D kv_heads=4 -D ffn=2816"),
+    ("mixtral", "--dtype bf16 -D heads=8 -D kv_heads=2 -D experts=8 -D expert_ffn=1408 -D aux_per_sequence=true"),
+];
 
-#[derive(Serialize)]
-struct Found {
+#[derive(Default, Serialize)]
+pub struct Kernels {
+    kernels: Vec<Found>,
+    /// Cases that ended before their kernels were checked, and why.
+    failed: Vec<(String, String)>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Found {
     model: String,
     kernel: String,
-    family: &'static str,
+    family: String,
     /// Of its ops, each once.
     ops: String,
-    dtype: &'static str,
+    dtype: String,
     verdict: Verdict,
     right: bool,
 }
 
-pub fn run(check: &Check) -> anyhow::Result<Kernels> {
-    let mut out = vec![];
+/// The model, all flags, and whether the emulator computes the same.
+fn cases(check: &Check) -> Vec<(&'static str, String, bool)> {
     let (cases, sizes) = match check.args.quick {
         true => (&CASES[1..2], "-D hidden=64 -D heads=1 -D layers=1 -D seq=16"),
         false if check.device == DeviceKind::Emulated => (&CASES[..], "-D hidden=128 -D heads=2 -D layers=1 -D seq=32"),
         false => (&CASES[..], "-D hidden=256 -D heads=4 -D layers=2 -D seq=96"),
     };
-    for (model, flags) in cases {
-        let flags = format!("{flags} {sizes} -D vocab=256 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3");
-        let artifact = artifact::read(&check.compile(model, &flags, &check.target)?, &Accept::Anyones)?;
-        let kernels = of_step(check, &artifact).with_context(|| format!("{model} {flags}"))?;
-        out.extend(kernels.into_iter().map(|(id, verdict)| {
-            let kernel = &artifact.job.kernels[id as usize];
-            let right = verdict.is_right();
-            Found {
-                model: (*model).into(),
-                kernel: kernel.name(),
-                family: family(kernel),
-                ops: ops(kernel),
-                dtype: narrowest(kernel).name(),
-                verdict,
-                right,
-            }
-        }));
-    }
-    Ok(Kernels(out))
+    // What is emulated needs no emulator beside it.
+    let beside = check.device != DeviceKind::Emulated;
+    let small = cases.iter().map(|(model, flags)| (*model, format!("{flags} {sizes} -D vocab=256"), beside));
+    let large = if beside && !check.args.quick && check.unmeasured().is_none() { &LARGE[..] } else { &[] };
+    let large = large.iter().map(|(model, flags)| (*model, format!("{flags} -D hidden=1024 -D layers=1 -D seq=1024 -D vocab=2048"), false));
+    small
+        .chain(large)
+        .map(|(model, flags, beside)| (model, format!("{flags} --micro-batch-size 2 --global-batch-size 4 --lr 1e-3"), beside))
+        .collect()
 }
 
-fn of_step(check: &Check, artifact: &Artifact) -> anyhow::Result<BTreeMap<u32, Verdict>> {
-    let other = match check.device {
-        // What is emulated needs no emulator beside it.
-        DeviceKind::Emulated => None,
-        DeviceKind::Cuda | DeviceKind::Cpu | DeviceKind::Reference => Some(gpu::open(artifact, DeviceKind::Emulated, threads())?),
-    };
-    let mut task = Task::Check { other, verdicts: BTreeMap::new() };
-    step(check, artifact, &mut task)?;
-    match task {
-        Task::Check { verdicts, .. } => Ok(verdicts),
-        Task::Time { .. } => Err(anyhow!("kernels were timed, not checked")),
+/// Each case by itself, some at once: most of the time goes to interpreting their definitions, on a thread each.
+pub fn run(check: &Check) -> anyhow::Result<Kernels> {
+    let cases = cases(check);
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..(threads() / 2).clamp(1, cases.len()) {
+            scope.spawn(|| {
+                loop {
+                    let k = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((model, flags, _)) = cases.get(k) else { break };
+                    let kernels = check.case::<Vec<Found>>("kernels", k).map_err(|e| format!("{e:#}"));
+                    match &kernels {
+                        Ok(_) => progress!("kernels of {model} {flags}"),
+                        Err(e) => progress!("kernels of {model} {flags}: {e}"),
+                    }
+                    found.lock().expect("invariant: no holder panics").insert(k, kernels);
+                }
+            });
+        }
+    });
+    let mut out = Kernels::default();
+    for (k, kernels) in found.into_inner().expect("invariant: no holder panics") {
+        let (model, flags, _) = &cases[k];
+        match kernels {
+            Ok(kernels) => out.kernels.extend(kernels),
+            Err(e) => out.failed.push((format!("{model} {flags}"), e)),
+        }
     }
+    Ok(out)
+}
+
+/// The kernels of one case.
+pub fn of_case(check: &Check, number: usize) -> anyhow::Result<Vec<Found>> {
+    let cases = cases(check);
+    let (model, flags, beside) = cases.get(number).ok_or_else(|| anyhow!("there are {} cases of kernels", cases.len()))?;
+    let artifact = artifact::read(&check.compile(model, flags, &check.target)?, &Accept::Anyones)?;
+    let other = if *beside { Some(gpu::open(&artifact, DeviceKind::Emulated, threads())?) } else { None };
+    let mut task = Task::Check { other, verdicts: BTreeMap::new() };
+    step(check, &artifact, &mut task).with_context(|| format!("{model} {flags}"))?;
+    let Task::Check { verdicts, .. } = task else { return Err(anyhow!("kernels were timed, not checked")) };
+    let found = verdicts.into_iter().map(|(id, verdict)| {
+        let kernel = &artifact.job.kernels[id as usize];
+        let right = verdict.is_right();
+        Found {
+            model: (*model).into(),
+            kernel: kernel.name(),
+            family: family(kernel).into(),
+            ops: ops(kernel),
+            dtype: narrowest(kernel).name().into(),
+            verdict,
+            right,
+        }
+    });
+    Ok(found.collect())
 }
 
 pub fn threads() -> usize {
@@ -106,7 +157,8 @@ pub fn step<'a>(check: &Check, artifact: &'a Artifact, task: &mut Task<'a>) -> a
         Held::Param(_) | Held::State(..) => weights.get(held),
         Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
     });
-    let loss_scale = Scaler::new(job.train.loss_scale).scale();
+    // With the one that training begins with, 2^16, gradients in f16 are infinite: there would be nothing to compare.
+    let loss_scale = Scaler::new(job.train.loss_scale).scale().min(256.0);
     let step = Step { number: 1, learning_rate: learning_rate(&job.train.schedule, 1, 1), loss_scale, seed: check.seed, batch: &batch };
     for phase in [Phase::Train, Phase::Update] {
         run_phase(job, std::slice::from_mut(&mut rank), &mut Hub::new(job), phase, &step, &mut Turns::Long)?;
@@ -145,7 +197,7 @@ impl Table for Kernels {
     /// A line for each model, family and type: the worst of its kernels, and each kernel that is wrong.
     fn table(&self) -> String {
         let mut groups: BTreeMap<(&str, &str, &str), Vec<&Found>> = BTreeMap::new();
-        self.0.iter().for_each(|k| groups.entry((&k.model, k.family, k.dtype)).or_default().push(k));
+        self.kernels.iter().for_each(|k| groups.entry((&k.model, &k.family, &k.dtype)).or_default().push(k));
         let number = |x: f64| format!("{x:.1e}");
         let worst = |list: &[&Found], of: &dyn Fn(&Verdict) -> Option<f64>| list.iter().filter_map(|k| of(&k.verdict)).reduce(f64::max);
         let mut rows: Vec<Vec<String>> = vec![];
@@ -169,13 +221,13 @@ impl Table for Kernels {
                 right,
             ]);
         }
-        for k in self.0.iter().filter(|k| !k.right) {
+        for k in self.kernels.iter().filter(|k| !k.right) {
             let other = k.verdict.other.map_or("-".into(), |d| number(d.element));
             let [element, norm, most] = [k.verdict.definition.element, k.verdict.definition.norm, k.verdict.allowed.element].map(number);
             rows.push(vec![
                 k.model.clone(),
                 format!("{}: {}", k.kernel, k.ops),
-                k.dtype.into(),
+                k.dtype.clone(),
                 "1".into(),
                 k.verdict.launches.to_string(),
                 element,
@@ -185,12 +237,16 @@ impl Table for Kernels {
                 verdict(false),
             ]);
         }
+        for (case, why) in &self.failed {
+            let why = why.lines().next().unwrap_or_default();
+            rows.push(std::iter::once(case.clone()).chain([why.to_owned()]).chain(vec!["-".to_owned(); 7]).chain([verdict(false)]).collect());
+        }
         let columns = ["model", "kernels", "type", "number", "launches", "worst element", "worst norm", "from the emulator", "allowed", ""];
         markdown("Kernels against their definitions in f64, outputs poisoned", &columns, rows.into_iter())
     }
 
     fn wrong(&self) -> usize {
-        self.0.iter().filter(|k| !k.right).count()
+        self.kernels.iter().filter(|k| !k.right).count() + self.failed.len()
     }
 }
 

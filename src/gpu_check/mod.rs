@@ -7,10 +7,10 @@ mod report;
 mod steps;
 mod table;
 
-use crate::cli::{DeviceKind, GpuCheckArgs};
+use crate::cli::{DeviceKind, GpuCheckArgs, GpuPart};
 use crate::failure::Failure;
 use crate::misuse::misuse;
-use crate::print::progress;
+use crate::print::{out, progress};
 use anyhow::{Context, anyhow};
 use check::Check;
 use codegen::Target;
@@ -49,23 +49,41 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
         Some(_) | None => "sm_80",
     };
     let work = std::path::absolute(&args.output)?.join("work");
-    std::fs::create_dir_all(&work).with_context(|| format!("`{}`", work.display()))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let work = args.case.as_ref().map_or(work.clone(), |case| work.join(case.replace(':', "-")));
+    std::fs::create_dir_all(&work).with_context(|| format!("`{}`", work.display()))?;
     let check = Check { args, device, gpu, target: args.target.clone().unwrap_or(usual.into()), seed: args.seed.unwrap_or(now), work };
     for (name, text) in MODELS {
         std::fs::write(check.model(name), text)?;
     }
     text(&check.work.join("text.txt"), check.seed)?;
+    if let Some(case) = &args.case {
+        let found = match case.split_once(':').map(|(part, number)| (part, number.parse())) {
+            Some(("kernels", Ok(k))) => serde_json::to_string(&kernels::of_case(&check, k)?)?,
+            Some(("times", Ok(k))) => serde_json::to_string(&bench::of_case(&check, k)?)?,
+            Some(_) | None => return Err(misuse!("--case {case} is no case").into()),
+        };
+        return Ok(out!("{found}\n")?);
+    }
     progress!("{}, {}, seed {}", check.gpu.as_ref().map_or("emulator".into(), |g| g.name.clone()), check.target, check.seed);
     let mut report = Report::new(&check);
-    report.kernels = kernels::run(&check)?;
-    progress!("\n{}", report.kernels.table().trim_end());
-    report.steps = steps::run(&check)?;
-    progress!("\n{}", report.steps.table().trim_end());
-    report.nccl = steps::nccl(&check)?;
-    progress!("\n{}", report.nccl.table().trim_end());
-    report.benchmarks = bench::run(&check)?;
-    progress!("\n{}", report.benchmarks.table().trim_end());
+    let asked = |part: GpuPart| args.only.is_empty() || args.only.contains(&part);
+    if asked(GpuPart::Kernels) {
+        report.kernels = kernels::run(&check)?;
+        progress!("\n{}", report.kernels.table().trim_end());
+    }
+    if asked(GpuPart::Steps) {
+        report.steps = steps::run(&check)?;
+        progress!("\n{}", report.steps.table().trim_end());
+    }
+    if asked(GpuPart::Nccl) {
+        report.nccl = steps::nccl(&check)?;
+        progress!("\n{}", report.nccl.table().trim_end());
+    }
+    if asked(GpuPart::Times) {
+        report.benchmarks = bench::run(&check)?;
+        progress!("\n{}", report.benchmarks.table().trim_end());
+    }
     let file = args.output.join("gpu-check.json");
     let table = args.output.join("gpu-check.md");
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")?;

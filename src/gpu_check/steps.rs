@@ -143,7 +143,8 @@ impl Table for Steps {
             let mesh = if r.mesh.is_empty() { "one rank".into() } else { r.mesh.clone() };
             let [loss, norm] = match &r.found {
                 Ok(found) => [0, 1].map(|k| format!("{:.1e} of {:.0e}", found[k], r.allowed[k])),
-                Err(e) => [e.lines().next().unwrap_or_default().to_owned(), "-".into()],
+                // Warnings come first.
+                Err(e) => [e.lines().find(|l| l.contains("error")).or(e.lines().next()).unwrap_or_default().to_owned(), "-".into()],
             };
             vec![r.model.clone(), r.flags.clone(), mesh, loss, norm, verdict(r.right)]
         });

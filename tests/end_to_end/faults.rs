@@ -372,7 +372,8 @@ fn memory_that_changes_by_itself_is_found_by_comparing_replicas() {
     let weights = load_weights(&dir.path("w.safetensors"));
     let (_, values) = &weights["wpe"];
     let bytes: Vec<u8> = values[..16].iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
-    let line = "run out.mcc --init w.safetensors --data text.txt --steps 100000000 --check-replicas 2 --metrics m.jsonl --save-weights w2.safetensors";
+    let line =
+        "run out.mcc --init w.safetensors --data text.txt --steps 100000000 --check-replicas 2 --metrics m.jsonl --save-weights w2.safetensors";
     let mut run = dir.command(line.split(' '));
     let run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("mcc starts");
     wait_for("fourth step", || (fs::read_to_string(dir.path("m.jsonl")).ok()?.lines().count() > 4).then_some(()));

@@ -94,6 +94,14 @@ pub fn open<'a>(artifact: &'a Artifact, device: DeviceKind, threads: usize) -> R
     }
 }
 
+/// Work that is put together.
+#[derive(Default)]
+struct Later {
+    list: Vec<Work>,
+    /// From the host, of all of it.
+    bytes: usize,
+}
+
 /// A rank's card.
 pub struct Gpu<'a, C> {
     signatures: &'a [Kernel],
@@ -103,7 +111,7 @@ pub struct Gpu<'a, C> {
     /// Runs the host's kernels, if there are any.
     natively: Option<Natively>,
     /// What the card has not been told yet.
-    work: RefCell<Vec<Work>>,
+    work: RefCell<Later>,
 }
 
 impl<'a, C: Card + 'static> Gpu<'a, C> {
@@ -127,15 +135,18 @@ impl<'a, C: Card + 'static> Gpu<'a, C> {
     }
 
     fn later(&self, work: Work) {
-        if self.work.borrow().iter().map(Work::bytes).sum::<usize>() + work.bytes() > MOST_BYTES {
+        let bytes = work.bytes();
+        if self.work.borrow().bytes + bytes > MOST_BYTES {
             self.held.note(self.begin());
         }
-        self.work.borrow_mut().push(work);
+        let mut later = self.work.borrow_mut();
+        later.bytes += bytes;
+        later.list.push(work);
     }
 
     /// Gives the card what it has not been told yet.
     fn begin(&self) -> Result<(), String> {
-        match self.work.take() {
+        match self.work.take().list {
             work if work.is_empty() => Ok(()),
             work => self.held.card.run(&work, self.natively.as_ref()),
         }

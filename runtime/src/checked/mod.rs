@@ -1,7 +1,10 @@
 //! A device that holds every launch of another one to what the kernel's body says, or times it.
 //!
 //! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that mean something, outputs in place.
-//! What a launch is to write is NaN before it, so an element that is left out is found.
+//! What a launch is to write is NaN before it, so an element that is left out is found. Of launches too large to be interpreted a part is ([`part`]).
+
+mod part;
+mod watch;
 
 use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
 use crate::strides::{offsets, reach};
@@ -10,17 +13,26 @@ use ir::kernel::{Kernel, dense};
 use ir::op::DType;
 use ir::program::{Job, KernelId, Space};
 use ir::random::mix;
-use serde::Serialize;
+use part::Part;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
+use watch::watched;
 
 /// How far numbers are from others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distance {
     /// Of one element, in parts of it, of the root mean square of all, or of what that would be without cancellation, whichever is greatest.
+    #[serde(deserialize_with = "or_infinite")]
     pub element: f64,
     /// Of all together: the norm of the differences, in parts of the norm, or of what that would be without cancellation.
+    #[serde(deserialize_with = "or_infinite")]
     pub norm: f64,
+}
+
+/// JSON has no infinite numbers: they are written as null.
+fn or_infinite<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::INFINITY))
 }
 
 /// The root mean square of what is finite.
@@ -63,7 +75,7 @@ impl Distance {
 }
 
 /// What became of all launches of a kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     pub launches: u64,
     /// From the kernel's definition, the worst of all.
@@ -201,6 +213,17 @@ impl<'a, 't> Checked<'a, 't> {
     }
 }
 
+/// Points of a kernel's loops that are interpreted, of one launch.
+const POINTS: u64 = 1 << 23;
+
+/// Tensors of a kernel, cut to a part of it if there is one.
+fn cut<'t>(part: Option<&Part>, kernel: &Kernel, types: impl Iterator<Item = &'t Type>, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    match part {
+        None => values.to_vec(),
+        Some(part) => types.zip(values).map(|(ty, v)| part.of_values(kernel, ty, v)).collect(),
+    }
+}
+
 fn check(
     device: &mut dyn Device,
     (id, kernel): (KernelId, &Kernel),
@@ -211,19 +234,9 @@ fn check(
 ) -> Result<(), DeviceError> {
     let (inputs, outputs) = Operand::all(kernel, args);
     let operands: Vec<Vec<f64>> = inputs.iter().map(|i| i.read(device)).collect();
-    let before: Vec<Option<Vec<f64>>> = outputs.iter().map(|o| o.accumulates.then(|| o.read(device))).collect();
+    // What is added to.
+    let before: Vec<Vec<f64>> = outputs.iter().map(|o| if o.accumulates { o.read(device) } else { vec![] }).collect();
     let in_place: Vec<bool> = outputs.iter().map(|o| o.accumulates || inputs.iter().any(|i| i.overlaps(o))).collect();
-    let made = kernel.run(&operands, scalars);
-    let sizes = sizes(kernel, &operands, scalars, &made);
-    let want: Vec<Vec<f64>> = made
-        .into_iter()
-        .zip(&before)
-        .zip(&outputs)
-        .map(|((made, before), o)| {
-            let sum = |(k, x): (usize, f64)| o.dtype.round(before.as_ref().map_or(x, |b| b[k] + x));
-            made.into_iter().enumerate().map(sum).collect()
-        })
-        .collect();
     let launch = |device: &mut dyn Device| {
         outputs.iter().zip(&in_place).filter(|(_, stays)| !**stays).for_each(|(o, _)| o.poison(device));
         device.launch(id, args, scalars)?;
@@ -234,21 +247,40 @@ fn check(
         None => None,
         Some(other) => {
             inputs.iter().zip(&operands).for_each(|(i, values)| i.write(other.as_mut(), values));
-            outputs.iter().zip(&before).filter_map(|(o, b)| Some((o, b.as_ref()?))).for_each(|(o, values)| o.write(other.as_mut(), values));
+            outputs.iter().zip(&before).filter(|(o, _)| o.accumulates).for_each(|(o, values)| o.write(other.as_mut(), values));
             Some(launch(other.as_mut())?)
         }
     };
-    let here = launch(device)?;
-    let distance = |want: &[Vec<f64>]| {
-        let each = here.iter().zip(want).zip(&sizes);
+    let here = watched(kernel, || launch(device))?;
+
+    let part = Part::of(kernel, POINTS, u64::from(id.0));
+    let less = part.as_ref().map_or(kernel, |p| &p.kernel);
+    let types = || kernel.outputs.iter().map(|o| &kernel.body[o.value].ty);
+    let operands = cut(part.as_ref(), kernel, kernel.inputs.iter().map(|i| &i.ty), &operands);
+    let mut want = less.run(&operands, scalars);
+    let sizes = sizes(less, &operands, scalars, &want);
+    for ((ty, values), (o, before)) in types().zip(&mut want).zip(outputs.iter().zip(&before)) {
+        if o.accumulates {
+            let before = cut(part.as_ref(), kernel, std::iter::once(ty), std::slice::from_ref(before)).concat();
+            values.iter_mut().zip(before).for_each(|(x, b)| *x += b);
+        }
+        values.iter_mut().for_each(|x| *x = o.dtype.round(*x));
+    }
+    let distance = |got: &[Vec<f64>], want: &[Vec<f64>]| {
+        let each = got.iter().zip(want).zip(&sizes);
         each.map(|((g, w), size)| Distance::of(g, w, *size)).fold(Distance::default(), Distance::or)
     };
-    let (definition, from_other) = (distance(&want), there.map(|t| distance(&t)));
+    let mut definition = distance(&cut(part.as_ref(), kernel, types(), &here), &want);
+    let nan = |list: &[Vec<f64>]| list.iter().flatten().any(|x| x.is_nan());
+    if part.is_some() && nan(&here) && !nan(&want) {
+        // Left out by the kernel, outside of the part.
+        definition.element = f64::INFINITY;
+    }
     let none = Verdict { launches: 0, definition: Distance::default(), other: None, allowed: Distance::allowed(narrowest(kernel)) };
     let verdict = verdicts.entry(id.0).or_insert(none);
     verdict.launches += 1;
     verdict.definition = verdict.definition.or(definition);
-    verdict.other = from_other.map(|d| d.or(verdict.other.unwrap_or_default()));
+    verdict.other = there.map(|t| distance(&here, &t).or(verdict.other.unwrap_or_default()));
     Ok(())
 }
 
@@ -307,7 +339,8 @@ impl Launches for Checked<'_, '_> {
             Task::Time { launches } => {
                 if let std::collections::btree_map::Entry::Vacant(place) = launches.entry(kernel.0) {
                     self.device.synchronize()?;
-                    place.insert(time(self.device.as_mut(), kernel, args, scalars)?);
+                    let device = self.device.as_mut();
+                    place.insert(watched(&self.job.kernels[kernel.index()], || time(device, kernel, args, scalars))?);
                 }
                 self.device.launch(kernel, args, scalars)
             }
