@@ -113,7 +113,7 @@ struct Written<'c> {
 fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
     match &kernel.family {
         Family::Loops { grid } => through_mlir(context, target, name, |b| loops::emit(b, kernel, grid, target, name)),
-        Family::Scatter => through_mlir(context, target, name, |b| loops::emit_scatter(b, kernel, name)),
+        Family::Scatter => through_mlir(context, target, name, |b| loops::emit_scatter(b, kernel, target, name)),
         Family::Gemm => directly(context, target, name, |b| gemm::emit(b, kernel, target, name)),
         Family::Attention => directly(context, target, name, |b| attention::emit_forward(b, kernel, target, name)),
         Family::AttentionGrad => directly(context, target, name, |b| attention::emit_backward(b, kernel, target, name)),
@@ -134,7 +134,7 @@ fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Tar
     let of_warps = |shape| (shape, abi::launch_of_warps(kernel, &shape));
     let (shape, launch) = match &kernel.family {
         Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
-        Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, name)?),
+        Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, target, name)?),
         Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
         Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,
     };

@@ -1,15 +1,16 @@
 //! Sums of rows by index: the gradient of a gather.
 //!
-//! A tile owns a range of the table's rows. It reads all indices in storage order and adds the values whose row is its own, so the
-//! order of additions, and with it the result, does not depend on who computes the tile.
+//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order and adds the values whose row is its
+//! own, so the order of additions, and with it the result, does not depend on who computes the tile. Frequent indices are often
+//! neighbours (the bytes of a text, the first words of a vocabulary): on a GPU every n-th row is a tile's, which spreads them.
 
 use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};
 use super::plan::{Plan, vector_dim};
 use super::value::{Known, local_row, zero};
-use crate::abi::Entry;
-use crate::build::{Builder, Frame, IntBinary, Lane};
-use crate::layout::div_ceil;
+use crate::build::{Builder, Compare, Frame, IntBinary, Lane};
+use crate::layout::{self, div_ceil};
+use crate::target::{Arch, Target};
 use crate::{CompileError, Shape, pointwise};
 use ir::dim::Dim;
 use ir::graph::Value;
@@ -17,13 +18,33 @@ use ir::kernel::Kernel;
 use ir::op::Op;
 use std::collections::BTreeMap;
 
-/// Tiles to aim for: each reads all indices.
-const TILES: i64 = 16;
 /// Bytes of sums in scratch at most, where the outputs are not the sums themselves.
 const SCRATCH: i64 = 1 << 20;
+/// What stands for the row of an index that is not here: beyond all rows.
+const NOWHERE: i64 = 1 << 40;
 
-/// What happens at each element of a row.
-type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>) -> Result<(), CompileError> + 'a;
+/// How the work is cut.
+struct Cuts {
+    /// Owners of rows and chunks of columns, at most. Each owner reads all indices for each chunk.
+    owners: i64,
+    chunks: i64,
+    /// Owners take turns, row by row, if rows lie at least so many bytes apart.
+    turns: Option<i64>,
+}
+
+/// A GPU has thousands of warps to keep busy, and a warp adds one vector at a time. A CPU writes ranges of rows faster than every n-th row.
+fn cuts(target: &Target) -> Cuts {
+    match target.arch {
+        Arch::X86_64 => Cuts { owners: 16, chunks: 1, turns: None },
+        // A line of a cache.
+        Arch::Nvptx => Cuts { owners: 32, chunks: 128, turns: Some(128) },
+    }
+}
+
+/// What happens at a place.
+type AtPlace<'a, B> = dyn FnMut(&mut Loops<'_, B>, &Place<B>) + 'a;
+/// What happens at each element of a tile, of whose row the sums are given.
+type AtElement<'a, B> = dyn FnMut(&mut Loops<'_, B>, Stored<B>, &Place<B>) -> Result<(), CompileError> + 'a;
 
 /// What a scatter is made of.
 struct Scatter<'a> {
@@ -37,11 +58,27 @@ struct Scatter<'a> {
     over: Vec<Dim>,
     /// The sums are the only output, and not rounded.
     in_output: bool,
-    rows_per_tile: i64,
+    owners: i64,
+    /// Rows of an owner, at most.
+    own_rows: i64,
+    /// An owner's rows are every `owners`-th one, else neighbours.
+    interleaved: bool,
+    /// The dim of the row that lanes run along, and its elements that a tile covers: whole vectors if not all.
+    vector: Option<Dim>,
+    chunk: i64,
+    chunks: i64,
+}
+
+/// What a tile owns.
+struct Tile<B: Builder> {
+    owner: B::Index,
+    /// The first element of its chunk.
+    first: B::Index,
+    scratch: B::Pointer,
 }
 
 impl<'a> Scatter<'a> {
-    fn new(kernel: &'a Kernel) -> Result<Self, CompileError> {
+    fn new(kernel: &'a Kernel, target: &Target) -> Result<Self, CompileError> {
         let body = &kernel.body;
         let (node, table) = body
             .values()
@@ -54,13 +91,52 @@ impl<'a> Scatter<'a> {
         over.extend(values.iter().filter(|d| !index.contains(d)));
         over.retain(|d| !result.contains(d));
         let in_output = kernel.outputs.len() == 1 && kernel.outputs[0].value == node && !body[node].ty.dtype.is_half();
+
+        let cuts = cuts(target);
+        let vector = vector_dim(kernel, |d| row.contains(&d));
+        let size = vector.map_or(1, |d| body.dims.size(d) as i64);
+        let lanes = target.lanes() as i64;
+        let chunk = (div_ceil(div_ceil(size, lanes), cuts.chunks) * lanes).min(size);
         let rows = body.dims.size(table) as i64;
-        let elements = body.elements(node) as i64 / rows.max(1);
-        let mut rows_per_tile = div_ceil(rows, TILES);
+        let apart = kernel.outputs.iter().map(|output| {
+            let ty = &body[output.value].ty;
+            layout::stride(ty, &output.strides, table) * ty.dtype.bytes() as i64
+        });
+        let interleaved = apart.min().zip(cuts.turns).is_some_and(|(bytes, least)| bytes >= least);
+        let mut scatter = Scatter {
+            kernel,
+            node,
+            table,
+            batch,
+            row,
+            over,
+            in_output,
+            owners: 0,
+            own_rows: div_ceil(rows, cuts.owners),
+            interleaved,
+            vector,
+            chunk,
+            chunks: div_ceil(size, chunk),
+        };
         if !in_output {
-            rows_per_tile = rows_per_tile.min(SCRATCH / (4 * elements).max(1)).max(1);
+            scatter.own_rows = scatter.own_rows.min(SCRATCH / scatter.row_bytes().max(1)).max(1);
         }
-        Ok(Scatter { kernel, node, table, batch, row, over, in_output, rows_per_tile })
+        scatter.owners = div_ceil(rows, scatter.own_rows);
+        if interleaved {
+            scatter.owners = scatter.owners.max(rows.min(cuts.owners));
+        }
+        Ok(scatter)
+    }
+
+    /// Bytes of the sums of a row, of all of the batch, in a tile's scratch.
+    fn row_bytes(&self) -> i64 {
+        4 * self.kept_dims().into_iter().map(|(_, size)| size).product::<i64>()
+    }
+
+    /// Dims of the sums in scratch, beside rows, and how much of them a tile has: innermost first.
+    fn kept_dims(&self) -> Vec<(Dim, i64)> {
+        let size = |d: Dim| if Some(d) == self.vector { self.chunk } else { self.kernel.body.dims.size(d) as i64 };
+        self.row.iter().rev().chain(&self.batch).map(|d| (*d, size(*d))).collect()
     }
 }
 
@@ -68,12 +144,11 @@ impl<'a> Scatter<'a> {
 ///
 /// # Errors
 /// An op or dtype of the kernel is not supported.
-pub fn emit<B: Frame>(b: &B, kernel: &Kernel, name: &str) -> Result<Shape, CompileError> {
-    let scatter = Scatter::new(kernel)?;
-    let rows = kernel.body.dims.size(scatter.table) as i64;
-    let tiles = div_ceil(rows, scatter.rows_per_tile);
+pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Result<Shape, CompileError> {
+    let scatter = Scatter::new(kernel, target)?;
+    let tiles = scatter.owners * scatter.chunks;
     let plan = Plan {
-        vector: vector_dim(kernel, |d| scatter.row.contains(&d)),
+        vector: scatter.vector,
         grid: Vec::new(),
         vector_in_grid: false,
         steps: Vec::new(),
@@ -89,49 +164,55 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, name: &str) -> Result<Shape, Compi
         let mut loops = Loops::new(b, kernel, &plan, entry, &pointers)?;
         let mut result = Ok(());
         b.repeat(entry.first_tile, entry.end_tile, 1, &[], &mut |tile, _| {
-            result = scatter.tile(b, &mut loops, entry, tile);
+            // Neighbours among the tiles have the same rows, so warps of a block read the same indices.
+            let tile = Tile {
+                owner: b.index_div(tile, b.index(scatter.chunks)),
+                first: b.index_mul(b.index_rem(tile, b.index(scatter.chunks)), b.index(scatter.chunk)),
+                scratch: entry.scratch,
+            };
+            result = scatter.tile(b, &mut loops, &tile);
             Vec::new()
         });
         result
     })?;
-    let scratch = if scatter.in_output { 0 } else { scatter.sums_bytes() };
+    let scratch = if scatter.in_output { 0 } else { scatter.own_rows * scatter.row_bytes() };
     Ok(Shape { tiles: tiles as u64, scratch_bytes: scratch as u64 })
 }
 
 impl Scatter<'_> {
-    fn sums_bytes(&self) -> i64 {
-        let body = &self.kernel.body;
-        body.elements(self.node) as i64 / (body.dims.size(self.table) as i64).max(1) * self.rows_per_tile * 4
+    fn owner<B: Builder>(&self, b: &B, row: B::Index) -> B::Index {
+        if self.interleaved { b.index_rem(row, b.index(self.owners)) } else { b.index_div(row, b.index(self.own_rows)) }
     }
 
-    /// Where the sums of a tile stand: rows by their number in the whole table, of which only the tile's own exist.
-    fn sums<B: Builder>(&self, b: &B, loops: &Loops<'_, B>, scratch: B::Pointer, first: B::Index, lane: Lane) -> Stored<B> {
+    /// The number of a row among those of its owner.
+    fn number<B: Builder>(&self, b: &B, row: B::Index) -> B::Index {
+        if self.interleaved { b.index_div(row, b.index(self.owners)) } else { b.index_rem(row, b.index(self.own_rows)) }
+    }
+
+    /// Where the sums of a row of the tile stand.
+    fn sums<B: Builder>(&self, b: &B, loops: &Loops<'_, B>, tile: &Tile<B>, row: B::Index) -> Stored<B> {
+        let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if self.in_output {
             let output = &loops.outputs[0];
             return Stored { start: output.start, lane, strides: output.strides.clone(), lane_stride: 0 };
         }
+        let mut start = b.at(tile.scratch, b.index_mul(self.number(b, row), b.index(self.row_bytes())));
         let (mut strides, mut elements) = (Vec::new(), 1);
-        for &dim in self.row.iter().rev().chain(&self.batch) {
+        for (dim, size) in self.kept_dims() {
+            if Some(dim) == self.vector && self.chunks > 1 {
+                start = b.at(start, b.index_sub(b.index(0), b.index_mul(tile.first, b.index(elements * lane.bytes()))));
+            }
             strides.push((dim, elements));
-            elements *= self.kernel.body.dims.size(dim) as i64;
+            elements *= size;
         }
-        strides.push((self.table, elements));
-        let before = b.index_sub(b.index(0), b.index_mul(first, b.index(elements * lane.bytes())));
-        Stored { start: b.at(scratch, before), lane, strides, lane_stride: 0 }
+        Stored { start, lane, strides, lane_stride: 0 }
     }
 
-    fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, entry: &Entry<B::Index, B::Pointer>, tile: B::Index) -> Result<(), CompileError> {
-        let body = &self.kernel.body;
-        let lane = pointwise::lane(body[self.node].ty.dtype);
-        let rows = body.dims.size(self.table) as i64;
-        let first = b.index_mul(tile, b.index(self.rows_per_tile));
-        let end = b.index_min(b.index_add(first, b.index(self.rows_per_tile)), b.index(rows));
-        let sums = self.sums(b, loops, entry.scratch, first, lane);
-        let inner: Vec<Dim> = self.batch.iter().chain(&self.row).copied().collect();
-
+    fn tile<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>) -> Result<(), CompileError> {
+        let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if !(self.in_output && self.kernel.outputs[0].accumulate) {
-            self.each_row(b, loops, first, end, &inner, &mut |_, place| {
-                sums.store(b, place, zero(b, lane));
+            self.each_element(b, loops, tile, &mut |loops, sums, place| {
+                sums.store(loops.b, place, zero(loops.b, lane));
                 Ok(())
             })?;
         }
@@ -140,34 +221,37 @@ impl Scatter<'_> {
         let mut result = Ok(());
         loops.nest(&start, &points, &mut |loops, place| {
             if result.is_ok() {
-                result = self.add_point(b, loops, place, tile, &sums);
+                result = self.add_point(b, loops, place, tile);
             }
         });
         result?;
         if self.in_output {
             return Ok(());
         }
-        loops.kept.insert(self.node, sums);
         let outputs: Vec<usize> = (0..self.kernel.outputs.len()).collect();
-        self.each_row(b, loops, first, end, &inner, &mut |loops, place| loops.store(place, &outputs))
+        self.each_element(b, loops, tile, &mut |loops, sums, place| {
+            loops.kept.insert(self.node, sums);
+            loops.store(place, &outputs)
+        })
     }
 
-    /// All elements of rows `first..end`.
-    fn each_row<B: Builder>(
-        &self,
-        b: &B,
-        loops: &mut Loops<'_, B>,
-        first: B::Index,
-        end: B::Index,
-        inner: &[Dim],
-        body: &mut AtPlace<'_, B>,
-    ) -> Result<(), CompileError> {
+    /// All elements of the tile.
+    fn each_element<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, tile: &Tile<B>, body: &mut AtElement<'_, B>) -> Result<(), CompileError> {
+        let rows = b.index(self.kernel.body.dims.size(self.table) as i64);
+        let (from, to, step) = if self.interleaved {
+            (tile.owner, rows, self.owners)
+        } else {
+            let from = b.index_mul(tile.owner, b.index(self.own_rows));
+            (from, b.index_min(b.index_add(from, b.index(self.own_rows)), rows), 1)
+        };
+        let inner: Vec<Dim> = self.batch.iter().chain(&self.row).copied().collect();
         let mut result = Ok(());
-        b.repeat(first, end, 1, &[], &mut |row, _| {
+        b.repeat(from, to, step, &[], &mut |row, _| {
             let place = loops.place(BTreeMap::from([(self.table, Along::Same(row))]), None);
-            loops.nest(&place, inner, &mut |loops, place| {
+            self.nest(b, loops, &place, &inner, tile, &mut |loops, place| {
                 if result.is_ok() {
-                    result = body(loops, place);
+                    let sums = self.sums(b, loops, tile, row);
+                    result = body(loops, sums, place);
                 }
             });
             Vec::new()
@@ -175,18 +259,37 @@ impl Scatter<'_> {
         result
     }
 
+    /// Loops over `dims`, of the vector dim over the tile's chunk.
+    fn nest<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, dims: &[Dim], tile: &Tile<B>, body: &mut AtPlace<'_, B>) {
+        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(place, dims, body) };
+        let others: Vec<Dim> = dims.iter().copied().filter(|d| *d != vector).collect();
+        let (size, lanes) = (loops.size(vector), b.lanes() as i64);
+        loops.nest(place, &others, &mut |loops, place| {
+            // A chunk is one vector, unless the row is very long.
+            for before in (0..self.chunk).step_by(lanes as usize) {
+                let first = b.index_add(tile.first, b.index(before));
+                let within = || b.compare_int(Compare::Lt, b.int2(IntBinary::Add, b.splat(first), b.lane_numbers()), b.i64(size));
+                let mask = if size % self.chunk == 0 { place.mask } else { Some(place.also(b, within())) };
+                let place = loops.moved(place, vector, Along::Lanes(first), mask);
+                body(loops, &place);
+            }
+        });
+    }
+
     /// Adds the values of one index if its row belongs to the tile.
-    fn add_point<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: B::Index, sums: &Stored<B>) -> Result<(), CompileError> {
+    fn add_point<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: &Tile<B>) -> Result<(), CompileError> {
         let node = &self.kernel.body[self.node];
         let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?);
         let (row, inside) = local_row(b, loops.scalars, &self.kernel.body.dims[self.table].index, indices);
-        let row = b.first_as_index(b.select(inside, row, b.i64(-1)));
-        // One pass if the row's tile is this one, else none: unsigned, so any difference counts as at least one.
-        let distance = b.index_sub(b.index_div(row, b.index(self.rows_per_tile)), tile);
+        let row = b.first_as_index(b.select(inside, row, b.i64(NOWHERE)));
+        // One pass if the row's owner is the tile's, else none: unsigned, so any difference counts as at least one.
+        let nowhere = b.index_mul(b.index_div(row, b.index(NOWHERE)), b.index(self.owners));
+        let distance = b.index_sub(b.index_add(self.owner(b, row), nowhere), tile.owner);
         let passes = b.index_sub(b.index(1), b.index_min(distance, b.index(1)));
         let mut result = Ok(());
         b.repeat(b.index(0), passes, 1, &[], &mut |_, _| {
-            loops.nest(place, &self.row, &mut |loops, place| {
+            let sums = self.sums(b, loops, tile, row);
+            self.nest(b, loops, place, &self.row, tile, &mut |loops, place| {
                 let mut along = place.along.clone();
                 along.insert(self.table, Along::Same(row));
                 let target = loops.place(along, place.mask);

@@ -1,6 +1,6 @@
 use crate::object::{self, Emit};
 use crate::target::Target;
-use crate::testing::{Make, Numbers, check, check_with, golden, random_inputs};
+use crate::testing::{Make, Numbers, check, check_with, emulate, golden, random_inputs, run};
 use ir::dim::{Base, Dim, DimInfo, IndexMap};
 use ir::graph::{Type, Value};
 use ir::kernel::{Family, Kernel};
@@ -438,6 +438,35 @@ fn rows_are_summed_by_index_and_missing_rows_are_skipped() {
         check(&kernel, &[if base { 3.0 } else { 0.0 }], 1e-6);
         kernel.outputs[0].accumulate = true;
         check(&kernel, &[if base { 3.0 } else { 0.0 }], 1e-6);
+    }
+}
+
+#[test]
+fn rows_and_chunks_of_columns_are_dealt_out_and_summed_in_storage_order() {
+    // Of several owners and chunks on a GPU, the last one not whole; of rows so long that a chunk is several vectors.
+    for (rows, columns) in [(200, 75), (5, 4200)] {
+        for (epilogue, accumulate) in [(false, false), (false, true), (true, false)] {
+            let mut make = Make::default();
+            let [b, s, v, h] = [("b", 2), ("s", 40), ("v", rows), ("h", columns)].map(|(n, s)| make.dim(n, s));
+            let values = make.input(DType::F32, &[b, s, h]);
+            let index = make.input(DType::I32, &[b, s]);
+            let mut table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [v, h]));
+            if epilogue {
+                let old = make.input(DType::F32, &[v, h]);
+                table = make.op(Op::Binary(Binary::Mul), &[table, old]);
+            }
+            let mut kernel = make.kernel(Family::Scatter, &[table]);
+            kernel.outputs[0].accumulate = accumulate;
+            let mut inputs = random_inputs(&kernel, 3, rows);
+            // Half of them are of three rows; some are of none.
+            for (at, id) in inputs[1].iter_mut().enumerate() {
+                *id = [(at % 3) as f64, *id, 0.0, *id, 1.0, *id, 2.0, if at % 16 == 7 { -1.0 } else { rows as f64 }][at % 8];
+            }
+            check_with(&kernel, &inputs, &[], 1e-5);
+            let host = Target::host().expect("a supported machine");
+            let [here, there] = [run(&kernel, &host, &inputs, &[], 2.0), emulate(&kernel, &Target::gpu("sm_90a"), &inputs, &[], 2.0)];
+            assert!(here == there, "{rows} rows of {columns} columns are added in another order");
+        }
     }
 }
 
