@@ -85,7 +85,7 @@ fn of_experts(layout: Layout, experts: u64) -> Kernel {
         (true, _) => (vec![rows, h], vec![rows, f], vec![rows], vec![experts, h, f]),
     };
     let types = [Type::new(DType::F32, a), Type::new(DType::F32, b), Type::new(DType::I32, [experts])];
-    let inputs: Vec<Operand> = types.into_iter().map(|ty| Operand { strides: dense(&body.dims, &ty), ty }).collect();
+    let inputs: Vec<Operand> = types.into_iter().map(|ty| Operand { strides: dense(&body.dims, &ty), ty, unaligned: false }).collect();
     let origin = || Origin::new(Phase::Forward);
     let args: Vec<_> = (0..3).map(|i| body.push(Op::Input(i), [], inputs[i as usize].ty.clone(), origin())).collect();
     let value = body.push(Op::grouped_dot(rows, experts, over), args, Type::new(DType::F32, out), origin());

@@ -26,7 +26,7 @@ impl Maker {
 
     fn input(&mut self, dtype: DType, dims: &[Dim]) -> Value {
         let ty = Type::new(dtype, dims);
-        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone() });
+        self.inputs.push(Operand { strides: dense(&self.body.dims, &ty), ty: ty.clone(), unaligned: false });
         self.body.push(Op::Input(self.inputs.len() as u32 - 1), [], ty, Origin::new(Phase::Forward))
     }
 
