@@ -14,7 +14,7 @@
 //!
 //! On a GPU there is one parameter, a block of 64-bit words: the pointers, the scalars, then the number of tiles, the address of scratch, and its bytes per
 //! warp ([`launch_of_warps`]). Every warp of the launch, or every block ([`launch_of_blocks`]), computes tiles, however many there are of either.
-//! Tensor maps are parameters before it; how far each begins before its operand are the last words.
+//! Tensor maps are parameters before it.
 
 use crate::Shape;
 use ir::kernel::{Family, Kernel};
@@ -30,6 +30,13 @@ pub struct Bounds {
     pub threads: u32,
     /// Blocks at a time. Where it is not said, ptxas spills registers to have as many blocks as there can be at all.
     pub blocks: u32,
+}
+
+impl Bounds {
+    /// Of a block whose warps compute a tile together.
+    pub fn of_team(members: i64) -> Bounds {
+        Bounds { threads: members as u32 * WARP, blocks: 1 }
+    }
 }
 
 /// The parameters of a kernel, as a builder sees them.

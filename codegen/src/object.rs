@@ -133,7 +133,13 @@ fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Tar
     b.locate(body.values().find(of_family).unwrap_or(kernel.outputs[0].value));
     let of_warps = |shape| (shape, abi::launch_of_warps(kernel, &shape));
     let (shape, launch) = match &kernel.family {
-        Family::Loops { grid } => of_warps(loops::emit(&b, kernel, grid, target, name)?),
+        Family::Loops { grid } => {
+            let shape = loops::emit(&b, kernel, grid, target, name)?;
+            match loops::team(kernel, grid, target) {
+                Some((members, shared)) => (shape, abi::launch_of_blocks(kernel, &shape, abi::Bounds::of_team(members), shared as u32)),
+                None => of_warps(shape),
+            }
+        }
         Family::Scatter => of_warps(loops::emit_scatter(&b, kernel, target, name)?),
         Family::Attention | Family::AttentionGrad => attention::emit_for_gpu(&b, kernel, target, name)?,
         Family::Gemm => gemm::gpu::emit(&b, kernel, target, name)?,

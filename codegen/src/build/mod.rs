@@ -207,6 +207,20 @@ pub trait Builder {
         body: &mut LoopBody<'_, Self::Index, Self::Vector>,
     ) -> Vec<Self::Vector>;
 
+    // Workers that compute a tile together ([`Frame::kernel_of_teams`]), of which all come to the same places. Usually there is one.
+    /// The number of this one.
+    fn member(&self) -> Self::Index {
+        self.index(0)
+    }
+    /// `F32` vectors of all members, in order, from each its own.
+    fn exchange(&self, own: &[Self::Vector], _members: i64) -> Vec<Vec<Self::Vector>> {
+        vec![own.to_vec()]
+    }
+    /// What the first one does alone.
+    fn first_member(&self, body: &mut dyn FnMut()) {
+        body();
+    }
+
     // Conveniences.
     fn add(&self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         self.float2(FloatBinary::Add, a, b)
@@ -247,6 +261,21 @@ pub trait Frame: Builder {
     /// # Errors
     /// Those of `body`.
     fn kernel<T>(&self, name: &str, arguments: [usize; 2], body: &mut KernelBody<'_, Self::Index, Self::Pointer, T>) -> Result<T, CompileError>;
+
+    /// The same, where so many workers compute a tile together. A builder whose tiles are a thread's has no teams.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    fn kernel_of_teams<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        members: i64,
+        body: &mut KernelBody<'_, Self::Index, Self::Pointer, T>,
+    ) -> Result<T, CompileError> {
+        debug_assert_eq!(members, 1, "invariant: only GPUs have teams");
+        self.kernel(name, arguments, body)
+    }
 
     /// The pointer stored at `from`, among the arguments.
     fn load_pointer(&self, from: Self::Pointer) -> Self::Pointer;

@@ -420,6 +420,32 @@ impl<'c> Builder for Simt<'c> {
         self.shuffle("bfly", a, self.number(distance as u64))
     }
 
+    /// Members are the warps of a block.
+    fn member(&self) -> IntValue<'c> {
+        self.widen(self.uniform(self.index_div(self.thread(), self.word(LANES as i64))))
+    }
+
+    /// Through shared memory, where each member has a word of each lane for each vector.
+    fn exchange(&self, own: &[Value<'c>], members: i64) -> Vec<Vec<Value<'c>>> {
+        let (base, lane, count) = (self.shared(), self.narrow(self.lane()), own.len() as i64);
+        let place = |member: IntValue<'c>, k: i64| {
+            let vector = self.index_add(self.index_mul(member, self.word(count)), self.word(k));
+            let word = self.index_add(self.index_mul(vector, self.word(LANES as i64)), lane);
+            self.index_add(base, self.index_mul(word, self.word(Lane::F32.bytes())))
+        };
+        // What was there before has been read.
+        self.barrier();
+        for (k, value) in (0..).zip(own) {
+            self.store_shared(place(self.narrow(self.member()), k), &[*value]);
+        }
+        self.barrier();
+        (0..members).map(|m| (0..count).map(|k| self.load_shared(place(self.word(m), k), 1)[0]).collect()).collect()
+    }
+
+    fn first_member(&self, body: &mut dyn FnMut()) {
+        self.if_so(self.equal(self.member(), self.index(0)), body);
+    }
+
     fn repeat(
         &self,
         from: IntValue<'c>,

@@ -188,8 +188,14 @@ impl<'a, B: Builder> Loops<'a, B> {
                 }
             }
         }
-        for (place, values) in places.iter().zip(numbers.into_iter().flatten()) {
-            self.store_values(place, &singles, &values);
+        let store = &mut || {
+            for (place, values) in places.iter().zip(numbers.iter().flatten()) {
+                self.store_values(place, &singles, values);
+            }
+        };
+        match self.plan.team {
+            Some(_) => self.b.first_member(store),
+            None => store(),
         }
         self.scratch_bytes = self.scratch_bytes.max(used);
         Ok(())

@@ -5,7 +5,7 @@ use crate::target::{Arch, Target};
 use ir::dim::Dim;
 use ir::graph::{Body, Value};
 use ir::kernel::Kernel;
-use ir::op::Op;
+use ir::op::{Op, Reduce};
 use std::collections::BTreeSet;
 
 /// One loop nest at a grid point. Values that need a nest of their own are computed by earlier steps.
@@ -36,7 +36,24 @@ pub struct Plan {
     /// Items: grid points, or segments of them. A tile is this many items in a row.
     pub items: i64,
     pub tile_items: i64,
+    pub team: Option<Team>,
 }
+
+/// Workers that compute a tile together, as a block of a GPU does: each takes its share of a dim that is summed over, then all join the sums of all, in order.
+/// Where few results are sums of much, such as gradients of biases and of norms' weights, there are too few tiles for a GPU's warps otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Team {
+    pub members: i64,
+    pub dim: Dim,
+    /// Elements of the dim that a member takes.
+    pub share: i64,
+}
+
+/// Members of a team, at most, whose registers a block has room for, and elements that each takes along the dim, at least.
+const MEMBERS: i64 = 16;
+const SHARE: i64 = 16;
+/// Warps beyond which a GPU has enough of them without teams: eight on each of 132 multiprocessors.
+const ENOUGH: i64 = 8 * 132;
 
 /// How work is cut: elements along the vector dim that one item covers at most, and element operations that make a tile worth a call. A
 /// GPU has thousands of warps to keep busy.
@@ -68,8 +85,11 @@ impl Plan {
         let steps = steps(kernel, grid);
         let inner: i64 = steps.iter().map(|s| s.dims().iter().map(|d| body.dims.size(*d) as i64).product::<i64>()).sum();
         let work = (inner * body.nodes.len() as i64).max(1);
+        let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
+        let vectors = vector.filter(|_| vector_in_grid).map(|d| div_ceil(body.dims.size(d) as i64, lanes));
+        let team = vectors.filter(|v| target.arch == Arch::Nvptx && points * v < ENOUGH).and_then(|_| team(body, &steps));
         let wide = match vector {
-            Some(d) if vector_in_grid && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
+            Some(d) if vector_in_grid && team.is_none() && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
             _ => 1,
         };
         let (segment, segments) = match vector {
@@ -77,15 +97,15 @@ impl Plan {
                 let size = body.dims.size(d) as i64;
                 let unit = lanes * wide;
                 let longest = (div_ceil(tile_work / work, unit) * unit).clamp(unit, longest_segment.max(unit));
+                let longest = if team.is_some() { unit } else { longest };
                 let segment = div_ceil(div_ceil(size, div_ceil(size, longest)), unit) * unit;
                 (segment, div_ceil(size, segment))
             }
             _ => (1, 1),
         };
-        let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let items = points * segments;
-        let tile_items = (tile_work / (work * segment)).clamp(1, items.max(1));
-        Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items }
+        let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).clamp(1, items.max(1)) };
+        Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items, team }
     }
 
     /// Outputs of one number per grid point.
@@ -111,6 +131,31 @@ impl Step {
             Step::Store { dims, .. } => dims.clone(),
         }
     }
+}
+
+/// The team for a kernel of sums of floats over one list of dims, and of nothing else but what follows from these at each grid point.
+fn team(body: &Body, steps: &[Step]) -> Option<Team> {
+    let mut dims: Option<&[Dim]> = None;
+    for step in steps {
+        match step {
+            Step::Reduce { values, over, left } if left.is_empty() && dims.is_none_or(|d| d == over) => {
+                let sums = values.iter().all(|v| match &body[*v].op {
+                    Op::Reduce { kind: Reduce::Sum, .. } => body[body[*v].args[0]].ty.dtype.is_float(),
+                    op => matches!(op, Op::Dot { .. }),
+                });
+                dims = Some(over).filter(|_| sums).map(Vec::as_slice);
+                dims?;
+            }
+            Step::Store { dims, .. } if dims.is_empty() => {}
+            Step::Reduce { .. } | Step::Cumsum { .. } | Step::Store { .. } => return None,
+        }
+    }
+    let share = |d: &Dim| {
+        let size = body.dims.size(*d) as i64;
+        let members = (1..=MEMBERS.ilog2()).rev().map(|k| 1 << k).find(|m| size % m == 0 && size / m >= SHARE)?;
+        Some(Team { members, dim: *d, share: size / members })
+    };
+    dims?.iter().filter_map(share).max_by_key(|t| t.members)
 }
 
 /// Whether there are reductions, and all leave one number per grid point.

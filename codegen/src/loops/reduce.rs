@@ -68,8 +68,12 @@ impl<B: Builder> Loops<'_, B> {
         let vector = self.plan.vector.filter(|d| over.contains(d));
         let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
         let innermost = Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some() };
-        // Several places are parallel enough.
-        let sets = if places.len() > 1 { 1 } else { PARALLEL };
+        // Several places are parallel enough. Members of a team have little else to wait beside.
+        let sets = match self.plan.team {
+            Some(_) => 2 * PARALLEL,
+            None if places.len() > 1 => 1,
+            None => PARALLEL,
+        };
         let one_set: Vec<B::Vector> = places.iter().flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
         let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
         let mut result = Ok(());
@@ -102,6 +106,13 @@ impl<B: Builder> Loops<'_, B> {
         for set in sets {
             total = join_sets(b, &all, &total, &set);
         }
+        if let Some(team) = self.plan.team {
+            let mut members = b.exchange(&total, team.members).into_iter();
+            total = members.next().expect("invariant: a team has a member");
+            for other in members {
+                total = join_sets(b, &all, &total, &other);
+            }
+        }
         if vector.is_some() {
             let mut distance = b.lanes() / 2;
             while distance > 0 {
@@ -133,8 +144,9 @@ impl<B: Builder> Loops<'_, B> {
     ) -> Vec<B::Vector> {
         let b = self.b;
         if let Some((&dim, rest)) = others.split_first() {
-            return b.repeat(b.index(0), b.index(self.size(dim)), 1, state, &mut |index, state| {
-                let places = self.all_moved(places, dim, Along::Same(index), None);
+            let (from, size) = self.own(dim);
+            return b.repeat(b.index(0), b.index(size), 1, state, &mut |index, state| {
+                let places = self.all_moved(places, dim, Along::Same(b.index_add(from, index)), None);
                 self.fold_nest(&places, rest, innermost, sets, state, body)
             });
         }
@@ -143,9 +155,12 @@ impl<B: Builder> Loops<'_, B> {
             let first = body(self, places, &state[..per_set]);
             return first.into_iter().chain(state[per_set..].iter().copied()).collect();
         };
-        let size = self.size(dim);
+        let (from, size) = self.own(dim);
         let width = if innermost.lanes_along { b.lanes() as i64 } else { 1 };
-        let along = |index| if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) };
+        let along = |index| {
+            let index = b.index_add(from, index);
+            if innermost.lanes_along { Along::Lanes(index) } else { Along::Same(index) }
+        };
         let together = size / (width * sets) * (width * sets);
         let whole = size / width * width;
         let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
@@ -169,6 +184,15 @@ impl<B: Builder> Loops<'_, B> {
             first = body(self, &places, &first);
         }
         first.into_iter().chain(state[per_set..].iter().copied()).collect()
+    }
+
+    /// Where this worker's share of a dim that is summed over begins, and its elements: all, but for a team's dim.
+    fn own(&self, dim: Dim) -> (B::Index, i64) {
+        let b = self.b;
+        match self.plan.team.filter(|t| t.dim == dim) {
+            Some(team) => (b.index_mul(b.member(), b.index(team.share)), team.share),
+            None => (b.index(0), self.size(dim)),
+        }
     }
 
     fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {

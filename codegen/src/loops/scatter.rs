@@ -157,6 +157,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
         segments: 1,
         items: tiles,
         tile_items: 1,
+        team: None,
     };
     let count = kernel.inputs.len() + kernel.outputs.len();
     b.kernel(name, [count, kernel.scalars.len()], &mut |entry| {

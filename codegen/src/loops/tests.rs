@@ -131,6 +131,30 @@ fn column_sums_run_along_the_grid() {
 }
 
 /// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows times factors.
+/// On a GPU warps of a block share the rows: of columns that are no multiple of a warp, of several results, with what is done to them, and added to what is there.
+#[test]
+fn warps_of_a_block_share_sums_over_many_rows() {
+    for (dtype, rows, members) in [(DType::F32, [3, 256], 16), (DType::Bf16, [2, 96], 4), (DType::F32, [1, 33], 1)] {
+        let mut make = Make::default();
+        let [i, s, h] = [("i", rows[0]), ("s", rows[1]), ("h", 75)].map(|(n, size)| make.dim(n, size));
+        let (x, y) = (make.input(dtype, &[i, s, h]), make.input(dtype, &[i, s, h]));
+        let sum = make.op_as(Op::Reduce { kind: Reduce::Sum, over: vec![i, s] }, &[x], Type::new(DType::F32, [h]));
+        let dot = make.op_as(Op::dot(vec![i, s]), &[x, y], Type::new(DType::F32, [h]));
+        let scaled = make.op(Op::Unary(Unary::Neg), &[dot]);
+        let mut kernel = make.kernel(Family::Loops { grid: vec![h] }, &[sum, scaled]);
+        kernel.outputs[0].accumulate = true;
+        let inputs: Vec<Vec<f64>> = (0..2).map(|k| (0..rows[0] * rows[1] * 75).map(|e| ((e * 7 + k * 3) % 5) as f64 - 2.0).collect()).collect();
+        check_with(&kernel, &inputs, &[], 1e-6);
+        for cpu in ["sm_80", "sm_90a"] {
+            let target = Target::named(cpu).expect("known");
+            let compiled = object::compile(&kernel, &target, Emit::default()).expect("compiled");
+            let block = compiled.launch.as_ref().expect("of a GPU").block;
+            assert_eq!(block, if members == 1 { 128 } else { 32 * members }, "{cpu}");
+            assert_eq!(emulate(&kernel, &target, &inputs, &[], 1.0), run(&kernel, &Target::x86_64_v3(), &inputs, &[], 1.0), "{cpu}");
+        }
+    }
+}
+
 #[test]
 fn dots_of_rows_and_columns_are_summed_among_other_ops() {
     for (dtype, h) in [(DType::F32, 70), (DType::F32, 300), (DType::Bf16, 300)] {

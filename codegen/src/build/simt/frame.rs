@@ -153,6 +153,20 @@ impl<'c> Frame for Simt<'c> {
         self.frame(name, arguments, Unit::Warp, Bounds { threads: WARPS * LANES as u32, blocks: 1 }, body)
     }
 
+    fn kernel_of_teams<T>(
+        &self,
+        name: &str,
+        arguments: [usize; 2],
+        members: i64,
+        body: &mut KernelBody<'_, IntValue<'c>, PointerValue<'c>, T>,
+    ) -> Result<T, CompileError> {
+        match members {
+            1 => self.kernel(name, arguments, body),
+            // Warps of a block.
+            _ => self.kernel_of_blocks(name, arguments, Bounds::of_team(members), body),
+        }
+    }
+
     fn load_pointer(&self, from: PointerValue<'c>) -> PointerValue<'c> {
         self.global(built(self.writer.build_load(self.context.i64_type(), from, "")).into_int_value())
     }
