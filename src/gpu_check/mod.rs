@@ -69,20 +69,16 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
     let mut report = Report::new(&check);
     let asked = |part: GpuPart| args.only.is_empty() || args.only.contains(&part);
     if asked(GpuPart::Kernels) {
-        report.kernels = kernels::run(&check)?;
-        progress!("\n{}", report.kernels.table().trim_end());
+        report.kernels = Some(said(kernels::run(&check)?));
     }
     if asked(GpuPart::Steps) {
-        report.steps = steps::run(&check)?;
-        progress!("\n{}", report.steps.table().trim_end());
+        report.steps = Some(said(steps::run(&check)?));
     }
     if asked(GpuPart::Nccl) {
-        report.nccl = steps::nccl(&check)?;
-        progress!("\n{}", report.nccl.table().trim_end());
+        report.nccl = Some(said(steps::nccl(&check)?));
     }
     if asked(GpuPart::Times) {
-        report.benchmarks = bench::run(&check)?;
-        progress!("\n{}", report.benchmarks.table().trim_end());
+        report.benchmarks = Some(said(bench::run(&check)?));
     }
     let file = args.output.join("gpu-check.json");
     let table = args.output.join("gpu-check.md");
@@ -93,6 +89,12 @@ pub fn run(args: &GpuCheckArgs) -> Result<(), Failure> {
         0 => Ok(std::fs::remove_dir_all(&check.work)?),
         wrong => Err(anyhow!("{wrong} checks failed").into()),
     }
+}
+
+/// A part of the report, printed.
+fn said<T: Table>(part: T) -> T {
+    progress!("\n{}", part.table().trim_end());
+    part
 }
 
 /// Bytes below 128 for models of tokens to learn.

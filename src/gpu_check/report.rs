@@ -17,10 +17,11 @@ pub struct Report {
     seed: u64,
     /// Whether times mean anything.
     measured: bool,
-    pub kernels: Kernels,
-    pub steps: Steps,
-    pub nccl: Steps,
-    pub benchmarks: Benchmarks,
+    /// None: not asked for, as the others.
+    pub kernels: Option<Kernels>,
+    pub steps: Option<Steps>,
+    pub nccl: Option<Steps>,
+    pub benchmarks: Option<Benchmarks>,
 }
 
 impl Report {
@@ -31,15 +32,18 @@ impl Report {
             target: check.target.clone(),
             seed: check.seed,
             measured: check.unmeasured().is_none(),
-            kernels: Kernels::default(),
-            steps: Steps::default(),
-            nccl: Steps::default(),
-            benchmarks: Benchmarks::default(),
+            kernels: None,
+            steps: None,
+            nccl: None,
+            benchmarks: None,
         }
     }
 
-    fn parts(&self) -> [&dyn Table; 4] {
-        [&self.kernels, &self.steps, &self.nccl, &self.benchmarks]
+    fn parts(&self) -> Vec<&dyn Table> {
+        fn table<T: Table>(part: &Option<T>) -> Option<&dyn Table> {
+            part.as_ref().map(|p| p as &dyn Table)
+        }
+        [table(&self.kernels), table(&self.steps), table(&self.nccl), table(&self.benchmarks)].into_iter().flatten().collect()
     }
 
     pub fn wrong(&self) -> usize {
@@ -49,6 +53,6 @@ impl Report {
     pub fn text(&self) -> String {
         let on = self.gpu.as_ref().map_or("the emulator".to_owned(), |g| g.name.clone());
         let head = format!("# mcc {} on {on} ({}), seed {}\n\n", self.mcc, self.target, self.seed);
-        head + &self.parts().map(|p| p.table()).join("\n")
+        head + &self.parts().iter().map(|p| p.table()).collect::<Vec<_>>().join("\n")
     }
 }

@@ -35,7 +35,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 pub struct Steps {
     heading: &'static str,
     rows: Vec<Row>,

@@ -102,6 +102,25 @@ fn tensor_copies_and_wgmma() {
     check(&hopper(), run_hopper, &expected, &ordering, 15);
 }
 
+/// As an H100 has it: what the first coordinate is a multiple of no document says.
+#[test]
+fn a_tensor_copy_begins_at_a_multiple_of_16_bytes() {
+    let copy = "[%d0, {%r12, %r13}]";
+    let shifted = |by: u32| {
+        hopper().replacen(
+            "cp.async.bulk.tensor.2d.shared::cluster",
+            &format!("add.u32 %r12, %r12, {by};\ncp.async.bulk.tensor.2d.shared::cluster"),
+            1,
+        )
+    };
+    assert!(hopper().contains(copy));
+    for options in all_options() {
+        assert!(run_hopper(&shifted(8), options).is_ok(), "8 halves are 16 bytes");
+        let error = run_hopper(&shifted(4), options).expect_err("4 halves are 8 bytes");
+        assert!(error.to_string().contains("begins at element 4 of a row, which is no multiple of 16 bytes"), "{error}");
+    }
+}
+
 #[test]
 fn asynchronous_copies_and_mma() {
     let expected = product(&numbers(16 * 16 * STEPS, 1), &numbers(8 * 16 * STEPS, 2), 16, 8);
