@@ -1,7 +1,7 @@
 //! Tensor maps: which operands they describe, and the copies that read by them.
 //!
-//! **The rule:** the operand is aligned, one direction is dense, all others have strides that are multiples of 16 bytes and of each other, and there are at
-//! most five. Copies begin at multiples of 16 bytes too.
+//! **The rule:** the operand is aligned, one direction is dense, all others have strides that are multiples of 16
+//! bytes and of each other, and there are at most five. Copies begin at multiples of 16 bytes too.
 
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
@@ -38,7 +38,8 @@ pub fn map<T>(kernel: &Kernel, tensor: usize, dense: i64, mut others: Vec<(Along
     Some((map, others.into_iter().map(|(_, what)| what).collect()))
 }
 
-/// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does it. `map`: its address.
+/// Copies the box at `coordinates` in the background to `to`; its bytes are completed at `barrier`. One thread does
+/// it. `map`: its address.
 pub fn copy_box<'c>(b: &Simt<'c>, map: Index<'c>, coordinates: &[Index<'c>], [to, barrier]: [Index<'c>; 2]) {
     let mut operands: Vec<Value> = vec![to.into(), map.into()];
     operands.extend(coordinates.iter().map(|x| Value::from(*x)));

@@ -39,7 +39,8 @@ pub struct Operand {
     pub unaligned: bool,
 }
 
-/// Bytes of which the first element of most operands is a multiple: GPUs' tensor maps, and their copies, work on no others.
+/// Bytes of which the first element of most operands is a multiple: GPUs' tensor maps, and their copies, work on no
+/// others.
 pub const ALIGN: u64 = 16;
 
 /// A result that is stored. With `accumulate` it is added to what is there.

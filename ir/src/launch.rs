@@ -60,8 +60,9 @@ impl Swizzle {
 /// A tensor of up to five dims and the box of it that one copy takes to shared memory, as `cuTensorMapEncodeTiled` of the driver has it. What of
 /// a box lies outside of the tensor is zero.
 ///
-/// The first element's address is a multiple of 16, and so is that of each row of a box that is copied: to begin earlier and to count from there is no way
-/// out where an operand is [unaligned](crate::kernel::Operand::unaligned). An H100 calls such a copy an illegal instruction.
+/// The first element's address is a multiple of 16, and so is that of each row of a box that is copied: to begin
+/// earlier and to count from there is no way out where an operand is [unaligned](crate::kernel::Operand::unaligned).
+/// An H100 calls such a copy an illegal instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorMap {
     /// The operand, counted as for [`Parameter::Argument`].

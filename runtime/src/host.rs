@@ -105,8 +105,8 @@ impl<'a> Part<'a> {
         self.index.iter().map(IndexMap::len).product()
     }
 
-    /// The runs of the part, in local order; together they are all its elements that are held. Lines that follow each other are one run, up to a length that
-    /// costs no more to begin and no more memory.
+    /// The runs of the part, in local order; together they are all its elements that are held. Lines that follow each
+    /// other are one run, up to a length that costs no more to begin and no more memory.
     pub fn runs(&self, mut visit: impl FnMut(Run)) {
         let mut last: Option<Run> = None;
         let mut add = |run: Run| match &mut last {

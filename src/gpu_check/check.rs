@@ -40,7 +40,8 @@ impl Check<'_> {
         if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(anyhow!("mcc {line}: {}", text(&ran.stderr).trim())) }
     }
 
-    /// One case of a part, in a process of its own: a kernel that a card does not survive ends no other case. What `of_case` of the part gives.
+    /// One case of a part, in a process of its own: a kernel that a card does not survive ends no other case. What
+    /// `of_case` of the part gives.
     pub fn case<T: DeserializeOwned>(&self, part: &str, number: usize) -> anyhow::Result<T> {
         let Check { args, device, target, seed, .. } = self;
         let quick = if args.quick { "--quick" } else { "" };

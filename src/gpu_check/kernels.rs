@@ -35,8 +35,8 @@ const CASES: [(&str, &str); 7] = [
     ("mixtral", "--dtype bf16 -D kv_heads=1 -D experts=4 -D expert_ffn=96 -D aux_per_sequence=true"),
 ];
 
-/// Sizes with which products have several tiles for each multiprocessor and more stages than a ring holds, and heads 128 elements, on a card alone:
-/// the emulator would take hours.
+/// Sizes with which products have several tiles for each multiprocessor and more stages than a ring holds, and heads
+/// 128 elements, on a card alone: the emulator would take hours.
 const LARGE: [(&str, &str); 6] = [
     ("gpt2", "--dtype bf16 -D heads=8"),
     ("gpt2", "--dtype fp16 -D heads=16"),

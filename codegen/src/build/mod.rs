@@ -207,7 +207,8 @@ pub trait Builder {
         body: &mut LoopBody<'_, Self::Index, Self::Vector>,
     ) -> Vec<Self::Vector>;
 
-    // Workers that compute a tile together ([`Frame::kernel_of_teams`]), of which all come to the same places. Usually there is one.
+    // Workers that compute a tile together ([`Frame::kernel_of_teams`]), of which all come to the same places.
+    // Usually there is one.
     /// The number of this one.
     fn member(&self) -> Self::Index {
         self.index(0)

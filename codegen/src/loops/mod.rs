@@ -38,7 +38,8 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, grid: &[Dim], target: &Target, nam
     Ok(Shape { tiles: plan.tiles() as u64, scratch_bytes: scratch as u64 })
 }
 
-/// Workers that compute a tile together, where there are several, and bytes that they share: a vector of each sum from each worker.
+/// Workers that compute a tile together, where there are several, and bytes that they share: a vector of each sum
+/// from each worker.
 pub fn team(kernel: &Kernel, grid: &[Dim], target: &Target) -> Option<(i64, i64)> {
     let plan = Plan::new(kernel, grid, target);
     let sums = plan.steps.iter().map(|s| if let Step::Reduce { values, .. } = s { values.len() as i64 } else { 0 }).max().unwrap_or(0);

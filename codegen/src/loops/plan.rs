@@ -39,8 +39,9 @@ pub struct Plan {
     pub team: Option<Team>,
 }
 
-/// Workers that compute a tile together, as a block of a GPU does: each takes its share of a dim that is summed over, then all join the sums of all, in order.
-/// Where few results are sums of much, such as gradients of biases and of norms' weights, there are too few tiles for a GPU's warps otherwise.
+/// Workers that compute a tile together, as a block of a GPU does: each takes its share of a dim that is summed over,
+/// then all join the sums of all, in order. Where few results are sums of much, such as gradients of biases and of
+/// norms' weights, there are too few tiles for a GPU's warps otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Team {
     pub members: i64,
@@ -49,7 +50,8 @@ pub struct Team {
     pub share: i64,
 }
 
-/// Members of a team, at most, whose registers a block has room for, and elements that each takes along the dim, at least.
+/// Members of a team, at most, whose registers a block has room for, and elements that each takes along the dim, at
+/// least.
 const MEMBERS: i64 = 16;
 const SHARE: i64 = 16;
 /// Warps beyond which a GPU has enough of them without teams: eight on each of 132 multiprocessors.
@@ -133,7 +135,8 @@ impl Step {
     }
 }
 
-/// The team for a kernel of sums of floats over one list of dims, and of nothing else but what follows from these at each grid point.
+/// The team for a kernel of sums of floats over one list of dims, and of nothing else but what follows from these at
+/// each grid point.
 fn team(body: &Body, steps: &[Step]) -> Option<Team> {
     let mut dims: Option<&[Dim]> = None;
     for step in steps {

@@ -1,8 +1,9 @@
 //! Sums of rows by index: the gradient of a gather.
 //!
-//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order and adds the values whose row is its
-//! own, so the order of additions, and with it the result, does not depend on who computes the tile. Frequent indices are often
-//! neighbours (the bytes of a text, the first words of a vocabulary): on a GPU every n-th row is a tile's, which spreads them.
+//! A tile owns rows of the table, and a chunk of their columns. It reads all indices in storage order and adds the
+//! values whose row is its own, so the order of additions, and with it the result, does not depend on who computes
+//! the tile. Frequent indices are often neighbours (the bytes of a text, the first words of a vocabulary): on a GPU
+//! every n-th row is a tile's, which spreads them.
 
 use super::emit::Loops;
 use super::place::{Along, Place, Stored, widen};
@@ -32,7 +33,8 @@ struct Cuts {
     turns: Option<i64>,
 }
 
-/// A GPU has thousands of warps to keep busy, and a warp adds one vector at a time. A CPU writes ranges of rows faster than every n-th row.
+/// A GPU has thousands of warps to keep busy, and a warp adds one vector at a time. A CPU writes ranges of rows
+/// faster than every n-th row.
 fn cuts(target: &Target) -> Cuts {
     match target.arch {
         Arch::X86_64 => Cuts { owners: 16, chunks: 1, turns: None },

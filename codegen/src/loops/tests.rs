@@ -130,8 +130,8 @@ fn column_sums_run_along_the_grid() {
     check(&kernel, &[], 1e-5);
 }
 
-/// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows times factors.
-/// On a GPU warps of a block share the rows: of columns that are no multiple of a warp, of several results, with what is done to them, and added to what is there.
+/// On a GPU warps of a block share the rows: of columns that are no multiple of a warp, of several results, with what
+/// is done to them, and added to what is there.
 #[test]
 fn warps_of_a_block_share_sums_over_many_rows() {
     for (dtype, rows, members) in [(DType::F32, [3, 256], 16), (DType::Bf16, [2, 96], 4), (DType::F32, [1, 33], 1)] {
@@ -155,6 +155,7 @@ fn warps_of_a_block_share_sums_over_many_rows() {
     }
 }
 
+/// The gradient of a norm that divides rows of `h` by what it is of: one pass over rows, and the sum of its rows times factors.
 #[test]
 fn dots_of_rows_and_columns_are_summed_among_other_ops() {
     for (dtype, h) in [(DType::F32, 70), (DType::F32, 300), (DType::Bf16, 300)] {

@@ -116,7 +116,8 @@ impl State {
         }
     }
 
-    /// What launches a kernel, whose parameters each have a place. As one buffer drivers misread them where the first is aligned to more than 16 bytes.
+    /// What launches a kernel, whose parameters each have a place. As one buffer drivers misread them where the first
+    /// is aligned to more than 16 bytes.
     pub fn launch(
         &mut self,
         function: u64,

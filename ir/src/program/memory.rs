@@ -152,7 +152,8 @@ impl Place {
         Place { buffer, offset: 0, coords: vec![] }
     }
 
-    /// Whether it is a multiple of [`ALIGN`](crate::kernel::ALIGN) bytes from the start of the buffer for every rank and microbatch; elements have so many bytes.
+    /// Whether it is a multiple of [`ALIGN`](crate::kernel::ALIGN) bytes from the start of the buffer for every rank
+    /// and microbatch; elements have so many bytes.
     pub fn is_aligned(&self, bytes: u64) -> bool {
         std::iter::once(self.offset).chain(self.coords.iter().map(|c| c.1)).all(|elements| (elements * bytes).is_multiple_of(crate::kernel::ALIGN))
     }

@@ -1,7 +1,8 @@
 //! A device that holds every launch of another one to what the kernel's body says, or times it.
 //!
-//! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that mean something, outputs in place.
-//! What a launch is to write is NaN before it, so an element that is left out is found. Of launches too large to be interpreted a part is ([`part`]).
+//! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that
+//! mean something, outputs in place. What a launch is to write is NaN before it, so an element that is left out is
+//! found. Of launches too large to be interpreted a part is ([`part`]).
 
 mod part;
 mod watch;

@@ -1,7 +1,8 @@
 //! A part of a launch that is too large to be interpreted whole.
 //!
-//! Along a dim that no op of the kernel looks along, an element of a result depends on operands at its own index alone. Of such dims a few indices are
-//! chosen, the first and the last among them; operands are cut to these, and so is what the kernel wrote.
+//! Along a dim that no op of the kernel looks along, an element of a result depends on operands at its own index
+//! alone. Of such dims a few indices are chosen, the first and the last among them; operands are cut to these, and so
+//! is what the kernel wrote.
 
 use ir::dim::{Dim, IndexMap};
 use ir::graph::{Type, Value};

@@ -9,7 +9,8 @@ use std::time::Duration;
 /// A card that is waited for longer than this does not answer any more.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Waits for a launch of a kernel, and says which one failed. If it does not end, the process does: a card that hangs cannot be told to stop.
+/// Waits for a launch of a kernel, and says which one failed. If it does not end, the process does: a card that hangs
+/// cannot be told to stop.
 pub fn watched<T>(kernel: &Kernel, launch: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     let (ended, waits): (Sender<()>, _) = channel();
     std::thread::scope(|scope| {

@@ -72,10 +72,11 @@ pub(super) fn encoded(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], 
     Ok(bytes)
 }
 
-/// Where each parameter of a kernel lies among the packed ones: the tensor maps, and one for all others, as `cuLaunchKernel` takes them.
+/// Where each parameter of a kernel lies among the packed ones: the tensor maps, and one for all others, as
+/// `cuLaunchKernel` takes them.
 ///
-/// Not as one buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`): driver 580 puts that where parameters begin, and not where a kernel whose first parameter is
-/// aligned to 64 bytes has it, so tensor maps are read 48 bytes off.
+/// Not as one buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`): driver 580 puts that where parameters begin, and not where a
+/// kernel whose first parameter is aligned to 64 bytes has it, so tensor maps are read 48 bytes off.
 pub(super) fn places(launch: &Launch, parameters: &[u8]) -> Vec<*mut c_void> {
     let maps = launch.maps.len() * MAP_BYTES;
     let each = (0..maps).step_by(MAP_BYTES).chain((maps < parameters.len()).then_some(maps));

@@ -40,7 +40,8 @@ impl Map {
         Some(Map { map, directions, rows })
     }
 
-    /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are completed at `full`. `map` is the map's address.
+    /// Begins to copy `count` rows of a head, from `first` on, to a matrix in shared memory; their bytes are
+    /// completed at `full`. `map` is the map's address.
     pub fn copy<'c>(&self, cores: &Cores<'_, 'c>, map: Index<'c>, heads: &Heads<'c>, rows: [Index<'c>; 2], count: i64, full: Index<'c>) {
         let (b, plan, [first, to]) = (cores.b, cores.plan, rows);
         let number = |dims: &Vec<Dim>| {
