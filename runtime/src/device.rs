@@ -3,6 +3,7 @@
 use crate::executor::Transfer;
 use ir::op::DType;
 use ir::program::{Arena, KernelId, Space, Stream};
+use serde::{Deserialize, Serialize};
 
 /// A byte of an arena. Stashes lie in the temporary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,8 +94,21 @@ pub trait Fabric {
     fn wait(&mut self, stream: Stream, event: u32);
 }
 
+/// What each thread of a kernel has of a multiprocessor, as the driver assembled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Needs {
+    pub registers: u32,
+    /// Of its stack and of registers that had no room, in memory: none in a kernel worth running.
+    pub local_bytes: u32,
+}
+
 /// Runs kernels.
 pub trait Launches {
+    /// What a kernel takes, of a device that says so.
+    fn needs(&self, _kernel: KernelId) -> Option<Needs> {
+        None
+    }
+
     /// Runs a kernel: `args` are its inputs, then its outputs.
     ///
     /// # Errors

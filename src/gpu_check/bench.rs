@@ -76,6 +76,10 @@ impl Shape {
         let bytes = || Shape::Bytes { what: format!("{}: {}", family(kernel), ops(kernel)) };
         let size = |dims: &mut dyn Iterator<Item = Dim>| dims.map(|d| body.dims.size(d)).product::<u64>();
         let dims = |v: Value| body[v].ty.dims.clone();
+        // Its dots are sums of products of elements, a matter of bytes too.
+        if matches!(kernel.family, Family::Loops { .. }) {
+            return bytes();
+        }
         match body.values().map(|v| &body[v]).find(|n| matches!(n.op, Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad(..))) {
             Some(node) => match &node.op {
                 Op::Dot { over, .. } => {

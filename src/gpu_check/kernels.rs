@@ -10,6 +10,7 @@ use ir::program::Phase;
 use runtime::artifact::{self, Accept, Artifact};
 use runtime::checked::{Checked, Task, Verdict, narrowest};
 use runtime::data::{Data, Encoding, Spec};
+use runtime::device::Needs;
 use runtime::executor::{Held, Order, Rank, Step};
 use runtime::gpu;
 use runtime::host::{Tensor, Whole, sizes};
@@ -208,6 +209,9 @@ impl Table for Kernels {
             let other = worst(list, &|v| v.other.map(|d| d.element)).map_or("-".into(), number);
             let most = list.first().map_or("-".into(), |k| number(k.verdict.allowed.element));
             let right = verdict(list.iter().all(|k| k.right));
+            let needs: Vec<Needs> = list.iter().filter_map(|k| k.verdict.needs).collect();
+            let registers = needs.iter().map(|n| n.registers).max().map_or("-".into(), |n| n.to_string());
+            let local = needs.iter().map(|n| n.local_bytes).max().map_or("-".into(), |n| n.to_string());
             rows.push(vec![
                 (*model).into(),
                 (*family).into(),
@@ -218,6 +222,8 @@ impl Table for Kernels {
                 norm,
                 other,
                 most,
+                registers,
+                local,
                 right,
             ]);
         }
@@ -234,14 +240,17 @@ impl Table for Kernels {
                 norm,
                 other,
                 most,
+                k.verdict.needs.map_or("-".into(), |n| n.registers.to_string()),
+                k.verdict.needs.map_or("-".into(), |n| n.local_bytes.to_string()),
                 verdict(false),
             ]);
         }
         for (case, why) in &self.failed {
             let why = why.lines().next().unwrap_or_default();
-            rows.push(std::iter::once(case.clone()).chain([why.to_owned()]).chain(vec!["-".to_owned(); 7]).chain([verdict(false)]).collect());
+            rows.push(std::iter::once(case.clone()).chain([why.to_owned()]).chain(vec!["-".to_owned(); 9]).chain([verdict(false)]).collect());
         }
-        let columns = ["model", "kernels", "type", "number", "launches", "worst element", "worst norm", "from the emulator", "allowed", ""];
+        let found = ["worst element", "worst norm", "from the emulator", "allowed"];
+        let columns = [&["model", "kernels", "type", "number", "launches"][..], &found, &["registers", "local bytes", ""]].concat();
         markdown("Kernels against their definitions in f64, outputs poisoned", &columns, rows.into_iter())
     }
 

@@ -129,6 +129,15 @@ functions! {
         let new = state.function(module as u64, &text(name)?)?;
         put(function, pointer(new))
     }
+    fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: sys::CUfunction) |state| {
+        let function = state.launchable(function as u64)?;
+        match attribute {
+            // Nothing is assembled: no local memory, and as many registers as the block's threads can have.
+            3 => put(value, 0),
+            4 => put(value, function.registers()),
+            _ => refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, format!("attribute {attribute} of a function is not modelled")),
+        }
+    }
     fn cuFuncSetAttribute(function: sys::CUfunction, attribute: c_uint, value: c_int) |state| {
         let most = state.most_shared();
         let function = state.launchable(function as u64)?;

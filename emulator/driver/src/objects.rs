@@ -39,6 +39,14 @@ pub struct Function {
     pub most_shared: u64,
 }
 
+impl Function {
+    /// Registers of a thread, were one block to have all of a multiprocessor.
+    pub fn registers(&self) -> i32 {
+        let threads = self.threads.map_or(1024, |[x, y, z]| x * y * z).max(1);
+        (65_536 / threads / 8 * 8).min(255) as i32
+    }
+}
+
 pub struct Stream {
     pub context: u64,
     /// What comes next on it is after these.

@@ -7,7 +7,7 @@
 mod part;
 mod watch;
 
-use crate::device::{Device, DeviceError, Element, Launches, Location, Memory};
+use crate::device::{Device, DeviceError, Element, Launches, Location, Memory, Needs};
 use crate::strides::{offsets, reach};
 use ir::graph::Type;
 use ir::kernel::{Kernel, dense};
@@ -84,6 +84,7 @@ pub struct Verdict {
     /// From what another device makes of the same operands.
     pub other: Option<Distance>,
     pub allowed: Distance,
+    pub needs: Option<Needs>,
 }
 
 impl Verdict {
@@ -277,7 +278,8 @@ fn check(
         // Left out by the kernel, outside of the part.
         definition.element = f64::INFINITY;
     }
-    let none = Verdict { launches: 0, definition: Distance::default(), other: None, allowed: Distance::allowed(narrowest(kernel)) };
+    let allowed = Distance::allowed(narrowest(kernel));
+    let none = Verdict { launches: 0, definition: Distance::default(), other: None, allowed, needs: device.needs(id) };
     let verdict = verdicts.entry(id.0).or_insert(none);
     verdict.launches += 1;
     verdict.definition = verdict.definition.or(definition);
@@ -332,6 +334,10 @@ impl Memory for Checked<'_, '_> {
 }
 
 impl Launches for Checked<'_, '_> {
+    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+        self.device.needs(kernel)
+    }
+
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         match &mut *self.task {
             Task::Check { other, verdicts } => {

@@ -2,7 +2,7 @@
 
 use super::host::Natively;
 use crate::comm::Terms;
-use crate::device::Location;
+use crate::device::{Location, Needs};
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::op::DType;
 use ir::program::{Channel, KernelId, Space, Stream};
@@ -133,6 +133,10 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// What is wrong with it.
     fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String>;
+    /// What a kernel takes, where it has been assembled.
+    fn needs(&self, _kernel: KernelId) -> Option<Needs> {
+        None
+    }
     /// Does something, on each stream one after the other; maybe later. Kernels of the host, if there are any, run natively.
     ///
     /// # Errors

@@ -19,14 +19,14 @@ use super::nccl::{self, Nccl};
 use super::outbox::Outboxes;
 use super::{Card, Queue, Work};
 use crate::artifact::Artifact;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Needs};
 use cudarc::driver::{result, sys};
 use driver::{capability, fits, takes, version};
 use graph::Graphs;
 use ir::launch::{MAP_BYTES, TensorMap};
 use ir::program::KernelId;
 use issue::{On, Streams};
-use kernel::{Loaded, encoded, function};
+use kernel::{Loaded, encoded, load};
 use memory::Pinned;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -120,7 +120,7 @@ impl Cuda {
             let plain = |s: &str| CString::new(s).map_err(|e| failed(e.to_string()));
             let launch = entry.launch.clone().ok_or_else(|| failed("nothing about its launch".into()))?;
             takes(version, &launch).map_err(failed)?;
-            kernels.insert(id, Loaded { function: function(&plain(artifact.ptx(entry))?, &plain(&entry.name)?, &launch).map_err(failed)?, launch });
+            kernels.insert(id, load(&plain(artifact.ptx(entry))?, &plain(&entry.name)?, launch).map_err(failed)?);
         }
         let issue = Mutex::new(Issue { graphs: Graphs::default(), nccl: None, streams });
         Ok(Cuda { kernels, issue, copies, allocations: vec![], lent: vec![], context })
@@ -237,6 +237,10 @@ impl Card for Cuda {
 
     fn encode(&self, map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
         encoded(map, address)
+    }
+
+    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+        self.kernels.get(&kernel).map(|k| k.needs)
     }
 
     fn run(&self, work: &[Work], natively: Option<&Natively>) -> Result<(), String> {

@@ -16,7 +16,7 @@ pub use emulated::Emulated;
 
 use crate::artifact::{Artifact, KernelEntry};
 use crate::cpu::{Threads, flush_denormals};
-use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, bits, decode, encode};
+use crate::device::{Beside, Device, DeviceError, Element, Fabric, Launches, Location, Memory, Needs, bits, decode, encode};
 use crate::executor::{Transfer, arena_bytes};
 use crate::target::DeviceKind;
 use host::{HostArenas, Natively};
@@ -241,6 +241,10 @@ fn elements(dtype: DType, values: &[f64]) -> Vec<u8> {
 }
 
 impl<C: Card + 'static> Launches for Gpu<'_, C> {
+    fn needs(&self, kernel: KernelId) -> Option<Needs> {
+        self.held.card.needs(kernel)
+    }
+
     fn launch(&mut self, kernel: KernelId, args: &[Location], scalars: &[f64]) -> Result<(), DeviceError> {
         let not_loaded = || DeviceError::NotLoaded(kernel.0);
         let entry = self.entries.get(kernel.index()).ok_or_else(not_loaded)?;

@@ -166,6 +166,12 @@ fn launches_fit_their_kernels() {
     assert_eq!(gpu.launch(f, 32, 100_000, &p, stream), GOOD);
     refused(gpu.launch(f, 32, 100_001, &p, stream), invalid, "where 100000 are allowed");
     refused(unsafe { cuFuncSetAttribute(f as _, 8, 300_000) }, invalid, "more than a block can have");
+    let mut number = -1;
+    assert_eq!(unsafe { cuFuncGetAttribute(&raw mut number, 4, f as _) }, GOOD);
+    assert_eq!(number, 64, "registers of 1024 threads");
+    assert_eq!(unsafe { cuFuncGetAttribute(&raw mut number, 3, f as _) }, GOOD);
+    assert_eq!(number, 0);
+    refused(unsafe { cuFuncGetAttribute(&raw mut number, 7, f as _) }, CUresult::CUDA_ERROR_NOT_SUPPORTED, "attribute 7");
     let stranger = stream;
     refused(gpu.launch(stranger, 32, 0, &p, stream), CUresult::CUDA_ERROR_INVALID_HANDLE, "there is no function");
 }

@@ -1,6 +1,7 @@
 //! Kernels as the driver has them: functions of modules, the parameters that they are launched with, and tensor maps, which are among these.
 
 use super::driver::text;
+use crate::device::Needs;
 use cudarc::driver::{result, sys};
 use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap};
 use ir::op::DType;
@@ -11,6 +12,7 @@ use std::ffi::{CString, c_void};
 pub(super) struct Loaded {
     pub(super) function: sys::CUfunction,
     pub(super) launch: Launch,
+    pub(super) needs: Needs,
 }
 
 // SAFETY: handles of a context that lives as long as its `Cuda`; the driver may be called from any thread.
@@ -19,7 +21,10 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 /// Loads a module for its one kernel. It stays loaded as long as the context.
-pub(super) fn function(ptx: &CString, name: &CString, launch: &Launch) -> Result<sys::CUfunction, String> {
+///
+/// # Errors
+/// The driver refuses it, or gave it too few registers to share out among its warps.
+pub(super) fn load(ptx: &CString, name: &CString, launch: Launch) -> Result<Loaded, String> {
     // SAFETY: the text ends with a zero byte; the driver copies it.
     let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }.map_err(text)?;
     // SAFETY: the module is loaded.
@@ -29,7 +34,33 @@ pub(super) fn function(ptx: &CString, name: &CString, launch: &Launch) -> Result
         // SAFETY: the function is loaded.
         unsafe { result::function::set_function_attribute(function, attribute, launch.shared_bytes as i32) }.map_err(text)?;
     }
-    Ok(function)
+    use sys::CUfunction_attribute_enum::{CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as LOCAL, CU_FUNC_ATTRIBUTE_NUM_REGS as REGISTERS};
+    // SAFETY: the function is loaded.
+    let [registers, local_bytes] = [REGISTERS, LOCAL].map(|a| unsafe { result::function::get_function_attribute(function, a) }.map_err(text));
+    let needs = Needs { registers: registers? as u32, local_bytes: local_bytes? as u32 };
+    shared_out(&ptx.to_string_lossy(), launch.block, needs.registers)?;
+    Ok(Loaded { function, launch, needs })
+}
+
+/// Threads of a warpgroup, which have more or fewer registers together.
+const WARPGROUP: u32 = 128;
+
+/// Whether a block's registers are enough for what its warpgroups will have: one gives some of its own to all others, which wait for
+/// them. With fewer than the text was written for, they would wait for ever.
+fn shared_out(ptx: &str, threads: u32, registers: u32) -> Result<(), String> {
+    let asked = |what: &str| -> Option<u32> {
+        let (_, after) = ptx.split_once(&format!("setmaxnreg.{what}.sync.aligned.u32"))?;
+        after.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let (Some(more), Some(fewer)) = (asked("inc"), asked("dec")) else { return Ok(()) };
+    let wanted = more * (threads - WARPGROUP) + fewer * WARPGROUP;
+    if wanted <= registers * threads {
+        return Ok(());
+    }
+    Err(format!(
+        "the driver gives its {threads} threads {registers} registers each, which are too few to have {more} in all warpgroups but one and {fewer} in that: \
+         it would hang"
+    ))
 }
 
 /// The driver's bytes of a tensor map. Its memory is read in pieces of 256 bytes, as neighbouring boxes share them.
@@ -86,6 +117,14 @@ pub(super) fn places(launch: &Launch, parameters: &[u8]) -> Vec<*mut c_void> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warpgroups_that_would_wait_for_registers_for_ever_are_refused() {
+        let ptx = "setmaxnreg.dec.sync.aligned.u32 40;\n setmaxnreg.inc.sync.aligned.u32 232;";
+        assert_eq!(shared_out(ptx, 384, 168), Ok(()));
+        assert!(shared_out(ptx, 384, 160).is_err_and(|e| e.contains("160 registers") && e.contains("hang")));
+        assert_eq!(shared_out("add.f32", 1024, 16), Ok(()));
+    }
 
     #[test]
     fn each_map_and_the_rest_are_a_parameter() {
