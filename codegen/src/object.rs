@@ -13,7 +13,7 @@ use inkwell::targets::{FileType, TargetMachine};
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::launch::Launch;
-use ir::op::Op;
+use ir::op::{DType, Op};
 use serde::{Deserialize, Serialize};
 
 /// What compilation keeps beside the object.
@@ -123,6 +123,9 @@ fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
 /// The kernel as it was given says which line is whose.
 fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
     let b = Simt::new(context, name, target)?;
+    if kernel.body.nodes.iter().any(|n| matches!(n.ty.dtype, DType::Bf16 | DType::F16)) {
+        b.approximate_functions();
+    }
     let count = (kernel.body.nodes.len() - given.body.nodes.len()) as u32;
     let dot = given.body.values().find(|v| matches!(&given.body[*v].op, Op::Dot { .. })).filter(|_| count > 0);
     b.add_values(Added { before: dot.map_or(u32::MAX, |v| v.0), count });
@@ -209,17 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn ptx_reads_and_writes_global_memory_lane_by_lane() {
-        let mut make = Make::default();
-        let [s, h] = [("s", 5), ("h", 64)].map(|(n, size)| make.dim(n, size));
-        let x = make.input(DType::F32, &[s, h]);
-        let e = make.op(Op::Unary(Unary::Exp), &[x]);
-        let kernel = make.kernel(Family::Loops { grid: vec![s, h] }, &[e]);
-        let compiled = || compile(&kernel, &Target::gpu("sm_90a"), Emit::default()).expect("compiled");
-        assert_eq!(compiled(), compiled());
-        let text = String::from_utf8(compiled().object).expect("PTX is text");
-        for part in [".target sm_90a", ".maxntid 128", &format!(".visible .entry {}(", kernel.name()), "%laneid", "ld.global.b32", "st.global.b32"] {
-            assert!(text.contains(part), "{part} in\n{text}");
+    fn ptx_reads_and_writes_global_memory_lane_by_lane_or_in_runs() {
+        for (size, access) in [(33, "b32"), (64, "v2.b32"), (128, "v4.b32")] {
+            let mut make = Make::default();
+            let [s, h] = [("s", 5), ("h", size)].map(|(n, size)| make.dim(n, size));
+            let x = make.input(DType::F32, &[s, h]);
+            let e = make.op(Op::Unary(Unary::Exp), &[x]);
+            let kernel = make.kernel(Family::Loops { grid: vec![s, h] }, &[e]);
+            let compiled = || compile(&kernel, &Target::gpu("sm_90a"), Emit::default()).expect("compiled");
+            assert_eq!(compiled(), compiled());
+            let text = String::from_utf8(compiled().object).expect("PTX is text");
+            let entry = format!(".visible .entry {}(", kernel.name());
+            let [load, store] = ["ld", "st"].map(|x| format!("{x}.global.{access}"));
+            for part in [".target sm_90a", ".maxntid 128", &entry, "%laneid", &load, &store] {
+                assert!(text.contains(part), "{part} in\n{text}");
+            }
         }
     }
 

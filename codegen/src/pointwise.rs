@@ -35,16 +35,7 @@ pub fn rounded<B: Builder>(b: &B, dtype: DType, x: B::Vector) -> B::Vector {
     match dtype {
         DType::F32 | DType::I32 | DType::Bool => x,
         DType::F16 => b.to_f16(x),
-        DType::Bf16 => {
-            // Half of the last place that stays, less one where it is even; a carry may reach infinity.
-            let bits = b.convert(Convert::Bits(Lane::I32), x);
-            let odd = b.int2(IntBinary::And, b.int2(IntBinary::ShrLogical, bits, b.i32(16)), b.i32(1));
-            let up = b.int2(IntBinary::Add, bits, b.int2(IntBinary::Add, odd, b.i32(0x7fff)));
-            let kept = b.convert(Convert::Bits(Lane::F32), b.int2(IntBinary::And, up, b.i32(-0x10000)));
-            // Not-a-number stays one: the quiet bit is among those kept.
-            let quiet = b.convert(Convert::Bits(Lane::F32), b.int2(IntBinary::And, b.int2(IntBinary::Or, bits, b.i32(0x40_0000)), b.i32(-0x10000)));
-            b.select(b.compare_float(Compare::Eq, x, x), kept, quiet)
-        }
+        DType::Bf16 => b.to_bf16(x),
     }
 }
 
@@ -237,7 +228,7 @@ fn unary<B: Builder>(b: &B, op: Unary, lane: Lane, x: B::Vector) -> B::Vector {
         Unary::Log => math::log(b, x),
         Unary::Sqrt => b.float1(FloatUnary::Sqrt, x),
         Unary::Rsqrt => math::rsqrt(b, x),
-        Unary::Recip => b.div(b.f32(1.0), x),
+        Unary::Recip => math::quotient(b, b.f32(1.0), x),
         Unary::Tanh => math::tanh(b, x),
         Unary::Sin => math::circular(b, Circular::Sin, x),
         Unary::Cos => math::circular(b, Circular::Cos, x),
@@ -286,7 +277,7 @@ fn binary<B: Builder>(b: &B, op: Binary, lane: Lane, x: B::Vector, y: B::Vector)
         }
         (Binary::Sub, _) => b.sub(x, y),
         (Binary::Mul, _) => b.mul(x, y),
-        (Binary::Div, _) => b.div(x, y),
+        (Binary::Div, _) => math::quotient(b, x, y),
         (Binary::Rem, _) => b.sub(x, b.mul(b.float1(FloatUnary::Floor, b.div(x, y)), y)),
         (Binary::Pow, _) => math::pow(b, x, y),
         (Binary::Max, _) => greater(b, x, y),

@@ -59,6 +59,16 @@ pub enum FloatUnary {
     Round,
 }
 
+/// Functions that hardware may approximate; what is less than the least normal number is zero to it, given or made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Approximate {
+    /// A power of e: that of 2 of a product, which is rounded, so an error of up to 2^-24 |x| comes to it.
+    Exp,
+    Exp2,
+    Recip,
+    Rsqrt,
+}
+
 /// Operations on two floating-point vectors of one type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FloatBinary {
@@ -155,9 +165,15 @@ pub trait Builder {
     fn store(&self, to: Self::Pointer, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
     /// Lane `i` to `base + offsets[i]`; the inverse of [`Builder::gather`]. Later lanes win.
     fn scatter(&self, base: Self::Pointer, offsets: Self::Vector, value: Self::Vector, lane: Lane, mask: Option<Self::Vector>);
-    /// `count` neighbours in each lane, from `base + offsets[i]`, which is aligned to all of them or to 16 bytes.
-    fn gather_run(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, count: usize) -> Vec<Self::Vector> {
-        (0..count as i64).map(|k| self.gather(self.at_const(base, k * lane.bytes()), offsets, lane, None)).collect()
+    /// `count` neighbours in each lane, from `base + offsets[i]`, which is aligned to all of them or to 16 bytes. Lanes outside
+    /// `mask` are not read and are zero.
+    fn gather_run(&self, base: Self::Pointer, offsets: Self::Vector, lane: Lane, count: usize, mask: Option<Self::Vector>) -> Vec<Self::Vector> {
+        (0..count as i64).map(|k| self.gather(self.at_const(base, k * lane.bytes()), offsets, lane, mask)).collect()
+    }
+    /// Does one thing where an address is a multiple of so many bytes, a power of two, and else the other; where runs are never
+    /// chosen, only the other.
+    fn if_aligned(&self, _at: Self::Pointer, _bytes: i64, _yes: &dyn Fn(), no: &dyn Fn()) {
+        no();
     }
     /// The inverse of [`Builder::gather_run`].
     fn scatter_run(&self, base: Self::Pointer, offsets: Self::Vector, values: &[Self::Vector], lane: Lane) {
@@ -194,6 +210,22 @@ pub trait Builder {
     fn convert(&self, to: Convert, a: Self::Vector) -> Self::Vector;
     /// F32 lanes rounded to the nearest f16, ties to even, as f32.
     fn to_f16(&self, a: Self::Vector) -> Self::Vector;
+    /// F32 lanes rounded to the nearest bf16, ties to even, as f32; not-a-number stays one.
+    fn to_bf16(&self, a: Self::Vector) -> Self::Vector {
+        // Half of the last place that stays, less one where it is even; a carry may reach infinity.
+        let bits = self.convert(Convert::Bits(Lane::I32), a);
+        let odd = self.int2(IntBinary::And, self.int2(IntBinary::ShrLogical, bits, self.i32(16)), self.i32(1));
+        let up = self.int2(IntBinary::Add, bits, self.int2(IntBinary::Add, odd, self.i32(0x7fff)));
+        let upper = |bits| self.convert(Convert::Bits(Lane::F32), self.int2(IntBinary::And, bits, self.i32(-0x10000)));
+        // The quiet bit of not-a-number is among those kept.
+        let quiet = upper(self.int2(IntBinary::Or, bits, self.i32(0x40_0000)));
+        self.select(self.compare_float(Compare::Eq, a, a), upper(up), quiet)
+    }
+    /// A function of F32 lanes as the hardware approximates it, off by about 2 units in the last place, where there is
+    /// such a thing and the kernel is one of 16-bit floats, of which no result shows the difference.
+    fn approximate(&self, _function: Approximate, _a: Self::Vector) -> Option<Self::Vector> {
+        None
+    }
     /// Lane `i` of the result is lane `i ^ distance` of `a`; `distance` is a power of two below the number of lanes.
     fn swap_lanes(&self, a: Self::Vector, distance: usize) -> Self::Vector;
 

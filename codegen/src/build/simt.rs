@@ -8,9 +8,10 @@ mod frame;
 
 pub use frame::Given;
 
+use super::asm::Half;
 use super::instructions::{self, built, counted, intrinsic, of_floats, of_ints, open_function};
 use super::lines::{Added, Lines};
-use super::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
+use super::{Approximate, Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane, LoopBody};
 use crate::CompileError;
 use crate::target::Target;
 use inkwell::builder::Builder as Writer;
@@ -19,6 +20,7 @@ use inkwell::module::Module;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValueEnum, FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
+use std::cell::Cell;
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
@@ -36,6 +38,8 @@ pub struct Simt<'c> {
     cpu: String,
     features: String,
     lines: Lines<'c>,
+    /// The kernel is one of 16-bit floats: what the hardware approximates is exact enough.
+    approximates: Cell<bool>,
 }
 
 impl<'c> Simt<'c> {
@@ -46,12 +50,25 @@ impl<'c> Simt<'c> {
         // Alignments follow from it.
         module.set_data_layout(&target.machine()?.get_target_data().get_data_layout());
         let lines = Lines::new(context, &module);
-        Ok(Simt { context, module, writer: context.create_builder(), cpu: target.cpu.clone(), features: target.features.clone(), lines })
+        Ok(Simt {
+            context,
+            module,
+            writer: context.create_builder(),
+            cpu: target.cpu.clone(),
+            features: target.features.clone(),
+            lines,
+            approximates: Cell::new(false),
+        })
     }
 
     /// The kernel that is written has values beside those of the body whose lines are meant.
     pub fn add_values(&self, added: Added) {
         self.lines.add(added);
+    }
+
+    /// The kernel that is written is one of 16-bit floats.
+    pub fn approximate_functions(&self) {
+        self.approximates.set(true);
     }
 
     /// The module, once its kernel is written.
@@ -173,7 +190,7 @@ impl<'c> Simt<'c> {
     }
 
     /// Does something in the lanes of a mask alone; the others get zero.
-    fn only(&self, mask: Value<'c>, result: Option<BasicTypeEnum<'c>>, f: impl FnOnce() -> Option<Value<'c>>) -> Option<Value<'c>> {
+    pub(super) fn only(&self, mask: Value<'c>, result: Option<BasicTypeEnum<'c>>, f: impl FnOnce() -> Option<Value<'c>>) -> Option<Value<'c>> {
         let before = self.writer.get_insert_block().expect("invariant: a block is open");
         let [inside, join] = ["lanes", "all"].map(|n| self.context.append_basic_block(self.function(), n));
         built(self.writer.build_conditional_branch(mask.into_int_value(), inside, join));
@@ -329,8 +346,12 @@ impl<'c> Builder for Simt<'c> {
     fn scatter(&self, base: PointerValue<'c>, offsets: Value<'c>, value: Value<'c>, lane: Lane, mask: Option<Value<'c>>) {
         self.store_one(self.moved(base, offsets), value, lane, mask);
     }
-    fn gather_run(&self, base: PointerValue<'c>, offsets: Value<'c>, lane: Lane, count: usize) -> Vec<Value<'c>> {
-        self.load_words(self.moved(base, offsets), lane, count)
+    fn gather_run(&self, base: PointerValue<'c>, offsets: Value<'c>, lane: Lane, count: usize, mask: Option<Value<'c>>) -> Vec<Value<'c>> {
+        self.load_words(self.moved(base, offsets), lane, count, mask)
+    }
+    fn if_aligned(&self, at: PointerValue<'c>, bytes: i64, yes: &dyn Fn(), no: &dyn Fn()) {
+        let rest = self.bits(IntBinary::And, self.address(at), self.index(bytes - 1));
+        self.either(self.equal(rest, self.index(0)), yes, no);
     }
     fn scatter_run(&self, base: PointerValue<'c>, offsets: Value<'c>, values: &[Value<'c>], lane: Lane) {
         self.store_words(self.moved(base, offsets), values, lane);
@@ -415,6 +436,18 @@ impl<'c> Builder for Simt<'c> {
     }
     fn to_f16(&self, a: Value<'c>) -> Value<'c> {
         self.loaded(Lane::F16, self.storable(Lane::F16, a))
+    }
+    fn to_bf16(&self, a: Value<'c>) -> Value<'c> {
+        // The upper half of a pair whose lower half is zero.
+        self.convert(Convert::Bits(Lane::F32), self.half_pair(Half::Bf16, [self.f32(0.0), a]))
+    }
+    fn approximate(&self, function: Approximate, a: Value<'c>) -> Option<Value<'c>> {
+        self.approximates.get().then(|| match function {
+            Approximate::Exp => self.fast_exp2(self.mul(a, self.f32(std::f64::consts::LOG2_E))),
+            Approximate::Exp2 => self.fast_exp2(a),
+            Approximate::Recip => self.value("llvm.nvvm.rcp.approx.ftz.f", &[], &[a]),
+            Approximate::Rsqrt => self.value("llvm.nvvm.rsqrt.approx.ftz.f", &[], &[a]),
+        })
     }
     fn swap_lanes(&self, a: Value<'c>, distance: usize) -> Value<'c> {
         self.shuffle("bfly", a, self.number(distance as u64))

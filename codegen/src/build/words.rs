@@ -10,16 +10,24 @@ use inkwell::values::{BasicValue, IntValue, PointerValue};
 const MOST: usize = 4;
 
 impl<'c> Simt<'c> {
-    /// Elements of at most 4 bytes, whole words of them.
-    pub(super) fn load_words(&self, from: PointerValue<'c>, lane: Lane, count: usize) -> Vec<Value<'c>> {
+    /// Elements of at most 4 bytes, whole words of them. Lanes outside of a mask read nothing and get zeros.
+    pub(super) fn load_words(&self, from: PointerValue<'c>, lane: Lane, count: usize, mask: Option<Value<'c>>) -> Vec<Value<'c>> {
         let (int, of_word) = (self.context.i32_type(), 4 / lane.bytes() as usize);
         let words = count / of_word;
         let mut loaded = vec![];
         for first in (0..words).step_by(MOST) {
             let some = (words - first).min(MOST);
-            let vector = built(self.writer.build_load(int.vec_type(some as u32), self.at_const(from, 4 * first as i64), ""));
-            let access = vector.as_instruction_value().expect("invariant: a load is an instruction");
-            access.set_alignment(4 * some as u32).expect("invariant: a power of two");
+            let ty = int.vec_type(some as u32);
+            let load = || {
+                let vector = built(self.writer.build_load(ty, self.at_const(from, 4 * first as i64), ""));
+                let access = vector.as_instruction_value().expect("invariant: a load is an instruction");
+                access.set_alignment(4 * some as u32).expect("invariant: a power of two");
+                vector
+            };
+            let vector = match mask {
+                None => load(),
+                Some(mask) => self.only(mask, Some(ty.into()), || Some(load())).expect("invariant: a load has a result"),
+            };
             loaded.extend((0..some).map(|k| built(self.writer.build_extract_element(vector.into_vector_value(), self.word(k as i64), ""))));
         }
         (0..count).map(|k| self.element(loaded[k / of_word].into_int_value(), k % of_word, lane)).collect()

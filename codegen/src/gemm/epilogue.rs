@@ -1,6 +1,6 @@
 //! The pointwise ops that follow a product, at one vector of the result, or a vector of runs of neighbouring columns.
 
-use super::product::Product;
+use super::product::{Product, Tensor};
 use crate::CompileError;
 use crate::build::{Builder, IntBinary, Lane};
 use crate::loops::accumulated;
@@ -27,6 +27,13 @@ impl<B: Builder> Clone for Spot<B> {
 
 impl<B: Builder> Copy for Spot<B> {}
 
+/// Inputs of the ops after the product: the value and the tensor of each.
+pub fn inputs(kernel: &Kernel, product: &Product) -> BTreeMap<Value, Tensor> {
+    let later = kernel.body.values().filter(|v| *v != product.dot);
+    let input = |a: &Value| if let Op::Input(i) = kernel.body[*a].op { Some((*a, i as Tensor)) } else { None };
+    later.flat_map(|v| kernel.body[v].args.iter().filter_map(input)).collect()
+}
+
 /// What follows the product in a block of its rows and columns.
 pub struct Epilogue<'a, B: Builder> {
     pub b: &'a B,
@@ -43,16 +50,41 @@ pub struct Epilogue<'a, B: Builder> {
     pub runs: Option<B::Vector>,
 }
 
+/// What memory has at a spot: of inputs, and of outputs that are added to, by position.
+pub struct Memory<B: Builder> {
+    inputs: BTreeMap<Value, Vec<B::Vector>>,
+    outputs: BTreeMap<usize, Vec<B::Vector>>,
+}
+
+impl<B: Builder> Memory<B> {
+    /// Nothing has been read yet.
+    pub fn unread() -> Self {
+        Memory { inputs: BTreeMap::new(), outputs: BTreeMap::new() }
+    }
+}
+
 impl<B: Builder> Epilogue<'_, B> {
-    /// Computes the ops after the product and stores the outputs. There is one sum, or one for each column of a run.
+    /// Reads all that [`Epilogue::write`] needs, for one column or a run of `count`: what is read before anything is stored
+    /// is not waited for one by one.
+    pub fn read_all(&self, spot: Spot<B>, count: usize) -> Memory<B> {
+        let (kernel, lane) = (self.kernel, |v: Value| pointwise::stored(self.kernel.body[v].ty.dtype));
+        let inputs = inputs(kernel, self.product).into_iter().map(|(v, tensor)| (v, self.read(spot, tensor, lane(v), count)));
+        let added = kernel.outputs.iter().enumerate().filter(|(_, o)| o.accumulate);
+        let outputs = added.map(|(k, o)| (k, self.read(spot, kernel.inputs.len() + k, lane(o.value), count)));
+        Memory { inputs: inputs.collect(), outputs: outputs.collect() }
+    }
+
+    /// Computes the ops after the product and stores the outputs. There is one sum, or one for each column of a run. What has
+    /// not been read is read where it is needed.
     ///
     /// # Errors
     /// An op is not supported.
-    pub fn write(&self, spot: Spot<B>, sums: &[B::Vector]) -> Result<(), CompileError> {
+    pub fn write(&self, spot: Spot<B>, sums: &[B::Vector], memory: Memory<B>) -> Result<(), CompileError> {
         let (b, kernel) = (self.b, self.kernel);
         let dot = self.product.dot;
         let rounded = sums.iter().map(|sum| pointwise::rounded(b, kernel.body[dot].ty.dtype, *sum)).collect();
-        let mut known = BTreeMap::from([(dot, rounded)]);
+        let mut known = memory.inputs;
+        known.insert(dot, rounded);
         // All values before any store: an output may lie over an input.
         let values = kernel.outputs.iter().map(|o| self.value(o.value, spot, sums.len(), &mut known)).collect::<Result<Vec<_>, _>>()?;
         for ((position, output), mut values) in kernel.outputs.iter().enumerate().zip(values) {
@@ -60,7 +92,8 @@ impl<B: Builder> Epilogue<'_, B> {
             let lane = pointwise::stored(dtype);
             let tensor = kernel.inputs.len() + position;
             if output.accumulate {
-                let old = self.read(spot, tensor, lane, values.len());
+                let read = memory.outputs.get(&position).cloned();
+                let old = read.unwrap_or_else(|| self.read(spot, tensor, lane, values.len()));
                 values = old.iter().zip(values).map(|(old, value)| accumulated(b, dtype, *old, value)).collect();
             }
             let place = self.place(spot, tensor, lane);
@@ -149,7 +182,7 @@ impl<B: Builder> Epilogue<'_, B> {
         match (self.product.n.strides[tensor], self.runs) {
             (0, _) => vec![b.load_splat(place, lane); count],
             (1, None) => vec![b.load(place, lane, spot.mask)],
-            (1, Some(_)) => b.gather_run(place, self.offsets(1, lane), lane, count),
+            (1, Some(_)) => b.gather_run(place, self.offsets(1, lane), lane, count, None),
             (stride, _) => {
                 let at = |k: i64| b.at_const(place, k * stride * lane.bytes());
                 (0..count as i64).map(|k| b.gather(at(k), self.offsets(stride, lane), lane, spot.mask)).collect()

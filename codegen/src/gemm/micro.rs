@@ -1,7 +1,7 @@
 //! The micro-kernel: a block of the result held in registers over all of a block's contracted elements, and what happens to it then.
 
 use super::context::Gemm;
-use super::epilogue::{Epilogue, Spot};
+use super::epilogue::{Epilogue, Memory, Spot};
 use super::next::{self, Part, Work};
 use super::product::Own;
 use crate::CompileError;
@@ -96,7 +96,7 @@ pub fn function<'c>(g: &Gemm<'_, 'c>, variant: Variant, finish: Option<FunctionV
             } else if finish.is_some() {
                 b.store(spill(b, function, b.index(i), j), sum, Lane::F32, None);
             } else {
-                epilogue.write(Spot { row: b.index(i), column: j * lanes, mask: mask_of(j) }, &[sum])?;
+                epilogue.write(Spot { row: b.index(i), column: j * lanes, mask: mask_of(j) }, &[sum], Memory::unread())?;
             }
         }
     }
@@ -147,7 +147,7 @@ pub fn finish<'c>(g: &Gemm<'_, 'c>, columns: i64) -> Result<FunctionValue<'c>, C
     b.for_each(b.index(0), b.index_parameter(function, first_index(g) + ROWS), 1, &mut |row| {
         for j in 0..(columns + lanes - 1) / lanes {
             let sum = b.load(spill(b, function, row, j), Lane::F32, None);
-            let done = epilogue.write(Spot { row, column: j * lanes, mask: mask(b, columns, j) }, &[sum]);
+            let done = epilogue.write(Spot { row, column: j * lanes, mask: mask(b, columns, j) }, &[sum], Memory::unread());
             if result.is_ok() {
                 result = done;
             }

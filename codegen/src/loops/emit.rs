@@ -24,8 +24,9 @@ pub struct Loops<'a, B: Builder> {
     pub outputs: Vec<Stored<B>>,
     pub scratch: B::Pointer,
     scratch_bytes: i64,
-    /// Results of earlier steps at this grid point: in registers (one per slot) if no inner dim is left, else in scratch.
-    pub reduced: BTreeMap<Value, Vec<B::Vector>>,
+    /// Results of earlier steps at this grid point: in registers (for each slot one vector, or one for each element of its
+    /// runs) if no inner dim is left, else in scratch.
+    pub reduced: BTreeMap<Value, Vec<Vec<B::Vector>>>,
     pub kept: BTreeMap<Value, Stored<B>>,
     places: usize,
 }
@@ -92,7 +93,7 @@ impl<'a, B: Builder> Loops<'a, B> {
 
     pub fn place(&mut self, along: BTreeMap<Dim, Along<B>>, mask: Option<B::Vector>) -> Place<B> {
         self.places += 1;
-        Place { along, mask, id: self.places, slot: 0 }
+        Place { along, width: 1, mask, id: self.places, slot: 0 }
     }
 
     /// One grid point, or a segment of the vector dim at one.
@@ -122,13 +123,15 @@ impl<'a, B: Builder> Loops<'a, B> {
         let mut run = |from, to, count: i64, mask: Option<B::Vector>| {
             let mut result = Ok(());
             b.repeat(from, to, lanes * count, &[], &mut |first, _| {
-                let places: Vec<Place<B>> = (0..count)
-                    .map(|slot| {
-                        let mut along = along.clone();
-                        along.insert(vector, Along::Lanes(b.index_add(first, b.index(slot * lanes))));
-                        Place { slot: slot as usize, ..self.place(along, mask) }
-                    })
-                    .collect();
+                let mut place = |at: Along<B>, width: i64, slot: i64| {
+                    let mut along = along.clone();
+                    along.insert(vector, at);
+                    Place { slot: slot as usize, width: width as usize, ..self.place(along, mask) }
+                };
+                let places = match plan.run {
+                    Some(_) if count > 1 => vec![place(Along::Run(first), count, 0)],
+                    _ => (0..count).map(|slot| place(Along::Lanes(b.index_add(first, b.index(slot * lanes))), 1, slot)).collect(),
+                };
                 result = self.point(&places);
                 Vec::new()
             });
@@ -149,7 +152,7 @@ impl<'a, B: Builder> Loops<'a, B> {
         self.reduced.clear();
         self.kept.clear();
         let mut used = 0;
-        let mut numbers: Option<Vec<Vec<B::Vector>>> = None;
+        let mut numbers: Option<Vec<Vec<Vec<B::Vector>>>> = None;
         let singles: Vec<usize> = self.plan.single_outputs();
         for step in &self.plan.steps {
             match step {
@@ -178,7 +181,7 @@ impl<'a, B: Builder> Loops<'a, B> {
                     }
                     let mut result = Ok(());
                     for place in places {
-                        self.nest(place, dims, &mut |this, place| {
+                        self.nest(place, dims, self.plan.run, &mut |this, place| {
                             if result.is_ok() {
                                 result = this.store(place, outputs);
                             }
@@ -201,14 +204,14 @@ impl<'a, B: Builder> Loops<'a, B> {
         Ok(())
     }
 
-    /// Loops over `dims`, the vector dim innermost.
-    pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+    /// Loops over `dims`, the vector dim innermost, of which lanes may have runs of so many elements.
+    pub fn nest(&mut self, place: &Place<B>, dims: &[Dim], run: Option<i64>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
         let vector = self.plan.vector.filter(|d| dims.contains(d));
         let others: Vec<Dim> = dims.iter().copied().filter(|d| Some(*d) != vector).collect();
-        self.nest_in(place, &others, vector, body);
+        self.nest_in(place, &others, (vector, run), body);
     }
 
-    fn nest_in(&mut self, place: &Place<B>, others: &[Dim], vector: Option<Dim>, body: &mut dyn FnMut(&mut Self, &Place<B>)) {
+    fn nest_in(&mut self, place: &Place<B>, others: &[Dim], vector: (Option<Dim>, Option<i64>), body: &mut dyn FnMut(&mut Self, &Place<B>)) {
         let b = self.b;
         if let Some((&dim, rest)) = others.split_first() {
             b.repeat(b.index(0), b.index(self.size(dim)), 1, &[], &mut |index, _| {
@@ -218,14 +221,24 @@ impl<'a, B: Builder> Loops<'a, B> {
             });
             return;
         }
-        let Some(dim) = vector else { return body(self, place) };
+        let (Some(dim), run) = vector else { return body(self, place) };
         let lanes = b.lanes() as i64;
         let (size, tail) = (self.size(dim), self.size(dim) % lanes);
-        b.repeat(b.index(0), b.index(size - tail), lanes, &[], &mut |first, _| {
-            let place = self.moved(place, dim, Along::Lanes(first), place.mask);
-            body(self, &place);
-            Vec::new()
-        });
+        let in_runs = run.map_or(0, |width| size / (lanes * width) * (lanes * width));
+        if let Some(width) = run.filter(|_| in_runs > 0) {
+            b.repeat(b.index(0), b.index(in_runs), lanes * width, &[], &mut |first, _| {
+                let place = Place { width: width as usize, ..self.moved(place, dim, Along::Run(first), place.mask) };
+                body(self, &place);
+                Vec::new()
+            });
+        }
+        if in_runs == 0 || in_runs < size - tail {
+            b.repeat(b.index(in_runs), b.index(size - tail), lanes, &[], &mut |first, _| {
+                let place = self.moved(place, dim, Along::Lanes(first), place.mask);
+                body(self, &place);
+                Vec::new()
+            });
+        }
         if tail != 0 {
             let mask = place.also(b, b.mask_first(tail as usize));
             let place = self.moved(place, dim, Along::Lanes(b.index(size - tail)), Some(mask));
@@ -236,7 +249,7 @@ impl<'a, B: Builder> Loops<'a, B> {
     pub fn moved(&mut self, place: &Place<B>, dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Place<B> {
         let mut along = place.along.clone();
         along.insert(dim, to);
-        Place { slot: place.slot, ..self.place(along, mask) }
+        Place { slot: place.slot, width: place.width, ..self.place(along, mask) }
     }
 
     /// Computes outputs at a place, then stores them.
@@ -246,22 +259,21 @@ impl<'a, B: Builder> Loops<'a, B> {
         Ok(())
     }
 
-    fn values(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<Vec<B::Vector>, CompileError> {
+    fn values(&mut self, place: &Place<B>, outputs: &[usize]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
         let mut known = Known::new();
         outputs.iter().map(|o| self.value(self.kernel.outputs[*o].value, place, &mut known)).collect()
     }
 
-    fn store_values(&self, place: &Place<B>, outputs: &[usize], values: &[B::Vector]) {
+    fn store_values(&self, place: &Place<B>, outputs: &[usize], values: &[Vec<B::Vector>]) {
         let b = self.b;
-        for (&position, &value) in outputs.iter().zip(values) {
-            let target = &self.outputs[position];
-            b.locate(self.kernel.outputs[position].value);
-            let mut value = value;
-            if self.kernel.outputs[position].accumulate {
-                let old = target.load(b, place);
-                value = accumulated(b, self.kernel.body[self.kernel.outputs[position].value].ty.dtype, old, value);
+        for (&position, value) in outputs.iter().zip(values) {
+            let (target, output) = (&self.outputs[position], &self.kernel.outputs[position]);
+            b.locate(output.value);
+            let dtype = self.kernel.body[output.value].ty.dtype;
+            match output.accumulate {
+                true => target.add(b, place, value, &|old, value| accumulated(b, dtype, old, value)),
+                false => target.store(b, place, value),
             }
-            target.store(b, place, value);
         }
     }
 }

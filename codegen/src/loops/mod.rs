@@ -8,6 +8,7 @@ mod fold;
 mod place;
 mod plan;
 mod reduce;
+mod runs;
 mod scatter;
 #[cfg(test)]
 mod tests;

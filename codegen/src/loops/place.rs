@@ -3,6 +3,7 @@
 use crate::build::{Builder, Compare, Convert, IntBinary, Lane};
 use ir::dim::Dim;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 /// The direction of a running sum.
 #[derive(Clone, Copy)]
@@ -17,21 +18,29 @@ pub enum Along<B: Builder> {
     Same(B::Index),
     /// Lane `i` is at this index plus `i`.
     Lanes(B::Index),
-    /// Any index in each lane, as `I64`.
-    Each(B::Vector),
+    /// Lane `i` is at a run of neighbours, as many as the place's width: from this index plus `i` times the width on.
+    Run(B::Index),
+    /// Any index in each lane, as `I64`: one, or one for each element of the runs.
+    Each(Vec<B::Vector>),
 }
 
 impl<B: Builder> Clone for Along<B> {
     fn clone(&self) -> Self {
-        *self
+        match self {
+            Along::Same(index) => Along::Same(*index),
+            Along::Lanes(first) => Along::Lanes(*first),
+            Along::Run(first) => Along::Run(*first),
+            Along::Each(indices) => Along::Each(indices.clone()),
+        }
     }
 }
 
-impl<B: Builder> Copy for Along<B> {}
-
-/// A point of the index space, or one per lane.
+/// A point of the index space, or one per lane, or a run of them per lane. What is wanted there is one vector, which is that of
+/// all elements of the runs, or one for each of these.
 pub struct Place<B: Builder> {
     pub along: BTreeMap<Dim, Along<B>>,
+    /// Elements of a run.
+    pub width: usize,
     /// The lanes that are points at all; memory is not touched for the others.
     pub mask: Option<B::Vector>,
     /// Distinguishes places in the memory of known values.
@@ -42,19 +51,39 @@ pub struct Place<B: Builder> {
 
 impl<B: Builder> Clone for Place<B> {
     fn clone(&self) -> Self {
-        Place { along: self.along.clone(), mask: self.mask, id: self.id, slot: self.slot }
+        Place { along: self.along.clone(), width: self.width, mask: self.mask, id: self.id, slot: self.slot }
     }
+}
+
+/// What element `k` of a run has of a value.
+pub fn element<V: Copy>(values: &[V], k: usize) -> V {
+    if values.len() == 1 { values[0] } else { values[k] }
+}
+
+/// What a function makes of several values at once: one vector, if no value differs along runs.
+pub fn zipped<V: Copy, E>(values: &[&[V]], mut f: impl FnMut(&[V]) -> Result<V, E>) -> Result<Vec<V>, E> {
+    let width = values.iter().map(|v| v.len()).max().unwrap_or(1);
+    (0..width).map(|k| f(&values.iter().map(|v| element(v, k)).collect::<Vec<_>>())).collect()
 }
 
 impl<B: Builder> Place<B> {
     /// The index along a dim in each lane; 0 for a dim that has no loop (its size is 1).
-    pub fn each(&self, b: &B, dim: Dim) -> B::Vector {
+    pub fn each(&self, b: &B, dim: Dim) -> Vec<B::Vector> {
         match self.along.get(&dim) {
-            None => b.i64(0),
-            Some(Along::Same(index)) => b.splat(*index),
-            Some(Along::Lanes(first)) => b.int2(IntBinary::Add, b.splat(*first), b.lane_numbers()),
-            Some(Along::Each(indices)) => *indices,
+            None => vec![b.i64(0)],
+            Some(Along::Same(index)) => vec![b.splat(*index)],
+            Some(Along::Lanes(first)) => vec![b.int2(IntBinary::Add, b.splat(*first), b.lane_numbers())],
+            Some(Along::Run(first)) => {
+                let lanes = b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(self.width as i64));
+                (0..self.width as i64).map(|k| b.int2(IntBinary::Add, b.splat(b.index_add(*first, b.index(k))), lanes)).collect()
+            }
+            Some(Along::Each(indices)) => indices.clone(),
         }
+    }
+
+    /// Along which dim lanes have runs.
+    pub fn run(&self) -> Option<Dim> {
+        self.along.iter().find(|(_, along)| matches!(along, Along::Run(_))).map(|(dim, _)| *dim)
     }
 
     /// The lanes of both masks.
@@ -72,57 +101,148 @@ pub struct Stored<B: Builder> {
     pub lane_stride: i64,
 }
 
-/// How the lanes of an access lie.
-enum Access<B: Builder> {
-    One(B::Pointer),
-    Adjacent(B::Pointer),
-    Scattered(B::Pointer, B::Vector),
+/// How what a place has lies in memory.
+struct Access<B: Builder> {
+    /// Where all of it begins.
+    start: B::Pointer,
+    /// Elements between the lanes, and between the elements of a run.
+    between_lanes: i64,
+    in_run: i64,
+    /// Bytes beside these in each lane: none, the same for all elements of a run, or each its own.
+    offsets: Vec<B::Vector>,
+}
+
+impl<B: Builder> Access<B> {
+    fn differs_along_runs(&self) -> bool {
+        self.in_run != 0 || self.offsets.len() > 1
+    }
+
+    /// In each lane a run lies together, aligned if its start is.
+    fn is_run(&self) -> bool {
+        self.in_run == 1 && self.offsets.len() <= 1
+    }
+
+    /// Where the element `k` of a run begins.
+    fn start_of(&self, b: &B, lane: Lane, k: usize) -> B::Pointer {
+        b.at_const(self.start, k as i64 * self.in_run * lane.bytes())
+    }
+
+    /// The bytes from there on of each lane.
+    fn offsets_of(&self, b: &B, lane: Lane, k: usize) -> B::Vector {
+        let lanes = || b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(self.between_lanes * lane.bytes()));
+        match (self.offsets.is_empty(), self.between_lanes) {
+            (true, _) => lanes(),
+            (false, 0) => element(&self.offsets, k),
+            (false, _) => b.int2(IntBinary::Add, element(&self.offsets, k), lanes()),
+        }
+    }
+
+    fn load(&self, b: &B, lane: Lane, k: usize, mask: Option<B::Vector>) -> B::Vector {
+        let start = self.start_of(b, lane, k);
+        match (self.offsets.is_empty(), self.between_lanes) {
+            (true, 0) => b.load_splat(start, lane),
+            (true, 1) => b.load(start, lane, mask),
+            _ => b.gather(start, self.offsets_of(b, lane, k), lane, mask),
+        }
+    }
+
+    fn store(&self, b: &B, lane: Lane, k: usize, mask: Option<B::Vector>, value: B::Vector) {
+        let start = self.start_of(b, lane, k);
+        match (self.offsets.is_empty(), self.between_lanes) {
+            (true, 0) => b.store_first(start, value, lane),
+            (true, 1) => b.store(start, value, lane, mask),
+            _ => b.scatter(start, self.offsets_of(b, lane, k), value, lane, mask),
+        }
+    }
 }
 
 impl<B: Builder> Stored<B> {
     fn access(&self, b: &B, place: &Place<B>) -> Access<B> {
         let bytes = self.lane.bytes();
-        let mut pointer = self.start;
-        let mut step = self.lane_stride;
-        let mut each: Option<B::Vector> = None;
+        let mut access = Access { start: self.start, between_lanes: self.lane_stride, in_run: 0, offsets: vec![] };
         for &(dim, stride) in &self.strides {
             let Some(along) = place.along.get(&dim) else { continue };
             match along {
-                Along::Same(index) => pointer = b.at(pointer, b.index_mul(*index, b.index(stride * bytes))),
+                Along::Same(index) => access.start = b.at(access.start, b.index_mul(*index, b.index(stride * bytes))),
                 Along::Lanes(first) => {
-                    pointer = b.at(pointer, b.index_mul(*first, b.index(stride * bytes)));
-                    step += stride;
+                    access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
+                    access.between_lanes += stride;
+                }
+                Along::Run(first) => {
+                    access.start = b.at(access.start, b.index_mul(*first, b.index(stride * bytes)));
+                    access.between_lanes += stride * place.width as i64;
+                    access.in_run += stride;
                 }
                 Along::Each(indices) => {
-                    let term = b.int2(IntBinary::Mul, *indices, b.i64(stride * bytes));
-                    each = Some(each.map_or(term, |sum| b.int2(IntBinary::Add, sum, term)));
+                    let term = |index| b.int2(IntBinary::Mul, index, b.i64(stride * bytes));
+                    access.offsets = match access.offsets.is_empty() {
+                        true => indices.iter().map(|i| term(*i)).collect(),
+                        false => {
+                            let sum = |x: &[B::Vector]| Ok::<_, Infallible>(b.int2(IntBinary::Add, x[0], term(x[1])));
+                            let Ok(sums) = zipped(&[&access.offsets, indices], sum);
+                            sums
+                        }
+                    };
                 }
             }
         }
-        let lanes = || b.int2(IntBinary::Mul, b.lane_numbers(), b.i64(step * bytes));
-        match (each, step) {
-            (Some(offsets), 0) => Access::Scattered(pointer, offsets),
-            (Some(offsets), _) => Access::Scattered(pointer, b.int2(IntBinary::Add, offsets, lanes())),
-            (None, 0) => Access::One(pointer),
-            (None, 1) => Access::Adjacent(pointer),
-            (None, _) => Access::Scattered(pointer, lanes()),
+        access
+    }
+
+    /// What is there: one vector, or one for each element of the runs.
+    pub fn load(&self, b: &B, place: &Place<B>) -> Vec<B::Vector> {
+        let access = self.access(b, place);
+        if !access.differs_along_runs() {
+            return vec![access.load(b, self.lane, 0, place.mask)];
+        }
+        // Where runs are chosen, operands are aligned (`Plan`).
+        match access.is_run() {
+            true => b.gather_run(access.start, access.offsets_of(b, self.lane, 0), self.lane, place.width, place.mask),
+            false => (0..place.width).map(|k| access.load(b, self.lane, k, place.mask)).collect(),
         }
     }
 
-    pub fn load(&self, b: &B, place: &Place<B>) -> B::Vector {
-        match self.access(b, place) {
-            Access::One(pointer) => b.load_splat(pointer, self.lane),
-            Access::Adjacent(pointer) => b.load(pointer, self.lane, place.mask),
-            Access::Scattered(pointer, offsets) => b.gather(pointer, offsets, self.lane, place.mask),
+    pub fn store(&self, b: &B, place: &Place<B>, values: &[B::Vector]) {
+        let access = self.access(b, place);
+        let one_by_one = |count: usize| (0..count).for_each(|k| access.store(b, self.lane, k, place.mask, element(values, k)));
+        if !access.differs_along_runs() {
+            return one_by_one(1);
         }
+        if !access.is_run() || place.mask.is_some() {
+            return one_by_one(place.width);
+        }
+        let all: Vec<B::Vector> = (0..place.width).map(|k| element(values, k)).collect();
+        let together = || b.scatter_run(access.start, access.offsets_of(b, self.lane, 0), &all, self.lane);
+        self.if_aligned(b, place, &access, &together, &|| one_by_one(place.width));
     }
 
-    pub fn store(&self, b: &B, place: &Place<B>, value: B::Vector) {
-        match self.access(b, place) {
-            Access::One(pointer) => b.store_first(pointer, value, self.lane),
-            Access::Adjacent(pointer) => b.store(pointer, value, self.lane, place.mask),
-            Access::Scattered(pointer, offsets) => b.scatter(pointer, offsets, value, self.lane, place.mask),
+    /// Adds to what is there.
+    pub fn add(&self, b: &B, place: &Place<B>, values: &[B::Vector], sum: &dyn Fn(B::Vector, B::Vector) -> B::Vector) {
+        let access = self.access(b, place);
+        let one_by_one = |count: usize| {
+            // All of them are read before any is stored.
+            let old: Vec<B::Vector> = (0..count).map(|k| access.load(b, self.lane, k, place.mask)).collect();
+            (0..count).for_each(|k| access.store(b, self.lane, k, place.mask, sum(old[k], element(values, k))));
+        };
+        if !access.differs_along_runs() {
+            return one_by_one(1);
         }
+        if !access.is_run() || place.mask.is_some() {
+            return one_by_one(place.width);
+        }
+        let together = || {
+            let offsets = access.offsets_of(b, self.lane, 0);
+            let old = b.gather_run(access.start, offsets, self.lane, place.width, None);
+            let all: Vec<B::Vector> = (0..place.width).map(|k| sum(old[k], element(values, k))).collect();
+            b.scatter_run(access.start, offsets, &all, self.lane);
+        };
+        self.if_aligned(b, place, &access, &together, &|| one_by_one(place.width));
+    }
+
+    /// Does one thing if runs begin at multiples of their length, or of 16 bytes, and else the other. Where outputs are is not
+    /// known when a kernel is compiled.
+    fn if_aligned(&self, b: &B, place: &Place<B>, access: &Access<B>, yes: &dyn Fn(), no: &dyn Fn()) {
+        b.if_aligned(access.start, (place.width as i64 * self.lane.bytes()).min(16), yes, no);
     }
 }
 
@@ -134,16 +254,17 @@ pub struct Window {
 }
 
 /// An index along a longer dim as one along the operand's own dim, kept in bounds, and the lanes inside the window.
-pub fn enter<B: Builder>(b: &B, place: &Place<B>, dim: Dim, window: Window) -> (Along<B>, B::Vector) {
-    let indices = b.int2(IntBinary::Sub, place.each(b, dim), b.i64(window.start));
-    let inside = within(b, indices, window.length);
+pub fn enter<B: Builder>(b: &B, place: &Place<B>, dim: Dim, window: Window) -> (Along<B>, Vec<B::Vector>) {
+    let indices: Vec<B::Vector> = place.each(b, dim).into_iter().map(|i| b.int2(IntBinary::Sub, i, b.i64(window.start))).collect();
+    let inside: Vec<B::Vector> = indices.iter().map(|i| within(b, *i, window.length)).collect();
     let along = match place.along.get(&dim) {
         None => Along::Same(b.index(0)),
         // Unsigned: an index before the window is beyond its end.
         Some(Along::Same(index)) => Along::Same(b.index_min(b.index_sub(*index, b.index(window.start)), b.index(window.length - 1))),
         // Lanes outside of the window are masked, so the first may lie before it.
         Some(Along::Lanes(first)) => Along::Lanes(b.index_sub(*first, b.index(window.start))),
-        Some(Along::Each(_)) => Along::Each(b.select(inside, indices, b.i64(0))),
+        Some(Along::Run(first)) => Along::Run(b.index_sub(*first, b.index(window.start))),
+        Some(Along::Each(_)) => Along::Each(inside.iter().zip(&indices).map(|(inside, i)| b.select(*inside, *i, b.i64(0))).collect()),
     };
     (along, inside)
 }

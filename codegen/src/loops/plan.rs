@@ -1,5 +1,6 @@
 //! What a kernel of loops does at each grid point, and in which order.
 
+use super::runs;
 use crate::layout::{self, div_ceil, tensors};
 use crate::target::{Arch, Target};
 use ir::dim::Dim;
@@ -28,8 +29,10 @@ pub struct Plan {
     pub grid: Vec<Dim>,
     pub vector_in_grid: bool,
     pub steps: Vec<Step>,
-    /// Vectors of grid points computed together: more than one for reductions across rows.
+    /// Vectors of grid points computed together: more than one for reductions across rows, or one for each element of the runs.
     pub wide: i64,
+    /// Neighbours along `vector` that a lane has at a time, if it has several: 16 bytes of the widest elements, or less.
+    pub run: Option<i64>,
     /// Elements of `vector` that one item covers, if it belongs to the grid: a multiple of the lanes.
     pub segment: i64,
     pub segments: i64,
@@ -90,7 +93,9 @@ impl Plan {
         let points: i64 = others.iter().map(|d| body.dims.size(*d) as i64).product();
         let vectors = vector.filter(|_| vector_in_grid).map(|d| div_ceil(body.dims.size(d) as i64, lanes));
         let team = vectors.filter(|v| target.arch == Arch::Nvptx && points * v < ENOUGH).and_then(|_| team(body, &steps));
+        let run = vector.filter(|_| target.arch == Arch::Nvptx && team.is_none()).and_then(|d| runs::width(kernel, d, &steps, lanes));
         let wide = match vector {
+            Some(_) if vector_in_grid && run.is_some() => run.unwrap_or(1),
             Some(d) if vector_in_grid && team.is_none() && reduces_to_points(&steps) => abreast(body.dims.size(d) as i64 / lanes, target),
             _ => 1,
         };
@@ -107,7 +112,7 @@ impl Plan {
         };
         let items = points * segments;
         let tile_items = if team.is_some() { 1 } else { (tile_work / (work * segment)).clamp(1, items.max(1)) };
-        Plan { vector, grid: others, vector_in_grid, steps, wide, segment, segments, items, tile_items, team }
+        Plan { vector, grid: others, vector_in_grid, steps, wide, run, segment, segments, items, tile_items, team }
     }
 
     /// Outputs of one number per grid point.

@@ -2,7 +2,7 @@
 
 use super::emit::Loops;
 use super::fold::{Fold, join_sets};
-use super::place::{Along, Order, Place, Stored};
+use super::place::{Along, Order, Place, Stored, element, zipped};
 use super::value::{Known, zero};
 use crate::CompileError;
 use crate::build::{Builder, IntBinary, Lane};
@@ -14,8 +14,8 @@ use ir::op::{Op, Reduce};
 /// Accumulators that a reduction keeps apart, to hide the latency of an addition.
 const PARALLEL: i64 = 4;
 
-/// Takes in the elements at some places: the state before, the state after.
-type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[V]) -> Vec<V> + 'a;
+/// Takes in the elements at some places: of some sets the state before, and the state after, one after the other.
+type FoldBody<'a, L, P, V> = dyn FnMut(&mut L, &[P], &[&[V]]) -> Vec<V> + 'a;
 
 /// The innermost loop of a reduction.
 #[derive(Clone, Copy)]
@@ -23,6 +23,14 @@ struct Innermost {
     dim: Option<Dim>,
     /// It is the vector dim.
     lanes_along: bool,
+    /// Elements of the runs that lanes have along it.
+    run: Option<i64>,
+}
+
+/// What a reduction leaves a number at: an element of a place's runs.
+struct Point {
+    place: usize,
+    k: usize,
 }
 
 impl<B: Builder> Loops<'_, B> {
@@ -49,10 +57,10 @@ impl<B: Builder> Loops<'_, B> {
     pub fn reduce(&mut self, place: &Place<B>, values: &[Value], over: &[Dim], left: &[Dim], used: &mut i64) -> Result<(), CompileError> {
         let kept = values.iter().map(|v| self.keep(*v, used)).collect::<Result<Vec<_>, _>>()?;
         let mut result = Ok(());
-        self.nest(place, left, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
+        self.nest(place, left, None, &mut |this, place| match this.reduce_at(std::slice::from_ref(place), values, over) {
             Ok(results) => {
                 for (target, value) in kept.iter().zip(results) {
-                    target.store(this.b, place, value[0]);
+                    target.store(this.b, place, &value[0]);
                 }
             }
             Err(error) => result = Err(error),
@@ -61,38 +69,52 @@ impl<B: Builder> Loops<'_, B> {
         result
     }
 
-    /// Reductions over `over` at places of the dims left, for each value one result per place; the same in every lane if the vector dim is reduced.
-    pub fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<B::Vector>>, CompileError> {
+    /// Reductions over `over` at places of the dims left, for each value one result per place, of as many vectors as the place's runs
+    /// have elements; the same in every lane if the vector dim is reduced.
+    pub fn reduce_at(&mut self, places: &[Place<B>], values: &[Value], over: &[Dim]) -> Result<Vec<Vec<Vec<B::Vector>>>, CompileError> {
         let b = self.b;
         let folds: Vec<Fold> = values.iter().map(|v| self.fold(*v)).collect::<Result<_, _>>()?;
         let vector = self.plan.vector.filter(|d| over.contains(d));
         let mut others: Vec<Dim> = over.iter().copied().filter(|d| Some(*d) != vector).collect();
-        let innermost = Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some() };
+        let innermost =
+            Innermost { dim: vector.or_else(|| others.pop()), lanes_along: vector.is_some(), run: self.plan.run.filter(|_| vector.is_some()) };
         // Several places are parallel enough. Members of a team have little else to wait beside.
         let sets = match self.plan.team {
             Some(_) => 2 * PARALLEL,
-            None if places.len() > 1 => 1,
-            None => PARALLEL,
+            None if places.iter().map(|p| p.width).sum::<usize>() > 1 => 1,
+            // More than one run, where the dim has so many.
+            None => innermost.run.map_or(PARALLEL, |width| {
+                let (several, size) = (width.max(2 * PARALLEL), innermost.dim.map_or(1, |d| self.size(d)));
+                if size % (b.lanes() as i64 * several) == 0 { several } else { width }
+            }),
         };
-        let one_set: Vec<B::Vector> = places.iter().flat_map(|_| folds.iter().flat_map(|f| f.start(b)).collect::<Vec<_>>()).collect();
+        // Of each place, of each element of its runs, of each fold.
+        let points: Vec<Point> = places.iter().enumerate().flat_map(|(place, p)| (0..p.width).map(move |k| Point { place, k })).collect();
+        let all: Vec<Fold> = points.iter().flat_map(|_| folds.iter().copied()).collect();
+        let one_set: Vec<B::Vector> = all.iter().flat_map(|f| f.start(b)).collect();
         let state: Vec<B::Vector> = (0..sets).flat_map(|_| one_set.clone()).collect();
         let mut result = Ok(());
-        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, state| {
+        let state = self.fold_nest(places, &others, innermost, sets, &state, &mut |this, places, sets| {
+            let mut known: Vec<Known<B::Vector>> = places.iter().map(|_| Known::new()).collect();
             let mut out = Vec::new();
-            let mut rest = state;
-            for place in places {
-                let mut known = Known::new();
-                for (fold, v) in folds.iter().zip(values) {
-                    let (own, others) = rest.split_at(fold.width());
-                    rest = others;
-                    match this.element(*v, place, &mut known) {
-                        Ok(x) => {
-                            b.locate(*v);
-                            out.extend(fold.step(this, place, own, x));
-                        }
-                        Err(error) => {
-                            result = Err(error);
-                            out.extend_from_slice(own);
+            for (number, set) in sets.iter().enumerate() {
+                let mut rest = *set;
+                for point in &points {
+                    let place = &places[point.place];
+                    // A set has its element of the runs that are reduced, or a point its own of those that are not.
+                    let k = if innermost.lanes_along { number } else { point.k };
+                    for (fold, v) in folds.iter().zip(values) {
+                        let (own, others) = rest.split_at(fold.width());
+                        rest = others;
+                        match this.element(*v, place, &mut known[point.place]) {
+                            Ok(x) => {
+                                b.locate(*v);
+                                out.extend(fold.step(this, (place, k), own, element(&x, k)));
+                            }
+                            Err(error) => {
+                                result = Err(error);
+                                out.extend_from_slice(own);
+                            }
                         }
                     }
                 }
@@ -100,7 +122,6 @@ impl<B: Builder> Loops<'_, B> {
             out
         });
         result?;
-        let all: Vec<Fold> = places.iter().flat_map(|_| folds.iter().copied()).collect();
         let mut sets = state.chunks(one_set.len()).map(<[B::Vector]>::to_vec);
         let mut total = sets.next().expect("invariant: at least one set of accumulators");
         for set in sets {
@@ -121,18 +142,20 @@ impl<B: Builder> Loops<'_, B> {
                 distance /= 2;
             }
         }
-        let mut out = vec![Vec::new(); folds.len()];
+        let mut out = vec![vec![vec![]; places.len()]; folds.len()];
         let mut rest = &total[..];
-        for (number, fold) in all.iter().enumerate() {
-            let (own, others) = rest.split_at(fold.width());
-            rest = others;
-            let dtype = self.kernel.body[values[number % folds.len()]].ty.dtype;
-            out[number % folds.len()].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
+        for point in &points {
+            for (number, fold) in folds.iter().enumerate() {
+                let (own, others) = rest.split_at(fold.width());
+                rest = others;
+                let dtype = self.kernel.body[values[number]].ty.dtype;
+                out[number][point.place].push(pointwise::rounded(b, dtype, fold.finish(b, own)));
+            }
         }
         Ok(out)
     }
 
-    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set its own elements.
+    /// Loops that carry `sets` sets of accumulators; the innermost loop hands each set, or all that share runs, their own elements.
     fn fold_nest(
         &mut self,
         places: &[Place<B>],
@@ -146,13 +169,13 @@ impl<B: Builder> Loops<'_, B> {
         if let Some((&dim, rest)) = others.split_first() {
             let (from, size) = self.own(dim);
             return b.repeat(b.index(0), b.index(size), 1, state, &mut |index, state| {
-                let places = self.all_moved(places, dim, Along::Same(b.index_add(from, index)), None);
+                let places = self.all_moved(places, dim, &Along::Same(b.index_add(from, index)), None);
                 self.fold_nest(&places, rest, innermost, sets, state, body)
             });
         }
         let per_set = state.len() / sets as usize;
         let Some(dim) = innermost.dim else {
-            let first = body(self, places, &state[..per_set]);
+            let first = body(self, places, &[&state[..per_set]]);
             return first.into_iter().chain(state[per_set..].iter().copied()).collect();
         };
         let (from, size) = self.own(dim);
@@ -165,23 +188,31 @@ impl<B: Builder> Loops<'_, B> {
         let whole = size / width * width;
         let state = b.repeat(b.index(0), b.index(together), width * sets, state, &mut |index, state| {
             let mut out = Vec::new();
-            for (set, own) in state.chunks(per_set).enumerate() {
-                let index = b.index_add(index, b.index(set as i64 * width));
-                let places = self.all_moved(places, dim, along(index), None);
-                out.extend(body(self, &places, own));
+            let run = innermost.run.unwrap_or(1) as usize;
+            for (number, own) in state.chunks(per_set * run).enumerate() {
+                let index = b.index_add(index, b.index((number * run) as i64 * width));
+                let places = match innermost.run {
+                    Some(run) => self
+                        .all_moved(places, dim, &Along::Run(b.index_add(from, index)), None)
+                        .into_iter()
+                        .map(|p| Place { width: run as usize, ..p })
+                        .collect(),
+                    None => self.all_moved(places, dim, &along(index), None),
+                };
+                out.extend(body(self, &places, &own.chunks(per_set).collect::<Vec<_>>()));
             }
             out
         });
         let mut first = state[..per_set].to_vec();
         if together < whole {
             first = b.repeat(b.index(together), b.index(whole), width, &first, &mut |index, state| {
-                let places = self.all_moved(places, dim, along(index), None);
-                body(self, &places, state)
+                let places = self.all_moved(places, dim, &along(index), None);
+                body(self, &places, &[state])
             });
         }
         if whole < size {
-            let places = self.all_moved(places, dim, along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
-            first = body(self, &places, &first);
+            let places = self.all_moved(places, dim, &along(b.index(whole)), Some(b.mask_first((size - whole) as usize)));
+            first = body(self, &places, &[&first]);
         }
         first.into_iter().chain(state[per_set..].iter().copied()).collect()
     }
@@ -195,13 +226,13 @@ impl<B: Builder> Loops<'_, B> {
         }
     }
 
-    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
+    fn all_moved(&mut self, places: &[Place<B>], dim: Dim, to: &Along<B>, mask: Option<B::Vector>) -> Vec<Place<B>> {
         let b = self.b;
         places
             .iter()
             .map(|place| {
                 let mask = mask.map_or(place.mask, |m| Some(place.also(b, m)));
-                self.moved(place, dim, to, mask)
+                self.moved(place, dim, to.clone(), mask)
             })
             .collect()
     }
@@ -218,13 +249,13 @@ impl<B: Builder> Loops<'_, B> {
     }
 
     /// What a reduction takes in at a place: of a dot the product of its factors, which is not rounded.
-    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+    fn element(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let node = &self.kernel.body[v];
         let first = self.value(node.args[0], place, known)?;
         let Op::Dot { .. } = node.op else { return Ok(first) };
         let second = self.value(node.args[1], place, known)?;
         self.b.locate(v);
-        Ok(self.b.mul(first, second))
+        zipped(&[&first, &second], |x| Ok(self.b.mul(x[0], x[1])))
     }
 
     pub fn cumsum(&mut self, place: &Place<B>, v: Value, order: Order, others: &[Dim], used: &mut i64) -> Result<(), CompileError> {
@@ -234,15 +265,15 @@ impl<B: Builder> Loops<'_, B> {
         let arg = self.kernel.body[v].args[0];
         let size = self.size(order.along);
         let mut result = Ok(());
-        self.nest(place, others, &mut |this, place| {
+        self.nest(place, others, None, &mut |this, place| {
             let zero = zero(b, lane);
             b.repeat(b.index(0), b.index(size), 1, &[zero], &mut |index, sum| {
                 let index = if order.reverse { b.index_sub(b.index(size - 1), index) } else { index };
                 let place = this.moved(place, order.along, Along::Same(index), place.mask);
                 match this.value(arg, &place, &mut Known::new()) {
                     Ok(x) => {
-                        let sum = if lane == Lane::F32 { b.add(sum[0], x) } else { b.int2(IntBinary::Add, sum[0], x) };
-                        kept.store(b, &place, pointwise::rounded(b, dtype, sum));
+                        let sum = if lane == Lane::F32 { b.add(sum[0], x[0]) } else { b.int2(IntBinary::Add, sum[0], x[0]) };
+                        kept.store(b, &place, &[pointwise::rounded(b, dtype, sum)]);
                         vec![sum]
                     }
                     Err(error) => {

@@ -155,6 +155,7 @@ pub fn emit<B: Frame>(b: &B, kernel: &Kernel, target: &Target, name: &str) -> Re
         vector_in_grid: false,
         steps: Vec::new(),
         wide: 1,
+        run: None,
         segment: 1,
         segments: 1,
         items: tiles,
@@ -215,14 +216,14 @@ impl Scatter<'_> {
         let lane = pointwise::lane(self.kernel.body[self.node].ty.dtype);
         if !(self.in_output && self.kernel.outputs[0].accumulate) {
             self.each_element(b, loops, tile, &mut |loops, sums, place| {
-                sums.store(loops.b, place, zero(loops.b, lane));
+                sums.store(loops.b, place, &[zero(loops.b, lane)]);
                 Ok(())
             })?;
         }
         let points: Vec<Dim> = self.batch.iter().chain(&self.over).copied().collect();
         let start = loops.place(BTreeMap::new(), None);
         let mut result = Ok(());
-        loops.nest(&start, &points, &mut |loops, place| {
+        loops.nest(&start, &points, None, &mut |loops, place| {
             if result.is_ok() {
                 result = self.add_point(b, loops, place, tile);
             }
@@ -264,10 +265,10 @@ impl Scatter<'_> {
 
     /// Loops over `dims`, of the vector dim over the tile's chunk.
     fn nest<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, dims: &[Dim], tile: &Tile<B>, body: &mut AtPlace<'_, B>) {
-        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(place, dims, body) };
+        let Some(vector) = self.vector.filter(|_| self.chunks > 1) else { return loops.nest(place, dims, None, body) };
         let others: Vec<Dim> = dims.iter().copied().filter(|d| *d != vector).collect();
         let (size, lanes) = (loops.size(vector), b.lanes() as i64);
-        loops.nest(place, &others, &mut |loops, place| {
+        loops.nest(place, &others, None, &mut |loops, place| {
             // A chunk is one vector, unless the row is very long.
             for before in (0..self.chunk).step_by(lanes as usize) {
                 let first = b.index_add(tile.first, b.index(before));
@@ -282,7 +283,7 @@ impl Scatter<'_> {
     /// Adds the values of one index if its row belongs to the tile.
     fn add_point<B: Builder>(&self, b: &B, loops: &mut Loops<'_, B>, place: &Place<B>, tile: &Tile<B>) -> Result<(), CompileError> {
         let node = &self.kernel.body[self.node];
-        let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?);
+        let indices = widen(b, loops.value(node.args[1], place, &mut Known::new())?[0]);
         let (row, inside) = local_row(b, loops.scalars, &self.kernel.body.dims[self.table].index, indices);
         let row = b.first_as_index(b.select(inside, row, b.i64(NOWHERE)));
         // One pass if the row's owner is the tile's, else none: unsigned, so any difference counts as at least one.
@@ -298,9 +299,9 @@ impl Scatter<'_> {
                 let target = loops.place(along, place.mask);
                 match loops.value(node.args[0], place, &mut Known::new()) {
                     Ok(value) => {
-                        let old = sums.load(b, &target);
+                        let (old, value) = (sums.load(b, &target)[0], value[0]);
                         let sum = if sums.lane == Lane::F32 { b.add(old, value) } else { b.int2(IntBinary::Add, old, value) };
-                        sums.store(b, &target, sum);
+                        sums.store(b, &target, &[sum]);
                     }
                     Err(error) => result = Err(error),
                 }

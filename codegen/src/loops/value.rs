@@ -1,7 +1,7 @@
 //! The value of a node at a place, computed of its operands there or at places of their own.
 
 use super::emit::Loops;
-use super::place::{Along, Place, Window, enter, widen, within};
+use super::place::{Along, Place, Window, element, enter, widen, within, zipped};
 use crate::CompileError;
 use crate::build::{Builder, Compare, IntBinary, Lane};
 use crate::pointwise::{self, Sources};
@@ -10,14 +10,14 @@ use ir::graph::Value;
 use ir::op::Op;
 use std::collections::HashMap;
 
-/// Values known at a place.
-pub type Known<V> = HashMap<(Value, usize), V>;
+/// Values known at a place: of each one vector, or one for each element of the place's runs.
+pub type Known<V> = HashMap<(Value, usize), Vec<V>>;
 
 impl<B: Builder> Loops<'_, B> {
-    /// The value at a place.
-    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+    /// The value at a place: one vector, or one for each element of the place's runs.
+    pub fn value(&mut self, v: Value, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         if let Some(value) = known.get(&(v, place.id)) {
-            return Ok(*value);
+            return Ok(value.clone());
         }
         let b = self.b;
         let node = &self.kernel.body[v];
@@ -28,30 +28,36 @@ impl<B: Builder> Loops<'_, B> {
             Op::Input(i) => self.inputs[*i as usize].load(b, place),
             op if op.is_source() => {
                 let sources = Sources { b, body: &self.kernel.body, scalars: self.scalars, scalar_count: self.kernel.scalars.len() };
-                sources.value(v, &mut |dim| place.each(b, dim))?
+                let differs = place.run().is_some_and(|d| self.kernel.body.dims_of(v).contains(&d));
+                let width = if differs { place.width } else { 1 };
+                (0..width).map(|k| sources.value(v, &mut |dim| element(&place.each(b, dim), k))).collect::<Result<_, _>>()?
             }
             Op::Reduce { .. } | Op::Dot { .. } | Op::ArgMax { .. } | Op::Cumsum { .. } => match self.reduced.get(&v) {
-                Some(values) => values[place.slot],
+                Some(values) => values[place.slot].clone(),
                 None => self.kept[&v].load(b, place),
             },
             // What is kept of it is the sum.
-            Op::Scatter { .. } => pointwise::rounded(b, node.ty.dtype, self.kept[&v].load(b, place)),
+            Op::Scatter { .. } => self.kept[&v].load(b, place).into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect(),
             Op::Pad { from, to, at } => {
                 let length = from.map_or(1, |d| self.size(d));
                 let (along, inside) = enter(b, place, *to, Window { start: *at as i64, length });
-                let inner = self.windowed(place, *to, *from, along, inside);
+                let inner = self.windowed(place, *to, *from, along, &inside);
                 let value = self.value(node.args[0], &inner, known)?;
-                b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype)))
+                let zero = zero(b, pointwise::lane(node.ty.dtype));
+                zipped(&[&inside, &value], |x| Ok::<_, CompileError>(b.select(x[0], x[1], zero)))?
             }
             Op::Concat { from, to } => {
                 let mut start = 0;
-                let mut result = None;
+                let mut result: Option<Vec<B::Vector>> = None;
                 for (&arg, &dim) in node.args.iter().zip(from) {
                     let length = self.size(dim);
                     let (along, inside) = enter(b, place, *to, Window { start, length });
-                    let inner = self.windowed(place, *to, Some(dim), along, inside);
+                    let inner = self.windowed(place, *to, Some(dim), along, &inside);
                     let value = self.value(arg, &inner, known)?;
-                    result = Some(result.map_or(value, |before| b.select(inside, value, before)));
+                    result = Some(match result {
+                        None => value,
+                        Some(before) => zipped(&[&inside, &value, &before], |x| Ok::<_, CompileError>(b.select(x[0], x[1], x[2])))?,
+                    });
                     start += length;
                 }
                 result.expect("invariant: `concat` has operands")
@@ -64,24 +70,24 @@ impl<B: Builder> Loops<'_, B> {
                 for term in rest {
                     let term = self.value(*term, place, known)?;
                     b.locate(v);
-                    sum = pointwise::plus(b, pointwise::lane(node.ty.dtype), sum, term);
+                    sum = zipped(&[&sum, &term], |x| Ok::<_, CompileError>(pointwise::plus(b, pointwise::lane(node.ty.dtype), x[0], x[1])))?;
                 }
-                pointwise::rounded(b, node.ty.dtype, sum)
+                sum.into_iter().map(|x| pointwise::rounded(b, node.ty.dtype, x)).collect()
             }
             _ => {
                 let args = node.args.iter().map(|a| self.value(*a, place, known)).collect::<Result<Vec<_>, _>>()?;
-                pointwise::apply(b, &self.kernel.body, v, &args)?
+                zipped(&args.iter().map(Vec::as_slice).collect::<Vec<_>>(), |x| pointwise::apply(b, &self.kernel.body, v, x))?
             }
         };
-        known.insert((v, place.id), value);
+        known.insert((v, place.id), value.clone());
         Ok(value)
     }
 
     /// The place of an operand that fills a window of dim `to`.
-    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: B::Vector) -> Place<B> {
-        // Only lanes that walk the window can leave it; other indices were brought into bounds.
+    fn windowed(&mut self, place: &Place<B>, to: Dim, from: Option<Dim>, along: Along<B>, inside: &[B::Vector]) -> Place<B> {
+        // Only lanes that walk the window can leave it; other indices were brought into bounds. A run is in it or not.
         let mask = match along {
-            Along::Lanes(_) => Some(place.also(self.b, inside)),
+            Along::Lanes(_) | Along::Run(_) => Some(place.also(self.b, inside[0])),
             Along::Same(_) | Along::Each(_) => place.mask,
         };
         let mut inner = place.along.clone();
@@ -89,20 +95,23 @@ impl<B: Builder> Loops<'_, B> {
         if let Some(dim) = from {
             inner.insert(dim, along);
         }
-        Place { slot: place.slot, ..self.place(inner, mask) }
+        Place { slot: place.slot, width: place.width, ..self.place(inner, mask) }
     }
 
-    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<B::Vector, CompileError> {
+    fn gather(&mut self, v: Value, dim: Dim, place: &Place<B>, known: &mut Known<B::Vector>) -> Result<Vec<B::Vector>, CompileError> {
         let b = self.b;
         let node = &self.kernel.body[v];
         let (table, index) = (node.args[0], node.args[1]);
-        let indices = widen(b, self.value(index, place, known)?);
-        let (row, inside) = local_row(b, self.scalars, &self.kernel.body.dims[dim].index, indices);
-        let varies = self.kernel.body.dims_of(index).iter().any(|d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Each(_))));
-        let along = if varies { Along::Each(row) } else { Along::Same(b.first_as_index(row)) };
+        let indices = self.value(index, place, known)?;
+        let found = indices.into_iter().map(|i| local_row(b, self.scalars, &self.kernel.body.dims[dim].index, widen(b, i)));
+        let (rows, inside): (Vec<_>, Vec<_>) = found.unzip();
+        let differs = |d| matches!(place.along.get(d), Some(Along::Lanes(_) | Along::Run(_) | Along::Each(_)));
+        let varies = self.kernel.body.dims_of(index).iter().any(differs);
+        let along = if varies { Along::Each(rows) } else { Along::Same(b.first_as_index(rows[0])) };
         let inner = self.moved(place, dim, along, place.mask);
         let value = self.value(table, &inner, known)?;
-        Ok(b.select(inside, value, zero(b, pointwise::lane(node.ty.dtype))))
+        let zero = zero(b, pointwise::lane(node.ty.dtype));
+        zipped(&[&inside, &value], |x| Ok(b.select(x[0], x[1], zero)))
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! Errors are at most about 1.5 units in the last place (measured against f64 by this module's tests), and special values follow IEEE 754:
 //! not-a-number in, not-a-number out; overflow gives infinity. Results below the least normal number may be zero.
+//! Kernels of 16-bit floats use what a GPU approximates in one instruction instead ([`Builder::approximate`]): their results have
+//! 8 or 11 digits, and the approximations 22.
 //! Polynomials: Cephes (S. Moshier) for exp, log, sin and cos; N. Juffa's two-branch form for erf.
 
 #[cfg(test)]
 mod tests;
 
-use crate::build::{Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
+use crate::build::{Approximate, Builder, Compare, Convert, FloatBinary, FloatUnary, IntBinary, Lane};
 
 /// `c[0] * x^n + ... + c[n]`, by Horner's rule.
 fn polynomial<B: Builder>(b: &B, x: B::Vector, coefficients: &[f64]) -> B::Vector {
@@ -17,6 +19,9 @@ fn polynomial<B: Builder>(b: &B, x: B::Vector, coefficients: &[f64]) -> B::Vecto
 
 /// e^x: 2^n times a polynomial of the remainder, |r| <= ln(2) / 2. Below -87.33 zero.
 pub fn exp<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
+    if let Some(power) = b.approximate(Approximate::Exp, x) {
+        return power;
+    }
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     let magic = b.f32(12_582_912.0);
     let shifted = b.fma(x, b.f32(std::f64::consts::LOG2_E), magic);
@@ -38,6 +43,9 @@ pub fn exp<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
 
 /// 2^x for x below 128: 2^n times a polynomial of the remainder, |r| <= 1/2. Below -126.5 zero. A minimax fit of 2^r / p(r) - 1 that is exact at 0.
 pub fn exp2<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
+    if let Some(power) = b.approximate(Approximate::Exp2, x) {
+        return power;
+    }
     // Rounds to an integer, which it leaves in the low bits with the bias of exponents. Not-a-number stays.
     let magic = b.f32(12_582_912.0 + 127.0);
     let x = b.max(b.f32(-127.0), x);
@@ -96,7 +104,7 @@ pub fn log<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
 pub fn tanh<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
     let a = b.float1(FloatUnary::Abs, x);
     let e = exp(b, b.add(a, a));
-    let large = b.sub(b.f32(1.0), b.div(b.f32(2.0), b.add(e, b.f32(1.0))));
+    let large = b.sub(b.f32(1.0), quotient(b, b.f32(2.0), b.add(e, b.f32(1.0))));
     let z = b.mul(x, x);
     let p = polynomial(b, z, &[-5.704_988_727_45e-3, 2.063_908_879_54e-2, -5.373_971_555_31e-2, 1.333_144_220_36e-1, -3.333_328_194_22e-1]);
     let small = b.fma(b.mul(p, z), a, a);
@@ -124,7 +132,12 @@ pub fn erf<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
 
 /// 1 / sqrt(x), by an exact square root and a division.
 pub fn rsqrt<B: Builder>(b: &B, x: B::Vector) -> B::Vector {
-    b.div(b.f32(1.0), b.float1(FloatUnary::Sqrt, x))
+    b.approximate(Approximate::Rsqrt, x).unwrap_or_else(|| b.div(b.f32(1.0), b.float1(FloatUnary::Sqrt, x)))
+}
+
+/// x / y.
+pub fn quotient<B: Builder>(b: &B, x: B::Vector, y: B::Vector) -> B::Vector {
+    b.approximate(Approximate::Recip, y).map_or_else(|| b.div(x, y), |inverse| b.mul(x, inverse))
 }
 
 /// Which of the two circular functions.

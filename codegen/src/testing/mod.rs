@@ -352,10 +352,10 @@ pub fn run_ptx(
     scalars: &[f64],
     initial: f64,
 ) -> Result<Vec<Vec<f64>>, String> {
-    run_ptx_shifted(kernel, compiled, ptx, options, inputs, scalars, initial, 0)
+    run_ptx_shifted(kernel, compiled, ptx, options, inputs, scalars, initial, [0, 0])
 }
 
-/// The same, with inputs so many bytes after where allocations begin.
+/// The same, with inputs, and outputs, so many bytes after where allocations begin.
 ///
 /// # Errors
 /// What the emulator finds wrong.
@@ -368,7 +368,7 @@ pub fn run_ptx_shifted(
     inputs: &[Vec<f64>],
     scalars: &[f64],
     initial: f64,
-    shift: u64,
+    [of_inputs, of_outputs]: [u64; 2],
 ) -> Result<Vec<Vec<f64>>, String> {
     let mut device = emulator::Device::new(options);
     let module = device.load(ptx).map_err(|e| e.to_string())?;
@@ -377,12 +377,13 @@ pub fn run_ptx_shifted(
         device.write(p, &bytes).expect("it was allocated");
         p
     };
-    let before = vec![0xff; shift as usize];
-    let shifted = |i: &Operand, data| [before.clone(), encoded(kernel, &i.ty, &i.strides, data)].concat();
-    let mut pointers: Vec<u64> = kernel.inputs.iter().zip(inputs).map(|(i, data)| upload(shifted(i, data)) + shift).collect();
+    let mut shifted = |bytes: Vec<u8>, shift: u64| upload([vec![0xff; shift as usize], bytes].concat()) + shift;
+    let inputs = kernel.inputs.iter().zip(inputs);
+    let mut pointers: Vec<u64> = inputs.map(|(i, data)| shifted(encoded(kernel, &i.ty, &i.strides, data), of_inputs)).collect();
     for output in &kernel.outputs {
         let ty = &kernel.body[output.value].ty;
-        pointers.push(upload(encoded(kernel, ty, &output.strides, &vec![initial; kernel.body.dims.elements(&ty.dims) as usize])));
+        let data = vec![initial; kernel.body.dims.elements(&ty.dims) as usize];
+        pointers.push(shifted(encoded(kernel, ty, &output.strides, &data), of_outputs));
     }
     let bits: Vec<u64> = kernel.scalars.iter().zip(scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
     let mut launch = compiled.launch.clone().expect("a kernel for GPUs is launched somehow");

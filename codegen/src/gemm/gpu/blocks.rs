@@ -16,7 +16,7 @@ use crate::build::Frame;
 use crate::build::asm::Instruction;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};
-use crate::gemm::epilogue::Spot;
+use crate::gemm::epilogue::{Memory, Spot};
 use crate::gemm::product::Product;
 use crate::layout::div_ceil;
 use crate::{CompileError, Shape};
@@ -213,7 +213,7 @@ impl<'c> Blocks<'_, 'c> {
                 let sum = b.load_shared(b.index_add(line, b.word(4 * first)), 1)[0];
                 let left = || b.index_sub(b.word(product.n.size - first), part.column);
                 let mask = (product.n.size % plan.tile.columns != 0).then(|| b.less(lane, left()).into());
-                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum]);
+                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
                 if result.is_ok() {
                     result = done;
                 }

@@ -9,12 +9,11 @@ use crate::CompileError;
 use crate::build::block::Index;
 use crate::build::simt::{LANES, Pointer, Simt, Value};
 use crate::build::{Builder, IntBinary};
-use crate::gemm::epilogue::{Epilogue, Spot};
-use crate::gemm::product::Product;
+use crate::gemm::epilogue::{Epilogue, Memory, Spot, inputs};
+use crate::gemm::product::{Product, Tensor};
 use crate::layout::{div_ceil, tensors};
 use crate::pointwise;
 use ir::kernel::Kernel;
-use ir::op::Op;
 use std::collections::BTreeSet;
 
 /// Columns that are stored at a time, and the bytes of a row of them.
@@ -22,6 +21,8 @@ const COLUMNS: i64 = 64;
 const ROW: i64 = 4 * COLUMNS;
 /// Bytes that a warp needs.
 pub const ROOM: i64 = WARP_ROWS * ROW;
+/// Registers of a thread for what is read ahead, beside up to 128 of sums.
+const READ_AHEAD: i64 = 48;
 /// Sums of a thread in so many columns.
 const SUMS: usize = (COLUMNS / 2) as usize;
 
@@ -30,7 +31,9 @@ struct Runs {
     /// Columns of each.
     width: i64,
     /// Tensors, and of what their addresses must be multiples.
-    aligned: Vec<(usize, i64)>,
+    aligned: Vec<(Tensor, i64)>,
+    /// Runs of a lane that are read before the first of them is computed with.
+    read_ahead: usize,
 }
 
 impl Runs {
@@ -39,21 +42,20 @@ impl Runs {
         let all = tensors(kernel);
         let bytes = |t: usize| pointwise::stored(all[t].0.dtype).bytes();
         let outputs = kernel.inputs.len()..all.len();
-        // Of the inputs, those of ops after the product.
-        let later = kernel.body.values().filter(|v| *v != product.dot);
-        let inputs: BTreeSet<usize> = later
-            .flat_map(|v| &kernel.body[v].args)
-            .filter_map(|a| if let Op::Input(i) = kernel.body[*a].op { Some(i as usize) } else { None })
-            .collect();
+        let inputs: BTreeSet<Tensor> = inputs(kernel, product).into_values().collect();
         if outputs.clone().any(|t| product.n.strides[t] != 1) {
             return None;
         }
         let width = 16 / outputs.clone().map(bytes).max()?.max(2);
-        let along: Vec<usize> = inputs.into_iter().filter(|t| product.n.strides[*t] == 1).chain(outputs).collect();
+        let along: Vec<usize> = inputs.iter().copied().filter(|t| product.n.strides[*t] == 1).chain(outputs.clone()).collect();
         let aligned: Vec<(usize, i64)> = along.iter().map(|t| (*t, (width * bytes(*t)).min(16))).collect();
         let others = |t: usize| product.outer.iter().map(move |x| x.strides[t]).chain([product.m.strides[t]]);
         let fits = aligned.iter().all(|(t, align)| others(*t).all(|s| s * bytes(*t) % align == 0));
-        (product.n.size % width == 0 && fits).then_some(Runs { width, aligned })
+        let added = outputs.filter(|t| kernel.outputs[t - kernel.inputs.len()].accumulate);
+        let read = inputs.iter().copied().chain(added).filter(|t| product.n.strides[*t] == 1);
+        let words = read.map(|t| width * bytes(t) / 4).sum::<i64>().max(1);
+        let read_ahead = (READ_AHEAD / words).max(1) as usize;
+        (product.n.size % width == 0 && fits).then_some(Runs { width, aligned, read_ahead })
     }
 }
 
@@ -121,11 +123,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
             let (mut by_run, mut by_one) = (Ok(()), Ok(()));
             match &self.runs {
                 Some((runs, aligned)) => {
-                    b.either(
-                        *aligned,
-                        || by_run = self.by_run(&epilogue, runs.width, column, rows),
-                        || by_one = self.by_one(&epilogue, column, rows),
-                    );
+                    b.either(*aligned, || by_run = self.by_run(&epilogue, runs, column, rows), || by_one = self.by_one(&epilogue, column, rows));
                 }
                 None => by_one = self.by_one(&epilogue, column, rows),
             }
@@ -151,29 +149,50 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
         }
     }
 
-    /// Runs of columns, several rows at a time.
-    fn by_run(&self, epilogue: &Epilogue<'_, Simt<'c>>, width: i64, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
-        let (b, product) = (self.g.b, self.g.product);
+    /// Runs of columns, several rows at a time. What a whole piece needs is read ahead.
+    fn by_run(&self, epilogue: &Epilogue<'_, Simt<'c>>, runs: &Runs, column: Index<'c>, [from, to]: [Index<'c>; 2]) -> Result<(), CompileError> {
+        let (b, product, width) = (self.g.b, self.g.product, runs.width);
         let across = COLUMNS / width;
         let lane = b.narrow(b.lane());
         let first = b.index_mul(b.index_rem(lane, b.word(across)), b.word(width));
         let down = b.index_div(lane, b.word(across));
         let epilogue = Epilogue { runs: Some(b.widen(first).into()), tensors: epilogue.tensors.clone(), ..*epilogue };
-        let mut result = Ok(());
-        b.loop_over([b.word(0), b.word(WARP_ROWS), b.word(LANES as i64 / across)], &[], &mut |rows, _| {
-            let row = b.index_add(rows, down);
-            let mut counts = b.bits(IntBinary::And, b.less(row, to), b.less(b.index_sub(from, b.word(1)), row));
-            if product.n.size % COLUMNS != 0 {
-                counts = b.bits(IntBinary::And, counts, b.less(b.index_add(column, first), b.word(product.n.size)));
+        let together = LANES as i64 / across;
+        let spot = |row| Spot { row: b.widen(row), column: 0, mask: None };
+        let sums = |row| -> Vec<Value> {
+            let four = |n: i64| b.load_shared(self.place(row, b.index_add(first, b.word(4 * n))), 4);
+            (0..div_ceil(width, 4)).flat_map(four).collect()
+        };
+        let at_once = || {
+            let rows: Vec<Index> = (0..WARP_ROWS / together).map(|k| b.index_add(b.word(k * together), down)).collect();
+            for rows in rows.chunks(runs.read_ahead) {
+                let memory: Vec<Memory<_>> = rows.iter().map(|row| epilogue.read_all(spot(*row), width as usize)).collect();
+                for (row, memory) in rows.iter().zip(memory) {
+                    epilogue.write(spot(*row), &sums(*row), memory)?;
+                }
             }
-            b.if_so(counts, || {
-                let four = |n: i64| b.load_shared(self.place(row, b.index_add(first, b.word(4 * n))), 4);
-                let sums: Vec<Value> = (0..div_ceil(width, 4)).flat_map(four).collect();
-                result = epilogue.write(Spot { row: b.widen(row), column: 0, mask: None }, &sums);
+            Ok(())
+        };
+        let one_by_one = || {
+            let mut result = Ok(());
+            b.loop_over([b.word(0), b.word(WARP_ROWS), b.word(together)], &[], &mut |rows, _| {
+                let row = b.index_add(rows, down);
+                let mut counts = b.bits(IntBinary::And, b.less(row, to), b.less(b.index_sub(from, b.word(1)), row));
+                if product.n.size % COLUMNS != 0 {
+                    counts = b.bits(IntBinary::And, counts, b.less(b.index_add(column, first), b.word(product.n.size)));
+                }
+                b.if_so(counts, || result = epilogue.write(spot(row), &sums(row), Memory::unread()));
+                vec![]
             });
-            vec![]
-        });
-        result
+            result
+        };
+        let mut whole = b.equal(b.index_sub(to, from), b.word(WARP_ROWS));
+        if product.n.size % COLUMNS != 0 {
+            whole = b.bits(IntBinary::And, whole, b.less(column, b.word(product.n.size - COLUMNS + 1)));
+        }
+        let (mut of_all, mut of_some) = (Ok(()), Ok(()));
+        b.either(whole, || of_all = at_once(), || of_some = one_by_one());
+        of_all.and(of_some)
     }
 
     /// A column to a lane, a row at a time.
@@ -186,7 +205,7 @@ impl<'a, 'g, 'c> Rows<'a, 'g, 'c> {
                 let sum = b.load_shared(self.place(row, b.index_add(lane, b.word(first))), 1)[0];
                 let left = || b.index_sub(b.word(product.n.size - first), column);
                 let mask = (product.n.size % COLUMNS != 0).then(|| b.less(lane, left()).into());
-                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum]);
+                let done = epilogue.write(Spot { row: b.widen(row), column: first, mask }, &[sum], Memory::unread());
                 if result.is_ok() {
                     result = done;
                 }

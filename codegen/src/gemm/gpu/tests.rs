@@ -216,8 +216,16 @@ fn factors_that_are_not_aligned_are_collected_by_element() {
         let (compiled, text) = compiled(&kernel, cpu);
         let inputs = integers(&kernel);
         let want = kernel.run(&inputs, &[]);
-        let got =
-            crate::testing::run_ptx_shifted(&kernel, &compiled, &text, Options { threads: 1, ..Options::default() }, &inputs, &[], f64::NAN, shift);
+        let got = crate::testing::run_ptx_shifted(
+            &kernel,
+            &compiled,
+            &text,
+            Options { threads: 1, ..Options::default() },
+            &inputs,
+            &[],
+            f64::NAN,
+            [shift, 0],
+        );
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}\n{text}")), want, "{shift} bytes");
     }
 }
