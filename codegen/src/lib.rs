@@ -14,6 +14,7 @@ pub mod link;
 mod loops;
 mod maps;
 pub mod math;
+mod narrow;
 pub mod object;
 mod pointwise;
 pub mod ptxas;

@@ -6,14 +6,14 @@ use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::mlir::{self, Mlir};
 use crate::build::simt::Simt;
 use crate::target::{Arch, Target};
-use crate::{CompileError, Shape, abi, attention, gemm, loops};
+use crate::{CompileError, Shape, abi, attention, gemm, loops, narrow};
 use inkwell::context::Context;
 use inkwell::module::Module;
 use inkwell::targets::{FileType, TargetMachine};
 use ir::graph::Value;
 use ir::kernel::{Family, Kernel};
 use ir::launch::Launch;
-use ir::op::{DType, Op};
+use ir::op::Op;
 use serde::{Deserialize, Serialize};
 
 /// What compilation keeps beside the object.
@@ -123,9 +123,7 @@ fn for_cpu<'c>(context: &'c Context, kernel: &Kernel, target: &Target, name: &st
 /// The kernel as it was given says which line is whose.
 fn for_gpu<'c>(context: &'c Context, [given, kernel]: [&Kernel; 2], target: &Target, name: &str) -> Result<Written<'c>, CompileError> {
     let b = Simt::new(context, name, target)?;
-    if kernel.body.nodes.iter().any(|n| matches!(n.ty.dtype, DType::Bf16 | DType::F16)) {
-        b.approximate_functions();
-    }
+    b.approximate_functions_of(narrow::values(kernel));
     let count = (kernel.body.nodes.len() - given.body.nodes.len()) as u32;
     let dot = given.body.values().find(|v| matches!(&given.body[*v].op, Op::Dot { .. })).filter(|_| count > 0);
     b.add_values(Added { before: dot.map_or(u32::MAX, |v| v.0), count });

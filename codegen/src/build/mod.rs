@@ -221,8 +221,8 @@ pub trait Builder {
         let quiet = upper(self.int2(IntBinary::Or, bits, self.i32(0x40_0000)));
         self.select(self.compare_float(Compare::Eq, a, a), upper(up), quiet)
     }
-    /// A function of F32 lanes as the hardware approximates it, off by about 2 units in the last place, where there is
-    /// such a thing and the kernel is one of 16-bit floats, of which no result shows the difference.
+    /// A function of F32 lanes as the hardware approximates it, off by about 2 units in the last place, where there is such a
+    /// thing and the value that is computed is as good as 16-bit floats ([`crate::narrow`]).
     fn approximate(&self, _function: Approximate, _a: Self::Vector) -> Option<Self::Vector> {
         None
     }

@@ -20,7 +20,7 @@ use inkwell::module::Module;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValueEnum, FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
@@ -38,7 +38,9 @@ pub struct Simt<'c> {
     cpu: String,
     features: String,
     lines: Lines<'c>,
-    /// The kernel is one of 16-bit floats: what the hardware approximates is exact enough.
+    /// The kernel's values of which functions as the hardware approximates them are exact enough, and whether that which is
+    /// computed is one.
+    narrow: OnceCell<Vec<bool>>,
     approximates: Cell<bool>,
 }
 
@@ -57,6 +59,7 @@ impl<'c> Simt<'c> {
             cpu: target.cpu.clone(),
             features: target.features.clone(),
             lines,
+            narrow: OnceCell::new(),
             approximates: Cell::new(false),
         })
     }
@@ -66,9 +69,9 @@ impl<'c> Simt<'c> {
         self.lines.add(added);
     }
 
-    /// The kernel that is written is one of 16-bit floats.
-    pub fn approximate_functions(&self) {
-        self.approximates.set(true);
+    /// Of each value of the kernel that is written, whether functions that the hardware approximates are exact enough for it.
+    pub fn approximate_functions_of(&self, values: Vec<bool>) {
+        self.narrow.set(values).expect("invariant: a builder writes one kernel");
     }
 
     /// The module, once its kernel is written.
@@ -303,6 +306,7 @@ impl<'c> Builder for Simt<'c> {
 
     fn locate(&self, value: ir::graph::Value) {
         self.lines.locate(self.context, &self.writer, value);
+        self.approximates.set(self.narrow.get().is_some_and(|narrow| narrow.get(value.index()).copied().unwrap_or(false)));
     }
     fn index(&self, value: i64) -> IntValue<'c> {
         self.context.i64_type().const_int(value as u64, true)

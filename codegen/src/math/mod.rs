@@ -2,8 +2,8 @@
 //!
 //! Errors are at most about 1.5 units in the last place (measured against f64 by this module's tests), and special values follow IEEE 754:
 //! not-a-number in, not-a-number out; overflow gives infinity. Results below the least normal number may be zero.
-//! Kernels of 16-bit floats use what a GPU approximates in one instruction instead ([`Builder::approximate`]): their results have
-//! 8 or 11 digits, and the approximations 22.
+//! Values that are as good as 16-bit floats ([`crate::narrow`]) are made by what a GPU approximates in one instruction instead
+//! ([`Builder::approximate`]): they have 8 or 11 digits, the approximations 22.
 //! Polynomials: Cephes (S. Moshier) for exp, log, sin and cos; N. Juffa's two-branch form for erf.
 
 #[cfg(test)]
