@@ -12,7 +12,7 @@ use ir::module::Module;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
 use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify, verify_rest};
-use passes::reduce::reduce as shrink;
+use passes::shrink::shrink;
 use passes::table::{PASSES, Pass, find, verifiers};
 use std::fs;
 use std::io::Read;

@@ -12,7 +12,7 @@
 //! | [`report`] | what a job communicates, holds and waits for, and what is too large |
 //! | [`mod@table`] | all passes, in order |
 //! | [`compile`] | a compile: walks the table |
-//! | [`mod@reduce`] | makes modules on which a pass fails smaller |
+//! | [`mod@shrink`] | makes modules on which a pass fails smaller |
 //! | [`reference`] | the page of all passes |
 
 #![allow(clippy::result_large_err, reason = "a diagnostic is the last thing that a compile makes")]
@@ -24,10 +24,10 @@ pub mod local;
 pub mod lower;
 pub mod partition;
 pub mod pipeline;
-pub mod reduce;
 pub mod reference;
 pub mod remedy;
 pub mod report;
 pub mod sharding;
+pub mod shrink;
 pub mod start;
 pub mod table;

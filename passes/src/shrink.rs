@@ -47,7 +47,7 @@ enum Item {
 
 /// The smallest module that leaving out what can be left out leads to, of which `fails` holds as it does of the given one. `smaller` is shown
 /// each module on the way.
-pub fn reduce(mut m: Module, fails: &mut dyn FnMut(&Module) -> bool, smaller: &mut dyn FnMut(&Module)) -> Module {
+pub fn shrink(mut m: Module, fails: &mut dyn FnMut(&Module) -> bool, smaller: &mut dyn FnMut(&Module)) -> Module {
     const CLASSES: &[fn(&Module) -> Vec<Item>] = &[parts, roots, values, local_roots, commands, sizes];
     loop {
         let before = m.clone();
