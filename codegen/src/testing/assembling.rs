@@ -1,9 +1,7 @@
 //! Every kernel that tests make for GPUs is assembled too.
 
-use crate::object::{self, Emit};
 use crate::ptxas::{Assembled, Ptxas};
 use crate::target::Target;
-use ir::kernel::Kernel;
 use std::sync::OnceLock;
 
 /// The assembler, fetched once into the build's directory; nothing without a network, which is said, and is an error in CI.
@@ -31,14 +29,4 @@ pub fn assemble(ptx: &str, target: &Target) -> Option<Assembled> {
     assert_eq!((assembled.stack_bytes, assembled.spill_bytes), (0, 0), "stack and spills for {}\n{ptx}", target.cpu);
     assert!(assembled.warnings.is_empty(), "{:?}\n{ptx}", assembled.warnings);
     Some(assembled)
-}
-
-/// Compiles and assembles for the kinds of GPU there are.
-pub fn check_assembles(kernel: &Kernel) {
-    for target in [Target::gpu("sm_80"), Target::gpu("sm_90a")] {
-        if ptxas().is_some() {
-            let compiled = object::compile(kernel, &target, Emit::default()).expect("the kernel compiles");
-            assemble(&String::from_utf8(compiled.object).expect("PTX is text"), &target);
-        }
-    }
 }
