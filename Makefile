@@ -60,7 +60,7 @@ lint: deps
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-pairs test-long-endings test-long-fuzz
+LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-pairs test-long-endings test-long-kernels test-long-fuzz
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -95,6 +95,10 @@ test-long-pairs: deps
 test-long-endings: deps
 	cargo build --release --workspace --quiet
 	ENDINGS_FIRST=$(call part,200) ENDINGS=$(call share,200) $(long) mcc --test end_to_end -- --nocapture endings::
+
+# Six hundred random kernels of each family, on CPUs and emulated GPUs.
+test-long-kernels: deps
+	KERNELS_FIRST=$(call part,600) KERNELS=$(call share,600) $(long) codegen --lib -- random_
 
 # Searches for inputs that break what reads bytes from outside (fuzz/src/lib.rs), FUZZ_SECONDS for each of FUZZ_TARGETS, with libFuzzer on a stable compiler:
 # counters of coverage are a pass of LLVM's. What breaks something is left in out/fuzz/found; once mended, it belongs into fuzz/corpus.

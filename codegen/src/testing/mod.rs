@@ -102,6 +102,13 @@ impl Numbers {
     }
 }
 
+/// Seeds of random kernels: so many, or as many as `KERNELS` says, from `KERNELS_FIRST` on. A test that fails shows the last one it took.
+pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
+    let number = |variable: &str, default: u64| std::env::var(variable).map_or(default, |n| n.parse().expect("a number"));
+    let first = number("KERNELS_FIRST", 0);
+    (first..first + number("KERNELS", count)).inspect(|seed| println!("KERNELS_FIRST={seed} KERNELS=1"))
+}
+
 /// Dense f64 inputs for a kernel: floats in [-1, 1), ints below `int_bound`, bools.
 pub fn random_inputs(kernel: &Kernel, seed: u64, int_bound: u64) -> Vec<Vec<f64>> {
     let mut numbers = Numbers::new(seed);
