@@ -82,6 +82,15 @@ impl DType {
         }
     }
 
+    /// Whether a number stays finite when it is stored: neither infinite nor `NaN`, and not beyond the greatest one of this type.
+    pub fn is_finite(self, x: f64) -> bool {
+        match self {
+            DType::F32 => (x as f32).is_finite(),
+            DType::Bf16 | DType::F16 => self.round(x).is_finite(),
+            DType::I32 | DType::Bool => x.is_finite(),
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -128,6 +137,15 @@ mod tests {
         let most = 255.0 * 2f64.powi(120);
         assert_eq!([most, most * 1.0019, most * 1.002].map(round), [most, most, f64::INFINITY]);
         assert!(round(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn numbers_beyond_the_greatest_of_a_type_are_not_finite_in_it() {
+        let edge = f64::from(f32::MAX) + 2f64.powi(103);
+        assert_eq!([edge.next_down(), edge, 1e39, -1e39, f64::NAN].map(|x| DType::F32.is_finite(x)), [true, false, false, false, false]);
+        assert_eq!([65_519.0, 65_520.0].map(|x| DType::F16.is_finite(x)), [true, false]);
+        assert_eq!([65_520.0, 3.39e38, 3.4e38].map(|x| DType::Bf16.is_finite(x)), [true, true, false]);
+        assert!(DType::I32.is_finite(1e9) && !DType::Bool.is_finite(f64::INFINITY));
     }
 
     #[test]
