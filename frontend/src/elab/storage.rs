@@ -3,7 +3,7 @@
 use super::Elab;
 use super::value::{FrameId, Val};
 use crate::ast::*;
-use ir::diag::Diagnostic;
+use ir::diag::{Diagnostic, Span};
 use ir::graph::{Feed, Input, Phase, Type, Update};
 use ir::op::{DType, Op, Real};
 
@@ -78,7 +78,7 @@ impl Elab<'_> {
                 Val::Bool(b) => Some(Feed::Const(Real(f64::from(u8::from(b))))),
                 Val::Bad => None,
                 other => match self.real(&other) {
-                    Some(x) => Some(Feed::Const(Real(x))),
+                    Some(x) => self.held(x, ty.dtype, expr.span).map(Feed::Const),
                     None => {
                         let e = Diagnostic::error("E0202", format!("the default of an input is {}", other.kind()));
                         self.report(
@@ -244,6 +244,16 @@ impl Elab<'_> {
         self.updates.push(Update { param, grad: None, new, states: vec![] });
     }
 
+    /// A number that a tensor of this type holds. One that would be infinite there is an error.
+    fn held(&mut self, x: f64, dtype: DType, span: Span) -> Option<Real> {
+        if dtype.is_finite(x) {
+            return Some(Real(x));
+        }
+        let e = Diagnostic::error("E0304", format!("{x:e} is out of range")).label(span, format!("expected a number that {} holds", dtype.name()));
+        self.report(e);
+        None
+    }
+
     fn init(&mut self, frame: FrameId, init: &Init) -> Option<ir::graph::Init> {
         let (expr, drawn) = match init {
             Init::Drawn(expr) => (expr, true),
@@ -271,8 +281,7 @@ impl Elab<'_> {
                 self.report(e);
                 None
             }
-            Some(x) if drawn => Some(ir::graph::Init::Normal(Real(x))),
-            Some(x) => Some(ir::graph::Init::Const(Real(x))),
+            Some(x) => self.held(x, DType::F32, arg.span).map(if drawn { ir::graph::Init::Normal } else { ir::graph::Init::Const }),
             None => {
                 if !matches!(val, Val::Bad) {
                     let e = Diagnostic::error("E0202", format!("a parameter starts as a number, this is {}", val.kind()));
