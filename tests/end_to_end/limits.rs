@@ -111,6 +111,21 @@ fn sizes_that_nothing_can_hold_are_errors_of_the_user() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// Statements that each need the one before: values of a batch, and of parameters alone, which no pass of a stage makes.
+#[test]
+fn chains_may_be_as_long_as_texts() {
+    let dir = Dir::new();
+    for (start, end) in [("x * w", "y"), ("w", "x * y")] {
+        let chain = "  y = relu(y);\n".repeat(8000);
+        let loss = format!("  loss sum({end}, over: [batch, hidden]);\n");
+        let text = format!(
+            "model chain(batch, hidden = 4) {{\n  input x: f32[batch, hidden];\n  param w: [hidden] = 1;\n  let y = {start};\n{chain}{loss}}}\n"
+        );
+        dir.write("chain.mdl", text);
+        dir.line("explain chain.mdl --collectives --limit-memory 4GiB --limit-seconds 120").succeeds();
+    }
+}
+
 #[test]
 fn memory_that_cannot_be_addressed_is_told_with_its_largest_tensor() {
     let ran = Dir::new().line("explain {models}/gpt2.mdl --collectives -D layers=1 -D vocab=1099511627776");

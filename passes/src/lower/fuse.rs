@@ -8,7 +8,7 @@
 mod duplicate;
 mod order;
 
-use crate::local::role::{MAX_OPERANDS, Role, role};
+use crate::local::role::{MAX_NODES, MAX_OPERANDS, Role, role};
 use ir::dim::Dim;
 use ir::graph::{Body, Users, Value};
 use ir::kernel::Family;
@@ -213,7 +213,7 @@ impl Fusion<'_> {
             return false;
         }
         let at = self.groups[merged[0]].at;
-        if merged.iter().any(|g| self.groups[*g].at != at) {
+        if merged.iter().any(|g| self.groups[*g].at != at) || merged.iter().map(|g| self.groups[*g].nodes.len()).sum::<usize>() >= MAX_NODES {
             return false;
         }
         let mut nodes: BTreeSet<Value> = merged.iter().flat_map(|g| self.groups[*g].nodes.iter().copied()).collect();

@@ -116,14 +116,7 @@ impl<'a> Emitter<'a> {
             let members: Vec<u64> = members.iter().map(|s| u64::from(*s)).collect();
             return self.sum_over_stages(v, members);
         }
-        let own = match job.virtual_stage[v.index()] {
-            Some(_) => job.chunk[v.index()],
-            None if job.prologue[v.index()] => Chunk::PrologueReduce,
-            None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
-            // What data alone says of a microbatch is gone at the end of the step: passes of its phase sum it up.
-            None if once && self.sums_batches(v) => job.chunk[v.index()],
-            None => chunk,
-        };
+        let own = self.chunk_of(v, chunk);
         if let Some(w) = self.map.get(&(v, own)) {
             return *w;
         }
@@ -132,12 +125,65 @@ impl<'a> Emitter<'a> {
         self.emit(v, own)
     }
 
-    fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
+    /// Where a value is that a user in `chunk` needs.
+    fn chunk_of(&self, v: Value, chunk: Chunk) -> Chunk {
         let job = self.job;
-        let node = &job.s.graph.body[v];
+        let once = matches!(chunk, Chunk::Reduce | Chunk::Update);
+        match job.virtual_stage[v.index()] {
+            Some(_) => job.chunk[v.index()],
+            None if job.prologue[v.index()] => Chunk::PrologueReduce,
+            None if matches!(job.chunk[v.index()], Chunk::Reduce | Chunk::Update) => job.chunk[v.index()],
+            // What data alone says of a microbatch is gone at the end of the step: passes of its phase sum it up.
+            None if once && self.sums_batches(v) => job.chunk[v.index()],
+            None => chunk,
+        }
+    }
+
+    /// Emits a value behind all that it needs. What waits for its operands is a list: chains of values are as long as texts, and a stack is not.
+    fn emit(&mut self, v: Value, chunk: Chunk) -> Value {
         if let Some(w) = self.map.get(&(v, chunk)) {
             return *w;
         }
+        let mut waiting = vec![(v, chunk, 0)];
+        while let Some((v, chunk, had)) = waiting.last_mut() {
+            let (v, chunk, operand) = (*v, *chunk, self.operands(*v, *chunk).get(*had).copied());
+            *had += 1;
+            match operand {
+                Some(a) => match self.missing(a, chunk) {
+                    Some(own) => waiting.push((a, own, 0)),
+                    None => {
+                        self.get(a, chunk);
+                    }
+                },
+                None => {
+                    self.emit_with_operands(v, chunk);
+                    waiting.pop();
+                }
+            }
+        }
+        self.map[&(v, chunk)]
+    }
+
+    /// The values that an op takes first of all, dense and in its own chunk.
+    fn operands(&self, v: Value, chunk: Chunk) -> &'a [Value] {
+        let job = self.job;
+        let (node, rows) = (&job.s.graph.body[v], &job.rows);
+        let elsewhere = matches!(node.op, Op::Reshard { .. }) && chunk == Chunk::PrologueReduce;
+        let otherwise = elsewhere || rows.layout(v).is_some() || rows.from(&job.s.graph.body, v).is_some() || self.is_ring(v);
+        if otherwise { &[] } else { &node.args }
+    }
+
+    /// The chunk of a value that is not there yet and is nothing but its op.
+    fn missing(&self, v: Value, chunk: Chunk) -> Option<Chunk> {
+        let summed = matches!(chunk, Chunk::Reduce | Chunk::Update) && self.job.stage_sums.contains_key(&v);
+        let own = self.chunk_of(v, chunk);
+        let here = self.job.stage(v).is_none_or(|s| s == self.stage);
+        (here && !summed && self.job.rows.layout(v).is_none() && !self.map.contains_key(&(v, own))).then_some(own)
+    }
+
+    fn emit_with_operands(&mut self, v: Value, chunk: Chunk) {
+        let job = self.job;
+        let node = &job.s.graph.body[v];
         let w = match (&node.op, job.rows.from(&job.s.graph.body, v)) {
             _ if job.rows.layout(v).is_some() => self.in_rows(v, chunk),
             (_, Some((layout, how))) => self.out_of_rows(v, layout, how, chunk),
@@ -152,7 +198,6 @@ impl<'a> Emitter<'a> {
             }
         };
         self.map.insert((v, chunk), w);
-        w
     }
 
     pub(super) fn push(&mut self, op: Op, args: Vec<Value>, ty: Type, chunk: Chunk, origin: &Origin, source: Option<Value>) -> Value {
