@@ -6,18 +6,43 @@
 use crate::sharding::axes::Lists;
 use ir::algebra::goes_by_order;
 use ir::diag::{Diagnostic, Span};
-use ir::dim::{Dim, Order};
+use ir::dim::{Dim, Dims, Order};
 use ir::graph::Graph;
 use ir::mesh::{Axis, Mesh};
 use ir::op::Op;
 use ir::options::CpComm;
 
-/// A dim along which causal attention is split, by name and size; and its order, or why it stays plain.
+/// A dim along which causal attention is split; and its order, or why it stays plain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
+    dim: Declared,
+    order: Result<Order, Reason>,
+}
+
+/// A dim as all graphs of one text know it: another one may have its name and its size, and is declared elsewhere.
+#[derive(Clone, Debug, PartialEq)]
+struct Declared {
     name: String,
     size: u64,
-    order: Result<Order, Reason>,
+    /// How many of that name and size are declared before it.
+    before: usize,
+}
+
+impl Declared {
+    fn of(dims: &Dims, d: Dim) -> Declared {
+        let (name, size) = (dims.name(d).to_string(), dims.size(d));
+        let before = alike(dims, &name, size).take_while(|e| *e != d).count();
+        Declared { name, size, before }
+    }
+
+    fn among(&self, dims: &Dims) -> Option<Dim> {
+        alike(dims, &self.name, self.size).nth(self.before)
+    }
+}
+
+/// The dims of a name and a size that are no copies.
+fn alike<'a>(dims: &'a Dims, name: &'a str, size: u64) -> impl Iterator<Item = Dim> + 'a {
+    dims.ids().filter(move |d| dims.original(*d) == *d && dims.size(*d) == size && dims.name(*d) == name)
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -42,17 +67,18 @@ pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<Choice> {
         if !a.causal || d != keys || !split || out.iter().any(|(e, _)| *e == d) {
             continue;
         }
-        let (name, size) = (dims.name(d).to_string(), dims.size(d));
+        let dim = Declared::of(dims, d);
+        let Declared { name, size, .. } = &dim;
         let stuck = body.nodes.iter().find(|n| goes_by_order(body, &n.op).iter().any(|e| dims.original(*e) == d));
         let order = if let Some(n) = stuck {
             Err(Reason { text: format!("`{}` goes by the order of `{name}`", n.op.name()), span: n.origin.span })
-        } else if !size.is_multiple_of(2 * ranks) || dims[d].logical != size {
+        } else if !size.is_multiple_of(2 * ranks) || dims[d].logical != *size {
             let text = format!("{name} = {size} does not divide by 2 * cp = {}", 2 * ranks);
             Err(Reason { text, span: node.origin.span })
         } else {
             Ok(Order::ZigZag { pairs: ranks, chunk: size / (2 * ranks) })
         };
-        out.push((d, Choice { name, size, order }));
+        out.push((d, Choice { dim, order }));
     }
     out.into_iter().map(|c| c.1).collect()
 }
@@ -62,12 +88,12 @@ pub fn agreed(choices: Vec<Choice>, other: &[Choice]) -> (Vec<Choice>, Vec<Diagn
     let mut warnings = vec![];
     let mut out = vec![];
     for choice in choices {
-        let same = other.iter().find(|o| (&o.name, o.size) == (&choice.name, choice.size));
+        let same = other.iter().find(|o| o.dim == choice.dim);
         let reason = [Some(&choice), same].into_iter().flatten().find_map(|c| c.order.as_ref().err());
         match reason {
             None => out.push(choice),
             Some(Reason { text, span }) => {
-                let what = format!("`{}` is split over `cp` in order: later ranks have more of causal attention to compute", choice.name);
+                let what = format!("`{}` is split over `cp` in order: later ranks have more of causal attention to compute", choice.dim.name);
                 let mut d = Diagnostic::warning("W0205", what);
                 if let Some(span) = span {
                     d = d.label(*span, text.clone());
@@ -82,11 +108,10 @@ pub fn agreed(choices: Vec<Choice>, other: &[Choice]) -> (Vec<Choice>, Vec<Diagn
 /// Gives the dims, and their copies, their orders.
 pub fn apply(mut graph: Graph, choices: &[Choice]) -> Graph {
     let dims = &mut graph.body.dims;
+    let orders: Vec<(Dim, Order)> = choices.iter().filter_map(|c| Some((c.dim.among(dims)?, *c.order.as_ref().ok()?))).collect();
     for d in dims.ids() {
         let original = dims.original(d);
-        let (name, size) = (dims.name(original), dims.size(original));
-        let found = choices.iter().find(|c| c.name == name && c.size == size).and_then(|c| c.order.as_ref().ok());
-        if let Some(order) = found {
+        if let Some((_, order)) = orders.iter().find(|(e, _)| *e == original) {
             dims[d].order = *order;
         }
     }
