@@ -9,6 +9,7 @@ use crate::text::{STDIN, Shown};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Source, Sources, Span};
 use ir::module::Module;
+use ir::options::Options;
 use ir::progress::Progress;
 use ir::text::{ParseError, parse_module, print_module};
 use passes::compile::{CompileError, Complaint, damage, holds, run as run_pass, verify, verify_rest};
@@ -26,7 +27,8 @@ pub fn list() -> Result<(), Failure> {
         if level.replace(pass.levels) != Some(pass.levels) {
             out!("{} -> {}\n", pass.levels.0, pass.levels.1)?;
         }
-        out!("  {:<width$}  {}\n", pass.name, pass.summary)?;
+        let when = if (pass.wanted)(&Options::default()) { "" } else { " When asked for." };
+        out!("  {:<width$}  {}{when}\n", pass.name, pass.summary)?;
     }
     Ok(())
 }
@@ -59,8 +61,22 @@ impl Failed {
 }
 
 impl Work {
-    fn new(args: &OptArgs) -> Work {
-        Work { passes: args.passes.iter().filter_map(|name| find(name)).collect(), damaged: args.damage_after.clone() }
+    /// What is asked for, or else what the module's text says.
+    fn new(args: &OptArgs, text: &str) -> Result<Work, Failure> {
+        let of = |a: &OptArgs| Work { passes: a.passes.iter().filter_map(|name| find(name)).collect(), damaged: a.damage_after.clone() };
+        if args.verify || !args.passes.is_empty() {
+            return Ok(of(args));
+        }
+        let recorded = OptArgs::recorded(text).filter(|a| a.verify || !a.passes.is_empty());
+        let none = || misuse!("what is to run? `--passes PASS,..`, or `--verify`; the module has no line `; RUN: mcc opt ..` that says so");
+        Ok(of(&recorded.ok_or_else(none)?))
+    }
+
+    /// The flags of `mcc opt` that do this.
+    fn flags(&self) -> String {
+        let names: Vec<&str> = self.passes.iter().map(|p| p.name).collect();
+        let what = if names.is_empty() { "--verify".to_string() } else { format!("--passes {}", names.join(",")) };
+        self.damaged.iter().fold(what, |flags, pass| flags + &format!(" --damage-after {pass}"))
     }
 
     /// Refuses a module that is at another level than the passes take, or whose options do not ask for them.
@@ -121,14 +137,16 @@ fn kind(text: &str) -> String {
 /// # Errors
 /// A text that is no module, or one that a verifier refuses; passes that are not for its level; what passes say is wrong.
 pub fn run(args: &OptArgs) -> Result<(), Failure> {
-    let (mut module, sources) = read(&args.module)?;
-    let work = Work::new(args);
+    let (name, text) = text(&args.module)?;
+    let work = Work::new(args, &text)?;
+    let (mut module, sources) = read(name, text)?;
+    let verify_alone = work.passes.is_empty();
     let mut refused = false;
     for verifier in verifiers(&module) {
         match holds(verifier, &module) {
             Ok(warnings) => {
                 Shown::Text.show(&warnings, &sources)?;
-                if args.verify && warnings.is_empty() {
+                if verify_alone && warnings.is_empty() {
                     out!("{}: holds. {}\n", verifier.name, verifier.summary)?;
                 }
             }
@@ -144,7 +162,7 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
     if refused {
         return Err(Failure::Reported);
     }
-    if args.verify {
+    if verify_alone {
         return Ok(());
     }
     work.fits(&module)?;
@@ -166,8 +184,9 @@ pub fn run(args: &OptArgs) -> Result<(), Failure> {
 /// # Errors
 /// A module that does not fail.
 pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
-    let (module, _) = read(&args.opt.module)?;
-    let work = Work::new(&args.opt);
+    let (name, text) = text(&args.opt.module)?;
+    let work = Work::new(&args.opt, &text)?;
+    let (module, _) = read(name, text)?;
     // Each try that panics would say so.
     std::panic::set_hook(Box::new(|_| {}));
     let Some(failed) = work.fails(&module) else {
@@ -176,30 +195,29 @@ pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
     note!("`{}`: {}", failed.at, failed.says);
     let size = |m: &Module| print_module(m).lines().count();
     let small = shrink(module.clone(), &mut |m| work.fails(m).is_some_and(|f| f.is_like(&failed)), &mut |m| note!("{} lines", size(m)));
-    let mut flags = if args.opt.verify { "--verify".to_string() } else { format!("--passes {}", args.opt.passes.join(",")) };
-    if let Some(pass) = &work.damaged {
-        flags += &format!(" --damage-after {pass}");
-    }
     let says = work.fails(&small).map_or(failed.says, |f| f.says);
     let path = args.output.clone().unwrap_or_else(|| match args.opt.module.as_os_str() == STDIN {
         true => PathBuf::from("reduced.mir"),
         false => args.opt.module.with_extension("reduced.mir"),
     });
-    fs::write(&path, reproducer::text(&format!("`{}`: {says}", failed.at), &small, &flags))
+    fs::write(&path, reproducer::text(&format!("`{}`: {says}", failed.at), &small, &work.flags()))
         .with_context(|| format!("cannot write {}", path.display()))?;
     out!("{} of {} lines: {}\n", size(&small), size(&module), path.display())?;
     Ok(())
 }
 
-/// The module of a file, or of standard input, and the text for what is said of it.
-fn read(path: &Path) -> Result<(Module, Sources), Failure> {
-    let (name, text) = if path.as_os_str() == STDIN {
+/// The name and the text of a file, or of standard input.
+fn text(path: &Path) -> anyhow::Result<(String, String)> {
+    if path.as_os_str() == STDIN {
         let mut text = String::new();
         std::io::stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
-        ("<stdin>".to_string(), text)
-    } else {
-        (path.display().to_string(), fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
-    };
+        return Ok(("<stdin>".to_string(), text));
+    }
+    Ok((path.display().to_string(), fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?))
+}
+
+/// The module of a text, and the texts for what is said of it.
+fn read(name: String, text: String) -> Result<(Module, Sources), Failure> {
     match parse_module(&text) {
         Ok(module) => {
             let sources = module.job.as_ref().map_or(vec![], |j| j.sources.clone());

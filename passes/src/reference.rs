@@ -25,8 +25,9 @@ mcc opt partitioned.mir --verify
 mcc opt partitioned.mir --passes classes,bucket | less
 ```
 
-A compile that ends in \"bug in mcc\" leaves the module before the pass as `mcc-bug-PASS.mir`. `mcc opt` repeats what happened, and `mcc reduce` makes the
-module smaller as long as it fails in the same way; please send either with a report. It holds the model's graph and none of its weights.
+A compile that ends in \"bug in mcc\" leaves the module before the pass as `mcc-bug-PASS.mir`. `mcc opt` with
+that file repeats what happened, and `mcc reduce` with it makes the module smaller as long as it fails in the same
+way; please send either with a report. It holds the model's graph and none of its weights.
 
 The files in `passes/tests/files/PASS` show what a pass does: each is a model text (`.mdl`) or a module (`.mir`), with its command and what must come of it.
 

@@ -1,7 +1,7 @@
 //! What `mcc opt` and `mcc reduce` take, and what `mcc compile` prints of its passes.
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, Command, FromArgMatches};
 use passes::table::PASSES;
 use std::path::PathBuf;
 
@@ -28,8 +28,8 @@ pub struct InspectArgs {
 pub struct OptArgs {
     /// A module, as `mcc compile --print-after` prints it; `-` is standard input
     pub module: PathBuf,
-    /// Passes to run, in this order, each followed by its verifier
-    #[arg(long, value_delimiter = ',', value_name = "PASS,..", value_parser = pass(), required_unless_present = "verify")]
+    /// Passes to run, in this order, each followed by its verifier [default: those of the module's line `; RUN: mcc opt ..`]
+    #[arg(long, value_delimiter = ',', value_name = "PASS,..", value_parser = pass())]
     pub passes: Vec<String>,
     /// Run all verifiers of the level that the module is at, and say which hold
     #[arg(long, conflicts_with = "passes")]
@@ -37,6 +37,15 @@ pub struct OptArgs {
     /// Damage the module after this pass, to see what verifiers say
     #[arg(long, value_name = "PASS", value_parser = pass(), hide = true)]
     pub damage_after: Option<String>,
+}
+
+impl OptArgs {
+    /// What the text of a module says that `mcc opt` is to do with it: its line `; RUN: mcc opt ..`.
+    pub fn recorded(text: &str) -> Option<OptArgs> {
+        let words = text.lines().find_map(|l| l.strip_prefix("; RUN: mcc opt "))?.split_whitespace();
+        let command = OptArgs::augment_args(Command::new("opt").no_binary_name(true));
+        OptArgs::from_arg_matches(&command.try_get_matches_from(words).ok()?).ok()
+    }
 }
 
 #[derive(Args)]

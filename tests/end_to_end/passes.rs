@@ -76,6 +76,7 @@ fn passes_that_cannot_run_say_so() {
         .misuses_with(&["`bucket` takes a module at level `local`, and the passes before it leave it at level `commands`"]);
     dir.line("opt m.mir --passes zero").misuses_with(&["`zero` does nothing with the module's options"]);
     dir.line("opt m.mir --passes bucket --verify").misuses_with(&["cannot be used with"]);
+    dir.line("opt m.mir").misuses_with(&["what is to run?"]);
     dir.line("opt none.mir --verify").fails_with(&["cannot read none.mir"]);
     dir.line("reduce m.mir --passes bucket").fails_with(&["m.mir does not fail so"]);
     dir.write("text.mir", "module\ntraining:\ngraph tiny\ndims:\nbody:\n  %0 = const é\n");
@@ -96,11 +97,12 @@ fn a_bug_leaves_a_module_that_repeats_it_and_can_be_made_smaller() {
         let run = text.lines().find_map(|l| l.strip_prefix("; RUN: mcc ")).expect("a command").replace("%s", &file);
         assert!(compiled.stderr.contains(&format!("`mcc {run}`")), "{}", compiled.stderr);
         dir.line(&run).fails_with(&[says]);
+        dir.line(&format!("opt {file}")).fails_with(&[says]);
         // Of the rest a module of each level is enough: it takes seconds.
         if !["simplify", "propagate", "bucket", "allocate"].contains(&pass) {
             continue;
         }
-        let reduced = dir.line(&run.replacen("opt", "reduce", 1)).succeeds();
+        let reduced = dir.line(&format!("reduce {file}")).succeeds();
         let small = format!("mcc-bug-{pass}.reduced.mir");
         assert!(reduced.stdout.contains(&small), "{}", reduced.stdout);
         let smaller = fs::read_to_string(dir.path(&small)).expect("a smaller one");
