@@ -58,6 +58,8 @@ impl<'a> Replicas<'a> {
         };
         // Most first: who is alone is likely to be wrong.
         let mut groups: Vec<Vec<u64>> = groups.values().cloned().collect();
+        // Not in the order in which they have said it.
+        groups.iter_mut().for_each(|ranks| ranks.sort_unstable());
         groups.sort_by_key(|ranks| (std::cmp::Reverse(ranks.len()), ranks[0]));
         let tensor = weights::name(self.job, part.held).unwrap_or_default();
         let group = |list: &Vec<u64>| match list[..] {
@@ -85,7 +87,7 @@ mod tests {
         let mut replicas = Replicas::new(&job);
         let mut look = |step, weights: [u64; 3]| {
             let said: Vec<_> =
-                (0..).zip(weights).map(|(rank, w)| replicas.said(rank, step, &of(rank, w), |rank| format!(" on node{rank}"))).collect();
+                [2, 1, 0].map(|rank| replicas.said(rank, step, &of(rank, weights[rank as usize]), |rank| format!(" on node{rank}"))).into();
             assert!(said[..2].iter().all(Option::is_none));
             said.into_iter().next_back().flatten().expect("all have said it")
         };
