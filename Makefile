@@ -44,8 +44,8 @@ demo: build
 	@echo "      make demo TEXT=your.txt STEPS=200                        # your own text"
 	@echo "      target/release/mcc compile models/llama.mdl --tp 4 --sp --help"
 
-# Everything that must hold. Optimised a little even in tests: interpreted kernels are slow otherwise. What tests start is built with them: by itself it has
-# other features of its dependencies, and would be built twice.
+# Everything that must hold. Optimised a little even in tests: interpreted kernels are slow otherwise. What tests
+# start is built with them: by itself it has other features of its dependencies, and would be built twice.
 test: deps
 	cargo build --workspace --all-targets --quiet
 	cargo test --workspace --quiet --no-fail-fast

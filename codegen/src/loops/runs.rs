@@ -1,9 +1,9 @@
-//! When the lanes of a warp have runs: several neighbours each, so that a lane reads and writes up to 16 bytes at a time, and what is
-//! the same for a whole row is computed once per run.
+//! When the lanes of a warp have runs: several neighbours each, so that a lane reads and writes up to 16 bytes at a
+//! time, and what is the same for a whole row is computed once per run.
 //!
-//! All that is read or written along the vector dim must lie together and be aligned to runs, what fills a part of a longer dim must
-//! fill whole runs, and nothing may be kept along it in scratch. Where outputs begin is found at run time ([`Builder::if_aligned`]
-//! (crate::build::Builder::if_aligned)).
+//! All that is read or written along the vector dim must lie together and be aligned to runs, what fills a part of a
+//! longer dim must fill whole runs, and nothing may be kept along it in scratch. Where outputs begin is found at run
+//! time ([`crate::build::Builder::if_aligned`]).
 
 use super::plan::Step;
 use crate::layout::tensors;

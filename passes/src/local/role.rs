@@ -8,7 +8,8 @@ use ir::op::{Kind, Op};
 /// kernel are 4 KiB at most ("Function Parameters", CUDA C++ Programming Guide), which is 512 addresses.
 pub const MAX_OPERANDS: usize = 256;
 
-/// Nodes of a kernel, at most. Each node that joins one is looked at with all that are in it, so chains of any length take time in proportion to it.
+/// Nodes of a kernel, at most. Each node that joins one is looked at with all that are in it, so chains of any length
+/// take time in proportion to it.
 pub const MAX_NODES: usize = 512;
 
 /// What becomes of a node.
