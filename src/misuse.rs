@@ -95,6 +95,7 @@ fn of_data(error: &DataError) -> bool {
         | DataError::Token { .. }
         | DataError::Derived { .. }
         | DataError::NotFinite { .. }
+        | DataError::Beyond { .. }
         | DataError::Default { .. }
         | DataError::Midst { .. }
         | DataError::Exhausted { .. } => false,

@@ -243,10 +243,12 @@ fn ranks_that_wait_for_each_other_are_a_deadlock() {
 
 #[test]
 fn a_loss_that_is_not_finite_stops_with_the_first_op_or_skips() {
-    let bench = Bench::new(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+    let split = Split { microbatches: 2, pp: 1, dp: 2, tp: 1 };
+    let bench = Bench::native(&fixture::job(&split), &split);
     let mut x = fixture::inputs()["x"].data.repeat(STEPS as usize);
-    // The sum of the products with weights near 1, -2 and 3 is infinite, and times the first one NaN.
-    x[((fixture::BATCH + 5) * fixture::INS) as usize..][..3].copy_from_slice(&[0.0, f64::MIN, f64::MAX]);
+    // The sum of the products with weights near 1, -2 and 3 is infinite in f32, and times the first one NaN.
+    let most = f64::from(f32::MAX);
+    x[((fixture::BATCH + 5) * fixture::INS) as usize..][..3].copy_from_slice(&[0.0, -most, most]);
     npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
     let error = bench.fails(&bench.options(), &mut |_| {});
     assert!(error.starts_with("step 2: loss = inf, grad_norm = NaN is not finite;"), "{error}");
@@ -291,12 +293,13 @@ fn weights_that_are_not_finite_are_never_saved() {
 
 #[test]
 fn a_run_whose_steps_are_skipped_ends_with_an_error() {
-    let bench = Bench::new(&Split { microbatches: 1, pp: 1, dp: 2, tp: 1 });
+    let split = Split { microbatches: 1, pp: 1, dp: 2, tp: 1 };
+    let bench = Bench::native(&fixture::job(&split), &split);
     let (inputs, row) = (fixture::inputs(), fixture::BATCH * fixture::INS);
-    // From this step on, nothing is finite.
+    // From this step on, nothing is finite: the ranks compute in f32.
     let tried = |first: u64, most: u64| {
         let mut x = inputs["x"].data.repeat(STEPS as usize);
-        x[(row * (first - 1)) as usize..].fill(f64::MAX);
+        x[(row * (first - 1)) as usize..].fill(f64::from(f32::MAX));
         npy(&bench.path("x.npy"), &format!("({STEPS}, {}, {})", fixture::BATCH, fixture::INS), &x);
         let options = RunOptions { on_nonfinite: OnNonfinite::Skip { most }, save_weights: Some(bench.path("out")), ..bench.options() };
         let mut done = 0;

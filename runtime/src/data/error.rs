@@ -1,6 +1,7 @@
 //! What can be wrong with data.
 
 use ir::diag::Help;
+use ir::op::DType;
 use ir::program::Interval;
 use std::io;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ pub enum DataError {
     Derived { file: PathBuf, position: u64, value: f64, input: String, takes: Vec<Interval> },
     #[error("`{}`: element {position} is {value}, and `{input}` takes finite numbers alone", .file.display())]
     NotFinite { file: PathBuf, position: u64, value: f64, input: String },
+    #[error("`{}`: element {position} is {value:e}, beyond the numbers of {}, in which `{input}` is stored", .file.display(), .dtype.name())]
+    Beyond { file: PathBuf, position: u64, value: f64, input: String, dtype: DType },
     #[error("without a file `{input}` holds {value} by the model's text, but it takes {}: pass --data {input}=FILE.npy", list(.takes))]
     Default { input: String, value: f64, takes: Vec<Interval> },
     #[error("--bytes and --data-dtype are for files that do not say what they hold; of {}, all do", .0.iter().map(|f| format!("`{}`", f.display())).collect::<Vec<_>>().join(", "))]
@@ -47,6 +50,7 @@ impl DataError {
             DataError::Io { .. }
             | DataError::Malformed { .. }
             | DataError::NotFinite { .. }
+            | DataError::Beyond { .. }
             | DataError::Unknown { .. }
             | DataError::Ambiguous { .. }
             | DataError::Twice(_)

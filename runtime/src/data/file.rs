@@ -147,15 +147,16 @@ impl File {
         holds
     }
 
-    /// Whether all its elements are finite numbers.
-    pub fn is_finite(&self) -> bool {
+    /// Whether all its elements are numbers that are finite in this type.
+    pub fn is_finite(&self, dtype: DType) -> bool {
         let data = &self.map[self.start..];
         let (DataFormat::Stream { element, .. } | DataFormat::Array { element, .. }) = &self.format;
         let _ = self.map.advise(Advice::Sequential);
         let is = match element {
-            Element::F32 => data.as_chunks().0.iter().all(|b| f32::from_le_bytes(*b).is_finite()),
-            Element::F64 => data.as_chunks().0.iter().all(|b| f64::from_le_bytes(*b).is_finite()),
-            Element::U8 | Element::U16 | Element::U32 | Element::I32 | Element::I64 => true,
+            Element::F32 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from(f32::from_le_bytes(*b)))),
+            Element::F64 => data.as_chunks().0.iter().all(|b| dtype.is_finite(f64::from_le_bytes(*b))),
+            // Of whole numbers f16 alone may be too small for some; a batch is looked at when it is read.
+            Element::U8 | Element::U16 | Element::U32 | Element::I32 | Element::I64 => dtype != DType::F16,
         };
         let _ = self.map.advise(Advice::Normal);
         is

@@ -221,7 +221,7 @@ impl Data {
     fn surely_takes(&self, k: usize) -> bool {
         let Some(takes) = &self.inputs[k].takes else {
             return match &self.sources[k] {
-                Source::File { file, .. } => file.is_finite(),
+                Source::File { file, .. } => file.is_finite(self.inputs[k].dtype),
                 Source::Feed(_) => true,
             };
         };
@@ -302,18 +302,23 @@ impl Data {
         lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
     }
 
-    /// Every element of input `k` is one that it takes: of floats, a finite one. `from` is the input that has the file.
+    /// Every element of input `k` is one that it takes: of floats, one that is finite in memory too. `from` is the input that has the file.
     fn check(&self, k: usize, tensor: &Tensor, from: usize, step: u64) -> Result<(), DataError> {
         let input = &self.inputs[k];
         let wrong = match &input.takes {
             Some(takes) => tensor.data.iter().position(|x| !takes.iter().any(|i| i.has(*x))),
-            None => tensor.data.iter().position(|x| !x.is_finite()),
+            None => tensor.data.iter().position(|x| !input.dtype.is_finite(*x)),
         };
         let Some(wrong) = wrong else { return Ok(()) };
         let Source::File { file, longer, number } = &self.sources[from] else { return Ok(()) };
         let position = file.position(&self.inputs[from], self.start(file, &self.inputs[from], step), wrong as u64, *longer);
         let (file, value, name) = (self.files[*number].clone(), tensor.data[wrong], input.name.clone());
-        let Some(takes) = input.takes.clone() else { return Err(DataError::NotFinite { file, position, value, input: name }) };
+        let Some(takes) = input.takes.clone() else {
+            return Err(match value.is_finite() {
+                true => DataError::Beyond { file, position, value, input: name, dtype: input.dtype },
+                false => DataError::NotFinite { file, position, value, input: name },
+            });
+        };
         let input = name;
         let token = |position| DataError::Token { file: file.clone(), position, value, input: input.clone(), takes: takes.clone() };
         Err(match &self.sources[k] {

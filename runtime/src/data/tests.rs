@@ -328,6 +328,34 @@ fn a_float_that_is_not_finite_is_named_with_its_position() {
 }
 
 #[test]
+fn a_number_that_its_input_stores_as_infinite_is_named_with_its_position() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.npy");
+    let mut job = job(50);
+    job.programs = vec![];
+    let f64s = |x: f64| (0..12).flat_map(|k| if k == 8 { x } else { f64::from(k) }.to_le_bytes()).collect::<Vec<_>>();
+    let f32s = |x: f32| (0..12).flat_map(|k| if k == 8 { x } else { k as f32 }.to_le_bytes()).collect::<Vec<_>>();
+    for (dtype, descr, data, value) in [
+        (DType::F32, "<f8", f64s(1e39), "1e39"),
+        (DType::F32, "<f8", f64s(-f64::MAX), "-1.7976931348623157e308"),
+        (DType::Bf16, "<f4", f32s(f32::MAX), "3.4028234663852886e38"),
+        (DType::F16, "<f4", f32s(65_520.0), "6.552e4"),
+        (DType::F16, "<i4", int32((0..12).map(|k| if k == 8 { 70_000 } else { k })), "7e4"),
+    ] {
+        job.inputs = vec![InputEntry { name: "x".into(), dtype, takes: None, ..job.inputs[0].clone() }];
+        npy(&file, descr, "(2, 2, 3)", &data);
+        let data = open(&job, &file).unwrap();
+        let want = format!("`{}`: element 8 is {value}, beyond the numbers of {}, in which `x` is stored", file.display(), dtype.name());
+        assert_eq!(data.check_steps(0..2).unwrap_err().to_string(), want);
+        assert_eq!(data.batch(1).unwrap_err().to_string(), want);
+        assert!(data.check_steps(0..1).is_ok());
+    }
+    job.inputs[0].dtype = DType::F32;
+    npy(&file, "<f8", "(2, 2, 3)", &f64s(f64::from(f32::MAX)));
+    assert!(open(&job, &file).unwrap().check_steps(0..2).is_ok());
+}
+
+#[test]
 fn all_that_steps_will_read_is_looked_at_before_them() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens.npy");
