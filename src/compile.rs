@@ -11,30 +11,28 @@ use crate::{dump, idle, report, reproducer, signals};
 use anyhow::Context;
 use codegen::target::Arch;
 use codegen::{Emit, WorkerCommand, Workers};
-use frontend::{Models, Options as TextOptions};
-use ir::diag::{Diagnostic, Sources};
 use ir::kernel::Kernel;
 use ir::model::Model;
 use ir::options::Options;
 use ir::program::Job;
 use ir::progress::Progress;
 use ir::text::print_module;
-use mcc::machine::{self, Machine};
 use mcc::targets::Targets;
-use passes::compile::{Compile, CompileError, Compiled};
+use mcc::{Error, Request, machine};
+use passes::compile::Compiled;
 use passes::remedy;
 use passes::report::footprint::{self, Footprint, Footprints, Kind};
 use passes::report::pipeline_timeline::{UNIT, timeline};
 use passes::table::find;
-use runtime::artifact::{self, KernelEntry, Parts};
+use runtime::artifact::{self, KernelEntry};
 use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A model text through all passes, before code generation.
 pub struct Levels {
-    pub compiled: Compiled,
-    pub text: Text,
+    pub levels: mcc::Levels,
+    shown: Shown,
     elaborated: Duration,
     budget: Option<Budget>,
 }
@@ -48,64 +46,71 @@ struct Budget {
 }
 
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
-pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<Levels, Failure> {
-    let levels = inspected(model, args, shown, progress, &InspectArgs::default())?;
-    Ok(levels.expect("invariant: nothing stops it"))
+pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<mcc::Levels, Failure> {
+    let text = Text::read(model, shown)?;
+    let request = request(&text, args, None)?;
+    let levels = inspected(&text, &request, args, progress, &InspectArgs::default())?;
+    Ok(levels.expect("invariant: nothing stops it").levels)
+}
+
+/// What the command line asks for: kernels are compiled in processes of this program, as many as there are cores.
+fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>) -> Result<Request, Failure> {
+    let elaboration = frontend::Options { defines: args.define.clone(), precision: precision(&args.precision), ..Default::default() };
+    Ok(Request {
+        name: text.name.clone(),
+        text: text.text.clone(),
+        elaboration,
+        options: options(args)?,
+        targets: Targets::named(&args.target, args.host_target.as_deref())?,
+        workers: workers()?,
+        cache,
+    })
 }
 
 /// As [`levels`]; prints modules on the way, and stops where that is asked for.
-fn inspected(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
+fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progress, inspect: &InspectArgs) -> Result<Option<Levels>, Failure> {
     let start = Instant::now();
-    let targets = targets(args)?;
-    if args.precision.tf32 && targets.device.arch == Arch::X86_64 {
-        let errors = [tf32_on_cpu(&args.target)];
-        shown.show(&errors, &Sources::default())?;
-        return Err(misuse::shown(&errors));
-    }
-    let options = options(args)?;
-    passes::start::ranks(&options).or_else(|e| failed(CompileError::User(e), &Sources::default(), shown, inspect))?;
-    progress.enter("parse");
-    let mut text = Text::read(model, shown)?;
-    let elaboration =
-        TextOptions { defines: args.define.clone(), batch: options.global_batch, precision: precision(&args.precision), ..TextOptions::default() };
-    let Models { mut training, evaluation, .. } = text.elaborate(&elaboration)?;
-    let options = Options { global_batch: mcc::global_batch(&training, options.global_batch), ..options };
-    override_train(&mut training.train, args);
-    let contradictions = contradictions(&training, args, &options);
+    let shown = text.shown;
+    let mut models = request.elaborate(&mut text.imports(), progress).or_else(|e| failed(e, shown, inspect))?;
+    shown.show(&std::mem::take(&mut models.warnings), &models.sources)?;
+    override_train(&mut models.training.train, args);
+    let contradictions = contradictions(&models.training, args, &models.options);
     if !contradictions.is_empty() {
-        text.show(&contradictions)?;
+        shown.show(&contradictions, &models.sources)?;
         return Err(misuse::shown(&contradictions));
     }
-    text.show(&idle::in_plan(args, &training.plan))?;
+    shown.show(&idle::in_plan(args, &models.training.plan), &models.sources)?;
     let elaborated = start.elapsed();
-    let budget = args.memory.map(|bytes| Budget { bytes, training: training.clone(), evaluation: evaluation.clone(), options: options.clone() });
-    let sources = &text.sources;
-    let mut compile = Compile::new(training, evaluation, &options, progress).or_else(|e| failed(e, sources, shown, inspect))?;
-    inspect.check(&options)?;
-    while let Some(pass) = compile.step().or_else(|e| failed(e, sources, shown, inspect))? {
+    let budget = args.memory.map(|bytes| Budget {
+        bytes,
+        training: models.training.clone(),
+        evaluation: models.evaluation.clone(),
+        options: models.options.clone(),
+    });
+    let mut passes = models.passes(progress).or_else(|e| failed(e, shown, inspect))?;
+    inspect.check(&request.options)?;
+    while let Some(pass) = passes.step().or_else(|e| failed(e, shown, inspect))? {
         if inspect.damage_after.as_deref() == Some(pass.name) {
-            compile.damage().or_else(|e| failed(e, sources, shown, inspect))?;
+            passes.damage().or_else(|e| failed(e, shown, inspect))?;
         }
         let stops = inspect.stop_after.as_deref() == Some(pass.name);
         if inspect.prints(pass.name) {
-            let text = format!("; after {}\n{}", pass.name, print_module(compile.module()));
+            let text = format!("; after {}\n{}", pass.name, print_module(passes.module()));
             // Where an artifact is to be written, that is what the command is for.
             if inspect.stop_after.is_some() { out!("{text}")? } else { progress!("{}", text.trim_end()) }
         } else if stops && inspect.print_after.is_empty() {
-            out!("{}", print_module(compile.module()))?;
+            out!("{}", print_module(passes.module()))?;
         }
         if stops {
             return Ok(None);
         }
     }
-    let mut compiled = compile.finish();
-    text.show(&compiled.warnings)?;
-    text.show(&idle::in_model(args, &compiled))?;
-    compiled.job.sources = frontend::without_library(&text.sources);
-    let levels = Levels { compiled, text, elaborated, budget };
+    let levels = passes.finish();
+    shown.show(&levels.compiled.warnings, &levels.sources)?;
+    shown.show(&idle::in_model(args, &levels.compiled), &levels.sources)?;
     // How much scratch kernels need is known once they are compiled.
-    within(&levels, &targets, 0, progress)?;
-    Ok(Some(levels))
+    within(budget.as_ref(), &levels, &request.targets, 0, shown, progress)?;
+    Ok(Some(Levels { levels, shown, elaborated, budget }))
 }
 
 impl InspectArgs {
@@ -125,13 +130,13 @@ impl InspectArgs {
 }
 
 /// What the user can mend, shown; or a bug in mcc.
-fn failed<T>(error: CompileError, sources: &Sources, shown: Shown, inspect: &InspectArgs) -> Result<T, Failure> {
+fn failed<T>(error: Error, shown: Shown, inspect: &InspectArgs) -> Result<T, Failure> {
     match error {
-        CompileError::User(errors) => {
-            shown.show(&errors, sources)?;
+        Error::User(errors, sources) => {
+            shown.show(&errors, &sources)?;
             Err(misuse::shown(&errors))
         }
-        CompileError::Broken(broken) => {
+        Error::Bug(broken) => {
             note!("error: {broken}");
             if let Some(invariant) = broken.complaint.invariant() {
                 note!("  = {invariant}: {}", invariant.holds());
@@ -144,17 +149,9 @@ fn failed<T>(error: CompileError, sources: &Sources, shown: Shown, inspect: &Ins
             note!("please report this with the model text and the command line");
             Err(Failure::Reported)
         }
+        Error::Kernel(e) => Err(e.into()),
+        Error::Link(e) => Err(e.into()),
     }
-}
-
-/// E0642: CPUs have no tf32.
-fn tf32_on_cpu(target: &str) -> Diagnostic {
-    let d = Diagnostic::error("E0642", format!("--tf32 is for tensor cores, and --target {target} is a CPU, which has none"));
-    d.help("without it f32 is multiplied with all its bits; `--target sm_80` or `--target sm_90a` for GPUs")
-}
-
-fn targets(args: &PlanArgs) -> Result<Targets, Failure> {
-    Ok(Targets::named(&args.target, args.host_target.as_deref())?)
 }
 
 /// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
@@ -182,39 +179,28 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     // A key that is none would be a pity after the work.
     let sign = args.output.sign.as_deref().map(SecretKey::read).transpose()?;
-    let targets = targets(&args.plan)?;
     let watch = Watch::start(&args.plan.limits, Shown::Text);
-    let Some(levels) = inspected(&args.model, &args.plan, Shown::Text, watch.progress(), &args.inspect)? else { return Ok(()) };
-    let Levels { compiled, elaborated, .. } = &levels;
+    let progress = watch.progress();
+    let text = Text::read(&args.model, Shown::Text)?;
+    let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache))?;
+    let Some(Levels { levels, shown, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
-    let kernels = generate(&compiled.job.kernels, &targets, Emit::default(), !args.output.no_cache, watch.progress())?;
+    let artifact = request.generate(levels, progress).or_else(|e| failed(e, shown, &args.inspect))?;
     let generated = generating.elapsed();
-    let entries = machine::entries(&kernels);
-    let beyond = beyond_scratch(&entries, &compiled.job, &targets);
-    if !beyond.is_empty() {
-        levels.text.show(&beyond)?;
-        return Err(Failure::Reported);
-    }
-    let scratch = scratch(&entries, &targets);
-    within(&levels, &targets, scratch, watch.progress())?;
-    watch.progress().enter("dumps");
-    let dumps = dumps(compiled, &args.output, &targets, watch.progress())?;
-    let linking = Instant::now();
-    let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
-    let machine = Machine::new(kernels, &targets, watch.progress())?;
+    let (compiled, targets) = (&artifact.levels.compiled, &request.targets);
+    let scratch = scratch(&artifact.machine.entries, targets);
+    within(budget.as_ref(), &artifact.levels, targets, scratch, shown, progress)?;
+    progress.enter("dumps");
+    let dumps = dumps(compiled, &args.output, targets, progress)?;
     // What follows writes.
     drop(watch);
-    let generated = generated + linking.elapsed();
-    let target = targets.to_artifact(&compiled.job.kernels);
-    machine.parts(|kernels| {
-        let parts = Parts { job: &compiled.job, target: &target, kernels: Some(kernels), dumps: &dumps, sign: sign.as_ref() };
-        signals::tidily(|given_up| artifact::write_unless(&out, &parts, given_up))
-    })??;
-    let mut times = vec![("parse", *elaborated)];
+    let out = args.output.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.mcc", compiled.job.model)));
+    artifact.parts(&dumps, sign.as_ref(), |parts| signals::tidily(|given_up| artifact::write_unless(&out, parts, given_up)))??;
+    let mut times = vec![("parse", elaborated)];
     times.extend(compiled.times.iter().map(|t| (t.pass, t.run)));
     times.push(("kernels", generated));
     let verified: Vec<(&str, Duration)> = compiled.times.iter().flat_map(|t| t.verified.iter().copied()).collect();
-    let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, &targets, scratch));
+    let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, targets, scratch));
     let table = report::table(&compiled.job, &footprints, &times, &verified);
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is for modules where these were asked for.
@@ -225,30 +211,11 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// E0645: a kernel wants more scratch than what runs it gives.
-fn beyond_scratch(entries: &[KernelEntry], job: &Job, targets: &Targets) -> Vec<Diagnostic> {
-    let wants = |e: &KernelEntry| match &e.launch {
-        Some(launch) => (launch.scratch_bytes, ir::launch::MOST_SCRATCH, "a launch"),
-        None => (e.scratch_bytes, artifact::MOST_SCRATCH, "a thread"),
-    };
-    let largest = entries.iter().zip(&job.kernels).filter(|(e, _)| wants(e).0 > wants(e).1).max_by_key(|(e, _)| wants(e).0);
-    let Some((entry, kernel)) = largest else { return vec![] };
-    let (bytes, most, whose) = wants(entry);
-    let (bytes, most, target) = (footprint::size(bytes), footprint::size(most), targets.of(kernel));
-    let text = format!("a kernel wants {bytes} of scratch for {whose} of {}, more than the {most} that one can have", target.cpu);
-    let d = Diagnostic::error("E0645", text).help("smaller sizes, or more ranks to split them over, such as `--cp` for long sequences");
-    let span = kernel.body.nodes.iter().find_map(|n| n.origin.span);
-    vec![match span {
-        Some(span) => d.label(span, "it computes this"),
-        None => d,
-    }]
-}
-
 /// E0640, with the change that would fit, if a rank needs more than the budget.
-fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress) -> Result<(), Failure> {
-    let Levels { compiled, text, budget: Some(budget), .. } = levels else { return Ok(()) };
+fn within(budget: Option<&Budget>, levels: &mcc::Levels, targets: &Targets, scratch: u64, shown: Shown, progress: &Progress) -> Result<(), Failure> {
+    let (job, Some(budget)) = (&levels.compiled.job, budget) else { return Ok(()) };
     let of = |job: &Job, stage: usize| footprint(job, stage, targets, scratch);
-    let all = Footprints::new(&compiled.job, &of);
+    let all = Footprints::new(job, &of);
     if all.most().1.total() <= budget.bytes {
         return Ok(());
     }
@@ -258,16 +225,20 @@ fn within(levels: &Levels, targets: &Targets, scratch: u64, progress: &Progress)
         Some(r) => format!("`{}` needs {} at most", cli::changes(&budget.options, &r.options).join(" "), footprint::size(r.peak)),
         None => "nothing that was tried fits on this number of ranks: use more of them, or a smaller model".into(),
     };
-    text.show(&[footprint::over_budget(&compiled.job, &all, &text.sources, budget.bytes).help(help)])?;
+    shown.show(&[footprint::over_budget(job, &all, &levels.sources, budget.bytes).help(help)], &levels.sources)?;
     Err(Failure::Reported)
 }
 
-/// Compiles kernels in processes of this program, as many as there are cores, and through the cache, if that is asked for.
+/// Compiles kernels in processes of this program, and through the cache, if that is asked for.
 pub fn generate(kernels: &[Kernel], targets: &Targets, emit: Emit, cached: bool, progress: &Progress) -> Result<Vec<codegen::Compiled>, Failure> {
+    Ok(machine::generate(kernels, targets, emit, cached.then(cache_dir).flatten().as_deref(), &workers()?, progress)?)
+}
+
+/// Processes of this program, as many as there are cores.
+fn workers() -> Result<Workers, Failure> {
     let program = std::env::current_exe().context("cannot find mcc's own executable")?;
     let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let workers = Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count };
-    Ok(machine::generate(kernels, targets, emit, cached.then(cache_dir).flatten().as_deref(), &workers, progress)?)
+    Ok(Workers::Processes { command: WorkerCommand { program, arguments: vec!["codegen-worker".into()] }, count })
 }
 
 /// `$MCC_CACHE`, or `mcc` in the user's cache directory.

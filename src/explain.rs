@@ -107,14 +107,14 @@ pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
         return show(args, &communication(&done.compiled.job), communication_text);
     };
     let name = model.display().to_string();
-    let file = done.text.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
+    let file = done.sources.files.iter().position(|f| f.name == name).unwrap_or(0);
     match line(&done.compiled.sharded, &done.compiled.job, file as u16, number) {
         Some(mut found) => {
             let exchanges = std::mem::take(&mut found.exchanges).into_iter().map(Said::from).collect();
             show(args, &LineSaid { line: found, exchanges }, line_text)
         }
         None => {
-            let lines = done.text.sources.files.get(file).map_or(0, |f| f.text.lines().count());
+            let lines = done.sources.files.get(file).map_or(0, |f| f.text.lines().count());
             Err(misuse!("nothing is computed on line {number} of `{name}`, which has {lines} lines").into())
         }
     }

@@ -10,23 +10,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The command line goes through the same pieces, one by one: [`frontend::compile_both`], [`passes::compile::Compile`], [`machine::generate`],
-//! [`machine::Machine`].
+//! [`compile`] is three steps, between which who wants more can look and change: [`Request::elaborate`], the passes one by one ([`Passes`]),
+//! [`Request::generate`]. The command line takes these.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "a library prints nothing")]
 
 pub mod machine;
 pub mod targets;
 
+use codegen::target::Arch;
 use codegen::{BatchError, Emit, LinkError, Workers};
-use frontend::Loader;
+use frontend::{Loader, Models};
 use ir::diag::{Diagnostic, Severity, Sources};
-use ir::model::{Model, Train};
+use ir::model::Model;
+use ir::module::Module;
 use ir::options::Options;
 use ir::progress::Progress;
-use machine::{Machine, generate};
+use machine::{Machine, beyond_scratch, entries, generate};
 use passes::compile::{Broken, Compile, CompileError, Compiled};
+use passes::table::Pass;
 use runtime::artifact::{self, ArtifactError, Manifest, Parts};
+use runtime::signature::SecretKey;
 use std::path::{Path, PathBuf};
 use targets::{Targets, TargetsError};
 
@@ -39,8 +43,6 @@ pub struct Request {
     /// Settings, precision; `batch` and `training` are `options`' and the compile's.
     pub elaboration: frontend::Options,
     pub options: Options,
-    /// In place of the text's `train` section, if some.
-    pub train: Option<Train>,
     pub targets: Targets,
     pub workers: Workers,
     /// The directory of compiled kernels, if any.
@@ -58,24 +60,140 @@ impl Request {
             text: text.into(),
             elaboration: frontend::Options::default(),
             options: Options::default(),
-            train: None,
             targets: Targets::named("cpu", None)?,
             workers: Workers::InProcess,
             cache: None,
         })
     }
+
+    /// The text as a model to train and to evaluate. `imports` reads the texts that it imports, by name.
+    ///
+    /// # Errors
+    /// Options that fit no text, and all that is wrong with this one.
+    pub fn elaborate(&self, imports: Loader<'_>, progress: &Progress) -> Result<Elaborated, Error> {
+        let Request { name, text, options, .. } = self;
+        let mut sources = Sources::default();
+        if options.tf32 && self.targets.device.arch == Arch::X86_64 {
+            return Err(Error::User(vec![tf32_on_cpu(&self.targets.device.cpu)], sources));
+        }
+        passes::start::ranks(options).map_err(|errors| Error::User(errors, sources.clone()))?;
+        progress.enter("parse");
+        let elaboration = frontend::Options { batch: options.global_batch, ..self.elaboration.clone() };
+        let models = frontend::compile_both(&mut sources, name, text, &elaboration, imports);
+        let Models { training, evaluation, warnings } = models.map_err(|errors| Error::User(errors, sources.clone()))?;
+        // What the text's setting `batch` says is the same thing, and was asked for beside it.
+        let global_batch = training.graph.batch.map_or(options.global_batch, |d| training.graph.body.dims.size(d));
+        Ok(Elaborated { training, evaluation, options: Options { global_batch, ..options.clone() }, sources, warnings })
+    }
+
+    /// Compiles the kernels of a job and links them.
+    ///
+    /// # Errors
+    /// A kernel that code cannot be made of, or that wants more scratch than there is.
+    pub fn generate(&self, levels: Levels, progress: &Progress) -> Result<Artifact, Error> {
+        let (job, targets) = (&levels.compiled.job, &self.targets);
+        let kernels = generate(&job.kernels, targets, Emit::default(), self.cache.as_deref(), &self.workers, progress)?;
+        if let Some(error) = beyond_scratch(&entries(&kernels), job, targets) {
+            return Err(Error::User(vec![error], levels.sources));
+        }
+        let machine = Machine::new(kernels, targets, progress)?;
+        let target = targets.to_artifact(&job.kernels);
+        Ok(Artifact { levels, machine, target })
+    }
+}
+
+/// E0642: CPUs have no tf32.
+fn tf32_on_cpu(cpu: &str) -> Diagnostic {
+    let d = Diagnostic::error("E0642", format!("--tf32 is for tensor cores, and {cpu} is a CPU, which has none"));
+    d.help("without it f32 is multiplied with all its bits; `--target sm_80` or `--target sm_90a` for GPUs")
+}
+
+/// A text through the front end. The models may be changed, as flags change the `train` section, before passes get them.
+#[derive(Clone, Debug)]
+pub struct Elaborated {
+    pub training: Model,
+    /// Without random drops.
+    pub evaluation: Model,
+    /// With the global batch that the text's setting `batch` gives, if it does.
+    pub options: Options,
+    /// The text and what it imports: diagnostics refer to them.
+    pub sources: Sources,
+    pub warnings: Vec<Diagnostic>,
+}
+
+impl Elaborated {
+    /// The compile of these models, before its first pass.
+    ///
+    /// # Errors
+    /// What the user can mend, or a bug of mcc's.
+    pub fn passes(self, progress: &Progress) -> Result<Passes<'_>, Error> {
+        let Elaborated { training, evaluation, options, sources, warnings } = self;
+        match Compile::new(training, evaluation, &options, progress) {
+            Ok(compile) => Ok(Passes { compile, sources, warnings }),
+            Err(e) => Err(Error::new(e, &sources)),
+        }
+    }
+}
+
+/// A compile on its way, pass by pass.
+pub struct Passes<'a> {
+    compile: Compile<'a>,
+    sources: Sources,
+    /// Of the text.
+    warnings: Vec<Diagnostic>,
+}
+
+impl Passes<'_> {
+    /// Runs the next pass that options ask for, and its verifiers; none when all are done.
+    ///
+    /// # Errors
+    /// What the user can mend, or a bug of mcc's.
+    pub fn step(&mut self) -> Result<Option<&'static Pass>, Error> {
+        self.compile.step().map_err(|e| Error::new(e, &self.sources))
+    }
+
+    /// As the passes so far left it.
+    pub fn module(&self) -> &Module {
+        self.compile.module()
+    }
+
+    /// As [`Compile::damage`].
+    ///
+    /// # Errors
+    /// A bug, as it would be shown.
+    pub fn damage(&mut self) -> Result<(), Error> {
+        self.compile.damage().map_err(|e| Error::new(e, &self.sources))
+    }
+
+    /// What all passes left.
+    ///
+    /// # Panics
+    /// Not all were run.
+    pub fn finish(self) -> Levels {
+        let Passes { compile, sources, mut warnings } = self;
+        let mut compiled = compile.finish();
+        compiled.job.sources = frontend::without_library(&sources);
+        warnings.append(&mut compiled.warnings);
+        compiled.warnings = warnings;
+        Levels { compiled, sources }
+    }
+}
+
+/// A model at every level, before code generation.
+#[derive(Clone, Debug)]
+pub struct Levels {
+    /// Its warnings are those of the text and of the passes.
+    pub compiled: Compiled,
+    /// The text and what it imports.
+    pub sources: Sources,
 }
 
 /// A compiled model: every level of it, and its code.
 #[derive(Clone, Debug)]
 pub struct Artifact {
-    pub compiled: Compiled,
+    pub levels: Levels,
     pub machine: Machine,
     pub target: runtime::target::Target,
-    /// The text and what it imports.
-    pub sources: Sources,
-    /// Of the text and of the passes.
-    pub warnings: Vec<Diagnostic>,
 }
 
 impl Artifact {
@@ -84,10 +202,13 @@ impl Artifact {
     /// # Errors
     /// Something other than an artifact has that name, or the file system says so.
     pub fn write(&self, directory: &Path) -> Result<Manifest, ArtifactError> {
-        self.machine.parts(|kernels| {
-            let parts = Parts { job: &self.compiled.job, target: &self.target, kernels: Some(kernels), dumps: &[], sign: None };
-            artifact::write(directory, &parts)
-        })
+        self.parts(&[], None, |parts| artifact::write(directory, parts))
+    }
+
+    /// Gives `write` what an artifact is of, with these dumps, and signed with that key.
+    pub fn parts<T>(&self, dumps: &[(String, String)], sign: Option<&SecretKey>, write: impl FnOnce(&Parts<'_>) -> T) -> T {
+        let (job, target) = (&self.levels.compiled.job, &self.target);
+        self.machine.kernels(|kernels| write(&Parts { job, target, kernels: Some(kernels), dumps, sign }))
     }
 }
 
@@ -105,6 +226,15 @@ pub enum Error {
     Link(#[from] LinkError),
 }
 
+impl Error {
+    fn new(error: CompileError, sources: &Sources) -> Error {
+        match error {
+            CompileError::User(errors) => Error::User(errors, sources.clone()),
+            CompileError::Broken(broken) => Error::Bug(broken),
+        }
+    }
+}
+
 fn rendered(errors: &[Diagnostic], sources: &Sources) -> String {
     let errors = errors.iter().filter(|e| e.severity == Severity::Error);
     errors.map(|e| frontend::render(e, sources, frontend::Style::Plain)).collect::<Vec<_>>().join("\n\n")
@@ -115,30 +245,7 @@ fn rendered(errors: &[Diagnostic], sources: &Sources) -> String {
 /// # Errors
 /// What the user can mend; a bug of mcc's; a kernel that code cannot be made of.
 pub fn compile(request: &Request, imports: Loader<'_>, progress: &Progress) -> Result<Artifact, Error> {
-    let Request { name, text, elaboration, options, targets, .. } = request;
-    let mut sources = Sources::default();
-    progress.enter("parse");
-    let elaboration = frontend::Options { batch: options.global_batch, ..elaboration.clone() };
-    let models = frontend::compile_both(&mut sources, name, text, &elaboration, imports);
-    let mut models = models.map_err(|errors| Error::User(errors, sources.clone()))?;
-    let options = Options { global_batch: global_batch(&models.training, options.global_batch), ..options.clone() };
-    models.training.train = request.train.unwrap_or(models.training.train);
-    let failed = |e| match e {
-        CompileError::User(errors) => Error::User(errors, sources.clone()),
-        CompileError::Broken(broken) => Error::Bug(broken),
-    };
-    let mut passes = Compile::new(models.training, models.evaluation, &options, progress).map_err(failed)?;
-    while passes.step().map_err(failed)?.is_some() {}
-    let mut compiled = passes.finish();
-    compiled.job.sources = frontend::without_library(&sources);
-    let kernels = generate(&compiled.job.kernels, targets, Emit::default(), request.cache.as_deref(), &request.workers, progress)?;
-    let machine = Machine::new(kernels, targets, progress)?;
-    let target = targets.to_artifact(&compiled.job.kernels);
-    let warnings = models.warnings.into_iter().chain(compiled.warnings.iter().cloned()).collect();
-    Ok(Artifact { compiled, machine, target, sources, warnings })
-}
-
-/// Sequences of a step: what the text's setting `batch` says, which is the same thing, else `default`.
-pub fn global_batch(model: &Model, default: u64) -> u64 {
-    model.graph.batch.map_or(default, |d| model.graph.body.dims.size(d))
+    let mut passes = request.elaborate(imports, progress)?.passes(progress)?;
+    while passes.step()?.is_some() {}
+    request.generate(passes.finish(), progress)
 }

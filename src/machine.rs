@@ -3,10 +3,12 @@
 use crate::targets::Targets;
 use codegen::target::Arch;
 use codegen::{BatchError, Compiled, Emit, LinkError, Workers};
+use ir::diag::Diagnostic;
 use ir::kernel::Kernel;
-use ir::program::Space;
+use ir::program::{Job, Space};
 use ir::progress::Progress;
-use runtime::artifact::{KernelEntry, Kernels};
+use passes::report::footprint;
+use runtime::artifact::{self, KernelEntry, Kernels};
 use std::path::Path;
 
 /// Compiles kernels, each for where it runs; in their order. `cache` names the directory of compiled kernels, if any.
@@ -50,6 +52,24 @@ pub fn entries(kernels: &[Compiled]) -> Vec<KernelEntry> {
     kernels.iter().map(entry).collect()
 }
 
+/// E0645: a kernel wants more scratch than what runs it gives.
+pub fn beyond_scratch(entries: &[KernelEntry], job: &Job, targets: &Targets) -> Option<Diagnostic> {
+    let wants = |e: &KernelEntry| match &e.launch {
+        Some(launch) => (launch.scratch_bytes, ir::launch::MOST_SCRATCH, "a launch"),
+        None => (e.scratch_bytes, artifact::MOST_SCRATCH, "a thread"),
+    };
+    let (entry, kernel) = entries.iter().zip(&job.kernels).filter(|(e, _)| wants(e).0 > wants(e).1).max_by_key(|(e, _)| wants(e).0)?;
+    let (bytes, most, whose) = wants(entry);
+    let (bytes, most, target) = (footprint::size(bytes), footprint::size(most), targets.of(kernel));
+    let text = format!("a kernel wants {bytes} of scratch for {whose} of {}, more than the {most} that one can have", target.cpu);
+    let d = Diagnostic::error("E0645", text).help("smaller sizes, or more ranks to split them over, such as `--cp` for long sequences");
+    let span = kernel.body.nodes.iter().find_map(|n| n.origin.span);
+    Some(match span {
+        Some(span) => d.label(span, "it computes this"),
+        None => d,
+    })
+}
+
 impl Machine {
     /// Links compiled kernels of a job.
     ///
@@ -69,7 +89,7 @@ impl Machine {
     }
 
     /// Gives `write` what it writes.
-    pub fn parts<T>(&self, write: impl FnOnce(Kernels<'_>) -> T) -> T {
+    pub fn kernels<T>(&self, write: impl FnOnce(Kernels<'_>) -> T) -> T {
         let ptx: Vec<&[u8]> = self.ptx.iter().map(Vec::as_slice).collect();
         write(Kernels { entries: &self.entries, library: self.library.as_deref(), ptx: &ptx })
     }

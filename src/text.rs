@@ -3,11 +3,11 @@
 use crate::cli::{self, FmtArgs};
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
-use crate::misuse;
+
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
 use anyhow::Context;
-use frontend::{Models, Options, Style};
+use frontend::Style;
 use ir::diag::{Diagnostic, Label, Severity, Sources, Span};
 use serde::Serialize;
 use std::io::{IsTerminal, Read, Write};
@@ -103,12 +103,12 @@ fn line(line: &Line<'_>) -> Result<(), PrintError> {
     out!("{}\n", serde_json::to_string(line).expect("invariant: plain data with text keys"))
 }
 
-/// A model text on its way: diagnostics refer to `sources`.
+/// A model text.
 pub struct Text {
-    pub sources: Sources,
     pub shown: Shown,
-    name: String,
-    text: String,
+    /// What diagnostics call it.
+    pub name: String,
+    pub text: String,
     dir: PathBuf,
 }
 
@@ -128,38 +128,18 @@ impl Text {
             files::look(path, Wanted::Text)?;
             std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?
         };
-        let sources = Sources::default();
         match frontend::decode(&name, bytes) {
-            Ok(text) => Ok(Text { sources, shown, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
+            Ok(text) => Ok(Text { shown, name, text, dir: path.parent().unwrap_or(Path::new(".")).to_path_buf() }),
             Err(e) => {
-                shown.show(&[*e], &sources)?;
+                shown.show(&[*e], &Sources::default())?;
                 Err(Failure::Reported)
             }
         }
     }
 
-    /// Elaborates it for training and for evaluation, or shows all its errors; shows its warnings.
-    pub fn elaborate(&mut self, options: &Options) -> Result<Models, Failure> {
-        let dir = self.dir.clone();
-        let mut load = |name: &str| std::fs::read_to_string(dir.join(name)).map_err(|e| e.to_string());
-        match frontend::compile_both(&mut self.sources, &self.name, &self.text, options, &mut load) {
-            Ok(models) => {
-                self.show(&models.warnings)?;
-                Ok(models)
-            }
-            Err(errors) => {
-                self.show(&errors)?;
-                Err(misuse::shown(&errors))
-            }
-        }
-    }
-
-    /// Shows diagnostics of this text.
-    ///
-    /// # Errors
-    /// JSON that cannot be printed.
-    pub fn show(&self, diagnostics: &[Diagnostic]) -> Result<(), PrintError> {
-        self.shown.show(diagnostics, &self.sources)
+    /// What reads the texts that it imports.
+    pub fn imports(&self) -> impl FnMut(&str) -> Result<String, String> {
+        |name| std::fs::read_to_string(self.dir.join(name)).map_err(|e| e.to_string())
     }
 }
 

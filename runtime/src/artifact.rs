@@ -154,8 +154,8 @@ pub enum ArtifactError {
     Key(#[from] KeyError),
     #[error("`{}` is not signed, and --trust takes what is signed alone: its maker adds a signature with `mcc compile --sign KEY`", .0.display())]
     Unsigned(PathBuf),
-    #[error("`{}` is signed by none of the {keys} keys that --trust names; nothing of it was used", .dir.display())]
-    Stranger { dir: PathBuf, keys: usize },
+    #[error("`{}` is signed with a key that --trust does not name; nothing of it was used", .0.display())]
+    Stranger(PathBuf),
     #[error("`{}` is another artifact than the launcher has: its id is {found}, the launcher's is {wanted}", .dir.display())]
     Another { dir: PathBuf, found: String, wanted: String },
 }

@@ -31,4 +31,8 @@ fn the_library_says_what_is_wrong_and_prints_nothing() {
     assert!(error.to_string().contains("m.mdl:3:13"), "{error}");
     let untrained = nothing("model m(batch) {\n  input x: f32[batch];\n  loss mean(x);\n}\n").expect_err("nothing to train");
     assert!(matches!(&untrained, Error::User(errors, _) if errors[0].code == "E0502"), "{untrained:?}");
+    let mut request = Request::new("m.mdl", "model m(batch) {\n}\n").expect("a CPU that kernels can be compiled for");
+    request.options.tf32 = true;
+    let tf32 = compile(&request, &mut |_| Err("it imports nothing".into()), &Default::default()).expect_err("no tensor cores");
+    assert!(matches!(&tf32, Error::User(errors, _) if errors[0].code == "E0642"), "{tf32:?}");
 }

@@ -172,7 +172,7 @@ const TOGETHER: &[Mistake] = &[
     ("run a.mcc --data corpus.txt --save-interval 5", 2, "is about checkpoints, and none are written", "`--save DIR`"),
     ("run a.mcc --data corpus.txt --on-spike back", 2, "goes back by starting again, which --restarts allows", "add `--restarts R"),
     ("run a.mcc --data corpus.txt --spike-factor 3", 2, "says when a loss jumps, and nothing happens then", "add `--on-spike back`"),
-    ("run a.mcc --data corpus.txt --allow-changed data", 0, "is about a run that goes on, and this one begins", "or leave it out"),
+    ("run a.mcc --data corpus.txt --steps 1 --allow-changed data", 0, "is about a run that goes on, and this one begins", "or leave it out"),
     ("run a.mcc --data corpus.txt --resume auto", 2, "goes on from the newest checkpoint in the directory of `--save`", "add `--save DIR`"),
     ("run a.mcc --data corpus.txt --steps 1 --init own.safetensors --seed 2", 0, "`--seed` does nothing: all weights are read", "leave it out"),
     ("run a.mcc --data corpus.txt --save-weights w --save-state w", 2, "names the file of `--save-weights`", "two names"),

@@ -28,7 +28,7 @@ fn trained() -> Dir {
 fn an_artifact_is_run_if_a_trusted_key_has_signed_it_and_weights_say_what_they_are_of() {
     let dir = trained();
     let run = |flags: &str| dir.line(&format!("run out.mcc --data text.txt --steps 1 {flags}"));
-    run("--trust other.pem").fails_with(&["`out.mcc` is signed by none of the 1 keys that --trust names; nothing of it was used"]);
+    run("--trust other.pem").fails_with(&["`out.mcc` is signed with a key that --trust does not name; nothing of it was used"]);
     run("--trust secret.pem").fails_with(&["has a secret key, but --trust wants the public key"]);
     run("--resume w.safetensors").fails_with(&["so no run can go on from it: `--init w.safetensors` starts a new one"]);
     // The weights have what `-D` said, and the text.

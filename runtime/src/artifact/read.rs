@@ -85,7 +85,7 @@ fn signed(dir: &Path, manifest: &[u8], keys: &[PublicKey]) -> Result<(), Artifac
     match signature::read(&dir.join(SIGNATURE))? {
         None => Err(ArtifactError::Unsigned(dir.to_path_buf())),
         Some(signature) if keys.iter().any(|key| key.has_signed(manifest, &signature)) => Ok(()),
-        Some(_) => Err(ArtifactError::Stranger { dir: dir.to_path_buf(), keys: keys.len() }),
+        Some(_) => Err(ArtifactError::Stranger(dir.to_path_buf())),
     }
 }
 
