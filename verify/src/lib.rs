@@ -31,5 +31,5 @@ pub mod sharded;
 mod terms;
 mod violation;
 
-pub use invariant::{GROUPS, Group, Invariant};
+pub use invariant::{BEYOND_TEXTS, GROUPS, Group, Invariant};
 pub use violation::{Locus, LocusPart, Violation};

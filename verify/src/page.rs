@@ -1,6 +1,6 @@
 //! The page of all invariants, `docs/verifier.md`, from their table.
 
-use crate::{GROUPS, Group, Invariant};
+use crate::{BEYOND_TEXTS, GROUPS, Group, Invariant};
 use std::fmt::Write;
 
 /// The page, as Markdown. A test holds the file to it.
@@ -19,11 +19,17 @@ error: bug in mcc: after `events`: V803: stage 0, train, forward microbatch 1, c
   = V803: Of two commands that touch the same bytes, one of them writing, one is ordered after the other.
 ```
 
-A number keeps its meaning: one that is no longer checked is not given to another invariant. Most have a file in
-[`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place; the others
-are broken by tests of `verify` and of passes.
+A number keeps its meaning: one that is no longer checked is not given to another invariant. Each has a file in
+[`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place. No text of a
+module can break the few in the next table: a test breaks them in a module that was read.
+
+| number | why no text can break it |
+|---|---|
 ",
     );
+    for (invariant, why) in BEYOND_TEXTS {
+        let _ = writeln!(out, "| {invariant} | {why} |");
+    }
     for group in GROUPS {
         let Group { title, file, .. } = group;
         let _ = write!(out, "\n## {title}\n\nIn [`verify/src/{file}`](../verify/src/{file}).\n\n| number | name | what holds |\n|---|---|---|\n");
