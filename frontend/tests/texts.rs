@@ -289,29 +289,41 @@ fn the_examples_of_the_reference_do_what_it_says() {
     assert!(count >= 10, "{count} examples");
 }
 
+/// The texts of all files below these folders.
+fn texts(folders: &[&str]) -> Vec<String> {
+    let mut paths: Vec<PathBuf> = folders.iter().map(|c| root().join(c)).collect();
+    let mut found = vec![];
+    while let Some(path) = paths.pop() {
+        match path.is_dir() {
+            true => paths.extend(std::fs::read_dir(path).expect("a folder").map(|e| e.expect("an entry").path())),
+            false => found.push(String::from_utf8_lossy(&std::fs::read(path).expect("a file")).into_owned()),
+        }
+    }
+    found
+}
+
+/// The codes that the sources name.
+fn codes() -> BTreeSet<String> {
+    let sources = texts(&["src", "frontend/src", "ir/src", "verify/src", "passes/src", "codegen/src", "runtime/src", "convert/src"]);
+    let is_code = |part: &&str| part.len() == 5 && part.starts_with(['E', 'W']) && part[1..].bytes().all(|b| b.is_ascii_digit());
+    sources.iter().flat_map(|text| text.split('"')).filter(is_code).map(String::from).collect()
+}
+
 #[test]
 fn every_code_is_documented_and_every_documented_code_is_one() {
     let page = std::fs::read_to_string(root().join("docs/errors.md")).expect("the page of codes");
-    let crates = ["src", "frontend/src", "ir/src", "verify/src", "passes/src", "codegen/src", "runtime/src", "convert/src"];
-    let mut folders: Vec<PathBuf> = crates.iter().map(|c| root().join(c)).collect();
-    let mut codes = BTreeSet::new();
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).expect("a source");
-            for part in text.split('"') {
-                let code = part.len() == 5 && part.starts_with(['E', 'W']) && part[1..].bytes().all(|b| b.is_ascii_digit());
-                codes.extend(code.then(|| part.to_string()));
-            }
-        }
-    }
     let first = page.lines().filter_map(|l| l.strip_prefix("| ")?.split_once(" |")).flat_map(|(codes, _)| codes.split(", "));
     let documented: BTreeSet<String> = first.filter(|c| c.starts_with(['E', 'W']) && c.len() == 5).map(String::from).collect();
-    assert_eq!(codes, documented);
+    assert_eq!(codes(), documented);
+}
+
+/// As a diagnostic is shown, in a `//~` comment, or as a text of a test's own.
+#[test]
+fn every_code_is_expected_by_a_test() {
+    let tests = texts(&["tests", "frontend/tests", "passes/tests"]).concat();
+    let ways = |code: &str| [format!("error[{code}]"), format!("warning[{code}]"), format!("//~ {code}"), format!("\"{code}\"")];
+    let unseen: Vec<String> = codes().into_iter().filter(|code| !ways(code).iter().any(|way| tests.contains(way))).collect();
+    assert_eq!(unseen, Vec::<String>::new());
 }
 
 #[test]

@@ -137,6 +137,20 @@ fn memory_that_cannot_be_addressed_is_told_with_its_largest_tensor() {
     ]);
 }
 
+#[test]
+fn scratch_that_nothing_gives_is_told_with_what_wants_it() {
+    let dir = Dir::new();
+    let sizes = "-D layers=1 -D seq=40000000 -D hidden=16 -D heads=1 -D vocab=16";
+    let ran = dir.line(&format!("compile {{models}}/gpt2.mdl {sizes} --target x86-64-v3 --no-cache -o out.mcc"));
+    ran.fails_with(&[
+        "error[E0645]",
+        "of scratch for a thread of x86-64-v3, more than the 4.00 GiB that one can have",
+        "gpt2.mdl:",
+        "`--cp` for long",
+    ]);
+    assert_eq!(dir.entries(), Vec::<String>::new());
+}
+
 /// A limit that any compile exceeds within a second, and a model that takes longer than that.
 #[test]
 fn a_compile_beyond_its_limits_says_what_it_was_at_and_leaves_nothing() {
