@@ -141,10 +141,10 @@ fn failed<T>(error: Error, shown: Shown, inspect: &InspectArgs) -> Result<T, Fai
             if let Some(invariant) = broken.complaint.invariant() {
                 note!("  = {invariant}: {}", invariant.holds());
             }
-            match reproducer::leave(&broken, inspect.damage_after.is_some()) {
+            match reproducer::leave(&broken, inspect.damage_after.as_deref()) {
                 Ok(Some(left)) => note!("{left}"),
                 Ok(None) => {}
-                Err(e) => note!("warning: the module before that pass could not be written: {e}"),
+                Err(e) => note!("warning: what repeats this could not be written: {e}"),
             }
             note!("please report this with the model text and the command line");
             Err(Failure::Reported)

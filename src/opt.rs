@@ -75,8 +75,19 @@ impl Work {
     /// The flags of `mcc opt` that do this.
     fn flags(&self) -> String {
         let names: Vec<&str> = self.passes.iter().map(|p| p.name).collect();
-        let what = if names.is_empty() { "--verify".to_string() } else { format!("--passes {}", names.join(",")) };
-        self.damaged.iter().fold(what, |flags, pass| flags + &format!(" --damage-after {pass}"))
+        reproducer::flags(&names, self.damaged.as_deref())
+    }
+
+    /// Without the passes that a module does not need to fail so: each is tried.
+    fn fewer(mut self, m: &Module, failed: &Failed) -> Work {
+        for k in (0..self.passes.len()).rev() {
+            let passes = self.passes.iter().enumerate().filter(|(i, _)| *i != k).map(|(_, p)| *p).collect();
+            let without = Work { passes, damaged: self.damaged.clone() };
+            if !without.passes.is_empty() && without.fails_like(m, failed) {
+                self = without;
+            }
+        }
+        self
     }
 
     /// Refuses a module that is at another level than the passes take, or whose options do not ask for them.
@@ -118,6 +129,10 @@ impl Work {
             Err(CompileError::Broken(b)) => Some(Failed { at: b.pass, says: b.complaint }),
             Ok(()) | Err(CompileError::User(_)) => None,
         }
+    }
+
+    fn fails_like(&self, m: &Module, failed: &Failed) -> bool {
+        self.fails(m).is_some_and(|f| f.is_like(failed))
     }
 }
 
@@ -194,7 +209,10 @@ pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
     };
     note!("`{}`: {}", failed.at, failed.says);
     let size = |m: &Module| print_module(m).lines().count();
-    let small = shrink(module.clone(), &mut |m| work.fails(m).is_some_and(|f| f.is_like(&failed)), &mut |m| note!("{} lines", size(m)));
+    // Fewer passes first: each try of a module runs them all.
+    let work = work.fewer(&module, &failed);
+    let small = shrink(module.clone(), &mut |m| work.fails_like(m, &failed), &mut |m| note!("{} lines", size(m)));
+    let work = work.fewer(&small, &failed);
     let says = work.fails(&small).map_or(failed.says, |f| f.says);
     let path = args.output.clone().unwrap_or_else(|| match args.opt.module.as_os_str() == STDIN {
         true => PathBuf::from("reduced.mir"),
@@ -202,7 +220,7 @@ pub fn reduce(args: &ReduceArgs) -> Result<(), Failure> {
     });
     fs::write(&path, reproducer::text(&format!("`{}`: {says}", failed.at), &small, &work.flags()))
         .with_context(|| format!("cannot write {}", path.display()))?;
-    out!("{} of {} lines: {}\n", size(&small), size(&module), path.display())?;
+    out!("{} of {} lines, {}: {}\n", size(&small), size(&module), work.flags(), path.display())?;
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! What a bug in mcc leaves for whoever mends it: the module that the pass was given, and the command that repeats what happened.
+//! What a bug in mcc leaves for whoever mends it: the module of the model text, which can be made smaller as a later one could not, and the
+//! command that repeats what happened.
 
 use ir::module::Module;
 use ir::text::print_module;
@@ -13,17 +14,22 @@ pub fn text(says: &str, module: &Module, flags: &str) -> String {
     format!("; mcc {}\n; {says}\n; RUN: mcc opt {flags} %s\n{}", env!("CARGO_PKG_VERSION"), print_module(module))
 }
 
+/// The flags of `mcc opt` that run these passes, or all verifiers, and damage the module after one of them.
+pub fn flags(passes: &[&str], damaged: Option<&str>) -> String {
+    let what = if passes.is_empty() { "--verify".to_string() } else { format!("--passes {}", passes.join(",")) };
+    damaged.into_iter().fold(what, |flags, pass| flags + &format!(" --damage-after {pass}"))
+}
+
 /// Writes a reproducer into the working directory, or where temporary files go, under a name that nothing has; and says what to do with it.
 ///
 /// # Errors
 /// Neither directory takes it.
-pub fn leave(broken: &Broken, damaged: bool) -> io::Result<Option<String>> {
-    let Some(before) = &broken.before else { return Ok(None) };
-    let flags = if damaged { format!("--passes {0} --damage-after {0}", broken.pass) } else { format!("--passes {}", broken.pass) };
-    let text = text(&broken.to_string(), before, &flags);
+pub fn leave(broken: &Broken, damaged: Option<&str>) -> io::Result<Option<String>> {
+    let Some(again) = &broken.again else { return Ok(None) };
+    let text = text(&broken.to_string(), &again.first, &flags(&again.passes, damaged));
     let path = create(Path::new(""), broken.pass, &text).or_else(|_| create(&std::env::temp_dir(), broken.pass, &text))?;
     Ok(Some(format!(
-        "the module before that pass is in {0}; `mcc opt {flags} {0}` repeats this, and `mcc reduce {0}` makes it smaller",
+        "the model's graph is in {0}; `mcc opt {0}` repeats this with the passes up to that one, and `mcc reduce {0}` makes it smaller",
         path.display()
     )))
 }

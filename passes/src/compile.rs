@@ -61,8 +61,15 @@ pub enum CompileError {
 pub struct Broken {
     pub pass: &'static str,
     pub complaint: Complaint,
-    /// The module that the pass was given, if it could be made again.
-    pub before: Option<Module>,
+    /// What repeats it, if there was a module.
+    pub again: Option<Again>,
+}
+
+/// The module that a compile began with, and the passes that it ran, up to the one that failed: passes are deterministic.
+#[derive(Debug)]
+pub struct Again {
+    pub first: Module,
+    pub passes: Vec<&'static str>,
 }
 
 /// What shows a bug.
@@ -98,7 +105,7 @@ pub fn compile(training: Model, evaluation: Model, options: &Options) -> Result<
 /// A compile on its way, pass by pass.
 pub struct Compile<'a> {
     module: Module,
-    /// The module as it was at first, to come back to where a pass fails.
+    /// The module as it was at first, which repeats what fails.
     first: Module,
     passes: std::slice::Iter<'static, Pass>,
     done: Vec<&'static Pass>,
@@ -130,7 +137,7 @@ impl<'a> Compile<'a> {
         progress: &'a Progress,
     ) -> Result<Compile<'a>, CompileError> {
         let started = unwound(|| start::module(training, evaluation, options));
-        let bug = |complaint| CompileError::Broken(Box::new(Broken { pass: "start", complaint, before: None }));
+        let bug = |complaint| CompileError::Broken(Box::new(Broken { pass: "start", complaint, again: None }));
         let module = started.map_err(bug)?.map_err(CompileError::User)?;
         progress.size("operations of the model", module.training.whole.graph().body.nodes.len());
         let passes = passes.iter();
@@ -170,33 +177,27 @@ impl<'a> Compile<'a> {
         Ok(())
     }
 
-    /// A bug with the module that the pass after those that are done was given.
+    /// A bug with what repeats it.
     fn reproducible(&self, error: CompileError) -> CompileError {
-        match error {
-            CompileError::Broken(broken) => CompileError::Broken(Box::new(self.blamed().unwrap_or(Broken { before: self.again(), ..*broken }))),
-            user @ CompileError::User(_) => user,
-        }
+        let CompileError::Broken(broken) = error else { return error };
+        let broken = self.blamed().unwrap_or(*broken);
+        let done = self.done.iter().map(|p| p.name).take_while(|name| *name != broken.pass);
+        let passes = done.chain([broken.pass]).collect();
+        CompileError::Broken(Box::new(Broken { again: Some(Again { first: self.first.clone(), passes }), ..broken }))
     }
 
     /// The first pass over logical graphs that left something else than the text says: these are looked at together.
     fn blamed(&self) -> Option<Broken> {
         let mut module = self.first.clone();
         for pass in &self.done {
-            let before = module.clone();
             if module.level() > OF_LOGICAL.levels.1 || unwound(|| (pass.run)(&mut module)).ok()?.is_err() {
                 return None;
             }
             if let Err(complaint) = holds(OF_LOGICAL, &module) {
-                return Some(Broken { pass: pass.name, complaint, before: Some(before) });
+                return Some(Broken { pass: pass.name, complaint, again: None });
             }
         }
         None
-    }
-
-    /// The module that the passes so far made of the first one: passes are deterministic.
-    fn again(&self) -> Option<Module> {
-        let mut module = self.first.clone();
-        self.done.iter().all(|pass| (pass.run)(&mut module).is_ok()).then_some(module)
     }
 
     /// What all passes left.
@@ -218,7 +219,7 @@ const LOGICAL: &str = "pad";
 /// Runs a pass and its verifier. A panic of one of them is a bug like another.
 ///
 /// # Errors
-/// What the user can mend, or a bug in mcc, without the module that the pass was given.
+/// What the user can mend, or a bug in mcc, without what repeats it.
 pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnostic>, progress: &Progress) -> Result<Took, CompileError> {
     progress.enter(pass.name);
     let start = Instant::now();
@@ -237,7 +238,7 @@ pub fn run(module: &mut Module, pass: &'static Pass, warnings: &mut Vec<Diagnost
 /// Runs the verifiers of a pass on what that left.
 ///
 /// # Errors
-/// A bug in mcc, without the module that the pass was given.
+/// A bug in mcc, without what repeats it.
 pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> {
     pass.verifiers.iter().try_for_each(|v| holds(v, module).map(|_| ())).map_err(|complaint| broken(pass, complaint))
 }
@@ -246,7 +247,7 @@ pub fn verify(module: &Module, pass: &'static Pass) -> Result<(), CompileError> 
 /// some passes together, and whoever runs one alone wants to know of that one. Warnings say what could not be looked at.
 ///
 /// # Errors
-/// A bug in mcc, without the module that the pass was given.
+/// A bug in mcc, without what repeats it.
 pub fn verify_rest(module: &Module, pass: &'static Pass) -> Result<Vec<Diagnostic>, CompileError> {
     let rest = verifiers(module).filter(|v| pass.verifiers.iter().all(|own| own.name != v.name));
     let said: Result<Vec<_>, Complaint> = rest.map(|v| holds(v, module)).collect();
@@ -262,7 +263,7 @@ pub fn holds(verifier: &Verifier, module: &Module) -> Result<Vec<Diagnostic>, Co
 }
 
 fn broken(pass: &'static Pass, complaint: Complaint) -> CompileError {
-    CompileError::Broken(Box::new(Broken { pass: pass.name, complaint, before: None }))
+    CompileError::Broken(Box::new(Broken { pass: pass.name, complaint, again: None }))
 }
 
 /// Damages a module as a bug might, for those who want to see what verifiers and reproducers are like: the last command of a program is gone, or
