@@ -205,3 +205,38 @@ fn what_runs_speaks_of_the_options_of_a_compile_and_not_of_their_flags() {
         |line: &str| has_flag(line, |name| name.split(|c: char| c != '-' && !c.is_ascii_lowercase()).next().is_some_and(|n| flags.contains(n)));
     sources(&root.join("runtime/src")).iter().filter(|f| !f.ends_with("tests.rs")).for_each(|file| none_is_spelled(file, spelled));
 }
+
+/// Flags of torchrun, srun, cargo and `mcc-rank`.
+const OF_OTHERS: [&str; 7] = ["nproc-per-node", "nnodes", "no-python", "ntasks", "workspace", "rank", "parent"];
+
+/// A message that names a flag names one that there is: those that `--help` shows, which the end-to-end tests hold to `tests/end_to_end/expected`.
+#[test]
+fn flags_that_messages_name_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let helps = fs::read_dir(root.join("tests/end_to_end/expected")).expect("a folder").map(|e| e.expect("a file").path());
+    let helps: String = helps.map(|f| fs::read_to_string(f).expect("UTF-8")).collect();
+    let words = |text: &str| -> BTreeSet<String> {
+        let starts = text.match_indices("--").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(|c: char| c == '-' || c.is_ascii_alphanumeric()));
+        let names = starts.map(|at| text[at + 2..].split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap_or_default());
+        names.filter(|n| n.starts_with(|c: char| c.is_ascii_lowercase())).map(|n| n.trim_end_matches('-').to_string()).collect()
+    };
+    let flags = words(&helps);
+    assert!(flags.len() > 100, "{flags:?}");
+    let mut named = 0;
+    for file in ["runtime/src", "convert/src"].iter().flat_map(|c| sources(&root.join(c))).filter(|f| !f.ends_with("tests.rs")) {
+        let text = fs::read_to_string(&file).expect("UTF-8");
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in (1..).zip(code.lines()).filter(|(_, l)| !l.trim_start().starts_with("//") && l.contains('"')) {
+            for flag in words(line) {
+                named += 1;
+                assert!(
+                    flags.contains(&flag) || OF_OTHERS.contains(&flag.as_str()),
+                    "{}:{number}: there is no --{flag}: `{}`",
+                    file.display(),
+                    line.trim()
+                );
+            }
+        }
+    }
+    assert!(named > 40, "{named}");
+}
