@@ -73,7 +73,7 @@ test-long-random: deps
 	DIFFERENTIAL_FIRST=$(call part,10000) DIFFERENTIAL_COUNT=$(call share,10000) $(long) passes --test differential -- --nocapture random::
 
 test-long-mutants: deps
-	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows::
+	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows:: mutations::
 	VERIFIER_SEED=$(call part,10000) VERIFIER_MUTANTS=$(call share,400000) $(long) passes --test verifiers -- search::
 
 test-long-meshes: deps

@@ -164,7 +164,7 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
 }
 
 /// A page of docs, which shows commands.
-const SHOWS_COMMANDS: &str = "passes/src/reference.rs";
+const SHOWS_COMMANDS: &str = "passes/src/page.rs";
 
 /// Whether a line of code has such a flag, which is then not in a comment.
 fn has_flag(line: &str, is_one: impl Fn(&str) -> bool) -> bool {

@@ -11,7 +11,7 @@ const SMALL: &str = "{models}/gpt2.mdl -D layers=2 -D hidden=16 -D heads=2 -D se
 #[test]
 fn the_page_of_passes_is_that_of_their_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/passes.md");
-    let page = passes::reference::passes();
+    let page = passes::page::passes();
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         fs::write(&path, &page).expect("written");
     }
