@@ -106,6 +106,9 @@ impl<'a> Flow<'a> {
     /// Pass 2: whether every use of a value is linear and ends in a sum over `u` that happens anyway, or in a sink.
     fn sums_later(&mut self) {
         let subs = self.mesh.subs.len();
+        // How many operands of an op are partial sums, of those in which it is linear: in another slot it takes the completed sum.
+        let of = |v: Value, u: SubAxis| self.rules[v.index()].linear.iter().filter(|k| self.is(self.old[v].args[**k], u, Natural::Sum)).count();
+        let partial: Vec<Vec<usize>> = self.old.values().map(|v| self.mesh.ids().map(|u| of(v, u)).collect()).collect();
         self.later = vec![vec![false; subs]; self.old.nodes.len()];
         for v in self.old.values().rev() {
             if self.repeats(v) {
@@ -115,15 +118,11 @@ impl<'a> Flow<'a> {
                 let mut ok = self.uses.is_sink[v.index()] || !self.uses.users[v.index()].is_empty();
                 for (c, slot) in &self.uses.users[v.index()] {
                     let rule = &self.rules[c.index()];
-                    // In a slot in which it is not linear, an op takes the completed sum.
-                    let others = self.old[*c].args.iter().enumerate().filter(|(k, _)| k != slot && rule.linear.contains(k));
-                    let mut others = others.map(|(_, a)| *a);
+                    let is_linear = rule.joint || rule.linear.contains(slot);
+                    let own = usize::from(is_linear && self.is(v, u, Natural::Sum));
+                    let others = partial[c.index()][u.0 as usize] > own;
                     let next = self.later(*c, u);
-                    ok &= if rule.joint {
-                        next || others.any(|a| self.is(a, u, Natural::Sum))
-                    } else {
-                        next && rule.linear.contains(slot) && self.choice(*c, u).is_none() && !others.any(|a| self.is(a, u, Natural::Sum))
-                    };
+                    ok &= if rule.joint { next || others } else { next && is_linear && self.choice(*c, u).is_none() && !others };
                 }
                 self.later[v.index()][u.0 as usize] = ok;
             }
