@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 /// A model text through all passes, before code generation.
 pub struct Levels {
     pub levels: mcc::Levels,
-    shown: Shown,
     elaborated: Duration,
     budget: Option<Budget>,
 }
@@ -110,7 +109,7 @@ fn inspected(text: &Text, request: &Request, args: &PlanArgs, progress: &Progres
     shown.show(&idle::in_model(args, &levels.compiled), &levels.sources)?;
     // How much scratch kernels need is known once they are compiled.
     within(budget.as_ref(), &levels, &request.targets, 0, shown, progress)?;
-    Ok(Some(Levels { levels, shown, elaborated, budget }))
+    Ok(Some(Levels { levels, elaborated, budget }))
 }
 
 impl InspectArgs {
@@ -183,13 +182,13 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let progress = watch.progress();
     let text = Text::read(&args.model, Shown::Text)?;
     let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache))?;
-    let Some(Levels { levels, shown, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
+    let Some(Levels { levels, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
-    let artifact = request.generate(levels, progress).or_else(|e| failed(e, shown, &args.inspect))?;
+    let artifact = request.generate(levels, progress).or_else(|e| failed(e, text.shown, &args.inspect))?;
     let generated = generating.elapsed();
     let (compiled, targets) = (&artifact.levels.compiled, &request.targets);
     let scratch = scratch(&artifact.machine.entries, targets);
-    within(budget.as_ref(), &artifact.levels, targets, scratch, shown, progress)?;
+    within(budget.as_ref(), &artifact.levels, targets, scratch, text.shown, progress)?;
     progress.enter("dumps");
     let dumps = dumps(compiled, &args.output, targets, progress)?;
     // What follows writes.

@@ -10,8 +10,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`compile`] is three steps, between which who wants more can look and change: [`Request::elaborate`], the passes one by one ([`Passes`]),
-//! [`Request::generate`]. The command line takes these.
+//! [`compile`] is three steps, between which who wants more can look and change: [`Request::elaborate`], the passes
+//! one by one ([`Passes`]), [`Request::generate`]. The command line takes these.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "a library prints nothing")]
 
@@ -108,7 +108,8 @@ fn tf32_on_cpu(cpu: &str) -> Diagnostic {
     d.help("without it f32 is multiplied with all its bits; `--target sm_80` or `--target sm_90a` for GPUs")
 }
 
-/// A text through the front end. The models may be changed, as flags change the `train` section, before passes get them.
+/// A text through the front end. The models may be changed, as flags change the `train` section, before passes get
+/// them.
 #[derive(Clone, Debug)]
 pub struct Elaborated {
     pub training: Model,

@@ -1,5 +1,5 @@
-//! What a bug in mcc leaves for whoever mends it: the module of the model text, which can be made smaller as a later one could not, and the
-//! command that repeats what happened.
+//! What a bug in mcc leaves for whoever mends it: the module of the model text, which can be made smaller as a later
+//! one could not, and the command that repeats what happened.
 
 use ir::module::Module;
 use ir::text::print_module;

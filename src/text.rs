@@ -3,7 +3,6 @@
 use crate::cli::{self, FmtArgs};
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
-
 use crate::print::{PrintError, note, out};
 use crate::shown::escapes;
 use anyhow::Context;

@@ -166,10 +166,21 @@ fn nothing_prints_in_a_way_that_panics_when_nobody_reads() {
 /// A page of docs, which shows commands.
 const SHOWS_COMMANDS: &str = "passes/src/page.rs";
 
+/// What follows each `--` with which a word begins.
+fn after_dashes(text: &str) -> impl Iterator<Item = &str> {
+    let begins = |at: &usize| !text[..*at].ends_with(|c: char| c == '-' || c.is_ascii_alphanumeric());
+    text.match_indices("--").map(|(at, _)| at).filter(begins).map(|at| &text[at + 2..])
+}
+
+/// The names of all flags in a text.
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    let names = after_dashes(text).filter_map(|rest| rest.split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next());
+    names.map(|n| n.trim_end_matches('-')).filter(|n| n.starts_with(|c: char| c.is_ascii_lowercase()))
+}
+
 /// Whether a line of code has such a flag, which is then not in a comment.
 fn has_flag(line: &str, is_one: impl Fn(&str) -> bool) -> bool {
-    let starts = line.match_indices("--").map(|(at, _)| at).filter(|at| !line[..*at].ends_with(|c: char| c == '-' || c.is_ascii_alphanumeric()));
-    !line.trim_start().starts_with("//") && starts.into_iter().any(|at| is_one(&line[at + 2..]))
+    !line.trim_start().starts_with("//") && after_dashes(line).any(is_one)
 }
 
 /// `src/cli/` spells flags. The runtime, which is not among these, names flags of `mcc run` in its messages; the
@@ -209,32 +220,23 @@ fn what_runs_speaks_of_the_options_of_a_compile_and_not_of_their_flags() {
 /// Flags of torchrun, srun, cargo and `mcc-rank`.
 const OF_OTHERS: [&str; 7] = ["nproc-per-node", "nnodes", "no-python", "ntasks", "workspace", "rank", "parent"];
 
-/// A message that names a flag names one that there is: those that `--help` shows, which the end-to-end tests hold to `tests/end_to_end/expected`.
+/// A message that names a flag names one that there is: those that `--help` shows, which the end-to-end tests hold to
+/// `tests/end_to_end/expected`.
 #[test]
 fn flags_that_messages_name_are_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let helps = fs::read_dir(root.join("tests/end_to_end/expected")).expect("a folder").map(|e| e.expect("a file").path());
     let helps: String = helps.map(|f| fs::read_to_string(f).expect("UTF-8")).collect();
-    let words = |text: &str| -> BTreeSet<String> {
-        let starts = text.match_indices("--").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(|c: char| c == '-' || c.is_ascii_alphanumeric()));
-        let names = starts.map(|at| text[at + 2..].split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap_or_default());
-        names.filter(|n| n.starts_with(|c: char| c.is_ascii_lowercase())).map(|n| n.trim_end_matches('-').to_string()).collect()
-    };
-    let flags = words(&helps);
-    assert!(flags.len() > 100, "{flags:?}");
+    let shown: BTreeSet<&str> = flags(&helps).collect();
+    assert!(shown.len() > 100, "{shown:?}");
     let mut named = 0;
     for file in ["runtime/src", "convert/src"].iter().flat_map(|c| sources(&root.join(c))).filter(|f| !f.ends_with("tests.rs")) {
         let text = fs::read_to_string(&file).expect("UTF-8");
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for (number, line) in (1..).zip(code.lines()).filter(|(_, l)| !l.trim_start().starts_with("//") && l.contains('"')) {
-            for flag in words(line) {
+            for flag in flags(line) {
                 named += 1;
-                assert!(
-                    flags.contains(&flag) || OF_OTHERS.contains(&flag.as_str()),
-                    "{}:{number}: there is no --{flag}: `{}`",
-                    file.display(),
-                    line.trim()
-                );
+                assert!(shown.contains(flag) || OF_OTHERS.contains(&flag), "{}:{number}: there is no --{flag}: `{}`", file.display(), line.trim());
             }
         }
     }

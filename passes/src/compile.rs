@@ -65,7 +65,8 @@ pub struct Broken {
     pub again: Option<Again>,
 }
 
-/// The module that a compile began with, and the passes that it ran, up to the one that failed: passes are deterministic.
+/// The module that a compile began with, and the passes that it ran, up to the one that failed: passes are
+/// deterministic.
 #[derive(Debug)]
 pub struct Again {
     pub first: Module,

@@ -25,13 +25,13 @@ mcc opt partitioned.mir --verify
 mcc opt partitioned.mir --passes classes,bucket | less
 ```
 
-A compile that ends in \"bug in mcc\" leaves the model's graph, none of its weights, as `mcc-bug-PASS.mir`, with the passes up
-to the one that failed. `mcc opt` with that file repeats what happened, and `mcc reduce` with it leaves out of both what
-is not needed to fail in the same way; please send either with a report.
+A compile that ends in \"bug in mcc\" leaves the model's graph, none of its weights, as `mcc-bug-PASS.mir`, with the
+passes up to the one that failed. `mcc opt` with that file repeats what happened, and `mcc reduce` with it leaves out
+of both what is not needed to fail in the same way; please send either with a report.
 
-`mcc reduce` takes a module at any level. Of graphs and sharded graphs it leaves out operations, results and sizes, and few
-lines are left. The parts of a later module have to agree, so that hardly any can go: it is better to begin at a graph
-with `--passes` up to the one in question.
+`mcc reduce` takes a module at any level. Of graphs and sharded graphs it leaves out operations, results and sizes, and
+few lines are left. The parts of a later module have to agree, so that hardly any can go: it is better to begin at a
+graph with `--passes` up to the one in question.
 
 The files in `passes/tests/files/PASS` show what a pass does: each is a model text (`.mdl`) or a module (`.mir`), with its command and what must come of it.
 

@@ -69,8 +69,9 @@ pub enum Command {
     Opt(OptArgs),
     /// Makes a module on which a pass or a verifier fails smaller, as long as it fails in the same way
     ///
-    /// Passes that it does not need for that are left out too. A graph, sharded or not, comes down to few lines. The parts of a later module have to
-    /// agree, so that hardly any can go: begin at a graph, with `--passes` up to the one that fails.
+    /// Passes that it does not need for that are left out too. A graph, sharded or not, comes down to few lines. The
+    /// parts of a later module have to agree, so that hardly any can go: begin at a graph, with `--passes` up to the
+    /// one that fails.
     Reduce(ReduceArgs),
     /// Checks kernels, steps and exchanges on a GPU, and times them
     GpuCheck(GpuCheckArgs),

@@ -199,7 +199,8 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
     })
 }
 
-/// Of so many kernels one is disassembled too: it takes three times as long as to assemble it.
+/// Of so many kernels one is disassembled too, which takes three times as long as to assemble it; with `KERNELS`
+/// (`make test-long-kernels`) every one.
 const DISASSEMBLED: usize = 8;
 
 /// A kernel's text in the assembler: no stack, no spilled register, no warning (of tensor cores that wait for each other, C7508 or C7517, too), and what
@@ -248,13 +249,14 @@ fn every_kernel_of_the_models_assembles_without_spills_and_uses_tensor_cores() {
     }
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(vec![]));
     let all: Vec<_> = kernels.iter().collect();
+    let one_in = if std::env::var_os("KERNELS").is_some() { 1 } else { DISASSEMBLED };
     std::thread::scope(|s| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             s.spawn(|| {
                 loop {
                     let k = next.fetch_add(1, Ordering::Relaxed);
                     let Some(((name, target), (kernel, ptx))) = all.get(k) else { break };
-                    if let Err(why) = assembles(&ptxas, kernel, ptx, target, k.is_multiple_of(DISASSEMBLED)) {
+                    if let Err(why) = assembles(&ptxas, kernel, ptx, target, k.is_multiple_of(one_in)) {
                         wrong.lock().expect("no panic").push(format!("{name} for {target}: {why}\n{}", ir::text::print_kernel(kernel)));
                     }
                 }

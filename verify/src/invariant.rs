@@ -348,7 +348,8 @@ invariants! {
     923 PartsGathered "Parts of a parameter that ranks renew are gathered."
 }
 
-/// Invariants that no text of a module can break, and why: whoever reads a text refuses it first, or reads what is sound.
+/// Invariants that no text of a module can break, and why: whoever reads a text refuses it first, or reads what is
+/// sound.
 pub const BEYOND_TEXTS: &[(Invariant, &str)] = &[
     (Invariant::LocalTables, "a text says all of a node in the node's own line"),
     (Invariant::StageProgram, "a text names the bodies that a stage calls, and these are looked up in the stage's program"),

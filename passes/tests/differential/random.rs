@@ -71,8 +71,8 @@ fn run(seed: u64) -> Result<Outcome, String> {
 /// How many triples, and from which seed on: among these every two features meet.
 const SAMPLE: (u64, u64) = (400, 200);
 
-/// A sample of triples, or `DIFFERENTIAL_COUNT` from seed `DIFFERENTIAL_FIRST` on. `DIFFERENTIAL_SEED=n` runs the one of seed n alone and
-/// prints it; with `SHRINK=1`, if it is wrong, something smaller that is wrong likewise.
+/// A sample of triples, or `DIFFERENTIAL_COUNT` from seed `DIFFERENTIAL_FIRST` on. `DIFFERENTIAL_SEED=n` runs the one of
+/// seed n alone and prints it; with `SHRINK=1`, if it is wrong, something smaller that is wrong likewise.
 #[test]
 fn random_models_compute_on_any_mesh_what_the_logical_graph_says() {
     if let Some(seed) = std::env::var("DIFFERENTIAL_SEED").ok().and_then(|s| s.parse().ok()) {

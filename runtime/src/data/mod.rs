@@ -302,7 +302,8 @@ impl Data {
         lines(&held[from as usize], input, longer, |line, n| f(&line[..n]))
     }
 
-    /// Every element of input `k` is one that it takes: of floats, one that is finite in memory too. `from` is the input that has the file.
+    /// Every element of input `k` is one that it takes: of floats, one that is finite in memory too. `from` is the input
+    /// that has the file.
     fn check(&self, k: usize, tensor: &Tensor, from: usize, step: u64) -> Result<(), DataError> {
         let input = &self.inputs[k];
         let wrong = match &input.takes {

@@ -106,7 +106,8 @@ impl<'a> Flow<'a> {
     /// Pass 2: whether every use of a value is linear and ends in a sum over `u` that happens anyway, or in a sink.
     fn sums_later(&mut self) {
         let subs = self.mesh.subs.len();
-        // How many operands of an op are partial sums, of those in which it is linear: in another slot it takes the completed sum.
+        // How many operands of an op are partial sums, of those in which it is linear: in another slot it takes the
+        // completed sum.
         let of = |v: Value, u: SubAxis| self.rules[v.index()].linear.iter().filter(|k| self.is(self.old[v].args[**k], u, Natural::Sum)).count();
         let partial: Vec<Vec<usize>> = self.old.values().map(|v| self.mesh.ids().map(|u| of(v, u)).collect()).collect();
         self.later = vec![vec![false; subs]; self.old.nodes.len()];
