@@ -77,19 +77,42 @@ fn strides(dims: &Dims, ty: &[Dim], over: &[Dim]) -> Vec<usize> {
 }
 
 fn pointwise(body: &Body, v: Value, args: &[&[f64]], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    let node = &body[v];
-    let mut walk = Walk::new(&body.dims, &node.ty.dims);
-    let steps: Vec<Vec<usize>> = node.args.iter().map(|a| strides(&body.dims, body.dims_of(*a), &node.ty.dims)).collect();
-    let mut point = vec![0.0; args.len()];
-    (0..walk.total())
-        .map(|_| {
-            for (k, a) in args.iter().enumerate() {
-                point[k] = a[walk.offset(&steps[k])];
-            }
-            walk.step();
+    let of: Vec<(&[f64], &[Dim])> = args.iter().zip(&body[v].args).map(|(x, a)| (*x, body.dims_of(*a))).collect();
+    mapped(&body.dims, &body[v].ty.dims, &of, f)
+}
+
+/// A function of the elements of tensors at each place over some dims, of which each tensor has some.
+fn mapped(dims: &Dims, over: &[Dim], of: &[(&[f64], &[Dim])], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    // Dims that lie one after the other in all of them are walked as one: a size, and a step in each.
+    let steps: Vec<Vec<usize>> = of.iter().map(|(_, has)| strides(dims, has, over)).collect();
+    let mut walks: Vec<(usize, Vec<usize>)> = vec![];
+    for (d, size) in over.iter().map(|d| dims.size(*d) as usize).enumerate() {
+        let step: Vec<usize> = steps.iter().map(|s| s[d]).collect();
+        match walks.last_mut() {
+            Some((outer, far)) if far.iter().zip(&step).all(|(far, near)| *far == near * size) => (*outer, *far) = (*outer * size, step),
+            _ => walks.push((size, step)),
+        }
+    }
+    let (row, near) = walks.pop().unwrap_or((1, vec![0; of.len()]));
+    let rows: usize = walks.iter().map(|(size, _)| size).product();
+    let (mut out, mut point) = (Vec::with_capacity(rows * row), vec![0.0; of.len()]);
+    let (mut at, mut first) = (vec![0; walks.len()], vec![0; of.len()]);
+    for _ in 0..rows {
+        out.extend((0..row).map(|i| {
+            point.iter_mut().zip(of).zip(first.iter().zip(&near)).for_each(|((x, (data, _)), (first, step))| *x = data[first + i * step]);
             f(&point)
-        })
-        .collect()
+        }));
+        for (at, (size, steps)) in at.iter_mut().zip(&walks).rev() {
+            *at += 1;
+            first.iter_mut().zip(steps).for_each(|(first, step)| *first += step);
+            if *at < *size {
+                break;
+            }
+            first.iter_mut().zip(steps).for_each(|(first, step)| *first -= *at * step);
+            *at = 0;
+        }
+    }
+    out
 }
 
 /// Evaluates one node from its operands' values. A 16-bit result is rounded, once.
@@ -341,15 +364,7 @@ impl<'a> Rows<'a> {
 
 /// Copies into another storage order of the same dims.
 pub fn reorder(dims: &Dims, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> {
-    let steps = strides(dims, from, to);
-    let mut walk = Walk::new(dims, to);
-    (0..data.len())
-        .map(|_| {
-            let x = data[walk.offset(&steps)];
-            walk.step();
-            x
-        })
-        .collect()
+    mapped(dims, to, &[(data, from)], |x| x[0])
 }
 
 fn view(body: &Body, v: Value, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f64> {

@@ -223,6 +223,8 @@ impl<'a> Player<'a> {
                 after[t] = after[t].max(Some((moment, site)));
             }
         };
+        self.clocks[s][s] += 1;
+        let now = self.clocks[s][s];
         for (bytes, writes) in &touches {
             for cell in self.cells.of(bytes) {
                 if let Some((t, moment, site)) = cell.written {
@@ -230,6 +232,8 @@ impl<'a> Player<'a> {
                 }
                 if *writes {
                     cell.read.iter().enumerate().for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
+                } else {
+                    cell.read[s] = Some((now, site));
                 }
             }
         }
@@ -245,15 +249,9 @@ impl<'a> Player<'a> {
                 join(&mut self.clocks[s], &self.done[other]);
             }
         }
-        self.clocks[s][s] += 1;
-        let now = self.clocks[s][s];
         self.done[site] = self.clocks[s];
-        for (bytes, writes) in &touches {
-            if *writes {
-                self.cells.join(bytes, Cell { written: Some((s, now, site)), ..Cell::default() });
-            } else {
-                self.cells.of(bytes).for_each(|cell| cell.read[s] = Some((now, site)));
-            }
+        for (bytes, _) in touches.iter().filter(|(_, writes)| *writes) {
+            self.cells.join(bytes, Cell { written: Some((s, now, site)), ..Cell::default() });
         }
     }
 

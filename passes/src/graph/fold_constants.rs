@@ -1,6 +1,6 @@
 //! Tables: what depends on no input, parameter or state is evaluated here, in f64, and rounded once.
 
-use ir::dim::{Base, Dim, DimInfo};
+use ir::dim::{Base, Dim, DimInfo, Dims};
 use ir::eval::{self, Env};
 use ir::graph::{Body, Graph, Table, Type, Value};
 use ir::op::{Binary, DType, Op, Scalar, Unary};
@@ -31,17 +31,19 @@ pub fn tabulate(mut graph: Graph) -> Graph {
         .filter(|v| fixed[v.index()] && heavy[v.index()] && !body.dims_of(*v).is_empty() && users[v.index()].iter().any(|(c, _)| !fixed[c.index()]))
         .collect();
     let alike = alike(body, &fixed);
-    let (mut made, mut known): (HashMap<u32, u32>, HashMap<Vec<u8>, u32>) = (HashMap::new(), HashMap::new());
+    let first = graph.tables.len();
+    let mut made: HashMap<u32, u32> = HashMap::new();
     // All on the graph as it is: a table may follow from what is to be another.
     let mut tables = vec![];
     for v in wanted {
         let table = *made.entry(alike[v.index()]).or_insert_with(|| {
-            let data = evaluate(&graph.body, v);
-            *known.entry(key(&graph.body, v, &data)).or_insert_with(|| {
-                let name = format!("table{}", graph.tables.len());
-                graph.tables.push(Table { name, ty: graph.body[v].ty.clone(), data });
-                graph.tables.len() as u32 - 1
-            })
+            let table = Table { name: format!("table{}", graph.tables.len()), ty: graph.body[v].ty.clone(), data: evaluate(&graph.body, v) };
+            let known = graph.tables[first..].iter().position(|t| equal(&graph.body.dims, t, &table));
+            let k = known.map_or(graph.tables.len(), |k| first + k);
+            if known.is_none() {
+                graph.tables.push(table);
+            }
+            k as u32
         });
         tables.push((v, table));
     }
@@ -108,12 +110,10 @@ pub(crate) fn evaluate(body: &Body, v: Value) -> Vec<f64> {
     std::mem::take(&mut values[v.index()])
 }
 
-/// A key that is equal for equal tables.
-fn key(body: &Body, v: Value, data: &[f64]) -> Vec<u8> {
-    let mut key: Vec<u8> = data.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
-    key.extend(body.dims_of(v).iter().flat_map(|d| body.dims.size(*d).to_le_bytes()));
-    key.extend(body[v].ty.dtype.name().bytes());
-    key
+/// Whether tables hold the same, to the bit, whatever their dims are called.
+fn equal(dims: &Dims, a: &Table, b: &Table) -> bool {
+    let form = |t: &Table| (t.ty.dtype, t.ty.dims.iter().map(|d| dims.size(*d)).collect::<Vec<u64>>());
+    form(a) == form(b) && a.data.iter().zip(&b.data).all(|(x, y)| x.to_bits() == y.to_bits())
 }
 
 /// Fixed values have no sources but constants and indices.

@@ -129,7 +129,7 @@ impl Claims<'_, '_> {
         for (p, v) in &graph.grads {
             let param = &graph.params[*p as usize];
             let grad = self.graph.counted(*v, &values[v.index()], &param.ty.dims);
-            let moves = self.model.fill(&param.ty.dims, &param.ty.dims, |i| self.sample.direction(param, i));
+            let moves = self.model.fill(&param.ty.dims, &param.ty.dims, self.sample.direction(param));
             let terms = grad.iter().zip(&moves).map(|(g, d)| g * d / scale);
             size += terms.clone().map(f64::abs).sum::<f64>();
             *along.entry(*p).or_default() += terms.sum::<f64>();
@@ -138,7 +138,7 @@ impl Claims<'_, '_> {
             let moves = tangent::run(self.model, model, |p, node| {
                 let param = &self.model.graph.params[p as usize];
                 let moves = param.trains() && only.is_none_or(|o| o == p);
-                moves.then(|| self.model.fill(&node.ty.dims, &param.ty.dims, |i| self.sample.direction(param, i)))
+                moves.then(|| self.model.fill(&node.ty.dims, &param.ty.dims, self.sample.direction(param)))
             });
             moves.map(|t| terms(self.model.graph).iter().filter_map(|r| t[r.value.index()].as_ref()).map(|t| t[0]).sum::<f64>())
         };

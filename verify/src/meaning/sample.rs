@@ -48,60 +48,71 @@ impl Sample {
         }
     }
 
-    /// About where it begins.
-    pub fn param(&self, param: &Param, i: u64) -> f64 {
-        let x = self.signed(&param.name, i);
-        match param.init {
-            Init::Const(Real(c)) if c.abs() < 1e6 => c + x / 2.0,
-            Init::Const(_) | Init::Normal(_) => self.scale * x,
+    /// About where it begins; like all that follows, by the number of an element.
+    pub fn param(&self, param: &Param) -> impl Fn(u64) -> f64 {
+        let (x, init, scale) = (self.signed(&param.name), param.init, self.scale);
+        move |i| match init {
+            Init::Const(Real(c)) if c.abs() < 1e6 => c + x(i) / 2.0,
+            Init::Const(_) | Init::Normal(_) => scale * x(i),
         }
     }
 
     /// The first slot is a mean of gradients, another one of their squares: from very small to large.
-    pub fn state(&self, param: &Param, slot: u32, i: u64) -> f64 {
-        let name = format!("state {slot} of {}", param.name);
-        let x = self.spread_out(&name, i);
-        if slot == 0 { x } else { x * x }
+    pub fn state(&self, param: &Param, slot: u32) -> impl Fn(u64) -> f64 {
+        let of = self.spread_out(&format!("state {slot} of {}", param.name));
+        move |i| {
+            let x = of(i);
+            if slot == 0 { x } else { x * x }
+        }
     }
 
-    pub fn input(&self, input: &Input, i: u64) -> f64 {
-        let x = self.unit(&format!("input {}", input.name), i);
-        match (input.ty.dtype, self.pools.get(&input.name)) {
-            (DType::Bool, _) => f64::from(x < 0.5),
-            (DType::I32, Some(pool)) => pool[(x * pool.len() as f64) as usize],
-            (DType::I32, None) => (x * 4.0).floor(),
-            (DType::F32 | DType::Bf16 | DType::F16, _) => 2.0 * x - 1.0,
+    pub fn input(&self, input: &Input) -> impl Fn(u64) -> f64 {
+        let (of, dtype, pool) = (self.unit(&format!("input {}", input.name)), input.ty.dtype, self.pools.get(&input.name));
+        move |i| {
+            let x = of(i);
+            match (dtype, pool) {
+                (DType::Bool, _) => f64::from(x < 0.5),
+                (DType::I32, Some(pool)) => pool[(x * pool.len() as f64) as usize],
+                (DType::I32, None) => (x * 4.0).floor(),
+                (DType::F32 | DType::Bf16 | DType::F16, _) => 2.0 * x - 1.0,
+            }
         }
     }
 
     /// A direction in which a parameter moves.
-    pub fn direction(&self, param: &Param, i: u64) -> f64 {
-        self.signed(&format!("direction of {}", param.name), i)
+    pub fn direction(&self, param: &Param) -> impl Fn(u64) -> f64 + use<> {
+        self.signed(&format!("direction of {}", param.name))
     }
 
     /// A gradient to put in the place of the true one.
-    pub fn gradient(&self, param: &Param, kind: Gradients, i: u64) -> f64 {
+    pub fn gradient(&self, param: &Param, kind: Gradients) -> impl Fn(u64) -> f64 {
         let name = format!("gradient of {}", param.name);
-        match kind {
-            Gradients::Even => self.signed(&name, i),
-            Gradients::Uneven => self.spread_out(&name, i),
+        let (even, uneven) = (self.signed(&name), self.spread_out(&name));
+        move |i| match kind {
+            Gradients::Even => even(i),
+            Gradients::Uneven => uneven(i),
         }
     }
 
     /// In [0, 1).
-    fn unit(&self, name: &str, i: u64) -> f64 {
-        random::uniform(random::stream(random::key(name), self.number, 0), i)
+    fn unit(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
+        let stream = random::stream(random::key(name), self.number, 0);
+        move |i| random::uniform(stream, i)
     }
 
     /// Within about 1, and not near zero.
-    fn signed(&self, name: &str, i: u64) -> f64 {
-        let x = 2.0 * self.unit(name, i) - 1.0;
-        x + x.signum() * 0.0625
+    fn signed(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
+        let unit = self.unit(name);
+        move |i| {
+            let x = 2.0 * unit(i) - 1.0;
+            x + x.signum() * 0.0625
+        }
     }
 
     /// Of either sign, from 1e-9 to 1.
-    fn spread_out(&self, name: &str, i: u64) -> f64 {
-        self.signed(name, i).signum() * 10f64.powf(-9.0 * self.unit(&format!("size of {name}"), i))
+    fn spread_out(&self, name: &str) -> impl Fn(u64) -> f64 + use<> {
+        let (signed, size) = (self.signed(name), self.unit(&format!("size of {name}")));
+        move |i| signed(i).signum() * 10f64.powf(-9.0 * size(i))
     }
 }
 

@@ -269,15 +269,15 @@ impl Env for Sources<'_, '_> {
             Op::Table(t) => small.table(*t),
             Op::Param(p) => {
                 let param = &graph.params[*p as usize];
-                small.fill(&ty.dims, &param.ty.dims, |i| sample.param(param, i))
+                small.fill(&ty.dims, &param.ty.dims, sample.param(param))
             }
             Op::State(p, slot) => {
                 let param = &graph.params[*p as usize];
-                small.fill(&ty.dims, &param.ty.dims, |i| sample.state(param, *slot, i))
+                small.fill(&ty.dims, &param.ty.dims, sample.state(param, *slot))
             }
             Op::Input(k) => {
                 let input = &graph.inputs[*k as usize];
-                small.fill(&ty.dims, &input.ty.dims, |i| sample.input(input, i))
+                small.fill(&ty.dims, &input.ty.dims, sample.input(input))
             }
             _ => vec![f64::NAN; small.body.dims.elements(&ty.dims) as usize],
         }

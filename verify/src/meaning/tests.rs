@@ -58,7 +58,7 @@ impl Case {
         let values = small.run();
         let direction = |p: u32| {
             let param = &self.graph.params[p as usize];
-            small.fill(&param.ty.dims, &param.ty.dims, |i| sample.direction(param, i))
+            small.fill(&param.ty.dims, &param.ty.dims, sample.direction(param))
         };
         let found = tangent::run(&small, &values, |p, _| Some(direction(p))).unwrap_or_else(|op| panic!("{what}: {op}"));
         let moved = |by: f64| {

@@ -90,7 +90,7 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
             let (param, node) = (&small.graph.params[*p as usize], &small.body[*v]);
             // What is of the forward pass is not the gradient's alone.
             if node.origin.phase != Phase::Forward && !node.op.is_source() {
-                given.entry(*v).or_insert_with(|| small.fill(&node.ty.dims, &param.ty.dims, |i| claims.sample.gradient(param, kind, i)));
+                given.entry(*v).or_insert_with(|| small.fill(&node.ty.dims, &param.ty.dims, claims.sample.gradient(param, kind)));
             }
         }
         let round = Round { claims, values, changed: given.clone().into_iter().collect(), scale };
@@ -143,16 +143,16 @@ impl<'r, 's, 'a> Round<'r, 's, 'a> {
             }
             clean(self.claims, u, |v| self.value(v))?;
             let dims = &param.ty.dims;
-            let [p, g] = [model.fill(dims, dims, |i| sample.param(param, i)), self.tensor(param, grad)];
-            let old: Vec<Vec<f64>> = (0..u.states.len() as u32).map(|k| model.fill(dims, dims, |i| sample.state(param, k, i))).collect();
+            let [p, g] = [model.fill(dims, dims, sample.param(param)), self.tensor(param, grad)];
+            let old: Vec<Vec<f64>> = (0..u.states.len() as u32).map(|k| model.fill(dims, dims, sample.state(param, k))).collect();
             let new: Vec<Vec<f64>> = std::iter::once(&u.new).chain(&u.states).map(|v| self.tensor(param, *v)).collect();
             for i in 0..p.len() {
                 let states: Vec<f64> = old.iter().map(|s| s[i]).collect();
                 let (want, states) = optimizer::update(train, &step, param, p[i], g[i], &states);
                 for (k, want) in std::iter::once(want).chain(states).enumerate() {
                     let size = if k == 0 { p[i].abs() } else { old[k - 1][i].abs() };
-                    let what = if k == 0 { "".to_string() } else { format!("state {} of ", k - 1) };
                     if !near(new[k][i], want, size) {
+                        let what = if k == 0 { "".to_string() } else { format!("state {} of ", k - 1) };
                         let found = format!("{what}`{}` becomes {:.12}; by the formula {want:.12}", param.name, new[k][i]);
                         return fail(Invariant::Renewed, if k == 0 { u.new } else { u.states[k - 1] }, found);
                     }

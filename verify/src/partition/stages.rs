@@ -26,16 +26,18 @@ impl Stage<'_, '_> {
     /// The terms of a sum that some operands are, each another one.
     fn terms(&mut self, args: &[Value], v: Value, w: Value) -> Checked<Vec<usize>> {
         let wanted = &self.places.s.graph.body[v].args;
-        let mut out: Vec<usize> = vec![];
+        let (mut out, mut taken) = (vec![], vec![false; wanted.len()]);
         for a in args {
             let mut found = None;
-            for (k, b) in wanted.iter().enumerate().filter(|(k, _)| !out.contains(k)) {
+            for (k, b) in wanted.iter().enumerate().filter(|(k, _)| !taken[*k]) {
                 if self.sees(*a, *b, self.local.chunks[w.index()])? {
                     found = Some(k);
                     break;
                 }
             }
-            out.push(found.ok_or_else(|| Invariant::StageSumTerm.breach(format!("{a} is no term of {v}")))?);
+            let k = found.ok_or_else(|| Invariant::StageSumTerm.breach(format!("{a} is no term of {v}")))?;
+            taken[k] = true;
+            out.push(k);
         }
         Ok(out)
     }
