@@ -136,6 +136,7 @@ invariants! {
     210 MicrobatchesApart "No reshard exchanges parts between microbatches."
     211 RestingPlace "A new parameter or state is sharded as the old one."
     212 ReportEverywhere "What a step reports is whole on every rank."
+    213 RowHolds "The rows of an op's table that a graph uses hold on numbers: the op of the parts, joined, is the op of the whole."
 
     301 LocalTables "The tables beside a local graph have one entry for each node."
     302 LocalNodeType "Every node of a local graph has the type that its op gives it."
@@ -351,6 +352,7 @@ invariants! {
 /// Invariants that no text of a module can break, and why: whoever reads a text refuses it first, or reads what is
 /// sound.
 pub const BEYOND_TEXTS: &[(Invariant, &str)] = &[
+    (Invariant::RowHolds, "a text has no rows of its own: those of mcc's table either hold or do not"),
     (Invariant::LocalTables, "a text says all of a node in the node's own line"),
     (Invariant::StageProgram, "a text names the bodies that a stage calls, and these are looked up in the stage's program"),
 ];

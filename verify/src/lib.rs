@@ -7,6 +7,7 @@
 //! - [`graph`]: types, phases, one gradient and one update per parameter of a logical graph.
 //! - [`meaning`]: logical and sharded graphs compute what the text says, with its gradient and its optimizer.
 //! - [`sharded`]: each op and reshard of a sharded graph is a row of the sharding algebra.
+//! - [`algebra`]: the rows of ops that a sharded graph uses hold on numbers.
 //! - [`partition`]: local graphs compute their sharded graph, and their stages mean the same by what they exchange.
 //! - [`equivalence`]: local graphs that passes have rewritten compute what they did before.
 //! - [`lowering`]: a program computes its local graph.
@@ -16,6 +17,7 @@
 //!
 //! The middle three run graphs and programs on [`terms`]: what a value is, whatever computed it and wherever it lies.
 
+pub mod algebra;
 mod cover;
 pub mod equivalence;
 pub mod graph;

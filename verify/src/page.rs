@@ -21,7 +21,8 @@ error: bug in mcc: after `events`: V803: stage 0, train, forward microbatch 1, c
 
 A number keeps its meaning: one that is no longer checked is not given to another invariant. Each has a file in
 [`passes/tests/files/verify`](../passes/tests/files/verify), which breaks a sound module in one place. No text of a
-module can break the few in the next table: a test breaks them in a module that was read.
+module can break the few in the next table: a test breaks them in a module that was read,
+or in mcc's own table.
 
 | number | why no text can break it |
 |---|---|

@@ -1,4 +1,4 @@
-//! The verifier of sharded graphs, which believes only the algebra.
+//! The verifier of sharded graphs, which believes the algebra's tables where numbers show them ([`crate::algebra`]).
 //!
 //! What [`verify`] proves, for every sub-axis on its own (section 6 of the sharding rules):
 //! 1. A split value has the dim, the sub-axis is one of the dim's digits, and the digits' sizes divide the dim.
@@ -10,14 +10,16 @@
 //! 6. No op goes by the order of a dim that is stored in another one; copies are stored as their originals.
 //! 7. Every parameter, state and report ends in the sharding it must have at rest, nothing partial.
 
+use crate::algebra::{self, Row};
 use crate::violation::{Breach, Checked};
 use crate::{Invariant, Locus, LocusPart, Violation, references};
-use ir::algebra::{Algebra, LoopKind, algebra, goes_by_order};
+use ir::algebra::{Algebra, LoopKind, goes_by_order};
 use ir::dim::{Dim, Order};
-use ir::graph::Value;
+use ir::graph::{Body, Value};
 use ir::mesh::{Axis, SubAxis};
 use ir::op::{Op, Reshard};
 use ir::sharded::{Partial, Placement, Sharded};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 
 /// Checks the invariants of the module's documentation. Uses nothing of the pass but its result.
@@ -25,6 +27,14 @@ use std::collections::HashMap;
 /// # Errors
 /// The first invariant that does not hold.
 pub fn verify(s: &Sharded) -> Result<(), Violation> {
+    verify_by(s, ir::algebra::algebra)
+}
+
+/// The same by another table of ops than mcc's.
+///
+/// # Errors
+/// The first invariant that does not hold.
+pub fn verify_by(s: &Sharded, table: impl Fn(&Body, Value) -> Algebra) -> Result<(), Violation> {
     references::sharded(s)?;
     let body = &s.graph.body;
     let stored_plain = |d: Dim| body.dims[d].order == Order::Plain;
@@ -45,7 +55,8 @@ pub fn verify(s: &Sharded) -> Result<(), Violation> {
         if let Some(d) = node.ty.dims.iter().find(strays) {
             return fail(None, Invariant::OrderOfOriginal.breach(format!("`{}` has an order of its own", body.dims.name(*d))));
         }
-        let rule = (!node.op.is_source() && !matches!(node.op, Op::Reshard { .. })).then(|| algebra(body, v));
+        let rule = (!node.op.is_source() && !matches!(node.op, Op::Reshard { .. })).then(|| table(body, v));
+        let mut used: SmallVec<[Row; 4]> = SmallVec::new();
         for u in s.mesh.ids() {
             if let Placement::Split(d) = out[u] {
                 let digits = &s.digits[body.dims.original(d).0 as usize];
@@ -57,7 +68,13 @@ pub fn verify(s: &Sharded) -> Result<(), Violation> {
             let args: Vec<Placement> = node.args.iter().map(|a| s.sharding(*a)[u]).collect();
             if let Err(breach) = match (&node.op, &rule) {
                 (Op::Reshard { kind, subs }, _) => verify_reshard(s, v, *kind, subs, u),
-                (_, Some(rule)) => verify_row(rule, s.mesh[u].axis, &args, out[u]),
+                (_, Some(rule)) => verify_row(rule, s.mesh[u].axis, &args, out[u]).and_then(|row| match row {
+                    Some(row) if !used.contains(&row) => {
+                        used.push(row);
+                        algebra::holds(body, v, row).map_err(|why| Invariant::RowHolds.breach(format!("a row of its table does not hold: {why}")))
+                    }
+                    _ => Ok(()),
+                }),
                 (_, None) => match out[u] {
                     Placement::Partial(_) => Err(Invariant::WholeSource.breach("a source is partial")),
                     _ => Ok(()),
@@ -107,19 +124,20 @@ fn verify_reshard(s: &Sharded, v: Value, kind: Reshard, subs: &[SubAxis], u: Sub
     Ok(())
 }
 
-/// Whether an op's placements on a sub-axis of this axis are a row of its table.
-fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) -> Checked {
+/// The row of an op's table that its placements on a sub-axis of this axis are, unless all is everywhere.
+fn verify_row<'a>(rule: &'a Algebra, axis: Axis, args: &[Placement], out: Placement) -> Checked<Option<Row<'a>>> {
     let whole = |p: &Placement| *p == Placement::Replicated;
     if whole(&out) && args.iter().all(whole) {
-        return Ok(());
+        return Ok(None);
     }
     if out == Placement::SUM {
         if rule.joint && args.iter().all(|p| *p == Placement::SUM) {
-            return Ok(());
+            return Ok(Some(Row::Linear(&rule.linear)));
         }
         let partial: Vec<usize> = (0..args.len()).filter(|i| args[*i] == Placement::SUM).collect();
-        if !rule.joint && partial.len() == 1 && rule.linear.contains(&partial[0]) && args.iter().all(|p| whole(p) || *p == Placement::SUM) {
-            return Ok(());
+        let slot = rule.linear.chunks(1).find(|slot| *slot == partial);
+        if let (false, Some(slot)) = (rule.joint, slot.filter(|_| args.iter().all(|p| whole(p) || *p == Placement::SUM))) {
+            return Ok(Some(Row::Linear(slot)));
         }
     }
     for l in &rule.loops {
@@ -132,7 +150,7 @@ fn verify_row(rule: &Algebra, axis: Axis, args: &[Placement], out: Placement) ->
             LoopKind::Max => Placement::Partial(Partial::Max),
         };
         if result == out && l.args.iter().zip(args).all(|(d, p)| want(*d) == *p) {
-            return Ok(());
+            return Ok(Some(Row::Split(l)));
         }
     }
     Err(Invariant::OpRow.breach(format!("operands {args:?} and result {out:?} are no row of its table")))

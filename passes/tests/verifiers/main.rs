@@ -8,6 +8,7 @@ mod autograd;
 mod derivatives;
 mod forged;
 mod meaning;
+mod rows;
 mod search;
 
 use ir::text::parse_module;

@@ -22,7 +22,7 @@ use std::path::Path;
 
 /// A text with what the models have not: a state, a running sum, the greatest of a row, a window, drops, two
 /// losses and a metric.
-const ODD: &str = "
+pub const ODD: &str = "
 model odd(batch, seq = 6, vocab = 5, hidden = 4) {
   input tokens: i32[batch, seq];
   input targets: i32[batch, seq] = next(tokens);
@@ -48,7 +48,7 @@ train {
 ";
 
 /// Compiles up to the sharded graph.
-fn sharded(name: &str, text: &str, defines: &[(&str, &str)], options: &Options) -> Module {
+pub fn sharded(name: &str, text: &str, defines: &[(&str, &str)], options: &Options) -> Module {
     let defines = defines.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let mut sources = Sources::default();
     let elaboration = Text { defines, batch: options.global_batch, ..Text::default() };
@@ -60,16 +60,20 @@ fn sharded(name: &str, text: &str, defines: &[(&str, &str)], options: &Options) 
     compile.module().clone()
 }
 
-fn models() -> Vec<(String, Module)> {
+/// The text of a model of `models/`.
+pub fn model(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
-    let read = |name: &str| std::fs::read_to_string(folder.join(format!("{name}.mdl"))).expect("a model");
+    std::fs::read_to_string(folder.join(format!("{name}.mdl"))).expect("a model")
+}
+
+fn models() -> Vec<(String, Module)> {
     let base = Options { global_batch: 2, pad_vocab_to: 4, ..Options::default() };
     let gpt2 = &[("hidden", "4"), ("heads", "2"), ("layers", "2"), ("seq", "4"), ("vocab", "6")];
     let llama = &[("hidden", "8"), ("heads", "4"), ("kv_heads", "2"), ("layers", "1"), ("seq", "4"), ("vocab", "6"), ("ffn", "6")];
     vec![
-        ("gpt2".into(), sharded("gpt2.mdl", &read("gpt2"), gpt2, &Options { tp: 2, ..base.clone() })),
-        ("llama".into(), sharded("llama.mdl", &read("llama"), llama, &Options { cp: 2, recompute: Recompute::Uniform(1), ..base.clone() })),
-        ("mlp".into(), sharded("mlp.mdl", &read("mlp"), &[("hidden", "4")], &base)),
+        ("gpt2".into(), sharded("gpt2.mdl", &model("gpt2"), gpt2, &Options { tp: 2, ..base.clone() })),
+        ("llama".into(), sharded("llama.mdl", &model("llama"), llama, &Options { cp: 2, recompute: Recompute::Uniform(1), ..base.clone() })),
+        ("mlp".into(), sharded("mlp.mdl", &model("mlp"), &[("hidden", "4")], &base)),
         ("odd".into(), sharded("odd.mdl", ODD, &[], &base)),
     ]
 }
