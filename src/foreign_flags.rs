@@ -265,12 +265,13 @@ pub const FOREIGN: &[(&[&str], Instead)] = &[
     // The optimizer.
     (&["learning-rate", "max-lr", "optimizer.lr"], Flag("compile", "--lr")),
     (&["end-lr", "min-learning-rate", "min-lr-factor"], Flag("compile", "--min-lr")),
-    (&["lr-scheduler-type", "decay-type", "lr-wsd-decay-style", "lr-scheduler"], Flag("compile", "--lr-decay-style")),
+    (&["lr-scheduler-type", "decay-type", "lr-scheduler"], Flag("compile", "--lr-decay-style")),
     (
         &["lr-warmup-fraction", "lr-warmup-samples", "lr-warmup-steps", "warmup", "warmup-steps", "warmup-iters", "warmup-num-steps", "warmup-ratio"],
         Flag("compile", "--lr-warmup-iters"),
     ),
-    (&["lr-decay-samples", "lr-decay-steps", "lr-wsd-decay-iters", "total-num-steps"], Flag("compile", "--lr-decay-iters")),
+    (&["lr-decay-samples", "lr-decay-steps", "total-num-steps"], Flag("compile", "--lr-decay-iters")),
+    (&["lr-wsd-decay-samples"], Flag("compile", "--lr-wsd-decay-iters")),
     (&["lr-warmup-init"], Nothing("the rate warms up from 0")),
     (&["start-weight-decay", "end-weight-decay", "weight-decay-incr-style"], Flag("compile", "--weight-decay")),
     (&["decoupled-lr", "decoupled-min-lr", "head-lr-mult"], Text("`group \"wte\" { lr_scale: 0.5; }` in its `train` section")),

@@ -102,6 +102,13 @@ const PLAN: &[Rule<PlanArgs>] = &[
         "does nothing with `--lr-decay-style constant`",
         "`--lr-decay-style cosine` or `linear`, or leave it out",
     ),
+    rule(
+        &["--lr-wsd-decay-style", "--lr-wsd-decay-iters"],
+        |a| a.training.lr_decay_style.is_some_and(|style| style != DecayStyle::Wsd),
+        Warned,
+        "counts with `--lr-decay-style WSD` alone",
+        "`--lr-decay-style WSD`, or leave it out",
+    ),
     rule(&["--sp"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
     rule(&["--tp-comm-overlap"], |a| a.tp == 1, Warned, "does nothing on one tensor-parallel rank", "`--tp 2` or more, or leave it out"),
     rule(&["--cp-comm-type"], |a| a.cp == 1, Warned, "does nothing on one context-parallel rank", "`--cp 2` or more, or leave it out"),
@@ -362,6 +369,12 @@ pub fn in_model(args: &PlanArgs, compiled: &Compiled) -> Vec<Diagnostic> {
         let typed = [("--min-lr", args.training.min_lr.is_some()), ("--lr-decay-iters", args.training.lr_decay_iters.is_some())];
         let says = "does nothing: the text's learning rate is constant";
         out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("add `--lr-decay-style cosine` or `linear`")));
+    }
+    if args.training.lr_decay_style.is_none() && job.train.schedule.falling.is_none() {
+        let (style, iters) = (args.training.lr_wsd_decay_style.is_some(), args.training.lr_wsd_decay_iters.is_some());
+        let typed = [("--lr-wsd-decay-style", style), ("--lr-wsd-decay-iters", iters)];
+        let says = "does nothing: the text's learning rate is not one that stays and falls at the end";
+        out.extend(typed.iter().filter(|t| t.1).map(|(flag, _)| idle(flag, says).help("add `--lr-decay-style WSD`")));
     }
     out
 }

@@ -1,6 +1,6 @@
 //! The flags of a plan as options of the passes.
 
-use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap};
+use crate::cli::{self, DecayStyle, Optimizer, Overlap, PlanArgs, Precision, PrecisionArgs, RecomputeMethod, TpCommOverlap, WsdDecayStyle};
 use crate::failure::Failure;
 use crate::misuse::misuse;
 use anyhow::Context;
@@ -140,11 +140,28 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
     set(&mut s.peak, args.lr);
     set(&mut s.min, args.min_lr);
     if let Some(style) = args.lr_decay_style {
-        s.decay = match style {
-            DecayStyle::Constant => model::Decay::Constant,
-            DecayStyle::Linear => model::Decay::Linear,
-            DecayStyle::Cosine => model::Decay::Cosine,
+        let curve = match style {
+            DecayStyle::Constant => Some(model::Decay::Constant),
+            DecayStyle::Linear => Some(model::Decay::Linear),
+            DecayStyle::Cosine => Some(model::Decay::Cosine),
+            DecayStyle::Exponential => Some(model::Decay::Exponential),
+            DecayStyle::MinusSqrt => Some(model::Decay::MinusSqrt),
+            DecayStyle::Wsd => None,
         };
+        (s.decay, s.falling) = match (curve, s.falling) {
+            (Some(curve), _) => (curve, None),
+            (None, Some(falling)) => (s.decay, Some(falling)),
+            (None, None) => (model::Decay::Exponential, args.lr_wsd_decay_iters),
+        };
+    }
+    if s.falling.is_some() {
+        s.falling = args.lr_wsd_decay_iters.or(s.falling);
+        s.decay = args.lr_wsd_decay_style.map_or(s.decay, |style| match style {
+            WsdDecayStyle::Linear => model::Decay::Linear,
+            WsdDecayStyle::Cosine => model::Decay::Cosine,
+            WsdDecayStyle::Exponential => model::Decay::Exponential,
+            WsdDecayStyle::MinusSqrt => model::Decay::MinusSqrt,
+        });
     }
     s.warmup = args.lr_warmup_iters.unwrap_or(s.warmup);
     s.steps = args.lr_decay_iters.unwrap_or(s.steps);
@@ -177,6 +194,15 @@ pub fn contradictions(model: &Model, args: &PlanArgs, options: &Options) -> Vec<
     if s.decay != model::Decay::Constant && s.steps > 0 && s.steps <= s.warmup {
         let text = format!("the learning rate warms up for {} steps and is to have fallen at step {}", s.warmup, s.steps);
         out.push(Diagnostic::error("E0703", text).help(format!("`--lr-warmup-iters {}`, or a greater --lr-decay-iters", s.steps / 10)));
+    } else if let Some(falling) = s.falling.filter(|falling| s.steps > 0 && *falling > s.steps - s.warmup) {
+        let text = format!("the learning rate is to fall in the last {falling} of {} steps, and warms up for {}", s.steps, s.warmup);
+        out.push(
+            Diagnostic::error("E0703", text).help(format!("`--lr-wsd-decay-iters {}` or less, or a greater --lr-decay-iters", s.steps - s.warmup)),
+        );
+    }
+    if flags.lr_decay_style == Some(DecayStyle::Wsd) && s.falling.is_none() {
+        let e = Diagnostic::error("E0703", "nothing says in how many steps the learning rate falls at the end");
+        out.push(e.help("`--lr-wsd-decay-iters N`, or another --lr-decay-style"));
     }
     if let Some(asked) = args.global_batch_size.filter(|asked| *asked != options.global_batch) {
         let text = format!("--global-batch-size is {asked}, and `-D batch` says {}", options.global_batch);

@@ -26,14 +26,29 @@ pub enum Optimizer {
     Sgd { momentum: Real },
 }
 
+/// The curve on which a learning rate falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decay {
+    /// It stays at its peak.
     Constant,
     Linear,
     Cosine,
+    Exponential,
+    MinusSqrt,
 }
 
-/// Learning rate over steps: linear warm-up from 0, then `decay` from `peak` to `min` at step `steps`, then `min`.
+impl Decay {
+    /// Each, under the name that it has in every text.
+    pub const ALL: [(&str, Decay); 5] = [
+        ("constant", Decay::Constant),
+        ("linear", Decay::Linear),
+        ("cosine", Decay::Cosine),
+        ("exponential", Decay::Exponential),
+        ("minus_sqrt", Decay::MinusSqrt),
+    ];
+}
+
+/// Learning rate over steps: linear warm-up from 0, then `peak`, then along `decay` to `min` at step `steps`, then `min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     pub decay: Decay,
@@ -41,6 +56,9 @@ pub struct Schedule {
     pub min: Real,
     pub warmup: u64,
     pub steps: u64,
+    /// The last so many of the `steps`, in which the rate falls; none is all behind the warm-up.
+    #[serde(default)]
+    pub falling: Option<u64>,
 }
 
 /// What the seed of the backward pass is multiplied by, and gradients are divided by before their norm is taken.
@@ -78,7 +96,7 @@ impl Default for Train {
     fn default() -> Self {
         Train {
             optimizer: Optimizer::AdamW { beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8) },
-            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0 },
+            schedule: Schedule { decay: Decay::Constant, peak: Real(1e-3), min: Real(0.0), warmup: 0, steps: 0, falling: None },
             weight_decay: Real(0.0),
             clip: None,
             loss_scale: None,

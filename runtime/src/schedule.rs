@@ -1,21 +1,28 @@
 //! The learning rate over steps.
 
 use ir::model::{Decay, Schedule};
+use std::f64::consts::PI;
 
-/// The rate of a step, counted from 1: `peak * step / warmup` while it warms up, then `peak` falls to `min` at step `steps`
-/// (as in Megatron-LM's `OptimizerParamScheduler`), then `min`. A schedule without `steps` ends with the run.
+/// The rate of a step, counted from 1: `peak * step / warmup` while it warms up, then `peak`, then along its curve to `min` at step
+/// `steps` (as in Megatron-LM's `OptimizerParamScheduler`), then `min`. It falls in the last `falling` of the steps, or in all
+/// behind the warm-up. A schedule without `steps` ends with the run.
 pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
     let (peak, min) = (schedule.peak.0, schedule.min.0);
     if step <= schedule.warmup && schedule.warmup > 0 {
         return peak * step as f64 / schedule.warmup as f64;
     }
     let last = if schedule.steps == 0 { run_steps } else { schedule.steps };
-    let done = if step >= last || last <= schedule.warmup { 1.0 } else { (step - schedule.warmup) as f64 / (last - schedule.warmup) as f64 };
-    match schedule.decay {
-        Decay::Constant => peak,
-        Decay::Linear => min + (peak - min) * (1.0 - done),
-        Decay::Cosine => min + (peak - min) * 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
-    }
+    let begin = schedule.falling.map_or(0, |falling| last.saturating_sub(falling)).max(schedule.warmup);
+    // Of the way down: where steps end before they begin to fall, none is left.
+    let done = if step >= last || last <= begin { 1.0 } else { step.saturating_sub(begin) as f64 / (last - begin) as f64 };
+    let left = match schedule.decay {
+        Decay::Constant => return peak,
+        Decay::Linear => 1.0 - done,
+        Decay::Cosine => 0.5 * (1.0 + (PI * done).cos()),
+        Decay::Exponential => 2.0 * 0.5f64.powf(done) - 1.0,
+        Decay::MinusSqrt => 1.0 - done.sqrt(),
+    };
+    min + (peak - min) * left
 }
 
 #[cfg(test)]
@@ -23,23 +30,64 @@ mod tests {
     use super::*;
     use ir::op::Real;
 
-    fn rates(decay: Decay, steps: &[u64]) -> Vec<f64> {
-        let schedule = Schedule { decay, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6 };
+    const FALLS: Schedule = Schedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.5), warmup: 2, steps: 6, falling: None };
+
+    fn rates(schedule: Schedule, steps: &[u64]) -> Vec<f64> {
         steps.iter().map(|s| learning_rate(&schedule, *s, 100)).collect()
     }
 
     #[test]
     fn rates_warm_up_fall_and_stay() {
-        assert_eq!(rates(Decay::Linear, &[1, 2, 3, 4, 6, 7]), [0.5, 1.0, 0.875, 0.75, 0.5, 0.5]);
-        assert_eq!(rates(Decay::Constant, &[1, 2, 3, 9]), [0.5, 1.0, 1.0, 1.0]);
-        let cosine = rates(Decay::Cosine, &[2, 4, 6, 9]);
+        assert_eq!(rates(FALLS, &[1, 2, 3, 4, 6, 7]), [0.5, 1.0, 0.875, 0.75, 0.5, 0.5]);
+        assert_eq!(rates(Schedule { decay: Decay::Constant, ..FALLS }, &[1, 2, 3, 9]), [0.5, 1.0, 1.0, 1.0]);
+        let cosine = rates(Schedule { decay: Decay::Cosine, ..FALLS }, &[2, 4, 6, 9]);
         assert!(cosine.iter().zip([1.0, 0.75, 0.5, 0.5]).all(|(a, b)| (a - b).abs() < 1e-15));
+    }
+
+    /// Numbers of Megatron-LM's own `OptimizerParamScheduler` (megatron-core 0.16.1).
+    #[test]
+    fn rates_stay_before_they_fall_as_in_megatron_lm() {
+        let stays = Schedule { peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 100, falling: Some(20), ..FALLS };
+        let cases = [
+            (Decay::Linear, [0.0005, 0.001, 0.001, 0.001, 0.000955, 0.0007750000000000001, 0.00055, 0.00014500000000000006, 0.0001, 0.0001]),
+            (
+                Decay::Cosine,
+                [0.0005, 0.001, 0.001, 0.001, 0.000994459753267812, 0.0008681980515339464, 0.00055, 0.00010554024673218806, 0.0001, 0.0001],
+            ),
+            (
+                Decay::Exponential,
+                [
+                    0.0005,
+                    0.001,
+                    0.001,
+                    0.001,
+                    0.0009386853920647221,
+                    0.0007136135474566861,
+                    0.0004727922061357856,
+                    0.00013173843145723984,
+                    0.0001,
+                    0.0001,
+                ],
+            ),
+            (
+                Decay::MinusSqrt,
+                [0.0005, 0.001, 0.001, 0.001, 0.000798753882025019, 0.00055, 0.0003636038969321072, 0.0001227885089671933, 0.0001, 0.0001],
+            ),
+        ];
+        for (decay, wanted) in cases {
+            let got = rates(Schedule { decay, ..stays }, &[5, 10, 11, 80, 81, 85, 90, 99, 100, 101]);
+            assert!(got.iter().zip(wanted).all(|(got, wanted)| (got - wanted).abs() < 1e-18), "{decay:?}: {got:?}");
+        }
     }
 
     #[test]
     fn a_schedule_without_an_end_ends_with_the_run() {
-        let schedule = Schedule { decay: Decay::Linear, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0 };
+        let schedule = Schedule { min: Real(0.0), warmup: 0, steps: 0, ..FALLS };
         assert_eq!(learning_rate(&schedule, 5, 10), 0.5);
         assert_eq!(learning_rate(&schedule, 10, 10), 0.0);
+        let stays = Schedule { falling: Some(4), ..schedule };
+        assert_eq!([6, 7, 10].map(|step| learning_rate(&stays, step, 10)), [1.0, 0.75, 0.0]);
+        // A run of fewer steps than those in which the rate falls.
+        assert_eq!([1, 2].map(|step| learning_rate(&stays, step, 2)), [0.5, 0.0]);
     }
 }

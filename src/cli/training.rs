@@ -23,6 +23,22 @@ pub enum DecayStyle {
     Constant,
     Linear,
     Cosine,
+    Exponential,
+    #[value(name = "minus_sqrt", alias = "minus-sqrt")]
+    MinusSqrt,
+    /// Stays at its peak, and falls in the last `--lr-wsd-decay-iters` steps
+    #[value(name = "WSD", alias = "wsd")]
+    Wsd,
+}
+
+/// The curve of the last steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WsdDecayStyle {
+    Linear,
+    Cosine,
+    Exponential,
+    #[value(name = "minus_sqrt", alias = "minus-sqrt")]
+    MinusSqrt,
 }
 
 #[derive(Args, Clone)]
@@ -78,6 +94,12 @@ pub struct TrainingArgs {
     /// Step at which the final rate is reached
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub lr_decay_iters: Option<u64>,
+    /// How the rate of WSD falls [default: the text's, else exponential]
+    #[arg(long, value_enum)]
+    pub lr_wsd_decay_style: Option<WsdDecayStyle>,
+    /// The last steps, in which the rate of WSD falls
+    #[arg(long, value_name = "N", value_parser = from_one::<u64>)]
+    pub lr_wsd_decay_iters: Option<u64>,
     /// Of parameters with two or more dims that are not marked `@no_decay`
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = from_zero)]
     pub weight_decay: Option<f64>,

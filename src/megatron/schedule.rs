@@ -3,6 +3,18 @@
 use super::plan::{Plan, Sizes, typed};
 use super::text::Text;
 
+/// Warm-up, stable, decay: the style of a rate that falls at the end alone.
+const WSD: &str = "WSD";
+
+/// What becomes of a learning rate behind its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    Constant,
+    Falls,
+    /// In so many last steps.
+    FallsLate(u64),
+}
+
 impl Plan<'_> {
     pub fn batches(&mut self, sizes: &mut Sizes) {
         if let Some((flag, n)) = self.number("micro-batch-size").or_else(|| self.number("batch-size")) {
@@ -66,22 +78,11 @@ impl Plan<'_> {
     /// The optimizer and the learning rate. The result is the number of steps.
     pub fn schedule(&mut self, sizes: &Sizes) -> Option<u64> {
         self.optimizer();
-        let samples = |plan: &mut Self, name: &str| -> Option<f64> {
-            let (flag, n) = plan.number(name)?;
-            match sizes.global_batch {
-                Some(batch) if batch > 0 => {
-                    plan.computed.push(format!("{}: {} steps of {batch} samples", plan.shown(&flag), typed(n as f64 / batch as f64)));
-                    Some(n as f64 / batch as f64)
-                }
-                _ => {
-                    plan.leave(&flag, "how many steps these are follows from the global batch, which is not known");
-                    None
-                }
-            }
-        };
+        let batch = sizes.global_batch;
         for (counts, others) in [
             ("train-iters", &["train-samples"] as &[&str]),
             ("lr-decay-iters", &["lr-decay-samples"]),
+            ("lr-wsd-decay-iters", &["lr-wsd-decay-samples"]),
             ("lr-warmup-fraction", &["lr-warmup-iters", "lr-warmup-samples"]),
             ("lr-warmup-iters", &["lr-warmup-samples"]),
         ] {
@@ -90,41 +91,17 @@ impl Plan<'_> {
             }
         }
         let falls = ["lr-decay-iters", "lr-decay-samples"].iter().find_map(|name| self.flags.get(name).cloned());
-        let by_samples = samples(self, "train-samples").map(|s| s.floor() as u64);
+        let by_samples = self.in_steps("train-samples", batch).map(|s| s.floor() as u64);
         let steps = self.number("train-iters").map(|(_, n)| n).or(by_samples);
-        let decay_samples = samples(self, "lr-decay-samples").map(|s| s.round() as u64);
+        let decay_samples = self.in_steps("lr-decay-samples", batch).map(|s| s.round() as u64);
         let decay = self.number("lr-decay-iters").map(|(_, n)| n).or(decay_samples);
         let end = decay.or(steps);
-        let style = self.valued("lr-decay-style");
-        let known = style.as_ref().map_or(Some("linear"), |(_, value)| value.whole()).map(str::to_string);
-        let is_constant = match known.as_deref() {
-            Some("constant") => true,
-            Some("linear" | "cosine") => false,
-            Some(_) | None => {
-                let falls_late = known.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("wsd"));
-                if let Some((flag, _)) = &style {
-                    let instead = if falls_late { self.falls_late(end) } else { String::new() };
-                    self.leave_otherwise(
-                        flag,
-                        format!("mcc has `constant`, `linear` and `cosine`; the line has `constant`, which falls at no step{instead}"),
-                    );
-                }
-                true
-            }
-        };
-        let falls_late = style.as_ref().is_some_and(|(_, value)| value.whole().is_some_and(|name| name.eq_ignore_ascii_case("wsd")));
-        for name in ["lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"] {
-            self.drop_flag(name, if falls_late { "the line's rate falls at no step" } else { "it counts with `--lr-decay-style WSD` alone" });
-        }
-        let name = if is_constant { "constant".into() } else { known.unwrap_or_default() };
-        if style.is_none() {
-            self.defaults.push("--lr-decay-style linear".into());
-        }
-        self.compile("--lr-decay-style", Text::known(name, 0));
+        let style = self.decay_style(batch);
+        let is_constant = style == Style::Constant;
         if let Some(flag) = falls.filter(|_| is_constant) {
             self.leave(&flag, "a constant rate does not fall");
         }
-        let warmup_samples = samples(self, "lr-warmup-samples").map(|s| s.round() as u64);
+        let warmup_samples = self.in_steps("lr-warmup-samples", batch).map(|s| s.round() as u64);
         let warmup_iters = self.number("lr-warmup-iters").map(|(_, n)| n);
         if end.is_none()
             && let Some(flag) = self.flags.take("lr-warmup-fraction")
@@ -153,32 +130,64 @@ impl Plan<'_> {
         if let Some(end) = end.filter(|_| !is_constant) {
             if end <= warmup {
                 self.errors.push(format!("the learning rate has fallen after {end} steps, and {warmup} still raise it"));
+            } else if let Style::FallsLate(last) = style
+                && last > end - warmup
+            {
+                self.errors.push(format!("the learning rate falls in the last {last} of {end} steps, and the first {warmup} still raise it"));
             }
             self.compile("--lr-decay-iters", Text::known(end.to_string(), 0));
         }
         steps
     }
 
-    /// What to do instead of a rate that stays and falls at the end (warm-up, stable, decay): two artifacts, of which the
-    /// second goes on where the rate begins to fall. Behind its warm-up a linear rate falls from its peak.
-    fn falls_late(&mut self, end: Option<u64>) -> String {
-        let last = self.number("lr-wsd-decay-iters").map(|(_, n)| n);
-        let style = self.valued("lr-wsd-decay-style").and_then(|(_, value)| value.whole().map(str::to_string));
-        let cosine = style.as_deref() == Some("cosine");
-        let (begin, end) = match (end, last) {
-            (Some(end), Some(last)) if last < end => ((end - last).to_string(), end.to_string()),
-            (Some(end), _) => ("BEGIN".into(), end.to_string()),
-            (None, _) => ("BEGIN".into(), "END".into()),
-        };
-        let name = if cosine { "cosine" } else { "linear" };
-        let other = match style.as_deref() {
-            Some("linear" | "cosine") => String::new(),
-            other => format!(" in place of {}", other.unwrap_or("exponential")),
-        };
-        format!(
-            ". To let it fall at the end, run to step {begin} with a checkpoint there, compile with `--lr-decay-style {name} --lr-warmup-iters {begin} \
-             --lr-decay-iters {end}`{other}, and go on with `--load DIR --allow-changed rate`"
-        )
+    /// How the rate falls, and its flags.
+    fn decay_style(&mut self, batch: Option<u64>) -> Style {
+        let asked = self.valued("lr-decay-style");
+        let value = asked.as_ref().map_or(Some("linear"), |(_, value)| value.whole());
+        let known = value.and_then(|value| ["constant", "linear", "cosine", WSD].into_iter().find(|name| *name == value));
+        match &asked {
+            None => self.defaults.push("--lr-decay-style linear".into()),
+            Some((flag, _)) if known.is_none() => {
+                self.leave_otherwise(flag, "mcc has `constant`, `linear`, `cosine` and `WSD`; the line has `constant`, which falls at no step");
+            }
+            Some(_) => {}
+        }
+        let name = known.unwrap_or("constant");
+        self.compile("--lr-decay-style", Text::known(name, 0));
+        if name != WSD {
+            for name in ["lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"] {
+                self.drop_flag(name, "it counts with `--lr-decay-style WSD` alone");
+            }
+            return if name == "constant" { Style::Constant } else { Style::Falls };
+        }
+        self.with_default("lr-wsd-decay-style", "exponential");
+        let samples = self.in_steps("lr-wsd-decay-samples", batch).map(|s| s.round() as u64);
+        match self.number("lr-wsd-decay-iters").map(|(_, n)| n).or(samples) {
+            Some(last) => {
+                self.compile("--lr-wsd-decay-iters", Text::known(last.to_string(), 0));
+                Style::FallsLate(last)
+            }
+            None => {
+                self.errors.push("`--lr-decay-style WSD` needs `--lr-wsd-decay-iters`, the last steps, in which the rate falls".into());
+                Style::Falls
+            }
+        }
+    }
+
+    /// Takes a flag that counts samples.
+    fn in_steps(&mut self, name: &str, batch: Option<u64>) -> Option<f64> {
+        let (flag, n) = self.number(name)?;
+        match batch {
+            Some(batch) if batch > 0 => {
+                let steps = n as f64 / batch as f64;
+                self.computed.push(format!("{}: {} steps of {batch} samples", self.shown(&flag), typed(steps)));
+                Some(steps)
+            }
+            _ => {
+                self.leave(&flag, "how many steps these are follows from the global batch, which is not known");
+                None
+            }
+        }
     }
 
     fn optimizer(&mut self) {

@@ -267,12 +267,37 @@ fn what_mcc_lacks_is_named_with_what_to_do_instead() {
     assert!(says.contains(blend) && says.contains("--data \"${DATA}\""), "{says}");
     let says = lines_of("--data-path a_text b_text --valid-data-path 1 a 1 $B");
     assert!(says.contains("--data-path a_text b_text: mcc reads one file in order") && says.contains("0.500 of its sequences from ${B}"), "{says}");
-    let says = lines_of("--train-iters 1000 --lr-decay-style WSD --lr-wsd-decay-iters 100 --lr-wsd-decay-style linear --min-lr 1e-4");
-    let falls = "To let it fall at the end, run to step 900 with a checkpoint there, compile with `--lr-decay-style linear --lr-warmup-iters 900 \
-                 --lr-decay-iters 1000`, and go on with `--load DIR --allow-changed rate`";
-    assert!(says.contains(falls) && says.contains("--lr-decay-style constant"), "{says}");
-    let says = lines_of("--train-iters 1000 --lr-decay-style WSD");
-    assert!(says.contains("run to step BEGIN") && says.contains(" in place of exponential, and go on"), "{says}");
+    let says = lines_of("--train-iters 1000 --lr-decay-style inverse-square-root");
+    assert!(says.contains("the line has `constant`, which falls at no step") && says.contains("--lr-decay-style constant"), "{says}");
+}
+
+#[test]
+fn a_rate_that_stays_and_falls_at_the_end_is_taken() {
+    let flags = |says: &str| -> String {
+        let of_rate = |word: &&str| word.starts_with("--lr-") || word.starts_with("--min-lr");
+        let words: Vec<&str> = says.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace).collect();
+        let pairs = words.windows(2).filter(|pair| of_rate(&pair[0])).map(|pair| pair.join(" "));
+        pairs.collect::<Vec<_>>().join(" ")
+    };
+    let says = lines_of("--train-iters 1000 --lr-decay-style WSD --lr-wsd-decay-iters 100 --lr-wsd-decay-style minus_sqrt --min-lr 1e-4");
+    let wanted =
+        "--lr-decay-style WSD --lr-wsd-decay-style minus_sqrt --lr-wsd-decay-iters 100 --lr-warmup-iters 0 --min-lr 1e-4 --lr-decay-iters 1000";
+    assert_eq!(flags(&says), wanted);
+    assert!(!says.contains("falls at no step"), "{says}");
+    // In samples, with Megatron-LM's own curve.
+    let samples = "--global-batch-size 4 --train-samples 4000 --lr-decay-samples 3600 --lr-warmup-samples 40";
+    let says = lines_of(&format!("{samples} --lr-decay-style WSD --lr-wsd-decay-samples 400"));
+    let wanted =
+        "--lr-decay-style WSD --lr-wsd-decay-style exponential --lr-wsd-decay-iters 100 --lr-warmup-iters 10 --min-lr 0 --lr-decay-iters 900";
+    assert_eq!(flags(&says), wanted);
+    assert!(says.contains("--lr-wsd-decay-samples 400: 100 steps of 4 samples") && says.contains("--lr-wsd-decay-style exponential"), "{says}");
+    let says = lines_of("--train-iters 1000 --lr-decay-style cosine --lr-wsd-decay-iters 100");
+    assert!(says.contains("--lr-wsd-decay-iters 100: it counts with `--lr-decay-style WSD` alone"), "{says}");
+    let script = |flags: &str| format!("python pretrain_gpt.py {SIZES} --train-iters 100 --lr-decay-style WSD {flags}");
+    let error = |flags: &str| format!("{:#}", make(&script(flags), &args(&[])).err().expect("it is refused"));
+    assert!(error("").contains("needs `--lr-wsd-decay-iters`"));
+    let early = error("--lr-wsd-decay-iters 95 --lr-warmup-iters 10");
+    assert!(early.contains("falls in the last 95 of 100 steps, and the first 10 still raise it"), "{early}");
 }
 
 #[test]

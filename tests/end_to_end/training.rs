@@ -31,6 +31,28 @@ fn every_step_has_its_line_of_metrics() {
     }
 }
 
+/// By flags, and by the text, whose numbers flags override.
+#[test]
+fn a_rate_stays_and_falls_at_the_end() {
+    let dir = compiled(
+        "--lr 0.5 --min-lr 0.1 --lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 2 --lr-warmup-iters 1 --lr-decay-iters 5",
+    );
+    let rates = |dir: &Dir| run(dir, "--data text.txt --steps 6").iter().map(|l| l["lr"].as_f64().expect("a number")).collect::<Vec<f64>>();
+    let near = |got: Vec<f64>, wanted: [f64; 6]| assert!(got.iter().zip(wanted).all(|(got, want)| (got - want).abs() < 1e-12), "{got:?}");
+    near(rates(&dir), [0.5, 0.5, 0.5, 0.3, 0.1, 0.1]);
+    let text = fs::read_to_string(crate::mcc::models().join("gpt2.mdl")).expect("a text");
+    let (before, rest) = text.split_once("lr: ").expect("a rate");
+    let (_, after) = rest.split_once(';').expect("its end");
+    dir.write("wsd.mdl", format!("{before}lr: minus_sqrt(0.5, to: 0.1, steps: 5, falling: 4);{after}"));
+    let line = GPT2.replace("{models}/gpt2.mdl", "wsd.mdl");
+    dir.line(&line).succeeds();
+    near(rates(&dir), [0.5, 0.3, 0.1 + 0.4 * (1.0 - 0.5f64.sqrt()), 0.1 + 0.4 * (1.0 - 0.75f64.sqrt()), 0.1, 0.1]);
+    dir.line(&format!("{line} --lr-wsd-decay-iters 2 --lr-wsd-decay-style exponential")).succeeds();
+    near(rates(&dir), [0.5, 0.5, 0.5, 0.1 + 0.4 * (2.0 * 0.5f64.sqrt() - 1.0), 0.1, 0.1]);
+    dir.line(&format!("{line} --lr-decay-style linear")).succeeds();
+    near(rates(&dir), [0.42, 0.34, 0.26, 0.18, 0.1, 0.1]);
+}
+
 #[test]
 fn what_happens_in_a_run_is_logged() {
     let dir = compiled("--lr-warmup-iters 2");

@@ -265,21 +265,21 @@ impl Elab<'_> {
     }
 
     fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {
-        let all: &[&'static str] = &["peak", "to", "warmup", "steps"];
-        let (call, args) = self.parts(expr, "lr", &[("constant", &["peak", "warmup"]), ("linear", all), ("cosine", all)])?;
-        let decay = match call.path.to_string().as_str() {
-            "constant" => Decay::Constant,
-            "linear" => Decay::Linear,
-            _ => Decay::Cosine,
+        let params = |decay: Decay| -> &[&'static str] {
+            if decay == Decay::Constant { &["peak", "warmup"] } else { &["peak", "to", "warmup", "steps", "falling"] }
         };
-        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0 };
+        let (call, args) = self.parts(expr, "lr", &Decay::ALL.map(|(name, decay)| (name, params(decay))))?;
+        let name = call.path.to_string();
+        let (_, decay) = Decay::ALL.into_iter().find(|(n, _)| *n == name).expect("invariant: `parts` takes no other name");
+        let mut schedule = Schedule { decay, peak: Real(0.0), min: Real(0.0), warmup: 0, steps: 0, falling: None };
         let (mut peak, mut steps) = (None, None);
         for (name, e) in args {
             match name {
                 "peak" => peak = Some(self.at_least_zero(frame, e)?),
                 "to" => schedule.min = Real(self.at_least_zero(frame, e)?),
                 "warmup" => schedule.warmup = self.count(frame, e)?,
-                _ => steps = Some(self.count(frame, e)?),
+                "steps" => steps = Some(self.count(frame, e)?),
+                _ => schedule.falling = Some(self.count(frame, e)?),
             }
         }
         let Some(peak) = peak else {

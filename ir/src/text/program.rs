@@ -423,9 +423,10 @@ pub(super) fn train(io: &mut Io, t: &mut Train) -> Result {
     })?;
     io.line("schedule ")?;
     let s = &mut t.schedule;
-    io.variant(&mut s.decay, "a decay", &[("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)])?;
+    io.variant(&mut s.decay, "a decay", &Decay::ALL)?;
     io.with(" peak ", &mut s.peak.0, Io::real)?;
     io.with(" min ", &mut s.min.0, Io::real)?;
     io.with(" warmup ", &mut s.warmup, Io::number)?;
-    io.with(" steps ", &mut s.steps, Io::number)
+    io.with(" steps ", &mut s.steps, Io::number)?;
+    io.option(&mut s.falling, 0, " falling ", Io::number)
 }

@@ -361,7 +361,7 @@ pub fn job() -> Job {
         mesh: mesh(),
         train: Train {
             optimizer: Optimizer::Sgd { momentum: Real(0.9) },
-            schedule: Schedule { decay: Decay::Cosine, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100 },
+            schedule: Schedule { decay: Decay::MinusSqrt, peak: Real(1e-3), min: Real(1e-5), warmup: 10, steps: 100, falling: Some(20) },
             weight_decay: Real(0.1),
             clip: Some(Real(1.0)),
             loss_scale: Some(LossScale::FP16),

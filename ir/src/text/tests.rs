@@ -426,7 +426,7 @@ fn what_a_module_says_before_its_graphs() {
         setting path = "a \"b\"\tc"
         asks training
         optimizer sgd momentum 0.9 weight_decay 0.1 clip 1.0 loss_scale dynamic 4294967296.0 least 1.0 window 1000 hysteresis 2
-        schedule cosine peak 0.001 min 1e-5 warmup 10 steps 100
+        schedule minus_sqrt peak 0.001 min 1e-5 warmup 10 steps 100 falling 20
         plan tp = [[heads, "odd name"], []] @0:4:2+9
         plan attention.cp = []
         options

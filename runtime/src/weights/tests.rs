@@ -119,3 +119,12 @@ fn a_file_of_another_kind_is_named() {
     let Err(error) = Weights::open(&path, &job()) else { panic!("it opened") };
     assert!(error.to_string().contains("poem.txt` is not a safetensors file"), "{error}");
 }
+
+/// Files that were written before a rate could stay at its peak say nothing of it.
+#[test]
+fn a_schedule_without_falling_steps_is_read() {
+    let schedule = ir::model::Train::default().schedule;
+    let mut value = serde_json::to_value(schedule).unwrap();
+    assert!(value.as_object_mut().unwrap().remove("falling").is_some());
+    assert_eq!(serde_json::from_value::<ir::model::Schedule>(value).unwrap(), schedule);
+}
