@@ -92,3 +92,28 @@ fn a_report_is_made_of_metrics_alone_and_of_whatever_is_left_of_them() {
     fs::create_dir(dir.path("empty")).expect("made");
     dir.line("report empty").fails_with(&["`empty` has neither metrics.jsonl nor run.jsonl: `mcc run --log-dir empty` writes them"]);
 }
+
+#[test]
+fn a_report_of_several_runs_has_their_curves_in_the_same_charts() {
+    let dir = small();
+    let run = "run small.mcc --data text.txt --threads-per-rank 1 --quiet";
+    dir.line(&format!("{run} --steps 3 --log-dir one")).succeeds();
+    dir.line(&format!("{run} --steps 2 --seed 5 --metrics two.jsonl")).succeeds();
+    assert_eq!(dir.line("report one two.jsonl -o both.html").succeeds().stdout, "wrote both.html\n");
+    let page = fs::read_to_string(dir.path("both.html")).expect("a page");
+    let drawn = curves(&page);
+    let names: Vec<&str> = (0..2).map(|k| drawn["runs"][k]["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["one", "two.jsonl"]);
+    let loss = &drawn["charts"][0]["series"];
+    assert_eq!((&loss[0]["label"], &loss[0]["x"]), (&"one".into(), &serde_json::json!([1, 2, 3])));
+    assert_eq!((&loss[1]["label"], &loss[1]["x"]), (&"two.jsonl".into(), &serde_json::json!([1, 2])));
+    // Sequences of 8 tokens, as many in each step.
+    let tokens = |run: usize| drawn["runs"][run]["elapsed"]["tokens"].as_array().expect("sums").iter().map(|x| x.as_f64()).collect::<Vec<_>>();
+    let step = tokens(0)[0].expect("a number");
+    assert!(step >= 8.0 && tokens(0) == [Some(step), Some(2.0 * step), Some(3.0 * step)] && tokens(1) == tokens(0)[..2], "{:?}", tokens(0));
+    let seconds = drawn["runs"][0]["elapsed"]["seconds"].as_array().expect("sums");
+    assert!(seconds.is_sorted_by(|a, b| a.as_f64() <= b.as_f64()) && seconds[2].as_f64() > Some(0.0), "{seconds:?}");
+    dir.line("report one two.jsonl").misuses_with(&["add `-o FILE.html`"]);
+    dir.line("report one one/metrics.jsonl -o c.html").misuses_with(&["`one` and `one/metrics.jsonl` are one run: name it once"]);
+    dir.line("report one none -o c.html").fails_with(&["`none`: there is no such directory"]);
+}

@@ -1,18 +1,37 @@
 //! What the page's script draws: curves and marks, as JSON within the page.
 
 use super::curve::{Drawn, Points};
+use super::elapsed::Elapsed;
 use super::history::{History, Run};
-use super::metrics::{Metrics, USUAL};
+use super::metrics::USUAL;
 use super::numbers::{bytes, duration, of};
+use super::page::Report;
 use crate::watch::log::How;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 #[derive(Debug, Serialize)]
 pub struct Charts {
     pub charts: Vec<Chart>,
+    runs: Vec<Ran>,
+    /// Of one run; several have none.
     marks: Vec<Mark>,
-    /// Of the time axis.
-    steps: (u64, u64),
+    /// What curves can be drawn along.
+    pub axes: Vec<Axis>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    Step,
+    Tokens,
+    Seconds,
+}
+
+#[derive(Debug, Serialize)]
+struct Ran {
+    name: String,
+    elapsed: Elapsed,
 }
 
 #[derive(Debug, Serialize)]
@@ -27,6 +46,8 @@ pub struct Chart {
 struct Series {
     label: String,
     style: Style,
+    /// Which of the runs.
+    run: usize,
     #[serde(flatten)]
     points: Points,
 }
@@ -41,15 +62,6 @@ enum Style {
     Sparse,
 }
 
-/// One curve; of one that is thinned also the means, drawn over it.
-fn series(label: &str, drawn: Drawn) -> Vec<Series> {
-    let one = |label: String, style, points| Series { label, style, points };
-    match drawn.means.x.is_empty() {
-        true => vec![one(label.into(), Style::Line, drawn.points)],
-        false => vec![one("least and greatest".into(), Style::Spread, drawn.points), one(format!("{label}, mean"), Style::Line, drawn.means)],
-    }
-}
-
 #[derive(Debug, Serialize)]
 struct Mark {
     step: u64,
@@ -57,40 +69,112 @@ struct Mark {
     text: String,
 }
 
-impl Charts {
-    /// Takes the curves.
-    pub fn new(metrics: &mut Metrics, history: &History) -> Charts {
-        let mut charts = vec![];
-        let mut take = |name: &str| metrics.curves.remove(name).filter(|drawn| drawn.greatest().is_some());
-        let mut losses = take("loss").map_or(vec![], |drawn| series("loss", drawn.scaled(1.0)));
-        losses.extend(take("valid_loss").map(|d| Series { label: "held-out loss".into(), style: Style::Sparse, points: d.scaled(1.0).points }));
-        if !losses.is_empty() {
-            charts.push(Chart { title: "Loss".into(), log: false, series: losses });
+/// When a chart begins with a logarithmic scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scale {
+    Linear,
+    Log,
+    /// If a few numbers are far above the others.
+    LogOfSpikes,
+}
+
+impl Axis {
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Step => "steps",
+            Axis::Tokens => "tokens",
+            Axis::Seconds => "time",
         }
-        let [norm, time, memory] = ["grad_norm", "step_ms", "memory_bytes"].map(&mut take);
-        let [norm_log, time_log] = [&norm, &time].map(|drawn| drawn.as_ref().is_some_and(Drawn::has_spikes));
-        let (unit, factor) = match memory.as_ref().and_then(Drawn::greatest) {
+    }
+}
+
+/// Takes curves out of runs and makes charts of them.
+struct Drawing<'a> {
+    runs: &'a mut [Report],
+    charts: Vec<Chart>,
+}
+
+impl Drawing<'_> {
+    /// The curve of each run that has a number of that name.
+    fn take(&mut self, name: &str) -> Vec<(usize, Drawn)> {
+        let take = |(k, run): (usize, &mut Report)| Some((k, run.metrics.curves.remove(name)?));
+        self.runs.iter_mut().enumerate().filter_map(take).filter(|(_, drawn)| drawn.greatest().is_some()).collect()
+    }
+
+    /// One curve; of one that is thinned also the means, drawn over it. Of several runs a curve has the run's name, and of what is thinned means alone.
+    fn line(&self, label: &str, run: usize, drawn: Drawn) -> Vec<Series> {
+        let one = |label: String, style, points| Series { label, style, run, points };
+        match (self.runs.len() > 1, drawn.means.x.is_empty()) {
+            (true, is_whole) => vec![one(self.runs[run].name.clone(), Style::Line, if is_whole { drawn.points } else { drawn.means })],
+            (false, true) => vec![one(label.into(), Style::Line, drawn.points)],
+            (false, false) => {
+                vec![one("least and greatest".into(), Style::Spread, drawn.points), one(format!("{label}, mean"), Style::Line, drawn.means)]
+            }
+        }
+    }
+
+    fn chart(&mut self, title: &str, label: &str, curves: Vec<(usize, Drawn)>, factor: f64, scale: Scale) {
+        let log = scale == Scale::Log || scale == Scale::LogOfSpikes && curves.iter().any(|(_, drawn)| drawn.has_spikes());
+        let series: Vec<Series> = curves.into_iter().flat_map(|(run, drawn)| self.line(label, run, drawn.scaled(factor))).collect();
+        self.add(title, log, series);
+    }
+
+    fn add(&mut self, title: &str, log: bool, series: Vec<Series>) {
+        if !series.is_empty() {
+            self.charts.push(Chart { title: title.into(), log, series });
+        }
+    }
+
+    fn loss(&mut self) {
+        let (losses, held_out) = (self.take("loss"), self.take("valid_loss"));
+        let mut series: Vec<Series> = losses.into_iter().flat_map(|(run, drawn)| self.line("loss", run, drawn.scaled(1.0))).collect();
+        series.extend(held_out.into_iter().map(|(run, drawn)| {
+            let label = if self.runs.len() > 1 { format!("{}, held-out", self.runs[run].name) } else { "held-out loss".into() };
+            Series { label, style: Style::Sparse, run, points: drawn.scaled(1.0).points }
+        }));
+        self.add("Loss", false, series);
+    }
+
+    fn all(&mut self) {
+        self.loss();
+        let usual = [
+            ("grad_norm", "Gradient norm", "gradient norm", 1.0, Scale::LogOfSpikes),
+            ("lr", "Learning rate", "learning rate", 1.0, Scale::Linear),
+            ("loss_scale", "Loss scale", "loss scale", 1.0, Scale::Log),
+            ("tokens_per_s", "Tokens per second", "tokens/s", 1.0, Scale::Linear),
+            ("step_ms", "Time of a step (ms)", "ms", 1.0, Scale::LogOfSpikes),
+            ("mfu", "Model FLOP utilisation (%)", "MFU, %", 100.0, Scale::Linear),
+        ];
+        for (name, title, label, factor, scale) in usual {
+            let curves = self.take(name);
+            self.chart(title, label, curves, factor, scale);
+        }
+        let memory = self.take("memory_bytes");
+        let (unit, factor) = match memory.iter().filter_map(|(_, drawn)| drawn.greatest()).max_by(f64::total_cmp) {
             Some(most) if most < f64::from(1 << 30) => ("MiB", 1.0 / f64::from(1 << 20)),
             _ => ("GiB", 1.0 / f64::from(1 << 30)),
         };
-        let memory_title = format!("Memory of the rank that has the most ({unit})");
-        let usual = [
-            ("Gradient norm", "gradient norm", norm, 1.0, norm_log),
-            ("Learning rate", "learning rate", take("lr"), 1.0, false),
-            ("Loss scale", "loss scale", take("loss_scale"), 1.0, true),
-            ("Tokens per second", "tokens/s", take("tokens_per_s"), 1.0, false),
-            ("Time of a step (ms)", "ms", time, 1.0, time_log),
-            ("Model FLOP utilisation (%)", "MFU, %", take("mfu"), 100.0, false),
-            (&memory_title, unit, memory, factor, false),
-        ];
-        let usual = usual.map(|(title, label, points, factor, log)| (title.to_owned(), label.to_owned(), points, factor, log));
-        let reports: Vec<String> = metrics.curves.keys().filter(|name| !USUAL.contains(&name.as_str())).cloned().collect();
-        let mut take = |name: &str| metrics.curves.remove(name).filter(|drawn| drawn.greatest().is_some());
-        let reports = reports.into_iter().map(|name| (format!("Reported: {name}"), name.clone(), take(&name), 1.0, false));
-        for (title, label, points, factor, log) in usual.into_iter().chain(reports) {
-            charts.extend(points.map(|drawn| Chart { title, log, series: series(&label, drawn.scaled(factor)) }));
+        self.chart(&format!("Memory of the rank that has the most ({unit})"), unit, memory, factor, Scale::Linear);
+        let named = self.runs.iter().flat_map(|run| run.metrics.curves.keys());
+        let reports: BTreeSet<String> = named.filter(|name| !USUAL.contains(&name.as_str())).cloned().collect();
+        for name in reports {
+            let curves = self.take(&name);
+            self.chart(&format!("Reported: {name}"), &name, curves, 1.0, Scale::Linear);
         }
-        Charts { charts, marks: marks(history), steps: metrics.steps.unwrap_or_default() }
+    }
+}
+
+impl Charts {
+    /// Takes the curves.
+    pub fn of(runs: &mut [Report]) -> Charts {
+        let mut drawing = Drawing { runs, charts: vec![] };
+        drawing.all();
+        let Drawing { runs, charts } = drawing;
+        let marks = if let [one] = runs { marks(&one.history) } else { vec![] };
+        let runs: Vec<Ran> = runs.iter_mut().map(|run| Ran { name: run.name.clone(), elapsed: std::mem::take(&mut run.metrics.elapsed) }).collect();
+        let has = |sums: fn(&Elapsed) -> &[f64]| runs.iter().all(|run| run.elapsed.step.is_empty() || sums(&run.elapsed).last() > Some(&0.0));
+        let axes = [(Axis::Step, true), (Axis::Tokens, has(|e| &e.tokens)), (Axis::Seconds, has(|e| &e.seconds))];
+        Charts { charts, marks, axes: axes.into_iter().filter(|(_, has)| *has).map(|(axis, _)| axis).collect(), runs }
     }
 
     /// Whether there is such a mark.

@@ -1,6 +1,7 @@
 //! The curves of a file of metrics, in two passes over it: which lines count, and what they say.
 
 use super::curve::{Curve, Drawn, width};
+use super::elapsed::{Clock, Elapsed};
 use super::lines;
 use super::median::Median;
 use serde::Deserialize;
@@ -24,6 +25,8 @@ pub struct Metrics {
     pub curves: BTreeMap<String, Drawn>,
     /// The first step and the last, of which there may be none.
     pub steps: Option<(u64, u64)>,
+    /// When steps that are drawn were done.
+    pub elapsed: Elapsed,
     /// Steps of a bucket of the curves; 1 has all.
     pub width: u64,
     /// Lines of steps that were done again later: they are not drawn.
@@ -103,7 +106,14 @@ impl Metrics {
         lines::each(BufReader::new(&file).take(about.len()), |line| counting.line(step(line)))?;
         let ends = counting.stretches.first().zip(counting.stretches.last()).map(|(a, b)| (a.first, b.last));
         let width = ends.map_or(1, |(first, last)| width(first, last));
-        let mut reading = Reading { metrics: Metrics { steps: ends, width, ..Metrics::default() }, ..Reading::default() };
+        let mut reading = Reading {
+            metrics: Metrics { steps: ends, width, ..Metrics::default() },
+            curves: BTreeMap::new(),
+            clock: Clock::new(width),
+            reports: 0,
+            tokens_per_s: Median::default(),
+            mfu: Median::default(),
+        };
         file.rewind()?;
         let (mut number, mut stretches) = (0, counting.stretches.iter().peekable());
         lines::each(BufReader::new(&file).take(about.len()), |line| {
@@ -120,10 +130,10 @@ impl Metrics {
     }
 }
 
-#[derive(Default)]
 struct Reading {
     metrics: Metrics,
     curves: BTreeMap<String, Curve>,
+    clock: Clock,
     reports: usize,
     tokens_per_s: Median,
     mfu: Median,
@@ -137,6 +147,9 @@ impl Reading {
             m.damaged += 1;
             return;
         };
+        let of = |name: &str| numbers.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+        let seconds = of("step_ms") / 1e3;
+        self.clock.push(step, of("tokens_per_s") * seconds, seconds);
         m.skipped += u64::from(numbers.get("skipped") == Some(&Value::Bool(true)));
         for (name, value) in numbers.iter().filter(|(name, value)| *name != "step" && (value.is_number() || value.is_null())) {
             // A rank that has just begun may not know yet how much memory it has.
@@ -164,6 +177,6 @@ impl Reading {
 
     fn metrics(self) -> Metrics {
         let curves = self.curves.into_iter().map(|(name, curve)| (name, curve.drawn())).collect();
-        Metrics { curves, tokens_per_s: self.tokens_per_s.get(), mfu: self.mfu.get(), ..self.metrics }
+        Metrics { curves, elapsed: self.clock.elapsed(), tokens_per_s: self.tokens_per_s.get(), mfu: self.mfu.get(), ..self.metrics }
     }
 }

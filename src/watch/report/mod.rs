@@ -1,7 +1,9 @@
-//! `mcc report`: a page of what a run has logged, in one file that reads nothing else.
+//! `mcc report`: a page of what one run has logged, or several, in one file that reads nothing else.
 
 mod charts;
+mod comparison;
 mod curve;
+mod elapsed;
 mod history;
 mod lines;
 mod median;
@@ -40,21 +42,23 @@ struct Files {
 }
 
 impl Files {
-    fn of(args: &ReportArgs) -> Result<Files, Failure> {
-        files::look(&args.run, Wanted::Log)?;
-        if let Some(file) = &args.metrics {
+    /// Of a directory or a file of metrics, and the file of metrics that is named for it.
+    fn of(run: &Path, metrics: Option<&Path>) -> Result<Files, Failure> {
+        files::look(run, Wanted::Log)?;
+        if let Some(file) = metrics {
             files::look_for("--metrics", file, Wanted::Metrics)?;
         }
-        if !args.run.is_dir() {
-            if args.metrics.is_some() {
-                return Err(misuse!("`{}` is a file of metrics, and `--metrics` names another: leave out either", args.run.display()).into());
+        if !run.is_dir() {
+            if metrics.is_some() {
+                return Err(misuse!("`{}` is a file of metrics, and `--metrics` names another: leave out either", run.display()).into());
             }
-            return Ok(Files { metrics: Some(args.run.clone()), run: None, profile: None });
+            return Ok(Files { metrics: Some(run.to_path_buf()), run: None, profile: None });
         }
-        let there = |name: &str| Some(args.run.join(name)).filter(|file| file.is_file());
-        let found = Files { metrics: args.metrics.clone().or_else(|| there(METRICS)), run: there(RUN), profile: there(PROFILE) };
+        let there = |name: &str| Some(run.join(name)).filter(|file| file.is_file());
+        let metrics = metrics.map(Path::to_path_buf).or_else(|| there(METRICS));
+        let found = Files { metrics, run: there(RUN), profile: there(PROFILE) };
         if found.metrics.is_none() && found.run.is_none() {
-            let dir = args.run.display();
+            let dir = run.display();
             return Err(anyhow!("`{dir}` has neither {METRICS} nor {RUN}: `mcc run --log-dir {dir}` writes them from its first step on").into());
         }
         Ok(found)
@@ -72,25 +76,51 @@ impl Files {
 }
 
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
-    let found = Files::of(args)?;
-    let default = || if args.run.is_dir() { args.run.join("report.html") } else { args.run.with_extension("html") };
-    let output = args.output.clone().unwrap_or_else(default);
+    let output = output(args)?;
     let shown = output.display();
-    if let Some(file) = found.all().find(|file| same(file, &output)) {
+    let found = args.runs.iter().map(|run| Files::of(run, args.metrics.as_deref())).collect::<Result<Vec<Files>, Failure>>()?;
+    told_apart(&args.runs, &found)?;
+    if let Some(file) = found.iter().flat_map(Files::all).find(|file| same(file, &output)) {
         return Err(misuse!("`{}` is what the report is made of: name another file for it", file.display()).into());
     }
     replaceable(&output, if args.force { Existing::Replace } else { Existing::Refuse })?;
-    let report = read(args, &found)?;
-    report.damage.iter().for_each(|what| note!("warning: {what}"));
-    let page = report.page();
+    let runs = args.runs.iter().zip(&found).map(|(run, files)| read(run, files)).collect::<Result<Vec<Report>, Failure>>()?;
+    for run in &runs {
+        let whose = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
+        run.damage.iter().for_each(|what| note!("warning: {whose}{what}"));
+    }
+    let page = page::page(runs);
     write_whole(&output, |file| file.write_all(page.as_bytes())).with_context(|| format!("cannot write `{shown}`"))?;
     report!("wrote {shown}\n");
     Ok(())
 }
 
-fn read(args: &ReportArgs, files: &Files) -> Result<Report, Failure> {
+/// Where the page goes. That of several runs is in none of their directories.
+fn output(args: &ReportArgs) -> Result<PathBuf, Failure> {
+    match (&args.runs[..], &args.output) {
+        ([_, _, ..], _) if args.metrics.is_some() => {
+            Err(misuse!("`--metrics` is the file of one run, and there are {}: name the file in place of its run", args.runs.len()).into())
+        }
+        (_, Some(output)) => Ok(output.clone()),
+        ([one], None) => Ok(if one.is_dir() { one.join("report.html") } else { one.with_extension("html") }),
+        (_, None) => Err(misuse!("a report of several runs is in none of their directories: add `-o FILE.html`").into()),
+    }
+}
+
+/// One run named twice would be drawn over itself.
+fn told_apart(runs: &[PathBuf], found: &[Files]) -> Result<(), Failure> {
+    for (k, (run, files)) in runs.iter().zip(found).enumerate() {
+        let is_same = |(_, other): &(&PathBuf, &Files)| other.all().any(|a| files.all().any(|b| same(a, b)));
+        if let Some((earlier, _)) = runs.iter().zip(found).take(k).find(is_same) {
+            return Err(misuse!("`{}` and `{}` are one run: name it once", earlier.display(), run.display()).into());
+        }
+    }
+    Ok(())
+}
+
+fn read(run: &Path, files: &Files) -> Result<Report, Failure> {
     let cannot = |file: &Path| format!("cannot read `{}`", file.display());
-    let mut report = Report { name: args.run.display().to_string(), made: now(), written: files.written(), ..Report::default() };
+    let mut report = Report { name: run.display().to_string(), made: now(), written: files.written(), ..Report::default() };
     let mut damage = |lines: u64, name: &str| match lines {
         0 => {}
         n => report.damage.push(format!("{} of {name} could not be read", of(n, "line"))),
@@ -113,7 +143,7 @@ fn read(args: &ReportArgs, files: &Files) -> Result<Report, Failure> {
             Err(e) => report.damage.push(format!("{PROFILE} could not be read: {e}")),
         }
     }
-    if args.run.is_dir() && files.metrics.is_none() {
+    if run.is_dir() && files.metrics.is_none() {
         report.damage.push(format!(
             "there is no {METRICS} beside {RUN}: if the run wrote its metrics to another file, `mcc report --metrics FILE` draws them"
         ));

@@ -4,7 +4,7 @@ use super::charts::Charts;
 use super::history::History;
 use super::metrics::Metrics;
 use super::numbers::{count, duration, of, percent, short, time};
-use super::{parts, spent};
+use super::{comparison, parts, spent};
 use crate::watch::log::{Began, How};
 use crate::watch::profile::Profiled;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -32,50 +32,84 @@ const PLOT_LICENSE: &str = include_str!("uplot/LICENSE");
 /// Nothing is fetched from anywhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-impl Report {
-    pub fn page(mut self) -> String {
-        let charts = Charts::new(&mut self.metrics, &self.history);
-        let began = self.history.runs.last.back().map(|run| &run.began);
-        let title = began.map_or(self.name.as_str(), |b| b.model.as_str());
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    meta http-equiv="Content-Security-Policy" content=(POLICY);
-                    title { (title) ": a run of mcc" }
-                    style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
+/// The page of one run, or of several side by side.
+pub fn page(mut runs: Vec<Report>) -> String {
+    let charts = Charts::of(&mut runs);
+    match &runs[..] {
+        [one] => one.page(&charts),
+        several => comparison::page(several, &charts),
+    }
+}
+
+/// A page around what is in it.
+pub fn whole(title: &str, header: &Markup, main: &Markup, charts: &Charts, made: f64) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                title { (title) }
+                style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
+            }
+            body {
+                header { (header) }
+                main { (main) }
+                footer.faint.small {
+                    p { "Made by mcc " (env!("CARGO_PKG_VERSION")) " at " (time(made)) " UTC. Times are UTC." }
+                    details.screen { summary { "Curves are drawn with uPlot" } pre { (PLOT_LICENSE) } }
                 }
-                body {
-                    header {
-                        h1 { (title) }
-                        p.faint { (self.state(began)) " " code { (self.name) } }
-                        (self.cards(began))
-                    }
-                    main {
-                        @for what in &self.damage { p.warn { (what) } }
-                        (self.curves(&charts))
-                        @if let Some(profile) = &self.profile { (spent::section(profile, began)) }
-                        (parts::plan(&self.history))
-                        (parts::memory(began))
-                        (parts::checkpoints(&self.history))
-                        (parts::restarts(&self.history))
-                        (parts::notes(&self.history))
-                    }
-                    footer.faint.small {
-                        p { "Made by mcc " (env!("CARGO_PKG_VERSION")) " at " (time(self.made)) " UTC. Times are UTC." }
-                        details.screen { summary { "Curves are drawn with uPlot" } pre { (PLOT_LICENSE) } }
-                    }
-                    @if !charts.charts.is_empty() {
-                        script type="application/json" id="curves" { (PreEscaped(charts.json())) }
-                        script { (PreEscaped(PLOT)) }
-                        script { (PreEscaped(SCRIPT)) }
-                    }
+                @if !charts.charts.is_empty() {
+                    script type="application/json" id="curves" { (PreEscaped(charts.json())) }
+                    script { (PreEscaped(PLOT)) }
+                    script { (PreEscaped(SCRIPT)) }
                 }
             }
+        }
+    };
+    page.into_string()
+}
+
+impl Report {
+    fn page(&self, charts: &Charts) -> String {
+        let began = self.began();
+        let title = began.map_or(self.name.as_str(), |b| b.model.as_str());
+        let header = html! {
+            h1 { (title) }
+            p.faint { (self.state(began)) " " code { (self.name) } }
+            (self.cards(began))
         };
-        page.into_string()
+        let main = html! {
+            @for what in &self.damage { p.warn { (what) } }
+            (curves(charts, &self.notes()))
+            (self.details())
+        };
+        whole(&format!("{title}: a run of mcc"), &header, &main, charts, self.made)
+    }
+
+    /// The last run of its log.
+    pub fn began(&self) -> Option<&Began> {
+        self.history.runs.last.back().map(|run| &run.began)
+    }
+
+    /// All but its state and its curves.
+    pub fn details(&self) -> Markup {
+        let began = self.began();
+        html! {
+            @if let Some(profile) = &self.profile { (spent::section(profile, began)) }
+            (parts::plan(&self.history))
+            (parts::memory(began))
+            (parts::checkpoints(&self.history))
+            (parts::restarts(&self.history))
+            (parts::notes(&self.history))
+        }
+    }
+
+    /// How long it took, and what of it.
+    pub fn seconds(&self) -> (f64, &'static str) {
+        let (m, h) = (&self.metrics, &self.history);
+        if h.runs.is_empty() { (m.seconds, "of all steps") } else { (h.seconds, "from first step to end") }
     }
 
     /// How it ended, or that it has not.
@@ -107,7 +141,7 @@ impl Report {
     fn cards(&self, began: Option<&Began>) -> Markup {
         let (m, h) = (&self.metrics, &self.history);
         let last = m.steps.map(|s| s.1);
-        let (seconds, whose) = if h.runs.is_empty() { (m.seconds, "of all steps") } else { (h.seconds, "from first step to end") };
+        let (seconds, whose) = self.seconds();
         let card = |name: &str, value: Option<String>, below: String| {
             html! { div { dt { (name) } dd { (value.as_deref().unwrap_or("–")) @if !below.is_empty() { span { (below) } } } } }
         };
@@ -130,38 +164,49 @@ impl Report {
         }
     }
 
-    fn curves(&self, charts: &Charts) -> Markup {
-        const KINDS: [(&str, &str); 5] =
-            [("saved", "checkpoint"), ("restart", "restart"), ("resumed", "a run goes on"), ("end", "end"), ("failed", "failure")];
+    /// What is not drawn of its curves.
+    fn notes(&self) -> Markup {
         let m = &self.metrics;
         html! {
-            h2 { "Curves" }
-            @if charts.charts.is_empty() {
-                p { "There are no metrics of a step to draw." }
-            } @else {
-                noscript { p.warn { "Curves are drawn by a script, which is in this page and does not run." } }
-                ul.key {
-                    @for (kind, name) in KINDS.iter().filter(|(kind, _)| charts.has(kind)) { li { i.mark.(kind) {} (name) } }
-                    li.faint.screen { "drag to zoom, double-click for all" }
-                }
-                div.charts {
-                    @for chart in &charts.charts {
-                        figure.chart {
-                            figcaption { span { (chart.title) } label { input type="checkbox" checked[chart.log]; "log scale" } }
-                            div {}
-                        }
+            @if m.width > 1 {
+                "Of every " (count(m.width as f64)) " steps, each curve has the least number, the greatest and, drawn over them, the mean. "
+            }
+            @if m.repeated > 0 {
+                (of(m.repeated, "step")) " that were done again after a restart or by a run that went on: only the last time is drawn. "
+            }
+            @if m.left_out > 0 { "Of the model's reports, only the first are drawn. " }
+        }
+    }
+}
+
+/// The charts, which the script fills in, and notes below them.
+pub fn curves(charts: &Charts, notes: &Markup) -> Markup {
+    const KINDS: [(&str, &str); 5] =
+        [("saved", "checkpoint"), ("restart", "restart"), ("resumed", "a run goes on"), ("end", "end"), ("failed", "failure")];
+    html! {
+        h2 { "Curves" }
+        @if charts.charts.is_empty() {
+            p { "There are no metrics of a step to draw." }
+        } @else {
+            noscript { p.warn { "Curves are drawn by a script, which is in this page and does not run." } }
+            ul.key {
+                @for (kind, name) in KINDS.iter().filter(|(kind, _)| charts.has(kind)) { li { i.mark.(kind) {} (name) } }
+                @if charts.axes.len() > 1 {
+                    li.screen {
+                        label { "along " select id="axis" { @for (k, axis) in charts.axes.iter().enumerate() { option value=(k) { (axis.name()) } } } }
                     }
                 }
-                p.faint.small {
-                    @if m.width > 1 {
-                        "Of every " (count(m.width as f64)) " steps, each curve has the least number, the greatest and, drawn over them, the mean. "
+                li.faint.screen { "drag to zoom, double-click for all" }
+            }
+            div.charts {
+                @for chart in &charts.charts {
+                    figure.chart {
+                        figcaption { span { (chart.title) } label { input type="checkbox" checked[chart.log]; "log scale" } }
+                        div {}
                     }
-                    @if m.repeated > 0 {
-                        (of(m.repeated, "step")) " that were done again after a restart or by a run that went on: only the last time is drawn. "
-                    }
-                    @if m.left_out > 0 { "Of the model's reports, only the first are drawn. " }
                 }
             }
+            p.faint.small { (notes) }
         }
     }
 }

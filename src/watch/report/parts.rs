@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const ROWS: usize = 20;
 
 /// Axes that split anything: `pp 2 × tp 2`. With experts, also how those are split.
-fn mesh(began: &Began) -> String {
+pub fn mesh(began: &Began) -> String {
     let has_experts = began.mesh.iter().any(|(axis, size)| axis == "ep" && *size > 1);
     let is_shown = |axis: &str| axis != "mb" && (has_experts || !matches!(axis, "etp" | "edp"));
     let axes = began.mesh.iter().filter(|(axis, size)| *size > 1 && is_shown(axis));
@@ -97,7 +97,7 @@ fn kinds(began: &Began) -> Vec<String> {
 }
 
 /// Kinds have a colour each, as far as there are some.
-fn colour(k: usize) -> String {
+pub fn colour(k: usize) -> String {
     format!("k{}", k % 9)
 }
 

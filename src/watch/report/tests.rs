@@ -5,19 +5,18 @@ use std::collections::BTreeMap;
 
 const NASTY: &str = "</script><script>alert(1)</script><!-- ' \" & \u{2028}";
 
-fn args(run: &Path) -> ReportArgs {
-    ReportArgs { run: run.to_path_buf(), metrics: None, output: None, force: false }
-}
-
 /// The page of a log with these files.
 fn page(files: &[(&str, &[u8])]) -> (String, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
-    let args = args(dir.path());
-    let found = Files::of(&args).unwrap_or_else(|_| panic!("there are files"));
-    let report = read(&args, &found).unwrap_or_else(|_| panic!("they can be read"));
+    let report = report(dir.path());
     let damage = report.damage.clone();
-    (report.page(), damage)
+    (page::page(vec![report]), damage)
+}
+
+fn report(run: &Path) -> Report {
+    let found = Files::of(run, None).unwrap_or_else(|_| panic!("there are files"));
+    read(run, &found).unwrap_or_else(|_| panic!("they can be read"))
 }
 
 /// The curves within a page, as its script reads them.
@@ -126,4 +125,76 @@ fn a_long_run_makes_a_page_of_few_points() {
     let x = curves(&page)["charts"][0]["series"][0]["x"].as_array().unwrap().len();
     assert!(x <= 4000 && page.contains("7777,") && page.contains("99.5"), "{x}");
     assert!(page.contains("Of every 11 steps, each curve has the least number, the greatest and, drawn over them, the mean"));
+}
+
+#[test]
+fn curves_can_be_drawn_along_tokens_and_time_where_a_run_says_them() {
+    let text: String = (3..=5).map(|n| step(n, "2.0")).collect();
+    let (with, _) = page(&[(METRICS, text.as_bytes())]);
+    let drawn = curves(&with);
+    // Two tokens and 20 ms a step; steps before the first had tokens too.
+    let elapsed = serde_json::json!({"step": [3, 4, 5], "tokens": [6.0, 8.0, 10.0], "seconds": [0.02, 0.04, 0.06]});
+    assert_eq!((&drawn["axes"], &drawn["runs"][0]["elapsed"]), (&serde_json::json!(["step", "tokens", "seconds"]), &elapsed));
+    assert!(with.contains("<option value=\"2\">time</option>"));
+    let (without, _) = page(&[(METRICS, b"{\"step\":1,\"loss\":2.0}\n{\"step\":2,\"loss\":1.0}\n")]);
+    assert_eq!(curves(&without)["axes"], serde_json::json!(["step"]));
+    assert!(!without.contains("<select"));
+}
+
+#[test]
+fn several_runs_are_drawn_in_the_same_charts_under_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = [("a", "m", 3), ("b", "m", 5000), (NASTY, "other", 2)].map(|(name, model, steps)| {
+        let run = dir.path().join(name.replace('/', "_"));
+        fs::create_dir(&run).unwrap();
+        let valid = format!("{{\"step\":{},\"loss\":1.0,\"valid_loss\":1.5,\"bleu\":0.5}}\n", steps + 1);
+        let text: String = (1..=steps).map(|n| step(n, "2.0")).chain((name == "a").then_some(valid)).collect();
+        fs::write(run.join(METRICS), text).unwrap();
+        fs::write(run.join(RUN), began(model)).unwrap();
+        run
+    });
+    let page = page::page(named.iter().map(|run| report(run)).collect());
+    let drawn = curves(&page);
+    let titles: Vec<&str> = drawn["charts"].as_array().unwrap().iter().map(|c| c["title"].as_str().unwrap()).collect();
+    let usual = ["Loss", "Gradient norm", "Learning rate", "Tokens per second", "Time of a step (ms)"];
+    assert_eq!(titles[..5], usual);
+    assert_eq!(titles[5..], ["Memory of the rank that has the most (MiB)", "Reported: bleu"]);
+    let series: Vec<(String, u64, &str)> = drawn["charts"][0]["series"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| (s["label"].as_str().unwrap().to_owned(), s["run"].as_u64().unwrap(), s["style"].as_str().unwrap()))
+        .collect();
+    let [a, b, c] = named.each_ref().map(|run| run.display().to_string());
+    let wanted = [(a.clone(), 0, "line"), (b, 1, "line"), (c, 2, "line"), (format!("{a}, held-out"), 0, "sparse")];
+    assert_eq!(series, wanted);
+    assert_eq!((&drawn["marks"], drawn["runs"].as_array().unwrap().len()), (&serde_json::json!([]), 3));
+    // Of a long run the means, in one curve.
+    let x = drawn["charts"][0]["series"][1]["x"].as_array().unwrap().len();
+    assert!((1000..=2000).contains(&x), "{x}");
+    assert!(page.contains("<h1>3 runs</h1>") && page.contains("curves are means of as many neighbours as needed"));
+    assert_eq!((page.matches("<script").count(), page.matches("<details class=\"run\">").count()), (3, 3));
+}
+
+#[test]
+fn runs_that_cannot_be_told_apart_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["a", "b", "empty"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    ["a", "b"].into_iter().for_each(|name| fs::write(at(name).join(METRICS), step(1, "2.0")).unwrap());
+    let refused = |runs: &[&str], metrics: Option<&str>, output: Option<&str>| {
+        let args = ReportArgs { runs: runs.iter().map(|r| at(r)).collect(), metrics: metrics.map(at), output: output.map(at), force: false };
+        match run(&args) {
+            Err(Failure::Other(e)) => format!("{e:#}"),
+            _ => panic!("it is no refusal"),
+        }
+    };
+    assert!(refused(&["a", "b"], None, None).contains("add `-o FILE.html`"));
+    assert!(refused(&["a", "b"], Some("m.jsonl"), Some("o.html")).contains("`--metrics` is the file of one run, and there are 2"));
+    for twice in [["a", "a/../a"], ["a", "a/metrics.jsonl"]] {
+        assert!(refused(&twice, None, Some("o.html")).contains("are one run: name it once"));
+    }
+    assert!(refused(&["a", "empty"], None, Some("o.html")).contains("has neither metrics.jsonl nor run.jsonl"));
 }

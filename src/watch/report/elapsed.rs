@@ -1,0 +1,93 @@
+//! What had passed when a step was done: tokens, and seconds.
+
+use serde::Serialize;
+
+/// Tokens, or seconds, of a step.
+const MOST: f64 = 1e12;
+
+/// After some steps, the first and the last among them; between two of them it grows evenly.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Elapsed {
+    pub step: Vec<u64>,
+    /// Of the whole run: steps before the first had as many as that one.
+    pub tokens: Vec<f64>,
+    /// Of steps alone, from the first on.
+    pub seconds: Vec<f64>,
+}
+
+/// Adds up what steps say, and keeps it for the first step of each bucket.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    /// Steps of a bucket.
+    width: u64,
+    last: Option<Passed>,
+    elapsed: Elapsed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Passed {
+    step: u64,
+    tokens: f64,
+    seconds: f64,
+}
+
+impl Clock {
+    pub fn new(width: u64) -> Clock {
+        Clock { width, last: None, elapsed: Elapsed::default() }
+    }
+
+    /// A step, which comes after all that were pushed. Numbers that no step has count as none.
+    pub fn push(&mut self, step: u64, tokens: f64, seconds: f64) {
+        let [tokens, seconds] = [tokens, seconds].map(|x| if (0.0..MOST).contains(&x) { x } else { 0.0 });
+        let before = self.last.unwrap_or(Passed { step: 0, tokens: tokens * step.saturating_sub(1) as f64, seconds: 0.0 });
+        let now = Passed { step, tokens: before.tokens + tokens, seconds: before.seconds + seconds };
+        if self.last.is_none_or(|last| last.step / self.width != step / self.width) {
+            self.elapsed.push(now);
+        }
+        self.last = Some(now);
+    }
+
+    pub fn elapsed(mut self) -> Elapsed {
+        if let Some(last) = self.last.filter(|last| self.elapsed.step.last() != Some(&last.step)) {
+            self.elapsed.push(last);
+        }
+        self.elapsed
+    }
+}
+
+impl Elapsed {
+    fn push(&mut self, now: Passed) {
+        self.step.push(now.step);
+        self.tokens.push(now.tokens.round());
+        self.seconds.push((now.seconds * 1e3).round() / 1e3);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passed_is_a_sum_and_kept_at_the_ends_of_buckets() {
+        let of = |width, steps: std::ops::RangeInclusive<u64>| {
+            let mut clock = Clock::new(width);
+            steps.for_each(|step| clock.push(step, 100.0, 0.25));
+            clock.elapsed()
+        };
+        let every = Elapsed { step: vec![1, 2, 3], tokens: vec![100.0, 200.0, 300.0], seconds: vec![0.25, 0.5, 0.75] };
+        assert_eq!(of(1, 1..=3), every);
+        // The log of a run that goes on: its earlier steps had tokens too, and took a time that is not known.
+        let few = Elapsed { step: vec![11, 15, 20, 22], tokens: vec![1100.0, 1500.0, 2000.0, 2200.0], seconds: vec![0.25, 1.25, 2.5, 3.0] };
+        assert_eq!(of(5, 11..=22), few);
+        assert_eq!(Clock::new(1).elapsed(), Elapsed::default());
+    }
+
+    #[test]
+    fn numbers_that_no_step_has_change_no_sum() {
+        let mut clock = Clock::new(1);
+        clock.push(1 << 53, f64::MAX, f64::NAN);
+        clock.push((1 << 53) + 1, -1.0, f64::INFINITY);
+        let elapsed = clock.elapsed();
+        assert_eq!((elapsed.tokens, elapsed.seconds), (vec![0.0; 2], vec![0.0; 2]));
+    }
+}
