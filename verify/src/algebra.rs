@@ -3,7 +3,7 @@
 //! Partitioning and its verifier read one table ([`ir::algebra`]): which loops of an op may be split, and in which
 //! operands it is linear. What both believe alike, both can be wrong in alike. So each row that a sharded graph uses is
 //! evaluated once, on dims of a few elements: the op of the operands' parts, joined as the row says, is the op of the
-//! operands. Rows are the same if op, types and dims are up to names, so a model has some tens of them.
+//! operands. Rows are the same if op, types and dims are up to names: the models of `models/` have 110 to 290.
 //!
 //! Parts are two: a row that holds for two contiguous parts holds for as many as there are, as each part may be cut in
 //! two again. A ring is no op of parts: [`crate::partition`] shows its steps, on the lemma of `ir::algebra`.
@@ -88,6 +88,7 @@ fn is_zero(op: &Op) -> bool {
 fn form(body: &Body, v: Value, row: Row) -> Form {
     let (mut form, mut numbers) = (Form(SmallVec::new()), Numbers::default());
     let node = &body[v];
+    node.args.len().hash(&mut form);
     for node in node.args.iter().map(|a| &body[*a]).chain([node]) {
         (real(node.ty.dtype), is_zero(&node.op), node.ty.dims.len()).hash(&mut form);
         node.ty.dims.iter().for_each(|d| numbers.of(*d).hash(&mut form));
@@ -235,7 +236,7 @@ impl Case {
         Ok((body, v))
     }
 
-    /// Numbers for an operand: what indices look up exists or does not, and rows of experts end one after the other.
+    /// Numbers for an operand: what indices look up exists or does not.
     fn operand(&self, k: usize, sizes: &[u64], sample: u64) -> Vec<f64> {
         let Operand { dtype, dims, zero } = &self.args[k];
         let size = |d: &Dim| sizes[d.0 as usize];
@@ -247,11 +248,6 @@ impl Case {
             _ if *zero => 0.0,
             (DType::F32 | DType::Bf16 | DType::F16, ..) => float(i),
             (DType::Bool, ..) => (draw(i) & 1) as f64,
-            (DType::I32, Op::GroupedDot { rows, experts, .. }, 2) => {
-                let inner: u64 = dims.iter().rev().take_while(|d| *d != experts).map(size).product();
-                let expert = i / inner % size(experts);
-                ((expert + 1) * size(rows) / size(experts)) as f64
-            }
             (DType::I32, Op::Gather { dim } | Op::Scatter { dim } | Op::Dispatch(Routing { experts: dim, .. }), 1)
             | (DType::I32, Op::Combine(Routing { experts: dim, .. }), 1) => (draw(i) % (size(dim) + 1)) as f64 - 1.0,
             (DType::I32, ..) => (draw(i) % 7) as f64 - 3.0,

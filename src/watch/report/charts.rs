@@ -101,7 +101,8 @@ impl Drawing<'_> {
         self.runs.iter_mut().enumerate().filter_map(take).filter(|(_, drawn)| drawn.greatest().is_some()).collect()
     }
 
-    /// One curve; of one that is thinned also the means, drawn over it. Of several runs a curve has the run's name, and of what is thinned means alone.
+    /// One curve; of one that is thinned also the means, drawn over it. Of several runs a curve has the run's name,
+    /// and of what is thinned means alone.
     fn line(&self, label: &str, run: usize, drawn: Drawn) -> Vec<Series> {
         let one = |label: String, style, points| Series { label, style, run, points };
         match (self.runs.len() > 1, drawn.means.x.is_empty()) {
