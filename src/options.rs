@@ -146,6 +146,7 @@ pub fn override_train(train: &mut Train, args: &PlanArgs) {
             DecayStyle::Cosine => Some(model::Decay::Cosine),
             DecayStyle::Exponential => Some(model::Decay::Exponential),
             DecayStyle::MinusSqrt => Some(model::Decay::MinusSqrt),
+            DecayStyle::InverseSquareRoot => Some(model::Decay::InverseSquareRoot),
             DecayStyle::Wsd => None,
         };
         (s.decay, s.falling) = match (curve, s.falling) {

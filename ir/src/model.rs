@@ -35,16 +35,19 @@ pub enum Decay {
     Cosine,
     Exponential,
     MinusSqrt,
+    /// `peak * sqrt(warmup / step)`, and no less than `min`, which the last step need not reach.
+    InverseSquareRoot,
 }
 
 impl Decay {
     /// Each, under the name that it has in every text.
-    pub const ALL: [(&str, Decay); 5] = [
+    pub const ALL: [(&str, Decay); 6] = [
         ("constant", Decay::Constant),
         ("linear", Decay::Linear),
         ("cosine", Decay::Cosine),
         ("exponential", Decay::Exponential),
         ("minus_sqrt", Decay::MinusSqrt),
+        ("inverse_square_root", Decay::InverseSquareRoot),
     ];
 }
 

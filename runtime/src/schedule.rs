@@ -21,6 +21,8 @@ pub fn learning_rate(schedule: &Schedule, step: u64, run_steps: u64) -> f64 {
         Decay::Cosine => 0.5 * (1.0 + (PI * done).cos()),
         Decay::Exponential => 2.0 * 0.5f64.powf(done) - 1.0,
         Decay::MinusSqrt => 1.0 - done.sqrt(),
+        Decay::InverseSquareRoot if step > last => 0.0,
+        Decay::InverseSquareRoot => return min.max(peak * (schedule.warmup.max(1) as f64).sqrt() / (step.max(1) as f64).sqrt()),
     };
     min + (peak - min) * left
 }
@@ -78,6 +80,16 @@ mod tests {
             let got = rates(Schedule { decay, ..stays }, &[5, 10, 11, 80, 81, 85, 90, 99, 100, 101]);
             assert!(got.iter().zip(wanted).all(|(got, wanted)| (got - wanted).abs() < 1e-18), "{decay:?}: {got:?}");
         }
+    }
+
+    /// As above.
+    #[test]
+    fn rates_fall_with_the_root_of_the_steps_as_in_megatron_lm() {
+        let schedule = Schedule { decay: Decay::InverseSquareRoot, peak: Real(1e-3), min: Real(1e-4), warmup: 10, steps: 1200, falling: None };
+        let got = rates(schedule, &[5, 10, 11, 40, 1000, 1100, 1200, 1201]);
+        assert_eq!(got, [5e-4, 1e-3, 9.534625892455924e-4, 5e-4, 1e-4, 1e-4, 1e-4, 1e-4]);
+        let never = Schedule { warmup: 0, min: Real(1e-6), ..schedule };
+        assert_eq!(rates(never, &[1, 4, 1200, 1201]), [1e-3, 5e-4, 2.8867513459481286e-5, 1e-6]);
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub enum DecayStyle {
     Exponential,
     #[value(name = "minus_sqrt", alias = "minus-sqrt")]
     MinusSqrt,
+    /// With the root of the steps, from the warm-up on
+    #[value(name = "inverse-square-root", alias = "inverse_square_root")]
+    InverseSquareRoot,
     /// Stays at its peak, and falls in the last `--lr-wsd-decay-iters` steps
     #[value(name = "WSD", alias = "wsd")]
     Wsd,

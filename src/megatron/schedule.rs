@@ -144,11 +144,14 @@ impl Plan<'_> {
     fn decay_style(&mut self, batch: Option<u64>) -> Style {
         let asked = self.valued("lr-decay-style");
         let value = asked.as_ref().map_or(Some("linear"), |(_, value)| value.whole());
-        let known = value.and_then(|value| ["constant", "linear", "cosine", WSD].into_iter().find(|name| *name == value));
+        let known = value.and_then(|value| ["constant", "linear", "cosine", "inverse-square-root", WSD].into_iter().find(|name| *name == value));
         match &asked {
             None => self.defaults.push("--lr-decay-style linear".into()),
             Some((flag, _)) if known.is_none() => {
-                self.leave_otherwise(flag, "mcc has `constant`, `linear`, `cosine` and `WSD`; the line has `constant`, which falls at no step");
+                self.leave_otherwise(
+                    flag,
+                    "mcc has `constant`, `linear`, `cosine`, `inverse-square-root` and `WSD`; the line has `constant`, which falls at no step",
+                );
             }
             Some(_) => {}
         }

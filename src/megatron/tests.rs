@@ -267,7 +267,7 @@ fn what_mcc_lacks_is_named_with_what_to_do_instead() {
     assert!(says.contains(blend) && says.contains("--data \"${DATA}\""), "{says}");
     let says = lines_of("--data-path a_text b_text --valid-data-path 1 a 1 $B");
     assert!(says.contains("--data-path a_text b_text: mcc reads one file in order") && says.contains("0.500 of its sequences from ${B}"), "{says}");
-    let says = lines_of("--train-iters 1000 --lr-decay-style inverse-square-root");
+    let says = lines_of("--train-iters 1000 --lr-decay-style power");
     assert!(says.contains("the line has `constant`, which falls at no step") && says.contains("--lr-decay-style constant"), "{says}");
 }
 
@@ -279,6 +279,8 @@ fn a_rate_that_stays_and_falls_at_the_end_is_taken() {
         let pairs = words.windows(2).filter(|pair| of_rate(&pair[0])).map(|pair| pair.join(" "));
         pairs.collect::<Vec<_>>().join(" ")
     };
+    let says = lines_of("--train-iters 1000 --lr-decay-style inverse-square-root --lr-warmup-iters 10");
+    assert_eq!(flags(&says), "--lr-decay-style inverse-square-root --lr-warmup-iters 10 --min-lr 0 --lr-decay-iters 1000", "{says}");
     let says = lines_of("--train-iters 1000 --lr-decay-style WSD --lr-wsd-decay-iters 100 --lr-wsd-decay-style minus_sqrt --min-lr 1e-4");
     let wanted =
         "--lr-decay-style WSD --lr-wsd-decay-style minus_sqrt --lr-wsd-decay-iters 100 --lr-warmup-iters 0 --min-lr 1e-4 --lr-decay-iters 1000";

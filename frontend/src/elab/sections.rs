@@ -266,7 +266,11 @@ impl Elab<'_> {
 
     fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {
         let params = |decay: Decay| -> &[&'static str] {
-            if decay == Decay::Constant { &["peak", "warmup"] } else { &["peak", "to", "warmup", "steps", "falling"] }
+            match decay {
+                Decay::Constant => &["peak", "warmup"],
+                Decay::InverseSquareRoot => &["peak", "to", "warmup", "steps"],
+                _ => &["peak", "to", "warmup", "steps", "falling"],
+            }
         };
         let (call, args) = self.parts(expr, "lr", &Decay::ALL.map(|(name, decay)| (name, params(decay))))?;
         let name = call.path.to_string();
