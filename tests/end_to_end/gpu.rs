@@ -201,7 +201,7 @@ fn meant(kernel: &Kernel, target: &str) -> Option<&'static str> {
 
 /// Of so many kernels one is disassembled too, which takes three times as long as to assemble it; with `KERNELS`
 /// (`make test-long-kernels`) every one.
-const DISASSEMBLED: usize = 8;
+const DISASSEMBLED: usize = 16;
 
 /// A kernel's text in the assembler: no stack, no spilled register, no warning (of tensor cores that wait for each other, C7508 or C7517, too), and what
 /// is meant to be in it; with `to_the_end`, in what the assembler makes of it too.

@@ -485,8 +485,13 @@ fn integers_are_exact_on_dp8() {
     integers(Case { dp: 8, global_batch: 8, ..Case::default() });
 }
 
-/// Random models from these seeds on, until this many have been compared. `NATIVE_SEED=n` runs the one of seed n alone and prints it.
-fn random_triples(first: u64, count: usize) {
+fn number<T: std::str::FromStr>(variable: &str, default: T) -> T {
+    std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default)
+}
+
+/// Random models from this seed and `NATIVE_FIRST` on, until ten, or `NATIVE_TRIPLES`, have been compared. `NATIVE_SEED=n` runs the one of seed n alone and prints it.
+fn random_triples(first: u64) {
+    let (first, count) = (first + number::<u64>("NATIVE_FIRST", 0), number::<usize>("NATIVE_TRIPLES", 10));
     let only = std::env::var("NATIVE_SEED").ok().and_then(|s| s.parse().ok());
     let mut failures = vec![];
     let (mut right, mut unstable) = (0, 0);
@@ -526,20 +531,20 @@ fn random_triples(first: u64, count: usize) {
 
 #[test]
 fn random_models_0() {
-    random_triples(0, 15);
+    random_triples(0);
 }
 
 #[test]
 fn random_models_1() {
-    random_triples(1000, 15);
+    random_triples(1000);
 }
 
 #[test]
 fn random_models_2() {
-    random_triples(2000, 15);
+    random_triples(2000);
 }
 
 #[test]
 fn random_models_3() {
-    random_triples(3000, 15);
+    random_triples(3000);
 }

@@ -147,7 +147,7 @@ fn positions_decide_what_a_mask_hides() {
 #[test]
 fn a_window_hides_what_is_too_far_back() {
     let zig_zag = |i: u64, n: u64| if i < n / 2 { n / 2 + i } else { n / 2 * 3 + i };
-    for window in [1, 5, 64, 65, 100, 1000] {
+    for window in [1, 64, 65, 1000] {
         check_case(&Case { window: Some(window), queries: 200, keys: 200, batch: 1, kv: 1, ..BASE });
         check_case(&Case { window: Some(window), positions: [zig_zag, IN_ORDER], queries: 70, keys: 140, batch: 1, kv: 1, group: 2, ..BASE });
     }
