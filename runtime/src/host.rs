@@ -25,13 +25,17 @@ pub fn sizes(extents: &[Extent]) -> Vec<u64> {
     extents.iter().map(|e| e.size).collect()
 }
 
+/// Bytes that are looked at before the next are: all that is done to them finds them in a core's caches.
+pub const PIECE: u64 = 1 << 20;
+
 /// A whole tensor that is read piece by piece, so that a rank never holds more than its part.
 pub trait Whole {
     /// The elements from row-major index `at` on.
     fn read(&self, at: u64, out: &mut [f64]);
 
-    /// The same as elements of a dtype, if that is how they lie here: nothing is converted then.
-    fn bytes(&self, _at: u64, _dtype: DType, _out: &mut [u8]) -> bool {
+    /// Shows the `len` elements from `at` on as they lie here, if that is in this dtype: nothing is converted then.
+    /// `visit` gets them in pieces of at most [`PIECE`] bytes, each with the number of elements before it.
+    fn pieces(&self, _at: u64, _len: u64, _dtype: DType, _visit: &mut dyn FnMut(u64, &[u8])) -> bool {
         false
     }
 }

@@ -1,7 +1,8 @@
 //! How a rank writes its part of a checkpoint: beside the next passes, as what is saved changes in updates alone.
 //!
-//! A thread copies the shard from the rank's arenas into the file, through one block of memory. The next update
-//! waits until all is copied; flushing it to the disk goes on after that. Where a device's memory cannot be
+//! A thread copies the shard from the rank's arenas into the file, through one block of memory, at the disk's pace
+//! and past the page cache, as that takes least of the processors that train. The next update waits until all is
+//! copied; from then on the page cache takes the rest, and flushing it to the disk goes on after that. Where a device's memory cannot be
 //! shared, or passes would change what is saved, the rank writes it itself, and waits.
 
 use crate::checkpoint::{Owners, Shard, ShardError};
@@ -16,6 +17,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::Scope;
 use std::time::Instant;
@@ -51,6 +53,8 @@ struct UnderWay {
     goes_on: bool,
     /// First that all is copied, then that it is on the disk.
     said: Receiver<Said>,
+    /// Whether the rank waits until all is copied.
+    is_urgent: Arc<AtomicBool>,
     copied: Option<[u8; 32]>,
     /// Milliseconds that this rank did nothing else.
     stalled: f64,
@@ -119,14 +123,17 @@ impl<'scope, 'env> Saver<'scope, 'env> {
         let (say, said) = channel();
         let begun = Instant::now();
         let file = self.reserved.take().map_or_else(|| self.reserve(), |file| Ok(Some(file)));
-        let mut under_way = UnderWay { number: self.number, mark: *mark, goes_on, said, copied: None, stalled: 0.0, waited };
+        let beside = device.beside().filter(|_| self.is_apart);
+        let is_urgent = Arc::new(AtomicBool::new(beside.is_none()));
+        let mut under_way =
+            UnderWay { number: self.number, mark: *mark, goes_on, said, is_urgent: is_urgent.clone(), copied: None, stalled: 0.0, waited };
         self.number += 1;
         match (file, &self.shard) {
             (Err(e), _) => drop(say.send(Said::Copied(Err(e.into())))),
             (Ok(Some(file)), Some(shard)) => {
                 let shard = shard.clone();
                 let write = move |memory: &dyn Memory| {
-                    let copied = shard.write(memory, &file);
+                    let copied = shard.write(memory, &file, &is_urgent);
                     let is_copied = copied.is_ok();
                     // Nobody listens if the run has ended meanwhile.
                     let _ = say.send(Said::Copied(copied));
@@ -135,7 +142,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
                         let _ = say.send(Said::Flushed(flushed, milliseconds(begun)));
                     }
                 };
-                match device.beside().filter(|_| self.is_apart) {
+                match beside {
                     Some(Beside { memory, begin }) => drop(self.scope.spawn(move || {
                         begin();
                         write(&*memory);
@@ -163,6 +170,7 @@ impl<'scope, 'env> Saver<'scope, 'env> {
             return Ok(());
         }
         let begun = Instant::now();
+        under_way.is_urgent.store(true, Ordering::Relaxed);
         match under_way.said.recv() {
             Ok(Said::Copied(Ok(hash))) => under_way.copied = Some(hash),
             Ok(Said::Copied(Err(ShardError::NotFinite { tensor, element, value }))) => {

@@ -13,6 +13,7 @@ use runtime::weights::{Mark, Resumed, name};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Another number for every element of every tensor, as far as 32 bits hold one.
 struct Numbered(u64);
@@ -56,7 +57,7 @@ pub fn write(job: &Job, dir: &Path) -> Result<Manifest, String> {
         rank.initialise(|held| all.get(&held).map(|n| n as &dyn Whole));
         if let Some(shard) = Shard::new(rank.rank(), owners.pieces(rank.rank())) {
             let file = File::create(dir.join(shard.file())).map_err(|e| e.to_string())?;
-            hashes.insert(rank.rank(), shard.write(&rank.device, &file).map_err(|e| format!("{e:?}"))?);
+            hashes.insert(rank.rank(), shard.write(&rank.device, &file, &AtomicBool::new(true)).map_err(|e| format!("{e:?}"))?);
         }
     }
     let manifest = catalog.fill(Manifest::of(job, MARK, Some(Conditions::new(job, vec![], 9)), String::new()), &hashes);

@@ -181,23 +181,32 @@ impl Whole for Cut {
         });
     }
 
-    fn bytes(&self, at: u64, dtype: DType, out: &mut [u8]) -> bool {
+    fn pieces(&self, at: u64, len: u64, dtype: DType, visit: &mut dyn FnMut(u64, &[u8])) -> bool {
         if dtype != self.dtype {
             return false;
         }
         let (width, mut done) = (self.dtype.bytes(), 0);
-        self.grid.visit(at, out.len() as u64 / width, |piece, element, len| {
-            let ((shard, byte), bytes) = (self.pieces[piece], (len * width) as usize);
-            match self.shards[shard].read(byte + element * width, len * width) {
-                Ok(found) => out[done..done + bytes].copy_from_slice(found),
-                Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+        self.grid.visit(at, len, |piece, element, len| {
+            let (shard, byte) = self.pieces[piece];
+            let (mut from, end) = (byte + element * width, byte + (element + len) * width);
+            while from < end {
+                // What is left of a block, of which each has a hash.
+                let to = end.min(from + ((BLOCK - from % BLOCK) / width).max(1) * width);
+                match self.shards[shard].read(from, to - from) {
+                    Ok(bytes) => {
+                        if let Some(k) = not_finite(dtype, bytes) {
+                            let value = decode(dtype, &bytes[k * width as usize..][..width as usize]);
+                            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
+                        }
+                        visit(done, bytes);
+                    }
+                    // The rank reads on, and ends before its first step.
+                    Err(what) => drop(self.wrong.set(Wrong::Damaged(what))),
+                }
+                done += (to - from) / width;
+                from = to;
             }
-            done += bytes;
         });
-        if let Some(k) = not_finite(dtype, out) {
-            let value = decode(dtype, &out[k * width as usize..][..width as usize]);
-            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value });
-        }
         true
     }
 }

@@ -5,12 +5,15 @@ use super::piece::Piece;
 use crate::device::{Element, Location, Memory, decode, encode, not_finite};
 use ir::op::DType;
 use ir::program::BufferId;
+use memmap2::MmapMut;
+use rustix::fs::OFlags;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of data that have a hash of their own.
 pub const BLOCK: u64 = 1 << 20;
@@ -79,15 +82,23 @@ impl ShardLayout {
     }
 
     /// Writes all of the file, of which `fill` gives the data in order, and gives its hash. Takes one block of
-    /// memory, whatever the size.
+    /// memory, whatever the size. Until it `is_urgent`, blocks go to the disk past the page cache: that takes half of
+    /// the processor's time, and lasts as long as the disk takes.
     ///
     /// # Errors
     /// What the file system or `fill` say.
-    pub fn write(&self, file: &File, fill: impl FnOnce(&mut Blocks) -> Result<(), ShardError>) -> Result<[u8; 32], ShardError> {
-        let mut out = Blocks { file, at: self.header.len() as u64, block: Vec::with_capacity(BLOCK as usize), hashes: vec![] };
+    pub fn write(
+        &self,
+        file: &File,
+        is_urgent: &AtomicBool,
+        fill: impl FnOnce(&mut Blocks) -> Result<(), ShardError>,
+    ) -> Result<[u8; 32], ShardError> {
+        let block = MmapMut::map_anon(BLOCK as usize)?;
+        let mut out = Blocks { file, at: self.header.len() as u64, block, used: 0, hashes: vec![], is_urgent, is_direct: false, may_be_direct: true };
         file.write_all_at(&self.header, 0)?;
         fill(&mut out)?;
         out.flush()?;
+        out.set_direct(false)?;
         let Blocks { at, hashes, .. } = out;
         file.write_all_at(&hashes, at)?;
         Ok(*blake3::Hasher::new().update(&self.header).update(&hashes).finalize().as_bytes())
@@ -156,13 +167,13 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Writes all of it from a rank's memory, and gives the hash for the manifest.
+    /// Writes all of it from a rank's memory, and gives the hash for the manifest ([`ShardLayout::write`]).
     ///
     /// # Errors
     /// What the file system says, or a number that is not finite.
-    pub fn write(&self, memory: &dyn Memory, file: &File) -> Result<[u8; 32], ShardError> {
+    pub fn write(&self, memory: &dyn Memory, file: &File, is_urgent: &AtomicBool) -> Result<[u8; 32], ShardError> {
         let mut numbers = vec![];
-        self.layout.write(file, |out| {
+        self.layout.write(file, is_urgent, |out| {
             for piece in &self.pieces {
                 let (dtype, _) = stored(piece.dtype);
                 let is_native = memory.element(piece.dtype) == Element::native(dtype);
@@ -196,8 +207,15 @@ pub(super) fn shard_file(rank: u64) -> String {
 pub(super) struct Blocks<'a> {
     file: &'a File,
     at: u64,
-    block: Vec<u8>,
+    /// Begins at a page, as writes past the page cache must.
+    block: MmapMut,
+    used: usize,
     hashes: Vec<u8>,
+    is_urgent: &'a AtomicBool,
+    /// Past the page cache.
+    is_direct: bool,
+    /// Not where the file system refuses it.
+    may_be_direct: bool,
 }
 
 impl Blocks<'_> {
@@ -211,17 +229,16 @@ impl Blocks<'_> {
         let mut from = 0;
         while from < len {
             // Wide elements come first: none is in two blocks.
-            let (room, used) = ((BLOCK as usize - self.block.len()) / width, self.block.len());
-            let part = (len - from).min(room as u64);
-            self.block.resize(used + part as usize * width, 0);
-            let bytes = &mut self.block[used..];
+            let part = (len - from).min(((self.block.len() - self.used) / width) as u64);
+            let bytes = &mut self.block[self.used..][..part as usize * width];
             fill(from, bytes);
             if let Some(k) = not_finite(dtype, bytes) {
                 let value = decode(dtype, &bytes[k * width..][..width]);
                 return Err(ShardError::NotFinite { tensor: tensor.to_owned(), element: first + from + k as u64, value });
             }
+            self.used += bytes.len();
             from += part;
-            if self.block.len() == BLOCK as usize {
+            if self.used == self.block.len() {
                 self.flush()?;
             }
         }
@@ -229,13 +246,37 @@ impl Blocks<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.block.is_empty() {
+        if self.used == 0 {
             return Ok(());
         }
-        self.file.write_all_at(&self.block, self.at)?;
-        self.hashes.extend(blake3::hash(&self.block).as_bytes());
-        self.at += self.block.len() as u64;
-        self.block.clear();
+        // What is no whole block may end anywhere, which the page cache alone allows.
+        self.set_direct(self.may_be_direct && self.used == self.block.len() && !self.is_urgent.load(Ordering::Relaxed))?;
+        let mut written = self.file.write_all_at(&self.block[..self.used], self.at);
+        if self.is_direct && written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput) {
+            self.may_be_direct = false;
+            self.set_direct(false)?;
+            written = self.file.write_all_at(&self.block[..self.used], self.at);
+        }
+        written?;
+        let block = &self.block[..self.used];
+        self.hashes.extend(blake3::hash(block).as_bytes());
+        self.at += block.len() as u64;
+        self.used = 0;
+        Ok(())
+    }
+
+    /// Whether writes go past the page cache, if the file system knows how.
+    fn set_direct(&mut self, is_direct: bool) -> io::Result<()> {
+        if self.is_direct == is_direct {
+            return Ok(());
+        }
+        let mut flags = rustix::fs::fcntl_getfl(self.file)?;
+        flags.set(OFlags::DIRECT, is_direct);
+        match rustix::fs::fcntl_setfl(self.file, flags) {
+            Ok(()) => self.is_direct = is_direct,
+            Err(_) if is_direct => self.may_be_direct = false,
+            Err(e) => return Err(e.into()),
+        }
         Ok(())
     }
 }

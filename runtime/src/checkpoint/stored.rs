@@ -18,6 +18,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 
 /// Elements that are read at a time.
 const CHUNK: u64 = 1 << 16;
@@ -181,7 +182,7 @@ impl Stored {
             ShardLayout::new(self.tensors.iter().map(|(name, (shape, _))| (name.clone(), Dtype::F32, shape.iter().map(|n| *n as usize).collect())));
         let path = dir.join(shard_file(0));
         let file = File::create_new(&path).map_err(|cause| self.io(cause))?;
-        let written = layout.write(&file, |out| {
+        let written = layout.write(&file, &AtomicBool::new(true), |out| {
             for (name, (shape, values)) in &self.tensors {
                 let mut numbers = vec![];
                 out.put(name, 0, DType::F32, shape.iter().product(), |from, bytes| {

@@ -195,29 +195,17 @@ impl Whole for InF32<'_> {
     }
 }
 
-/// Elements that are copied at a time, where nothing is converted.
+/// Elements that are read at a time.
 const CHUNK: u64 = 1 << 18;
 
 /// Copies a part of a whole tensor to a device; padding is zero.
 pub(super) fn scatter<D: Device>(device: &mut D, part: &Part, whole: &dyn Whole, at: Location, dtype: DType, scratch: &mut Vec<f64>) {
     let as_it_is = device.element(dtype) == Element::native(dtype);
-    let width = dtype.bytes() as usize;
-    let mut bytes = vec![];
     part.runs(|run| {
         let at = |element: u64| Location { arena: at.arena, byte: at.byte + (run.local + element) * dtype.bytes() };
-        let mut done = 0;
-        if let (Some(global), true) = (run.global, as_it_is) {
-            while done < run.len {
-                let count = (run.len - done).min(CHUNK);
-                bytes.resize(count as usize * width, 0);
-                if !whole.bytes(global + done, dtype, &mut bytes) {
-                    break;
-                }
-                device.store(at(done), dtype, &bytes);
-                done += count;
-            }
-        }
-        if done == run.len {
+        if let (Some(global), true) = (run.global, as_it_is)
+            && whole.pieces(global, run.len, dtype, &mut |element, bytes| device.store(at(element), dtype, bytes))
+        {
             return;
         }
         scratch.clear();

@@ -6,7 +6,7 @@ use super::source::{Content, Offered, WeightsError, Wrong};
 use crate::conditions::Conditions;
 use crate::device::{decode, not_finite};
 use crate::executor::Held;
-use crate::host::Whole;
+use crate::host::{PIECE, Whole};
 use ir::op::DType;
 use ir::program::Job;
 use ir::provenance::{self, Provenance};
@@ -135,14 +135,18 @@ impl Whole for Mapped {
         }
     }
 
-    fn bytes(&self, at: u64, dtype: DType, out: &mut [u8]) -> bool {
+    fn pieces(&self, at: u64, len: u64, dtype: DType, visit: &mut dyn FnMut(u64, &[u8])) -> bool {
         if (dtype, self.dtype) != (DType::F32, Dtype::F32) {
             return false;
         }
-        out.copy_from_slice(&self.map[self.start + at as usize * 4..][..out.len()]);
-        if let Some(k) = not_finite(dtype, out) {
-            let value = decode(dtype, &out[4 * k..4 * k + 4]);
-            let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + k as u64, value });
+        let mut done = 0;
+        for piece in self.map[self.start + at as usize * 4..][..len as usize * 4].chunks(PIECE as usize) {
+            if let Some(k) = not_finite(dtype, piece) {
+                let value = decode(dtype, &piece[4 * k..4 * k + 4]);
+                let _ = self.wrong.set(Wrong::NotFinite { tensor: self.name.clone(), element: at + done + k as u64, value });
+            }
+            visit(done, piece);
+            done += piece.len() as u64 / 4;
         }
         true
     }

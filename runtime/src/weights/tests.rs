@@ -102,10 +102,11 @@ fn a_number_that_is_not_finite_is_found_where_it_is_read() {
     tensor.read(1, &mut [0.0; 2]);
     tensor.read(2, &mut [0.0]);
     let again = Weights::open(&path, &job).unwrap();
-    let (whole, mut bytes) = (again.get(Held::Param(0)).unwrap(), [0; 8]);
-    assert!(whole.bytes(0, DType::F32, &mut bytes[..4]) && again.check().is_ok() && bytes[..4] == 1f32.to_le_bytes());
-    assert!(!whole.bytes(0, DType::Bf16, &mut bytes[..2]), "it would be converted");
-    assert!(whole.bytes(1, DType::F32, &mut bytes));
+    let (whole, mut found) = (again.get(Held::Param(0)).unwrap(), vec![]);
+    assert!(whole.pieces(0, 1, DType::F32, &mut |from, bytes| found.push((from, bytes.to_vec()))));
+    assert!(again.check().is_ok() && found == [(0, 1f32.to_le_bytes().to_vec())]);
+    assert!(!whole.pieces(0, 1, DType::Bf16, &mut |_, _| panic!("it would be converted")));
+    assert!(whole.pieces(1, 2, DType::F32, &mut |_, _| ()));
     assert_eq!(again.check().unwrap_err().to_string(), weights.check().unwrap_err().to_string());
     let error = weights.check().unwrap_err().to_string();
     assert!(error.contains("w.safetensors`: element 1 of `w` is inf, with which nothing can be trained"), "{error}");
