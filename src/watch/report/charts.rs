@@ -2,7 +2,7 @@
 
 use super::curve::{Drawn, Points};
 use super::elapsed::Elapsed;
-use super::history::{History, Run};
+use super::history::Run;
 use super::metrics::USUAL;
 use super::numbers::{bytes, duration, of};
 use super::page::Report;
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub struct Charts {
     pub charts: Vec<Chart>,
     runs: Vec<Ran>,
-    /// Of one run; several have none.
+    /// Of several runs no checkpoints, and of each the last end.
     marks: Vec<Mark>,
     /// What curves can be drawn along.
     pub axes: Vec<Axis>,
@@ -64,7 +64,11 @@ enum Style {
 
 #[derive(Debug, Serialize)]
 struct Mark {
+    run: usize,
     step: u64,
+    /// On the clock, if it is at no step's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
     kind: &'static str,
     text: String,
 }
@@ -171,11 +175,16 @@ impl Charts {
         let mut drawing = Drawing { runs, charts: vec![] };
         drawing.all();
         let Drawing { runs, charts } = drawing;
-        let marks = if let [one] = runs { marks(&one.history) } else { vec![] };
+        let marks = runs.iter().enumerate().flat_map(|(k, run)| marks(k, run, runs.len() > 1)).collect();
         let runs: Vec<Ran> = runs.iter_mut().map(|run| Ran { name: run.name.clone(), elapsed: std::mem::take(&mut run.metrics.elapsed) }).collect();
         let has = |sums: fn(&Elapsed) -> &[f64]| runs.iter().all(|run| run.elapsed.step.is_empty() || sums(&run.elapsed).last() > Some(&0.0));
         let axes = [(Axis::Step, true), (Axis::Tokens, has(|e| &e.tokens)), (Axis::Seconds, has(|e| &e.seconds))];
         Charts { charts, marks, axes: axes.into_iter().filter(|(_, has)| *has).map(|(axis, _)| axis).collect(), runs }
+    }
+
+    /// Marks are signs then, in the runs' colours.
+    pub fn is_of_several(&self) -> bool {
+        self.runs.len() > 1
     }
 
     /// Whether there is such a mark.
@@ -192,27 +201,32 @@ impl Charts {
     }
 }
 
-fn marks(history: &History) -> Vec<Mark> {
-    let saved = history.saved.last.iter().map(|s| {
-        let text = format!("step {}: checkpoint, {} in {:.0} ms; training waited {:.0} ms", s.step, bytes(s.bytes), s.milliseconds, s.stalled);
-        Mark { step: s.step, kind: "saved", text }
-    });
-    let restarts = history.restarts.last.iter().map(|r| {
-        let text = format!("step {}: restart {} of {}; {} and {} lost", r.at, r.count, r.most, of(r.steps, "step"), duration(r.seconds));
-        Mark { step: r.at, kind: "restart", text }
-    });
+fn marks(run: usize, report: &Report, is_one_of_several: bool) -> Vec<Mark> {
+    let (history, mut marks) = (&report.history, vec![]);
+    let mut mark = |kind: &'static str, step: u64, so_far: Option<f64>, what: String| {
+        let whose = if is_one_of_several { format!("{}, ", report.name) } else { String::new() };
+        let seconds = so_far.map(|seconds| report.timeline.of_log(seconds));
+        marks.push(Mark { run, step, seconds, kind, text: format!("{whose}step {step}: {what}") });
+    };
+    for s in history.saved.last.iter().filter(|_| !is_one_of_several) {
+        let what = format!("checkpoint, {} in {:.0} ms; training waited {:.0} ms", bytes(s.bytes), s.milliseconds, s.stalled);
+        mark("saved", s.step, None, what);
+    }
+    for r in &history.restarts.last {
+        let what = format!("restart {} of {}; {} and {} lost", r.count, r.most, of(r.steps, "step"), duration(r.seconds));
+        mark("restart", r.at, Some(r.seconds_so_far), what);
+    }
     let goes_on = |run: &&Run| run.began.first > 1;
-    let resumed = history.runs.last.iter().filter(goes_on).map(|run| {
-        let text = format!("step {}: a run went on here", run.began.first);
-        Mark { step: run.began.first, kind: "resumed", text }
-    });
-    let ends = history.runs.last.iter().filter_map(|run| run.end.as_ref()).map(|end| {
+    history.runs.last.iter().filter(goes_on).for_each(|run| mark("resumed", run.began.first, None, "a run went on here".into()));
+    let latest = history.runs.last.len().saturating_sub(1);
+    let ends = history.runs.last.iter().enumerate().filter(|(k, _)| !is_one_of_several || *k == latest);
+    for end in ends.filter_map(|(_, run)| run.end.as_ref()) {
         let (kind, how) = match end.how {
             How::Whole => ("end", "the end of a run"),
             How::Early => ("end", "a run ended early, with everything saved"),
             How::Failed => ("failed", "a run failed"),
         };
-        Mark { step: end.step, kind, text: format!("step {}: {how}", end.step) }
-    });
-    saved.chain(restarts).chain(resumed).chain(ends).collect()
+        mark(kind, end.step, Some(end.seconds_so_far), how.into());
+    }
+    marks
 }

@@ -53,7 +53,7 @@ fn table(runs: &[Report]) -> Markup {
                 tbody {
                     @for (k, run) in runs.iter().enumerate() {
                         tr {
-                            td { (key(k)) code { (run.name) } }
+                            td.name { span { (key(k)) code { (run.name) } } }
                             td.t { (how(run)) }
                             td.n { (number(run.metrics.steps.map(|s| s.1 as f64), count)) }
                             td.n { (number(run.metrics.loss, short)) }

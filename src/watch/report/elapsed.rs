@@ -1,5 +1,6 @@
 //! What had passed when a step was done: tokens, and seconds.
 
+use super::timeline::Timeline;
 use serde::Serialize;
 
 /// Tokens, or seconds, of a step.
@@ -11,7 +12,7 @@ pub struct Elapsed {
     pub step: Vec<u64>,
     /// Of the whole run: steps before the first had as many as that one.
     pub tokens: Vec<f64>,
-    /// Of steps alone, from the first on.
+    /// From the first step on: of steps alone, or what the clock says.
     pub seconds: Vec<f64>,
 }
 
@@ -59,8 +60,31 @@ impl Elapsed {
     fn push(&mut self, now: Passed) {
         self.step.push(now.step);
         self.tokens.push(now.tokens.round());
-        self.seconds.push((now.seconds * 1e3).round() / 1e3);
+        self.seconds.push(milliseconds(now.seconds));
     }
+
+    /// Seconds when a step was done; none before the first.
+    pub fn seconds_at(&self, step: u64) -> f64 {
+        let at = self.step.partition_point(|known| *known < step);
+        match (at.checked_sub(1), self.step.get(at)) {
+            (_, Some(known)) if *known == step => self.seconds[at],
+            (Some(before), Some(known)) => {
+                let share = (step - self.step[before]) as f64 / (known - self.step[before]) as f64;
+                self.seconds[before] + share * (self.seconds[at] - self.seconds[before])
+            }
+            (Some(last), None) => self.seconds[last],
+            (None, _) => 0.0,
+        }
+    }
+
+    /// Sums of the times of steps become what had passed on the clock.
+    pub fn follow(&mut self, timeline: &Timeline) {
+        self.seconds.iter_mut().for_each(|sum| *sum = milliseconds(timeline.of_sum(*sum)));
+    }
+}
+
+fn milliseconds(seconds: f64) -> f64 {
+    (seconds * 1e3).round() / 1e3
 }
 
 #[cfg(test)]
@@ -79,6 +103,7 @@ mod tests {
         // The log of a run that goes on: its earlier steps had tokens too, and took a time that is not known.
         let few = Elapsed { step: vec![11, 15, 20, 22], tokens: vec![1100.0, 1500.0, 2000.0, 2200.0], seconds: vec![0.25, 1.25, 2.5, 3.0] };
         assert_eq!(of(5, 11..=22), few);
+        assert_eq!([1, 11, 13, 20, 30].map(|step| few.seconds_at(step)), [0.0, 0.25, 0.75, 2.5, 3.0]);
         assert_eq!(Clock::new(1).elapsed(), Elapsed::default());
     }
 

@@ -1,6 +1,7 @@
 //! What a log says beside its metrics: runs, checkpoints, restarts, warnings.
 
 use super::lines;
+use super::timeline::{Moment, Moments, What};
 use crate::watch::log::{Began, How, Record, Stamped};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -46,6 +47,8 @@ pub struct Run {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {
+    /// Of all runs so far.
+    pub seconds_so_far: f64,
     pub step: u64,
     pub how: How,
     pub why: Option<String>,
@@ -64,6 +67,8 @@ pub struct Saved {
 #[derive(Debug)]
 pub struct Restart {
     pub time: f64,
+    /// Of all runs so far.
+    pub seconds_so_far: f64,
     /// The last step before it.
     pub at: u64,
     pub why: String,
@@ -92,8 +97,8 @@ pub struct History {
     pub seconds: f64,
     pub stalled: f64,
     pub lost: f64,
-    /// The step of the last checkpoint, or that before the first.
-    base: u64,
+    /// What it says of when steps were done.
+    pub moments: Moments,
 }
 
 /// Runs that are kept, and of everything else.
@@ -123,16 +128,17 @@ impl History {
         }
         match record {
             Record::Began(began) => {
-                self.base = began.first.saturating_sub(1);
+                self.moment(began.first, self.seconds, What::Began);
                 self.runs.push(Run { began: *began, time, until: time, end: None }, RUNS);
             }
             Record::Saved { step, dir, bytes, milliseconds, stalled } => {
-                self.base = step;
-                self.stalled += stalled.max(0.0) / 1e3;
+                let waited = stalled.max(0.0) / 1e3;
+                self.stalled += waited;
+                self.moment(step, self.seconds - milliseconds.max(0.0) / 1e3, What::Done { waited });
                 self.saved.push(Saved { time, step, dir: clipped(dir), bytes, milliseconds, stalled }, OTHERS);
             }
             // Ranks that are slow are in notes.
-            Record::Ranks { .. } => {}
+            Record::Ranks { step, .. } => self.moment(step, self.seconds, What::Done { waited: 0.0 }),
             Record::Note { text } => {
                 let text = clipped(text);
                 match self.notes.last.iter_mut().find(|said| said.text == text) {
@@ -143,15 +149,31 @@ impl History {
             Record::Restarted { why, from, steps, seconds, skipped, count, most } => {
                 self.lost += seconds.max(0.0);
                 let left_out = if skipped > 0 { format!("; {skipped} sequences of the data are left out") } else { String::new() };
-                let (at, why, from) = (self.base.saturating_add(steps), clipped(why + &left_out), from.map(clipped));
-                self.restarts.push(Restart { time, at, why, from, steps, seconds, count, most }, OTHERS);
+                let (why, from) = (clipped(why + &left_out), from.map(clipped));
+                let base = self.base(from.as_deref());
+                self.moment(base, self.seconds, What::Restarted);
+                let (at, seconds_so_far) = (base.saturating_add(steps), self.seconds);
+                self.restarts.push(Restart { time, seconds_so_far, at, why, from, steps, seconds, count, most }, OTHERS);
             }
             Record::Ended { step, how, why } => {
+                if how != How::Failed {
+                    self.moment(step, self.seconds, What::Done { waited: 0.0 });
+                }
                 if let Some(run) = self.runs.last.back_mut() {
-                    run.end = Some(End { step, how, why: why.map(clipped) });
+                    run.end = Some(End { seconds_so_far: self.seconds, step, how, why: why.map(clipped) });
                 }
             }
         }
+    }
+
+    fn moment(&mut self, step: u64, seconds: f64, what: What) {
+        self.moments.push(Moment { step, seconds, what });
+    }
+
+    /// The step of a checkpoint; of what the run began with, that before its first.
+    fn base(&self, from: Option<&str>) -> u64 {
+        let saved = from.and_then(|from| self.saved.last.iter().rfind(|saved| saved.dir == from));
+        saved.map(|saved| saved.step).or_else(|| Some(self.runs.last.back()?.began.first.saturating_sub(1))).unwrap_or(0)
     }
 
     /// The run that trains still, as far as can be told, has lasted until then.

@@ -14,6 +14,7 @@ mod parts;
 mod spent;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 use super::clock::{now, seconds};
 use super::log::{METRICS, RUN};
@@ -33,6 +34,7 @@ use runtime::paths::{same, write_whole};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use timeline::Timeline;
 
 /// The files that a report is made of; those that there are.
 struct Files {
@@ -136,6 +138,8 @@ fn read(run: &Path, files: &Files) -> Result<Report, Failure> {
         report.history = History::read(file).with_context(|| cannot(file))?;
         damage(report.history.damaged, RUN);
         report.history.lasts_until(report.written);
+        report.timeline = Timeline::new(&report.history.moments, &report.metrics.elapsed);
+        report.metrics.elapsed.follow(&report.timeline);
     }
     if let Some(file) = &files.profile {
         match profile::read(file) {

@@ -26,8 +26,11 @@
       const share = high > low ? Math.min(Math.max((step - known[low]) / (known[high] - known[low]), 0), 1) : 0;
       return (sums[low] + share * (sums[high] - sums[low])) / unit;
     };
-    const [min, max] = [Math.min(...passed.map((e) => e[kind][0] / unit)), Math.max(...passed.map((e) => e[kind].at(-1) / unit))];
-    return { name, at, min, max: kind === "step" ? Math.max(max, min + 1) : max };
+    // Some marks are at no step's end, and may be after the last.
+    const place = (mark) => (kind === "seconds" && mark.seconds != null ? mark.seconds / unit : at(mark.run, mark.step));
+    const ends = [...passed.map((e) => e[kind].at(-1) / unit), ...(kind === "seconds" ? data.marks.map(place) : [])];
+    const [min, max] = [Math.min(...passed.map((e) => e[kind][0] / unit)), Math.max(...ends)];
+    return { name, at, place, min, max: kind === "step" ? Math.max(max, min + 1) : max };
   };
 
   // Four digits that count, as few as say the same.
@@ -37,11 +40,32 @@
     if (a !== 0 && (a < 1e-3 || a >= 1e9)) return v.toExponential(3).replace(/\.?0+e/, "e");
     return a >= 1e4 ? Math.round(v).toLocaleString("en") : String(Number(v.toPrecision(5)));
   };
-  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
-  const tick = (v) => {
-    if (v == null) return "";
-    const a = Math.abs(v);
-    return a !== 0 && (a < 1e-3 || a >= 1e9) ? v.toExponential(2).replace(/\.?0+e/, "e") : compact.format(v);
+  // Labels of an axis, with as many digits as tell them apart; great ones are short where that says the same.
+  const labels = (splits) => {
+    const known = splits.filter((v) => v != null);
+    const gaps = known.slice(1).map((v, k) => Math.abs(v - known[k])).filter((gap) => gap > 0);
+    const most = Math.max(...known.map(Math.abs));
+    const gap = gaps.length > 0 ? Math.min(...gaps) : most / 1e4;
+    let digits = 3;
+    while (digits < 15 && known.some((v) => Math.abs(Number(v.toPrecision(digits)) - v) > gap / 100)) digits += 1;
+    const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: digits });
+    const isShort = most >= 1e4 && (digits <= 4 || most >= 1e9);
+    return splits.map((v) => {
+      if (v == null) return "";
+      const a = Math.abs(v);
+      if (a !== 0 && (a < 1e-3 || a >= 1e15)) return v.toExponential(Math.min(digits - 1, 3)).replace(/\.?0+e/, "e");
+      return isShort ? short.format(v) : v.toLocaleString("en", { maximumSignificantDigits: digits });
+    });
+  };
+  // From a digit of a power of ten to another, so that ticks are at such.
+  const rounded = (u, min, max) => {
+    if (!(min > 0 && max > 0)) return [1, 10];
+    const [low, high] = [Math.floor, Math.ceil].map((round, k) => {
+      const v = k ? max : min;
+      const power = 10 ** Math.floor(Math.log10(v) + 1e-9);
+      return Number((round(v / power + (k ? -1e-9 : 1e-9)) * power).toPrecision(3));
+    });
+    return low < high ? [low, high] : [low / 2, high * 2];
   };
 
   // Marks are elements over the plot: they say what they are when pointed at.
@@ -50,15 +74,21 @@
       const i = document.createElement("i");
       i.className = "mark " + m.kind;
       i.title = m.text;
-      return [m.step, i];
+      // Several runs have a row each, in which a sign says what it is.
+      if (data.runs.length > 1) {
+        i.classList.add("sign");
+        i.style.color = "var(--k" + (m.run % 9) + ")";
+        i.style.top = 2 + 9 * (m.run % 9) + "px";
+      }
+      return [m, i];
     });
     return {
       hooks: {
         init: (u) => made.forEach(([, i]) => u.over.appendChild(i)),
         draw: (u) => {
-          const { at } = axis();
-          made.forEach(([step, i]) => {
-            const x = u.valToPos(at(0, step), "x");
+          const { place } = axis();
+          made.forEach(([mark, i]) => {
+            const x = u.valToPos(place(mark), "x");
             i.hidden = x < -1 || x > u.over.clientWidth + 1;
             i.style.left = x + "px";
           });
@@ -78,20 +108,34 @@
     const colour = (s) => (several ? style.getPropertyValue("--k" + (s.run % 9)).trim() : colours.series[s.style]);
     // Held-out losses of several runs have their run's colour, and are dotted; so are, in dashes, runs beyond the colours.
     const dash = (s) => (!several ? [] : s.style === "sparse" ? [2, 3] : s.run >= 9 ? [8, 4] : []);
-    const { name, at } = axis();
+    const { name, at, min: begin, max: end } = axis();
     const steps = name === "step";
+    // All charts have the same axis, whatever is missing of one.
+    const wide = (u, min, max) => {
+      const isAll = min === u.data[0][0] && max === u.data[0].at(-1);
+      const [low, high] = isAll ? [begin, end] : [min, max];
+      return low === high ? [low - 1, high + 1] : [low, high];
+    };
+    // Of a run that has ended, or not begun, there is no number under the pointer.
+    const prox = (u, k, index, x) => {
+      const s = chart.series[k - 1];
+      const within = s && s.x.length > 0 && x >= at(s.run, s.x[0]) && x <= at(s.run, s.x.at(-1));
+      return within ? Infinity : 12;
+    };
     const joined = uPlot.join(chart.series.map((s) => [s.x.map((x) => at(s.run, x)), log ? s.y.map((y) => (y > 0 ? y : null)) : s.y]));
     const lines = { stroke: colours.text, font, grid: { stroke: colours.grid, width: 1 }, ticks: { stroke: colours.grid, width: 1, size: 5 } };
     return new uPlot({
       width: place.clientWidth,
       height: printing ? 170 : 220,
       plugins: [marks()],
-      cursor: { bind, sync: { key: "steps", setSeries: false, scales: ["x", null] }, drag: { x: true, y: false } },
-      scales: { x: { time: false, range: (u, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) }, y: log ? { distr: 3 } : {} },
+      cursor: { bind, y: false, hover: { prox }, sync: { key: "steps", setSeries: false, scales: ["x", null] }, drag: { x: true, y: false } },
+      scales: { x: { time: false, range: wide }, y: log ? { distr: 3, range: rounded } : {} },
       axes: [
-        { ...lines, space: 70, size: 30, values: (u, splits) => splits.map((v) => (v == null || (steps && v % 1) ? "" : v >= 1e5 ? compact.format(v) : v.toLocaleString("en"))) },
-        { ...lines, size: 58, values: (u, splits) => splits.map(tick) },
+        { ...lines, space: 70, size: 30, values: (u, splits) => labels(splits.map((v) => (steps && v % 1 ? null : v))) },
+        { ...lines, size: (u, texts) => Math.max(58, 16 + 7 * Math.max(...(texts || []).map((t) => t.length))),
+          values: (u, splits) => labels(splits) },
       ],
+      legend: { markers: { dash: (u, k) => (k > 0 && dash(chart.series[k - 1]).length > 0 ? "dotted" : "solid") } },
       series: [
         { label: name, value: (u, v) => (v == null ? "–" : v.toLocaleString("en")) },
         ...chart.series.map((s) => ({
@@ -107,27 +151,31 @@
     }, joined, place);
   };
 
-  const build = (one) => {
-    if (one.plot) one.plot.destroy();
+  // What is seen of the axis stays as it is.
+  const again = (one) => {
+    const { min, max } = one.plot.scales.x;
+    one.plot.destroy();
     one.plot = draw(one.chart, one.place, one.box.checked);
-    // All charts have the same axis, whatever is missing of one.
-    const { min, max } = axis();
     one.plot.setScale("x", { min, max });
   };
-  const all = () => shown.forEach(build);
+  const all = () => shown.forEach(again);
+  const whole = () => shown.forEach((one) => {
+    one.plot.destroy();
+    one.plot = draw(one.chart, one.place, one.box.checked);
+  });
 
   document.querySelectorAll(".chart").forEach((figure, k) => {
     const one = { chart: data.charts[k], place: figure.querySelector("div"), box: figure.querySelector("input"), plot: null };
-    one.box.addEventListener("change", () => build(one));
+    one.plot = draw(one.chart, one.place, one.box.checked);
+    one.box.addEventListener("change", () => again(one));
     shown.push(one);
-    build(one);
     new ResizeObserver(() => {
       const width = one.place.clientWidth;
       if (!printing && width > 0 && width !== one.plot.width) one.plot.setSize({ width, height: one.plot.height });
     }).observe(one.place);
   });
   scheme.addEventListener("change", all);
-  if (chooser) chooser.addEventListener("change", all);
+  if (chooser) chooser.addEventListener("change", whole);
   const print = (now) => {
     printing = now;
     shown.forEach((one) => (one.place.style.width = now ? "330px" : ""));

@@ -4,6 +4,7 @@ use super::charts::Charts;
 use super::history::History;
 use super::metrics::Metrics;
 use super::numbers::{count, duration, of, percent, short, time};
+use super::timeline::Timeline;
 use super::{comparison, parts, spent};
 use crate::watch::log::{Began, How};
 use crate::watch::profile::Profiled;
@@ -16,6 +17,7 @@ pub struct Report {
     pub name: String,
     pub metrics: Metrics,
     pub history: History,
+    pub timeline: Timeline,
     pub profile: Option<Profiled>,
     /// What could not be read.
     pub damage: Vec<String>,
@@ -190,7 +192,7 @@ pub fn curves(charts: &Charts, notes: &Markup) -> Markup {
         } @else {
             noscript { p.warn { "Curves are drawn by a script, which is in this page and does not run." } }
             ul.key {
-                @for (kind, name) in KINDS.iter().filter(|(kind, _)| charts.has(kind)) { li { i.mark.(kind) {} (name) } }
+                @for (kind, name) in KINDS.iter().filter(|(kind, _)| charts.has(kind)) { li { i.mark.(kind).sign[charts.is_of_several()] {} (name) } }
                 @if charts.axes.len() > 1 {
                     li.screen {
                         label { "along " select id="axis" { @for (k, axis) in charts.axes.iter().enumerate() { option value=(k) { (axis.name()) } } } }

@@ -198,3 +198,45 @@ fn runs_that_cannot_be_told_apart_are_refused() {
     }
     assert!(refused(&["a", "empty"], None, Some("o.html")).contains("has neither metrics.jsonl nor run.jsonl"));
 }
+
+/// A run of four steps that was killed after the third, went on from its checkpoint of the second, and ended.
+fn killed() -> (String, String) {
+    let metrics = [1, 2, 3, 3, 4].map(|n| step(n, "2.0")).concat();
+    let events = [
+        serde_json::json!({"time": 2.0, "event": "saved", "step": 2, "dir": "ck/2", "bytes": 5, "milliseconds": 500.0, "stalled": 100.0}),
+        serde_json::json!({"time": 3.0, "event": "restarted", "why": "", "from": "ck/2", "steps": 1, "seconds": 1.0, "count": 1, "most": 2}),
+        serde_json::json!({"time": 9.0, "event": "ended", "step": 4, "how": "whole", "why": null}),
+    ];
+    (metrics, began("m") + &events.map(|e| e.to_string() + "\n").concat())
+}
+
+#[test]
+fn time_is_that_of_the_clock_where_the_log_says_it() {
+    let (metrics, run) = killed();
+    let (page, _) = page(&[(METRICS, metrics.as_bytes()), (RUN, run.as_bytes())]);
+    let drawn = curves(&page);
+    // 20 ms a step. The log begins at the end of the first; the fourth ends with the log.
+    assert_eq!(drawn["runs"][0]["elapsed"]["seconds"], serde_json::json!([0.02, 0.52, 8.0, 8.02]));
+    let marks: Vec<_> =
+        drawn["marks"].as_array().unwrap().iter().map(|m| (m["kind"].as_str().unwrap(), m["step"].as_u64(), m["seconds"].as_f64())).collect();
+    assert_eq!(marks, [("saved", Some(2), None), ("restart", Some(3), Some(2.02)), ("end", Some(4), Some(8.02))]);
+}
+
+#[test]
+fn of_several_runs_restarts_and_ends_are_marked_with_their_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = ["a", "b"].map(|name| {
+        let run = dir.path().join(name);
+        fs::create_dir(&run).unwrap();
+        let (metrics, log) = killed();
+        fs::write(run.join(METRICS), metrics).unwrap();
+        fs::write(run.join(RUN), log).unwrap();
+        run
+    });
+    let page = page::page(runs.iter().map(|run| report(run)).collect());
+    let drawn = curves(&page);
+    let marks: Vec<_> = drawn["marks"].as_array().unwrap().iter().map(|m| (m["run"].as_u64().unwrap(), m["kind"].as_str().unwrap())).collect();
+    assert_eq!(marks, [(0, "restart"), (0, "end"), (1, "restart"), (1, "end")]);
+    assert_eq!(drawn["marks"][3]["text"], format!("{}, step 4: the end of a run", runs[1].display()));
+    assert!(page.contains("<i class=\"mark restart sign\"></i>restart"));
+}
