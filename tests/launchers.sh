@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One model under every launcher there is, on two machines that share nothing but files and a network: network, process, host name, IPC and mount namespaces of
 # Linux, joined by a cable. Each run must save the weights that one machine's run saves, to the byte; then a rank is killed, and the cable pulled.
+# Under each launcher a machine then dies in the midst of a run and comes back: the job must go on from its last checkpoint, and save what a run that nothing happened to saves.
 #
 # tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
 # and torchrun (TORCHRUN=, else on the PATH), and names what it does not find.
@@ -16,6 +17,14 @@ cd "$dir"
 export SLURM_CONF=$dir/slurm.conf
 source "$tests/machines.sh"
 
+munged() {
+  echo "install -d -o munge /run/munge; su -s /bin/sh munge -c 'munged --force --log-file=/var/log/munge/node$1.log --seed-file=/var/lib/munge/seed$1'"
+}
+
+slurm_node() {
+  on "$1" sh -c "pgrep munged > /dev/null || { $(munged "$1"); }; slurmd -N node$1"
+}
+
 slurm() {
   rm -rf slurm
   mkdir -p slurm/state slurm/node0 slurm/node1
@@ -27,6 +36,8 @@ SlurmdUser=root
 AuthType=auth/munge
 StateSaveLocation=$dir/slurm/state
 SlurmdSpoolDir=$dir/slurm/%n
+SlurmdTimeout=10
+AuthInfo=cred_expire=5
 SlurmctldPidFile=$dir/slurm/ctld.pid
 SlurmdPidFile=$dir/slurm/%n.pid
 SlurmctldLogFile=$dir/slurm/ctld.log
@@ -42,11 +53,11 @@ PartitionName=all Nodes=node[0-1] Default=YES State=UP
 END
   [ -f /etc/munge/munge.key ] || mungekey -c
   chown munge: /etc/munge /etc/munge/munge.key /var/lib/munge /var/log/munge
-  for k in 0 1; do
-    on $k sh -c "install -d -o munge /run/munge; su -s /bin/sh munge -c 'munged --log-file=/var/log/munge/node$k.log --seed-file=/var/lib/munge/seed$k'"
-  done
+  # Machines come back with what is left of these.
+  rm -f run?/munge/*
+  on 0 sh -c "$(munged 0)"
   on 0 slurmctld
-  for k in 0 1; do on $k slurmd -N node$k; done
+  for k in 0 1; do slurm_node $k; done
   for _ in $(seq 60); do
     [ "$(on 0 sinfo --noheader --format %D --states idle)" = 2 ] && return
     sleep 0.5
@@ -99,11 +110,98 @@ both() {
   wait $other
 }
 
+# lose: machine 1 dies, once the job that is to begin has saved.
+lose() {
+  until [ -e checkpoints/step-$interval ]; do sleep 0.05; done
+  kill -9 "$(cat machine1)"
+}
+
+# returns SECONDS COMMAND...: machine 1 comes back after so long, and does this.
+returns() {
+  sleep "$1"
+  shift
+  boot 1
+  cable
+  "$@"
+}
+
+# lost WHAT COMMAND...: machine 1 dies while the command runs, which must save what a run saves that nothing happened to.
+lost() {
+  local what="$1: a machine that dies and comes back"
+  shift
+  rm -rf checkpoints
+  limit=300 wanted=unharmed.safetensors same "$what" "$@"
+}
+
+# elastic COMMAND: on both machines, of which 1 dies and comes back, and there the command with it: after the 15 s in which torchrun still counts it in.
+elastic() {
+  on 1 $1 > log1 2>&1 &
+  (lose; returns 25 on 1 $1) > log2 2>&1 &
+  local other=$!
+  on 0 $1
+  wait $other
+}
+
+# stays_away WHAT COMMAND: as before, but machine 1 stays away: the run must say that it goes on with a smaller plan, and end.
+stays_away() {
+  rm -rf checkpoints
+  on 1 $2 > log1 2>&1 &
+  lose &
+  if limit=300 on 0 $2 > log 2>&1 && grep -q 'smaller.mcc` runs in place' log && [ -e checkpoints/step-$steps ]; then
+    echo "ok      $1: a machine that dies and stays away"
+    tried=$((tried + 1))
+  else
+    cat log
+    echo "FAILED  $1: a machine that dies and stays away"
+    exit 1
+  fi
+  returns 0 true
+}
+
+# requeued: the batch job runs until it ends, with a machine that dies and comes back when Slurm has missed it.
+requeued() {
+  (lose; returns 30 slurm_node 1) > log2 2>&1 &
+  on 0 sbatch --wait --output job.log --open-mode append job.sh
+}
+
+# repeated COMMAND...: once more if it fails, as it must, with a machine that dies and comes back.
+repeated() {
+  (lose; returns 3 ssh_node 1) > log2 2>&1 &
+  local other=$!
+  if on 0 "$@"; then
+    echo "it did not notice that a machine died"
+    return 1
+  fi
+  wait $other
+  on 0 "$@"
+}
+
+# For launchers that start what they need on other machines.
+ssh_node() {
+  on "$1" sh -c "mkdir -p /run/sshd && /usr/sbin/sshd -f '$dir/sshd_config'"
+}
+
+ssh_nodes() {
+  rm -f ssh_key* host_key*
+  ssh-keygen -q -t ed25519 -N '' -f ssh_key
+  ssh-keygen -q -t ed25519 -N '' -f host_key
+  printf '%s\n' "HostKey $dir/host_key" "AuthorizedKeysFile $dir/ssh_key.pub" 'StrictModes no' 'PidFile none' 'PermitRootLogin yes' > sshd_config
+  printf '#!/bin/sh\nexec ssh -F none -i %s -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n' "$dir/ssh_key" > agent
+  chmod +x agent
+  for k in 0 1; do ssh_node $k; done
+}
+
 cat /usr/share/common-licenses/* > corpus.txt
-"$mcc" compile "$models/gpt2.mdl" --tp 2 --pp 2 --micro-batch-size 2 --global-batch-size 8 \
-  -D vocab=256 -D hidden=64 -D heads=4 -D layers=4 -D seq=64 -o model.mcc > /dev/null
+sizes="-D vocab=256 -D hidden=64 -D heads=4 -D layers=4 -D seq=64"
+"$mcc" compile "$models/gpt2.mdl" --tp 2 --pp 2 --micro-batch-size 2 --global-batch-size 8 $sizes -o model.mcc > /dev/null
 $run --steps 5 --force --save-weights alone.safetensors > /dev/null
 saves="$run --steps 5 --force --save-weights saved.safetensors"
+# Of which a run that loses a machine has done a part when it does.
+steps=400
+interval=50
+lasts="$run --steps $steps --force --save-weights saved.safetensors"
+$run --steps $steps --force --save-weights unharmed.safetensors > /dev/null
+lasts="$lasts --save checkpoints --save-interval $interval --keep 2 --resume auto"
 machines
 
 if [ -n "$torchrun" ]; then
@@ -111,6 +209,14 @@ if [ -n "$torchrun" ]; then
   own="$saves --secret-file secret"
   same "torchrun, a master" both "$torchrun --node-rank \$N --master-addr node0 --master-port 29500 $own"
   same "torchrun, c10d" both "$torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 $own"
+  # A torchrun that goes on as rank 0 names the place of the store that all share no second time, so that who is new in a later rendezvous waits for it in vain (PyTorch 2.15).
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+  elastic="$torchrun --max-restarts 3 --rdzv-backend c10d"
+  own_lasts="$lasts --secret-file secret"
+  lost "torchrun" elastic "$elastic --rdzv-endpoint node0:29402 $own_lasts"
+  "$mcc" compile "$models/gpt2.mdl" --tp 2 --micro-batch-size 2 --global-batch-size 8 $sizes -o smaller.mcc > /dev/null
+  elastic=${elastic/--nnodes 2/--nnodes 1:2}
+  stays_away "torchrun --nnodes 1:2" "$elastic --rdzv-endpoint node0:29403 $own_lasts --fallback smaller.mcc"
 else
   echo "left    torchrun: not found"
 fi
@@ -143,19 +249,28 @@ if command -v srun slurmctld slurmd munged > /dev/null; then
   ends "a rank that is killed" "was killed by signal 9 at step" on 0 srun $step $run --steps 100000
   (sleep 5; on 0 ip link set cable0 down; sleep 20; on 0 ip link set cable0 up) &
   ends "a cable that is pulled" "has not been heard of" on 0 srun $step $run --steps 100000
+  printf '#!/bin/sh\n#SBATCH --nodes 2\n#SBATCH --ntasks-per-node 2\n#SBATCH --overcommit\n#SBATCH --requeue\nsrun --overcommit --kill-on-bad-exit %s || scontrol requeue $SLURM_JOB_ID\n' "$lasts" > job.sh
+  lost "sbatch, scontrol requeue" requeued
 else
   echo "left    Slurm: not found"
 fi
+ssh_nodes
 meets="MASTER_ADDR=node0 MASTER_PORT=29600"
 if command -v mpirun.openmpi > /dev/null; then
   same "mpirun of Open MPI, one machine" on 0 env $meets mpirun.openmpi -x MCC_SECRET --allow-run-as-root --oversubscribe -n 4 $saves
   same "mpirun of Open MPI, one machine, nothing set" on 0 env --unset MCC_SECRET mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 $saves
+  openmpi="mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent $dir/agent --mca oob_tcp_if_include 10.77.0.0/24 --host node0:2,node1:2 -x MCC_SECRET"
+  same "mpirun of Open MPI" on 0 $openmpi $saves --rendezvous node0:29600
+  lost "mpirun of Open MPI, run again" repeated $openmpi $lasts --rendezvous node0:29600
 else
   echo "left    Open MPI: not found"
 fi
 if command -v mpiexec.hydra > /dev/null; then
   same "mpiexec of MPICH, one machine" on 0 env $meets mpiexec.hydra -n 4 $saves
   same "mpiexec of MPICH, one machine, nothing set" on 0 env --unset MCC_SECRET mpiexec.hydra -n 4 $saves
+  hydra="mpiexec.hydra -launcher ssh -launcher-exec $dir/agent -hosts node0:2,node1:2 -n 4"
+  same "mpiexec of MPICH" on 0 $hydra $saves --rendezvous node0:29600
+  lost "mpiexec of MPICH, run again" repeated $hydra $lasts --rendezvous node0:29600
 else
   echo "left    MPICH: not found"
 fi
