@@ -4,12 +4,15 @@ usage: python -m bench.jobs MCC DIRECTORY [ROUNDS]
 
 Each rank of PyTorch holds half of each tensor (a DTensor split along its first dim, as FSDP2 has them), saves with the defaults, which
 flush, and loads into tensors that are there. mcc saves after its last step, so that nothing is trained beside. The contestants take turns.
+Then what saves cost mcc's steps, beside which they are written, and how long a run is away of which a rank is killed.
 """
 
 import json
 import pathlib
+import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,6 +20,8 @@ import time
 
 MODEL = pathlib.Path(__file__).resolve().parent.parent / "models" / "gpt2.mdl"
 SIZES = {"29 M": ["hidden=512", "heads=8", "layers=8", "vocab=8192"], "110 M": ["hidden=768", "heads=12", "layers=12", "vocab=32768"]}
+# Tokens of a sequence where something is trained beside: steps of a few seconds.
+LENGTHS = {"29 M": 256, "110 M": 64}
 RANKS = 2
 
 
@@ -24,10 +29,10 @@ def mcc(binary, there, words):
     return subprocess.run([binary, *words], cwd=there, check=True, capture_output=True, text=True)
 
 
-def compiled(binary, there, sizes):
-    settings = [word for size in [*sizes, "seq=64"] for word in ["-D", size]]
-    plan = ["--dp", str(RANKS), "--zero", "2", "--global-batch-size", str(RANKS), "--lr-warmup-iters", "1", "--lr-decay-style", "constant"]
-    mcc(binary, there, ["compile", MODEL, *settings, *plan, "-o", "a.mcc"])
+def compiled(binary, there, sizes, out, batch):
+    settings = [word for size in sizes for word in ["-D", size]]
+    plan = ["--dp", str(RANKS), "--zero", "2", "--global-batch-size", str(batch), "--lr-warmup-iters", "1", "--lr-decay-style", "constant"]
+    mcc(binary, there, ["compile", MODEL, *settings, *plan, "-o", out])
     (there / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
 
 
@@ -84,6 +89,42 @@ def torch_times(tensors, directory, port):
     return out.get()
 
 
+def stalls(binary, there, rounds):
+    """Medians of the seconds of steps beside which a checkpoint is written, and of the others of the same runs."""
+    beside, others, saves = [], [], []
+    for _ in range(rounds):
+        for name in ["stall", "log"]:
+            shutil.rmtree(there / name, ignore_errors=True)
+        mcc(binary, there, ["run", "b.mcc", "--data", "text.txt", "--bytes", "--steps", "20", "--save", "stall", "--save-interval", "4", "--keep", "1", "--log-dir", "log"])
+        steps = [json.loads(line) for line in (there / "log" / "metrics.jsonl").read_text().splitlines()]
+        # The first steps are slower.
+        for step in steps[4:]:
+            (beside if step["step"] % 4 == 1 else others).append(step["step_ms"] / 1e3)
+        records = [json.loads(line) for line in (there / "log" / "run.jsonl").read_text().splitlines()]
+        saves += [(r["bytes"], r["milliseconds"] / 1e3) for r in records if r["event"] == "saved" and r["step"] < 20]
+    return statistics.median(beside), statistics.median(others), saves[0][0], statistics.median(s for _, s in saves)
+
+
+def away(binary, there):
+    """Seconds from the end of a rank to the first step after it."""
+    for name in ["away", "away.jsonl"]:
+        shutil.rmtree(there / name, ignore_errors=True) if name == "away" else (there / name).unlink(missing_ok=True)
+    words = ["run", "b.mcc", "--data", "text.txt", "--bytes", "--steps", "12", "--save", "away", "--save-interval", "4", "--keep", "1", "--restarts", "1", "--metrics", "away.jsonl"]
+    run = subprocess.Popen([binary, *words], cwd=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = there / "away.jsonl"
+    lines = lambda: metrics.read_text().count("\n") if metrics.exists() else 0
+    while not (there / "away" / "step-4").exists() or lines() < 6:
+        time.sleep(0.001)
+    before, begun = lines(), time.perf_counter()
+    ranks = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(ranks[0]), signal.SIGKILL)
+    while lines() == before:
+        time.sleep(0.001)
+    seconds = time.perf_counter() - begun
+    assert run.wait() == 0
+    return seconds
+
+
 def main():
     binary, there = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
@@ -92,7 +133,7 @@ def main():
         at = there / str(number)
         shutil.rmtree(at, ignore_errors=True)
         at.mkdir(parents=True)
-        compiled(binary, at, sizes)
+        compiled(binary, at, [*sizes, "seq=64"], "a.mcc", RANKS)
         own, peer = [], []
         for k in range(rounds):
             size, save = saved_by_mcc(binary, at)
@@ -103,6 +144,18 @@ def main():
             ratios = sorted(p[which] / o[which] for o, p in zip(own, peer))
             rate = lambda seconds: f"{seconds:.2f} s ({size / seconds / 1e9:.2f} GB/s)"
             print(f"| {name} | {size / 2**20:.0f} MiB | {act} | {rate(a)} | {rate(b)} | {b / a:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
+    beside_training(binary, there, rounds)
+
+
+def beside_training(binary, there, rounds):
+    print("\n| parameters | bytes | a save | a step | a step with a save beside | a rank killed, until the next step |\n|---|---:|---:|---:|---:|---:|")
+    for number, (name, sizes) in enumerate(SIZES.items()):
+        at = there / str(number)
+        compiled(binary, at, [*sizes, f"seq={LENGTHS[name]}"], "b.mcc", 4 * RANKS)
+        beside, other, size, save = stalls(binary, at, rounds)
+        gone = statistics.median(away(binary, at) for _ in range(rounds))
+        stall = f"{beside:.2f} s ({100 * (beside / other - 1):+.1f} %)"
+        print(f"| {name} | {size / 2**20:.0f} MiB | {save:.2f} s ({size / save / 1e9:.2f} GB/s) | {other:.2f} s | {stall} | {gone:.2f} s |")
 
 
 if __name__ == "__main__":
