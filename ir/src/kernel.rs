@@ -7,6 +7,9 @@
 //! strided views of buffers, so these are aliases outside. `Input(i)` is operand i, `Scalar(Slot(i))` scalar argument i;
 //! index bases of sharded dims are `Base::Slot`. Every input and output has a stride per dim.
 
+pub mod distance;
+pub mod part;
+
 use crate::dim::{Base, Dim, Dims};
 use crate::graph::{Body, Type, Value};
 use crate::op::{DType, Kind, Op, Scalar};

@@ -2,78 +2,23 @@
 //!
 //! Kernels are checked where they are used, on the operands of a step of training: numbers as they come, indices that
 //! mean something, outputs in place. What a launch is to write is NaN before it, so an element that is left out is
-//! found. Of launches too large to be interpreted a part is ([`part`]).
+//! found. Of launches too large to be interpreted a part is ([`ir::kernel::part`]).
 
-mod part;
 mod watch;
 
 use crate::device::{Device, DeviceError, Element, Launches, Location, Memory, Needs};
 use crate::strides::{offsets, reach};
 use ir::graph::Type;
+use ir::kernel::distance::{Distance, narrowest, rms};
+use ir::kernel::part::Part;
 use ir::kernel::{Kernel, dense};
 use ir::op::DType;
 use ir::program::{Job, KernelId, Space};
 use ir::random::mix;
-use part::Part;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use watch::watched;
-
-/// How far numbers are from others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Distance {
-    /// Of one element, in parts of it, of the root mean square of all, or of what that would be without cancellation, whichever is greatest.
-    #[serde(deserialize_with = "or_infinite")]
-    pub element: f64,
-    /// Of all together: the norm of the differences, in parts of the norm, or of what that would be without cancellation.
-    #[serde(deserialize_with = "or_infinite")]
-    pub norm: f64,
-}
-
-/// JSON has no infinite numbers: they are written as null.
-fn or_infinite<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::INFINITY))
-}
-
-/// The root mean square of what is finite.
-fn rms(values: impl Iterator<Item = f64>) -> f64 {
-    let (n, sum) = values.filter(|x| x.is_finite()).fold((0u64, 0.0), |(n, sum), x| (n + 1, sum + x * x));
-    (sum / n.max(1) as f64).sqrt()
-}
-
-impl Distance {
-    /// Of `got` from `want`, numbers that are `size` without cancellation. Where one is not a number the other is to be none either, and infinite numbers are
-    /// to be the same; else the distance is infinite.
-    pub fn of(got: &[f64], want: &[f64], size: f64) -> Distance {
-        let scale = rms(want.iter().copied()).max(size);
-        let same = |g: f64, w: f64| g == w || g.is_nan() && w.is_nan();
-        let far = |d: f64| if d.is_nan() { f64::INFINITY } else { d };
-        let pairs = || got.iter().zip(want).map(|(g, w)| (*g, *w)).filter(|(g, w)| !same(*g, *w));
-        let element = pairs().map(|(g, w)| far((g - w).abs() / w.abs().max(scale))).fold(0.0, f64::max);
-        let squares: f64 = pairs().map(|(g, w)| (g - w) * (g - w)).sum();
-        let norm = if squares == 0.0 { 0.0 } else { far((squares / got.len() as f64).sqrt() / scale) };
-        Distance { element, norm }
-    }
-
-    fn or(self, other: Distance) -> Distance {
-        Distance { element: self.element.max(other.element), norm: self.norm.max(other.norm) }
-    }
-
-    /// What rounding allows a kernel whose narrowest floats are these: sums in f32, every result of an op rounded to its type; and on GPUs, functions
-    /// that the hardware approximates.
-    pub fn allowed(dtype: DType) -> Distance {
-        match dtype {
-            DType::F32 | DType::I32 | DType::Bool => Distance { element: 1e-4, norm: 2e-5 },
-            DType::F16 => Distance { element: 1e-2, norm: 2e-3 },
-            DType::Bf16 => Distance { element: 5e-2, norm: 1e-2 },
-        }
-    }
-
-    pub fn is_within(self, most: Distance) -> bool {
-        self.element <= most.element && self.norm <= most.norm
-    }
-}
 
 /// What became of all launches of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,13 +36,6 @@ impl Verdict {
     pub fn is_right(&self) -> bool {
         [Some(self.definition), self.other].into_iter().flatten().all(|d| d.is_within(self.allowed))
     }
-}
-
-/// The narrowest float of a kernel.
-pub fn narrowest(kernel: &Kernel) -> DType {
-    let floats = kernel.body.nodes.iter().map(|n| n.ty.dtype).filter(|t| t.is_float());
-    // Of the two with 16 bits, bf16 has fewer digits.
-    floats.min_by_key(|t| (t.bytes(), *t != DType::Bf16)).unwrap_or(DType::F32)
 }
 
 /// Runs of elements that lie together: the first one's offset and their number.
@@ -436,17 +374,29 @@ mod tests {
         assert!(verdicts[&4].other.unwrap().element > 0.1, "{verdicts:?}");
     }
 
+    /// Whatever is left out, what is left is as of the whole.
     #[test]
-    fn distances_are_relative_and_what_is_no_number_counts() {
-        let nan = f64::NAN;
-        let of = |got: &[f64], want: &[f64]| Distance::of(got, want, 0.0);
-        assert_eq!(of(&[1.0, nan], &[1.0, nan]), Distance::default());
-        assert_eq!(of(&[nan], &[1.0]).element, f64::INFINITY);
-        assert_eq!(of(&[1.0], &[nan]).element, f64::INFINITY);
-        assert_eq!(of(&[f64::INFINITY], &[f64::INFINITY]), Distance::default());
-        let d = of(&[3.0, 4.5], &[3.0, 4.0]);
-        assert_eq!((d.element, (d.norm * 1e3).round()), (0.125, 100.0));
-        // What is left of numbers of size 1000 that cancel.
-        assert_eq!(Distance::of(&[1.5], &[1.0], 1000.0).element, 5e-4);
+    fn a_part_of_a_kernel_computes_that_part_of_its_results() {
+        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 1, tp: 1 });
+        let mut parts = 0;
+        for (kernel, seed) in job.kernels.iter().zip(0..) {
+            let values = |ty: &Type, k: u64| -> Vec<f64> {
+                (0..kernel.body.dims.elements(&ty.dims)).map(|i| (mix(i ^ k << 32 ^ seed) % 7) as f64 - 3.0).collect()
+            };
+            let operands: Vec<Vec<f64>> = kernel.inputs.iter().zip(0..).map(|(i, k)| values(&i.ty, k)).collect();
+            let scalars = vec![1.0; kernel.scalars.len()];
+            let whole = kernel.run(&operands, &scalars);
+            for most in [1, 5, 50] {
+                let Some(part) = Part::of(kernel, most, seed) else { continue };
+                parts += 1;
+                part.kernel.verify().unwrap();
+                let fewer: Vec<Vec<f64>> = kernel.inputs.iter().zip(&operands).map(|(i, v)| part.of_values(kernel, &i.ty, v)).collect();
+                let made = part.kernel.run(&fewer, &scalars);
+                for ((o, all), some) in kernel.outputs.iter().zip(&whole).zip(&made) {
+                    assert_eq!(&part.of_values(kernel, &kernel.body[o.value].ty, all), some, "{}", ir::text::print_kernel(kernel));
+                }
+            }
+        }
+        assert!(parts > 3, "{parts}");
     }
 }

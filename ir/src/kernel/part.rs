@@ -1,14 +1,14 @@
-//! A part of a launch that is too large to be interpreted whole.
+//! A part of a kernel that is too large to be interpreted whole.
 //!
 //! Along a dim that no op of the kernel looks along, an element of a result depends on operands at its own index
 //! alone. Of such dims a few indices are chosen, the first and the last among them; operands are cut to these, and so
 //! is what the kernel wrote.
 
-use ir::dim::{Dim, IndexMap};
-use ir::graph::{Type, Value};
-use ir::kernel::Kernel;
-use ir::op::Op;
-use ir::random::mix;
+use crate::dim::{Dim, IndexMap};
+use crate::graph::{Type, Value};
+use crate::kernel::Kernel;
+use crate::op::Op;
+use crate::random::mix;
 use std::collections::BTreeSet;
 
 /// A kernel of fewer indices.
@@ -102,33 +102,6 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{self, Split};
-
-    /// Whatever is left out, what is left is as of the whole.
-    #[test]
-    fn a_part_of_a_kernel_computes_that_part_of_its_results() {
-        let job = fixture::job(&Split { microbatches: 2, pp: 1, dp: 1, tp: 1 });
-        let mut parts = 0;
-        for (kernel, seed) in job.kernels.iter().zip(0..) {
-            let values = |ty: &Type, k: u64| -> Vec<f64> {
-                (0..kernel.body.dims.elements(&ty.dims)).map(|i| (mix(i ^ k << 32 ^ seed) % 7) as f64 - 3.0).collect()
-            };
-            let operands: Vec<Vec<f64>> = kernel.inputs.iter().zip(0..).map(|(i, k)| values(&i.ty, k)).collect();
-            let scalars = vec![1.0; kernel.scalars.len()];
-            let whole = kernel.run(&operands, &scalars);
-            for most in [1, 5, 50] {
-                let Some(part) = Part::of(kernel, most, seed) else { continue };
-                parts += 1;
-                part.kernel.verify().unwrap();
-                let fewer: Vec<Vec<f64>> = kernel.inputs.iter().zip(&operands).map(|(i, v)| part.of_values(kernel, &i.ty, v)).collect();
-                let made = part.kernel.run(&fewer, &scalars);
-                for ((o, all), some) in kernel.outputs.iter().zip(&whole).zip(&made) {
-                    assert_eq!(&part.of_values(kernel, &kernel.body[o.value].ty, all), some, "{}", ir::text::print_kernel(kernel));
-                }
-            }
-        }
-        assert!(parts > 3, "{parts}");
-    }
 
     #[test]
     fn the_first_and_the_last_are_always_left() {
