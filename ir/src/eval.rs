@@ -22,6 +22,11 @@ pub trait Env {
     fn scalar(&self, scalar: &Scalar) -> f64;
     /// The value of an index map's base.
     fn base(&self, base: &Base) -> u64;
+    /// The model's index of a dim's element.
+    fn index(&self, dims: &Dims, dim: Dim, i: u64) -> u64 {
+        let DimInfo { index, order, .. } = &dims[dim];
+        order.index(self.base(&index.base) + index.offset(i))
+    }
 }
 
 /// Evaluates all nodes in order; the result holds one tensor per node.
@@ -132,22 +137,16 @@ fn unrounded(body: &Body, v: Value, args: &[&[f64]], env: &mut dyn Env) -> Vec<f
     match &node.op {
         Op::Input(_) | Op::Param(_) | Op::State(..) | Op::Table(_) | Op::Recv { .. } | Op::Collective { .. } => env.source(&node.op, &node.ty),
         Op::Const(c) => vec![c.0; total],
-        Op::Iota(d) => {
-            let DimInfo { index, order, .. } = &dims[*d];
-            let base = env.base(&index.base);
-            (0..dims.size(*d)).map(|i| order.index(base + index.offset(i)) as f64).collect()
-        }
+        Op::Iota(d) => (0..dims.size(*d)).map(|i| env.index(dims, *d, i) as f64).collect(),
         Op::Uniform { key } => {
             let (seed, step) = (env.scalar(&Scalar::Seed) as u64, env.scalar(&Scalar::Step) as u64);
             let stream = random::stream(*key, seed, step);
             let mut walk = Walk::new(dims, &node.ty.dims);
-            let bases: Vec<u64> = node.ty.dims.iter().map(|d| env.base(&dims[*d].index.base)).collect();
             (0..total)
                 .map(|_| {
                     let mut index = 0u64;
                     for (k, d) in node.ty.dims.iter().enumerate() {
-                        let info = &dims[*d];
-                        index = index * info.global + info.order.index(bases[k] + info.index.offset(walk.at[k] as u64));
+                        index = index * dims[*d].global + env.index(dims, *d, walk.at[k] as u64);
                     }
                     walk.step();
                     random::uniform(stream, index)

@@ -184,6 +184,27 @@ impl Kernel {
         }
     }
 
+    /// The kernel that makes one of its results alone. Operands keep their numbers, those that the result does not need as well.
+    pub fn of_output(&self, number: usize) -> Kernel {
+        let mut needed = vec![false; self.body.nodes.len()];
+        needed[self.outputs[number].value.index()] = true;
+        for v in self.body.values().rev() {
+            if needed[v.index()] {
+                self.body[v].args.iter().for_each(|a| needed[a.index()] = true);
+            }
+        }
+        let mut body = Body { dims: self.body.dims.clone(), nodes: vec![] };
+        let mut now = vec![Value(0); needed.len()];
+        for v in self.body.values().filter(|v| needed[v.index()]) {
+            let node = self.body[v].clone();
+            let args: Vec<Value> = node.args.iter().map(|a| now[a.index()]).collect();
+            now[v.index()] = body.push(node.op, args, node.ty, node.origin);
+        }
+        let output = &self.outputs[number];
+        let outputs = vec![Output { value: now[output.value.index()], ..output.clone() }];
+        Kernel { body, outputs, family: self.family.clone(), inputs: self.inputs.clone(), scalars: self.scalars.clone(), on: self.on }
+    }
+
     /// The reference device: interprets the body in f64.
     ///
     /// `inputs` are dense, in each operand's storage order; the result holds the outputs alike (not yet accumulated).
@@ -194,6 +215,7 @@ impl Kernel {
     }
 }
 
+/// What a kernel's body reads.
 struct KernelEnv<'a> {
     kernel: &'a Kernel,
     inputs: &'a [Vec<f64>],

@@ -1,57 +1,117 @@
 //! A part of a kernel that is too large to be interpreted whole.
 //!
 //! Along a dim that no op of the kernel looks along, an element of a result depends on operands at its own index
-//! alone. Of such dims a few indices are chosen, the first and the last among them; operands are cut to these, and so
-//! is what the kernel wrote.
+//! alone. Of such dims a few indices are chosen; operands are cut to these, and so is what the kernel wrote. Which
+//! index an element has in the whole kernel is kept: to `Iota`, to random numbers, and to the ends of experts' rows.
 
-use crate::dim::{Dim, IndexMap};
+use crate::dim::{Base, Dim, Dims, IndexMap};
+use crate::eval::{self, Env};
 use crate::graph::{Type, Value};
-use crate::kernel::Kernel;
-use crate::op::Op;
+use crate::kernel::{Kernel, KernelEnv, dense};
+use crate::op::{AttentionGrad, Op, Scalar};
 use crate::random::mix;
 use std::collections::BTreeSet;
 
 /// A kernel of fewer indices.
 pub struct Part {
     pub kernel: Kernel,
+    /// Of the whole kernel.
+    dims: Dims,
     /// Of each dim, which of its indices are left, in order; none: all.
     left: Vec<Option<Vec<u64>>>,
+    /// Operands that say where experts' rows end, and the dim of the rows.
+    ends: Vec<(u32, Dim)>,
 }
 
-/// Dims along which elements depend on each other, or know their place.
+/// How much of a kernel a part may be, if dims can be cut that far.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Of the loops of all nodes.
+    pub points: u64,
+    /// Elements of all results.
+    pub places: u64,
+}
+
+/// Operands that nothing reads but grouped dots, as the ends of rows in this dim that their results keep.
+fn ends(kernel: &Kernel) -> Vec<(u32, Dim)> {
+    let body = &kernel.body;
+    let users = body.users();
+    let mut out = vec![];
+    for v in body.values() {
+        let Op::Input(i) = body[v].op else { continue };
+        let rows: BTreeSet<Option<Dim>> = users[v.index()]
+            .iter()
+            .map(|(user, slot)| match &body[*user].op {
+                Op::GroupedDot { rows, over, .. } if *slot == 2 && !over.contains(rows) => Some(*rows),
+                _ => None,
+            })
+            .collect();
+        if let [Some(rows)] = rows.into_iter().collect::<Vec<_>>()[..]
+            && body.nodes.iter().filter(|n| n.op == Op::Input(i)).count() == 1
+        {
+            out.push((i, rows));
+        }
+    }
+    out
+}
+
+/// Dims along which elements depend on each other.
 fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
     let body = &kernel.body;
+    let ends = ends(kernel);
     let mut out = BTreeSet::new();
     for node in &body.nodes {
         match &node.op {
             // Queries know nothing of each other.
-            Op::Attention(a) | Op::AttentionLse(a) => out.extend([a.keys, a.d]),
-            // Keys and values get sums over the queries that share them.
-            Op::AttentionGrad(a, _) => {
-                out.extend([a.at, a.keys, a.d]);
+            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, AttentionGrad::Q) => out.extend([a.keys, a.d]),
+            // Nor do keys, which get sums over the queries that share them.
+            Op::AttentionGrad(a, AttentionGrad::K | AttentionGrad::V) => {
+                out.extend([a.at, a.d]);
                 out.extend(body[node.args[0]].ty.dims.iter().filter(|d| !body[node.args[1]].ty.dims.contains(d)));
             }
-            // Sums over the dims of the index, and random numbers know where they are.
+            // Sums over the dims of the index.
             Op::Scatter { dim } => {
                 out.insert(*dim);
                 out.extend(&body[node.args[1]].ty.dims);
             }
-            Op::Uniform { .. } => out.extend(&node.ty.dims),
+            // Each row meets the matrix of its expert, which its place among the ends says.
+            Op::GroupedDot { rows, experts, over, .. } => {
+                out.insert(*experts);
+                out.extend(over);
+                let known = |input: &Op| ends.iter().any(|(i, dim)| *input == Op::Input(*i) && dim == rows);
+                if !known(&body[node.args[2]].op) {
+                    out.insert(*rows);
+                }
+            }
+            Op::Iota(_) | Op::Uniform { .. } => {}
             op => out.extend(op.dims()),
         }
     }
     out
 }
 
-/// The points of a node's loops: of all dims that it has to do with.
-fn points(kernel: &Kernel, v: Value) -> u64 {
+/// The points of a node's loops: of all dims that it has to do with. An index picks one of a table's rows, and a row is one expert's.
+pub fn points(kernel: &Kernel, v: Value) -> u64 {
     let (body, node) = (&kernel.body, &kernel.body[v]);
+    let picked = match &node.op {
+        Op::Gather { dim } | Op::Scatter { dim } => Some(*dim),
+        Op::GroupedDot { experts, .. } => Some(*experts),
+        _ => None,
+    };
     let dims: BTreeSet<Dim> = node.args.iter().flat_map(|a| &body[*a].ty.dims).chain(&node.ty.dims).copied().collect();
-    dims.iter().map(|d| body.dims.size(*d)).fold(1, u64::saturating_mul)
+    let all = dims.iter().filter(|d| Some(**d) != picked).map(|d| body.dims.size(*d)).fold(1, u64::saturating_mul);
+    all.max(body.elements(v))
 }
 
-fn all_points(kernel: &Kernel) -> u64 {
+/// The points of all nodes.
+pub fn all_points(kernel: &Kernel) -> u64 {
     kernel.body.values().map(|v| points(kernel, v)).fold(0, u64::saturating_add)
+}
+
+/// The dims of a kernel that a part may have few indices of.
+fn free(kernel: &Kernel) -> Vec<Dim> {
+    let (bound, has) = (bound(kernel), kernel.body.nodes.iter().flat_map(|n| &n.ty.dims).collect::<BTreeSet<_>>());
+    kernel.body.dims.ids().filter(|d| has.contains(d) && !bound.contains(d)).collect()
 }
 
 /// So many of `size` indices: the first, the last, and others at random, in order.
@@ -66,36 +126,89 @@ fn some(size: u64, count: u64, seed: u64) -> Vec<u64> {
 }
 
 impl Part {
-    /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can be.
-    pub fn of(kernel: &Kernel, most: u64, seed: u64) -> Option<Part> {
-        let mut part = Part { kernel: kernel.clone(), left: vec![None; kernel.body.dims.list.len()] };
-        let bound = bound(kernel);
-        let free: Vec<Dim> = kernel.body.dims.ids().filter(|d| !bound.contains(d)).collect();
-        while all_points(&part.kernel) > most {
-            let size = |d: &Dim| part.kernel.body.dims.size(*d);
-            let Some(greatest) = free.iter().copied().filter(|d| size(d) > 1).max_by_key(size) else { break };
-            let half = size(&greatest).div_ceil(2);
-            let dim = &mut part.kernel.body.dims[greatest];
-            (dim.size, dim.index) = (half, IndexMap::whole(half));
-        }
-        for d in free {
-            let (size, count) = (kernel.body.dims.size(d), part.kernel.body.dims.size(d));
-            if count < size {
-                part.left[d.0 as usize] = Some(some(size, count, seed ^ mix(u64::from(d.0))));
-            }
-        }
+    /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can be, the first and the last among them.
+    pub fn of(kernel: &Kernel, points: u64, seed: u64) -> Option<Part> {
+        let part = Part::among(kernel, Most { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
         part.left.iter().any(Option::is_some).then_some(part)
     }
 
-    /// What is left of a tensor of the whole kernel.
-    pub fn of_values(&self, whole: &Kernel, ty: &Type, values: &[f64]) -> Vec<f64> {
-        let mut out = vec![0];
-        for d in &ty.dims {
-            let size = whole.body.dims.size(*d);
-            let indices = self.left[d.0 as usize].clone().unwrap_or_else(|| (0..size).collect());
-            out = out.iter().flat_map(|base| indices.iter().map(move |i| base * size + i)).collect();
+    /// The same, of indices that `known` gives in order, for each dim that is cut.
+    pub fn among(kernel: &Kernel, most: Most, seed: u64, known: &mut dyn FnMut(Dim) -> Vec<u64>) -> Part {
+        let mut less = kernel.clone();
+        let free = free(kernel);
+        let places = |k: &Kernel| k.outputs.iter().map(|o| k.body.elements(o.value)).fold(0, u64::saturating_add);
+        while all_points(&less) > most.points || places(&less) > most.places {
+            let size = |d: &Dim| less.body.dims.size(*d);
+            let Some(greatest) = free.iter().copied().filter(|d| size(d) > 1).max_by_key(size) else { break };
+            less.body.dims[greatest].size = size(&greatest).div_ceil(2);
         }
-        out.into_iter().map(|at| values[at as usize]).collect()
+        let mut left = vec![None; kernel.body.dims.list.len()];
+        for d in free {
+            let all = known(d);
+            let count = less.body.dims.size(d).min(all.len() as u64);
+            let chosen = || some(all.len() as u64, count, seed ^ mix(u64::from(d.0))).into_iter().map(|k| all[k as usize]).collect();
+            less.body.dims[d].size = count;
+            less.body.dims[d].index = IndexMap::whole(count);
+            left[d.0 as usize] = (count < kernel.body.dims.size(d)).then(chosen);
+        }
+        Part { kernel: less, dims: kernel.body.dims.clone(), left, ends: ends(kernel) }
+    }
+
+    /// Which indices of a dim are left; none: all.
+    pub fn left(&self, dim: Dim) -> Option<&[u64]> {
+        self.left[dim.0 as usize].as_deref()
+    }
+
+    /// Where the elements of a tensor that are left lie in the whole one.
+    pub fn offsets(&self, ty: &Type, strides: &[u64]) -> Vec<u64> {
+        let mut out = vec![0];
+        for (d, stride) in ty.dims.iter().zip(strides) {
+            out = match self.left(*d) {
+                Some(left) => out.iter().flat_map(|base| left.iter().map(move |i| base + i * stride)).collect(),
+                None => out.iter().flat_map(|base| (0..self.dims.size(*d)).map(move |i| base + i * stride)).collect(),
+            };
+        }
+        out
+    }
+
+    /// What is left of a tensor of the whole kernel.
+    pub fn of_values(&self, ty: &Type, values: &[f64]) -> Vec<f64> {
+        self.offsets(ty, &dense(&self.dims, ty)).into_iter().map(|at| values[at as usize]).collect()
+    }
+
+    /// As [`Kernel::run`], on what is left of operands.
+    pub fn run(&self, inputs: &[Vec<f64>], scalars: &[f64]) -> Vec<Vec<f64>> {
+        let mut env = PartEnv { part: self, whole: KernelEnv { kernel: &self.kernel, inputs, scalars } };
+        let values = eval::run(&self.kernel.body, &mut env);
+        self.kernel.outputs.iter().map(|o| values[o.value.index()].clone()).collect()
+    }
+}
+
+struct PartEnv<'a> {
+    part: &'a Part,
+    whole: KernelEnv<'a>,
+}
+
+impl Env for PartEnv<'_> {
+    fn source(&mut self, op: &Op, ty: &Type) -> Vec<f64> {
+        let mut values = self.whole.source(op, ty);
+        let rows = self.part.ends.iter().find(|(i, _)| *op == Op::Input(*i)).and_then(|(_, rows)| self.part.left(*rows));
+        if let Some(left) = rows {
+            values.iter_mut().for_each(|end| *end = left.partition_point(|row| (*row as f64) < *end) as f64);
+        }
+        values
+    }
+
+    fn scalar(&self, scalar: &Scalar) -> f64 {
+        self.whole.scalar(scalar)
+    }
+
+    fn base(&self, base: &Base) -> u64 {
+        self.whole.base(base)
+    }
+
+    fn index(&self, _: &Dims, dim: Dim, i: u64) -> u64 {
+        self.whole.index(&self.part.dims, dim, self.part.left(dim).map_or(i, |left| left[i as usize]))
     }
 }
 

@@ -58,7 +58,7 @@ const DIGIT: f64 = 1.0 / (1 << 23) as f64;
 
 /// The size of each output without cancellation: how much it changes when the last digits of the operands do, in parts of that change. Sums of numbers that cancel, as
 /// the gradient of a bias of keys, are as good as the last digits of their terms and no better. Zero for kernels in 16-bit floats, which round in steps.
-fn sizes(kernel: &Kernel, operands: &[Vec<f64>], scalars: &[f64], made: &[Vec<f64>]) -> Vec<f64> {
+fn sizes(kernel: &Kernel, run: &dyn Fn(&[Vec<f64>]) -> Vec<Vec<f64>>, operands: &[Vec<f64>], made: &[Vec<f64>]) -> Vec<f64> {
     if narrowest(kernel) != DType::F32 {
         return vec![0.0; made.len()];
     }
@@ -66,7 +66,7 @@ fn sizes(kernel: &Kernel, operands: &[Vec<f64>], scalars: &[f64], made: &[Vec<f6
     let inputs = kernel.inputs.iter().zip(operands);
     let operands: Vec<Vec<f64>> =
         inputs.map(|(i, values)| if i.ty.dtype.is_float() { values.iter().zip(0..).map(changed).collect() } else { values.clone() }).collect();
-    let others = kernel.run(&operands, scalars);
+    let others = run(&operands);
     made.iter().zip(&others).map(|(a, b)| rms(a.iter().zip(b).map(|(a, b)| a - b)) / DIGIT).collect()
 }
 
@@ -157,10 +157,10 @@ impl<'a, 't> Checked<'a, 't> {
 const POINTS: u64 = 1 << 23;
 
 /// Tensors of a kernel, cut to a part of it if there is one.
-fn cut<'t>(part: Option<&Part>, kernel: &Kernel, types: impl Iterator<Item = &'t Type>, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
+fn cut<'t>(part: Option<&Part>, types: impl Iterator<Item = &'t Type>, values: &[Vec<f64>]) -> Vec<Vec<f64>> {
     match part {
         None => values.to_vec(),
-        Some(part) => types.zip(values).map(|(ty, v)| part.of_values(kernel, ty, v)).collect(),
+        Some(part) => types.zip(values).map(|(ty, v)| part.of_values(ty, v)).collect(),
     }
 }
 
@@ -194,14 +194,14 @@ fn check(
     let here = watched(kernel, || launch(device))?;
 
     let part = Part::of(kernel, POINTS, u64::from(id.0));
-    let less = part.as_ref().map_or(kernel, |p| &p.kernel);
+    let run = |operands: &[Vec<f64>]| part.as_ref().map_or_else(|| kernel.run(operands, scalars), |p| p.run(operands, scalars));
     let types = || kernel.outputs.iter().map(|o| &kernel.body[o.value].ty);
-    let operands = cut(part.as_ref(), kernel, kernel.inputs.iter().map(|i| &i.ty), &operands);
-    let mut want = less.run(&operands, scalars);
-    let sizes = sizes(less, &operands, scalars, &want);
+    let operands = cut(part.as_ref(), kernel.inputs.iter().map(|i| &i.ty), &operands);
+    let mut want = run(&operands);
+    let sizes = sizes(kernel, &run, &operands, &want);
     for ((ty, values), (o, before)) in types().zip(&mut want).zip(outputs.iter().zip(&before)) {
         if o.accumulates {
-            let before = cut(part.as_ref(), kernel, std::iter::once(ty), std::slice::from_ref(before)).concat();
+            let before = cut(part.as_ref(), std::iter::once(ty), std::slice::from_ref(before)).concat();
             values.iter_mut().zip(before).for_each(|(x, b)| *x += b);
         }
         values.iter_mut().for_each(|x| *x = o.dtype.round(*x));
@@ -210,7 +210,7 @@ fn check(
         let each = got.iter().zip(want).zip(&sizes);
         each.map(|((g, w), size)| Distance::of(g, w, *size)).fold(Distance::default(), Distance::or)
     };
-    let mut definition = distance(&cut(part.as_ref(), kernel, types(), &here), &want);
+    let mut definition = distance(&cut(part.as_ref(), types(), &here), &want);
     let nan = |list: &[Vec<f64>]| list.iter().flatten().any(|x| x.is_nan());
     if part.is_some() && nan(&here) && !nan(&want) {
         // Left out by the kernel, outside of the part.
@@ -390,10 +390,10 @@ mod tests {
                 let Some(part) = Part::of(kernel, most, seed) else { continue };
                 parts += 1;
                 part.kernel.verify().unwrap();
-                let fewer: Vec<Vec<f64>> = kernel.inputs.iter().zip(&operands).map(|(i, v)| part.of_values(kernel, &i.ty, v)).collect();
-                let made = part.kernel.run(&fewer, &scalars);
+                let fewer: Vec<Vec<f64>> = kernel.inputs.iter().zip(&operands).map(|(i, v)| part.of_values(&i.ty, v)).collect();
+                let made = part.run(&fewer, &scalars);
                 for ((o, all), some) in kernel.outputs.iter().zip(&whole).zip(&made) {
-                    assert_eq!(&part.of_values(kernel, &kernel.body[o.value].ty, all), some, "{}", ir::text::print_kernel(kernel));
+                    assert_eq!(&part.of_values(&kernel.body[o.value].ty, all), some, "{}", ir::text::print_kernel(kernel));
                 }
             }
         }
