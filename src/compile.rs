@@ -1,6 +1,6 @@
 //! `mcc compile`.
 
-use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs};
+use crate::cli::{self, CompileArgs, InspectArgs, Level, OutputArgs, PlanArgs, VerifyKernels};
 use crate::failure::Failure;
 use crate::limits::Watch;
 use crate::misuse::{self, misuse};
@@ -10,7 +10,9 @@ use crate::text::{Shown, Text};
 use crate::{dump, idle, report, reproducer, signals};
 use anyhow::Context;
 use codegen::target::Arch;
-use codegen::{Emit, WorkerCommand, Workers};
+use codegen::worker::WorkerError;
+use codegen::{BatchError, Emit, Verify, WorkerCommand, Workers};
+use ir::diag::{Diagnostic, Sources};
 use ir::kernel::Kernel;
 use ir::model::Model;
 use ir::options::Options;
@@ -47,13 +49,13 @@ struct Budget {
 /// Compiles to programs and shows what is wrong; within the memory budget, if there is one.
 pub fn levels(model: &Path, args: &PlanArgs, shown: Shown, progress: &Progress) -> Result<mcc::Levels, Failure> {
     let text = Text::read(model, shown)?;
-    let request = request(&text, args, None)?;
+    let request = request(&text, args, None, Verify::Off)?;
     let levels = inspected(&text, &request, args, progress, &InspectArgs::default())?;
     Ok(levels.expect("invariant: nothing stops it").levels)
 }
 
 /// What the command line asks for: kernels are compiled in processes of this program, as many as there are cores.
-fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>) -> Result<Request, Failure> {
+fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>, verify: Verify) -> Result<Request, Failure> {
     let elaboration = frontend::Options { defines: args.define.clone(), precision: precision(&args.precision), ..Default::default() };
     Ok(Request {
         name: text.name.clone(),
@@ -63,6 +65,7 @@ fn request(text: &Text, args: &PlanArgs, cache: Option<PathBuf>) -> Result<Reque
         targets: Targets::named(&args.target, args.host_target.as_deref())?,
         workers: workers()?,
         cache,
+        verify,
     })
 }
 
@@ -153,6 +156,36 @@ fn failed<T>(error: Error, shown: Shown, inspect: &InspectArgs) -> Result<T, Fai
     }
 }
 
+/// What is needed to say which part of a text a kernel computes.
+struct Wrong {
+    kernels: Vec<Kernel>,
+    sources: Sources,
+}
+
+impl Wrong {
+    /// A kernel that does not compile; or a bug in mcc, if its code is not what its body says.
+    fn show<T>(&self, error: BatchError, shown: Shown) -> Result<T, Failure> {
+        let result = match &error.error {
+            WorkerError::Wrong(wrong) => Some(wrong.output),
+            WorkerError::CodeCrashed(_) => None,
+            WorkerError::Start { .. } | WorkerError::Refused(_) | WorkerError::Crashed { .. } | WorkerError::Protocol(_) => return Err(error.into()),
+        };
+        let (number, holds) = codegen::INVARIANT;
+        let mut d = Diagnostic::error(number, format!("bug in mcc: {error}")).note(holds);
+        let kernel = self.kernels.iter().find(|k| k.name() == error.kernel);
+        let span = kernel.and_then(|k| {
+            let of = |node: &ir::graph::Node| node.origin.span;
+            result.and_then(|o| of(&k.body[k.outputs[o].value])).or_else(|| k.body.nodes.iter().find_map(of))
+        });
+        if let Some(span) = span {
+            d = d.label(span, "the kernel computes this");
+        }
+        let d = d.help("please report this with the model text and the command line; `--verify-kernels off` compiles the kernel as it is");
+        shown.show(&[d], &self.sources)?;
+        Err(Failure::Reported)
+    }
+}
+
 /// What a rank of a stage takes: its arenas, scratch, and on a CPU, for one thread, its share of the memory through which ranks exchange.
 fn footprint(job: &Job, stage: usize, targets: &Targets, scratch: u64) -> Footprint {
     let rank = job.mesh.first_of_stage(stage as u64);
@@ -181,10 +214,19 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     let watch = Watch::start(&args.plan.limits, Shown::Text);
     let progress = watch.progress();
     let text = Text::read(&args.model, Shown::Text)?;
-    let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache))?;
+    let verify = match args.output.verify_kernels {
+        VerifyKernels::Off => Verify::Off,
+        VerifyKernels::New => Verify::New,
+        VerifyKernels::All => Verify::All,
+    };
+    let request = request(&text, &args.plan, cache_dir().filter(|_| !args.output.no_cache), verify)?;
     let Some(Levels { levels, elaborated, budget }) = inspected(&text, &request, &args.plan, progress, &args.inspect)? else { return Ok(()) };
     let generating = Instant::now();
-    let artifact = request.generate(levels, progress).or_else(|e| failed(e, text.shown, &args.inspect))?;
+    let wrong = Wrong { kernels: levels.compiled.job.kernels.clone(), sources: levels.sources.clone() };
+    let artifact = request.generate(levels, progress).or_else(|e| match e {
+        Error::Kernel(e) => wrong.show(e, text.shown),
+        e => failed(e, text.shown, &args.inspect),
+    })?;
     let generated = generating.elapsed();
     let (compiled, targets) = (&artifact.levels.compiled, &request.targets);
     let scratch = scratch(&artifact.machine.entries, targets);
@@ -200,7 +242,7 @@ pub fn run(args: &CompileArgs) -> Result<(), Failure> {
     times.push(("kernels", generated));
     let verified: Vec<(&str, Duration)> = compiled.times.iter().flat_map(|t| t.verified.iter().copied()).collect();
     let footprints = Footprints::new(&compiled.job, &|job, stage| footprint(job, stage, targets, scratch));
-    let table = report::table(&compiled.job, &footprints, &times, &verified);
+    let table = report::table(&compiled.job, &footprints, &times, &verified, &artifact.checked);
     let wrote = format!("wrote {} in {:.2} s", out.display(), start.elapsed().as_secs_f64());
     // Standard output is for modules where these were asked for.
     match args.inspect.print_after.is_empty() {
@@ -230,7 +272,8 @@ fn within(budget: Option<&Budget>, levels: &mcc::Levels, targets: &Targets, scra
 
 /// Compiles kernels in processes of this program, and through the cache, if that is asked for.
 pub fn generate(kernels: &[Kernel], targets: &Targets, emit: Emit, cached: bool, progress: &Progress) -> Result<Vec<codegen::Compiled>, Failure> {
-    Ok(machine::generate(kernels, targets, emit, cached.then(cache_dir).flatten().as_deref(), &workers()?, progress)?)
+    let cache = cached.then(cache_dir).flatten();
+    Ok(machine::generate(kernels, targets, emit, Verify::Off, cache.as_deref(), &workers()?, progress)?.kernels)
 }
 
 /// Processes of this program, as many as there are cores.

@@ -19,7 +19,7 @@ pub mod machine;
 pub mod targets;
 
 use codegen::target::Arch;
-use codegen::{BatchError, Emit, LinkError, Workers};
+use codegen::{Batch, BatchError, Emit, LinkError, Verification, Verify, Workers};
 use frontend::{Loader, Models};
 use ir::diag::{Diagnostic, Severity, Sources};
 use ir::model::Model;
@@ -31,7 +31,9 @@ use passes::compile::{Broken, Compile, CompileError, Compiled};
 use passes::table::Pass;
 use runtime::artifact::{self, ArtifactError, Manifest, Parts};
 use runtime::signature::SecretKey;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use targets::{Targets, TargetsError};
 
 /// What to compile, and how.
@@ -47,6 +49,8 @@ pub struct Request {
     pub workers: Workers,
     /// The directory of compiled kernels, if any.
     pub cache: Option<PathBuf>,
+    /// Which kernels are held to their bodies.
+    pub verify: Verify,
 }
 
 impl Request {
@@ -63,6 +67,7 @@ impl Request {
             targets: Targets::named("cpu", None)?,
             workers: Workers::InProcess,
             cache: None,
+            verify: Verify::New,
         })
     }
 
@@ -89,16 +94,17 @@ impl Request {
     /// Compiles the kernels of a job and links them.
     ///
     /// # Errors
-    /// A kernel that code cannot be made of, or that wants more scratch than there is.
+    /// A kernel that code cannot be made of, or whose code is not what its body says; or that wants more scratch than there is.
     pub fn generate(&self, levels: Levels, progress: &Progress) -> Result<Artifact, Error> {
         let (job, targets) = (&levels.compiled.job, &self.targets);
-        let kernels = generate(&job.kernels, targets, Emit::default(), self.cache.as_deref(), &self.workers, progress)?;
+        let batch = generate(&job.kernels, targets, Emit::default(), self.verify, self.cache.as_deref(), &self.workers, progress)?;
+        let (checked, Batch { kernels, .. }) = (KernelChecks::of(&batch), batch);
         if let Some(error) = beyond_scratch(&entries(&kernels), job, targets) {
             return Err(Error::User(vec![error], levels.sources));
         }
         let machine = Machine::new(kernels, targets, progress)?;
         let target = targets.to_artifact(&job.kernels);
-        Ok(Artifact { levels, machine, target })
+        Ok(Artifact { levels, machine, target, checked })
     }
 }
 
@@ -195,6 +201,34 @@ pub struct Artifact {
     pub levels: Levels,
     pub machine: Machine,
     pub target: runtime::target::Target,
+    pub checked: KernelChecks,
+}
+
+/// What is known of the code of an artifact's kernels.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KernelChecks {
+    pub cached: usize,
+    /// Held to their bodies, now and before.
+    pub held: usize,
+    /// Of these now, and the time that all took, one after the other.
+    pub now: usize,
+    pub time: Duration,
+    /// Why others were not, and how many of them.
+    pub not: BTreeMap<String, usize>,
+}
+
+impl KernelChecks {
+    fn of(batch: &Batch) -> KernelChecks {
+        let mut out = KernelChecks { cached: batch.cached, now: batch.held, time: batch.holding, ..KernelChecks::default() };
+        for kernel in &batch.kernels {
+            match &kernel.verification {
+                Verification::Passed { .. } => out.held += 1,
+                Verification::NotChecked(why) => *out.not.entry(why.clone()).or_default() += 1,
+                Verification::None => {}
+            }
+        }
+        out
+    }
 }
 
 impl Artifact {
@@ -244,7 +278,7 @@ fn rendered(errors: &[Diagnostic], sources: &Sources) -> String {
 /// Compiles a text. `imports` reads the texts that it imports, by name; `progress` is told what the compile is at.
 ///
 /// # Errors
-/// What the user can mend; a bug of mcc's; a kernel that code cannot be made of.
+/// What the user can mend; a bug of mcc's; a kernel that code cannot be made of, or whose code is not what its body says.
 pub fn compile(request: &Request, imports: Loader<'_>, progress: &Progress) -> Result<Artifact, Error> {
     let mut passes = request.elaborate(imports, progress)?.passes(progress)?;
     while passes.step()?.is_some() {}

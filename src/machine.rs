@@ -2,7 +2,7 @@
 
 use crate::targets::Targets;
 use codegen::target::Arch;
-use codegen::{BatchError, Compiled, Emit, LinkError, Workers};
+use codegen::{Batch, BatchError, Compiled, Emit, LinkError, Verify, Workers};
 use ir::diag::Diagnostic;
 use ir::kernel::Kernel;
 use ir::program::{Job, Space};
@@ -14,24 +14,28 @@ use std::path::Path;
 /// Compiles kernels, each for where it runs; in their order. `cache` names the directory of compiled kernels, if any.
 ///
 /// # Errors
-/// The first kernel that does not compile.
+/// The first kernel that does not compile, or whose code is not what its body says.
 pub fn generate(
     kernels: &[Kernel],
     targets: &Targets,
     emit: Emit,
+    verify: Verify,
     cache: Option<&Path>,
     workers: &Workers,
     progress: &Progress,
-) -> Result<Vec<Compiled>, BatchError> {
+) -> Result<Batch, BatchError> {
     progress.enter("kernels");
+    let mut all = Batch::default();
     let mut out: Vec<Option<Compiled>> = kernels.iter().map(|_| None).collect();
     for space in Space::ALL {
         let (places, here): (Vec<usize>, Vec<Kernel>) = kernels.iter().cloned().enumerate().filter(|(_, k)| k.on == space).unzip();
         let Some(first) = here.first() else { continue };
-        let compiled = codegen::compile(&here, targets.of(first), emit, cache, workers, progress)?;
-        places.into_iter().zip(compiled).for_each(|(k, c)| out[k] = Some(c));
+        let Batch { kernels, cached, held, holding } = codegen::compile(&here, targets.of(first), emit, verify, cache, workers, progress)?;
+        places.into_iter().zip(kernels).for_each(|(k, c)| out[k] = Some(c));
+        (all.cached, all.held, all.holding) = (all.cached + cached, all.held + held, all.holding + holding);
     }
-    Ok(out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect())
+    all.kernels = out.into_iter().map(|c| c.expect("invariant: kernels of a job differ, and each runs in one place")).collect();
+    Ok(all)
 }
 
 /// The code of all kernels of a job, as an artifact has it.

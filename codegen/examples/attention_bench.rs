@@ -5,7 +5,7 @@
 mod common;
 
 use codegen::abi::KernelFn;
-use codegen::{Emit, Target, Workers};
+use codegen::{Emit, Target, Verify, Workers};
 use common::{Heads, attention, thread_seconds};
 use ir::kernel::Family;
 use ir::op::DType;
@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shape = std::env::args().nth(1).unwrap_or_else(|| "1x12x512x64".into());
     let sizes = Heads::parse(&shape)?;
     let kernels = [Family::Attention, Family::AttentionGrad].map(|family| attention(sizes, family));
-    let compiled = codegen::compile(&kernels, &target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
+    let compiled =
+        codegen::compile(&kernels, &target, Emit::default(), Verify::Off, None, &Workers::InProcess, &ir::progress::Progress::default())?.kernels;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("attention.so");
     std::fs::write(&path, codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()))?)?;

@@ -9,7 +9,7 @@
 mod common;
 
 use codegen::abi::KernelFn;
-use codegen::{Emit, Target, Workers};
+use codegen::{Emit, Target, Verify, Workers};
 use common::{Layout, PEAK_FLOPS, peak, product, thread_seconds};
 use ir::dim::DimInfo;
 use ir::graph::{Body, Origin, Phase, Type};
@@ -155,7 +155,8 @@ struct Case {
 /// Compiles the kernels, runs them in turn, and prints a line for each.
 fn measure(kernels: &[Kernel], cases: &[Case], target: &Target, path: &std::path::Path, threads: u64) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
-    let compiled = codegen::compile(kernels, target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?;
+    let compiled =
+        codegen::compile(kernels, target, Emit::default(), Verify::Off, None, &Workers::InProcess, &ir::progress::Progress::default())?.kernels;
     let spent = begin.elapsed();
     std::fs::write(path, codegen::link_shared(compiled.iter().map(|c| c.object.as_slice()))?)?;
     // SAFETY: the library was just made and has no initialisers.

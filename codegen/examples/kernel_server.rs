@@ -12,7 +12,7 @@ mod common;
 mod ranges;
 
 use codegen::abi::KernelFn;
-use codegen::{Emit, Target, Workers};
+use codegen::{Emit, Target, Verify, Workers};
 use common::{Heads, Layout, PEAK_FLOPS, attention, peak, product};
 use ir::kernel::{Family, Kernel};
 use ir::op::DType;
@@ -49,9 +49,17 @@ struct Arguments(Vec<*mut u8>);
 unsafe impl Sync for Arguments {}
 
 fn prepare(kernel: &Kernel, target: &Target) -> Result<Ready, Box<dyn Error>> {
-    let compiled =
-        codegen::compile(std::slice::from_ref(kernel), target, Emit::default(), None, &Workers::InProcess, &ir::progress::Progress::default())?
-            .remove(0);
+    let compiled = codegen::compile(
+        std::slice::from_ref(kernel),
+        target,
+        Emit::default(),
+        Verify::Off,
+        None,
+        &Workers::InProcess,
+        &ir::progress::Progress::default(),
+    )?
+    .kernels
+    .remove(0);
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("kernel.so");
     std::fs::write(&path, codegen::link_shared([compiled.object.as_slice()])?)?;

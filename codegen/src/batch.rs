@@ -1,14 +1,17 @@
 //! Many kernels at once: known ones from the cache, the others by workers in parallel.
 
 use crate::cache::Cache;
+use crate::check::{Checker, Verification, Verify};
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use crate::worker::{Worker, WorkerCommand, WorkerError};
 use ir::kernel::Kernel;
 use ir::progress::Progress;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// Who compiles.
 #[derive(Clone, Debug)]
@@ -29,83 +32,150 @@ pub struct BatchError {
     pub error: WorkerError,
 }
 
+/// Compiled kernels, and what was done for them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    pub kernels: Vec<Compiled>,
+    /// How many were found in the cache.
+    pub cached: usize,
+    /// How many were held to their bodies now, and the time that all of these took, one after the other.
+    pub held: usize,
+    pub holding: Duration,
+}
+
+/// One kernel to work at.
+struct Job<'a> {
+    name: String,
+    kernel: &'a Kernel,
+    /// From the cache.
+    known: Option<Compiled>,
+}
+
+/// A kernel, and how long it took to hold it to its body, if that was done.
+type Done = (Compiled, Option<Duration>);
+
 /// Compiles kernels for one target, in the order given; of kernels of equal name only the first appears. `cache` names the directory of compiled
 /// kernels, if any. `progress` is told how many are done, and which processes work.
 ///
 /// # Errors
-/// The first kernel, in the order given, that does not compile.
+/// The first kernel, in the order given, that does not compile, or whose code is not what its body says.
 pub fn compile(
     kernels: &[Kernel],
     target: &Target,
     emit: Emit,
+    verify: Verify,
     cache: Option<&Path>,
     workers: &Workers,
     progress: &Progress,
-) -> Result<Vec<Compiled>, BatchError> {
+) -> Result<Batch, BatchError> {
     let cache = cache.map(|directory| Cache::new(directory, crate::cache::DEFAULT_LIMIT));
     let mut seen = BTreeSet::new();
-    let jobs: Vec<(String, &Kernel)> = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone())).collect();
-    let mut results: Vec<Option<Result<Compiled, WorkerError>>> =
-        jobs.iter().map(|(name, _)| cache.as_ref().and_then(|c| c.get(name, target, emit)).map(Ok)).collect();
-    let missing: Vec<usize> = (0..jobs.len()).filter(|i| results[*i].is_none()).collect();
-    let compiled = match workers {
+    let named = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone()));
+    let jobs: Vec<Job> = named.map(|(name, kernel)| Job { known: cache.as_ref().and_then(|c| c.get(&name, target, emit)), name, kernel }).collect();
+    let is_done = |known: &Compiled| verify != Verify::All || known.verification != Verification::None;
+    let open: Vec<usize> = (0..jobs.len()).filter(|i| !jobs[*i].known.as_ref().is_some_and(is_done)).collect();
+    let how = How { target, emit, verify };
+    let worked = match workers {
         Workers::InProcess => {
-            missing.iter().map(|&i| (i, object::compile(jobs[i].1, target, emit).map_err(|e| WorkerError::Refused(e.to_string())))).collect()
+            let mut checker = Checker::default();
+            open.iter().map(|&i| (i, how.here(&jobs[i], &mut checker))).collect()
         }
-        Workers::Processes { command, count } => in_processes(&jobs, &missing, target, emit, (command, *count), progress),
+        Workers::Processes { command, count } => how.in_processes(&jobs, &open, (command, *count), progress),
     };
-    for (i, result) in compiled {
-        if let (Some(cache), Ok(compiled)) = (&cache, &result) {
+    let mut out = Batch { cached: jobs.iter().filter(|j| j.known.is_some()).count(), ..Batch::default() };
+    let mut results: Vec<Option<Result<Done, WorkerError>>> = jobs.iter().map(|_| None).collect();
+    for (i, result) in worked {
+        if let (Some(cache), Ok((compiled, _))) = (&cache, &result) {
             cache.put(compiled, target, emit);
         }
         results[i] = Some(result);
     }
-    if let Some(cache) = cache.filter(|_| !missing.is_empty()) {
+    if let Some(cache) = cache.filter(|_| !open.is_empty()) {
         cache.trim();
     }
-    let named = jobs.into_iter().zip(results);
-    named.map(|((kernel, _), result)| result.expect("invariant: every job has a result").map_err(|error| BatchError { kernel, error })).collect()
+    for (job, result) in jobs.into_iter().zip(results) {
+        let known = || (job.known.expect("invariant: every job has a result"), None);
+        let (compiled, time) = result.unwrap_or_else(|| Ok(known())).map_err(|error| BatchError { kernel: job.name, error })?;
+        out.kernels.push(compiled);
+        out.held += usize::from(time.is_some());
+        out.holding += time.unwrap_or_default();
+    }
+    Ok(out)
 }
 
-fn in_processes(
-    jobs: &[(String, &Kernel)],
-    missing: &[usize],
-    target: &Target,
+/// What is to be done with each kernel.
+#[derive(Clone, Copy)]
+struct How<'a> {
+    target: &'a Target,
     emit: Emit,
-    (command, count): (&WorkerCommand, usize),
-    progress: &Progress,
-) -> Vec<(usize, Result<Compiled, WorkerError>)> {
-    let queue = Mutex::new(missing.iter().copied());
-    let done = Mutex::new(Vec::new());
-    let next = || queue.lock().expect("invariant: no holder panics").next();
-    std::thread::scope(|scope| {
-        for _ in 0..count.clamp(1, missing.len().max(1)) {
-            scope.spawn(|| {
-                let mut worker: Option<Worker> = None;
-                while let Some(i) = next() {
-                    let started = match worker.take() {
-                        Some(running) => Ok(running),
-                        None => Worker::start(command).inspect(|worker| progress.begins(worker.id())),
-                    };
-                    let result = started.and_then(|mut running| {
-                        let id = running.id();
-                        let result = running.compile(jobs[i].1, target, emit);
-                        // A worker that crashed is replaced for the next kernel.
-                        match result {
-                            Ok(_) | Err(WorkerError::Refused(_)) => worker = Some(running),
-                            Err(WorkerError::Start { .. } | WorkerError::Crashed { .. } | WorkerError::Protocol(_)) => progress.ends(id),
-                        }
-                        result
-                    });
-                    let mut done = done.lock().expect("invariant: no holder panics");
-                    done.push((i, result));
-                    progress.size("kernels compiled", done.len());
-                }
-                worker.iter().for_each(|worker| progress.ends(worker.id()));
-            });
+    verify: Verify,
+}
+
+impl How<'_> {
+    /// Compiles a kernel if need be, and holds it to its body if that is asked for.
+    fn work(
+        &self,
+        job: &Job,
+        compile: impl FnOnce() -> Result<Compiled, WorkerError>,
+        check: impl FnOnce(&Compiled) -> Result<Verification, WorkerError>,
+    ) -> Result<Done, WorkerError> {
+        let mut compiled = job.known.clone().map_or_else(compile, Ok)?;
+        if self.verify == Verify::Off {
+            return Ok((compiled, None));
         }
-    });
-    done.into_inner().expect("invariant: no holder panics")
+        let begun = Instant::now();
+        compiled.verification = check(&compiled)?;
+        let held = matches!(compiled.verification, Verification::Passed { .. });
+        Ok((compiled, held.then(|| begun.elapsed())))
+    }
+
+    fn here(&self, job: &Job, checker: &mut Checker) -> Result<Done, WorkerError> {
+        let compile = || object::compile(job.kernel, self.target, self.emit).map_err(|e| WorkerError::Refused(e.to_string()));
+        self.work(job, compile, |compiled| Ok(checker.check(job.kernel, compiled, self.target)?))
+    }
+
+    fn in_processes(
+        &self,
+        jobs: &[Job],
+        open: &[usize],
+        (command, count): (&WorkerCommand, usize),
+        progress: &Progress,
+    ) -> Vec<(usize, Result<Done, WorkerError>)> {
+        let queue = Mutex::new(open.iter().copied());
+        let done = Mutex::new(Vec::new());
+        let next = || queue.lock().expect("invariant: no holder panics").next();
+        std::thread::scope(|scope| {
+            for _ in 0..count.clamp(1, open.len().max(1)) {
+                scope.spawn(|| {
+                    let mut worker: Option<Worker> = None;
+                    while let Some(i) = next() {
+                        let started = match worker.take() {
+                            Some(running) => Ok(running),
+                            None => Worker::start(command).inspect(|worker| progress.begins(worker.id())),
+                        };
+                        let result = started.and_then(|running| {
+                            let (id, running) = (running.id(), RefCell::new(running));
+                            let compile = || running.borrow_mut().compile(jobs[i].kernel, self.target, self.emit);
+                            let result = self.work(&jobs[i], compile, |c| running.borrow_mut().check(jobs[i].kernel, self.target, c));
+                            // A worker that crashed is replaced for the next kernel.
+                            match result {
+                                Ok(_) | Err(WorkerError::Refused(_) | WorkerError::Wrong(_)) => worker = Some(running.into_inner()),
+                                Err(
+                                    WorkerError::Start { .. } | WorkerError::Crashed { .. } | WorkerError::CodeCrashed(_) | WorkerError::Protocol(_),
+                                ) => progress.ends(id),
+                            }
+                            result
+                        });
+                        let mut done = done.lock().expect("invariant: no holder panics");
+                        done.push((i, result));
+                        progress.size("kernels compiled", done.len());
+                    }
+                    worker.iter().for_each(|worker| progress.ends(worker.id()));
+                });
+            }
+        });
+        done.into_inner().expect("invariant: no holder panics")
+    }
 }
 
 #[cfg(test)]
@@ -128,12 +198,12 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let kernels = [kernel(3), kernel(4), kernel(3)];
         let target = Target::x86_64_v3();
-        let run = |workers: &Workers| compile(&kernels, &target, Emit::default(), Some(directory.path()), workers, &Progress::default());
+        let run = |workers: &Workers| compile(&kernels, &target, Emit::default(), Verify::New, Some(directory.path()), workers, &Progress::default());
         let first = run(&Workers::InProcess).expect("compiled");
-        assert_eq!(first.iter().map(|c| c.name.clone()).collect::<Vec<_>>(), [kernels[0].name(), kernels[1].name()]);
+        assert_eq!(first.kernels.iter().map(|c| c.name.clone()).collect::<Vec<_>>(), [kernels[0].name(), kernels[1].name()]);
         // No worker is needed any more: this command would fail.
         let command = WorkerCommand { program: "/nonexistent".into(), arguments: vec![] };
-        assert_eq!(run(&Workers::Processes { command, count: 2 }).expect("cached"), first);
+        assert_eq!(run(&Workers::Processes { command, count: 2 }).expect("cached").kernels, first.kernels);
     }
 
     #[test]
@@ -141,7 +211,7 @@ mod tests {
         let kernels = [kernel(3), kernel(4)];
         let command = WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".into(), "kill -SEGV $$".into()] };
         let workers = Workers::Processes { command, count: 2 };
-        let error = compile(&kernels, &Target::x86_64_v3(), Emit::default(), None, &workers, &Progress::default()).expect_err("a crash");
+        let error = compile(&kernels, &Target::x86_64_v3(), Emit::default(), Verify::New, None, &workers, &Progress::default()).expect_err("a crash");
         assert_eq!(error.kernel, kernels[0].name());
         assert!(matches!(error.error, WorkerError::Crashed { .. }));
     }

@@ -101,7 +101,16 @@ mod tests {
 
     fn compiled(name: &str) -> Compiled {
         let shape = Shape { tiles: 3, scratch_bytes: 64 };
-        Compiled { name: name.into(), shape, launch: None, object: vec![1, 2, 3], mlir: None, llvm: Some("text".into()), asm: None }
+        Compiled {
+            name: name.into(),
+            shape,
+            verification: Default::default(),
+            launch: None,
+            object: vec![1, 2, 3],
+            mlir: None,
+            llvm: Some("text".into()),
+            asm: None,
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod attention;
 pub mod batch;
 pub mod build;
 pub mod cache;
+mod check;
 mod error;
 mod gemm;
 mod layout;
@@ -25,7 +26,8 @@ pub mod target;
 mod testing;
 pub mod worker;
 
-pub use batch::{BatchError, Workers, compile};
+pub use batch::{Batch, BatchError, Workers, compile};
+pub use check::{INVARIANT, Verification, Verify, Wrong};
 pub use error::CompileError;
 pub use link::{LinkError, link_shared};
 pub use object::{Compiled, Emit};

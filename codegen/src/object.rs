@@ -5,6 +5,7 @@ use crate::build::lines::Added;
 use crate::build::llvm::{Llvm, set_target_attributes};
 use crate::build::mlir::{self, Mlir};
 use crate::build::simt::Simt;
+use crate::check::Verification;
 use crate::target::{Arch, Target};
 use crate::{CompileError, Shape, abi, attention, gemm, loops, narrow};
 use inkwell::context::Context;
@@ -30,6 +31,8 @@ pub struct Compiled {
     /// The kernel's name, and its symbol in the object.
     pub name: String,
     pub shape: Shape,
+    /// Whether its code was held to its body.
+    pub verification: Verification,
     /// How a GPU launches it.
     pub launch: Option<Launch>,
     /// A relocatable ELF object; the PTX text for a GPU.
@@ -90,6 +93,7 @@ pub fn compile(kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled,
     let write = |kind| write(&machine, &module, kind);
     Ok(Compiled {
         shape,
+        verification: Verification::None,
         launch,
         mlir: mlir.filter(|_| emit.mlir),
         llvm: emit.llvm.then(|| module.print_to_string().to_string()),

@@ -1,8 +1,9 @@
-//! Worker processes: compilation where LLVM may end the process.
+//! Worker processes: compilation where LLVM may end the process, and runs of kernels where their code may.
 //!
-//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard, as JSON has no infinities; an answer is one byte, 0 and an encoded kernel
-//! or 1 and the text of an error. One answer per request, in order. End of input ends the worker.
+//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard, as JSON has no infinities; an answer is one byte, 0 and what was asked for
+//! or 1 and why not. What a compile gives is an encoded kernel or a text, what a check gives postcard. One answer per request, in order. End of input ends the worker.
 
+use crate::check::{Checker, Verification, Wrong};
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use ir::kernel::Kernel;
@@ -13,10 +14,18 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 #[derive(Serialize, Deserialize)]
-struct Request {
-    kernel: Kernel,
-    target: Target,
-    emit: Emit,
+enum Request {
+    Compile {
+        kernel: Kernel,
+        target: Target,
+        emit: Emit,
+    },
+    /// Holds an encoded kernel's code to the kernel's body.
+    Check {
+        kernel: Kernel,
+        target: Target,
+        compiled: Vec<u8>,
+    },
 }
 
 const DONE: u8 = 0;
@@ -69,11 +78,21 @@ pub fn main() -> io::Result<()> {
 /// The streams fail, or a request is not of the protocol.
 pub fn serve(input: impl Read, output: impl Write) -> io::Result<()> {
     let (mut input, mut output) = (BufReader::new(input), BufWriter::new(output));
+    let mut checker = Checker::default();
     while let Some(bytes) = read_frame(&mut input)? {
-        let request: Request = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-        match object::compile(&request.kernel, &request.target, request.emit) {
-            Ok(compiled) => write_frame(&mut output, &[&[DONE], &compiled.encode()])?,
-            Err(error) => write_frame(&mut output, &[&[FAILED], error.to_string().as_bytes()])?,
+        match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
+            Request::Compile { kernel, target, emit } => match object::compile(&kernel, &target, emit) {
+                Ok(compiled) => write_frame(&mut output, &[&[DONE], &compiled.encode()])?,
+                Err(error) => write_frame(&mut output, &[&[FAILED], error.to_string().as_bytes()])?,
+            },
+            Request::Check { kernel, target, compiled } => {
+                let compiled = Compiled::decode(&compiled).ok_or_else(|| io::Error::other("no kernel to check"))?;
+                let plain = "invariant: what came of a check is plain data";
+                match checker.check(&kernel, &compiled, &target) {
+                    Ok(verification) => write_frame(&mut output, &[&[DONE], &postcard::to_stdvec(&verification).expect(plain)])?,
+                    Err(wrong) => write_frame(&mut output, &[&[FAILED], &postcard::to_stdvec(&wrong).expect(plain)])?,
+                }
+            }
         }
     }
     Ok(())
@@ -97,6 +116,11 @@ pub enum WorkerError {
     /// The process ended in the middle: a bug of the code generator or of LLVM.
     #[error("the worker crashed ({status}){}", if .messages.is_empty() { String::new() } else { format!(":\n{}", .messages) })]
     Crashed { status: ExitStatus, messages: String },
+    /// The kernel's code, in its run, ended the process: a bug of the code generator.
+    #[error("its code crashed on random operands ({0})")]
+    CodeCrashed(ExitStatus),
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
     #[error("the worker does not follow the protocol: {0}")]
     Protocol(String),
 }
@@ -136,19 +160,39 @@ impl Worker {
     /// # Errors
     /// The kernel does not compile, or the worker is lost; after [`WorkerError::Crashed`] or [`WorkerError::Protocol`] it is of no more use.
     pub fn compile(&mut self, kernel: &Kernel, target: &Target, emit: Emit) -> Result<Compiled, WorkerError> {
-        let request = Request { kernel: kernel.clone(), target: target.clone(), emit };
-        let bytes = postcard::to_stdvec(&request).expect("invariant: a request is plain data");
-        let stream = self.requests.as_mut().expect("invariant: a worker in use has its input");
-        let answer = write_frame(stream, &[&bytes]).and_then(|()| read_frame(&mut self.answers));
-        let answer = match answer {
-            Ok(Some(answer)) => answer,
-            // Either stream closed: the process is gone or about to be.
-            Ok(None) | Err(_) => return Err(self.crashed()),
-        };
+        let answer = self.answer(&Request::Compile { kernel: kernel.clone(), target: target.clone(), emit })?;
         match answer.split_first() {
             Some((&DONE, rest)) => Compiled::decode(rest).ok_or_else(|| WorkerError::Protocol("an answer that is no kernel".into())),
             Some((&FAILED, text)) => Err(WorkerError::Refused(String::from_utf8_lossy(text).into_owned())),
             _ => Err(WorkerError::Protocol("an answer of no known kind".into())),
+        }
+    }
+
+    /// Holds a kernel's code to its body.
+    ///
+    /// # Errors
+    /// It computes something else, or the worker is lost, as after [`WorkerError::CodeCrashed`].
+    pub fn check(&mut self, kernel: &Kernel, target: &Target, compiled: &Compiled) -> Result<Verification, WorkerError> {
+        let request = Request::Check { kernel: kernel.clone(), target: target.clone(), compiled: compiled.encode() };
+        let answer = self.answer(&request).map_err(|error| match error {
+            WorkerError::Crashed { status, .. } => WorkerError::CodeCrashed(status),
+            other => other,
+        })?;
+        let unknown = |_| WorkerError::Protocol("an answer that is no check's".into());
+        match answer.split_first() {
+            Some((&DONE, rest)) => postcard::from_bytes(rest).map_err(unknown),
+            Some((&FAILED, rest)) => Err(postcard::from_bytes::<Wrong>(rest).map_err(unknown)?.into()),
+            _ => Err(WorkerError::Protocol("an answer of no known kind".into())),
+        }
+    }
+
+    fn answer(&mut self, request: &Request) -> Result<Vec<u8>, WorkerError> {
+        let bytes = postcard::to_stdvec(request).expect("invariant: a request is plain data");
+        let stream = self.requests.as_mut().expect("invariant: a worker in use has its input");
+        match write_frame(stream, &[&bytes]).and_then(|()| read_frame(&mut self.answers)) {
+            Ok(Some(answer)) => Ok(answer),
+            // Either stream closed: the process is gone or about to be.
+            Ok(None) | Err(_) => Err(self.crashed()),
         }
     }
 
@@ -203,7 +247,7 @@ mod tests {
         bad.outputs.clear();
         let mut requests = Vec::new();
         for kernel in [kernel(), bad] {
-            let request = Request { kernel, target: Target::x86_64_v3(), emit: Emit { llvm: true, ..Emit::default() } };
+            let request = Request::Compile { kernel, target: Target::x86_64_v3(), emit: Emit { llvm: true, ..Emit::default() } };
             write_frame(&mut requests, &[&postcard::to_stdvec(&request).expect("plain data")]).expect("written");
         }
         let mut answers = Vec::new();

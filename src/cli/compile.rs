@@ -58,6 +58,17 @@ pub struct CompileArgs {
     pub inspect: InspectArgs,
 }
 
+/// Which kernels' code is held to what it is to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyKernels {
+    /// None
+    Off,
+    /// Those that are not in the cache
+    New,
+    /// Those from the cache as well, if nobody has looked at them
+    All,
+}
+
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
@@ -70,6 +81,9 @@ pub struct OutputArgs {
     /// Compile every kernel anew
     #[arg(long)]
     pub no_cache: bool,
+    /// Run kernels once on random operands, and interpret some 256 places of each result: code that computes something else is a bug in mcc (V950)
+    #[arg(long, value_enum, default_value = "new")]
+    pub verify_kernels: VerifyKernels,
     /// Sign the artifact, for people who run it with `--trust`: a PEM file of an Ed25519 key (`openssl genpkey -algorithm ed25519 -out secret.pem`)
     #[arg(long, value_name = "SECRET.pem")]
     pub sign: Option<PathBuf>,

@@ -13,7 +13,7 @@ mod training;
 mod values;
 
 pub use checkpoint::{Checkpoint, ConvertArgs, DiffArgs, Format, WhichArgs};
-pub use compile::{CompileArgs, Level, OutputArgs};
+pub use compile::{CompileArgs, Level, OutputArgs, VerifyKernels};
 pub use foreign::{Export, ExportArgs, Import, ImportArgs, MegatronArgs};
 pub use limits::LimitArgs;
 pub use passes::{InspectArgs, OptArgs, ReduceArgs};

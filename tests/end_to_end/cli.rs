@@ -279,6 +279,21 @@ fn compile_prints_a_table() {
 }
 
 #[test]
+fn kernels_are_held_to_their_bodies_once_and_the_table_says_so() {
+    let dir = Dir::new();
+    let code = |verify: &str| {
+        let arguments = format!("compile {}/mlp.mdl --verify-kernels {verify} -o out.mcc", models().display());
+        let ran = dir.command(arguments.split_whitespace()).env("MCC_CACHE", dir.path("kernels")).output().expect("mcc starts");
+        let text = String::from_utf8(ran.stdout).expect("UTF-8");
+        text.lines().find_map(|l| l.strip_prefix("code ")).expect("a line of code").trim().to_string()
+    };
+    assert!(code("off").starts_with("0 from the cache, none held to their bodies"));
+    assert!(code("new").ends_with(" from the cache, none held to their bodies"));
+    assert!(code("all").contains(" held to their bodies in "));
+    assert!(code("new").ends_with(" held to their bodies before"));
+}
+
+#[test]
 fn a_vocabulary_that_does_not_divide_is_padded_and_the_table_says_so() {
     let compile = |flags: &str| {
         let line = format!("compile {{models}}/gpt2.mdl --tp 2 {flags} -D vocab=25 -D hidden=8 -D heads=2 -D layers=1 -D seq=4 -o out.mcc");

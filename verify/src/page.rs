@@ -24,6 +24,9 @@ A number keeps its meaning: one that is no longer checked is not given to anothe
 module can break the few in the next table: a test breaks them in a module that was read,
 or in mcc's own table.
 
+Beside these there is V950, that a kernel's code computes what the kernel's body says. It is looked at when code is
+made, not between passes ([proofs.md](proofs.md#how-a-kernels-code-is-held-to-its-body)).
+
 | number | why no text can break it |
 |---|---|
 ",

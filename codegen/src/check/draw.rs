@@ -1,0 +1,176 @@
+//! What operands of a kernel are filled with, so that its results say something: no root of a negative number, indices
+//! within their tables, positions that ascend.
+
+use ir::dim::{Base, Dim, Dims};
+use ir::graph::{Body, Value};
+use ir::kernel::Kernel;
+use ir::op::{Binary, DType, Op, Real, Unary};
+use ir::random::mix;
+
+/// The elements of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// Between -1 and 1, and not close to 0.
+    Signed,
+    /// The same without signs.
+    Positive,
+    Bool,
+    /// Ints `first..end`.
+    Below {
+        first: u64,
+        end: u64,
+    },
+    /// The index along the only dim.
+    Positions,
+    /// Ends of experts' rows along this dim, of so many rows.
+    Ends {
+        experts: Dim,
+        rows: u64,
+    },
+}
+
+/// What is wanted of a value.
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    positive: bool,
+    /// It is an index below this.
+    below: Option<u64>,
+    whole: Option<Draw>,
+}
+
+/// Ints of which nothing says how large they are.
+const INTS: u64 = 16;
+
+fn is_whole_number(op: &Op) -> bool {
+    matches!(op, Op::Const(Real(x)) if x.fract() == 0.0)
+}
+
+/// The dim of which a value is the index, if it is one.
+fn indexed(body: &Body, v: Value) -> Option<Dim> {
+    match &body[v].op {
+        Op::Iota(d) => Some(*d),
+        Op::Expand | Op::Cast => indexed(body, body[v].args[0]),
+        _ => None,
+    }
+}
+
+/// What each operand is filled with.
+pub fn draws(kernel: &Kernel) -> Vec<Draw> {
+    let body = &kernel.body;
+    let mut wanted = vec![Wanted::default(); body.nodes.len()];
+    let mut out = vec![None; kernel.inputs.len()];
+    for v in body.values().rev() {
+        let (node, of) = (&body[v], wanted[v.index()]);
+        let mut positive = |slot: usize| wanted[node.args[slot].index()].positive = true;
+        match &node.op {
+            Op::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Log | Unary::Recip) => positive(0),
+            Op::Binary(Binary::Div | Binary::Rem) => positive(1),
+            Op::Binary(Binary::Pow) if !is_whole_number(&body[node.args[1]].op) => positive(0),
+            _ => {}
+        }
+        if of.positive {
+            match &node.op {
+                // A square has no sign.
+                Op::Binary(Binary::Mul) | Op::Dot { .. } if node.args[0] == node.args[1] => {}
+                Op::Binary(Binary::Mul | Binary::Div | Binary::Max | Binary::Min) | Op::Dot { .. } => [0, 1].map(positive).into_iter().collect(),
+                Op::Binary(Binary::Sub | Binary::Pow) => positive(0),
+                Op::Select => [1, 2].map(positive).into_iter().collect(),
+                Op::Add | Op::Concat { .. } => (0..node.args.len()).for_each(positive),
+                Op::Cast | Op::Expand | Op::StopGradient | Op::Reduce { .. } | Op::Cumsum { .. } | Op::Pad { .. } => positive(0),
+                Op::Gather { .. } | Op::Scatter { .. } => positive(0),
+                _ => {}
+            }
+        }
+        let below = |slot: usize, end: u64, wanted: &mut Vec<Wanted>| {
+            let old = &mut wanted[node.args[slot].index()].below;
+            *old = Some(old.map_or(end, |b| b.min(end)));
+        };
+        match &node.op {
+            Op::Gather { dim } | Op::Scatter { dim } => below(1, body.dims[*dim].global, &mut wanted),
+            Op::Compare(_) => {
+                for slot in 0..2 {
+                    if let Some(d) = indexed(body, node.args[1 - slot]) {
+                        below(slot, body.dims[d].global, &mut wanted);
+                    }
+                }
+            }
+            Op::GroupedDot { rows, experts, .. } => {
+                wanted[node.args[2].index()].whole = Some(Draw::Ends { experts: *experts, rows: body.dims.size(*rows) });
+            }
+            Op::Attention(a) | Op::AttentionLse(a) | Op::AttentionGrad(a, _) if a.causal => {
+                node.args[node.args.len() - 2..].iter().for_each(|p| wanted[p.index()].whole = Some(Draw::Positions));
+            }
+            Op::Binary(_) | Op::Add | Op::Select | Op::Cast | Op::Expand | Op::StopGradient => {
+                if let Some(end) = of.below {
+                    (0..node.args.len()).for_each(|slot| below(slot, end, &mut wanted));
+                }
+            }
+            Op::Input(i) => {
+                let draw = of.whole.unwrap_or(match node.ty.dtype {
+                    DType::Bool => Draw::Bool,
+                    DType::I32 => {
+                        let first = u64::from(of.positive);
+                        Draw::Below { first, end: of.below.unwrap_or(INTS).max(first + 1) }
+                    }
+                    DType::F32 | DType::Bf16 | DType::F16 if of.positive => Draw::Positive,
+                    DType::F32 | DType::Bf16 | DType::F16 => Draw::Signed,
+                });
+                // Of several uses, the one that asks for most.
+                let old = out[*i as usize].get_or_insert(draw);
+                if matches!(old, Draw::Signed | Draw::Below { .. }) && !matches!(draw, Draw::Signed) {
+                    *old = draw;
+                }
+            }
+            _ => {}
+        }
+    }
+    out.into_iter().map(|draw| draw.unwrap_or(Draw::Signed)).collect()
+}
+
+/// The last number of 24 bits.
+const UNIT: f64 = 1.0 / (1 << 24) as f64;
+/// The least size of a float.
+const LEAST: f64 = 1.0 / 32.0;
+
+/// A float for 64 random bits.
+pub fn float(draw: Draw, bits: u64) -> f64 {
+    let size = LEAST + (1.0 - LEAST) * (bits >> 40) as f64 * UNIT;
+    if draw == Draw::Positive || bits & 1 == 0 { size } else { -size }
+}
+
+/// An int for 64 random bits, at the index that an element has along each of its dims.
+pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> u64 {
+    match draw {
+        Draw::Signed | Draw::Positive | Draw::Bool => bits >> 63,
+        Draw::Below { first, end } => first + (bits >> 20) % (end - first).max(1),
+        Draw::Positions => at.iter().sum(),
+        Draw::Ends { experts, rows } => {
+            let place = of.iter().position(|d| *d == experts).unwrap_or(0);
+            let part = at.iter().enumerate().filter(|(k, _)| *k != place).fold(0, |part, (_, i)| mix(part ^ i));
+            // An eighth of the rows is nobody's, and some experts have none.
+            let (share, mut end) = (rows - rows / 8, 0);
+            for e in 0..=at[place] {
+                let bits = mix(part ^ e << 8 ^ 1);
+                let ideal = share * (e + 1) / dims.size(experts);
+                end = if bits & 3 == 0 { end } else { end.max(ideal - (bits >> 2) % (share / dims.size(experts) / 2 + 1).min(ideal + 1)) };
+            }
+            end
+        }
+    }
+}
+
+/// Scalar arguments. Floats are rates, scales and corrections; ints the seed and the step, or where a rank's part of a dim begins.
+pub fn scalars(kernel: &Kernel) -> Vec<f64> {
+    let dims = &kernel.body.dims;
+    let scalar = |(k, dtype): (usize, &DType)| {
+        let begins = dims.list.iter().filter(|d| d.index.base == Base::Slot(k as u32));
+        // As the last rank has it.
+        let last = begins.map(|d| (d.global.max(1) - 1).saturating_sub(d.index.offset(d.size.max(1) - 1))).min();
+        match (dtype.is_float(), last) {
+            (true, _) => (k + 1) as f64 / (k + 2) as f64,
+            (false, Some(last)) => last as f64,
+            (false, None) => (3 + 2 * k) as f64,
+        }
+    };
+    kernel.scalars.iter().enumerate().map(scalar).collect()
+}

@@ -1,0 +1,243 @@
+//! Memory of operands as large as a kernel's own, of which only what is touched costs anything.
+//!
+//! An operand is one pool of random pages, mapped again and again: reading it needs no memory. An output is such a pool
+//! too, private to whom writes it. The number of pages is prime, so elements that are a power of two apart differ.
+//! Around an operand lie pages that cannot be touched, and an input cannot be written.
+
+use crate::check::draw::{self, Draw};
+use ir::dim::Dims;
+use ir::graph::Type;
+use ir::op::DType;
+use ir::random::mix;
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+use std::collections::HashMap;
+use std::ptr::null_mut;
+
+/// Of a pool.
+const PAGES: usize = 509;
+const PAGE: usize = 4096;
+/// Where operands begin: as a kernel's scratch does.
+const ALIGN: usize = 64;
+
+/// What an output holds before: no number, -5898331, no bool.
+const UNWRITTEN: u16 = 0xffa5;
+
+/// Elements up to which ints are drawn one by one, and no pool is made of them.
+const FEW: u64 = 1 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Content {
+    Unwritten,
+    Floats { dtype: DType, signed: bool },
+    Ints { first: u64, end: u64 },
+    Bools,
+}
+
+/// Pools that were made.
+#[derive(Default)]
+pub struct Pools {
+    made: HashMap<Content, OwnedFd>,
+}
+
+fn encode(dtype: DType, x: f64, to: &mut [u8]) {
+    match dtype {
+        DType::F32 => to.copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::I32 => to.copy_from_slice(&(x as i32).to_le_bytes()),
+        DType::Bool => to[0] = x as u8,
+        DType::Bf16 => to.copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
+        DType::F16 => to.copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
+    }
+}
+
+fn content(content: Content) -> Vec<u8> {
+    let mut bytes = vec![0; PAGES * PAGE];
+    let mut fill = |dtype: DType, of: &dyn Fn(u64) -> f64| {
+        let elements = bytes.chunks_exact_mut(dtype.bytes() as usize).zip(0..);
+        elements.for_each(|(to, i)| encode(dtype, of(mix(i)), to));
+    };
+    match content {
+        Content::Unwritten => bytes.chunks_exact_mut(2).for_each(|to| to.copy_from_slice(&UNWRITTEN.to_le_bytes())),
+        Content::Floats { dtype, signed } => {
+            let draw = if signed { Draw::Signed } else { Draw::Positive };
+            fill(dtype, &|bits| draw::float(draw, bits));
+        }
+        Content::Ints { first, end } => fill(DType::I32, &|bits| (first + (bits >> 20) % (end - first)) as f64),
+        Content::Bools => fill(DType::Bool, &|bits| (bits >> 63) as f64),
+    }
+    bytes
+}
+
+impl Pools {
+    fn of(&mut self, which: Content) -> Result<&OwnedFd, Errno> {
+        if !self.made.contains_key(&which) {
+            let file = memfd_create("mcc-operands", MemfdFlags::CLOEXEC)?;
+            let bytes = content(which);
+            let mut at = 0;
+            while at < bytes.len() {
+                at += rustix::io::pwrite(&file, &bytes[at..], at as u64)?;
+            }
+            self.made.insert(which, file);
+        }
+        Ok(&self.made[&which])
+    }
+}
+
+/// A mapping between two pages that must not be touched.
+pub struct Mapped {
+    mapping: *mut u8,
+    mapped: usize,
+    start: *mut u8,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is its own. One that stays is lost, no more.
+        let _ = unsafe { munmap(self.mapping.cast(), self.mapped) };
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+impl Mapped {
+    /// So many bytes, which end less than [`ALIGN`] bytes before a page that must not be touched; of no pool, as yet.
+    fn reserved(bytes: usize, access: Access) -> Result<(Mapped, usize), Errno> {
+        let inner = bytes.div_ceil(PAGE).max(1) * PAGE;
+        let mapped = inner + 2 * PAGE;
+        // SAFETY: a new mapping.
+        let mapping = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?.cast::<u8>();
+        // SAFETY: within the mapping.
+        let start = unsafe { mapping.add(PAGE + (inner - bytes) / ALIGN * ALIGN) };
+        let new = Mapped { mapping, mapped, start };
+        if access == Access::Write {
+            // SAFETY: the inner part of the mapping.
+            unsafe { mprotect(mapping.add(PAGE).cast(), inner, MprotectFlags::READ | MprotectFlags::WRITE) }?;
+        }
+        Ok((new, inner))
+    }
+
+    /// So many bytes of a pool, from this page of it on.
+    fn of_pool(pool: &OwnedFd, first: usize, bytes: usize, access: Access) -> Result<Mapped, Errno> {
+        let (new, inner) = Mapped::reserved(bytes, Access::Read)?;
+        let protection = if access == Access::Write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let (mut done, mut page) = (0, first % PAGES);
+        while done < inner {
+            let some = (inner - done).min((PAGES - page) * PAGE);
+            // SAFETY: over the inner part of the mapping.
+            unsafe {
+                let place = new.mapping.add(PAGE + done).cast();
+                mmap(place, some, protection, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, pool, (page * PAGE) as u64)?;
+            }
+            (done, page) = (done + some, 0);
+        }
+        Ok(new)
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// The element at an offset. It lies within what was asked for.
+    #[inline]
+    pub fn get(&self, dtype: DType, offset: u64) -> f64 {
+        let at = offset as usize;
+        // SAFETY: callers ask for elements of the operand that the mapping is of.
+        unsafe {
+            match dtype {
+                DType::F32 => f64::from(self.start.cast::<f32>().add(at).read()),
+                DType::I32 => f64::from(self.start.cast::<i32>().add(at).read()),
+                DType::Bool => f64::from(self.start.add(at).read()),
+                DType::Bf16 => half::bf16::from_bits(self.start.cast::<u16>().add(at).read()).to_f64(),
+                DType::F16 => half::f16::from_bits(self.start.cast::<u16>().add(at).read()).to_f64(),
+            }
+        }
+    }
+
+    /// Whether an element of an output that began unwritten still is.
+    pub fn is_unwritten(&self, dtype: DType, offset: u64) -> bool {
+        let at = offset as usize;
+        let both = u32::from(UNWRITTEN) << 16 | u32::from(UNWRITTEN);
+        // SAFETY: as for `get`.
+        unsafe {
+            match dtype.bytes() {
+                4 => self.start.cast::<u32>().add(at).read() == both,
+                2 => self.start.cast::<u16>().add(at).read() == UNWRITTEN,
+                _ => self.start.add(at).read() > 1,
+            }
+        }
+    }
+}
+
+impl Mapped {
+    /// Whether none of so many elements from the first on is unwritten.
+    pub fn all_written(&self, dtype: DType, elements: u64) -> bool {
+        let (n, both) = (elements as usize, u32::from(UNWRITTEN) << 16 | u32::from(UNWRITTEN));
+        // SAFETY: as for `get`.
+        unsafe {
+            match dtype.bytes() {
+                4 => std::slice::from_raw_parts(self.start.cast::<u32>(), n).iter().all(|x| *x != both),
+                2 => std::slice::from_raw_parts(self.start.cast::<u16>(), n).iter().all(|x| *x != UNWRITTEN),
+                _ => std::slice::from_raw_parts(self.start, n).iter().all(|x| *x <= 1),
+            }
+        }
+    }
+}
+
+/// Bytes from the first to the last element of a tensor.
+pub fn bytes(dims: &Dims, ty: &Type, strides: &[u64]) -> u64 {
+    let last: u64 = ty.dims.iter().zip(strides).map(|(d, s)| (dims.size(*d).max(1) - 1).saturating_mul(*s)).fold(0, u64::saturating_add);
+    last.saturating_add(1).saturating_mul(ty.dtype.bytes())
+}
+
+impl Pools {
+    /// An operand that is only read, number `key` of its kernel.
+    pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize) -> Result<Mapped, Errno> {
+        let size = bytes(dims, ty, strides);
+        let pool = match (ty.dtype, draw) {
+            (DType::Bool, _) => Content::Bools,
+            (DType::I32, Draw::Below { first, end }) if dims.elements(&ty.dims) > FEW => Content::Ints { first, end },
+            (DType::I32, _) => return self.ints(dims, ty, strides, draw, key as u64),
+            (dtype, _) => Content::Floats { dtype, signed: draw != Draw::Positive },
+        };
+        // Operands of one kind are others.
+        Mapped::of_pool(self.of(pool)?, key * 97, size as usize, Access::Read)
+    }
+
+    fn ints(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: u64) -> Result<Mapped, Errno> {
+        let (new, _) = Mapped::reserved(bytes(dims, ty, strides) as usize, Access::Write)?;
+        let mut at = vec![0; ty.dims.len()];
+        for number in 0..dims.elements(&ty.dims) {
+            let offset: u64 = at.iter().zip(strides).map(|(i, s)| i * s).sum();
+            let x = draw::int(draw, dims, &ty.dims, &at, mix(number ^ mix(key)));
+            // SAFETY: an element of the tensor that was asked for.
+            unsafe { new.start.cast::<i32>().add(offset as usize).write(x as i32) };
+            for k in (0..at.len()).rev() {
+                at[k] += 1;
+                if at[k] < dims.size(ty.dims[k]) {
+                    break;
+                }
+                at[k] = 0;
+            }
+        }
+        Ok(new)
+    }
+
+    /// An output that nothing has written yet, or scratch.
+    pub fn unwritten(&mut self, bytes: u64) -> Result<Mapped, Errno> {
+        Mapped::of_pool(self.of(Content::Unwritten)?, 0, bytes as usize, Access::Write)
+    }
+
+    /// An output that is added to, and what it was before.
+    pub fn added_to(&mut self, dims: &Dims, ty: &Type, strides: &[u64], key: usize) -> Result<[Mapped; 2], Errno> {
+        let which = if ty.dtype.is_float() { Content::Floats { dtype: ty.dtype, signed: true } } else { Content::Ints { first: 0, end: 16 } };
+        let (pool, size) = (self.of(which)?, bytes(dims, ty, strides) as usize);
+        let of = |access| Mapped::of_pool(pool, key * 97, size, access);
+        Ok([of(Access::Write)?, of(Access::Read)?])
+    }
+}

@@ -1,0 +1,260 @@
+//! Which places of a kernel's results are looked at, and what is to be there.
+
+use crate::check::Wrong;
+use crate::check::memory::Mapped;
+use ir::dim::Dim;
+use ir::graph::Type;
+use ir::kernel::distance::{Distance, narrowest, rms};
+use ir::kernel::part::{Most, Part, all_points};
+use ir::kernel::{Kernel, dense};
+use ir::op::{DType, Op};
+use ir::random::mix;
+
+/// A run of some or all tiles.
+pub struct Ran {
+    pub inputs: Vec<Mapped>,
+    pub outputs: Vec<Mapped>,
+    /// What those outputs hold before that are added to.
+    pub before: Vec<Option<Mapped>>,
+    pub scalars: Vec<f64>,
+    /// Whether all tiles ran.
+    pub whole: bool,
+}
+
+/// What was held to the body.
+pub struct Found {
+    pub places: u64,
+}
+
+/// Of one result: what is interpreted at once, of so many parts at most, and altogether.
+const MOST: Most = Most { points: 1 << 19, places: 64 };
+const PARTS: usize = 4;
+const ALL: u64 = 1 << 21;
+/// A part that takes more is left out.
+const LARGEST: u64 = 1 << 24;
+/// Indices that are tried to find what some tiles wrote.
+const TRIED: u64 = 1 << 13;
+/// Indices along a dim that are looked at around a place.
+const ALONG: u64 = 1 << 12;
+
+/// A result of a kernel, where it lies.
+struct Output<'a> {
+    kernel: &'a Kernel,
+    number: usize,
+    ran: &'a Ran,
+    ty: &'a Type,
+    sizes: Vec<u64>,
+}
+
+impl Output<'_> {
+    fn strides(&self) -> &[u64] {
+        &self.kernel.outputs[self.number].strides
+    }
+
+    fn offset(&self, at: &[u64]) -> u64 {
+        at.iter().zip(self.strides()).map(|(i, s)| i * s).sum()
+    }
+
+    /// Whether a tile wrote there, as far as can be seen.
+    fn is_written(&self, offset: u64) -> bool {
+        let now = &self.ran.outputs[self.number];
+        match &self.ran.before[self.number] {
+            Some(before) => now.get(self.ty.dtype, offset).to_bits() != before.get(self.ty.dtype, offset).to_bits(),
+            None => !now.is_unwritten(self.ty.dtype, offset),
+        }
+    }
+
+    /// Places that tiles wrote: the first, the last, and others at random.
+    fn seeds(&self, seed: u64) -> Vec<Vec<u64>> {
+        let first = vec![0; self.sizes.len()];
+        let last: Vec<u64> = self.sizes.iter().map(|n| n - 1).collect();
+        let random = |k: u64| self.sizes.iter().zip(0..).map(|(n, d)| mix(seed ^ mix(k << 8 | d)) % n).collect::<Vec<u64>>();
+        let all = [first, last].into_iter().chain((0..TRIED).map(random));
+        all.filter(|at| self.is_written(self.offset(at))).take(PARTS).collect()
+    }
+
+    /// Indices along a dim at which a place like this one is written.
+    fn along(&self, at: &[u64], d: Dim) -> Vec<u64> {
+        let Some(k) = self.ty.dims.iter().position(|e| *e == d) else { return vec![0] };
+        let (first, stride) = (at[k].saturating_sub(ALONG / 2), self.strides()[k]);
+        let base = self.offset(at) - at[k] * stride;
+        (first..self.sizes[k].min(first + ALONG)).filter(|i| self.is_written(base + i * stride)).collect()
+    }
+
+    fn place(&self, mut number: u64, of: &Part) -> Vec<(String, u64)> {
+        let mut out = vec![];
+        for d in self.ty.dims.iter().rev() {
+            let n = of.kernel.body.dims.size(*d);
+            let i = of.left(*d).map_or(number % n, |left| left[(number % n) as usize]);
+            out.push((self.kernel.body.dims.name(*d).to_string(), i));
+            number /= n;
+        }
+        out.reverse();
+        out
+    }
+}
+
+/// A part of a result, interpreted.
+struct Interpreted {
+    part: Part,
+    operands: Vec<Vec<f64>>,
+    offsets: Vec<u64>,
+    want: Vec<f64>,
+    got: Vec<Option<f64>>,
+}
+
+impl Interpreted {
+    fn new(output: &Output, part: Part) -> Interpreted {
+        let (kernel, ran, dtype) = (output.kernel, output.ran, output.ty.dtype);
+        let mut operands = vec![vec![]; kernel.inputs.len()];
+        for node in &part.kernel.body.nodes {
+            if let Op::Input(i) = node.op {
+                let (input, memory) = (&kernel.inputs[i as usize], &ran.inputs[i as usize]);
+                let offsets = part.offsets(&input.ty, &input.strides);
+                operands[i as usize] = offsets.into_iter().map(|o| memory.get(input.ty.dtype, o)).collect();
+            }
+        }
+        let offsets = part.offsets(output.ty, output.strides());
+        let got =
+            |o: &u64| (ran.whole && ran.before[output.number].is_some() || output.is_written(*o)).then(|| ran.outputs[output.number].get(dtype, *o));
+        let got = offsets.iter().map(got).collect();
+        let mut new = Interpreted { part, operands, offsets, want: vec![], got };
+        new.want = new.run(output, &new.operands);
+        new
+    }
+
+    /// What the body says on these operands.
+    fn run(&self, output: &Output, operands: &[Vec<f64>]) -> Vec<f64> {
+        let mut values = self.part.run(operands, &output.ran.scalars).concat();
+        let dtype = output.ty.dtype;
+        if let Some(before) = &output.ran.before[output.number] {
+            values.iter_mut().zip(&self.offsets).for_each(|(x, o)| *x += before.get(dtype, *o));
+        }
+        values.iter_mut().for_each(|x| *x = dtype.round(*x));
+        values
+    }
+
+    /// How far each place goes when the last digits of the operands change.
+    fn unsteady(&self, output: &Output) -> Vec<f64> {
+        let mut most = vec![0.0f64; self.want.len()];
+        for times in 0..4 {
+            let other = |(x, k): (&f64, u64)| x * (1.0 + if mix(k ^ times << 56) & 1 == 0 { DIGITS } else { -DIGITS });
+            let inputs = output.kernel.inputs.iter().zip(&self.operands);
+            let others: Vec<Vec<f64>> =
+                inputs.map(|(i, values)| if i.ty.dtype.is_float() { values.iter().zip(0..).map(other).collect() } else { values.clone() }).collect();
+            let now = self.run(output, &others);
+            most.iter_mut().zip(now.iter().zip(&self.want)).for_each(|(m, (a, b))| *m = m.max(far(*a, *b)));
+        }
+        most
+    }
+}
+
+/// Of operands, what is changed to see whether a result stands: more than a sum in f32 loses.
+const DIGITS: f64 = 1.0 / (1 << 18) as f64;
+/// How many times further than that code may be: rounding has more than four ways.
+const STEPS: f64 = 32.0;
+
+/// How far two numbers are from each other; infinitely, if one is no number.
+fn far(a: f64, b: f64) -> f64 {
+    if a == b || a.is_nan() && b.is_nan() {
+        return 0.0;
+    }
+    let d = (a - b).abs();
+    if d.is_nan() { f64::INFINITY } else { d }
+}
+
+fn allowed(kernel: &Kernel, dtype: DType) -> Distance {
+    if dtype.is_float() { Distance::allowed(narrowest(kernel)) } else { Distance::default() }
+}
+
+/// Holds what tiles wrote to the body.
+pub fn judge(kernel: &Kernel, ran: &Ran, seed: u64) -> Result<Found, Wrong> {
+    let mut places = 0;
+    for number in 0..kernel.outputs.len() {
+        let ty = &kernel.body[kernel.outputs[number].value].ty;
+        let sizes = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
+        places += judge_output(&Output { kernel, number, ran, ty, sizes }, seed)?;
+    }
+    Ok(Found { places })
+}
+
+fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
+    let one = output.kernel.of_output(output.number);
+    let mut parts = vec![];
+    if output.ran.whole {
+        let most = Most { points: ALL, places: MOST.places * PARTS as u64 };
+        parts.push(Part::among(&one, most, seed, &mut |d| (0..one.body.dims.size(d)).collect()));
+    } else {
+        let mut left = ALL;
+        for at in output.seeds(seed) {
+            let part = Part::among(&one, MOST, seed ^ left, &mut |d| output.along(&at, d));
+            let points = all_points(&part.kernel);
+            parts.push(part);
+            left = left.saturating_sub(points);
+            if left == 0 {
+                break;
+            }
+        }
+    }
+    parts.retain(|part| all_points(&part.kernel) <= LARGEST);
+    let parts: Vec<Interpreted> = parts.into_iter().map(|part| Interpreted::new(output, part)).collect();
+    let pairs = || parts.iter().flat_map(|p| p.got.iter().zip(&p.want)).filter_map(|(got, want)| Some(((*got)?, *want)));
+    if output.ran.whole
+        && let Some((part, k)) = parts.iter().find_map(|p| Some((p, p.got.iter().position(Option::is_none)?)))
+    {
+        return Err(wrong(output, part, k));
+    }
+    let (got, want): (Vec<f64>, Vec<f64>) = pairs().unzip();
+    let allowed = allowed(output.kernel, output.ty.dtype);
+    if !Distance::of(&got, &want, 0.0).is_within(allowed) {
+        // What the last digits of operands change says little.
+        let scale = rms(want.iter().copied());
+        let steps: Vec<Vec<f64>> = parts.iter().map(|p| p.unsteady(output)).collect();
+        let all = parts.iter().zip(&steps).flat_map(|(p, steps)| (0..p.want.len()).map(move |k| (p, k, STEPS * steps[k])));
+        let beyond: Vec<(&Interpreted, usize, f64)> = all
+            .filter_map(|(p, k, step)| {
+                let (far, size) = (far(p.got[k]?, p.want[k]), p.want[k].abs().max(scale));
+                Some((p, k, if far <= step { 0.0 } else { (far - step) / size }))
+            })
+            .collect();
+        let norm = rms(beyond.iter().map(|(p, k, d)| d * p.want[*k].abs().max(scale))) / scale;
+        let worst = beyond.iter().max_by(|a, b| a.2.total_cmp(&b.2));
+        if let Some((part, k, worst)) = worst
+            && (*worst > allowed.element || norm > allowed.norm)
+        {
+            return Err(wrong(output, part, *k));
+        }
+    }
+    if output.ran.whole && output.ran.before[output.number].is_none() {
+        all_written(output)?;
+    }
+    Ok(got.len() as u64)
+}
+
+fn wrong(output: &Output, of: &Interpreted, k: usize) -> Wrong {
+    Wrong { output: output.number, place: output.place(k as u64, &of.part), got: of.got[k], want: of.want[k] }
+}
+
+/// That all tiles together leave nothing out.
+fn all_written(output: &Output) -> Result<(), Wrong> {
+    let elements = output.sizes.iter().product::<u64>();
+    let is_dense = output.strides() == dense(&output.kernel.body.dims, output.ty);
+    if is_dense && output.ran.outputs[output.number].all_written(output.ty.dtype, elements) {
+        return Ok(());
+    }
+    let mut at = vec![0; output.sizes.len()];
+    for _ in 0..elements {
+        if !output.is_written(output.offset(&at)) {
+            let names = output.ty.dims.iter().map(|d| output.kernel.body.dims.name(*d).to_string());
+            return Err(Wrong { output: output.number, place: names.zip(at).collect(), got: None, want: f64::NAN });
+        }
+        for k in (0..at.len()).rev() {
+            at[k] += 1;
+            if at[k] < output.sizes[k] {
+                break;
+            }
+            at[k] = 0;
+        }
+    }
+    Ok(())
+}

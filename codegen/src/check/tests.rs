@@ -1,0 +1,181 @@
+use super::draw::Draw;
+use super::*;
+use crate::object::{self, Emit};
+use crate::testing::Make;
+use ir::graph::{Type, Value};
+use ir::kernel::Family;
+use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce, Unary};
+
+/// What comes of a kernel's code, held to another kernel's body.
+fn held(code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
+    [code, body].map(|k| k.verify().expect("a well-formed test"));
+    let target = Target::host().expect("a supported machine");
+    let compiled = object::compile(code, &target, Emit::default()).expect("the kernel compiles");
+    Checker::default().check(body, &compiled, &target)
+}
+
+/// A kernel is what it says; and its code is not what another one says.
+fn is_told_from(kernel: &Kernel, other: &Kernel) {
+    let passed = held(kernel, kernel);
+    assert!(matches!(passed, Ok(Verification::Passed { places }) if places > 0), "{passed:?}");
+    let wrong = held(kernel, other).expect_err("another kernel");
+    let ty = &kernel.body[kernel.outputs[wrong.output].value].ty;
+    let inside = wrong.place.iter().zip(&ty.dims).all(|((_, i), d)| *i < kernel.body.dims.size(*d));
+    assert!(wrong.place.len() == ty.dims.len() && inside && wrong.got.is_some_and(|got| got != wrong.want), "{wrong:?}");
+}
+
+/// Rows whose sum, maximum and softmax are of this dtype.
+fn loops(dtype: DType, function: Unary, sizes: [u64; 2]) -> Kernel {
+    let mut make = Make::default();
+    let [s, h] = [("s", sizes[0]), ("h", sizes[1])].map(|(n, size)| make.dim(n, size));
+    let x = make.input(dtype, &[s, h]);
+    let y = make.op(Op::Unary(function), &[x]);
+    let sum = make.op(Op::Reduce { kind: Reduce::Sum, over: vec![h] }, &[y]);
+    let quotient = make.op(Op::Binary(Binary::Div), &[y, sum]);
+    make.kernel(Family::Loops { grid: vec![s] }, &[quotient, sum])
+}
+
+fn gemm(dtype: DType, function: Unary, sizes: [u64; 3]) -> Kernel {
+    let mut make = Make::default();
+    let [m, n, k] = [("m", sizes[0]), ("n", sizes[1]), ("k", sizes[2])].map(|(n, size)| make.dim(n, size));
+    let (a, b) = (make.input(dtype, &[m, k]), make.input(dtype, &[k, n]));
+    let c = make.op(Op::dot(vec![k]), &[a, b]);
+    let c = make.op(Op::Unary(function), &[c]);
+    make.kernel(Family::Gemm, &[c])
+}
+
+fn experts(function: Unary, sums_rows: bool) -> Kernel {
+    let mut make = Make::default();
+    let [rows, e, h, f] = [("rows", 70), ("e", 5), ("h", 24), ("f", 33)].map(|(n, size)| make.dim(n, size));
+    let a = make.input(DType::F32, &[rows, h]);
+    let factor = if sums_rows { vec![rows, f] } else { vec![e, h, f] };
+    let b = make.input(DType::F32, &factor);
+    let ends = make.input(DType::I32, &[e]);
+    let over = if sums_rows { vec![rows] } else { vec![h, e] };
+    let result = if sums_rows { vec![e, h, f] } else { vec![rows, f] };
+    let ty = Type::new(DType::F32, result);
+    let c = make.op_as(Op::grouped_dot(rows, e, over), &[a, b, ends], ty);
+    let c = make.op(Op::Unary(function), &[c]);
+    make.kernel(Family::Gemm, &[c])
+}
+
+fn scatter(function: Unary, accumulate: bool) -> Kernel {
+    let mut make = Make::default();
+    let [s, v, h] = [("s", 40), ("v", 60), ("h", 35)].map(|(n, size)| make.dim(n, size));
+    let (values, index) = (make.input(DType::F32, &[s, h]), make.input(DType::I32, &[s]));
+    let table = make.op_as(Op::Scatter { dim: v }, &[values, index], Type::new(DType::F32, [v, h]));
+    let table = make.op(Op::Unary(function), &[table]);
+    let mut kernel = make.kernel(Family::Scatter, &[table]);
+    kernel.outputs[0].accumulate = accumulate;
+    kernel
+}
+
+fn attention(scale: f64, gradients: &[AttentionGrad]) -> Kernel {
+    let mut make = Make::default();
+    let [heads, at, keys, d] = [("heads", 3), ("at", 50), ("keys", 50), ("d", 16)].map(|(n, size)| make.dim(n, size));
+    let a = Attention { at, keys, d, scale: Real(scale), causal: true, window: None };
+    let q = make.input(DType::F32, &[at, heads, d]);
+    let (k, v) = (make.input(DType::F32, &[keys, heads, d]), make.input(DType::F32, &[keys, heads, d]));
+    let rows = (!gradients.is_empty()).then(|| [(); 2].map(|()| make.input(DType::F32, &[at, heads])));
+    let dout = rows.map(|_| make.input(DType::F32, &[at, heads, d]));
+    let positions = [at, keys].map(|d| make.input(DType::I32, &[d]));
+    let Some(([lse, delta], dout)) = rows.zip(dout) else {
+        let out = make.op(Op::Attention(a.clone()), &[&[q, k, v], &positions[..]].concat());
+        let lse = make.op(Op::AttentionLse(a), &[&[q, k], &positions[..]].concat());
+        return make.kernel(Family::Attention, &[out, lse]);
+    };
+    let args: Vec<Value> = [&[q, k, v, lse, delta, dout], &positions[..]].concat();
+    let outputs: Vec<Value> = gradients
+        .iter()
+        .map(|which| {
+            let ty = make.body[if *which == AttentionGrad::Q { q } else { k }].ty.clone();
+            make.op_as(Op::AttentionGrad(a.clone(), *which), &args, ty)
+        })
+        .collect();
+    make.kernel(Family::AttentionGrad, &outputs)
+}
+
+#[test]
+fn code_of_loops_is_held_to_its_body() {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        is_told_from(&loops(dtype, Unary::Exp, [9, 70]), &loops(dtype, Unary::Cos, [9, 70]));
+    }
+    // Of a kernel this large some tiles run.
+    is_told_from(&loops(DType::F32, Unary::Exp, [3000, 3000]), &loops(DType::F32, Unary::Cos, [3000, 3000]));
+}
+
+#[test]
+fn code_of_products_is_held_to_its_body() {
+    for dtype in [DType::F32, DType::Bf16] {
+        is_told_from(&gemm(dtype, Unary::Neg, [30, 70, 40]), &gemm(dtype, Unary::Abs, [30, 70, 40]));
+    }
+    is_told_from(&gemm(DType::F32, Unary::Neg, [900, 3000, 800]), &gemm(DType::F32, Unary::Abs, [900, 3000, 800]));
+}
+
+#[test]
+fn code_of_experts_is_held_to_its_body() {
+    for sums_rows in [false, true] {
+        is_told_from(&experts(Unary::Neg, sums_rows), &experts(Unary::Abs, sums_rows));
+    }
+}
+
+#[test]
+fn code_of_scatters_is_held_to_its_body() {
+    for accumulate in [false, true] {
+        is_told_from(&scatter(Unary::Neg, accumulate), &scatter(Unary::Abs, accumulate));
+    }
+}
+
+#[test]
+fn code_of_attention_is_held_to_its_body() {
+    use AttentionGrad::{K, Q, V};
+    for gradients in [&[][..], &[Q, K, V], &[K]] {
+        is_told_from(&attention(0.25, gradients), &attention(0.3, gradients));
+    }
+}
+
+#[test]
+fn a_place_that_is_left_out_is_found() {
+    let (less, more) = (loops(DType::F32, Unary::Exp, [9, 70]), loops(DType::F32, Unary::Exp, [10, 70]));
+    let wrong = held(&less, &more).expect_err("a row is left out");
+    assert_eq!((wrong.got, &wrong.place[0]), (None, &("s".to_string(), 9)), "{wrong}");
+}
+
+#[test]
+fn code_for_other_machines_is_not_run() {
+    let kernel = gemm(DType::F32, Unary::Neg, [3, 7, 4]);
+    let gpu = Target::gpu("sm_80");
+    let compiled = object::compile(&kernel, &gpu, Emit::default()).expect("the kernel compiles");
+    let said = Checker::default().check(&kernel, &compiled, &gpu);
+    assert_eq!(said, Ok(Verification::NotChecked("code for a GPU".into())));
+}
+
+/// Roots of what is positive, indices below their tables' sizes.
+#[test]
+fn operands_are_such_as_results_say_something_of() {
+    let mut make = Make::default();
+    let [s, v] = [("s", 5), ("v", 9)].map(|(n, size)| make.dim(n, size));
+    let (table, index, x) = (make.input(DType::F32, &[v]), make.input(DType::I32, &[s]), make.input(DType::F32, &[s]));
+    let row = make.op_as(Op::Gather { dim: v }, &[table, index], Type::new(DType::F32, [s]));
+    let square = make.op(Op::Binary(Binary::Mul), &[x, x]);
+    let sum = make.op(Op::Add, &[row, square]);
+    let root = make.op(Op::Unary(Unary::Rsqrt), &[sum]);
+    let kernel = make.kernel(Family::Loops { grid: vec![s] }, &[root]);
+    assert_eq!(draw::draws(&kernel), [Draw::Positive, Draw::Below { first: 0, end: 9 }, Draw::Signed]);
+    let mut make = Make::default();
+    let [s, v] = [("s", 5), ("v", 700)].map(|(n, size)| make.dim(n, size));
+    let index = make.input(DType::I32, &[s]);
+    let iota = make.source(Op::Iota(v), DType::I32, &[v]);
+    let one = make.op(Op::Compare(Compare::Eq), &[index, iota]);
+    let kernel = make.kernel(Family::Loops { grid: vec![s, v] }, &[one]);
+    assert_eq!(draw::draws(&kernel), [Draw::Below { first: 0, end: 700 }]);
+}
+
+#[test]
+fn ranges_of_tiles_are_apart_and_reach_both_ends() {
+    assert_eq!(ranges(5, 1000, 1), [[0, 2], [2, 5]]);
+    for (tiles, cost) in [(100, u64::MAX / 2), (1000, 10 * RUN), (7, 8 * RUN)] {
+        let [[zero, a], [b, c], [d, end]] = ranges(tiles, cost, 3)[..] else { panic!("three ranges") };
+        assert!(zero == 0 && a <= b && b < c && c <= d && d < end && end == tiles);
+    }
+}
