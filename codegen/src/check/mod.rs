@@ -75,7 +75,7 @@ impl std::fmt::Display for Wrong {
 }
 
 /// Points of loops that a kernel's code may go through in its run: some milliseconds. Of products, a sixteenth counts.
-const RUN: u64 = 1 << 22;
+const RUN: u64 = 1 << 20;
 const PRODUCTS: u64 = 16;
 /// Points of a tile beyond which it is not run.
 const LONGEST: u64 = 1 << 29;
@@ -97,13 +97,16 @@ fn cost(kernel: &Kernel) -> u64 {
     others.map(|v| points(kernel, v)).fold(Work::of(kernel).flops / 2 / PRODUCTS, u64::saturating_add)
 }
 
-/// Ranges of tiles to run, in order: all in two, or the first, some and the last.
+/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the last alone.
 fn ranges(tiles: u64, cost: u64, seed: u64) -> Vec<[u64; 2]> {
     let half = tiles / 2;
     let of_tile = (cost / tiles.max(1)).max(1);
     let n = (RUN / 3 / of_tile).max(1);
     if cost <= RUN || 3 * n >= tiles {
         return vec![[0, half], [half, tiles]];
+    }
+    if of_tile > RUN {
+        return vec![[0, 1], [tiles - 1, tiles]];
     }
     let between = n + mix(seed) % (tiles - 3 * n + 1);
     vec![[0, n], [between, between + n], [tiles - n, tiles]]

@@ -174,7 +174,8 @@ fn operands_are_such_as_results_say_something_of() {
 #[test]
 fn ranges_of_tiles_are_apart_and_reach_both_ends() {
     assert_eq!(ranges(5, 1000, 1), [[0, 2], [2, 5]]);
-    for (tiles, cost) in [(100, u64::MAX / 2), (1000, 10 * RUN), (7, 8 * RUN)] {
+    assert_eq!(ranges(7, 80 * RUN, 1), [[0, 1], [6, 7]]);
+    for (tiles, cost) in [(100, 50 * RUN), (1000, 10 * RUN), (7, 6 * RUN)] {
         let [[zero, a], [b, c], [d, end]] = ranges(tiles, cost, 3)[..] else { panic!("three ranges") };
         assert!(zero == 0 && a <= b && b < c && c <= d && d < end && end == tiles);
     }
