@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ptr::null_mut;
 
 /// Of a pool.
@@ -72,16 +73,18 @@ fn content(content: Content) -> Vec<u8> {
 
 impl Pools {
     fn of(&mut self, which: Content) -> Result<&OwnedFd, Errno> {
-        if !self.made.contains_key(&which) {
-            let file = memfd_create("mcc-operands", MemfdFlags::CLOEXEC)?;
-            let bytes = content(which);
-            let mut at = 0;
-            while at < bytes.len() {
-                at += rustix::io::pwrite(&file, &bytes[at..], at as u64)?;
+        match self.made.entry(which) {
+            Entry::Occupied(made) => Ok(made.into_mut()),
+            Entry::Vacant(none) => {
+                let file = memfd_create("mcc-operands", MemfdFlags::CLOEXEC)?;
+                let bytes = content(which);
+                let mut at = 0;
+                while at < bytes.len() {
+                    at += rustix::io::pwrite(&file, &bytes[at..], at as u64)?;
+                }
+                Ok(none.insert(file))
             }
-            self.made.insert(which, file);
         }
-        Ok(&self.made[&which])
     }
 }
 

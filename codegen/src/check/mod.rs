@@ -189,7 +189,8 @@ impl Checker {
             let ty = &kernel.body[o.value].ty;
             if o.accumulate {
                 let [now, old] = self.pools.added_to(dims, ty, &o.strides, inputs.len() + k).map_err(said)?;
-                (outputs.push(now), before.push(Some(old)));
+                outputs.push(now);
+                before.push(Some(old));
             } else {
                 outputs.push(self.pools.unwritten(memory::bytes(dims, ty, &o.strides)).map_err(said)?);
                 before.push(None);

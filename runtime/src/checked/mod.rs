@@ -58,7 +58,7 @@ const DIGIT: f64 = 1.0 / (1 << 23) as f64;
 
 /// The size of each output without cancellation: how much it changes when the last digits of the operands do, in parts of that change. Sums of numbers that cancel, as
 /// the gradient of a bias of keys, are as good as the last digits of their terms and no better. Zero for kernels in 16-bit floats, which round in steps.
-fn sizes(kernel: &Kernel, run: &dyn Fn(&[Vec<f64>]) -> Vec<Vec<f64>>, operands: &[Vec<f64>], made: &[Vec<f64>]) -> Vec<f64> {
+fn sizes(kernel: &Kernel, run: impl Fn(&[Vec<f64>]) -> Vec<Vec<f64>>, operands: &[Vec<f64>], made: &[Vec<f64>]) -> Vec<f64> {
     if narrowest(kernel) != DType::F32 {
         return vec![0.0; made.len()];
     }
@@ -198,7 +198,7 @@ fn check(
     let types = || kernel.outputs.iter().map(|o| &kernel.body[o.value].ty);
     let operands = cut(part.as_ref(), kernel.inputs.iter().map(|i| &i.ty), &operands);
     let mut want = run(&operands);
-    let sizes = sizes(kernel, &run, &operands, &want);
+    let sizes = sizes(kernel, run, &operands, &want);
     for ((ty, values), (o, before)) in types().zip(&mut want).zip(outputs.iter().zip(&before)) {
         if o.accumulates {
             let before = cut(part.as_ref(), std::iter::once(ty), std::slice::from_ref(before)).concat();
