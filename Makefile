@@ -119,7 +119,8 @@ test-long-fuzz: deps
 	  tail -1 $(OUT)/fuzz/$$t.log; \
 	done
 
-# `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines made of Linux's namespaces, of which one dies: as root, six minutes.
+# `mcc run` under torchrun (of the benchmark's PyTorch, or on the PATH), Slurm, Open MPI and MPICH, on two machines
+# made of Linux's namespaces, of which one dies: as root, five minutes.
 test-launchers: PACKAGES += slurmd slurmctld slurm-client munge openmpi-bin mpich openssh-server iproute2
 test-launchers: build
 	@PATH="$$PATH:$(abspath $(VENV))/bin" tests/launchers.sh target/release/mcc $(OUT)/launchers

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# One model under every launcher there is, on two machines that share nothing but files and a network: network, process, host name, IPC and mount namespaces of
-# Linux, joined by a cable. Each run must save the weights that one machine's run saves, to the byte; then a rank is killed, and the cable pulled.
-# Under each launcher a machine then dies in the midst of a run and comes back: the job must go on from its last checkpoint, and save what a run that nothing happened to saves.
+# One model under every launcher there is, on two machines that share nothing but files and a network: network,
+# process, host name, IPC and mount namespaces of Linux, joined by a cable. Each run must save the weights that one
+# machine's run saves, to the byte; then a rank is killed, and the cable pulled. Under each launcher a machine then
+# dies in the midst of a run and comes back: the job must go on from its last checkpoint, and save what a run that
+# nothing happened to saves.
 #
 # tests/launchers.sh MCC DIR: an mcc (with mcc-rank and libemulated_driver.so beside it), and a directory to work in. As root. Uses what it finds of Slurm and munge, Open MPI, MPICH
 # and torchrun (TORCHRUN=, else on the PATH), and names what it does not find.
@@ -125,7 +127,8 @@ returns() {
   "$@"
 }
 
-# lost WHAT COMMAND...: machine 1 dies while the command runs, which must save what a run saves that nothing happened to.
+# lost WHAT COMMAND...: machine 1 dies while the command runs, which must save what a run saves that nothing
+# happened to.
 lost() {
   local what="$1: a machine that dies and comes back"
   shift
@@ -133,7 +136,8 @@ lost() {
   limit=300 wanted=unharmed.safetensors same "$what" "$@"
 }
 
-# elastic COMMAND: on both machines, of which 1 dies and comes back, and there the command with it: after the 15 s in which torchrun still counts it in.
+# elastic COMMAND: on both machines, of which 1 dies and comes back, and there the command with it: after the 15 s
+# in which torchrun still counts it in.
 elastic() {
   on 1 $1 > log1 2>&1 &
   (lose; returns 25 on 1 $1) > log2 2>&1 &
@@ -142,7 +146,8 @@ elastic() {
   wait $other
 }
 
-# stays_away WHAT COMMAND: as before, but machine 1 stays away: the run must say that it goes on with a smaller plan, and end.
+# stays_away WHAT COMMAND: as before, but machine 1 stays away: the run must say that it goes on with a smaller
+# plan, and end.
 stays_away() {
   rm -rf checkpoints
   on 1 $2 > log1 2>&1 &
@@ -209,7 +214,8 @@ if [ -n "$torchrun" ]; then
   own="$saves --secret-file secret"
   same "torchrun, a master" both "$torchrun --node-rank \$N --master-addr node0 --master-port 29500 $own"
   same "torchrun, c10d" both "$torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 $own"
-  # A torchrun that goes on as rank 0 names the place of the store that all share no second time, so that who is new in a later rendezvous waits for it in vain (PyTorch 2.15).
+  # A torchrun that goes on as rank 0 names the place of the store that all share no second time, so that who is new
+  # in a later rendezvous waits for it in vain (PyTorch 2.15).
   export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   elastic="$torchrun --max-restarts 3 --rdzv-backend c10d"
   own_lasts="$lasts --secret-file secret"

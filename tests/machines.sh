@@ -1,5 +1,6 @@
-# Two machines that share nothing but files and a network, for scripts that source this in the directory to work in: network, process, host name, IPC and mount namespaces of Linux,
-# node0 (10.77.0.1) and node1 (10.77.0.2), joined by a cable. As root. They go with the script. The files machine0 and machine1 name their first processes.
+# Two machines that share nothing but files and a network, for scripts that source this in the directory to work in:
+# network, process, host name, IPC and mount namespaces of Linux, node0 (10.77.0.1) and node1 (10.77.0.2), joined by
+# a cable. As root. They go with the script. The files machine0 and machine1 name their first processes.
 
 # on N COMMAND...: runs a command on a machine, for two minutes or $limit seconds at most.
 on() {
@@ -8,7 +9,8 @@ on() {
   timeout "${limit:-120}" nsenter --target "$(cat "machine$k")" --net --uts --pid --mount --ipc --wd="$dir" "$@"
 }
 
-# boot N: starts machine N. It is there as long as its first process, which also collects processes that lost their parents.
+# boot N: starts machine N. It is there as long as its first process, which also collects processes that lost their
+# parents.
 boot() {
   rm -f "up$1"
   mkdir -p "run$1"

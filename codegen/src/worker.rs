@@ -1,7 +1,8 @@
 //! Worker processes: compilation where LLVM may end the process, and runs of kernels where their code may.
 //!
-//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard, as JSON has no infinities; an answer is one byte, 0 and what was asked for
-//! or 1 and why not. What a compile gives is an encoded kernel or a text, what a check gives postcard. One answer per request, in order. End of input ends the worker.
+//! Protocol: frames of a 32-bit little-endian length and as many bytes. A request is postcard, as JSON has no
+//! infinities; an answer is one byte, 0 and what was asked for or 1 and why not. What a compile gives is an encoded
+//! kernel or a text, what a check gives postcard. One answer per request, in order. End of input ends the worker.
 
 use crate::check::{Checker, Verification, Wrong};
 use crate::object::{self, Compiled, Emit};

@@ -184,7 +184,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel that makes one of its results alone. Operands keep their numbers, those that the result does not need as well.
+    /// The kernel that makes one of its results alone. Operands keep their numbers, those that the result does not
+    /// need as well.
     pub fn of_output(&self, number: usize) -> Kernel {
         let mut needed = vec![false; self.body.nodes.len()];
         needed[self.outputs[number].value.index()] = true;

@@ -2,8 +2,8 @@
 //!
 //! A thread copies the shard from the rank's arenas into the file, through one block of memory, at the disk's pace
 //! and past the page cache, as that takes least of the processors that train. The next update waits until all is
-//! copied; from then on the page cache takes the rest, and flushing it to the disk goes on after that. Where a device's memory cannot be
-//! shared, or passes would change what is saved, the rank writes it itself, and waits.
+//! copied; from then on the page cache takes the rest, and flushing it to the disk goes on after that. Where a
+//! device's memory cannot be shared, or passes would change what is saved, the rank writes it itself, and waits.
 
 use crate::checkpoint::{Owners, Shard, ShardError};
 use crate::device::{Beside, Device, Memory};

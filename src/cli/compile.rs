@@ -81,7 +81,8 @@ pub struct OutputArgs {
     /// Compile every kernel anew
     #[arg(long)]
     pub no_cache: bool,
-    /// Run kernels once on random operands, and interpret some 256 places of each result: code that computes something else is a bug in mcc (V950)
+    /// Run kernels once on random operands, and interpret some 256 places of each result: code that computes
+    /// something else is a bug in mcc (V950)
     #[arg(long, value_enum, default_value = "new")]
     pub verify_kernels: VerifyKernels,
     /// Sign the artifact, for people who run it with `--trust`: a PEM file of an Ed25519 key (`openssl genpkey -algorithm ed25519 -out secret.pem`)

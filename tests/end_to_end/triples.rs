@@ -489,7 +489,8 @@ fn number<T: std::str::FromStr>(variable: &str, default: T) -> T {
     std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default)
 }
 
-/// Random models from this seed and `NATIVE_FIRST` on, until ten, or `NATIVE_TRIPLES`, have been compared. `NATIVE_SEED=n` runs the one of seed n alone and prints it.
+/// Random models from this seed and `NATIVE_FIRST` on, until ten, or `NATIVE_TRIPLES`, have been compared.
+/// `NATIVE_SEED=n` runs the one of seed n alone and prints it.
 fn random_triples(first: u64) {
     let (first, count) = (first + number::<u64>("NATIVE_FIRST", 0), number::<usize>("NATIVE_TRIPLES", 10));
     let only = std::env::var("NATIVE_SEED").ok().and_then(|s| s.parse().ok());

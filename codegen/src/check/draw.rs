@@ -159,7 +159,8 @@ pub fn int(draw: Draw, dims: &Dims, of: &[Dim], at: &[u64], bits: u64) -> u64 {
     }
 }
 
-/// Scalar arguments. Floats are rates, scales and corrections; ints the seed and the step, or where a rank's part of a dim begins.
+/// Scalar arguments. Floats are rates, scales and corrections; ints the seed and the step, or where a rank's part
+/// of a dim begins.
 pub fn scalars(kernel: &Kernel) -> Vec<f64> {
     let dims = &kernel.body.dims;
     let scalar = |(k, dtype): (usize, &DType)| {

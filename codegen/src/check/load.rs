@@ -67,7 +67,8 @@ impl Loader {
     /// LLVM has none.
     pub fn new() -> Result<Loader, String> {
         let mut jit = null_mut();
-        // SAFETY: without a builder, LLVM makes one for this machine, whose target was initialised to say which code runs here.
+        // SAFETY: without a builder, LLVM makes one for this machine, whose target was initialised to say which
+        // code runs here.
         said(unsafe { LLVMOrcCreateLLJIT(&mut jit, null_mut()) })?;
         Ok(Loader { jit })
     }

@@ -175,9 +175,7 @@ impl Mapped {
             }
         }
     }
-}
 
-impl Mapped {
     /// Whether none of so many elements from the first on is unwritten.
     pub fn all_written(&self, dtype: DType, elements: u64) -> bool {
         let (n, both) = (elements as usize, u32::from(UNWRITTEN) << 16 | u32::from(UNWRITTEN));

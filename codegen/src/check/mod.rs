@@ -1,9 +1,9 @@
 //! A kernel's code, run once on random operands, and held to its body.
 //!
-//! Operands have the kernel's own shapes and dtypes. A kernel of little work runs whole; of others the first tiles, the
-//! last and some between do, as a thread would call them. What is to be written is marked before, so what tiles wrote is
-//! known without asking the family. Of that, some 256 places of each result are computed by the interpreter, in f64:
-//! corners, edges of tiles, and others at random.
+//! Operands have the kernel's own shapes and dtypes. A kernel of little work runs whole; of others the first tiles,
+//! the last and some between do, as a thread would call them. What is to be written is marked before, so what tiles
+//! wrote is known without asking the family. Of that, some 256 places of each result are computed by the
+//! interpreter, in f64: corners, edges of tiles, and others at random.
 
 mod draw;
 mod load;
@@ -22,7 +22,7 @@ use ir::random::{key, mix};
 use ir::work::Work;
 use load::Loader;
 use memory::{Mapped, Pools};
-use places::{Found, Ran};
+use places::Ran;
 use serde::{Deserialize, Serialize};
 
 /// Which kernels are held to their bodies.
@@ -97,7 +97,8 @@ fn cost(kernel: &Kernel) -> u64 {
     others.map(|v| points(kernel, v)).fold(Work::of(kernel).flops / 2 / PRODUCTS, u64::saturating_add)
 }
 
-/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the last alone.
+/// Ranges of tiles to run, in order: all in two, or the first, some and the last; of large tiles the first and the
+/// last alone.
 fn ranges(tiles: u64, cost: u64, seed: u64) -> Vec<[u64; 2]> {
     let half = tiles / 2;
     let of_tile = (cost / tiles.max(1)).max(1);
@@ -148,8 +149,8 @@ impl Checker {
         }
         match self.run(kernel, compiled) {
             Ok(ran) => match places::judge(kernel, &ran, key(&compiled.name))? {
-                Found { places: 0, .. } => Ok(Verification::NotChecked("no place of its results is small enough to be interpreted".into())),
-                Found { places } => Ok(Verification::Passed { places }),
+                0 => Ok(Verification::NotChecked("no place of its results is small enough to be interpreted".into())),
+                places => Ok(Verification::Passed { places }),
             },
             Err(why) => Ok(Verification::NotChecked(why)),
         }

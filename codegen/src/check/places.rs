@@ -21,11 +21,6 @@ pub struct Ran {
     pub whole: bool,
 }
 
-/// What was held to the body.
-pub struct Found {
-    pub places: u64,
-}
-
 /// Of one result: what is interpreted at once, of so many parts at most, and altogether.
 const MOST: Most = Most { points: 1 << 19, places: 64 };
 const PARTS: usize = 4;
@@ -167,15 +162,15 @@ fn allowed(kernel: &Kernel, dtype: DType) -> Distance {
     if dtype.is_float() { Distance::allowed(narrowest(kernel)) } else { Distance::default() }
 }
 
-/// Holds what tiles wrote to the body.
-pub fn judge(kernel: &Kernel, ran: &Ran, seed: u64) -> Result<Found, Wrong> {
+/// Holds what tiles wrote to the body, and gives the number of places that were looked at.
+pub fn judge(kernel: &Kernel, ran: &Ran, seed: u64) -> Result<u64, Wrong> {
     let mut places = 0;
     for number in 0..kernel.outputs.len() {
         let ty = &kernel.body[kernel.outputs[number].value].ty;
         let sizes = ty.dims.iter().map(|d| kernel.body.dims.size(*d)).collect();
         places += judge_output(&Output { kernel, number, ran, ty, sizes }, seed)?;
     }
-    Ok(Found { places })
+    Ok(places)
 }
 
 fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {

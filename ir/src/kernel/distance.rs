@@ -7,10 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// How far numbers are from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distance {
-    /// Of one element, in parts of it, of the root mean square of all, or of what that would be without cancellation, whichever is greatest.
+    /// Of one element, in parts of it, of the root mean square of all, or of what that would be without
+    /// cancellation, whichever is greatest.
     #[serde(deserialize_with = "or_infinite")]
     pub element: f64,
-    /// Of all together: the norm of the differences, in parts of the norm, or of what that would be without cancellation.
+    /// Of all together: the norm of the differences, in parts of the norm, or of what that would be without
+    /// cancellation.
     #[serde(deserialize_with = "or_infinite")]
     pub norm: f64,
 }
@@ -27,8 +29,8 @@ pub fn rms(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Distance {
-    /// Of `got` from `want`, numbers that are `size` without cancellation. Where one is not a number the other is to be none either, and infinite numbers are
-    /// to be the same; else the distance is infinite.
+    /// Of `got` from `want`, numbers that are `size` without cancellation. Where one is not a number the other is
+    /// to be none either, and infinite numbers are to be the same; else the distance is infinite.
     pub fn of(got: &[f64], want: &[f64], size: f64) -> Distance {
         let scale = rms(want.iter().copied()).max(size);
         let same = |g: f64, w: f64| g == w || g.is_nan() && w.is_nan();
@@ -45,8 +47,8 @@ impl Distance {
         Distance { element: self.element.max(other.element), norm: self.norm.max(other.norm) }
     }
 
-    /// What rounding allows a kernel whose narrowest floats are these: sums in f32, every result of an op rounded to its type; and on GPUs, functions
-    /// that the hardware approximates.
+    /// What rounding allows a kernel whose narrowest floats are these: sums in f32, every result of an op rounded
+    /// to its type; and on GPUs, functions that the hardware approximates.
     pub fn allowed(dtype: DType) -> Distance {
         match dtype {
             DType::F32 | DType::I32 | DType::Bool => Distance { element: 1e-4, norm: 2e-5 },

@@ -90,7 +90,8 @@ fn bound(kernel: &Kernel) -> BTreeSet<Dim> {
     out
 }
 
-/// The points of a node's loops: of all dims that it has to do with. An index picks one of a table's rows, and a row is one expert's.
+/// The points of a node's loops: of all dims that it has to do with. An index picks one of a table's rows, and a
+/// row is one expert's.
 pub fn points(kernel: &Kernel, v: Value) -> u64 {
     let (body, node) = (&kernel.body, &kernel.body[v]);
     let picked = match &node.op {
@@ -126,7 +127,8 @@ fn some(size: u64, count: u64, seed: u64) -> Vec<u64> {
 }
 
 impl Part {
-    /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can be, the first and the last among them.
+    /// Of a kernel with more than so many points; as few of its indices as that takes, or the fewest that there can
+    /// be, the first and the last among them.
     pub fn of(kernel: &Kernel, points: u64, seed: u64) -> Option<Part> {
         let part = Part::among(kernel, Most { points, places: u64::MAX }, seed, &mut |d| (0..kernel.body.dims.size(d)).collect());
         part.left.iter().any(Option::is_some).then_some(part)

@@ -69,7 +69,8 @@ impl Moments {
 pub struct Timeline {
     /// Sums of the times of steps, and the clock. It leaps where two sums are equal, and runs evenly between others.
     knots: Vec<(f64, f64)>,
-    /// From when on in the log, and how much longer the clock has run than its runs: first steps begin before the log does.
+    /// From when on in the log, and how much longer the clock has run than its runs: first steps begin before the
+    /// log does.
     ahead: Vec<(f64, f64)>,
 }
 
@@ -157,7 +158,8 @@ mod tests {
 
     #[test]
     fn a_restart_and_ranks_that_load_come_before_the_next_step() {
-        // The first step is done when the log begins. Step 4 is saved; ranks fail at 5 s, go on from there, and end step 6 at 20 s.
+        // The first step is done when the log begins. Step 4 is saved; ranks fail at 5 s, go on from there, and end
+        // step 6 at 20 s.
         let (seconds, line) = clock(&[(1, 0.0, Began), (4, 3.0, DONE), (6, 5.0, DONE), (4, 5.5, Restarted), (6, 20.0, DONE)]);
         assert_eq!(seconds, [1.0, 2.0, 3.0, 4.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0]);
         assert_eq!(line.of_log(5.5), 6.5);
