@@ -109,6 +109,15 @@ impl<'a> Part<'a> {
         self.index.iter().map(IndexMap::len).product()
     }
 
+    /// Where its elements lie in the buffer that holds them, one after the other.
+    pub fn place(&self) -> Range<u64> {
+        let elements = self.elements();
+        self.window.map_or(0..elements, |Window { at, from, to }| {
+            let [start, end] = [at, at + elements].map(|element| element.clamp(from, to) - from);
+            start..end
+        })
+    }
+
     /// The runs of the part, in local order; together they are all its elements that are held. Lines that follow each
     /// other are one run, up to a length that costs no more to begin and no more memory.
     pub fn runs(&self, mut visit: impl FnMut(Run)) {

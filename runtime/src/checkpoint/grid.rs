@@ -87,14 +87,20 @@ impl Grid {
         let mut classes = vec![0; self.sizes.len()];
         while at < end {
             let (mut rest, mut flat, mut row, mut stride) = (at, 0, end - at, 1);
+            // Elements of the dims within, as long as these are not cut: lines of them follow each other.
+            let mut line = Some(1);
             for k in (0..self.sizes.len()).rev() {
                 let (index, spans) = (rest % self.sizes[k], &self.dims[k]);
                 rest /= self.sizes[k];
                 let span = spans[spans.partition_point(|s| s.first <= index) - 1];
                 classes[k] = span.class;
-                if k + 1 == self.sizes.len() {
-                    row = row.min(span.first + span.len - index);
-                }
+                line = line.and_then(|width| {
+                    let is_whole = span.len == self.sizes[k];
+                    if !is_whole {
+                        row = row.min((span.first + span.len - index) * width - at % width);
+                    }
+                    is_whole.then_some(width * span.len)
+                });
                 flat += (span.before + index - span.first) * stride;
                 stride *= self.lens[k][span.class as usize];
             }
@@ -145,6 +151,15 @@ mod tests {
         let mut found = vec![];
         grid.visit(1, 7, |piece, at, len| found.push((piece, at, len)));
         assert_eq!(found, [(0, 0, 2), (1, 1, 1), (1, 2, 1), (0, 2, 2), (2, 0, 1)]);
+        // Rows 0, 1 and 2 of three, whole: they follow each other.
+        let rows = Grid::new(
+            &[3, 2, 2],
+            &[vec![vec![(0, 2)], vec![(2, 1)]], vec![vec![(0, 2)]], vec![vec![(0, 2)]]],
+            [(&[0, 0, 0][..], 0..8), (&[1, 0, 0][..], 0..4)],
+        );
+        let mut found = vec![];
+        rows.unwrap().visit(1, 10, |piece, at, len| found.push((piece, at, len)));
+        assert_eq!(found, [(0, 1, 7), (1, 0, 3)]);
         let scalar = Grid::new(&[], &[], [(&[] as &[u32], 0..1)]).unwrap();
         scalar.visit(0, 1, |piece, at, len| assert_eq!((piece, at, len), (0, 0, 1)));
 

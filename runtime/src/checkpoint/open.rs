@@ -16,6 +16,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+/// Bytes that are looked at and copied at a time.
+const NEAR: u64 = 1 << 18;
+
 /// A directory with a manifest that can be right, and shards of the right sizes.
 pub struct Checkpoint {
     pub manifest: Manifest,
@@ -190,8 +193,8 @@ impl Whole for Cut {
             let (shard, byte) = self.pieces[piece];
             let (mut from, end) = (byte + element * width, byte + (element + len) * width);
             while from < end {
-                // What is left of a block, of which each has a hash.
-                let to = end.min(from + ((BLOCK - from % BLOCK) / width).max(1) * width);
+                // Within a block, of which each has a hash, and little enough for a core's caches.
+                let to = end.min(from + ((BLOCK - from % BLOCK).min(NEAR) / width).max(1) * width);
                 match self.shards[shard].read(from, to - from) {
                     Ok(bytes) => {
                         if let Some(k) = not_finite(dtype, bytes) {

@@ -9,9 +9,11 @@ use ir::kernel::Kernel;
 use ir::op::DType;
 use ir::program::{Arena, KernelId};
 use pool::Pool;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A compiled kernel: addresses of its inputs, then of its outputs; scalars as bits of f64 or i64; the tiles to run; scratch,
 /// 64-byte aligned, for this thread alone; the range of tiles that this call is part of ([`ranges`]).
@@ -93,6 +95,19 @@ impl Mapping {
         // SAFETY: the mapping is this one.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?, bytes })
+    }
+
+    /// Takes pages for part of it from the system, which clears them.
+    fn claim(&self, part: Range<usize>) -> rustix::io::Result<()> {
+        use rustix::io::Errno;
+        use rustix::mm::{Advice, madvise};
+        assert!(part.start <= part.end && part.end <= self.bytes, "invariant: a part of it");
+        // SAFETY: within the mapping; nothing that it holds changes.
+        match unsafe { madvise(self.start.as_ptr().add(part.start).cast(), part.len(), Advice::LinuxPopulateWrite) } {
+            // Linux before 5.14 does not know how: pages come when they are written.
+            Err(Errno::INVAL) => Ok(()),
+            done => done,
+        }
     }
 }
 
@@ -205,7 +220,9 @@ impl Cpu {
     /// # Errors
     /// If there is not enough memory or a thread cannot start.
     pub fn new(kernels: &[Kernel], library: Library, bytes: [u64; Arena::ALL.len()], threads: &Threads) -> Result<Cpu, DeviceError> {
-        Cpu::with(Arenas::new(bytes)?, kernels, library, threads)
+        let arenas = Arenas::new(bytes)?;
+        arenas.claim(threads)?;
+        Cpu::with(arenas, kernels, library, threads)
     }
 
     /// The same with arenas that others use too.
@@ -235,6 +252,41 @@ impl Arenas {
         };
         let [a, b, c, d, e] = Arena::ALL.map(map);
         Ok(Arenas(Arc::new([a?, b?, c?, d?, e?])))
+    }
+
+    /// Takes all of the memory from the system, on as many threads as a rank has: clearing pages is most of what it
+    /// takes to fill new memory. What the machine lacks is missed before the first step.
+    fn claim(&self, threads: &Threads) -> Result<(), DeviceError> {
+        /// Bytes that a thread takes at a time.
+        const PART: usize = 64 << 20;
+        let parts = |arena: Arena| {
+            let bytes = self.0[arena as usize].bytes;
+            (0..bytes).step_by(PART).map(move |from| (arena, from..(from + PART).min(bytes)))
+        };
+        let parts: Vec<_> = Arena::ALL.into_iter().flat_map(parts).collect();
+        let next = AtomicUsize::new(0);
+        let take = &|| {
+            while let Some((arena, part)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let mapping = &self.0[*arena as usize];
+                let failed =
+                    |e: rustix::io::Errno| DeviceError::OutOfMemory { arena: arena.name(), bytes: mapping.bytes as u64, cause: e.to_string() };
+                mapping.claim(part.clone()).map_err(failed)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let cores = threads.cores.as_deref();
+            let others: Vec<_> = (1..threads.count.min(parts.len()))
+                .map(|k| {
+                    scope.spawn(move || {
+                        cores.into_iter().for_each(|cores| pin(cores[k]));
+                        take()
+                    })
+                })
+                .collect();
+            let own = take();
+            others.into_iter().map(|t| t.join().expect("invariant: nothing panics there")).fold(own, Result::and)
+        })
     }
 
     /// Where a place is in this process.

@@ -9,6 +9,7 @@ use ir::op::DType;
 use ir::program::{Content, Job, Program, Role, Stage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 impl<D: Device> Rank<'_, D> {
     /// Writes what is held over steps and comes from outside: parameters, optimizer states and tables. `whole` gives a
@@ -16,23 +17,33 @@ impl<D: Device> Rank<'_, D> {
     pub fn initialise<'w>(&mut self, mut whole: impl FnMut(Held) -> Option<&'w dyn Whole>) {
         let (job, program) = (self.frame.job, self.frame.program);
         for buffer in &program.buffers {
-            let cuts = cuts(job, program, self.frame.stage, &buffer.content);
-            let at = Location { arena: buffer.arena, byte: buffer.offset };
-            // What lies between the pieces of a bucket is zero too.
-            if cuts.iter().any(|c| c.window.is_some()) {
-                self.device.fill(at, buffer.dtype, buffer.elements(), 0.0);
+            let mut cuts: Vec<_> =
+                cuts(job, program, self.frame.stage, &buffer.content).into_iter().map(|cut| (cut.part(&self.coords), cut)).collect();
+            if cuts.is_empty() {
+                continue;
             }
-            for cut in cuts {
-                let part = cut.part(&self.coords);
+            cuts.sort_by_key(|(part, _)| part.place().start);
+            let at = |element: u64| Location { arena: buffer.arena, byte: buffer.offset + element * buffer.dtype.bytes() };
+            let clear = |device: &mut D, part: Range<u64>| {
+                if !part.is_empty() {
+                    device.fill(at(part.start), buffer.dtype, part.end - part.start, 0.0);
+                }
+            };
+            let mut end = 0;
+            for (part, cut) in cuts {
+                let place = part.place();
+                // What lies between the pieces of a bucket is zero.
+                clear(&mut self.device, end..place.start);
+                end = end.max(place.end);
                 // A copy is one of the weights as they are stored here.
                 let rounds = cut.role == Role::Copy && self.device.element(DType::F32) == Element::F32;
                 match whole(cut.held) {
-                    Some(source) if rounds => scatter(&mut self.device, &part, &InF32(source), at, buffer.dtype, &mut self.scratch),
-                    Some(source) => scatter(&mut self.device, &part, source, at, buffer.dtype, &mut self.scratch),
-                    None if cut.window.is_some() => {}
-                    None => self.device.fill(at, buffer.dtype, buffer.elements(), 0.0),
+                    Some(source) if rounds => scatter(&mut self.device, &part, &InF32(source), at(0), buffer.dtype, &mut self.scratch),
+                    Some(source) => scatter(&mut self.device, &part, source, at(0), buffer.dtype, &mut self.scratch),
+                    None => clear(&mut self.device, place),
                 }
             }
+            clear(&mut self.device, end..buffer.elements());
         }
     }
 
