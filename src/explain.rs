@@ -1,6 +1,7 @@
 //! `mcc explain`.
 
 use crate::cli::{self, ExplainArgs};
+use crate::codes;
 use crate::compile;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
@@ -74,6 +75,14 @@ struct OnStream {
 /// Flags that say nothing about what is asked for; whatever `mcc compile` refuses.
 pub fn run(args: &ExplainArgs, typed: &[String]) -> Result<(), Failure> {
     let target = &args.what;
+    if let Some(code) = target.to_str().filter(|word| codes::is_code(word) && !target.exists()) {
+        if let Some(flag) = typed.first() {
+            return Err(misuse!("`{flag}` says nothing about a code").into());
+        }
+        let known = codes::meaning(code).ok_or_else(|| misuse!("mcc has no code `{code}`: docs/errors.md and docs/verifier.md list them"))?;
+        out!("{known}")?;
+        return Ok(());
+    }
     let (model, number) = split(target);
     let from_stdin = model.as_os_str() == STDIN;
     if target.is_dir() {

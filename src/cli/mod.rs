@@ -45,7 +45,7 @@ pub enum Command {
     Fmt(FmtArgs),
     /// Compiles a model text into an artifact
     Compile(Box<CompileArgs>),
-    /// Says what a line of a model text costs, or what a job communicates and why
+    /// Says what a line of a model text costs, what a job communicates and why, or what the code of a message means
     Explain(Box<ExplainArgs>),
     /// Starts the ranks of an artifact and trains
     Run(Box<RunArgs>),
@@ -109,8 +109,9 @@ pub struct ExplainArgs {
     /// For tools
     #[arg(long)]
     pub json: bool,
-    /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact; `-- -:LINE` is of standard input
-    #[arg(value_name = "MODEL.mdl:LINE|ARTIFACT")]
+    /// The model text and a line of it, `MODEL.mdl:LINE`, or an artifact; `-- -:LINE` is of standard input. Or the
+    /// code of a message, as E0637, W0801 or V213
+    #[arg(value_name = "MODEL.mdl:LINE|ARTIFACT|CODE")]
     pub what: PathBuf,
     #[command(flatten)]
     pub plan: PlanArgs,
