@@ -5,11 +5,13 @@
 mod check;
 mod checkpoint;
 mod cli;
+mod codes;
 mod compile;
 mod dump;
 mod explain;
 mod failure;
 mod files;
+mod first_step;
 mod foreign;
 mod foreign_flags;
 mod gpu_check;

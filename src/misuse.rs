@@ -60,6 +60,7 @@ fn of_run(error: &RunError) -> bool {
         // What is there, or what happened.
         RunError::Meeting(_)
         | RunError::Network(_)
+        | RunError::Reference(_)
         | RunError::Done { .. }
         | RunError::Changed { .. }
         | RunError::NoGpu { .. }

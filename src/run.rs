@@ -3,6 +3,7 @@
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
+use crate::first_step;
 use crate::idle;
 use crate::misuse::misuse;
 use crate::print::{note, progress};
@@ -142,6 +143,10 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         )
         .into());
     }
+    let mut options = options;
+    if let (true, Some(sequences)) = (leads, args.check_first_step) {
+        options.first_step = first_step::expected(&artifact, &options, sequences, verbosity)?;
+    }
     let mut shown = Shown::new(verbosity, args.log_interval);
     let mut watch = Watch::new(args, &artifact, earlier)?;
     let summary = restarted(&artifact, options, args.restarts, &mut shown, &mut watch);
@@ -251,6 +256,10 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
         if from != start {
             // What was left out before is what it has read.
             options.skip = 0;
+        }
+        if from != start || spike.is_some() {
+            // Of another step than that which comes first now.
+            options.first_step = None;
         }
         losses.retain(|(step, _)| *step <= from);
         options.losses = losses.iter().map(|l| l.1).collect();

@@ -78,12 +78,29 @@ pub fn without_library(sources: &Sources) -> Vec<Source> {
 /// # Errors
 /// All errors of the text.
 pub fn compile_texts(sources: &mut Sources, texts: &[Source], options: &Options) -> Result<Elaborated, Vec<Diagnostic>> {
-    let (name, text) = texts.first().map_or(("", ""), |s| (&s.name, &s.text));
-    let mut loader = |path: &str| {
+    let (name, text) = first_of(texts);
+    compile(sources, name, text, options, &mut among(texts))
+}
+
+/// As [`compile_texts`], for training and for evaluation.
+///
+/// # Errors
+/// All errors of the text.
+pub fn compile_texts_both(sources: &mut Sources, texts: &[Source], options: &Options) -> Result<Models, Vec<Diagnostic>> {
+    let (name, text) = first_of(texts);
+    compile_both(sources, name, text, options, &mut among(texts))
+}
+
+fn first_of(texts: &[Source]) -> (&str, &str) {
+    texts.first().map_or(("", ""), |s| (&s.name, &s.text))
+}
+
+/// What is imported, of texts that are there.
+fn among(texts: &[Source]) -> impl FnMut(&str) -> Result<String, String> {
+    |path| {
         let found = texts.iter().find(|s| s.name == path && !s.text.is_empty());
         found.map(|s| s.text.clone()).ok_or_else(|| "it is not among the texts".to_owned())
-    };
-    compile(sources, name, text, options, &mut loader)
+    }
 }
 
 /// Parses and elaborates a text, which is added to the sources together with what it imports and the library.

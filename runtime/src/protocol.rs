@@ -11,6 +11,7 @@ use crate::shm::Segment;
 use crate::target::DeviceKind;
 use crate::weights::Mark;
 use ir::diag::Help;
+use ir::op::Real;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -47,6 +48,8 @@ pub struct Orders {
     pub exit_interval: u64,
     /// Ranks say what they hold after each step that is a multiple of it, and after the last; 0 is never.
     pub check_replicas: u64,
+    /// What ranks hold their passes against before the first step.
+    pub first_step: Option<FirstStep>,
     pub init: Vec<PathBuf>,
     /// Parameters that are in none of these, and are drawn.
     pub drawn: Vec<String>,
@@ -71,6 +74,23 @@ pub struct Orders {
     pub nccl: Option<Vec<u8>>,
     /// Where ranks are, if another launcher started them.
     pub spread: Option<Spread>,
+}
+
+/// What passes over a few sequences of the first batch should come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstStep {
+    /// The first ones, of which copies make a batch.
+    pub sequences: u64,
+    pub expected: Vec<Expected>,
+}
+
+/// What a report should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expected {
+    pub report: String,
+    pub value: Real,
+    /// The greatest relative distance that is rounding.
+    pub allowed: Real,
 }
 
 /// A file that ranks write their parts of.
@@ -241,6 +261,8 @@ pub enum Event {
     },
     /// The rank holds what it begins with, after so many milliseconds of reading or drawing.
     Holds { milliseconds: f64 },
+    /// Before its first step: the reports of the passes that were held against what is expected.
+    First { reports: Vec<Option<f64>> },
     /// What the rank holds after a step, to be compared with what others hold.
     Sums { step: u64, sums: Vec<Sum> },
 }

@@ -9,8 +9,9 @@ use crate::device::{Device, DeviceError};
 use crate::executor::{ExecError, Fault, Held, Order, Rank, Step, arena_bytes};
 use crate::gpu::{Cuda, Emulated, Gpu};
 use crate::host::{Tensor, Whole, sizes};
+use crate::launch::{apart, spread};
 use crate::profile::{Part, now};
-use crate::protocol::{self, Blamed, Event, OnNonfinite, Orders, SaveFile, StepEvent};
+use crate::protocol::{self, Blamed, Event, Expected, FirstStep, OnNonfinite, Orders, SaveFile, StepEvent};
 use crate::reference::{Plans, Reference};
 use crate::saver::{NotFinite, Saver};
 use crate::scale::{Norm, Scaler};
@@ -19,6 +20,7 @@ use crate::shm::{Begin, Board, Layout, Segment, Shm, Wires};
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark, Weights, WeightsError};
 use ir::diag::Help;
+use ir::op::Real;
 use ir::options::OptionName;
 use ir::program::Job;
 use ir::program::Phase;
@@ -64,6 +66,11 @@ pub enum WorkerError {
     Stop { rank: u64, step: u64, cause: CommError },
     #[error("rank {rank}: element {element} of `{tensor}` is {value} after step {step}. That is not saved, and what was saved before stays")]
     NotFinite { rank: u64, tensor: String, element: u64, value: f64, step: u64 },
+    #[error(
+        "rank {rank}: the first step is not the reference's: on {sequences} sequences `{report}` is {found:e} and should be {expected:e}; \
+         {:.1e} of it is more than the {allowed:.0e} that rounding explains. Nothing was trained", apart(*.found, *.expected)
+    )]
+    FirstStep { rank: u64, report: String, sequences: u64, found: f64, expected: f64, allowed: f64 },
     #[error("the launcher does not listen any more: {0}")]
     Silence(io::Error),
 }
@@ -90,6 +97,7 @@ impl WorkerError {
             | WorkerError::Save { .. }
             | WorkerError::Reserve { .. }
             | WorkerError::Stop { .. }
+            | WorkerError::FirstStep { .. }
             | WorkerError::Silence(_) => None,
         }
     }
@@ -200,6 +208,9 @@ fn train_in<'scope, 'env, D: Device>(
     weights.check()?;
     drop(weights);
     protocol::say(&mut &mut *events, &Event::Holds { milliseconds: reading.elapsed().as_secs_f64() * 1e3 }).map_err(WorkerError::Silence)?;
+    if let (Some(first), Some(data)) = (&orders.first_step, &data) {
+        compare_first(artifact, orders, first, data, &mut rank, shm, events)?;
+    }
     // Steps skipped since the last that was not.
     let (mut skips, mut has_trained) = (0, false);
     let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
@@ -352,6 +363,43 @@ fn profiled<D: Device>(rank: &mut Rank<D>, timed: Vec<(u64, u64, u64)>, events: 
         protocol::say(&mut &mut *events, &Event::Profile(part)).map_err(WorkerError::Silence)?;
     }
     Ok(())
+}
+
+/// Holds the passes of the first step, on few sequences, against what they should come to. Nothing that is held changes.
+fn compare_first<D: Device>(
+    artifact: &Artifact,
+    orders: &Orders,
+    first: &FirstStep,
+    data: &Data,
+    rank: &mut Rank<D>,
+    shm: &mut Shm,
+    events: &mut dyn Write,
+) -> Result<(), WorkerError> {
+    let job = &artifact.job;
+    let (done, _) = orders.start(job.global_batch);
+    if done >= orders.steps {
+        return Ok(());
+    }
+    let batch = spread(&data.batch(done)?, job.global_batch, first.sequences, job.global_batch);
+    let mut scaler = Scaler::resume(job.train.loss_scale, orders.resume.as_ref().and_then(|r| r.1.scaling));
+    loop {
+        let step = Step { number: done + 1, learning_rate: 0.0, loss_scale: scaler.scale(), seed: orders.seed, batch: &batch };
+        rank.phase(Phase::Train, &step, shm)?;
+        // A scale that begins too high is lowered, as it would be by steps.
+        if rank.finite("grad_norm") || !rank.finite("loss") || !scaler.may_fall() {
+            break;
+        }
+        scaler.after(Norm::NotFinite);
+    }
+    let reports = rank.reports().to_vec();
+    for Expected { report, value: Real(value), allowed: Real(allowed) } in &first.expected {
+        let found = job.reports.iter().zip(&reports).find(|(name, _)| *name == report).and_then(|(_, found)| *found);
+        if let Some(found) = found.filter(|found| !(apart(*found, *value) <= *allowed)) {
+            let (rank, report, sequences) = (rank.rank(), report.clone(), first.sequences);
+            return Err(WorkerError::FirstStep { rank, report, sequences, found, expected: *value, allowed: *allowed });
+        }
+    }
+    protocol::say(&mut &mut *events, &Event::First { reports }).map_err(WorkerError::Silence)
 }
 
 /// Means of the reports over held-out batches.

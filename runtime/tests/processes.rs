@@ -11,8 +11,8 @@ use fixture::Split;
 use ir::model::{Decay, Schedule};
 use ir::op::Real;
 use runtime::executor::{Held, Order};
-use runtime::launch::{Ended, Existing, Progress, RunOptions, Summary};
-use runtime::protocol::OnNonfinite;
+use runtime::launch::{self, Ended, Existing, Note, Progress, RunEvent, RunOptions, Summary};
+use runtime::protocol::{Expected, FirstStep, OnNonfinite};
 use runtime::weights::Weights;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -329,6 +329,37 @@ fn an_overflow_is_traced_to_rank_and_op() {
     let error = bench.fails(&bench.options(), &mut |_| {});
     assert!(error.starts_with("step 1: loss = inf"), "{error}");
     assert!(error.contains("it comes from rank 0, op mul, forward microbatch 0 command 4 (kernel of sub, mul, reduce_sum"), "{error}");
+}
+
+#[test]
+fn a_first_step_that_is_not_the_references_trains_nothing() {
+    let bench = Bench::new(&Split { microbatches: 2, pp: 1, dp: 2, tp: 1 });
+    let (loss, norm, ..) = fixture::expected(TRAINING);
+    let held_against = |loss: f64, norm: f64| {
+        let of = |report: &str, value| Expected { report: report.into(), value: Real(value), allowed: Real(1e-6) };
+        let first_step = FirstStep { sequences: bench.artifact.job.global_batch, expected: vec![of("loss", loss), of("grad_norm", norm)] };
+        RunOptions {
+            steps: Some(1),
+            first_step: Some(first_step),
+            metrics: Some(bench.path("metrics")),
+            existing: Existing::Replace,
+            ..bench.options()
+        }
+    };
+    let mut said = vec![];
+    let see = &mut |event: RunEvent| {
+        if let RunEvent::Note(Note::Remark(text)) = event {
+            said.push(text);
+        }
+    };
+    let done = launch::run(&bench.artifact, &held_against(loss, norm), see).unwrap().last.unwrap();
+    assert_eq!((done.loss, done.grad_norm), (Some(loss), Some(norm)));
+    assert!(said.iter().any(|s| s.starts_with("the first step, on all") && s.contains("grad_norm")), "{said:?}");
+    for (report, loss, norm) in [("loss", loss * (1.0 + 1e-5), norm), ("grad_norm", loss, norm * (1.0 - 1e-5))] {
+        let error = bench.fails(&held_against(loss, norm), &mut |_| {});
+        assert!(error.contains("the first step is not the reference's") && error.contains(&format!("`{report}` is")), "{error}");
+        assert_eq!(fs::read_to_string(bench.path("metrics")).unwrap_or_default(), "");
+    }
 }
 
 #[test]

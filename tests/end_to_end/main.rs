@@ -9,6 +9,7 @@ mod dumps;
 mod endings;
 mod faults;
 mod files;
+mod first_step;
 mod gpu;
 mod gpu_check;
 mod library;

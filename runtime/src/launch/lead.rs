@@ -2,6 +2,7 @@
 
 use super::checkpoints::Checkpoints;
 use super::error::{RunError, RunFailure};
+use super::first_step::apart;
 use super::gather::Gather;
 use super::metrics::Metrics;
 use super::options::RunOptions;
@@ -21,7 +22,7 @@ use crate::gpu::cuda;
 use crate::lines::Earlier;
 use crate::paths;
 use crate::profile::{self, Ceilings, Profile};
-use crate::protocol::{Event, Orders, Saves, Spread};
+use crate::protocol::{Event, FirstStep, Orders, Saves, Spread};
 use crate::shm::Ask;
 use crate::target::DeviceKind;
 use crate::weights::{self, Mark};
@@ -101,7 +102,7 @@ pub fn conduct(
     let (mut spikes, mut replicas) = (Spikes::new(options.spike, &options.losses), Replicas::new(&artifact.job));
     // Why ranks were told to end.
     let mut given_up = None;
-    let mut holding = vec![];
+    let (mut holding, mut has_first) = (vec![], false);
     let mut pace = Pace::new(&artifact.job, options.straggler_interval);
     let mut course = Course::new(&artifact.job, &orders);
     let profile = orders.profile.map(|_| Profile::new(artifact.job.mesh.world(), orders.order, limits.ceilings));
@@ -146,6 +147,11 @@ pub fn conduct(
                 holding.push(milliseconds);
                 if holding.len() as u64 == artifact.job.mesh.world() {
                     notes.push(Note::Detail(held(&orders, &holding)));
+                }
+            }
+            Some(Said::Event(_, Event::First { reports })) => {
+                if !std::mem::replace(&mut has_first, true) {
+                    notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
                 }
             }
             Some(Said::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
@@ -229,6 +235,19 @@ fn held(orders: &Orders, milliseconds: &[f64]) -> String {
         (None, false) => format!("weights were read in {most:.3} s"),
         (None, true) => format!("weights were drawn in {most:.3} s"),
     }
+}
+
+/// That the first step is what it should be.
+fn first(job: &Job, orders: &Orders, reports: &[Option<f64>]) -> Option<String> {
+    let FirstStep { sequences, expected } = orders.first_step.as_ref()?;
+    let said = expected.iter().filter_map(|e| {
+        let found = job.reports.iter().zip(reports).find(|(name, _)| **name == e.report)?;
+        let found = (*found.1)?;
+        Some(format!("{} {:.5}, {:.1e} from the reference's", e.report, found, apart(found, e.value.0)))
+    });
+    let said: Vec<String> = said.collect();
+    let of = if *sequences == job.global_batch { format!("all {sequences}") } else { format!("{sequences} of the {}", job.global_batch) };
+    (!said.is_empty()).then(|| format!("the first step, on {of} sequences: {}", said.join("; ")))
 }
 
 /// What is said of weights that no file has.

@@ -8,6 +8,7 @@
 mod checkpoints;
 mod control;
 mod error;
+mod first_step;
 mod gather;
 mod joined;
 mod lead;
@@ -30,6 +31,8 @@ mod spike;
 mod stop;
 
 pub use error::{RunError, RunFailure};
+pub use first_step::first_step;
+pub(crate) use first_step::{apart, spread};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use plan::host;
 pub use progress::{Note, Progress, RankTimes, RunEvent, Saved, Summary};

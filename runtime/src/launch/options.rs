@@ -6,7 +6,7 @@ use crate::conditions::Change;
 use crate::data::Spec;
 use crate::executor::Order;
 use crate::lines::Earlier;
-use crate::protocol::OnNonfinite;
+use crate::protocol::{FirstStep, OnNonfinite};
 use crate::rendezvous::Trust;
 use crate::target::{DeviceKind, Exchanges};
 use crate::world::World;
@@ -70,6 +70,8 @@ pub struct RunOptions {
     pub straggler_interval: u64,
     /// Steps from one comparison of what several ranks hold to the next; 0 is never.
     pub check_replicas: u64,
+    /// What the first step is to come to ([`super::first_step`]).
+    pub first_step: Option<FirstStep>,
     /// What happens to files of `save_weights`, `save_state` and `metrics` that exist. What is resumed from may always be saved to.
     pub existing: Existing,
     /// Default: the cores of this machine over the ranks, at least one.
@@ -125,6 +127,7 @@ impl RunOptions {
             skip: 0,
             straggler_interval: 100,
             check_replicas: 0,
+            first_step: None,
             existing: Existing::Refuse,
             threads_per_rank: None,
             seed: 0,

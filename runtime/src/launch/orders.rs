@@ -143,6 +143,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         conditions,
         exit_interval: options.exit_interval,
         check_replicas: options.check_replicas,
+        first_step: options.first_step.clone(),
         init: options.init.iter().map(absolute).collect::<Result<_, _>>()?,
         drawn,
         save_weights: saved(&options.save_weights)?,

@@ -33,6 +33,7 @@ fn orders() -> Orders {
         steps: 4,
         exit_interval: 0,
         check_replicas: 2,
+        first_step: None,
         init: vec![],
         drawn: vec![],
         resume: None,

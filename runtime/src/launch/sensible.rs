@@ -31,6 +31,7 @@ pub(super) struct Course<'a> {
     /// Of each rank: checkpoints that it is through with.
     saved: Vec<u64>,
     check_replicas: u64,
+    compares_first: bool,
     /// Of each rank: the last step after which it said what it holds.
     compared: Vec<u64>,
 }
@@ -60,6 +61,7 @@ impl<'a> Course<'a> {
             ranks: vec![Reached::Step(done); job.mesh.world() as usize],
             saved: vec![0; job.mesh.world() as usize],
             check_replicas: orders.check_replicas,
+            compares_first: orders.first_step.is_some(),
             compared: vec![0; job.mesh.world() as usize],
         }
     }
@@ -89,6 +91,11 @@ impl<'a> Course<'a> {
             (_, Reached::Done) => return Err("it goes on after its end".into()),
             (Event::Holds { milliseconds }, Reached::Step(done)) if done == self.first && milliseconds.is_finite() && *milliseconds >= 0.0 => reached,
             (Event::Holds { .. }, _) => return Err("it begins again".into()),
+            (Event::First { reports }, Reached::Step(done)) if done == self.first && self.compares_first => {
+                self.reports(reports)?;
+                reached
+            }
+            (Event::First { .. }, _) => return Err("it compares its first step".into()),
             (Event::Step(event), Reached::Step(done)) => Reached::Step(self.step(done, event)?),
             (Event::NonFinite { step, reports, .. }, Reached::Step(done)) => {
                 self.follows(*step, done)?;

@@ -59,9 +59,14 @@ pub struct Reference<'a> {
     arenas: [Vec<f64>; Arena::ALL.len()],
 }
 
+/// Bytes of the smallest element of a program.
+pub(super) fn unit(program: &Program) -> u64 {
+    program.buffers.iter().map(|b| b.dtype.bytes()).min().unwrap_or(4)
+}
+
 impl<'a> Reference<'a> {
     pub fn new(job: &'a Job, plans: &'a Plans, program: &Program, bytes: [u64; Arena::ALL.len()]) -> Reference<'a> {
-        let unit = program.buffers.iter().map(|b| b.dtype.bytes()).min().unwrap_or(4);
+        let unit = unit(program);
         Reference { job, plans, unit, arenas: bytes.map(|b| vec![f64::NAN; b.div_ceil(unit) as usize]) }
     }
 

@@ -12,6 +12,7 @@ use crate::executor::{Held, Order, Rank, Step, arena_bytes, named};
 use crate::host::{Tensor, Whole, sizes};
 use crate::loopback::{Hub, TurnError, Turns, run_phase, settle};
 use crate::scale::Scaler;
+use crate::weights::Weights;
 use ir::program::Job;
 use ir::program::Phase;
 use std::collections::BTreeMap;
@@ -150,6 +151,28 @@ pub fn run_step_with(
     Ok(StepResult { reports, params, states, accumulators, updated })
 }
 
+/// Runs the passes of a training step, without its update, of a job of one rank; gives what it reports.
+///
+/// # Errors
+/// As for [`run_step`].
+pub fn passes(job: &Job, weights: &Weights, batch: &[Tensor], number: u64, seed: u64) -> Result<BTreeMap<String, f64>, Error> {
+    check::check(job)?;
+    let plans = Plans::new(job);
+    let step = Step { number, learning_rate: 0.0, loss_scale: 1.0, seed, batch };
+    let mut ranks = ranks(job, &plans, Order::List, |held| weights.get(held));
+    run_phase(job, &mut ranks, &mut Hub::new(job), Phase::Train, &step, &mut Turns::Long)?;
+    reports(job, &ranks)
+}
+
+/// Bytes of memory that all ranks of a job take here.
+pub fn bytes(job: &Job) -> u64 {
+    let of = |rank| {
+        let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
+        arena_bytes(job, rank).iter().map(|b| b.div_ceil(device::unit(program)) * 8).sum::<u64>()
+    };
+    (0..job.mesh.world()).map(of).sum()
+}
+
 /// Runs the forward pass alone (the `eval` calls) of all ranks.
 ///
 /// # Errors
@@ -202,21 +225,29 @@ fn start<'a>(
         let param = job.params.iter().position(|p| p.name == *name).ok_or_else(|| Error::Unknown(name.clone()))?;
         given.insert((param as u32, *number), shaped(name, state, &sizes(&job.params[param].dims))?);
     }
+    Ok(ranks(job, plans, order, |held| {
+        Some(match held {
+            Held::Param(p) => whole[p as usize] as &dyn Whole,
+            Held::State(p, s) => *given.get(&(p, s))?,
+            Held::Table(_) => return None,
+        })
+    }))
+}
+
+/// All ranks of a job, that hold these parameters and states.
+fn ranks<'a, 'w>(job: &'a Job, plans: &'a Plans, order: Order, whole: impl Fn(Held) -> Option<&'w dyn Whole>) -> Vec<Rank<'a, Reference<'a>>> {
     let tables: Vec<Tensor> = job.tables.iter().map(|t| Tensor { sizes: sizes(&t.dims), data: t.data.clone() }).collect();
-    Ok((0..job.mesh.world())
+    (0..job.mesh.world())
         .map(|rank| {
             let program = &job.programs[job.stages[job.mesh.stage(rank) as usize].program as usize];
             let mut rank = Rank::new(job, rank, Reference::new(job, plans, program, arena_bytes(job, rank)), order);
-            rank.initialise(|held| {
-                Some(match held {
-                    Held::Param(p) => whole[p as usize] as &dyn Whole,
-                    Held::State(p, s) => *given.get(&(p, s))?,
-                    Held::Table(t) => &tables[t as usize],
-                })
+            rank.initialise(|held| match held {
+                Held::Table(t) => Some(&tables[t as usize] as &dyn Whole),
+                held => whole(held),
             });
             rank
         })
-        .collect())
+        .collect()
 }
 
 fn reports(job: &Job, all: &[Rank<Reference>]) -> Result<BTreeMap<String, f64>, Error> {

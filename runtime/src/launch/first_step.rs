@@ -1,0 +1,128 @@
+//! What the first step of a run should come to: the same model on one rank, interpreted in f64.
+//!
+//! The whole first batch may be too much for that. So a run looks at a few of its sequences first, each as often as
+//! makes a batch, before it trains: means over copies are those of what was copied.
+
+use super::error::RunError;
+use super::options::RunOptions;
+use super::orders::orders;
+use crate::artifact::Artifact;
+use crate::checkpoint;
+use crate::data::Data;
+use crate::host::Tensor;
+use crate::protocol::{Expected, FirstStep};
+use crate::reference;
+use crate::weights::Weights;
+use ir::op::{DType, Op, Real};
+use ir::program::Job;
+
+/// How far losses and gradient norms may be from the reference's, relatively: of 32 bits, and of products with fewer.
+const WIDE: [f64; 2] = [1e-4, 1e-4];
+const NARROW: [f64; 2] = [4e-3, 4e-2];
+/// How far numbers in f64 may be apart that should be the same.
+const EQUAL: f64 = 1e-6;
+
+/// What is compared.
+const COMPARED: [&str; 2] = ["loss", "grad_norm"];
+
+/// Interprets the passes of the first step of `references`: the model on one rank, with fewer sequences. Those after
+/// the first show that copies of sequences come to the same as these do, which a model need not be like.
+///
+/// # Errors
+/// As of a run before its first rank starts; a model that is not like that.
+pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job]) -> Result<Option<FirstStep>, RunError> {
+    let job = &artifact.job;
+    let orders = orders(artifact, options)?;
+    let (done, read) = orders.start(job.global_batch);
+    if done >= orders.steps {
+        return Ok(None);
+    }
+    let whole = Data::open(job, &orders.data)?.after((done, read))?.batch(done)?;
+    let Some(first) = references.first() else { return Ok(None) };
+    let found = |reference: &Job| -> Result<Vec<f64>, RunError> {
+        let weights = match &orders.resume {
+            Some((path, _)) => checkpoint::resume(path, reference)?.weights,
+            None if orders.init.is_empty() => Weights::random(reference, orders.seed),
+            None => checkpoint::initial(&orders.init, reference, &orders.drawn, orders.seed)?.0,
+        };
+        let few = spread(&whole, job.global_batch, first.global_batch, reference.global_batch);
+        let reports = reference::passes(reference, &weights, &few, done + 1, orders.seed).map_err(|e| RunError::Reference(e.to_string()))?;
+        weights.check()?;
+        Ok(COMPARED.map(|name| reports.get(name).copied().unwrap_or(f64::NAN)).to_vec())
+    };
+    let expected = found(first)?;
+    if let Some((name, value)) = COMPARED.iter().zip(&expected).find(|(_, value)| !value.is_finite()) {
+        return Err(RunError::Reference(format!("`{name}` is {value} where the model is interpreted, without rounding")));
+    }
+    for other in &references[1..] {
+        for (name, (a, b)) in COMPARED.iter().zip(expected.iter().zip(found(other)?)) {
+            if !(apart(*a, b) <= EQUAL) {
+                let (few, more) = (first.global_batch, other.global_batch);
+                return Err(RunError::Reference(format!(
+                    "with {few} of its sequences `{name}` is {a:e}, and {b:e} with each of them {} times. All {} show what it should be (--check-first-step={1})",
+                    more / few,
+                    job.global_batch
+                )));
+            }
+        }
+    }
+    let allowed = if is_narrow(job) { NARROW } else { WIDE };
+    let expected = COMPARED.iter().zip(expected).zip(allowed).map(|((name, value), allowed)| Expected {
+        report: (*name).into(),
+        value: Real(value),
+        allowed: Real(allowed),
+    });
+    Ok(Some(FirstStep { sequences: first.global_batch, expected: expected.collect() }))
+}
+
+/// The relative distance of two numbers.
+pub(crate) fn apart(found: f64, expected: f64) -> f64 {
+    (found - expected).abs() / expected.abs().max(f64::MIN_POSITIVE)
+}
+
+/// Of a batch of `batch` sequences the first `few`, each so often that there are `many`, copies beside each other.
+pub(crate) fn spread(batch_inputs: &[Tensor], batch: u64, few: u64, many: u64) -> Vec<Tensor> {
+    let of = |tensor: &Tensor| {
+        let Some((rows, rest)) = tensor.sizes.split_first().filter(|(rows, _)| **rows == batch) else { return tensor.clone() };
+        let width = tensor.data.len() / (*rows).max(1) as usize;
+        let row = |i: u64| {
+            let from = (i * few / many) as usize * width;
+            tensor.data[from..from + width].iter().copied()
+        };
+        Tensor { sizes: [&[many], rest].concat(), data: (0..many).flat_map(row).collect() }
+    };
+    batch_inputs.iter().map(of).collect()
+}
+
+/// Whether products have factors of fewer than 32 bits.
+fn is_narrow(job: &Job) -> bool {
+    job.kernels.iter().any(|kernel| {
+        let body = &kernel.body;
+        body.values().any(|v| {
+            matches!(body[v].ty.dtype, DType::Bf16 | DType::F16)
+                || matches!(body[v].op, Op::Dot { tf32: true, .. } | Op::GroupedDot { tf32: true, .. })
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_are_spread_over_a_batch() {
+        let tokens = Tensor { sizes: vec![4, 2], data: (0..8).map(f64::from).collect() };
+        let other = Tensor { sizes: vec![2], data: vec![7.0, 8.0] };
+        let of = |few, many| spread(&[tokens.clone(), other.clone()], 4, few, many);
+        assert_eq!(of(4, 4)[0], tokens);
+        let [a, b] = of(2, 4).try_into().unwrap();
+        assert_eq!((a.sizes, a.data, b), (vec![4, 2], vec![0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 3.0], other.clone()));
+        assert_eq!(of(1, 1)[0], Tensor { sizes: vec![1, 2], data: vec![0.0, 1.0] });
+    }
+
+    #[test]
+    fn what_is_no_number_is_far() {
+        assert!(!(apart(f64::NAN, 1.0) <= 1.0) && !(apart(1.0, f64::NAN) <= 1.0));
+        assert!(apart(1.0 + 1e-9, 1.0) < 2e-9 && apart(0.0, 0.0) == 0.0);
+    }
+}
