@@ -249,7 +249,8 @@ fn named(flag: Option<&str>, path: &Path, wanted: Wanted) -> Result<(), Failure>
         }
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             let near = beside(path, wanted).map(|p| format!("did you mean `{}`?", p.display()));
-            format!("{name}: there is no such {}; {}", wanted.noun(), near.unwrap_or_else(made))
+            let begins = if flag == Some("--load") { "; `--save DIR --resume auto` begins where there is none" } else { "" };
+            format!("{name}: there is no such {}; {}{begins}", wanted.noun(), near.unwrap_or_else(made))
         }
         Err(e) if e.kind() == ErrorKind::PermissionDenied => {
             format!("{name}: this user may not read it; `ls -ld {shown}` shows who may, `chmod` changes it")

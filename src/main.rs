@@ -7,6 +7,7 @@ mod checkpoint;
 mod cli;
 mod codes;
 mod compile;
+mod damaged;
 mod dump;
 mod explain;
 mod failure;

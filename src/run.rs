@@ -1,6 +1,7 @@
 //! `mcc run`.
 
 use crate::cli::{self, Changed, DataDtype, DeviceKind, Exchanges, OnNonfinite, OnSpike, RunArgs};
+use crate::damaged;
 use crate::failure::Failure;
 use crate::files::{self, Wanted};
 use crate::first_step;
@@ -14,9 +15,10 @@ use crate::watch::{self, Record, Watch};
 use anyhow::{Context, anyhow};
 use ir::diag::{Diagnostic, Sources};
 use ir::model::Schedule;
+use ir::provenance::Provenance;
 use runtime::artifact::{Accept, Artifact};
 use runtime::checkpoint;
-use runtime::conditions::Change;
+use runtime::conditions::{Change, model_changes};
 use runtime::data::{Encoding, Spec};
 use runtime::executor::Order;
 use runtime::launch::{self, Ended, Existing, RunError, RunEvent, RunOptions, StopRequest, Summary, replaceable};
@@ -58,6 +60,9 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
     let leads = world.as_ref().is_none_or(|w| w.rank == 0);
     if leads {
+        of_one_model(args, &accept, &artifact)?;
+    }
+    if leads {
         show(&idle::in_job(args, typed, &artifact.job), &Sources::default());
     }
     let trust = trust(args, world.as_ref())?;
@@ -72,7 +77,14 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         Some(DataDtype::Uint32) => Encoding::U32,
         Some(DataDtype::Int32) => Encoding::I32,
     };
-    let resume = resumed(args, leads)?;
+    let resume = resumed(args, typed, leads)?;
+    if args.resume.is_some() && !is_auto(args) && !args.init.is_empty() {
+        return Err(misuse!(
+            "--init begins a run, --resume goes on with one: leave out either; `--resume auto` begins only where there is nothing to go on from"
+        )
+        .into());
+    }
+    let begins = resume.is_none();
     // Between its first step and its first checkpoint a run leaves lines, and nothing to go on from.
     let earlier = if resume.is_some() || is_auto(args) { Earlier::Stay } else { Earlier::Go };
     let specs = |texts: &[String]| texts.iter().map(|t| Spec::parse(t, encoding)).collect();
@@ -85,8 +97,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
         steps: args.steps,
         exit_interval: args.exit_interval,
         exit_duration: args.exit_duration_in_mins.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
-        init: args.init.clone(),
-        allow_missing: args.allow_missing.clone(),
+        init: if begins { args.init.clone() } else { vec![] },
+        allow_missing: if begins { args.allow_missing.clone() } else { vec![] },
         resume,
         allowed: args.allow_changed.iter().map(|c| changed(*c)).collect(),
         save: args.save.clone(),
@@ -149,7 +161,8 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
     }
     let mut shown = Shown::new(verbosity, args.log_interval);
     let mut watch = Watch::new(args, &artifact, earlier)?;
-    let summary = restarted(&artifact, options, args.restarts, &mut shown, &mut watch);
+    let is_named = !is_auto(args) && args.load.as_ref().is_none_or(|dir| options.resume.as_ref() == Some(dir));
+    let summary = restarted(&artifact, options, is_named, args.restarts, &mut shown, &mut watch);
     watch.ended(&summary);
     shown.end();
     let summary = match summary {
@@ -204,10 +217,19 @@ pub fn run(args: &RunArgs, typed: &[String]) -> Result<(), Failure> {
 }
 
 /// Runs an artifact, again from its last checkpoint where ranks have failed, or from that before a loss jumped.
-fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown: &mut Shown, watch: &mut Watch) -> Result<Summary, RunError> {
+fn restarted(
+    artifact: &Artifact,
+    mut options: RunOptions,
+    is_named: bool,
+    restarts: u64,
+    shown: &mut Shown,
+    watch: &mut Watch,
+) -> Result<Summary, RunError> {
     let schedule = &artifact.job.train.schedule;
     let mut first = true;
     let mut count = 0;
+    // What the user named; else it was chosen.
+    let named = options.resume.clone().filter(|_| is_named);
     // Checkpoints of this run, and before them what it goes on from.
     let mut saved: Vec<(u64, PathBuf)> = vec![];
     let mut losses: Vec<(u64, f64)> = vec![];
@@ -233,6 +255,28 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
                 }
             }
         });
+        if let (Err(_), true, Some(dir)) = (&outcome, done.is_empty(), &options.resume)
+            && let Some(what) = damaged::damage(dir)
+        {
+            if named.as_ref() == Some(dir) {
+                return outcome;
+            }
+            let (dir, save) = (dir.clone(), options.save.clone());
+            let mut before = None;
+            shown.aside(|| {
+                note!("warning: {what}");
+                before = damaged::before(&dir, save.as_deref());
+                damaged::set_aside(&dir, save.as_deref());
+            });
+            if let (Some(before), None) = (before, &options.world) {
+                shown.aside(|| note!("going on from `{}`", before.display()));
+                saved.retain(|(_, at)| *at != dir);
+                options.resume = Some(before);
+                options.existing = Existing::Replace;
+                continue;
+            }
+            return outcome;
+        }
         let (why, spike) = match outcome {
             Err(RunError::Ranks(failure)) if count < restarts && !options.stop.is_asked() => (failure.spelled(cli::help), None),
             Err(RunError::Spike { step, .. }) if count < restarts && !options.stop.is_asked() => {
@@ -240,6 +284,7 @@ fn restarted(artifact: &Artifact, mut options: RunOptions, restarts: u64, shown:
                 // It has what made the loss jump.
                 saved.truncate(before.map_or(0, |k| k + 1));
                 if saved.is_empty() && options.resume.is_none() {
+                    shown.aside(|| note!("warning: --on-spike back has no checkpoint before step {step} to go back to"));
                     return outcome;
                 }
                 (outcome.map_or_else(|e| e.to_string(), |_| String::new()), Some(step))
@@ -295,6 +340,7 @@ fn changed(what: Changed) -> Change {
         Changed::Data => Change::Data,
         Changed::Batch => Change::Batch,
         Changed::Rate => Change::Rate,
+        Changed::Optimizer => Change::Optimizer,
     }
 }
 
@@ -304,7 +350,7 @@ fn is_auto(args: &RunArgs) -> bool {
 }
 
 /// What the run goes on from, if it does.
-fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
+fn resumed(args: &RunArgs, typed: &[String], leads: bool) -> Result<Option<PathBuf>, Failure> {
     let dir = match (&args.load, &args.resume, &args.save) {
         (Some(dir), _, _) => dir,
         (None, Some(_), Some(save)) if is_auto(args) => {
@@ -325,10 +371,29 @@ fn resumed(args: &RunArgs, leads: bool) -> Result<Option<PathBuf>, Failure> {
     };
     let found = checkpoint::newest(dir)?;
     if leads {
-        found.damaged.iter().for_each(|what| note!("warning: {what}"));
+        for (dir, what) in &found.damaged {
+            note!("warning: {what}");
+            damaged::set_aside(dir, args.save.as_deref());
+        }
         note!("going on from `{}`", found.dir.display());
     }
+    let seed = found.checkpoint.manifest.run.seed;
+    if args.seed != seed && typed.iter().any(|flag| flag == "--seed") {
+        return Err(misuse!("the run of `{}` has seed {seed}, with which it goes on: leave out --seed {}", found.dir.display(), args.seed).into());
+    }
     Ok(Some(found.dir))
+}
+
+/// Refuses a fallback that is none: it may be needed when nobody looks.
+fn of_one_model(args: &RunArgs, accept: &Accept, artifact: &Artifact) -> Result<(), Failure> {
+    for path in [&args.artifact].into_iter().chain(&args.fallback).filter(|path| **path != artifact.dir) {
+        files::look(path, Wanted::Artifact)?;
+        let other = runtime::artifact::read(path, accept)?;
+        if let Some((_, what)) = model_changes(&Provenance::of(&other.job), &artifact.job) {
+            return Err(misuse!("--fallback: `{}` and `{}` are of different models: {what}", path.display(), artifact.dir.display()).into());
+        }
+    }
+    Ok(())
 }
 
 /// What runs where so many ranks are, which are not those of the artifact.

@@ -4,10 +4,12 @@
 
 use crate::schedule::learning_rate;
 use ir::diag::Source;
-use ir::model::Schedule;
+use ir::model::{Optimizer, Schedule, Train};
+use ir::op::Real;
 use ir::program::Job;
 use ir::provenance::{Provenance, few};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Most steps at which two learning rates are compared.
 const LOOKS: u64 = 1 << 12;
@@ -21,6 +23,18 @@ pub struct Conditions {
     /// The last step.
     pub steps: u64,
     pub schedule: Schedule,
+    /// Of runs that said.
+    #[serde(default)]
+    pub recipe: Option<Recipe>,
+}
+
+/// What updates are made by, beside the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recipe {
+    pub optimizer: Optimizer,
+    pub weight_decay: Real,
+    /// Greatest global gradient norm.
+    pub clip: Option<Real>,
 }
 
 /// By which the file of an input is known again, wherever it is.
@@ -44,6 +58,8 @@ pub enum Change {
     Batch,
     /// The learning rate of steps that are to come.
     Rate,
+    /// The optimizer and its numbers.
+    Optimizer,
 }
 
 impl Change {
@@ -53,13 +69,29 @@ impl Change {
             Change::Data => "data",
             Change::Batch => "batch",
             Change::Rate => "rate",
+            Change::Optimizer => "optimizer",
+        }
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.optimizer {
+            Optimizer::AdamW { beta1: Real(a), beta2: Real(b), eps: Real(eps) } => write!(f, "AdamW with betas {a} and {b}, epsilon {eps:e}")?,
+            Optimizer::Sgd { momentum: Real(m) } => write!(f, "SGD with momentum {m}")?,
+        }
+        write!(f, ", weight decay {}", self.weight_decay.0)?;
+        match self.clip {
+            Some(Real(most)) => write!(f, ", gradients clipped at {most}"),
+            None => write!(f, ", gradients not clipped"),
         }
     }
 }
 
 impl Conditions {
     pub fn new(job: &Job, data: Vec<DataMark>, steps: u64) -> Conditions {
-        Conditions { data, batch: job.global_batch, steps, schedule: job.train.schedule }
+        let Train { optimizer, schedule, weight_decay, clip, .. } = job.train;
+        Conditions { data, batch: job.global_batch, steps, schedule, recipe: Some(Recipe { optimizer, weight_decay, clip }) }
     }
 
     /// What is another here than it was, of a run that has done so many steps, each with how.
@@ -83,6 +115,11 @@ impl Conditions {
             };
             let what = format!("the learning rate of step {step} was to be {:.3e} and is {:.3e}{ends}", rate(was, step), rate(self, step));
             out.push((Change::Rate, what));
+        }
+        if let (Some(was), Some(now)) = (was.recipe, self.recipe)
+            && was != now
+        {
+            out.push((Change::Optimizer, format!("updates were by {was} and are by {now}")));
         }
         out
     }

@@ -1,6 +1,6 @@
 //! What `mcc run` takes.
 
-use super::values::{factor, from_one, minutes, threads, whole};
+use super::values::{from_one, minutes, spike, threads, whole};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -37,6 +37,7 @@ pub enum Changed {
     Data,
     Batch,
     Rate,
+    Optimizer,
 }
 
 /// Tokens of files that do not say what they hold.
@@ -104,12 +105,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "resume", "seed"])]
     pub load: Option<PathBuf>,
     /// Go on after the step at which `--save-state` wrote this; `auto`: as `--load` of `--save`'s directory if
-    /// it has checkpoints, else begin
-    #[arg(long, value_name = "STATE.safetensors|auto", conflicts_with = "init")]
+    /// it has checkpoints, else begin, of --init or anew
+    #[arg(long, value_name = "STATE.safetensors|auto")]
     pub resume: Option<PathBuf>,
     /// What of this run may be another than that had which it goes on with: the model's text and settings, the
-    /// files of data, the sequences of a step, the learning rate of steps to come. Whatever else differs is
-    /// refused
+    /// files of data, the sequences of a step, the learning rate of steps to come, the optimizer with its numbers.
+    /// Whatever else differs is refused
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     pub allow_changed: Vec<Changed>,
     /// Where checkpoints go, a directory each: weights, optimizer states, the step. There is one after the last
@@ -196,7 +197,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "ignore")]
     pub on_spike: OnSpike,
     /// A jump is to more than F times the median of the last 32 losses
-    #[arg(long, default_value_t = 2.0, value_name = "F", value_parser = factor)]
+    #[arg(long, default_value_t = 2.0, value_name = "F", value_parser = spike)]
     pub spike_factor: f64,
     /// What runs in place of ARTIFACT where a launcher has started another number of ranks, if it has as many:
     /// the same model compiled for fewer machines, for when one stays away. The run says so

@@ -47,6 +47,11 @@ pub fn factor(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0, "above 0, such as 1.25")
 }
 
+/// How far a loss may jump: above 1.
+pub fn spike(text: &str) -> Result<f64, String> {
+    number(text, |x| x > 1.0, "above 1, such as 2")
+}
+
 /// Minutes: above 0, and at most those of a century.
 pub fn minutes(text: &str) -> Result<f64, String> {
     number(text, |x| x > 0.0 && x <= 60.0 * 24.0 * 36_525.0, "of minutes, such as 0.5 or 230")

@@ -58,6 +58,18 @@ fn a_checkpoint_goes_to_pytorch_and_back() {
     assert!(dir.line("checkpoint ls dcp").succeeds().stdout.starts_with("dcp  PyTorch (DCP)  step 3  "));
     dir.line("run shared.mcc --data text.txt --steps 4 --resume dcp --quiet").succeeds();
     dir.line("run shared.mcc --data text.txt --steps 4 --load dcp").fails_with(&["`--load dcp` is a checkpoint of PyTorch's (DCP), not a directory"]);
+    // A bit that its checksum denies.
+    let file = fs::read_dir(dir.path("dcp")).expect("there").flatten().map(|e| e.path()).find(|p| p.extension().is_some_and(|e| e == "distcp"));
+    let file = file.expect("a file of items");
+    let whole = fs::read(&file).expect("read");
+    let mut bytes = whole.clone();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(&file, bytes).expect("written");
+    for line in ["checkpoint convert dcp no.safetensors", "run shared.mcc --data text.txt --steps 4 --resume dcp --quiet"] {
+        dir.line(line).fails_with(&["is not as it was written", "Invalid checksum"]);
+    }
+    fs::write(&file, whole).expect("written");
     // Weights alone are no state of a run, in this form too.
     dir.line("checkpoint convert ck/step-3 weights --format dcp --weights").succeeds();
     dir.line("run shared.mcc --data text.txt --steps 1 --init weights --quiet").succeeds();
@@ -100,8 +112,12 @@ fn checkpoints_are_listed_verified_and_compared() {
     fs::write(&shard, &bytes).expect("written");
     let found = dir.line("checkpoint verify ck").fails_with(&["ck/step-4/rank-1.safetensors` is not as it was written: the hash of bytes 0 to"]);
     assert!(found.stdout.starts_with("ck/step-2: whole, "), "{}", found.stdout);
-    dir.line("run shared.mcc --data text.txt --steps 5 --load ck")
+    // What is named is meant.
+    dir.line("run shared.mcc --data text.txt --steps 5 --load ck/step-4")
         .fails_with(&["rank-1.safetensors` is not as it was written", "an earlier checkpoint may be whole"]);
+    let ran = dir.line("run shared.mcc --data text.txt --steps 5 --load ck").succeeds();
+    let says = ["warning: `ck/step-4/rank-1.safetensors` is not as it was written", "going on from `ck/step-2`"];
+    assert!(says.iter().all(|s| ran.stderr.contains(s)) && !ran.stderr.contains("set aside"), "{}", ran.stderr);
     dir.line("checkpoint diff ck/step-2 ck/step-4").fails_with(&["is not as it was written"]);
     dir.line("checkpoint convert ck/step-4 w.safetensors").fails_with(&["is not as it was written"]);
     assert!(!dir.path("w.safetensors").exists());
@@ -114,6 +130,61 @@ fn checkpoints_are_listed_verified_and_compared() {
     dir.line("checkpoint ls ck").fails_with(&["the checkpoint `ck/step-4` cannot be read"]);
     dir.line("checkpoint ls shared.mcc").fails_with(&["`shared.mcc` is an artifact, not a directory of checkpoints"]);
     dir.line("checkpoint convert ck/step-2 ck/step-4").fails_with(&["`ck/step-4` exists: --force replaces it"]);
+}
+
+/// Of a bit of a shard, and of a manifest.
+fn spoil(dir: &Dir, shard: &str, manifest: &str) {
+    let mut bytes = fs::read(dir.path(shard)).expect("a shard");
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    dir.write(shard, bytes);
+    dir.write(manifest, "no manifest");
+}
+
+#[test]
+fn a_run_that_begins_again_by_itself_passes_by_what_is_damaged() {
+    let dir = two_meshes();
+    let line = "run shared.mcc --data text.txt --quiet --threads-per-rank 1";
+    dir.line(&format!("{line} --steps 9 --save whole")).succeeds();
+    dir.line(&format!("{line} --steps 8 --save ck --save-interval 2")).succeeds();
+    spoil(&dir, "ck/step-8/rank-1.safetensors", "ck/step-6/checkpoint.json");
+    let ran = dir.line(&format!("{line} --steps 9 --save ck --resume auto")).succeeds();
+    let says = ["going on from `ck/step-8`", "`ck/step-8` is set aside as `ck/damaged-step-8`", "going on from `ck/step-4`"];
+    assert!(says.iter().all(|s| ran.stderr.contains(s)), "{}", ran.stderr);
+    assert!(dir.line("checkpoint diff ck/step-9 whole/step-9").succeeds().stdout.starts_with("the same: "));
+    let mut left: Vec<_> = fs::read_dir(dir.path("ck")).expect("there").flatten().map(|e| e.file_name().into_string().expect("text")).collect();
+    left.sort();
+    assert_eq!(left, ["damaged-step-6", "damaged-step-8", "step-2", "step-4", "step-9"]);
+    // A manifest of the newest: that one is not taken at all.
+    dir.write("ck/step-9/checkpoint.json", "no manifest");
+    let ran = dir.line(&format!("{line} --steps 9 --save ck --resume auto")).succeeds();
+    assert!(ran.stderr.contains("`ck/step-9` is set aside") && !ran.stderr.contains("going on from `ck/step-9`"), "{}", ran.stderr);
+    assert!(dir.line("checkpoint diff ck/step-9 whole/step-9").succeeds().stdout.starts_with("the same: "));
+}
+
+#[test]
+fn seeds_optimizers_and_fallbacks_that_are_not_the_runs_are_refused() {
+    let dir = two_meshes();
+    let model = "compile {models}/gpt2.mdl -D vocab=251 -D hidden=32 -D heads=4 -D seq=8 --lr 1e-3 --min-lr 1e-3 --lr-warmup-iters 5";
+    let shared = "--dp 3 --micro-batch-size 1 --global-batch-size 3";
+    dir.line(&format!("{model} -D layers=2 {shared} --weight-decay 0.5 --adam-beta1 0.5 -o decays.mcc")).succeeds();
+    dir.line(&format!("{model} -D layers=3 {shared} -o deep.mcc")).succeeds();
+    let run = |artifact: &str, words: &str| dir.line(&format!("run {artifact} --data text.txt --quiet --steps 4 {words}"));
+    assert_eq!(run("shared.mcc", "--save ck --seed 7 --exit-interval 2").code, Some(75));
+    run("shared.mcc", "--save ck --seed 8 --resume auto").misuses_with(&["has seed 7, with which it goes on: leave out --seed 8"]);
+    let differs = ["updates were by AdamW with betas 0.9 and 0.95", "weight decay 0.5", "--allow-changed optimizer"];
+    run("decays.mcc", "--load ck").fails_with(&differs);
+    run("decays.mcc", "--load ck --allow-changed optimizer").succeeds();
+    run("shared.mcc", "--fallback gone.mcc").fails_with(&["`gone.mcc`: there is no such artifact"]);
+    run("shared.mcc", "--fallback deep.mcc").misuses_with(&["of different models", "layers = 3 (here 2)"]);
+    run("shared.mcc", "--on-spike back --spike-factor 0.5").misuses_with(&["above 1"]);
+    // One line that begins with weights, and goes on where there is a checkpoint.
+    dir.line("checkpoint convert ck/step-2 w.safetensors --weights").succeeds();
+    for (steps, goes_on) in [(1, false), (2, true)] {
+        let ran = dir.line(&format!("run shared.mcc --data text.txt --steps {steps} --init w.safetensors --save tuned --resume auto")).succeeds();
+        assert_eq!(ran.stderr.contains("going on from `tuned/step-1`"), goes_on, "{}", ran.stderr);
+    }
+    run("shared.mcc", "--init w.safetensors --resume w.safetensors").misuses_with(&["--init begins a run, --resume goes on with one"]);
 }
 
 #[test]

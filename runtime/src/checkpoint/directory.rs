@@ -37,7 +37,7 @@ pub struct Found {
     pub checkpoint: Checkpoint,
     pub dir: PathBuf,
     /// Later ones, and why they were not taken.
-    pub damaged: Vec<String>,
+    pub damaged: Vec<(PathBuf, String)>,
 }
 
 /// The checkpoint that is here, or of several the last that can be read.
@@ -53,8 +53,8 @@ pub fn newest(dir: &Path) -> Result<Found, CheckpointError> {
         let dir = dir.join(step_name(step));
         match Checkpoint::open(&dir) {
             Ok(checkpoint) => return Ok(Found { checkpoint, dir, damaged }),
-            Err(e) => damaged.push(e.to_string()),
+            Err(e) => damaged.push((dir, e.to_string())),
         }
     }
-    Err(CheckpointError::None { dir: dir.to_path_buf(), damaged })
+    Err(CheckpointError::None { dir: dir.to_path_buf(), damaged: damaged.into_iter().map(|d| d.1).collect() })
 }

@@ -23,7 +23,7 @@ use std::io;
 fn orders() -> Orders {
     let schedule = Schedule { decay: Decay::Constant, peak: Real(1.0), min: Real(0.0), warmup: 0, steps: 0, falling: None };
     Orders {
-        conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule },
+        conditions: Conditions { data: vec![], batch: 1, steps: 4, schedule, recipe: None },
         artifact: "a.mcc".into(),
         id: String::new(),
         data: vec![],

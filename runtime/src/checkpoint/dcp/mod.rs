@@ -85,6 +85,9 @@ struct Parts {
 struct Part {
     file: usize,
     byte: u64,
+    /// Its item in the file, and whether that has the checksums that it says, once it was looked at.
+    item: Place,
+    is_sound: OnceCell<Result<(), String>>,
     sizes: Vec<u64>,
     /// None if row-major.
     strides: Option<Vec<u64>>,
@@ -118,7 +121,14 @@ impl Distributed {
             for (block, place) in &tensor.parts {
                 let layout = opened(&metadata, &files, place).and_then(|mut i| i.tensor(*dtype, &block.sizes));
                 let layout = layout.map_err(|what| wrong(&tensor.name, format!("its part in {}: {what}", metadata.files[place.file])))?;
-                parts.push(Part { file: place.file, byte: place.byte + layout.byte, sizes: block.sizes.clone(), strides: layout.strides });
+                parts.push(Part {
+                    file: place.file,
+                    byte: place.byte + layout.byte,
+                    item: *place,
+                    is_sound: OnceCell::new(),
+                    sizes: block.sizes.clone(),
+                    strides: layout.strides,
+                });
             }
             let blocks = tensor.parts.iter().map(|p| p.0.clone()).collect();
             let tiling =
@@ -259,6 +269,10 @@ impl Whole for Tiled {
         };
         tiling.visit(at, wanted, |number, flat, len| {
             let part = &parts[number];
+            let look = || Item::open(bytes(&self.files, &part.item)).and_then(|mut item| item.check());
+            if let Err(what) = part.is_sound.get_or_init(look) {
+                let _ = self.wrong.set(Wrong::Damaged(format!("`{}` is not as it was written: {what}", self.name)));
+            }
             let bytes = &self.files[part.file][part.byte as usize..];
             match &part.strides {
                 None => bytes[flat as usize * width..][..len as usize * width].chunks_exact(width).for_each(&mut put),
