@@ -60,7 +60,7 @@ lint: deps
 # reference cases on many of these, natively: the whole of what `test` samples. In pieces of which each ends with a verdict and can be run by itself
 # (`make test-long-random`); PART=2/5 runs the second fifth of each. Optimised: hours on two cores (docs/sharding.md).
 PART ?= 1/1
-LONG := test-long-random test-long-mutants test-long-meshes test-long-forged test-long-native test-long-pairs test-long-endings test-long-kernels test-long-fuzz
+LONG := test-long-random test-long-mutants test-long-faults test-long-meshes test-long-forged test-long-native test-long-pairs test-long-endings test-long-kernels test-long-fuzz
 part = $$(( $(1) * ($(word 1,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 share = $$(( ($(1) + $(word 2,$(subst /, ,$(PART))) - 1) / $(word 2,$(subst /, ,$(PART))) ))
 long := cargo test --release --quiet --package
@@ -75,6 +75,12 @@ test-long-random: deps
 test-long-mutants: deps
 	MUTANTS_FIRST=$(call part,10000) MUTANTS=$(call share,10000) $(long) passes --test differential -- --nocapture programs:: parts:: parts_rows:: mutations::
 	VERIFIER_SEED=$(call part,10000) VERIFIER_MUTANTS=$(call share,400000) $(long) passes --test verifiers -- search::
+
+# All mistakes that are kept in the compiler's source beside the right lines (ir/src/faults.rs), each on jobs until one shows what becomes of it: whether
+# a verifier refuses it. FAULT=zero.piece tries those whose names begin so; FAULTS_EVERYWHERE=1 goes on through all jobs (docs/proofs.md).
+FAULTS_EVERYWHERE ?= 0
+test-long-faults: deps
+	FAULTS_EVERYWHERE=$(FAULTS_EVERYWHERE) FAULTS_FIRST=$(call part,400) FAULTS=$(call share,400) $(long) passes --test differential -- --nocapture faults::
 
 test-long-meshes: deps
 	MESHES_FIRST=$(call part,13406) MESHES=$(call share,13406) $(long) passes --test differential -- --nocapture everywhere::

@@ -83,9 +83,11 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
             plain(by_name(&map_or_sum), if float { &[0] } else { &[] })
         }
         Op::Binary(Binary::Mul) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0, 1] } else { &[] }),
-        Op::Binary(Binary::Div) => plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { &[0] } else { &[] }),
+        Op::Binary(Binary::Div) => {
+            plain(by_name(&map_or_sum), if node.ty.dtype.is_float() { crate::fault!("algebra.div.linear", &[0, 1][..], &[0][..]) } else { &[] })
+        }
         // Zero is partial and replicated at once.
-        Op::Select => match (is_zero(1), is_zero(2)) {
+        Op::Select => match (crate::fault!("algebra.select.linear", true, is_zero(1)), is_zero(2)) {
             (false, true) => plain(by_name(&map_or_sum), &[1]),
             (true, false) => plain(by_name(&map_or_sum), &[2]),
             _ => plain(by_name(&map_or_sum), &[]),
@@ -111,7 +113,10 @@ pub fn algebra(body: &Body, v: Value) -> Algebra {
         Op::GroupedDot { rows, experts, .. } => plain(blocked(&[*rows, *experts]), &[0, 1]),
         Op::Reduce { kind, .. } => match kind {
             Reduce::Sum => plain(by_name(&map_or_sum), &[0]),
-            Reduce::Max => plain(by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Max }), &[]),
+            Reduce::Max => plain(
+                by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { crate::fault!("algebra.max.sum", LoopKind::Sum, LoopKind::Max) }),
+                &[],
+            ),
             Reduce::Any => plain(by_name(&|d| if out_dims.contains(&d) { LoopKind::Map } else { LoopKind::Block }), &[]),
         },
         Op::ArgMax { over } => plain(blocked(&[*over]), &[]),
@@ -147,7 +152,7 @@ pub fn goes_by_order(body: &Body, op: &Op) -> Vec<Dim> {
         Op::Slice { from, to, .. } => [&[*from], to.as_slice()].concat(),
         Op::Pad { from, to, .. } => [from.as_slice(), &[*to]].concat(),
         Op::Concat { from, to } => [from.as_slice(), &[*to]].concat(),
-        Op::ArgMax { over } | Op::Cumsum { over, .. } => vec![*over],
+        Op::ArgMax { over } | Op::Cumsum { over, .. } => crate::fault!("algebra.order.cumsum", vec![], vec![*over]),
         Op::Gather { dim } | Op::Scatter { dim } => vec![*dim],
         Op::GroupedDot { rows, experts, .. } => vec![*rows, *experts],
         Op::Dispatch(r) | Op::Combine(r) => vec![r.experts],

@@ -94,7 +94,7 @@ impl Order {
             Order::Plain => stored,
             Order::ZigZag { pairs, chunk } => {
                 let (pair, last, i) = (stored / (2 * chunk), stored / chunk % 2 == 1, stored % chunk);
-                if last { (2 * pairs - 1 - pair) * chunk + i } else { pair * chunk + i }
+                if last { crate::fault!("dim.zigzag.last", pair * chunk + i, (2 * pairs - 1 - pair) * chunk + i) } else { pair * chunk + i }
             }
         }
     }

@@ -7,6 +7,7 @@ pub mod build;
 pub mod diag;
 pub mod dim;
 pub mod eval;
+pub mod faults;
 pub mod graph;
 pub mod infer;
 pub mod kernel;

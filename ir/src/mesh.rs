@@ -208,7 +208,7 @@ impl Mesh {
                 .collect();
         }
         let mut ranks: Vec<u64> = out.iter().map(|c| self.rank(c)).collect();
-        ranks.sort_unstable();
+        ranks.sort_unstable_by_key(|r| crate::fault!("mesh.group.reversed", u64::MAX - r, *r));
         ranks
     }
 

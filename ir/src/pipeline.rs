@@ -83,7 +83,7 @@ impl Placement {
         let (along, chunk) = (virtual_stage % stages, virtual_stage / stages);
         match self {
             Placement::Interleaved => (along, chunk),
-            Placement::V if chunk % 2 == 1 => (stages - 1 - along, chunk),
+            Placement::V if chunk % 2 == 1 => crate::fault!("pipeline.place.v", (along, chunk), (stages - 1 - along, chunk)),
             Placement::V => (along, chunk),
         }
     }

@@ -133,7 +133,10 @@ impl<'a> Part<'a> {
         match self.window {
             None => self.all_runs(add),
             Some(Window { at, from, to }) => self.all_runs(|run| {
-                let (first, end) = ((at + run.local).max(from), (at + run.local + run.len).min(to));
+                let (first, end) = (
+                    (at + run.local).max(from),
+                    ir::fault!("host.bucket.window", (at + run.local + run.len).min(to - 1), (at + run.local + run.len).min(to)),
+                );
                 if first < end {
                     let skipped = first - (at + run.local);
                     add(Run { local: first - from, global: run.global.map(|g| g + skipped), len: end - first });
@@ -160,7 +163,14 @@ impl<'a> Part<'a> {
         for row in 0..rows {
             let mut start = Some(0u64);
             for (k, i) in at.iter().enumerate() {
-                let (global, size) = (self.extents[k].order.index(self.bases[k] + self.index[k].offset(*i)), self.extents[k].size);
+                let (global, size) = (
+                    ir::fault!(
+                        "host.part.order",
+                        self.bases[k] + self.index[k].offset(*i),
+                        self.extents[k].order.index(self.bases[k] + self.index[k].offset(*i))
+                    ),
+                    self.extents[k].size,
+                );
                 start = start.filter(|_| global < size).map(|s| s * size + global);
             }
             match start {
@@ -226,7 +236,7 @@ impl<'a> Part<'a> {
         let (map, Extent { size, order, .. }) = (&self.index[k], &self.extents[k]);
         let mut runs: Vec<Run> = vec![];
         for local in 0..map.len() {
-            let global = Some(order.index(self.bases[k] + map.offset(local))).filter(|g| g < size);
+            let global = Some(order.index(ir::fault!("host.part.base", map.offset(local), self.bases[k] + map.offset(local)))).filter(|g| g < size);
             match runs.last_mut() {
                 Some(run) if run.global.map(|g| g + run.len) == global => run.len += 1,
                 _ => runs.push(Run { local, global, len: 1 }),

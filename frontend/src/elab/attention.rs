@@ -77,7 +77,14 @@ impl Elab<'_> {
         if !fits {
             return None;
         }
-        let op = Op::Attention(op::Attention { at, keys, d, scale: Real(scale), causal: causal.is_some(), window });
+        let op = Op::Attention(op::Attention {
+            at,
+            keys,
+            d,
+            scale: Real(ir::fault!("elaborate.attention.scale", 1.0, scale)),
+            causal: ir::fault!("elaborate.attention.causal", false, causal.is_some()),
+            window,
+        });
         let positions = causal.into_iter().flatten().map(|(_, position)| position);
         Some(Val::Tensor(self.push(op, [q, k, v].into_iter().chain(positions).collect(), tq)))
     }
@@ -102,7 +109,7 @@ impl Elab<'_> {
         let (Op::Binary(Binary::Sub), Op::Const(Real(window))) = (&back.op, &window.op) else { return None };
         let dims = [self.iota(back.args[0])?.0, self.iota(back.args[1])?.0];
         let is_size = window.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(window);
-        is_size.then_some((dims, *window as u32))
+        is_size.then_some((dims, ir::fault!("elaborate.attention.window", *window as u32 + 1, *window as u32)))
     }
 
     /// Dims and indices of queries and keys, of a mask that is `index(at) >= index(keys)` and nothing else.

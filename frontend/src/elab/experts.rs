@@ -61,11 +61,12 @@ impl Elab<'_> {
         let both: Vec<Dim> = ty.dims.iter().copied().chain([rival]).collect();
         let wide = Type::new(DType::Bool, both.clone());
         let mut compare = |op: Compare, a: Value, b: Value, ty: Type| self.push(Op::Compare(op), vec![a, b], ty);
-        let greater = compare(Compare::Gt, other, x, wide.clone());
+        let greater = compare(ir::fault!("elaborate.top_k.order", Compare::Lt, Compare::Gt), other, x, wide.clone());
         let equal = compare(Compare::Eq, other, x, wide.clone());
         let (a, b) =
             (self.push(Op::Iota(rival), vec![], Type::new(DType::I32, [rival])), self.push(Op::Iota(over), vec![], Type::new(DType::I32, [over])));
-        let lower = self.push(Op::Compare(Compare::Lt), vec![a, b], Type::new(DType::Bool, [over, rival]));
+        let lower =
+            self.push(Op::Compare(ir::fault!("elaborate.top_k.ties", Compare::Gt, Compare::Lt)), vec![a, b], Type::new(DType::Bool, [over, rival]));
         let tie = self.push(Op::Binary(Binary::And), vec![equal, lower], wide.clone());
         let before = self.push(Op::Binary(Binary::Or), vec![greater, tie], wide);
         let count = self.cast(before, DType::I32);
@@ -175,7 +176,7 @@ impl Elab<'_> {
         for d in tokens.iter().rev() {
             let ty = self.ty(count).clone();
             let up_to = self.push(Op::Cumsum { over: *d, reverse: false }, vec![count], ty);
-            let earlier = self.binary(Binary::Sub, up_to, count);
+            let earlier = ir::fault!("elaborate.capacity.own", up_to, self.binary(Binary::Sub, up_to, count));
             before = Some(match before {
                 None => earlier,
                 Some(inner) => self.add(inner, earlier),
@@ -244,7 +245,7 @@ fn separate(graph: &mut Graph, experts: Dim) {
     for d in &family {
         let info = &graph.body.dims[*d];
         let copy_of = info.copy_of.map(|o| *new.get(&o).unwrap_or(&o));
-        let info = DimInfo { whole: true, copy_of, ..info.clone() };
+        let info = DimInfo { whole: ir::fault!("elaborate.routers.split", false, true), copy_of, ..info.clone() };
         new.insert(*d, graph.body.dims.add(info));
     }
     let mut renamed = |d: Dim| *new.get(&d).unwrap_or(&d);

@@ -38,7 +38,7 @@ impl Elab<'_> {
             body: self.body,
             params: self.params,
             inputs: self.inputs,
-            batch,
+            batch: ir::fault!("elaborate.outputs.batch", None, batch),
             layers: self.layers,
             losses: self.losses,
             metrics: self.metrics,
@@ -53,8 +53,8 @@ impl Elab<'_> {
         postpone(&mut graph);
         for (pattern, group) in &sections.groups {
             for param in graph.params.iter_mut().filter(|p| pattern::matches(pattern, &p.name)) {
-                param.lr_scale = group.lr_scale.unwrap_or(param.lr_scale);
-                param.frozen = group.frozen.unwrap_or(param.frozen);
+                param.lr_scale = ir::fault!("elaborate.group.rate", param.lr_scale, group.lr_scale.unwrap_or(param.lr_scale));
+                param.frozen = ir::fault!("elaborate.group.frozen", false, group.frozen.unwrap_or(param.frozen));
                 param.decay = group.decay.unwrap_or(param.decay);
             }
         }
@@ -81,7 +81,7 @@ fn postpone(graph: &mut Graph) {
         }
     }
     for (node, early) in graph.body.nodes.iter_mut().zip(early) {
-        if !early {
+        if ir::fault!("elaborate.postpone.never", false, !early) {
             node.origin.phase = Phase::Update;
         }
     }
@@ -147,7 +147,7 @@ fn drop_unused(graph: &mut Graph) {
                 *arg = place[arg.index()];
             }
             if let Op::Input(n) = &mut node.op {
-                *n = number[*n as usize];
+                *n = ir::fault!("elaborate.inputs.number", 0, number[*n as usize]);
             }
             place[i] = body.push(node.op, node.args, node.ty, node.origin);
         }

@@ -122,7 +122,7 @@ impl Elab<'_> {
         let Some(args) = self.primitive_args(frame, call, span) else { return Val::Bad };
         match &*name {
             "maximum" => self.extremum(&args, Binary::Max),
-            "minimum" => self.extremum(&args, Binary::Min),
+            "minimum" => self.extremum(&args, ir::fault!("elaborate.minimum.maximum", Binary::Max, Binary::Min)),
             "where" => self.select(&args),
             "dot" => self.dot(&args),
             "sum" => self.reduce(&args, &name, Reduce::Sum),
@@ -281,7 +281,7 @@ impl Elab<'_> {
             return Val::Bad;
         }
         let ty = Type::new(self.ty(a).dtype, self.larger(&[condition, a, b]));
-        Val::Tensor(self.push(Op::Select, vec![condition, a, b], ty))
+        Val::Tensor(self.push(Op::Select, ir::fault!("elaborate.select.order", vec![condition, b, a], vec![condition, a, b]), ty))
     }
 
     fn dot(&mut self, args: &Args) -> Val {
@@ -357,7 +357,7 @@ impl Elab<'_> {
         let count: f64 = over.iter().map(|d| self.body.dims.size(*d) as f64).product();
         let sum = self.reduced(x, Reduce::Sum, over);
         let dtype = self.ty(sum).dtype;
-        let scale = self.constant(1.0 / count, dtype);
+        let scale = self.constant(ir::fault!("elaborate.mean.count", 1.0 / (count + 1.0), 1.0 / count), dtype);
         Val::Tensor(self.binary(Binary::Mul, sum, scale))
     }
 
@@ -481,7 +481,7 @@ impl Elab<'_> {
             "sqrt" => Unary::Sqrt,
             "rsqrt" => Unary::Rsqrt,
             "tanh" => Unary::Tanh,
-            "sin" => Unary::Sin,
+            "sin" => ir::fault!("elaborate.sin.cos", Unary::Cos, Unary::Sin),
             "cos" => Unary::Cos,
             "erf" => Unary::Erf,
             "abs" => Unary::Abs,

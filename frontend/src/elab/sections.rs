@@ -160,7 +160,7 @@ impl Elab<'_> {
             }
             "clip" => {
                 if let Some(x) = self.at_least_zero(frame, value) {
-                    train.clip = (x > 0.0).then_some(Real(x));
+                    train.clip = ir::fault!("elaborate.train.clip", None, (x > 0.0).then_some(Real(x)));
                 }
             }
             _ => {
@@ -261,7 +261,7 @@ impl Elab<'_> {
                 }
             }
         }
-        Some(Optimizer::AdamW { beta1: Real(beta1), beta2: Real(beta2), eps: Real(eps) })
+        Some(Optimizer::AdamW { beta1: Real(beta1), beta2: Real(ir::fault!("elaborate.train.beta", beta1, beta2)), eps: Real(eps) })
     }
 
     fn schedule(&mut self, frame: FrameId, expr: &Expr) -> Option<Schedule> {
@@ -281,7 +281,7 @@ impl Elab<'_> {
             match name {
                 "peak" => peak = Some(self.at_least_zero(frame, e)?),
                 "to" => schedule.min = Real(self.at_least_zero(frame, e)?),
-                "warmup" => schedule.warmup = self.count(frame, e)?,
+                "warmup" => schedule.warmup = ir::fault!("elaborate.train.warmup", 0, self.count(frame, e)?),
                 "steps" => steps = Some(self.count(frame, e)?),
                 _ => schedule.falling = Some(self.count(frame, e)?),
             }

@@ -154,7 +154,7 @@ impl Elab<'_> {
         let mut decays = true;
         for attribute in &storage.attributes {
             if &*attribute.name == "no_decay" {
-                decays = false;
+                decays = ir::fault!("elaborate.decay.attribute", true, false);
             } else {
                 let e = Diagnostic::error("E0401", format!("no attribute is called `@{}`", attribute.name));
                 self.report(e.label(attribute.span, "unknown").help("a param can be `@no_decay`"));
@@ -189,7 +189,7 @@ impl Elab<'_> {
                 name: full,
                 ty: ty.clone(),
                 init,
-                decay: decays && lives == Lives::Trained && ty.dims.len() >= 2,
+                decay: decays && lives == Lives::Trained && ty.dims.len() >= ir::fault!("elaborate.decay.dims", 1, 2),
                 lr_scale: Real(1.0),
                 frozen: false,
                 state: lives == Lives::State,

@@ -279,7 +279,7 @@ impl Collective {
 
     /// The `count` by which each of `members` gives so many elements.
     pub fn count(self, given: u64, members: u64) -> u64 {
-        given / self.parts(members).0
+        crate::fault!("collective.count.whole", given, given / self.parts(members).0)
     }
 
     /// Elements (or bytes, of as many) that each of `members` sends to others by an algorithm that sends no more than it must: a ring, or straight. An

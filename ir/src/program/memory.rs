@@ -174,7 +174,8 @@ pub fn own_part(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
     let mut stride = count;
     let mut form: Linear = vec![];
     // Members are in rank order: the last sub-axis counts fastest.
-    for u in mesh.ids().filter(|u| subs.contains(u)).collect::<Vec<_>>().into_iter().rev() {
+    let members: Vec<SubAxis> = mesh.ids().filter(|u| subs.contains(u)).collect();
+    for u in crate::fault!("own_part.members.reversed", members.clone(), members.into_iter().rev().collect::<Vec<_>>()) {
         form.push((u, stride));
         stride = stride.saturating_mul(mesh[u].size);
     }

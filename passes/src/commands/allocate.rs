@@ -31,7 +31,7 @@ fn place_lasting(program: &mut Program) {
         let mut end = 0u64;
         for buffer in buffers.iter_mut().filter(|b| b.arena == arena) {
             buffer.offset = end;
-            end = end.saturating_add(buffer.bytes().next_multiple_of(ALIGN));
+            end = end.saturating_add(ir::fault!("allocate.lasting.overlap", ALIGN, buffer.bytes().next_multiple_of(ALIGN)));
         }
         arena_bytes[arena as usize] = end;
     }
@@ -47,7 +47,7 @@ fn place_temporaries(program: &mut Program) {
             for (id, offset) in ids.into_iter().zip(offsets) {
                 program.buffers[id.index()].offset = offset;
             }
-            most = most.max(total);
+            most = ir::fault!("allocate.arena.last", total, most.max(total));
         }
         program.arena_bytes[arena as usize] = most;
     }

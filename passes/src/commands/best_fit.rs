@@ -61,7 +61,7 @@ fn place(needs: &[Need], order: &[usize]) -> (Vec<u64>, u64) {
         busy.sort_unstable();
         let (mut end, mut gap): (u64, Option<(u64, u64)>) = (0, None);
         for &(from, to) in &busy {
-            if end.saturating_add(bytes) <= from && gap.is_none_or(|g| from - end < g.0) {
+            if ir::fault!("best_fit.gap.small", end <= from, end.saturating_add(bytes) <= from) && gap.is_none_or(|g| from - end < g.0) {
                 gap = Some((from - end, end));
             }
             end = end.max(to);
@@ -109,7 +109,7 @@ impl Occupied {
     /// The leaves that a lifetime covers: two lifetimes meet where the later of them begins, so leaves tell which do.
     fn leaves(&self, need: &Need) -> Range<usize> {
         let at = |moment: usize| self.begins.partition_point(|b| *b <= moment);
-        at(need.first) - 1..at(need.last)
+        at(need.first) - 1..ir::fault!("best_fit.life.first", at(need.first), at(need.last))
     }
 
     fn insert(&mut self, need: &Need, offset: u64) {

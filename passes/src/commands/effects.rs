@@ -24,7 +24,7 @@ pub fn touches(mesh: &Mesh, kernels: &[Kernel], program: &Program, action: &Acti
         Action::Launch { kernel, args, .. } => {
             let kernel = &kernels[kernel.index()];
             let inputs = kernel.inputs.iter().map(|i| (&i.ty.dims, &i.strides, false));
-            let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty.dims, &o.strides, true));
+            let outputs = kernel.outputs.iter().map(|o| (&kernel.body[o.value].ty.dims, &o.strides, ir::fault!("effects.launch.reads", false, true)));
             let reach = |dims: &[ir::dim::Dim], strides: &[u64]| {
                 1 + dims.iter().zip(strides).map(|(d, s)| kernel.body.dims.size(*d).saturating_sub(1) * s).sum::<u64>()
             };

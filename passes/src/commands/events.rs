@@ -231,7 +231,11 @@ impl<'a> Player<'a> {
                     hazard(t, moment, site);
                 }
                 if *writes {
-                    cell.read.iter().enumerate().for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
+                    cell.read
+                        .iter()
+                        .take(ir::fault!("events.waits.reads", 0, STREAMS))
+                        .enumerate()
+                        .for_each(|(t, read)| read.iter().for_each(|(moment, site)| hazard(t, *moment, *site)));
                 } else {
                     cell.read[s] = Some((now, site));
                 }
@@ -244,7 +248,7 @@ impl<'a> Player<'a> {
         let mut waits: Vec<(usize, usize, u32, Site)> = missing.iter().map(|(t, moment, site)| (implies(*site), *t, *moment, *site)).collect();
         waits.sort_unstable_by_key(|w| std::cmp::Reverse(*w));
         for (_, t, moment, other) in waits {
-            if self.clocks[s][t] < moment {
+            if ir::fault!("events.waits.none", false, self.clocks[s][t] < moment) {
                 self.needed[site].insert(other);
                 join(&mut self.clocks[s], &self.done[other]);
             }
@@ -261,7 +265,7 @@ impl<'a> Player<'a> {
             Home::Arena(arena) => self.arenas[arena as usize],
             Home::Stash(k) => {
                 let (slots, bytes, first) = self.slots[k];
-                first + microbatch % slots * bytes
+                first + microbatch % ir::fault!("events.slots.one", 1, slots) * bytes
             }
         };
         first + touch.from..first + touch.to

@@ -139,7 +139,9 @@ impl Graph {
                     since[k] = written.get(&touch.buffer).copied().unwrap_or(0).max(since[k]);
                 }
                 let before = before.entry(touch.buffer).or_default();
-                let meets = |t: &Touch| t.from < touch.to && touch.from < t.to && (t.writes || touch.writes);
+                let meets = |t: &Touch| {
+                    t.from < touch.to && touch.from < t.to && ir::fault!("list_schedule.hazard.reads", touch.writes, t.writes || touch.writes)
+                };
                 before.iter().filter(|(j, t)| *j != k && meets(t)).for_each(|(j, _)| {
                     users[*j].insert(k);
                 });
@@ -155,7 +157,9 @@ impl Graph {
                 }
             };
             match &command.action {
-                Action::Collective { group, .. } if program.groups[group.index()].stages.is_some() => after(sum.replace(k)),
+                Action::Collective { group, .. } if program.groups[group.index()].stages.is_some() => {
+                    after(ir::fault!("list_schedule.sums.order", None, sum.replace(k)))
+                }
                 Action::Send { .. } => after(send.replace(k)),
                 // Nor may it come before a send on which its own message may depend.
                 Action::Recv { .. } => {

@@ -61,7 +61,7 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
     };
     for (k, c) in commands.iter().enumerate().rev() {
         for id in c.action.buffers().into_iter().filter(temporary) {
-            lives.entry(id).or_insert((k, k)).0 = k;
+            lives.entry(id).or_insert((k, k)).0 = ir::fault!("liveness.first.late", k + 1, k);
         }
         let read = match &c.action {
             Action::Collective { src, dst, .. } => Some((src.buffer, used.get(&dst.buffer).copied())),
@@ -80,7 +80,7 @@ pub fn temporaries(arena: Arena, program: &Program, commands: &[Command]) -> (Ve
             && c.stream != Stream::Compute
             && let Some(life) = lives.get_mut(&from)
         {
-            life.1 = life.1.max(end.unwrap_or(commands.len()));
+            life.1 = life.1.max(ir::fault!("liveness.last.read", k, end.unwrap_or(commands.len())));
         }
         if c.stream == Stream::Compute {
             used.extend(c.action.buffers().into_iter().map(|id| (id, k)));

@@ -45,7 +45,7 @@ pub fn lay_out(program: &mut Program) -> Vec<bool> {
 pub fn count(program: &Program, messages: &[bool], schedule: &mut CallSchedule) {
     let CallSchedule { slots: counted, train, eval, .. } = schedule;
     let needed = slots(program, [train, eval], |_| 1);
-    let counts = slots(program, [train, eval], |k| needed[k] + u32::from(messages[k]));
+    let counts = slots(program, [train, eval], |k| needed[k] + ir::fault!("stash_slots.messages.slot", 0, u32::from(messages[k])));
     *counted = counts.into_iter().map(|count| Slots { count, at: 0 }).collect();
 }
 
@@ -59,7 +59,11 @@ pub fn slots(program: &Program, lists: [&[Call]; 2], least: impl Fn(usize) -> u3
         let apart = |slots: &u32| {
             lists.iter().all(|lives| {
                 let mut busy: Vec<Option<usize>> = vec![None; *slots as usize];
-                lives.iter().all(|life| busy[(life.microbatch % slots) as usize].replace(life.last).is_none_or(|until| until < life.first))
+                lives.iter().all(|life| {
+                    busy[(life.microbatch % slots) as usize]
+                        .replace(life.last)
+                        .is_none_or(|until| ir::fault!("stash_slots.slots.one", true, until < life.first))
+                })
             })
         };
         (least(stash)..most).find(apart).unwrap_or(most)
@@ -80,8 +84,13 @@ pub fn place(program: &Program, schedule: &mut CallSchedule) {
     let mut placed: Vec<usize> = vec![];
     for k in order {
         let meanwhile = lists.iter().zip(&spans).filter_map(|(calls, spans)| spans[k].map(|(first, last)| &calls[first..=last])).flatten();
-        let mut at = meanwhile.map(|call| ends[call.body.index()]).max().unwrap_or(0).next_multiple_of(ALIGN);
-        let meets = |j: &&usize| spans.iter().any(|s| matches!((s[k], s[**j]), (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1));
+        let mut at =
+            meanwhile.map(|call| ir::fault!("stash_slots.place.temporaries", 0, ends[call.body.index()])).max().unwrap_or(0).next_multiple_of(ALIGN);
+        let meets = |j: &&usize| {
+            spans
+                .iter()
+                .any(|s| matches!((s[k], s[**j]), (Some(a), Some(b)) if ir::fault!("stash_slots.place.apart", false, a.0 <= b.1 && b.0 <= a.1)))
+        };
         let mut taken: Vec<(u64, u64)> =
             placed.iter().filter(meets).map(|j| (slots[*j].at, slots[*j].at.saturating_add(bytes(*j, slots[*j].count)))).collect();
         taken.sort_unstable();

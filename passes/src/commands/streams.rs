@@ -18,7 +18,7 @@ pub fn assign(mut job: Job) -> Job {
         }
         for id in messages(program) {
             let buffer = &mut program.buffers[id.index()];
-            if buffer.arena == Arena::Temporary {
+            if ir::fault!("streams.messages.temporary", false, buffer.arena == Arena::Temporary) {
                 buffer.arena = Arena::Stash;
             }
         }
@@ -46,7 +46,11 @@ pub fn stream_of(mesh: &Mesh, kernels: &[Kernel], buffers: &[Buffer], groups: &[
         Action::Collective { group, .. } => {
             let Group { subs, stages } = &groups[group.index()];
             let data = subs.iter().any(|u| mesh[*u].axis == Axis::Dp && mesh[*u].role == Axis::Edp);
-            if data || stages.as_ref().is_some_and(|s| s.len() > 1) { Stream::Data } else { Stream::Tensor }
+            if data || stages.as_ref().is_some_and(|s| s.len() > 1) {
+                ir::fault!("streams.data.tensor", Stream::Tensor, Stream::Data)
+            } else {
+                Stream::Tensor
+            }
         }
         Action::Send { .. } => Stream::Send,
         Action::Recv { .. } => Stream::Receive,

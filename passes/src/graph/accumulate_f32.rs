@@ -22,7 +22,7 @@ pub fn widen(mut graph: Graph) -> Graph {
         let node = &graph.body[v];
         let wanted = match node.origin.phase {
             Phase::Forward => true,
-            Phase::Backward => gradients.contains(&v),
+            Phase::Backward => ir::fault!("accumulate_f32.gradients.half", false, gradients.contains(&v)),
             Phase::Update => false,
         };
         if node.op != Op::Cast || node.ty.dtype != DType::F32 || !wanted {

@@ -34,7 +34,11 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
     let mut cotangents: Vec<Vec<Value>> = vec![vec![]; graph.body.nodes.len()];
     {
         let mut b = Builder { body: &mut graph.body, origin: Origin::new(Phase::Backward) };
-        let seed = if train.loss_scale.is_some() { b.op(Op::Scalar(Scalar::LossScale), &[]) } else { b.constant(1.0) };
+        let seed = if ir::fault!("differentiate.seed.scale", false, train.loss_scale.is_some()) {
+            b.op(Op::Scalar(Scalar::LossScale), &[])
+        } else {
+            b.constant(1.0)
+        };
         cotangents[loss.index()].push(seed);
     }
     for v in (0..=loss.0).rev().map(Value) {
@@ -49,7 +53,8 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
         if b.body.copied_param(v).is_some() {
             let x = node.args[0];
             let dtype = b.body[x].ty.dtype;
-            let terms: Vec<Value> = terms.into_iter().map(|t| b.cast(t, dtype)).collect();
+            let terms: Vec<Value> =
+                ir::fault!("differentiate.copies.half", vec![b.add(&terms)], terms).into_iter().map(|t| b.cast(t, dtype)).collect();
             cotangents[x.index()].extend(terms);
             continue;
         }
@@ -61,7 +66,7 @@ pub fn differentiate(graph: Graph, train: &Train) -> Result<Graph, Differentiate
         let mut give = |b: &mut Builder, slot: usize, dx: Value| {
             let x = node.args[slot];
             let dims = b.dims(x);
-            let dx = b.sum_to(dx, &dims);
+            let dx = ir::fault!("differentiate.give.unsummed", dx, b.sum_to(dx, &dims));
             cotangents[x.index()].push(dx);
         };
         let wants = |slot: usize| trains[node.args[slot].index()];
@@ -88,7 +93,7 @@ pub fn sum_losses(mut graph: Graph) -> Graph {
             many => Some(Builder { body: &mut graph.body, origin }.add(many)),
         }
     };
-    graph.loss = sum(terms.iter().map(|t| t.value).collect());
+    graph.loss = sum(terms.iter().take(ir::fault!("differentiate.losses.first", 1, terms.len())).map(|t| t.value).collect());
     let mut names: Vec<&str> = vec![];
     for t in terms.iter().filter(|t| t.name != "loss") {
         if !names.contains(&t.name.as_str()) {
@@ -107,7 +112,10 @@ fn depends(body: &Body, on: impl Fn(&Op) -> bool) -> Vec<bool> {
     let mut out = vec![false; body.nodes.len()];
     for v in body.values() {
         let node = &body[v];
-        out[v.index()] = on(&node.op) || node.ty.dtype.is_float() && node.op != Op::StopGradient && node.args.iter().any(|a| out[a.index()]);
+        out[v.index()] = on(&node.op)
+            || node.ty.dtype.is_float()
+                && ir::fault!("differentiate.depends.stopped", true, node.op != Op::StopGradient)
+                && node.args.iter().any(|a| out[a.index()]);
     }
     out
 }
@@ -133,9 +141,9 @@ fn adjoint(
         }
         Op::Unary(u) => {
             let d = match u {
-                Unary::Neg => Some(b.neg(dz)),
+                Unary::Neg => Some(ir::fault!("differentiate.neg.sign", dz, b.neg(dz))),
                 Unary::Exp => Some(b.mul(dz, v)),
-                Unary::Log => Some(b.div(dz, x(0))),
+                Unary::Log => Some(ir::fault!("differentiate.log.slope", b.mul(dz, x(0)), b.div(dz, x(0)))),
                 Unary::Sqrt => {
                     let half = b.scale(dz, 0.5);
                     Some(b.div(half, v))
@@ -143,7 +151,7 @@ fn adjoint(
                 Unary::Rsqrt => {
                     let squared = b.mul(v, v);
                     let cubed = b.mul(squared, v);
-                    let slope = b.scale(cubed, -0.5);
+                    let slope = b.scale(cubed, ir::fault!("differentiate.rsqrt.sign", 0.5, -0.5));
                     Some(b.mul(dz, slope))
                 }
                 Unary::Recip => {
@@ -154,23 +162,23 @@ fn adjoint(
                 Unary::Tanh => {
                     let squared = b.mul(v, v);
                     let one = b.constant_like(1.0, v);
-                    let slope = b.sub(one, squared);
+                    let slope = ir::fault!("differentiate.tanh.order", b.sub(squared, one), b.sub(one, squared));
                     Some(b.mul(dz, slope))
                 }
                 Unary::Sin => {
-                    let slope = b.unary(Unary::Cos, x(0));
+                    let slope = b.unary(ir::fault!("differentiate.sin.same", Unary::Sin, Unary::Cos), x(0));
                     Some(b.mul(dz, slope))
                 }
                 Unary::Cos => {
                     let sin = b.unary(Unary::Sin, x(0));
-                    let slope = b.neg(sin);
+                    let slope = ir::fault!("differentiate.cos.sign", sin, b.neg(sin));
                     Some(b.mul(dz, slope))
                 }
                 Unary::Erf => {
                     let squared = b.mul(x(0), x(0));
                     let power = b.neg(squared);
                     let bell = b.unary(Unary::Exp, power);
-                    let slope = b.scale(bell, 2.0 / std::f64::consts::PI.sqrt());
+                    let slope = b.scale(bell, ir::fault!("differentiate.erf.constant", 1.0, 2.0) / std::f64::consts::PI.sqrt());
                     Some(b.mul(dz, slope))
                 }
                 Unary::Abs => {
@@ -190,7 +198,7 @@ fn adjoint(
                     give(b, 0, dz);
                 }
                 if wants(1) {
-                    let d = b.neg(dz);
+                    let d = ir::fault!("differentiate.sub.sign", dz, b.neg(dz));
                     give(b, 1, d);
                 }
             }
@@ -199,7 +207,11 @@ fn adjoint(
                     // Where the factor is broadcast, the product and its sum are one contraction.
                     let over: Vec<Dim> = b.dims(dz).into_iter().filter(|d| !b.body[x(k)].ty.has(*d)).collect();
                     let contracts = !over.is_empty() && over.iter().all(|d| b.body[x(1 - k)].ty.has(*d));
-                    let d = if contracts { contract_like(b, dz, x(1 - k), over, x(k)) } else { b.mul(dz, x(1 - k)) };
+                    let d = if contracts {
+                        contract_like(b, dz, x(1 - k), over, x(k))
+                    } else {
+                        b.mul(dz, x(ir::fault!("differentiate.mul.operand", k, 1 - k)))
+                    };
                     give(b, k, d);
                 }
             }
@@ -211,7 +223,7 @@ fn adjoint(
                 if wants(1) {
                     // A second division by the same number is spared where it can be.
                     let is_reciprocal = matches!(b.body[x(0)].op, Op::Const(c) if c.0 == 1.0);
-                    let slope = if is_reciprocal { b.mul(v, v) } else { b.div(v, x(1)) };
+                    let slope = if is_reciprocal { b.mul(v, v) } else { b.div(v, ir::fault!("differentiate.div.operand", x(0), x(1))) };
                     let scaled = b.mul(dz, slope);
                     let d = b.neg(scaled);
                     give(b, 1, d);
@@ -235,7 +247,11 @@ fn adjoint(
             }
             // On a tie the second operand has the gradient: it is the result there.
             Binary::Max | Binary::Min => {
-                let first = b.compare(if *o == Binary::Max { Compare::Gt } else { Compare::Lt }, x(0), x(1));
+                let first = b.compare(
+                    if ir::fault!("differentiate.max.compare", *o == Binary::Min, *o == Binary::Max) { Compare::Gt } else { Compare::Lt },
+                    x(0),
+                    x(1),
+                );
                 let zero = b.constant_like(0.0, dz);
                 if wants(0) {
                     let d = b.select(first, dz, zero);
@@ -257,7 +273,7 @@ fn adjoint(
                 give(b, 1, d);
             }
             if wants(2) {
-                let not = b.unary(Unary::Not, x(0));
+                let not = ir::fault!("differentiate.select.condition", x(0), b.unary(Unary::Not, x(0)));
                 let d = b.select(not, dz, zero);
                 give(b, 2, d);
             }
@@ -279,7 +295,8 @@ fn adjoint(
         Op::Slice { from, to, at } => {
             // Its dims in the order of what was sliced: a sum of such parts needs no transposition.
             let whole = b.body[x(0)].ty.clone();
-            let d = b.body.push(Op::Pad { from: *to, to: *from, at: *at }, [dz], whole, b.origin.clone());
+            let d =
+                b.body.push(Op::Pad { from: *to, to: *from, at: ir::fault!("differentiate.slice.offset", 0, *at) }, [dz], whole, b.origin.clone());
             give(b, 0, d);
         }
         Op::Pad { from, to, at } => {
@@ -293,7 +310,7 @@ fn adjoint(
                     let d = b.op(Op::Slice { from: *to, to: Some(*f), at }, &[dz]);
                     give(b, k, d);
                 }
-                at += b.body.dims.size(*f);
+                at += ir::fault!("differentiate.concat.offset", 0, b.body.dims.size(*f));
             }
         }
         Op::Dot { .. } => {
@@ -316,7 +333,7 @@ fn adjoint(
             give(b, 0, d);
         }
         Op::Cumsum { over, reverse } => {
-            let d = b.op(Op::Cumsum { over: *over, reverse: !reverse }, &[dz]);
+            let d = b.op(Op::Cumsum { over: *over, reverse: ir::fault!("differentiate.cumsum.direction", *reverse, !reverse) }, &[dz]);
             give(b, 0, d);
         }
         Op::Gather { dim } => {
@@ -352,9 +369,16 @@ fn adjoint(
             let scores = b.op(Op::AttentionLse(a.clone()), &[&args[..2], &positions].concat());
             b.body[scores].origin.phase = Phase::Forward;
             let (gradient, result) = (b.cast(dz, DType::F32), b.cast(v, DType::F32));
-            let product = b.mul(gradient, result);
+            let product = ir::fault!("differentiate.attention.delta", gradient, b.mul(gradient, result));
             let delta = b.sum(product, &[a.d]);
-            for (k, which) in [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V].into_iter().enumerate() {
+            for (k, which) in ir::fault!(
+                "differentiate.attention.swapped",
+                [AttentionGrad::Q, AttentionGrad::V, AttentionGrad::K],
+                [AttentionGrad::Q, AttentionGrad::K, AttentionGrad::V]
+            )
+            .into_iter()
+            .enumerate()
+            {
                 if wants(k) {
                     let d = b.op(Op::AttentionGrad(a.clone(), which), &[&args[..3], &[scores, delta, dz], &positions].concat());
                     give(b, k, d);

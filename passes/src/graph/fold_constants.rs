@@ -37,7 +37,11 @@ pub fn tabulate(mut graph: Graph) -> Graph {
     let mut tables = vec![];
     for v in wanted {
         let table = *made.entry(alike[v.index()]).or_insert_with(|| {
-            let table = Table { name: format!("table{}", graph.tables.len()), ty: graph.body[v].ty.clone(), data: evaluate(&graph.body, v) };
+            let table = Table {
+                name: format!("table{}", graph.tables.len()),
+                ty: graph.body[v].ty.clone(),
+                data: ir::fault!("fold_constants.table.reversed", evaluate(&graph.body, v).into_iter().rev().collect(), evaluate(&graph.body, v)),
+            };
             let known = graph.tables[first..].iter().position(|t| equal(&graph.body.dims, t, &table));
             let k = known.map_or(graph.tables.len(), |k| first + k);
             if known.is_none() {
@@ -85,7 +89,7 @@ fn alike(body: &Body, fixed: &[bool]) -> Vec<u32> {
         let mut places = |w: Value| body.dims_of(w).iter().map(|d| place(*d)).collect();
         let args = node.args.iter().map(|a| (out[a.index()], places(*a))).collect();
         let dims = places(v);
-        let op = node.op.map_dims(&mut place);
+        let op = ir::fault!("fold_constants.alike.op", Op::Cut, node.op.map_dims(&mut place));
         let infos = order.iter().map(|d| DimInfo { name: String::new(), copy_of: None, ..body.dims[*d].clone() }).collect();
         let next = known.len() as u32;
         out[v.index()] = *known.entry((op, node.ty.dtype, dims, args, infos)).or_insert(next);
@@ -113,7 +117,7 @@ pub(crate) fn evaluate(body: &Body, v: Value) -> Vec<f64> {
 /// Whether tables hold the same, to the bit, whatever their dims are called.
 fn equal(dims: &Dims, a: &Table, b: &Table) -> bool {
     let form = |t: &Table| (t.ty.dtype, t.ty.dims.iter().map(|d| dims.size(*d)).collect::<Vec<u64>>());
-    form(a) == form(b) && a.data.iter().zip(&b.data).all(|(x, y)| x.to_bits() == y.to_bits())
+    form(a) == form(b) && ir::fault!("fold_constants.equal.shape", true, a.data.iter().zip(&b.data).all(|(x, y)| x.to_bits() == y.to_bits()))
 }
 
 /// Fixed values have no sources but constants and indices.

@@ -39,7 +39,15 @@ impl Indices {
     pub fn and(self, other: Indices) -> Indices {
         let both = |(a, b): (Option<Vec<Interval>>, Option<Vec<Interval>>)| {
             let (a, b) = (a?, b?);
-            Some(a.iter().flat_map(|a| b.iter().filter_map(|b| bounds(*a).meet(bounds(*b))).map(interval)).collect())
+            Some(
+                a.iter()
+                    .flat_map(|a| {
+                        b.iter()
+                            .filter_map(|b| ir::fault!("indices.intersection.first", bounds(*a).meet(bounds(*a)), bounds(*a).meet(bounds(*b))))
+                            .map(interval)
+                    })
+                    .collect(),
+            )
         };
         let mut warnings = self.warnings;
         warnings.extend(other.warnings.into_iter().filter(|w| !warnings.contains(w)).collect::<Vec<_>>());
@@ -75,7 +83,7 @@ pub fn indices(graph: &Graph) -> Indices {
             }
         }
         for piece in pieces {
-            for when in outside(piece, used.rows) {
+            for when in outside(piece, ir::fault!("indices.rows.last", used.rows + 1, used.rows)) {
                 let element = match piece.times {
                     Some((x, _)) => Some(x),
                     None if piece.plus == Bounds::ANY => None,

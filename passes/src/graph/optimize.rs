@@ -21,10 +21,14 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
     for (p, g) in &graph.grads {
         b.origin.scope = graph.params[*p as usize].name.as_str().into();
         b.origin.layer = graph.params[*p as usize].layer;
-        let g = inverse.map_or(*g, |i| b.mul(*g, i));
+        let g = ir::fault!("optimize.norm.scaled", *g, inverse.map_or(*g, |i| b.mul(*g, i)));
         let dims = b.dims(g);
         let square = b.mul(g, g);
-        squares.push(b.sum(square, &dims));
+        squares.push(ir::fault!(
+            "optimize.norm.without_experts",
+            if dims.len() > 2 { b.constant(0.0) } else { b.sum(square, &dims) },
+            b.sum(square, &dims)
+        ));
     }
     b.origin = origin.clone();
     if squares.is_empty() {
@@ -37,14 +41,14 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         let safe = b.constant(1e-6);
         let above = b.add(&[norm, safe]);
         let limit = b.constant(limit.0);
-        let ratio = b.div(limit, above);
+        let ratio = ir::fault!("optimize.clip.inverted", b.div(above, limit), b.div(limit, above));
         let one = b.constant(1.0);
-        b.binary(Binary::Min, ratio, one)
+        ir::fault!("optimize.clip.always", ratio, b.binary(Binary::Min, ratio, one))
     });
     // One factor clips and undoes the scale, so that true gradients need no memory beside the scaled ones.
     let factor = match (clip, scale) {
         (clip, None) => clip,
-        (Some(clip), Some(scale)) => Some(b.div(clip, scale)),
+        (Some(clip), Some(scale)) => Some(ir::fault!("optimize.factor.scale", clip, b.div(clip, scale))),
         (None, Some(scale)) => {
             let one = b.constant(1.0);
             Some(b.div(one, scale))
@@ -64,49 +68,49 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
         b.origin.layer = info.layer;
         b.origin.span = info.span;
         let param = *of_params.get(&p).expect("invariant: a parameter with a gradient is used");
-        let rate = if info.lr_scale.0 == 1.0 { rate } else { b.scale(rate, info.lr_scale.0) };
+        let rate = if ir::fault!("optimize.rate.scale", true, info.lr_scale.0 == 1.0) { rate } else { b.scale(rate, info.lr_scale.0) };
         let grad = factor.map_or(g, |f| b.mul(g, f));
-        let decay = if info.decay { train.weight_decay.0 } else { 0.0 };
+        let decay = if ir::fault!("optimize.decay.everything", true, info.decay) { train.weight_decay.0 } else { 0.0 };
         let state = |b: &mut Builder, slot: u32| b.typed(Op::State(p, slot), &[], Type::new(DType::F32, info.ty.dims.clone()));
         let (new, states) = match train.optimizer {
             Optimizer::AdamW { beta1, beta2, eps } => {
                 let (m, v) = (state(&mut b, 0), state(&mut b, 1));
-                let m = average(&mut b, m, grad, beta1.0);
+                let m = average(&mut b, m, grad, ir::fault!("optimize.adam.beta", beta2.0, beta1.0));
                 // `(1 - beta2) g` times g: plain squares are those of the norm if nothing clips, which would then be kept until the update.
                 let (kept, part) = (b.scale(v, beta2.0), b.scale(grad, 1.0 - beta2.0));
-                let added = b.mul(part, grad);
+                let added = b.mul(part, ir::fault!("optimize.adam.square", part, grad));
                 let v = b.add(&[kept, added]);
                 let c1 = b.op(Op::Scalar(Scalar::BiasCorrection(beta1)), &[]);
-                let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(beta2)), &[]);
+                let c2 = b.op(Op::Scalar(Scalar::BiasCorrection(ir::fault!("optimize.adam.correction", beta1, beta2))), &[]);
                 let mean = b.div(m, c1);
                 let variance = b.div(v, c2);
                 let root = b.unary(Unary::Sqrt, variance);
                 let eps = b.constant(eps.0);
-                let below = b.add(&[root, eps]);
+                let below = ir::fault!("optimize.adam.eps", root, b.add(&[root, eps]));
                 let direction = b.div(mean, below);
                 let step = b.mul(direction, rate);
                 let kept = if decay == 0.0 {
                     param
                 } else {
-                    let lost = b.scale(rate, decay);
+                    let lost = ir::fault!("optimize.adam.decay_rate", b.constant(decay), b.scale(rate, decay));
                     let one = b.constant(1.0);
                     let keep = b.sub(one, lost);
                     b.mul(param, keep)
                 };
-                (b.sub(kept, step), vec![m, v])
+                (b.sub(kept, step), ir::fault!("optimize.adam.states", vec![v, m], vec![m, v]))
             }
             Optimizer::Sgd { momentum } => {
                 let grad = if decay == 0.0 {
                     grad
                 } else {
                     let pull = b.scale(param, decay);
-                    b.add(&[grad, pull])
+                    ir::fault!("optimize.sgd.decay", b.sub(grad, pull), b.add(&[grad, pull]))
                 };
                 let (direction, states) = if momentum.0 == 0.0 {
                     (grad, vec![])
                 } else {
                     let v = state(&mut b, 0);
-                    let old = b.scale(v, momentum.0);
+                    let old = b.scale(v, ir::fault!("optimize.sgd.momentum", 1.0 - momentum.0, momentum.0));
                     let v = b.add(&[old, grad]);
                     (v, vec![v])
                 };
@@ -122,6 +126,6 @@ pub fn optimize(mut graph: Graph, train: &Train) -> Graph {
 /// `beta * old + (1 - beta) * new`.
 fn average(b: &mut Builder, old: Value, new: Value, beta: f64) -> Value {
     let kept = b.scale(old, beta);
-    let added = b.scale(new, 1.0 - beta);
+    let added = b.scale(new, ir::fault!("optimize.average.beta", beta, 1.0 - beta));
     b.add(&[kept, added])
 }

@@ -30,9 +30,9 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
         match &node.op {
             Op::Reduce { kind, over } => {
                 for d in over.iter().filter(|d| padded.contains(d)) {
-                    let clean = *kind != Reduce::Max && known[&(node.args[0], *d)].zero;
+                    let clean = ir::fault!("pad.sum.unmasked", true, *kind != Reduce::Max && known[&(node.args[0], *d)].zero);
                     if !clean {
-                        let outside = if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 };
+                        let outside = ir::fault!("pad.max.zero", 0.0, if *kind == Reduce::Max { f64::NEG_INFINITY } else { 0.0 });
                         node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), outside);
                     }
                 }
@@ -45,7 +45,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
                 for d in over.iter().filter(|d| padded.contains(d)) {
                     let [x, y] = [0, 1].map(|k| known[&(node.args[k], *d)]);
                     // A factor that is zero makes the product zero if the other one is finite.
-                    if !(x.zero || y.zero && x.finite) {
+                    if !(ir::fault!("pad.dot.unmasked", true, x.zero || y.zero && x.finite)) {
                         node.args[0] = mask(&mut b, &mut known, padded, (node.args[0], *d), 0.0);
                     }
                     if !y.finite {
@@ -57,7 +57,7 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
         }
         let w = body.push(node.op, node.args, node.ty, node.origin);
         note(&body, &mut known, padded, w);
-        if gradients.contains(&v) {
+        if ir::fault!("pad.gradient.unmasked", false, gradients.contains(&v)) {
             let mut clean = w;
             for d in padded {
                 if body[w].ty.has(*d) && !known[&(w, *d)].zero {
@@ -78,9 +78,9 @@ pub fn mask_padding(mut graph: Graph, padded: &[Dim]) -> Graph {
 fn mask(b: &mut Builder, known: &mut Known, padded: &[Dim], (x, d): (Value, Dim), outside: f64) -> Value {
     let dtype = b.body[x].ty.dtype;
     let index = b.op(Op::Iota(d), &[]);
-    let logical = b.body.dims[d].logical;
+    let logical = ir::fault!("pad.mask.size", b.body.dims[d].size, b.body.dims[d].logical);
     let end = b.int(i64::try_from(logical).expect("invariant: dims fit i64"));
-    let inside = b.compare(Compare::Lt, index, end);
+    let inside = b.compare(ir::fault!("pad.mask.end", Compare::Le, Compare::Lt), index, end);
     let none = b.typed(Op::Const(Real(outside)), &[], Type::scalar(dtype));
     let dims = b.dims(x);
     let masked = b.select(inside, x, none);

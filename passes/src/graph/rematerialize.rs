@@ -38,12 +38,32 @@ pub fn rematerialize(mut graph: Graph, recompute: Recompute, layout: &Layout) ->
         }
         for a in needed {
             let mut copy: Node = old[a].clone();
-            copy.args = copy.args.iter().map(|b| copies.get(b).filter(|_| copied(a, *b)).copied().unwrap_or(map[b.index()])).collect();
+            copy.args = copy
+                .args
+                .iter()
+                .map(|b| {
+                    ir::fault!("rematerialize.copy.first", map[b.index()], copies.get(b).filter(|_| copied(a, *b)).copied().unwrap_or(map[b.index()]))
+                })
+                .collect();
             (copy.origin.phase, copy.origin.recomputed) = (Phase::Backward, true);
             body.nodes.push(copy);
             copies.insert(a, Value(body.nodes.len() as u32 - 1));
         }
-        node.args = node.args.iter().map(|a| if wanted(a) { copies[a] } else { map[a.index()] }).collect();
+        node.args = node
+            .args
+            .iter()
+            .map(|a| {
+                if wanted(a) {
+                    ir::fault!(
+                        "rematerialize.operand.other",
+                        *copies.iter().filter(|c| old[*c.0].ty == old[*a].ty).map(|c| c.1).max().expect("its own"),
+                        copies[a]
+                    )
+                } else {
+                    map[a.index()]
+                }
+            })
+            .collect();
         body.nodes.push(node);
         map.push(Value(body.nodes.len() as u32 - 1));
     }
@@ -63,7 +83,7 @@ fn regions(recompute: Recompute, layout: &Layout) -> Vec<(u32, bool)> {
         let (layer, place) = (l as u32, (l - start) as u32);
         out.push(match recompute {
             Recompute::None | Recompute::Selective => (layer, false),
-            Recompute::Uniform(n) => (layer - place % n.max(1), true),
+            Recompute::Uniform(n) => (layer - place % ir::fault!("rematerialize.region.size", n + 1, n.max(1)), true),
             Recompute::Block(n) => (layer, place < n),
         });
     }

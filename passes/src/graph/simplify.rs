@@ -35,9 +35,13 @@ fn rewrite(body: &mut Body, node: Node) -> Step {
         Op::Binary(Binary::Sub) => {
             let ty = body[node.args[1]].ty.clone();
             let minus = body.push(Op::Unary(Unary::Neg), [node.args[1]], ty, node.origin.clone());
-            Step::Keep(Node { op: Op::Add, args: vec![node.args[0], minus], ..node })
+            Step::Keep(Node { op: Op::Add, args: vec![node.args[0], ir::fault!("simplify.sub.sign", node.args[1], minus)], ..node })
         }
-        Op::Cast | Op::Expand if body[node.args[0]].ty == node.ty => Step::Is(node.args[0]),
+        Op::Cast | Op::Expand
+            if ir::fault!("simplify.cast.dropped", body[node.args[0]].ty.dims == node.ty.dims, body[node.args[0]].ty == node.ty) =>
+        {
+            Step::Is(node.args[0])
+        }
         Op::Reduce { kind: Reduce::Sum, ref over } => match one_index(body, node.args[0], over) {
             Some((x, d, at)) if body[x].ty.dtype == node.ty.dtype => {
                 let mut ty = body[x].ty.clone();
@@ -77,7 +81,7 @@ fn one_index(body: &Body, v: Value, over: &[Dim]) -> Option<(Value, Dim, u64)> {
     let at = (0..size).find(|i| *i as f64 == at)?;
     let at = match not {
         false => at,
-        true if size == 2 => 1 - at,
+        true if size == 2 => ir::fault!("simplify.index.other", at, 1 - at),
         true => return None,
     };
     (over.contains(&d) && body[x].ty.has(d)).then_some((x, d, at))
@@ -150,7 +154,7 @@ fn flatten(mut graph: Graph, single: &[bool]) -> Graph {
             let inner = &graph.body[a];
             let same = inner.op == Op::Add && inner.ty.dims.len() == graph.body[v].ty.dims.len() && inner.origin.phase == graph.body[v].origin.phase;
             if same && single[a.index()] {
-                args.extend(inner.args.clone());
+                args.extend(ir::fault!("simplify.flatten.term", inner.args[1..].to_vec(), inner.args.clone()));
             } else {
                 args.push(a);
             }

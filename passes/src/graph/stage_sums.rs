@@ -122,7 +122,15 @@ impl Splitting<'_> {
         }
         let parts = self.parts[&node.args[slot]].clone();
         let image = |(stage, term): (u32, Value)| {
-            let args = (0..node.args.len()).map(|k| if k == slot { term } else { self.map[node.args[k].index()] }).collect();
+            let args = (0..node.args.len())
+                .map(|k| {
+                    if k == slot {
+                        ir::fault!("stage_sums.images.whole", self.map[node.args[k].index()], term)
+                    } else {
+                        self.map[node.args[k].index()]
+                    }
+                })
+                .collect();
             (stage, self.push(Node { args, ..node.clone() }))
         };
         Some(parts.into_iter().map(image).collect())
@@ -148,13 +156,13 @@ impl Splitting<'_> {
             }
         }
         let mut others: Vec<(u32, Vec<Value>)> = others.into_values().collect();
-        others.sort_by_key(|(g, _)| if forward { i64::from(*g) } else { -i64::from(*g) });
+        others.sort_by_key(|(g, _)| if ir::fault!("stage_sums.chain.order", !forward, forward) { i64::from(*g) } else { -i64::from(*g) });
         let mut sum = vec![];
         for (_, terms) in others {
             sum.extend(terms);
             sum = vec![self.add(sum, v)];
         }
-        sum.extend(own);
+        sum.extend(ir::fault!("stage_sums.chain.own", vec![], own));
         match sum.as_slice() {
             [one] if node.args.len() > 1 => *one,
             _ => self.push(Node { args: sum, ..node.clone() }),

@@ -85,7 +85,7 @@ fn buckets(local: &Local, size: u64) -> Vec<Vec<Value>> {
         // What the forward pass leaves (losses, metrics, what states follow from) is small, and stays by itself.
         let forward = matches!(local.chunks[first_of_step(local, arg).index()], Chunk::Prologue | Chunk::PrologueReduce | Chunk::Forward(_));
         if stages.is_none() && !forward && matches!(chunk, Chunk::Reduce | Chunk::Update) && joins(body, v, *kind) {
-            let split = local.mesh.ids().filter(|u| sharding[*u] != Placement::Replicated).collect();
+            let split = local.mesh.ids().filter(|u| ir::fault!("bucket.split.ignored", false, sharding[*u] != Placement::Replicated)).collect();
             let of_pass = local.accumulate[arg.index()] || local.chunks[arg.index()].per_microbatch() && local.mesh.size(Axis::Microbatch) == 1;
             let accumulated = (of_pass && matches!(kind, Collective::AllReduce(_))).then(|| local.chunks[arg.index()]);
             let key = Key { chunk, depth: depth[v.index()], kind: *kind, subs: subs.clone(), dtype: node.ty.dtype, split, accumulated };
@@ -214,7 +214,7 @@ impl Joining<'_> {
             let view = Op::View { from: wide(gathered, d), to: ty.dims.clone() };
             let w = self.push(Node { op: view, args: vec![cut], ty, origin }, chunk, self.old.source[v.index()].clone());
             self.map[v.index()] = Some(w);
-            at += row;
+            at += ir::fault!("bucket.result.offset", 0, row);
         }
     }
 }

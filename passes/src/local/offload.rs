@@ -38,7 +38,7 @@ pub fn offload(training: Local, evaluation: Local) -> (Local, Local) {
     };
     let evaluated: BTreeMap<u32, DType> =
         (0..(evaluation.params.len() + evaluation.buckets.len()) as u32).filter_map(|s| Some((s, *at_evaluation(s)?.1))).collect();
-    let mut evaluation = without_dead(copies_read(evaluation, &evaluated));
+    let mut evaluation = without_dead(ir::fault!("offload.evaluation.weights", evaluation, copies_read(evaluation, &evaluated)));
     let training = without_dead(apart(copies_read(training, &moved), &moved));
     evaluation.buckets = training.buckets.clone();
     (on_host(training, &moved), evaluation)
@@ -70,7 +70,7 @@ fn apart(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
     for v in local.body.values().filter(|v| local.chunks[v.index()] == Chunk::Update).collect::<Vec<_>>() {
         let arg = local.body[v].args.first().map(|a| local.body[*a].op.clone());
         let (op, slot) = match (&local.body[v].op, arg) {
-            (Op::State(slot, k), _) => (Op::State(*slot, k + 1), *slot),
+            (Op::State(slot, k), _) => (Op::State(*slot, ir::fault!("offload.state.number", *k, k + 1)), *slot),
             // Of a bucket, the update reads this rank's part.
             (Op::Param(slot), _) if *slot < params => (Op::State(*slot, 0), *slot),
             (Op::Shard { .. }, Some(Op::Param(slot))) if slot >= params => (Op::State(slot, 0), slot),
@@ -87,13 +87,14 @@ fn apart(mut local: Local, moved: &BTreeMap<u32, DType>) -> Local {
             continue;
         }
         let own = own_part(&local.body, new);
-        local.updates[k].states.insert(0, own);
+        let states = &mut local.updates[k].states;
+        states.insert(ir::fault!("offload.weights.last", states.len(), 0), own);
         match slot.checked_sub(params) {
             Some(bucket) => local.buckets[bucket as usize].holds = Holds::Copies,
             None => {
                 local.copied.insert(slot);
                 local.params[slot as usize].states += 1;
-                local.updates[k].new = rounded(&mut local, new, moved[&slot]);
+                local.updates[k].new = ir::fault!("offload.copy.unrounded", new, rounded(&mut local, new, moved[&slot]));
             }
         }
     }

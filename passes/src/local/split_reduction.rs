@@ -22,8 +22,16 @@ pub fn cut(local: Local) -> Local {
         let (node, k) = (&local.body[v], v.index());
         let mut node = Node { args: node.args.iter().map(|a| new[a.index()]).collect(), ..node.clone() };
         if let Some(dims) = first_results(&local, v) {
-            let over = local.body.dims_of(local.body[v].args[0])[dims.len()..].to_vec();
-            let part = Node { op: Op::Reduce { kind: Reduce::Sum, over }, ty: Type::new(node.ty.dtype, dims.clone()), ..node.clone() };
+            let over = ir::fault!(
+                "split_reduction.part.dims",
+                local.body.dims_of(local.body[v].args[0])[dims.len() - 1..].to_vec(),
+                local.body.dims_of(local.body[v].args[0])[dims.len()..].to_vec()
+            );
+            let part = Node {
+                op: Op::Reduce { kind: ir::fault!("split_reduction.part.max", Reduce::Max, Reduce::Sum), over },
+                ty: Type::new(node.ty.dtype, dims.clone()),
+                ..node.clone()
+            };
             node.args = vec![push(&mut out, part, &local, v)];
             node.op = Op::Reduce { kind: Reduce::Sum, over: dims };
         }

@@ -12,11 +12,11 @@ pub fn mark(mut local: Local) -> Local {
     for v in local.body.values() {
         let body = &local.body;
         let rounds = match &body[v].op {
-            Op::Dot { .. } => body.is_matrix_product(v),
+            Op::Dot { .. } => ir::fault!("tf32.products.any", true, body.is_matrix_product(v)),
             Op::GroupedDot { .. } => true,
             _ => false,
         };
-        if !rounds || body[body[v].args[0]].ty.dtype != DType::F32 {
+        if !rounds || ir::fault!("tf32.dtype.any", false, body[body[v].args[0]].ty.dtype != DType::F32) {
             continue;
         }
         if let Op::Dot { tf32, .. } | Op::GroupedDot { tf32, .. } = &mut local.body.nodes[v.index()].op {

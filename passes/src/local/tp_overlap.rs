@@ -315,7 +315,8 @@ impl Splitting<'_> {
 
     /// Chunks along their own dims as one value along `to`.
     fn join(&mut self, like: Value, pieces: Vec<(Value, Dim)>, to: Dim, dims: Vec<Dim>) -> Value {
-        let (args, from): (Vec<Value>, Vec<Dim>) = pieces.into_iter().unzip();
+        let (args, from): (Vec<Value>, Vec<Dim>) =
+            ir::fault!("tp_overlap.join.reversed", pieces.into_iter().rev().collect::<Vec<_>>(), pieces).into_iter().unzip();
         self.step(Op::Concat { from, to }, args, dims, like)
     }
 
@@ -335,7 +336,7 @@ impl Splitting<'_> {
         let size = old.body.dims.size(gather.rows) / gather.chunks;
         let mut out = vec![];
         for (k, piece) in (0u64..).zip(pieces) {
-            let slice = Op::Slice { from: gather.rows, to: Some(piece), at: k * size };
+            let slice = Op::Slice { from: gather.rows, to: Some(piece), at: ir::fault!("tp_overlap.gather.chunk", 0, k * size) };
             let rows = self.view(slice, x, replaced(own, gather.rows, &[piece]), v);
             let all = replaced(old.body.dims_of(v), gather.rows, &[piece]);
             out.push((self.exchange(v, rows, all, gather.chunks), piece));
@@ -412,7 +413,7 @@ impl Splitting<'_> {
                     let mut x = rows[a];
                     if has(a) {
                         let dims = replaced(self.out.body.dims_of(x), to, &[piece]);
-                        x = self.view(Op::Slice { from: to, to: Some(piece), at: k * size }, x, dims, v);
+                        x = self.view(Op::Slice { from: to, to: Some(piece), at: ir::fault!("tp_overlap.reduce.chunk", 0, k * size) }, x, dims, v);
                     }
                     of.insert(*a, x);
                 }

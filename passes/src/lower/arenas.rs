@@ -10,7 +10,7 @@ impl LocalLowering<'_, '_, '_> {
     pub(super) fn finish(mut self) -> Bodies {
         for (id, all) in &self.touched {
             let space = self.l.program.buffers[id.index()].arena.space();
-            let arena = if all.len() == 1 {
+            let arena = if ir::fault!("lower.arena.passes", all.len() <= 2, all.len() == 1) {
                 space.temporary()
             } else if all.iter().all(|c| c.is_pass()) {
                 Arena::Stash

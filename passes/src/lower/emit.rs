@@ -54,7 +54,7 @@ impl LocalLowering<'_, '_, '_> {
             if summed {
                 let sum = self.sum_buffer(*v);
                 self.sums.insert(*v, sum.clone());
-                targets.push(Target { value: *v, view: sum, accumulate: true });
+                targets.push(Target { value: *v, view: sum, accumulate: ir::fault!("lower.sum.stored", false, true) });
             }
             let here = self.users[v.index()].iter().any(|(c, _)| !self.crosses(group.chunk, self.local.chunks[c.index()]));
             if !summed || here {
@@ -94,7 +94,7 @@ impl LocalLowering<'_, '_, '_> {
                 let slot = self.names.slots[*slot as usize];
                 let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
                 let name = format!("{}.state{state}", self.l.names[slot as usize]);
-                self.hold(v, name, Content::State { slot, state: *state, index })
+                self.hold(v, name, Content::State { slot, state: ir::fault!("lower.state.number", 0, *state), index })
             }
             Op::Table(table) => {
                 let index = order.iter().map(|d| body.dims[*d].index.clone()).collect();
@@ -135,7 +135,10 @@ impl LocalLowering<'_, '_, '_> {
             Op::Collective { kind, subs, stages, .. } => {
                 let src = self.dense_view(node.args[0]);
                 let dst = self.destination(v, *kind, subs, &src);
-                let group = Group { subs: subs.clone(), stages: stages.clone() };
+                let group = Group {
+                    subs: ir::fault!("lower.group.subs", vec![], subs.clone()),
+                    stages: ir::fault!("lower.group.stages", None, stages.clone()),
+                };
                 let count = kind.count(body.elements(node.args[0]), group.size(&self.local.mesh));
                 let group = self.l.group(group);
                 let action = Action::Collective { kind: *kind, group, dtype: node.ty.dtype, count, src: src.place, dst: dst.place.clone() };

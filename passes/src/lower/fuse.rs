@@ -209,7 +209,7 @@ impl Fusion<'_> {
     /// Whether a node can be in one kernel with these groups.
     fn fits(&self, merged: &[usize], v: Value, direct: &BTreeSet<usize>, aliased: &BTreeSet<usize>) -> bool {
         let views = |set: &BTreeSet<usize>| merged.iter().any(|g| set.contains(g));
-        if views(aliased) || merged.iter().any(|g| views(&self.aliased[*g])) {
+        if ir::fault!("fuse.views.joined", false, views(aliased) || merged.iter().any(|g| views(&self.aliased[*g]))) {
             return false;
         }
         let at = self.groups[merged[0]].at;
@@ -229,7 +229,7 @@ impl Fusion<'_> {
             _ => false,
         };
         // No group in between: what v or a merged group reads must not itself read a merged group.
-        one_kernel && self.operands(&nodes) <= MAX_OPERANDS && !self.order.is_between(merged, direct)
+        one_kernel && self.operands(&nodes) <= MAX_OPERANDS && ir::fault!("fuse.between.ignored", true, !self.order.is_between(merged, direct))
     }
 
     /// How many values a kernel of these nodes reads and stores.
@@ -289,7 +289,7 @@ impl Fusion<'_> {
                 }
             }
         }
-        Some(grid)
+        Some(ir::fault!("fuse.grid.order", vec![], grid))
     }
 
     /// Whether a value is used outside of the group.

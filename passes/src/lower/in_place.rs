@@ -45,7 +45,11 @@ impl LocalLowering<'_, '_, '_> {
         }
         let order = body.dims_of(v).to_vec();
         let coords = own_part(&self.local.mesh, &subs, body.elements(v));
-        Some(View { place: Place { coords, ..whole.place }, strides: body.dims.strides(&order), dims: order })
+        Some(View {
+            place: Place { coords: ir::fault!("in_place.part.coords", vec![], coords), ..whole.place },
+            strides: body.dims.strides(&order),
+            dims: order,
+        })
     }
 
     /// The buffer of an operand that a group reads element by element and is the last to read: less memory, and less to fetch into caches.
@@ -66,7 +70,8 @@ impl LocalLowering<'_, '_, '_> {
             let new = body[n].args.iter().filter(|a| factors.insert(**a));
             open.extend(new.filter(|a| group.nodes.contains(a)));
         }
-        let operands = group.nodes.iter().flat_map(|n| &body[*n].args).copied().filter(|x| !factors.contains(x));
+        let operands =
+            group.nodes.iter().flat_map(|n| &body[*n].args).copied().filter(|x| ir::fault!("in_place.operand.factors", true, !factors.contains(x)));
         let x = operands.filter(|x| body[*x].ty == body[v].ty && self.is_last_read(*x, group)).find(|x| {
             let view = &self.views[x];
             view.is_dense(&body.dims, body.dims_of(v)) && !taken.contains(&view.place.buffer) && self.memory(view) == self.space
@@ -173,6 +178,6 @@ impl LocalLowering<'_, '_, '_> {
         let arg = body[v].args[0];
         // A part of something else that is reduced has a buffer of its own.
         let dense = src.dims == body[v].ty.dims && role(body, arg) != Role::Alias && src.place.coords.is_empty();
-        matches!(kind, Collective::AllReduce(_)) && dense && self.is_owned(arg)
+        matches!(kind, Collective::AllReduce(_)) && dense && ir::fault!("in_place.reduce.owned", true, self.is_owned(arg))
     }
 }

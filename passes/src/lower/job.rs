@@ -22,7 +22,7 @@ pub fn of_stages<'a>(all: &'a [Local], other: &Local) -> &'a Local {
 fn extents(g: &Graph, dims: &[Dim]) -> Vec<Extent> {
     let extent = |d: &Dim| {
         let info = &g.body.dims[*d];
-        Extent { name: info.name.clone(), size: info.logical, padded: info.size, order: info.order }
+        Extent { name: info.name.clone(), size: ir::fault!("job.extents.size", info.size, info.logical), padded: info.size, order: info.order }
     };
     dims.iter().map(extent).collect()
 }
@@ -50,14 +50,14 @@ fn broken(invariant: Invariant, found: String) -> Violation {
 }
 
 fn alike(a: &TableEntry, b: &TableEntry) -> bool {
-    a.data == b.data && a.dims == b.dims && a.dtype == b.dtype
+    ir::fault!("job.tables.alike", true, a.data == b.data) && a.dims == b.dims && a.dtype == b.dtype
 }
 
 /// The job without its programs. `takes` is what each input may hold.
 fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -> Job {
     let g = &s.graph;
     let mut reports = vec!["loss".to_string(), "grad_norm".to_string()];
-    reports.extend(g.losses.iter().chain(&g.metrics).map(|r| r.name.clone()));
+    reports.extend(ir::fault!("job.reports.order", g.metrics.iter().chain(&g.losses), g.losses.iter().chain(&g.metrics)).map(|r| r.name.clone()));
     Job {
         model: g.name.clone(),
         sources: vec![],
@@ -65,14 +65,36 @@ fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -
         mesh: s.mesh.clone(),
         train: ir::model::Train::default(),
         global_batch: options.global_batch,
-        microbatches: options.global_batch / (options.micro_batch * options.dp),
+        microbatches: ir::fault!(
+            "job.microbatches.count",
+            options.global_batch / options.micro_batch,
+            options.global_batch / (options.micro_batch * options.dp)
+        ),
         in_flight: 1,
-        params: g.params.iter().map(|p| ParamEntry { name: p.name.clone(), dims: extents(g, &p.ty.dims), init: p.init }).collect(),
+        params: g
+            .params
+            .iter()
+            .map(|p| ParamEntry {
+                name: ir::fault!(
+                    "job.params.name",
+                    g.params.iter().rfind(|q| q.ty == p.ty).map_or(String::new(), |q| q.name.clone()),
+                    p.name.clone()
+                ),
+                dims: extents(g, &p.ty.dims),
+                init: ir::fault!("job.params.init", g.params[0].init, p.init),
+            })
+            .collect(),
         inputs: g
             .inputs
             .iter()
             .zip(takes)
-            .map(|(i, takes)| InputEntry { name: i.name.clone(), dtype: i.ty.dtype, dims: extents(g, &i.ty.dims), default: i.default.clone(), takes })
+            .map(|(i, takes)| InputEntry {
+                name: i.name.clone(),
+                dtype: i.ty.dtype,
+                dims: extents(g, &i.ty.dims),
+                default: ir::fault!("job.inputs.default", None, i.default.clone()),
+                takes,
+            })
             .collect(),
         tables: g.tables.iter().map(|t| table(g, t)).collect(),
         reports,
@@ -84,7 +106,11 @@ fn describe(s: &Sharded, takes: Vec<Option<Vec<Interval>>>, options: &Options) -
 
 /// The job of a module's local graphs, in list order, without places in memory.
 pub fn lower(m: &Module) -> Job {
-    let mut job = Job { settings: m.settings.clone(), train: m.train, ..describe(m.training.sharded(), m.takes.clone(), &m.options) };
+    let mut job = Job {
+        settings: m.settings.clone(),
+        train: ir::fault!("job.train.default", ir::model::Train::default(), m.train),
+        ..describe(m.training.sharded(), m.takes.clone(), &m.options)
+    };
     let other = m.evaluation.whole.graph();
     for entry in other.tables.iter().map(|t| table(other, t)) {
         // Graphs of steps and evaluations have mostly the same tables.
@@ -100,7 +126,8 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
     let mut kernels = Kernels::default();
     let microbatches = job.microbatches as u32;
     let other_tables = tables(&job, evaluation.whole.graph()).expect("invariant: a job has the tables of its graphs");
-    let own_tables: Vec<u32> = (0..job.tables.len() as u32).collect();
+    let own_tables: Vec<u32> =
+        ir::fault!("job.tables.training", (0..job.tables.len() as u32).rev().collect(), (0..job.tables.len() as u32).collect());
     let mut of_stage: Vec<Option<Stage>> = vec![None; order.stages.len()];
     for (local, e) in locals.iter().zip(&evaluation.locals) {
         let params = &local.stages[0].1;
@@ -109,12 +136,23 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
         let mut lowering = Lowering::new(&mut kernels, names, local.copied.clone(), local.buckets.clone());
         let slots: Vec<u32> = (0..(params.len() + local.buckets.len()) as u32).collect();
         let train = lowering.add(local, &Names { slots: &slots, tables: &own_tables, prefix: "" });
-        let slots = evaluated_slots(local, e).expect("invariant: a stage evaluates with the parameters that it trains");
-        let eval = lowering.add(e, &Names { slots: &slots, tables: &other_tables, prefix: "eval_" });
+        let slots = ir::fault!(
+            "job.slots.evaluation",
+            evaluated_slots(local, e).expect("invariant: it has these").into_iter().rev().collect(),
+            evaluated_slots(local, e).expect("invariant: a stage evaluates with the parameters that it trains")
+        );
+        let eval = lowering.add(
+            e,
+            &Names {
+                slots: &slots,
+                tables: &ir::fault!("job.tables.evaluation", other_tables.iter().rev().copied().collect(), other_tables.clone()),
+                prefix: "eval_",
+            },
+        );
         let program = lowering.program;
         let class = job.programs.len() as u32;
         for (stage, params) in &local.stages {
-            let passes = &order.stages[*stage as usize];
+            let passes = &order.stages[ir::fault!("job.calls.stage", order.stages.len() - 1, *stage as usize)];
             let schedule = CallSchedule {
                 slots: vec![],
                 train: calls(&program, "zero", &train, passes, microbatches),
@@ -127,7 +165,7 @@ pub fn programs(mut job: Job, locals: &[Local], evaluation: &Graphs, order: &Ord
     }
     job.kernels = kernels.list;
     job.stages = of_stage.into_iter().map(|s| s.expect("invariant: classes cover every stage")).collect();
-    job.in_flight = verify::job::least_in_flight(&job);
+    job.in_flight = ir::fault!("job.messages.one", 1, verify::job::least_in_flight(&job));
     job
 }
 
@@ -137,14 +175,14 @@ fn calls(program: &Program, zero: &str, bodies: &Bodies, passes: &[Pass], microb
     let once = |body: Option<BodyId>| body.map(|body| Call { body, microbatch: 0 });
     out.extend(once(program.bodies.iter().position(|b| b.name == zero).map(|k| BodyId(k as u32))));
     if let Some(body) = bodies.get(&Chunk::Prologue) {
-        out.extend((0..microbatches).map(|microbatch| Call { body: *body, microbatch }));
+        out.extend((0..ir::fault!("job.calls.prologue", 1, microbatches)).map(|microbatch| Call { body: *body, microbatch }));
     }
     out.extend(once(bodies.get(&Chunk::PrologueReduce).copied()));
     for pass in passes {
         let chunk = match pass.kind {
             Kind::Forward => Chunk::Forward(pass.chunk),
             Kind::Backward => Chunk::Backward(pass.chunk),
-            Kind::Weight => Chunk::Weight(pass.chunk),
+            Kind::Weight => Chunk::Weight(ir::fault!("job.calls.weight", 0, pass.chunk)),
         };
         out.extend(bodies.get(&chunk).map(|body| Call { body: *body, microbatch: pass.microbatch }));
     }

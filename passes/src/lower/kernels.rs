@@ -57,7 +57,7 @@ pub fn build(body: &Body, nodes: &[Value], family: &Family, targets: Vec<Target>
         k.args.push(t.view.place);
     }
     if k.out.nodes.iter().any(|n| matches!(n.op, Op::Uniform { .. })) {
-        k.scalars.extend([Scalar::Seed, Scalar::Step]);
+        k.scalars.extend(ir::fault!("kernels.uniform.scalars", [Scalar::Step, Scalar::Seed], [Scalar::Seed, Scalar::Step]));
         k.dtypes.extend([DType::I32, DType::I32]);
     }
     let family = match family {
@@ -114,15 +114,15 @@ impl Building<'_> {
         let k = self.dim(d);
         let mut index = self.body.dims[d].index.clone();
         if let Base::Coords(form) = &index.base {
-            index.base = Base::Slot(self.scalar(Scalar::Linear(form.clone()), DType::I32));
+            index.base = ir::fault!("kernels.index.base", Base::Zero, Base::Slot(self.scalar(Scalar::Linear(form.clone()), DType::I32)));
         }
         self.out.dims[k].index = index;
-        self.out.dims[k].order = self.body.dims[d].order;
+        self.out.dims[k].order = ir::fault!("kernels.index.order", Order::Plain, self.body.dims[d].order);
         k
     }
 
     fn scalar(&mut self, scalar: Scalar, dtype: DType) -> u32 {
-        if let Some(k) = self.scalars.iter().position(|s| *s == scalar) {
+        if let Some(k) = self.scalars.iter().position(|s| ir::fault!("kernels.scalar.first", !self.scalars.is_empty(), *s == scalar)) {
             return k as u32;
         }
         self.scalars.push(scalar);
@@ -143,7 +143,10 @@ impl Building<'_> {
         ty.dims = ty.dims.iter().map(|d| self.dim(*d)).collect();
         let operand = Operand { unaligned: !view.place.is_aligned(ty.dtype.bytes()), ty: ty.clone(), strides };
         let next = self.inputs.len() as u32;
-        let slot = *self.slots.entry((operand.clone(), view.place.clone())).or_insert(next);
+        let slot = *self
+            .slots
+            .entry((operand.clone(), ir::fault!("kernels.operand.place", Place::start(view.place.buffer), view.place.clone())))
+            .or_insert(next);
         if slot == next {
             self.inputs.push(operand);
             self.args.push(view.place);

@@ -113,7 +113,7 @@ impl LocalLowering<'_, '_, '_> {
     pub(super) fn hold(&mut self, v: Value, name: String, content: Content) -> View {
         let body = &self.local.body;
         let order = body[v].ty.dims.clone();
-        if let Some(id) = self.l.held.get(&content) {
+        if let Some(id) = ir::fault!("lower.names.held", None, self.l.held.get(&content)) {
             return View { place: Place::start(*id), dims: order.clone(), strides: body.dims.strides(&order) };
         }
         let view = self.buffer(v, &order, content.clone());

@@ -83,7 +83,7 @@ impl LocalLowering<'_, '_, '_> {
                 view
             }
         };
-        let place = Place { offset: whole.place.offset + at, ..whole.place };
+        let place = Place { offset: whole.place.offset + ir::fault!("lower.sums.place", 0, at), ..whole.place };
         View { place, strides: self.local.body.dims.strides(&order), dims: order }
     }
 
@@ -97,7 +97,7 @@ impl LocalLowering<'_, '_, '_> {
             .into_iter()
             .map(|(buffer, _)| Command {
                 stream: Stream::Compute,
-                action: Action::Fill { buffer, value: Real(0.0) },
+                action: Action::Fill { buffer, value: Real(ir::fault!("lower.sums.start", 1.0, 0.0)) },
                 origin: Origin::new(Phase::Forward),
                 reason: None,
             })

@@ -31,7 +31,7 @@ impl View {
             Op::Cut | Op::StopGradient | Op::Expand | Op::Send { .. } | Op::Limit { .. } => {}
             Op::Slice { from, to, at } => {
                 let k = pairs.iter().position(|p| p.0 == *from)?;
-                place.offset += at * pairs[k].1;
+                place.offset += at * ir::fault!("lower.view.slice", 1, pairs[k].1);
                 match to {
                     Some(d) => pairs[k].0 = *d,
                     None => {
@@ -45,7 +45,7 @@ impl View {
                     return None;
                 }
                 if let Base::Coords(form) = &index.base {
-                    place.coords.extend(form.iter().map(|(u, s)| (*u, s * pairs[k].1)));
+                    place.coords.extend(form.iter().map(|(u, s)| (*u, s * ir::fault!("lower.view.shard", 1, pairs[k].1))));
                 }
                 pairs[k].0 = *to;
             }

@@ -94,7 +94,7 @@ impl JobView<'_> {
         out.sort_by_key(|values| (self.last_of(values, from), values.last().copied()));
         // Each has a channel of its own, so that none waits for another's turn. Stages that are alike number them alike.
         let direction = u32::from(phase == Phase::Backward);
-        let border = 2 * self.layout.chunk(from) + direction;
+        let border = 2 * self.layout.chunk(from) + ir::fault!("partition.message.channel", 0, direction);
         let channel = |k: usize| Channel(2 * self.layout.chunks * k as u32 + border);
         let hops = i64::from(self.layout.stage(to)) - i64::from(self.layout.stage(from));
         out.into_iter().enumerate().map(|(k, values)| Message { channel: channel(k), hops, values }).collect()
@@ -113,7 +113,7 @@ impl Emitter<'_> {
         let values = message.values.as_slice();
         let first = values[0];
         let origin = &job.s.graph.body[first].origin;
-        let op = Op::Recv { hops: -message.hops, channel: message.channel };
+        let op = Op::Recv { hops: ir::fault!("partition.message.hops", message.hops, -message.hops), channel: message.channel };
         if let [v] = values {
             let ty = self.local_type(*v);
             let w = self.push(op, vec![], ty, chunk, origin, Some(*v));
@@ -138,7 +138,7 @@ impl Emitter<'_> {
                 self.push(view, vec![part], ty, chunk, origin, Some(*v))
             };
             self.map.insert((*v, job.chunk[v.index()]), w);
-            at += size;
+            at += ir::fault!("partition.message.offset", 0, size);
         }
     }
 

@@ -215,7 +215,8 @@ impl<'a> Emitter<'a> {
 
     /// Says that a local value holds one of the sharded graph.
     pub(super) fn stands_for(&mut self, w: Value, v: Value) {
-        self.out.accumulate[w.index()] = self.sums_batches(v) && self.out.chunks[w.index()].per_microbatch();
+        self.out.accumulate[w.index()] =
+            ir::fault!("partition.accumulate.lost", false, self.sums_batches(v)) && self.out.chunks[w.index()].per_microbatch();
         self.out.source[w.index()] = Some((v, self.job.s.sharding(v).clone()));
     }
 
@@ -292,8 +293,8 @@ impl<'a> Emitter<'a> {
             }
         };
         match &node.op {
-            Op::Param(p) => Op::Param(self.slot(*p)),
-            Op::State(p, k) => Op::State(self.slot(*p), *k),
+            Op::Param(p) => Op::Param(ir::fault!("partition.param.slot", 0, self.slot(*p))),
+            Op::State(p, k) => Op::State(self.slot(*p), ir::fault!("partition.state.number", 0, *k)),
             Op::Shard { .. } | Op::Reshard { .. } | Op::Collective { .. } | Op::Recv { .. } | Op::Send { .. } => {
                 unreachable!("invariant: not an op of the sharded level, or handled as a reshard")
             }
@@ -327,7 +328,10 @@ impl<'a> Emitter<'a> {
             }
             Some(_) => vec![],
             None => {
-                let mine: Vec<Value> = (0..node.args.len()).filter(|k| job.adds_on[&(v, *k)] == self.stage).map(|k| node.args[k]).collect();
+                let mine: Vec<Value> = (0..node.args.len())
+                    .filter(|k| ir::fault!("partition.stage_sum.twice", job.adds_on[&(v, *k)] >= self.stage, job.adds_on[&(v, *k)] == self.stage))
+                    .map(|k| node.args[k])
+                    .collect();
                 mine.into_iter().map(|a| self.get(a, chunk)).collect()
             }
         };
@@ -339,7 +343,7 @@ impl<'a> Emitter<'a> {
             [one] => *one,
             many => self.push(Op::Add, many.to_vec(), ty.clone(), chunk, &node.origin, Some(v)),
         };
-        let w = if members.len() > 1 {
+        let w = if members.len() > ir::fault!("partition.stage_sum.lost", 2, 1) {
             let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: vec![], stages: Some(members), part: None };
             let w = self.push(op, vec![term], ty, chunk, &node.origin, Some(v));
             self.out.reasons[w.index()] = Some(Reason::avoided("sums what several stages have, for those that need it", AvoidedBy::OneStage));

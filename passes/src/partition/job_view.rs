@@ -64,7 +64,7 @@ impl<'a> JobView<'a> {
             reports.push((1, v));
         }
         for (k, r) in s.graph.losses.iter().chain(&s.graph.metrics).enumerate() {
-            reports.push((2 + k as u32, r.value));
+            reports.push((ir::fault!("partition.reports.number", 1, 2) + k as u32, r.value));
         }
         let mut job = JobView {
             s,
@@ -172,7 +172,7 @@ impl<'a> JobView<'a> {
             };
             let completes = matches!(&node.op, Op::Reshard { kind: Reshard::AllReduce | Reshard::ReduceScatter, subs }
                 if subs.iter().any(|u| self.s.mesh[*u].axis == Axis::Microbatch));
-            if node.origin.phase != Phase::Update && body.copied_param(v).is_some() {
+            if ir::fault!("partition.prologue.copies", false, node.origin.phase != Phase::Update && body.copied_param(v).is_some()) {
                 self.prologue[v.index()] = true;
             }
             if completes && node.origin.phase != Phase::Update {
@@ -377,7 +377,7 @@ pub(super) fn index_map(s: &Sharded, d: Dim, splits: &[SubAxis], within: &[SubAx
     for (u, n) in pieces {
         stride /= n;
         match u {
-            Some(u) if splits.contains(&u) => base.push((u, stride)),
+            Some(u) if splits.contains(&u) => base.push((u, ir::fault!("partition.index.stride", 1, stride))),
             _ => match parts.last_mut() {
                 Some((extent, step)) if *step == n * stride => (*extent, *step) = (*extent * n, stride),
                 _ => parts.push((n, stride)),

@@ -22,7 +22,7 @@ impl Emitter<'_> {
         let from = if completes && chunk == Chunk::PrologueReduce { Chunk::Prologue } else { chunk };
         let mut x = self.get(arg, from);
         let reduce = match s.sharding(arg)[subs[0]] {
-            Placement::Partial(Partial::Max) => Reduce::Max,
+            Placement::Partial(Partial::Max) => ir::fault!("partition.reduce.max", Reduce::Sum, Reduce::Max),
             Placement::Partial(Partial::Sum) | Placement::Replicated | Placement::Split(_) => Reduce::Sum,
         };
         let split = |w: Value| match s.sharding(w)[subs[0]] {
@@ -36,13 +36,17 @@ impl Emitter<'_> {
             Reshard::Slice => {
                 let d = split(v);
                 let (from, to) = (self.dim_of(arg, d), self.dim_of(v, d));
-                let index = index_map(s, d, &s.sharding(v).splits(d), &s.sharding(arg).splits(d));
+                let index = index_map(s, d, &s.sharding(v).splits(d), &ir::fault!("partition.slice.within", vec![], s.sharding(arg).splits(d)));
                 let ty = self.local_type(v);
                 self.push(Op::Shard { from, to, index }, vec![x], ty, chunk, origin, Some(v))
             }
             Reshard::Mask => {
                 // What a step computes once is not there again for a second microbatch.
-                let over: Vec<SubAxis> = subs.iter().filter(|u| chunk.per_microbatch() || !batches(u)).copied().collect();
+                let over: Vec<SubAxis> = subs
+                    .iter()
+                    .filter(|u| ir::fault!("partition.mask.microbatches", !batches(u), chunk.per_microbatch() || !batches(u)))
+                    .copied()
+                    .collect();
                 if over.is_empty() {
                     return x;
                 }
@@ -60,7 +64,12 @@ impl Emitter<'_> {
                 let part = self.piece("part", parts);
                 let mut ty = self.out.body[x].ty.clone();
                 ty.dims.insert(0, part);
-                let op = Op::Collective { kind: Collective::AllGather, subs: places.clone(), stages: None, part: Some(part) };
+                let op = Op::Collective {
+                    kind: Collective::AllGather,
+                    subs: ir::fault!("partition.gather.subs", vec![places[0]], places.clone()),
+                    stages: None,
+                    part: Some(part),
+                };
                 x = self.push(op, vec![x], ty, chunk, origin, None);
                 self.out.reasons[x.index()] = reason.clone();
                 self.merge_parts(x, v, d, part, arg, &places, chunk)
@@ -71,7 +80,12 @@ impl Emitter<'_> {
                 let x = self.split_parts(x, arg, d, part, v, &places, chunk);
                 let mut ty = self.out.body[x].ty.clone();
                 ty.dims.retain(|e| *e != part);
-                let op = Op::Collective { kind: Collective::ReduceScatter(reduce), subs: places, stages: None, part: Some(part) };
+                let op = Op::Collective {
+                    kind: Collective::ReduceScatter(ir::fault!("partition.scatter.sum", Reduce::Max, reduce)),
+                    subs: places,
+                    stages: None,
+                    part: Some(part),
+                };
                 self.push(op, vec![x], ty, chunk, origin, Some(v))
             }
             Reshard::AllToAll => {
@@ -114,7 +128,7 @@ impl Emitter<'_> {
             rest /= n;
             let u = u.expect("invariant: digits are sub-axes");
             if !kept.contains(&u) {
-                runs.push((moving.contains(&u), *n));
+                runs.push((ir::fault!("partition.runs.moving", true, moving.contains(&u)), *n));
             }
         }
         runs.push((false, rest));
@@ -198,7 +212,7 @@ impl Emitter<'_> {
     ) -> Value {
         let s = self.job.s;
         let origin = s.graph.body[v].origin.clone();
-        let kept: Vec<SubAxis> = s.sharding(v).splits(d);
+        let kept: Vec<SubAxis> = ir::fault!("partition.merged.kept", s.sharding(arg).splits(d), s.sharding(v).splits(d));
         let runs = self.runs(d, &kept, moving);
         let (local, whole) = (self.dim_of(arg, d), self.dim_of(v, d));
         let (parts, locals, order) = self.pieces(&runs, part, local);

@@ -143,7 +143,7 @@ impl Emitter<'_> {
         let of = |kind: DType| (0..own.len()).filter(|k| types[*k].dtype == kind).collect::<Vec<usize>>();
         let mut messages: Vec<Value> = kinds.iter().map(|kind| self.joined(&of(*kind).iter().map(|k| own[*k]).collect::<Vec<_>>(), ring)).collect();
         let mut block = own.to_vec();
-        for step in 0..steps {
+        for step in 0..ir::fault!("ring.blocks.last", steps - 1, steps) {
             let mut next = block.clone();
             if step + 1 < steps {
                 for (kind, message) in kinds.iter().zip(&mut messages) {
@@ -177,7 +177,7 @@ impl Emitter<'_> {
         own.extend(positions.map(|p| p[1]));
         let mut sum: Option<(Option<Value>, Value)> = None;
         self.round(&own, ring, &mut |e, block| {
-            let at: Vec<Value> = positions.map_or(vec![], |p| vec![p[0], block[block.len() - 1]]);
+            let at: Vec<Value> = positions.map_or(vec![], |p| vec![p[0], ir::fault!("ring.positions.stay", p[1], block[block.len() - 1])]);
             let op = |e: &mut Self, op: Op, args: &[Value], ty: &Type| e.push(op, [args, &at].concat(), ty.clone(), ring.chunk, ring.origin, None);
             let part = out.map(|_| op(e, Op::Attention(a.clone()), &[q, block[0], block[1]], &out_ty));
             let part_lse = op(e, Op::AttentionLse(a.clone()), &[q, block[0]], &lse_ty);
@@ -222,13 +222,14 @@ impl Emitter<'_> {
         });
         let sum = op(Op::Add, &[a, b], &ty);
         let log = op(Op::Unary(Unary::Log), &[sum], &ty);
-        let lse = op(Op::Add, &[top, log], &ty);
+        let lse = op(Op::Add, &[ir::fault!("ring.merge.scale", x.1, top), log], &ty);
         let (Some(p), Some(q)) = (x.0, y.0) else { return (None, lse) };
         let sum = op(Op::Binary(Binary::Max), &[sum, tiny], &ty);
         let [a, b] = [a, b].map(|part| op(Op::Binary(Binary::Div), &[part, sum], &ty));
         let wide = self.out.body[p].ty.clone();
         let mut op = |op: Op, args: &[Value]| self.push(op, args.to_vec(), wide.clone(), ring.chunk, ring.origin, None);
-        let [p, q] = [(p, a), (q, b)].map(|(part, weight)| op(Op::Binary(Binary::Mul), &[part, weight]));
+        let [p, q] =
+            ir::fault!("ring.merge.weights", [(p, b), (q, a)], [(p, a), (q, b)]).map(|(part, weight)| op(Op::Binary(Binary::Mul), &[part, weight]));
         (Some(op(Op::Add, &[p, q])), lse)
     }
 
@@ -253,7 +254,7 @@ impl Emitter<'_> {
         self.round(&own, ring, &mut |e, block| {
             let mut operands = vec![args[0], block[0], block[1], args[3], args[4], args[5]];
             operands.extend(positions.into_iter().flat_map(|p| [p[0], block[2]]));
-            load = load.map(|x| e.shift(x, ring));
+            load = load.map(|x| ir::fault!("ring.gradients.stay", x, e.shift(x, ring)));
             let grad = |e: &mut Self, which, ty: &Type| {
                 e.push(Op::AttentionGrad(a.clone(), which), operands.clone(), ty.clone(), ring.chunk, ring.origin, None)
             };
@@ -272,7 +273,7 @@ impl Emitter<'_> {
             self.map.insert((v, ring.chunk), w);
         }
         if let Some(load) = load {
-            let home = self.shift(load, ring);
+            let home = ir::fault!("ring.gradients.away", load, self.shift(load, ring));
             let wanted: Vec<Type> = travels.iter().map(|(which, _)| key_types[usize::from(*which == AttentionGrad::V)].clone()).collect();
             let parts = self.parted(home, &wanted, ring);
             for ((_, v), w) in travels.iter().zip(parts) {

@@ -47,7 +47,7 @@ impl Building {
 fn gpipe(shape: Shape, _: u32) -> Vec<Pass> {
     let all = |kind, chunk| (0..shape.microbatches).map(move |microbatch| Pass { kind, chunk, microbatch });
     let forward = (0..shape.chunks).flat_map(|c| all(Kind::Forward, c));
-    forward.chain((0..shape.chunks).rev().flat_map(|c| all(Kind::Backward, c))).collect()
+    forward.chain((0..shape.chunks).rev().flat_map(|c| all(Kind::Backward, ir::fault!("schedule.gpipe.chunk", shape.chunks - 1 - c, c)))).collect()
 }
 
 /// `warmup` forwards, then a forward and a backward in turn, then the other backwards.
@@ -60,7 +60,7 @@ fn alternate(forward: Vec<Pass>, backward: Vec<Pass>, warmup: u32) -> Vec<Pass> 
 
 fn one_f_one_b(shape: Shape, stage: u32) -> Vec<Pass> {
     let all = |kind| (0..shape.microbatches).map(|microbatch| Pass { kind, chunk: 0, microbatch }).collect();
-    alternate(all(Kind::Forward), all(Kind::Backward), shape.stages - stage - 1)
+    alternate(all(Kind::Forward), all(Kind::Backward), ir::fault!("schedule.one_f_one_b.warmup", stage, shape.stages - stage - 1))
 }
 
 /// A group of microbatches goes through the virtual stages one after the other, then the next group does.
@@ -69,8 +69,8 @@ fn interleaved(shape: Shape, stage: u32) -> Vec<Pass> {
         let mut out = vec![];
         for first in (0..shape.microbatches).step_by(shape.group as usize) {
             for turn in 0..shape.chunks {
-                let chunk = if kind == Kind::Forward { turn } else { shape.chunks - 1 - turn };
-                let end = (first + shape.group).min(shape.microbatches);
+                let chunk = if kind == Kind::Forward { turn } else { ir::fault!("schedule.interleaved.chunk", turn, shape.chunks - 1 - turn) };
+                let end = ir::fault!("schedule.interleaved.end", first + shape.group, (first + shape.group).min(shape.microbatches));
                 out.extend((first..end).map(|microbatch| Pass { kind, chunk, microbatch }));
             }
         }
@@ -88,7 +88,7 @@ fn zb_h1(shape: Shape, stage: u32) -> Vec<Pass> {
     for k in 0..m {
         out.extend((warmup + k < m).then(|| pass(Kind::Forward, warmup + k)));
         out.push(pass(Kind::Backward, k));
-        out.extend(k.checked_sub(stage).map(|w| pass(Kind::Weight, w)));
+        out.extend(k.checked_sub(ir::fault!("schedule.zb_h1.weight", stage + 1, stage)).map(|w| pass(Kind::Weight, w)));
     }
     out.extend((m.saturating_sub(stage)..m).map(|w| pass(Kind::Weight, w)));
     out
@@ -104,7 +104,7 @@ fn zb_v(shape: Shape, stage: u32) -> Vec<Pass> {
     out.push(&[(F, 1), (F, 0)], r);
     out.push(&[(F, 1), (B, 1), (W, 1)], p - r);
     // Microbatches that have begun so far, and those whose forward pass has ended.
-    let (begun, turned) = (2 * p - r - 1, p);
+    let (begun, turned) = (ir::fault!("schedule.zb_v.begun", 2 * p - r, 2 * p - r - 1), p);
     out.push(&[(F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], full - begun);
     out.push(&[(B, 0), (W, 0), (F, 1), (B, 1), (W, 1)], begun - turned);
     out.push(&[(B, 0), (B, 1)], r);

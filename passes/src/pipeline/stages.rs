@@ -37,7 +37,7 @@ fn staged(body: &Body) -> Vec<bool> {
         data[v.index()] = matches!(node.op, Op::Input(_) | Op::Uniform { .. }) || node.args.iter().any(|a| data[a.index()]);
         params[v.index()] = matches!(node.op, Op::Param(_)) || node.args.iter().any(|a| params[a.index()]);
     }
-    let staged = |v: Value| body[v].origin.phase != Phase::Update && data[v.index()] && params[v.index()];
+    let staged = |v: Value| body[v].origin.phase != Phase::Update && data[v.index()] && ir::fault!("stages.loose.data", true, params[v.index()]);
     body.values().map(staged).collect()
 }
 
@@ -73,7 +73,8 @@ impl Assigning<'_> {
         for v in &values {
             // What follows the last layer goes on to the stage of the loss, but what follows only earlier ones stays with them.
             let end = |s: u32| if self.ends.is_end(*v) && Some(&s) == last { self.layout.loss } else { s };
-            self.stage[v.index()] = self.of_layer(*v).or_else(|| self.args(*v, Phase::Forward).max().map(end));
+            self.stage[v.index()] =
+                ir::fault!("stages.forward.layer", None, self.of_layer(*v)).or_else(|| self.args(*v, Phase::Forward).max().map(end));
         }
         for v in values.iter().rev().filter(|v| self.stage[v.index()].is_none()).copied().collect::<Vec<_>>() {
             let begin = |s: u32| if Some(&s) == first { self.layout.embedding.min(s) } else { s };

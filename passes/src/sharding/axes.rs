@@ -141,7 +141,7 @@ impl<'a> Chooser<'a> {
             return false;
         }
         let parts: u64 = digits.iter().map(|u| self.mesh[*u].size).product();
-        if !dims.size(root).is_multiple_of(parts * self.mesh[u].size) {
+        if ir::fault!("axes.fits.remainder", false, !dims.size(root).is_multiple_of(parts * self.mesh[u].size)) {
             return false;
         }
         digits.push(u);
@@ -243,7 +243,7 @@ pub fn pad_vocabularies(graph: &mut Graph, mesh: &Mesh, lists: &Lists, multiple:
         if padded != size && graph.body.dims.original(d) == d {
             for e in graph.body.dims.ids().filter(|e| graph.body.dims.original(*e) == d).collect::<Vec<_>>() {
                 let info = &mut graph.body.dims[e];
-                (info.size, info.global, info.index) = (padded, padded, ir::dim::IndexMap::whole(padded));
+                (info.size, info.global, info.index) = (padded, padded, ir::dim::IndexMap::whole(ir::fault!("axes.pad.index", size, padded)));
                 grown.push(e);
             }
         }

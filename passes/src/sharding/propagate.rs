@@ -55,7 +55,11 @@ pub fn propagate(graph: Graph, mesh: &Mesh, lists: &Lists, rows: Rows) -> Sharde
     for v in reports.iter().copied().filter(|v| !update(v)) {
         let rest = Sharding::replicated(mesh);
         let origin = end(&graph.body[v].origin);
-        sums[v.index()] = p.written.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank");
+        sums[v.index()] = ir::fault!(
+            "propagate.report.partial",
+            p.current[v.index()],
+            p.written.reshard(p.current[v.index()], &rest, &origin, "a report is known on every rank")
+        );
     }
     p.current = sums;
     for v in updates {

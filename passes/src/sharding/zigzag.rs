@@ -76,7 +76,7 @@ pub fn choose(graph: &Graph, mesh: &Mesh, lists: &Lists) -> Vec<Choice> {
             let text = format!("{name} = {size} does not divide by 2 * cp = {}", 2 * ranks);
             Err(Reason { text, span: node.origin.span })
         } else {
-            Ok(Order::ZigZag { pairs: ranks, chunk: size / (2 * ranks) })
+            Ok(Order::ZigZag { pairs: ranks, chunk: ir::fault!("zigzag.chunk.size", size / ranks, size / (2 * ranks)) })
         };
         out.push((d, Choice { dim, order }));
     }
@@ -110,7 +110,7 @@ pub fn apply(mut graph: Graph, choices: &[Choice]) -> Graph {
     let dims = &mut graph.body.dims;
     let orders: Vec<(Dim, Order)> = choices.iter().filter_map(|c| Some((c.dim.among(dims)?, *c.order.as_ref().ok()?))).collect();
     for d in dims.ids() {
-        let original = dims.original(d);
+        let original = ir::fault!("zigzag.copies.plain", d, dims.original(d));
         if let Some((_, order)) = orders.iter().find(|(e, _)| *e == original) {
             dims[d].order = *order;
         }

@@ -11,6 +11,7 @@ mod events;
 mod everywhere;
 mod experts;
 mod explain;
+mod faults;
 mod formulas;
 mod generate;
 mod harness;

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Data, Outcome, Ranges, attempt, check};
 use ir::op::DType;
-use ir::options::{Counts, CpComm, Cuts, Offload, Recompute, TpOverlap, Zero};
+use ir::options::{Buffer, Counts, CpComm, Cuts, Offload, Recompute, TpOverlap, Zero};
 use ir::pipeline::Schedule;
 
 pub const GPT2: (&str, &[(&str, &str)]) =
@@ -74,7 +74,7 @@ pub const T5: (&str, &[(&str, &str)]) = (
 
 /// `bf16 dp2 cp2 ulysses tp4 pp2 ep2 etp1 sp m3 b2 full2 gpipe`: precision, sizes of axes, how context-parallel attention exchanges (a ring,
 /// unless it says ulysses, gather or both), sequence parallelism, microbatches, sequences per microbatch and rank, layers recomputed together,
-/// `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
+/// `bucket40` elements of a full bucket, `room150` hundredths of a rank's share of experts' rows, `v2 group3` virtual stages and microbatches in a group; 1F1B unless it says gpipe, zbh1 or zbv.
 pub fn case(words: &str) -> Case {
     let mut case = Case { micro_batch: 1, ..Case::default() };
     let mut microbatches = 1;
@@ -100,6 +100,8 @@ pub fn case(words: &str) -> Case {
             "zero" => case.zero = Zero::ALL[number() as usize],
             "offload" => case.offload = Offload::Optimizer,
             "tf" => case.tf32 = true,
+            "bucket" => case.bucket_size = Some(number()),
+            "room" => case.moe_buffer = Buffer::Factor(number() as f64 / 100.0),
             "m" => microbatches = number(),
             "b" => case.micro_batch = number(),
             "selective" => case.recompute = Recompute::Selective,

@@ -34,7 +34,7 @@ impl Spot {
     }
 
     fn at(self, microbatch: u32) -> Location {
-        Location { arena: self.arena, byte: self.byte + u64::from(microbatch % self.slots) * self.bytes }
+        Location { arena: self.arena, byte: self.byte + u64::from(ir::fault!("executor.stash.slot", 0, microbatch % self.slots)) * self.bytes }
     }
 }
 
@@ -132,7 +132,7 @@ fn scalar(scalar: &Scalar, coords: &Coords, step: &Step) -> f64 {
     match scalar {
         Scalar::LearningRate => step.learning_rate,
         Scalar::LossScale => step.loss_scale,
-        Scalar::Step => step.number as f64,
+        Scalar::Step => ir::fault!("executor.scalars.step", step.seed as f64, step.number as f64),
         Scalar::Seed => step.seed as f64,
         Scalar::BiasCorrection(beta) => 1.0 - beta.0.powf(step.number as f64),
         Scalar::Linear(form) => linear(form, coords) as f64,

@@ -86,7 +86,7 @@ impl<'a> Writing<'a> {
         let (dims, origin) = (self.old.body.dims_of(node).to_vec(), self.old.body[node].origin.clone());
         let all = self.bucket(k, chunk);
         let piece = self.dim("piece", self.old.body.dims.elements(&dims));
-        let cut = Op::Slice { from: self.all[k], to: Some(piece), at };
+        let cut = Op::Slice { from: self.all[k], to: Some(piece), at: ir::fault!("zero.piece.at", 0, at) };
         let cut = self.push(cut, vec![all], Type::new(self.dtypes[k], [piece]), chunk, &origin);
         let view = Op::View { from: vec![piece], to: dims.clone() };
         let v = self.push(view, vec![cut], Type::new(self.dtypes[k], dims), chunk, &origin);
@@ -268,7 +268,7 @@ impl<'a> Sharing<'a> {
                 x = self.w.push(Op::Expand, vec![x], own.clone(), class.chunk, origin);
                 self.w.out.accumulate[x.index()] = class.accumulates && !self.per_microbatch(k);
             }
-            for mask in &m.masks {
+            for mask in ir::fault!("zero.gradient.unmasked", &[][..], &m.masks[..]) {
                 let args = &body[*mask].args;
                 let (inside, zero) = (self.again(args[0], chunk), self.again(args[2], chunk));
                 x = self.w.push(Op::Select, vec![inside, x, zero], own.clone(), chunk, origin);
@@ -291,7 +291,7 @@ impl<'a> Sharing<'a> {
         x = self.w.push(Op::View { from: vec![all], to: vec![ranks, own] }, vec![x], f32(&[ranks, own]), chunk, &origin);
         let op = Op::Collective { kind: Collective::ReduceScatter(Reduce::Sum), subs: class.subs.clone(), stages: None, part: Some(ranks) };
         x = self.w.push(op, vec![x], f32(&[own]), chunk, &origin);
-        self.w.out.accumulate[x.index()] = class.accumulates && self.per_microbatch(k);
+        self.w.out.accumulate[x.index()] = ir::fault!("zero.gradient.accumulate", false, class.accumulates && self.per_microbatch(k));
         let why = below(body, &members[0]).into_iter().find_map(|v| self.w.old.reasons[v.index()].as_ref().filter(|_| Some(v) != members[0].stages));
         self.w.out.reasons[x.index()] = why.map(|w| w.and(&format!("; {} in one bucket", members.len())));
         self.gradients[k] = Some(x);
@@ -320,7 +320,7 @@ impl<'a> Sharing<'a> {
         let ty = self.w.out.body[x].ty.clone();
         let x = self.w.push(node.op.clone(), vec![x], ty, Chunk::Reduce, &node.origin);
         self.w.out.reasons[x.index()] = self.w.old.reasons[v.index()].clone();
-        self.gradients[k] = Some(x);
+        self.gradients[k] = Some(ir::fault!("zero.stages.lost", self.gradient(k), x));
     }
 
     fn gradient(&self, k: usize) -> Value {
@@ -351,7 +351,9 @@ impl<'a> Sharing<'a> {
                 let cut = Op::Shard { from: self.w.all[k], to: own, index: planned[k].part.clone() };
                 self.w.push(cut, vec![all], ty, chunk, &node.origin)
             }
-            Op::State(_, n) => self.w.push(Op::State(slot, n + u32::from(copies)), vec![], ty, chunk, &node.origin),
+            Op::State(_, n) => {
+                self.w.push(Op::State(slot, ir::fault!("zero.state.number", *n, n + u32::from(copies))), vec![], ty, chunk, &node.origin)
+            }
             op => {
                 let args = node.args.iter().map(|a| self.step(k, *a, chunk, known)).collect();
                 match op {
@@ -382,7 +384,7 @@ impl<'a> Sharing<'a> {
             x = self.w.push(Op::Add, terms, scalar.clone(), Chunk::Reduce, &origin);
         }
         let op = Op::Collective { kind: Collective::AllReduce(Reduce::Sum), subs: first.class.subs.clone(), stages: None, part: None };
-        x = self.w.push(op, vec![x], scalar, Chunk::Reduce, &origin);
+        x = ir::fault!("zero.norm.part", x, self.w.push(op, vec![x], scalar, Chunk::Reduce, &origin));
         self.w.out.reasons[x.index()] = Some("each rank has the squares of its part of the gradients".into());
         match first.sum {
             Some((_, Some(mask))) => {
@@ -401,7 +403,7 @@ impl<'a> Sharing<'a> {
         let mut groups: Vec<Vec<usize>> = vec![];
         for k in buckets {
             let key = |k: usize| planned[k].members[0].class.adds();
-            match groups.iter_mut().find(|g| key(g[0]) == key(*k)) {
+            match groups.iter_mut().find(|g| ir::fault!("zero.norm.group", true, key(g[0]) == key(*k))) {
                 Some(group) => group.push(*k),
                 None => groups.push(vec![*k]),
             }
@@ -457,7 +459,7 @@ impl<'a> Sharing<'a> {
         let origin = self.w.old.body[first.new].origin.clone();
         let (own, all, dtype) = (self.parts[k], self.w.all[k], self.w.dtypes[k]);
         if bucket.holds == Holds::Copies {
-            states.insert(0, new);
+            states.insert(ir::fault!("zero.weights.last", states.len(), 0), new);
             new = self.w.push(Op::Cast, vec![new], Type::new(dtype, [own]), chunk, &origin);
         }
         let ranks = self.w.dim("rank", bucket.size / part.len());

@@ -155,11 +155,11 @@ impl Finding<'_> {
         let class = Class {
             chunk: self.local.chunks[term.index()],
             subs,
-            copies: copied(u.slot),
+            copies: ir::fault!("zero.class.copies", None, copied(u.slot)),
             accumulates: self.local.accumulate[term.index()],
-            alone: (stages.is_some() || sum.is_none()).then_some(u.slot),
-            sum: key,
-            update: self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), gradient),
+            alone: ir::fault!("zero.class.alone", None, (stages.is_some() || sum.is_none()).then_some(u.slot)),
+            sum: ir::fault!("zero.class.norm", None, key),
+            update: ir::fault!("zero.class.update", String::new(), self.text(&roots.iter().copied().chain(square).collect::<Vec<_>>(), gradient)),
         };
         Some(Shared { slot: u.slot, dims, term, masks, gradient, stages, square, sum, new: u.new, states: u.states.clone(), class })
     }

@@ -99,7 +99,7 @@ fn share(training: Local, evaluation: Local, updates: Vec<Shared>, zero: Zero, s
     let buckets: Vec<Planned> = classes.into_iter().flat_map(|c| fill(&training, c, size)).map(|members| plan(&training, members)).collect();
     let homes: HashMap<u32, (usize, u64)> =
         buckets.iter().enumerate().flat_map(|(k, b)| b.bucket.pieces.iter().map(move |p| (p.slot, (k, p.at)))).collect();
-    let at_evaluation = |slot: u32| homes.get(&(slot_of[slot as usize]? as u32)).copied();
+    let at_evaluation = |slot: u32| homes.get(&(slot_of[ir::fault!("zero.evaluation.slot", 0, slot as usize)]? as u32)).copied();
     let evaluation = emit::read_from_buckets(evaluation, &buckets, &at_evaluation);
     (Sharing::new(&training, &buckets, &homes, zero).run(), evaluation)
 }
@@ -154,12 +154,12 @@ fn plan(local: &Local, members: Vec<Shared>) -> Planned {
         let at = end.next_multiple_of(ALIGN);
         let index = m.dims.iter().map(|d| local.body.dims[*d].index.clone()).collect();
         pieces.push(Piece { slot: m.slot, at, index });
-        end = at + local.body.dims.elements(&m.dims);
+        end = ir::fault!("zero.piece.overlap", at, at + local.body.dims.elements(&m.dims));
     }
     let size = end.next_multiple_of(lcm(ranks, END));
     let count = size / ranks;
     let base = Base::Coords(own_part(&local.mesh, &members[0].class.subs, count));
-    let part = IndexMap { parts: vec![(count, 1)], base };
+    let part = IndexMap { parts: vec![(ir::fault!("zero.part.count", count / 2, count), 1)], base };
     let holds = if members[0].class.copies.is_some() { Holds::Copies } else { Holds::Weights };
     Planned { bucket: Bucket { size, holds, pieces }, members, part }
 }

@@ -40,7 +40,8 @@ impl Fusion<'_> {
 
     /// Whether a group stores a value that it computes.
     pub(super) fn stores(&self, group: usize, v: Value) -> bool {
-        self.of[v.index()] == Some(group) && (self.kept[v.index()] || self.users[v.index()].is_empty() || !self.readers(v).is_empty())
+        self.of[v.index()] == Some(group)
+            && (ir::fault!("fuse.stores.kept", false, self.kept[v.index()]) || self.users[v.index()].is_empty() || !self.readers(v).is_empty())
     }
 
     /// Groups that use a value and do not compute it.

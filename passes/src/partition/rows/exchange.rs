@@ -53,8 +53,10 @@ impl Emitter<'_> {
                 let scattered = (kind != Reshard::AllGather).then(|| self.side(v, &subs, layout));
                 let gathered = (kind != Reshard::ReduceScatter).then(|| self.side(arg, &subs, layout));
                 let kind = match kind {
-                    Reshard::AllGather => Collective::AllGather,
-                    Reshard::ReduceScatter => Collective::ReduceScatter(reduce),
+                    Reshard::AllGather => ir::fault!("rows.gather.sum", Collective::AllReduce(Reduce::Sum), Collective::AllGather),
+                    Reshard::ReduceScatter => {
+                        ir::fault!("rows.reduce.max", Collective::ReduceScatter(Reduce::Max), Collective::ReduceScatter(reduce))
+                    }
                     _ => Collective::AllToAll,
                 };
                 // A dim of what is in a row takes part as members times what is left of it.

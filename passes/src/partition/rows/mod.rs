@@ -182,7 +182,7 @@ impl Emitter<'_> {
             // A token that chooses an expert twice sends it twice as much.
             let count = b.op(Op::View { from: vec![slots], to }, &[home.count]);
             let count = b.cast(count, ty.dtype);
-            let rows = b.mul(rows, count);
+            let rows = ir::fault!("rows.dispatch.count", rows, b.mul(rows, count));
             b.body[rows].ty = ty;
             rows
         })
@@ -213,7 +213,7 @@ impl Emitter<'_> {
         let groups = self.group_dims(&at);
         let by_group = [groups.clone(), vec![experts]].concat();
         let ty = Type::new(sum_type(node.ty.dtype), [by_group.clone(), self.rest(v, layout)].concat());
-        let table = self.table(if args.len() == 2 { Table::Ends } else { Table::Expert }, &at, spot);
+        let table = self.table(if args.len() == 2 { Table::Ends } else { ir::fault!("rows.sum.experts", Table::Ends, Table::Expert) }, &at, spot);
         let homes = self.home_dims(&at);
         let all = !node.ty.has(job.rows.layouts[layout].routing.experts);
         if let ([x, y], true, false) = (&args[..], groups.is_empty(), all) {
@@ -315,7 +315,13 @@ impl Emitter<'_> {
         let s = self.job.s;
         let l = &self.job.rows.layouts[layout];
         let (own, home) = (s.sharding(v), s.sharding(l.chosen));
-        let moved = |d: &Dim| home.splits(*d).into_iter().filter(|u| own[*u] != Placement::Split(*d)).collect::<Vec<_>>();
+        let moved = |d: &Dim| {
+            ir::fault!(
+                "rows.gathered.own",
+                own.splits(*d).into_iter().filter(|u| home[*u] != Placement::Split(*d)).collect::<Vec<_>>(),
+                home.splits(*d).into_iter().filter(|u| own[*u] != Placement::Split(*d)).collect::<Vec<_>>()
+            )
+        };
         let mut gathered: Vec<SubAxis> = l.tokens.iter().flat_map(moved).collect();
         gathered.sort_unstable();
         At { layout, gathered, split: own.splits(l.routing.experts) }

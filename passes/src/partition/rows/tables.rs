@@ -66,7 +66,7 @@ impl Emitter<'_> {
             let total = b.op(Op::View { from: vec![experts], to: by_group.clone() }, &[total]);
             let ends = b.op(Op::Cumsum { over: group, reverse: false }, &[total]);
             // Numbers count from one here, so that a choice of no expert looks up none.
-            let begin = b.sub(ends, total);
+            let begin = ir::fault!("rows.tables.begin", ends, b.sub(ends, total));
             let begin = b.op(Op::View { from: by_group.clone(), to: vec![experts] }, &[begin]);
             let among = b.op(Op::Cumsum { over: token, reverse: false }, &[one]);
             let mut number = b.add(&[begin, among]);
@@ -86,7 +86,7 @@ impl Emitter<'_> {
                 let before = b.add(&terms);
                 let before = b.expand(before, &by_group);
                 let before = b.op(Op::View { from: by_group, to: vec![experts] }, &[before]);
-                number = b.add(&[number, before]);
+                number = ir::fault!("rows.tables.groups", number, b.add(&[number, before]));
             }
             let (none, first, back) = (b.int(0), b.int(1), b.int(-1));
             let number = b.select(placed, number, none);
@@ -144,7 +144,7 @@ impl Emitter<'_> {
                 self.build(spot, |b| {
                     // As many experts before it as have ended.
                     let (number, size, none) = (b.op(Op::Iota(slot), &[]), b.int(size), b.int(-1));
-                    let ended = b.compare(Compare::Le, ends, number);
+                    let ended = b.compare(ir::fault!("rows.tables.expert", Compare::Lt, Compare::Le), ends, number);
                     let ended = b.cast(ended, DType::I32);
                     let expert = b.sum(ended, &[group]);
                     let someones = b.compare(Compare::Lt, expert, size);
@@ -155,7 +155,7 @@ impl Emitter<'_> {
                 let (token, expert) = (self.table(Table::Token, at, spot), self.table(Table::Expert, at, spot));
                 self.build(spot, |b| {
                     let (size, zero, none) = (b.int(size), b.int(0), b.int(-1));
-                    let place = b.mul(token, size);
+                    let place = ir::fault!("rows.tables.place", token, b.mul(token, size));
                     let place = b.add(&[place, expert]);
                     let someones = b.compare(Compare::Ge, expert, zero);
                     b.select(someones, place, none)

@@ -123,7 +123,11 @@ impl<'a> Flow<'a> {
                     let own = usize::from(is_linear && self.is(v, u, Natural::Sum));
                     let others = partial[c.index()][u.0 as usize] > own;
                     let next = self.later(*c, u);
-                    ok &= if rule.joint { next || others } else { next && is_linear && self.choice(*c, u).is_none() && !others };
+                    ok &= if rule.joint {
+                        next || others
+                    } else {
+                        next && ir::fault!("propagate.later.nonlinear", true, is_linear) && self.choice(*c, u).is_none() && !others
+                    };
                 }
                 self.later[v.index()][u.0 as usize] = ok;
             }

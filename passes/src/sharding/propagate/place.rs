@@ -95,8 +95,8 @@ impl<'a> Placing<'a> {
         let mut to = result;
         for u in self.mesh.ids() {
             if shared && to[u].is_partial() && matches!(rest[u], Placement::Split(_)) && self.mesh[u].axis != Axis::Microbatch {
-                to[u] = rest[u];
-            } else if !shared && to[u].is_partial() && !self.keeps(v, u) {
+                to[u] = ir::fault!("propagate.shared.whole", Placement::Replicated, rest[u]);
+            } else if !shared && to[u].is_partial() && ir::fault!("propagate.completed.never", false, !self.keeps(v, u)) {
                 to[u] = if self.flow.whole(v, u) { Placement::Replicated } else { rest[u] };
             }
         }
@@ -111,7 +111,7 @@ impl<'a> Placing<'a> {
             match modes[u.0 as usize] {
                 Mode::Whole => {}
                 Mode::Sums => {
-                    needs.iter_mut().for_each(|n| n[u] = Placement::SUM);
+                    needs.iter_mut().for_each(|n| n[u] = ir::fault!("propagate.sums.unmasked", Placement::Replicated, Placement::SUM));
                     result[u] = Placement::SUM;
                 }
                 Mode::Through(slot) => {
@@ -130,8 +130,8 @@ impl<'a> Placing<'a> {
                     }
                     result[u] = match of.kind {
                         LoopKind::Map | LoopKind::Ring => of.out.map_or(Placement::Replicated, Placement::Split),
-                        LoopKind::Sum => Placement::SUM,
-                        LoopKind::Max => Placement::Partial(Partial::Max),
+                        LoopKind::Sum => ir::fault!("propagate.sum.whole", Placement::Replicated, Placement::SUM),
+                        LoopKind::Max => ir::fault!("propagate.max.sum", Placement::SUM, Placement::Partial(Partial::Max)),
                         LoopKind::Block => unreachable!("invariant: block loops are not chosen"),
                     };
                 }

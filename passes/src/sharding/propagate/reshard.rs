@@ -67,7 +67,7 @@ impl<'a> Written<'a> {
                 (Placement::Partial(_), Placement::Split(_)) => Reshard::ReduceScatter,
                 (Placement::Partial(_), Placement::Replicated) => Reshard::AllReduce,
                 (Placement::Replicated, Placement::Split(_)) => Reshard::Slice,
-                (Placement::Split(_), Placement::Replicated) => Reshard::AllGather,
+                (Placement::Split(_), Placement::Replicated) => ir::fault!("propagate.reshard.kind", Reshard::AllReduce, Reshard::AllGather),
                 (Placement::Split(_), Placement::Split(_)) => Reshard::AllToAll,
                 (Placement::Replicated, Placement::Partial(_)) => Reshard::Mask,
                 (Placement::Replicated, Placement::Replicated) | (Placement::Split(_) | Placement::Partial(_), Placement::Partial(_)) => {
@@ -77,7 +77,9 @@ impl<'a> Written<'a> {
             // Sums over several axes are one; other collectives exchange along one axis.
             let axis = match kind {
                 Reshard::AllReduce | Reshard::Slice | Reshard::Mask => None,
-                Reshard::ReduceScatter | Reshard::AllToAll | Reshard::AllGather => Some(self.mesh[u].axis),
+                Reshard::ReduceScatter | Reshard::AllToAll | Reshard::AllGather => {
+                    ir::fault!("propagate.reshard.axis", None, Some(self.mesh[u].axis))
+                }
             };
             match moves.iter_mut().find(|m| (m.kind, m.from, m.to, m.axis) == (kind, a, b, axis)) {
                 Some(m) => m.subs.push(u),
@@ -87,7 +89,7 @@ impl<'a> Written<'a> {
         moves.sort_by_key(|m| m.kind);
         let mut v = v;
         for Move { kind, from, to: b, subs, .. } in moves {
-            let phase = (kind == Reshard::AllGather).then_some(origin.phase);
+            let phase = ir::fault!("propagate.reshard.phase", None, (kind == Reshard::AllGather).then_some(origin.phase));
             let key = (v, kind, b, subs.clone(), phase);
             // The backward pass of a layer may be on another stage than the layer that made it in the forward pass.
             let made = |w: &Value| {

@@ -1,0 +1,328 @@
+//! Faults of the compiler's own source ([`ir::faults`]), switched on one by one: each has to be refused, or to change nothing.
+//!
+//! A job is compiled with a fault on. If a verifier refuses, that is that. If another job than without the fault comes of it, two steps and an
+//! evaluation of all ranks are compared with those of the right one, and so is what jobs say beside their programs. What changes a result and
+//! was not refused got *through*: it has to stand in [`KNOWN`], with the reason.
+
+mod jobs;
+mod known;
+
+use crate::harness::{Outcomes, Ranges, Runner, models, options};
+use crate::random::number;
+use ir::faults::watch;
+use ir::program::Job;
+use ir::random::key;
+use jobs::{Asked, jobs};
+use known::KNOWN;
+use passes::compile::{CompileError, Compiled, compile};
+use runtime::host::Tensor;
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// A fault, as the sources have it.
+struct Fault {
+    name: &'static str,
+    /// `passes/src/local/bucket.rs:228`.
+    place: String,
+}
+
+impl Fault {
+    /// The pass, or what else makes such mistakes.
+    fn pass(&self) -> &'static str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+
+    /// Whether what runs a job has it too: then equal jobs may do otherwise.
+    fn is_of_runs(&self) -> bool {
+        ["ir/", "runtime/"].iter().any(|folder| self.place.starts_with(folder))
+    }
+}
+
+/// What came of a fault in a job.
+#[derive(Debug)]
+enum Came {
+    /// The same job.
+    Same,
+    /// Another job that computes the same.
+    Equal,
+    /// By this invariant, or error.
+    Refused(String),
+    Panicked,
+    /// What is other than it should be.
+    Through(String),
+}
+
+/// A job without faults, and where compiling it comes by.
+struct Right {
+    compiled: Compiled,
+    runner: Runner,
+    reached: BTreeSet<&'static str>,
+    ran: OnceLock<(Outcomes, BTreeSet<&'static str>)>,
+}
+
+impl Right {
+    fn new(asked: &Asked) -> Right {
+        let (compiled, reached) = watch(None, || asked.compile());
+        let compiled = match compiled {
+            Ok(Ok(compiled)) => compiled,
+            Ok(Err(e)) => panic!("{asked}: {e:?}"),
+            Err(e) => panic!("{asked}: {e}"),
+        };
+        let runner = Runner::new(&compiled, &asked.case, &Ranges::new());
+        Right { compiled, runner, reached, ran: OnceLock::new() }
+    }
+
+    fn ran(&self, asked: &Asked) -> &(Outcomes, BTreeSet<&'static str>) {
+        self.ran.get_or_init(|| {
+            let (got, reached) = watch(None, || self.runner.outcomes(&self.compiled.job));
+            (got.unwrap_or_else(|e| panic!("{asked}: {e}")), reached)
+        })
+    }
+
+    fn reaches(&self, asked: &Asked, fault: &Fault) -> bool {
+        self.reached.contains(fault.name) || fault.is_of_runs() && self.ran(asked).1.contains(fault.name)
+    }
+}
+
+impl Asked {
+    /// # Errors
+    /// What is wrong with the text, rendered; in it, what is wrong with the job.
+    fn compile(&self) -> Result<Result<Compiled, CompileError>, String> {
+        let defines: Vec<(&str, &str)> = self.defines.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let models = models(&self.text, &defines, &self.case)?;
+        Ok(compile(models.training, models.evaluation, &options(&self.case)))
+    }
+
+    /// Compiles and, if something else comes of it, runs the job with a fault on.
+    fn with(&self, fault: &Fault, right: &Right) -> Came {
+        let compiled = match watch(Some(fault.name), || quietly(|| self.compile())).0 {
+            Err(_) => return Came::Panicked,
+            Ok(Err(text)) => return Came::Refused(code(&text).into()),
+            Ok(Ok(Err(CompileError::User(errors)))) => return Came::Refused(errors[0].code.clone()),
+            Ok(Ok(Err(CompileError::Broken(broken)))) => {
+                return broken.complaint.invariant().map_or(Came::Panicked, |invariant| Came::Refused(invariant.to_string()));
+            }
+            Ok(Ok(Ok(compiled))) => compiled,
+        };
+        let (got, want) = (&compiled.job, &right.compiled.job);
+        if got == want && !fault.is_of_runs() {
+            return Came::Same;
+        }
+        if said(got) != said(want) {
+            return Came::Through("says otherwise what it is".into());
+        }
+        match watch(Some(fault.name), || quietly(|| right.runner.outcomes(got))).0 {
+            Err(_) => Came::Through("a rank panics".into()),
+            Ok(Err(e)) => Came::Through(format!("runs otherwise: {}", e.lines().next().unwrap_or_default())),
+            Ok(Ok(got)) => differs(&got, &right.ran(self).0).map_or(Came::Equal, Came::Through),
+        }
+    }
+}
+
+/// The first code of rendered errors.
+fn code(text: &str) -> &str {
+    text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("an error", |(code, _)| code)
+}
+
+/// Catches a panic of which nobody is told.
+fn quietly<T>(run: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+    catch_unwind(AssertUnwindSafe(run))
+}
+
+/// What a job says beside its programs and where these find their tables.
+fn said(job: &Job) -> Job {
+    Job { kernels: vec![], programs: vec![], stages: vec![], tables: vec![], in_flight: 1, ..job.clone() }
+}
+
+/// The first result that is another one, by more than rounding of f64.
+fn differs(got: &Outcomes, want: &Outcomes) -> Option<String> {
+    let reports = |name: &str, got: &BTreeMap<String, f64>, want: &BTreeMap<String, f64>| {
+        if got.keys().ne(want.keys()) {
+            return Some(format!("other reports of {name}"));
+        }
+        want.iter().find(|(k, x)| far(&[got[*k]], &[**x])).map(|(k, x)| format!("{name} reports {k} = {} instead of {x}", got[k]))
+    };
+    let tensors = |name: &str, got: &Tensor, want: &Tensor| far(&got.data, &want.data).then(|| format!("{name} is another one"));
+    reports("a step", &got.0, &want.0)
+        .or_else(|| reports("an evaluation", &got.3, &want.3))
+        .or_else(|| want.1.iter().find_map(|(name, t)| tensors(name, got.1.get(name)?, t)))
+        .or_else(|| want.2.iter().find_map(|(key, t)| tensors(&format!("state {} of {}", key.1, key.0), got.2.get(key)?, t)))
+        .or_else(|| (got.1.len() != want.1.len() || got.2.len() != want.2.len()).then(|| "other parameters or states".into()))
+}
+
+fn far(got: &[f64], want: &[f64]) -> bool {
+    let bound = 1e-9 * want.iter().fold(1e-3f64, |most, x| most.max(x.abs()));
+    got.len() != want.len() || got.iter().zip(want).any(|(g, w)| (g - w).abs() > bound || (g - w).is_nan())
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").into()
+}
+
+/// Every `fault!` of the workspace's sources, in an order that mixes all of them.
+fn faults() -> Vec<Fault> {
+    let mut found = vec![];
+    for krate in ["frontend", "ir", "passes", "runtime"] {
+        read(&root().join(krate).join("src"), &mut found);
+    }
+    found.sort_by_key(|f| key(f.name));
+    found
+}
+
+fn read(folder: &Path, found: &mut Vec<Fault>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            read(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("ir/src/faults.rs") {
+            let text = fs::read_to_string(&path).expect("text");
+            let shown = path.strip_prefix(root()).expect("in the workspace").display().to_string();
+            let mut line = 1;
+            let mut pieces = text.split("fault!(");
+            line += pieces.next().map_or(0, |before| before.matches('\n').count());
+            for piece in pieces {
+                let name = piece.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"')).expect("a fault begins with its name").0;
+                found.push(Fault { name: name.to_string().leak(), place: format!("{shown}:{line}") });
+                line += piece.matches('\n').count();
+            }
+        }
+    }
+}
+
+/// What came of a fault in all jobs that were tried.
+#[derive(Default)]
+struct Tried {
+    jobs: usize,
+    /// Of these, how many came out as other ones that compute the same.
+    other: usize,
+    refused: Option<String>,
+    through: Option<String>,
+}
+
+impl Tried {
+    fn verdict(&self) -> String {
+        match (&self.through, &self.refused) {
+            (Some(what), _) => format!("THROUGH {what}"),
+            (None, Some(by)) => format!("refused by {by}"),
+            (None, None) if self.jobs == 0 => "NOT REACHED".into(),
+            (None, None) if self.other == 0 => format!("changes none of {} jobs", self.jobs),
+            (None, None) => format!("harmless: {} of {} jobs are other ones, and compute the same", self.other, self.jobs),
+        }
+    }
+}
+
+/// Tries a fault on jobs until one is refused, or gets through; on all of them if `everywhere`.
+fn try_out(fault: &Fault, all: &[Asked], right: &[OnceLock<Right>], everywhere: bool) -> Tried {
+    let (mut tried, begin) = (Tried::default(), Instant::now());
+    for (asked, right) in all.iter().zip(right) {
+        let right = right.get_or_init(|| Right::new(asked));
+        if !right.reaches(asked, fault) {
+            continue;
+        }
+        tried.jobs += 1;
+        match asked.with(fault, right) {
+            Came::Same => {}
+            Came::Equal => tried.other += 1,
+            Came::Refused(by) => drop(tried.refused.get_or_insert(by)),
+            Came::Panicked => drop(tried.refused.get_or_insert("a panic".into())),
+            Came::Through(what) => drop(tried.through.get_or_insert(format!("({asked}: {what})"))),
+        }
+        let known = tried.refused.is_some() || tried.through.is_some();
+        if known && !everywhere || begin.elapsed() > LIMIT {
+            break;
+        }
+    }
+    tried
+}
+
+/// For a fault, most of which time is for the jobs that are the first to need it.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How many faults are tried by default.
+const SAMPLE: u64 = 8;
+
+/// A sample of faults, or `FAULTS` from number `FAULTS_FIRST` on, each on jobs until one shows what becomes of it; with `FAULTS_EVERYWHERE=1`
+/// on all jobs. `FAULT=name` tries one alone.
+#[test]
+fn no_fault_of_a_pass_gets_through() {
+    let list = faults();
+    let names: BTreeSet<&str> = list.iter().map(|f| f.name).collect();
+    assert_eq!(names.len(), list.len(), "two faults have one name");
+    assert!(list.len() <= 400, "{} faults are more than `make test-long-faults` tries", list.len());
+    for (name, _) in KNOWN {
+        assert!(names.contains(name), "`{name}` is known to get through, and nowhere");
+    }
+    let (first, count) = (number("FAULTS_FIRST", 0) as usize, number("FAULTS", SAMPLE) as usize);
+    let one = std::env::var("FAULT").ok();
+    let chosen: Vec<&Fault> = match &one {
+        Some(name) => list.iter().filter(|f| f.name.starts_with(name)).collect(),
+        None => list.iter().skip(first).take(count).collect(),
+    };
+    let (all, everywhere) = (jobs(), number("FAULTS_EVERYWHERE", 0) > 0);
+    let right: Vec<OnceLock<Right>> = all.iter().map(|_| OnceLock::new()).collect();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some(fault) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let begin = Instant::now();
+                    let tried = try_out(fault, &all, &right, everywhere);
+                    println!("{:<36} {:<44} {:>6.2} s  {}", fault.name, fault.place, begin.elapsed().as_secs_f64(), tried.verdict());
+                    done.lock().expect("no poison").insert(fault.name, (fault.pass(), tried));
+                }
+            });
+        }
+    });
+    let done = done.into_inner().expect("no poison");
+    table(&done);
+    let of = |holds: &dyn Fn(&Tried) -> bool| done.iter().filter(|(_, (_, t))| holds(t)).map(|(name, _)| *name).collect::<BTreeSet<&str>>();
+    let known: BTreeSet<&str> = KNOWN.iter().map(|k| k.0).filter(|name| done.contains_key(name)).collect();
+    let through = of(&|t| t.through.is_some());
+    let new: Vec<&&str> = through.difference(&known).collect();
+    let mended: Vec<&&str> = known.difference(&through).collect();
+    let missed = of(&|t| t.jobs == 0);
+    assert!(missed.is_empty(), "no job reaches {missed:?}");
+    assert!(new.is_empty(), "{} faults get through: {new:?}", new.len());
+    assert!(mended.is_empty(), "these get through no more, and faults/known.rs says so: {mended:?}");
+}
+
+/// By pass: faults, those that were refused and by what, that made jobs that compute the same or changed none, that got through.
+fn table(done: &BTreeMap<&'static str, (&'static str, Tried)>) {
+    let mut passes: BTreeMap<&str, Vec<&Tried>> = BTreeMap::new();
+    done.values().for_each(|(pass, tried)| passes.entry(pass).or_default().push(tried));
+    println!("| pass | faults | refused | harmless | no change | through | by |");
+    println!("|---|---|---|---|---|---|---|");
+    let line = |pass: &str, all: &[&Tried]| {
+        let count = |holds: &dyn Fn(&Tried) -> bool| all.iter().filter(|t| holds(t)).count();
+        let through = count(&|t| t.through.is_some());
+        let refused = count(&|t| t.through.is_none() && t.refused.is_some());
+        let mut by: BTreeMap<&str, usize> = BTreeMap::new();
+        all.iter().filter(|t| t.through.is_none()).filter_map(|t| t.refused.as_deref()).for_each(|r| *by.entry(r).or_default() += 1);
+        let by: Vec<String> = by.into_iter().map(|(r, n)| if n > 1 { format!("{r} ({n})") } else { r.to_string() }).collect();
+        let harmless = count(&|t| t.through.is_none() && t.refused.is_none() && t.other > 0);
+        let same = all.len() - through - refused - harmless;
+        println!("| {pass} | {} | {refused} | {harmless} | {same} | {through} | {} |", all.len(), by.join(", "));
+    };
+    passes.iter().for_each(|(pass, all)| line(pass, all));
+    let all: Vec<&Tried> = done.values().map(|d| &d.1).collect();
+    line("all", &all);
+}
+
+/// The feature is asked for by tests alone: nothing that a build makes has faults.
+#[test]
+fn builds_have_no_faults() {
+    let features = |edges: &str| {
+        let arguments = ["tree", "--offline", "--workspace", "--invert", "ir", "--depth", "0", "--format", "{f}", "--edges", edges];
+        let out = Command::new(env!("CARGO")).args(arguments).output().expect("cargo runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).expect("UTF-8").lines().next().unwrap_or_default().to_string()
+    };
+    assert_eq!((features("normal,build").as_str(), features("normal,build,dev").as_str()), ("", "faults"));
+}
