@@ -8,6 +8,7 @@ mod jobs;
 mod known;
 
 use crate::harness::{Outcomes, Ranges, Runner, models, options};
+use crate::models::GPT2;
 use crate::random::number;
 use ir::faults::watch;
 use ir::program::Job;
@@ -291,6 +292,20 @@ fn no_fault_of_a_pass_gets_through() {
     assert!(missed.is_empty(), "no job reaches {missed:?}");
     assert!(new.is_empty(), "{} faults get through: {new:?}", new.len());
     assert!(mended.is_empty(), "these get through no more, and faults/known.rs says so: {mended:?}");
+}
+
+/// What a gradient is made of is looked at below the sums over ranks and microbatches, and so are sums of terms in 16 bits.
+#[test]
+fn gradients_that_are_rounded_before_they_are_summed_are_refused() {
+    let list = faults();
+    for name in ["accumulate_f32.gradients.half", "differentiate.copies.half"] {
+        let fault = list.iter().find(|f| f.name == name).expect("a fault");
+        for words in ["bf16 m2", "bf16 dp2 tp2 sp m2"] {
+            let asked = Asked::new("gpt2", GPT2, words);
+            let came = asked.with(fault, &Right::new(&asked));
+            assert!(matches!(&came, Came::Refused(by) if by == "V156"), "{name} in {words}: {came:?}");
+        }
+    }
 }
 
 /// By pass: faults, those that were refused and by what, that made jobs that compute the same or changed none, that got through.

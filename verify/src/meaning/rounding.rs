@@ -18,17 +18,19 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
     }
     let users = body.users();
     let roots: BTreeSet<Value> = g.roots().into_iter().collect();
+    // Gradients, and terms of them, as they are before ranks and microbatches sum them up.
     let mut gradients: BTreeSet<Value> = BTreeSet::new();
-    for (_, grad) in &g.grads {
-        gradients.insert(*grad);
-        let node = &body[*grad];
-        if node.op == Op::Add {
-            gradients.extend(&node.args);
+    let mut open: Vec<Value> = g.grads.iter().map(|(_, grad)| *grad).collect();
+    while let Some(v) = open.pop() {
+        if gradients.insert(v) && matches!(body[v].op, Op::Add | Op::Reshard { .. }) {
+            open.extend(&body[v].args);
         }
     }
     for v in body.values() {
         let node = &body[v];
-        let sums = matches!(node.op, Op::Dot { .. } | Op::Scatter { .. } | Op::Reduce { kind: Reduce::Sum, .. });
+        // Forward, the text itself may add in 16 bits.
+        let adds = node.op == Op::Add && node.origin.phase == Phase::Backward;
+        let sums = adds || matches!(node.op, Op::Dot { .. } | Op::Scatter { .. } | Op::Reduce { kind: Reduce::Sum, .. });
         if !sums || !node.ty.dtype.is_half() {
             continue;
         }
@@ -36,7 +38,7 @@ pub fn verify(g: &Graph) -> Result<(), Violation> {
         let mut at = v;
         while let ([(user, _)], false) = (&users[at.index()], roots.contains(&at)) {
             let next = &body[*user];
-            let moves = matches!(next.op, Op::View { .. } | Op::Slice { .. } | Op::Pad { .. }) && next.ty.dtype.is_half();
+            let moves = matches!(next.op, Op::View { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Reshard { .. }) && next.ty.dtype.is_half();
             let wanted = next.origin.phase == Phase::Forward || next.origin.phase == Phase::Backward && gradients.contains(user);
             if next.op == Op::Cast && next.ty.dtype == DType::F32 && wanted {
                 return fail(Invariant::UnroundedSum, v, format!("{user} wants this sum in f32, and it is rounded to {}", node.ty.dtype.name()));

@@ -5,8 +5,6 @@ const RUNTIME: &str = "the runtime is trusted: no verifier looks at how it runs 
 
 /// Names, and what lets each of them through.
 pub const KNOWN: &[(&str, &str)] = &[
-    ("accumulate_f32.gradients.half", "V156 looks at the gradient after the sums over ranks and microbatches"),
-    ("differentiate.copies.half", "V156 takes no sum of terms for one that may be rounded"),
     ("elaborate.attention.scale", FRONTEND),
     ("elaborate.attention.window", FRONTEND),
     ("elaborate.capacity.own", FRONTEND),
