@@ -28,7 +28,7 @@ pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: u64, verbo
     let few = match sequences {
         0 => (1..=FEW).rev().find(|n| batch.is_multiple_of(*n)).unwrap_or(1),
         n if batch.is_multiple_of(n) => n,
-        n => return Err(misuse!("--check-first-step={n}: the batch of {batch} sequences is no multiple of that").into()),
+        n => return Err(misuse!("--check-first-step={n}: the batch of {batch} sequences is no multiple of that")),
     };
     // That copies come to the same shows in as few as there can be.
     let numbers = if few == batch { vec![few] } else { vec![few, 2 * few] };
@@ -38,8 +38,7 @@ pub fn expected(artifact: &Artifact, options: &RunOptions, sequences: u64, verbo
         let [most, free] = [most, free].map(|n| n as f64 / f64::from(1 << 30));
         return Err(misuse!(
             "--check-first-step: the model takes {most:.1} GiB where it is interpreted, and {free:.1} GiB are free here; fewer sequences or a smaller model of the same kind may fit"
-        )
-        .into());
+        ));
     }
     if verbosity != Verbosity::Quiet {
         note!("interpreting the first step, on {few} of {batch} sequences");
@@ -60,7 +59,7 @@ fn on_one_rank(job: &Job, sequences: u64) -> anyhow::Result<Job> {
     let options = Options { micro_batch: sequences, global_batch: sequences, ..Options::default() };
     let mut models = Elaborated { training: models.training, evaluation: models.evaluation, options, sources, warnings: vec![] };
     // Of whose states a run goes on; its updates are not looked at.
-    models.training.train = Train { loss_scale: None, ..job.train.clone() };
+    models.training.train = Train { loss_scale: None, ..job.train };
     let progress = ir::progress::Progress::default();
     let mut passes = models.passes(&progress)?;
     while passes.step()?.is_some() {}

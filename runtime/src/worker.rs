@@ -394,7 +394,7 @@ fn compare_first<D: Device>(
     let reports = rank.reports().to_vec();
     for Expected { report, value: Real(value), allowed: Real(allowed) } in &first.expected {
         let found = job.reports.iter().zip(&reports).find(|(name, _)| *name == report).and_then(|(_, found)| *found);
-        if let Some(found) = found.filter(|found| !(apart(*found, *value) <= *allowed)) {
+        if let Some(found) = found.filter(|found| apart(*found, *value) > *allowed) {
             let (rank, report, sequences) = (rank.rank(), report.clone(), first.sequences);
             return Err(WorkerError::FirstStep { rank, report, sequences, found, expected: *value, allowed: *allowed });
         }

@@ -56,7 +56,7 @@ pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job])
     }
     for other in &references[1..] {
         for (name, (a, b)) in COMPARED.iter().zip(expected.iter().zip(found(other)?)) {
-            if !(apart(*a, b) <= EQUAL) {
+            if apart(*a, b) > EQUAL {
                 let (few, more) = (first.global_batch, other.global_batch);
                 return Err(RunError::Reference(format!(
                     "with {few} of its sequences `{name}` is {a:e}, and {b:e} with each of them {} times. All {} show what it should be (--check-first-step={1})",
@@ -75,9 +75,10 @@ pub fn first_step(artifact: &Artifact, options: &RunOptions, references: &[Job])
     Ok(Some(FirstStep { sequences: first.global_batch, expected: expected.collect() }))
 }
 
-/// The relative distance of two numbers.
+/// The relative distance of two numbers; infinite of what is none.
 pub(crate) fn apart(found: f64, expected: f64) -> f64 {
-    (found - expected).abs() / expected.abs().max(f64::MIN_POSITIVE)
+    let apart = (found - expected).abs() / expected.abs().max(f64::MIN_POSITIVE);
+    if apart.is_nan() { f64::INFINITY } else { apart }
 }
 
 /// Of a batch of `batch` sequences the first `few`, each so often that there are `many`, copies beside each other.
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_is_no_number_is_far() {
-        assert!(!(apart(f64::NAN, 1.0) <= 1.0) && !(apart(1.0, f64::NAN) <= 1.0));
+        assert_eq!([apart(f64::NAN, 1.0), apart(1.0, f64::NAN)], [f64::INFINITY; 2]);
         assert!(apart(1.0 + 1e-9, 1.0) < 2e-9 && apart(0.0, 0.0) == 0.0);
     }
 }

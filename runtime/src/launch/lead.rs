@@ -149,11 +149,11 @@ pub fn conduct(
                     notes.push(Note::Detail(held(&orders, &holding)));
                 }
             }
-            Some(Said::Event(_, Event::First { reports })) => {
-                if !std::mem::replace(&mut has_first, true) {
-                    notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
-                }
+            // All ranks that know say the same.
+            Some(Said::Event(_, Event::First { reports })) if !std::mem::replace(&mut has_first, true) => {
+                notes.extend(first(&artifact.job, &orders, &reports).map(Note::Remark));
             }
+            Some(Said::Event(_, Event::First { .. })) => {}
             Some(Said::Event(rank, Event::Sums { step, sums })) => match replicas.said(rank, step, &sums, |rank| host_of(&orders, rank)) {
                 None => {}
                 Some(Ok(note)) => observe(RunEvent::Note(note)),

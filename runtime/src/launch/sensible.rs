@@ -235,6 +235,7 @@ mod tests {
             timed: 0,
             ranks: vec![Reached::Step(0); 2],
             saved: vec![0; 2],
+            compares_first: true,
             check_replicas: 2,
             compared: vec![0; 2],
         };
