@@ -53,6 +53,8 @@ pub struct Orders {
     pub init: Vec<PathBuf>,
     /// Parameters that are in none of these, and are drawn.
     pub drawn: Vec<String>,
+    /// What these have that is no tensor.
+    pub left_out: Vec<String>,
     /// The run that this one goes on with, and where it stood.
     pub resume: Option<(PathBuf, Mark)>,
     /// Sequences that are left out beyond those that were read before.

@@ -99,11 +99,12 @@ impl Checkpoint {
 }
 
 /// Parameters for a job from files and directories of checkpoints, which have each of them once; those that are
-/// in none and fit a pattern of `drawn` are drawn with a seed. Also gives the names of these.
+/// in none and fit a pattern of `drawn` are drawn with a seed. Also gives the names of these, and of
+/// what is no tensor, which is left out.
 ///
 /// # Errors
 /// As [`Weights::open`]; a parameter that two have, or a checkpoint that is damaged.
-pub fn initial(paths: &[PathBuf], job: &Job, drawn: &[String], seed: u64) -> Result<(Weights, Vec<String>), WeightsError> {
+pub fn initial(paths: &[PathBuf], job: &Job, drawn: &[String], seed: u64) -> Result<(Weights, Vec<String>, Vec<String>), WeightsError> {
     let sources = paths.iter().map(|path| source(path)).collect::<Result<_, _>>()?;
     Weights::together(sources, job, drawn, seed)
 }

@@ -109,7 +109,7 @@ pub fn conduct(
     let device = (orders.device == DeviceKind::Cuda).then(|| planned(&artifact.job));
     let mut summary = Summary { profile, ..Summary::default() };
     let mut finished = BTreeSet::new();
-    drawn(&orders, options).into_iter().for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
+    drawn(&orders, options).into_iter().chain(left_out(&orders)).for_each(|text| observe(RunEvent::Note(Note::Remark(text))));
     let mut notes: Vec<Note> = placement(&orders, &artifact.job.mesh).into_iter().map(Note::Detail).collect();
     let begun = Instant::now();
     // A first look at once.
@@ -248,6 +248,12 @@ fn first(job: &Job, orders: &Orders, reports: &[Option<f64>]) -> Option<String> 
     let said: Vec<String> = said.collect();
     let of = if *sequences == job.global_batch { format!("all {sequences}") } else { format!("{sequences} of the {}", job.global_batch) };
     (!said.is_empty()).then(|| format!("the first step, on {of} sequences: {}", said.join("; ")))
+}
+
+/// What is said of what no weights are.
+fn left_out(orders: &Orders) -> Option<String> {
+    let names: Vec<String> = orders.left_out.iter().map(|name| format!("`{name}`")).collect();
+    (!names.is_empty()).then(|| format!("left out of --init, as it is no tensor: {}", few(&names).join(", ")))
 }
 
 /// What is said of weights that no file has.

@@ -102,7 +102,12 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
     if let Some(pattern) = options.allow_missing.iter().find(|p| !job.params.iter().any(|param| pattern::matches(p, &param.name))) {
         return Err(RunError::Pattern { pattern: pattern.clone() });
     }
-    let drawn = if options.init.is_empty() { vec![] } else { checkpoint::initial(&options.init, job, &options.allow_missing, options.seed)?.1 };
+    let (drawn, left_out) = if options.init.is_empty() {
+        (vec![], vec![])
+    } else {
+        let (_, drawn, left_out) = checkpoint::initial(&options.init, job, &options.allow_missing, options.seed)?;
+        (drawn, left_out)
+    };
     let conditions = Conditions::new(job, data.as_ref().map_or(vec![], Data::marks), steps);
     let resume = match resume {
         None => None,
@@ -146,6 +151,7 @@ pub(super) fn orders(artifact: &Artifact, options: &RunOptions) -> Result<Orders
         first_step: options.first_step.clone(),
         init: options.init.iter().map(absolute).collect::<Result<_, _>>()?,
         drawn,
+        left_out,
         save_weights: saved(&options.save_weights)?,
         save_state: saved(&options.save_state)?,
         saves: options.save.as_ref().map(saves).transpose()?,

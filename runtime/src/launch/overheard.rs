@@ -36,6 +36,7 @@ fn orders() -> Orders {
         first_step: None,
         init: vec![],
         drawn: vec![],
+        left_out: vec![],
         resume: None,
         skip: 0,
         save_weights: None,

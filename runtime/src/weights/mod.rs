@@ -84,11 +84,16 @@ impl Weights {
     }
 
     /// Parameters of what files or directories hold together. Those that are in none and fit a pattern of
-    /// `drawn` are drawn; gives their names.
+    /// `drawn` are drawn; gives their names, and those of what is no tensor, which is left out.
     ///
     /// # Errors
     /// As [`Weights::open`]; parameters that two of them have.
-    pub(crate) fn together(sources: Vec<Source>, job: &Job, drawn: &[String], seed: u64) -> Result<(Weights, Vec<String>), WeightsError> {
+    pub(crate) fn together(
+        sources: Vec<Source>,
+        job: &Job,
+        drawn: &[String],
+        seed: u64,
+    ) -> Result<(Weights, Vec<String>, Vec<String>), WeightsError> {
         let (mut from, mut twice, mut files) = (BTreeMap::<String, PathBuf>::new(), vec![], vec![]);
         let mut all = Content { tensors: vec![], run: None, model: None, conditions: None, others: vec![] };
         for Source { file, content, wrong } in sources {
@@ -121,8 +126,9 @@ impl Weights {
             shape: sizes(&p.dims),
             values: Ok(Box::new(Random::new(p, seed))),
         }));
+        let left_out = std::mem::take(&mut all.others);
         let tensors = fitted(&name, all, job, params(job))?;
-        Ok((Weights { tensors, files }, missing.iter().map(|p| p.name.clone()).collect()))
+        Ok((Weights { tensors, files }, missing.iter().map(|p| p.name.clone()).collect(), left_out))
     }
 
     fn fitted(

@@ -88,6 +88,15 @@ fn all_tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn what_is_no_tensor_is_left_out_of_initial_weights_and_named() {
+    let job = job();
+    let content = Content { tensors: vec![], run: None, model: None, conditions: None, others: vec!["epoch".into()] };
+    let source = Source { file: "dcp".into(), content, wrong: Rc::default() };
+    let (_, drawn, left_out) = Weights::together(vec![source], &job, &["*".into()], 7).unwrap();
+    assert_eq!((drawn.len(), left_out), (job.params.len(), vec!["epoch".to_owned()]));
+}
+
+#[test]
 fn a_number_that_is_not_finite_is_found_where_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
