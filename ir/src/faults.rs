@@ -5,10 +5,20 @@
 //! [`on`] is constant, and nothing of a fault is left in what is built.
 
 /// A value, or a wrong one where the fault of this name is on: `fault!("bucket.result.offset", 0, row)`. A name begins with that of its pass.
+#[cfg(feature = "faults")]
 #[macro_export]
 macro_rules! fault {
     ($name:literal, $wrong:expr, $right:expr) => {
         if $crate::faults::on($name) { $wrong } else { $right }
+    };
+}
+
+/// A value; the wrong one beside it has to be of its type, and is no part of the program.
+#[cfg(not(feature = "faults"))]
+#[macro_export]
+macro_rules! fault {
+    ($name:literal, $wrong:expr, $right:expr) => {
+        if const { $crate::faults::on($name) } { $wrong } else { $right }
     };
 }
 
