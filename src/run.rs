@@ -255,7 +255,9 @@ fn restarted(
                 }
             }
         });
-        if let (Err(_), true, Some(dir)) = (&outcome, done.is_empty(), &options.resume)
+        // Of a world, one looks.
+        let may_look = done.is_empty() && !options.stop.is_asked() && options.world.as_ref().is_none_or(|w| w.rank == 0);
+        if let (Err(_), true, Some(dir)) = (&outcome, may_look, &options.resume)
             && let Some(what) = damaged::damage(dir)
         {
             if named.as_ref() == Some(dir) {
