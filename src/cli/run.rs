@@ -157,7 +157,7 @@ pub struct RunArgs {
     /// states, to the bit. Numbers that differ, as where hardware corrupts them in silence, end the run; 0 is never
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
     pub check_replicas: u64,
-    /// Before the first step, hold losses and gradient norm of a few sequences of its batch, copied to fill it, to those of
+    /// Before the first step, hold loss and gradient norm of a few sequences of its batch, copied to fill it, to those of
     /// the model interpreted on one rank, in f64: slow, for small models. By default up to 4 sequences; as many as the batch
     /// has show most. The run ends where rounding does not explain a difference
     #[arg(long, value_name = "SEQUENCES", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = whole::<u64>)]

@@ -13,12 +13,15 @@ use crate::host::Tensor;
 use crate::protocol::{Expected, FirstStep};
 use crate::reference;
 use crate::weights::Weights;
+use ir::kernel::distance::narrowest;
 use ir::op::{DType, Op, Real};
 use ir::program::Job;
 
-/// How far losses and gradient norms may be from the reference's, relatively: of 32 bits, and of products with fewer.
-const WIDE: [f64; 2] = [1e-4, 1e-4];
-const NARROW: [f64; 2] = [4e-3, 4e-2];
+/// How far losses and gradient norms of a step may be apart, relatively. In 32 bits orders of sums and approximations of
+/// functions differ.
+pub const WIDE: [f64; 2] = [1e-4, 1e-4];
+/// In fewer bits every rounding may go the other way.
+pub const NARROW: [f64; 2] = [4e-3, 4e-2];
 /// How far numbers in f64 may be apart that should be the same.
 const EQUAL: f64 = 1e-6;
 
@@ -82,7 +85,7 @@ pub(crate) fn apart(found: f64, expected: f64) -> f64 {
 }
 
 /// Of a batch of `batch` sequences the first `few`, each so often that there are `many`, copies beside each other.
-pub(crate) fn spread(batch_inputs: &[Tensor], batch: u64, few: u64, many: u64) -> Vec<Tensor> {
+pub(crate) fn spread(inputs: &[Tensor], batch: u64, few: u64, many: u64) -> Vec<Tensor> {
     let of = |tensor: &Tensor| {
         let Some((rows, rest)) = tensor.sizes.split_first().filter(|(rows, _)| **rows == batch) else { return tensor.clone() };
         let width = tensor.data.len() / (*rows).max(1) as usize;
@@ -92,18 +95,13 @@ pub(crate) fn spread(batch_inputs: &[Tensor], batch: u64, few: u64, many: u64) -
         };
         Tensor { sizes: [&[many], rest].concat(), data: (0..many).flat_map(row).collect() }
     };
-    batch_inputs.iter().map(of).collect()
+    inputs.iter().map(of).collect()
 }
 
-/// Whether products have factors of fewer than 32 bits.
+/// Whether something is computed in fewer than 32 bits.
 fn is_narrow(job: &Job) -> bool {
-    job.kernels.iter().any(|kernel| {
-        let body = &kernel.body;
-        body.values().any(|v| {
-            matches!(body[v].ty.dtype, DType::Bf16 | DType::F16)
-                || matches!(body[v].op, Op::Dot { tf32: true, .. } | Op::GroupedDot { tf32: true, .. })
-        })
-    })
+    let rounds = |op: &Op| matches!(op, Op::Dot { tf32: true, .. } | Op::GroupedDot { tf32: true, .. });
+    job.kernels.iter().any(|kernel| narrowest(kernel) != DType::F32 || kernel.body.nodes.iter().any(|n| rounds(&n.op)))
 }
 
 #[cfg(test)]

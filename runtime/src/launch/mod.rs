@@ -31,7 +31,7 @@ mod spike;
 mod stop;
 
 pub use error::{RunError, RunFailure};
-pub use first_step::first_step;
+pub use first_step::{NARROW, WIDE, first_step};
 pub(crate) use first_step::{apart, spread};
 pub use options::{MEETING, PATIENCE, RunOptions};
 pub use plan::host;

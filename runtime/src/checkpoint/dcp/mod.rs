@@ -83,9 +83,9 @@ struct Parts {
 }
 
 struct Part {
-    file: usize,
+    /// Of the file of its item.
     byte: u64,
-    /// Its item in the file, and whether that has the checksums that it says, once it was looked at.
+    /// Its item, and whether that has the checksums that it says, once it was looked at.
     item: Place,
     is_sound: OnceCell<Result<(), String>>,
     sizes: Vec<u64>,
@@ -122,7 +122,6 @@ impl Distributed {
                 let layout = opened(&metadata, &files, place).and_then(|mut i| i.tensor(*dtype, &block.sizes));
                 let layout = layout.map_err(|what| wrong(&tensor.name, format!("its part in {}: {what}", metadata.files[place.file])))?;
                 parts.push(Part {
-                    file: place.file,
                     byte: place.byte + layout.byte,
                     item: *place,
                     is_sound: OnceCell::new(),
@@ -273,7 +272,7 @@ impl Whole for Tiled {
             if let Err(what) = part.is_sound.get_or_init(look) {
                 let _ = self.wrong.set(Wrong::Damaged(format!("`{}` is not as it was written: {what}", self.name)));
             }
-            let bytes = &self.files[part.file][part.byte as usize..];
+            let bytes = &self.files[part.item.file][part.byte as usize..];
             match &part.strides {
                 None => bytes[flat as usize * width..][..len as usize * width].chunks_exact(width).for_each(&mut put),
                 Some(strides) => {
