@@ -123,6 +123,7 @@ invariants! {
     155 CleanPadding "The padding of parameters and states stays zero."
     156 UnroundedSum "A sum of 16-bit values that is wanted in f32 is not rounded before its end."
     157 EvaluatesStep "An evaluation has the values of the step with random drops at their mean."
+    158 IndexWithin "Whatever inputs hold of what they may, no index made of one of their numbers leaves its table."
 
     201 ShardedNodeType "Every node of a sharded graph has the type that its op gives it."
     202 StoredInOrder "An op that goes by the order of a dim has one that is stored in plain order."
@@ -255,6 +256,7 @@ invariants! {
     608 GroupAxes "The axes of a group tell ranks of a stage apart, each once."
     609 GroupStages "The stages of a group exist, in order, this one among them."
     610 ParameterPlaced "Every parameter is on some stage."
+    611 GroupMembers "The members of a group are those that arithmetic on ranks gives, ascending."
 
     620 NamedThing "What a command or buffer names exists."
     621 PlaceCount "A launch passes as many places as its kernel has operands."
@@ -354,5 +356,6 @@ invariants! {
 pub const BEYOND_TEXTS: &[(Invariant, &str)] = &[
     (Invariant::RowHolds, "a text has no rows of its own: those of mcc's table either hold or do not"),
     (Invariant::LocalTables, "a text says all of a node in the node's own line"),
+    (Invariant::GroupMembers, "a text says along which axes ranks meet; who that is follows"),
     (Invariant::StageProgram, "a text names the bodies that a stage calls, and these are looked up in the stage's program"),
 ];

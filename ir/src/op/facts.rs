@@ -265,9 +265,9 @@ impl Collective {
     pub fn parts(self, members: u64) -> (u64, u64) {
         match self {
             Collective::AllReduce(_) | Collective::Shift => (1, 1),
-            Collective::AllGather => (1, members),
-            Collective::ReduceScatter(_) => (members, 1),
-            Collective::AllToAll => (members, members),
+            Collective::AllGather => crate::fault!("collective.parts.gathered", (1, 1), (1, members)),
+            Collective::ReduceScatter(_) => crate::fault!("collective.parts.scattered", (1, 1), (members, 1)),
+            Collective::AllToAll => crate::fault!("collective.parts.swapped", (1, members), (members, members)),
         }
     }
 

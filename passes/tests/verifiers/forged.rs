@@ -2,6 +2,7 @@
 
 use crate::folder;
 use ir::algebra::algebra;
+use ir::faults::watch;
 use ir::graph::{Body, Value};
 use ir::module::{Module, Whole};
 use ir::op::{Op, Reduce};
@@ -39,7 +40,7 @@ fn broken(invariant: Invariant) -> Module {
 
 #[test]
 fn what_no_text_can_say_is_refused() {
-    for (invariant, why) in BEYOND_TEXTS.iter().filter(|(i, _)| *i != Invariant::RowHolds) {
+    for (invariant, why) in BEYOND_TEXTS.iter().filter(|(i, _)| ![Invariant::RowHolds, Invariant::GroupMembers].contains(i)) {
         let module = broken(*invariant);
         let all = said(&module);
         assert!(all.contains(&Some(*invariant)) && !all.contains(&None), "{invariant}: {all:?}");
@@ -47,6 +48,15 @@ fn what_no_text_can_say_is_refused() {
         let read = parse_module(&print_module(&module));
         assert!(read.is_err() || read.is_ok_and(|m| said(&m).is_empty()), "{invariant}: {why}");
     }
+}
+
+/// Who is in a group, and in which order, is asked of one function by all but the verifier.
+#[test]
+fn members_in_another_order_are_refused() {
+    let module = base("base_events.mir");
+    assert_eq!(said(&module), []);
+    let (all, _) = watch(Some("mesh.group.reversed"), || said(&module));
+    assert!(all.contains(&Some(Invariant::GroupMembers)), "{all:?}");
 }
 
 /// A table that says of a greatest element what is true of a sum.

@@ -3,6 +3,7 @@
 use super::pieces::{Held, Joined, Run, as_joined, bucket, cast, source};
 use super::rules::{Rules, bits, in_rank_order, of_coords, own_part};
 use crate::Invariant;
+use crate::job::parts_in_rank_order;
 use crate::terms::digits::Digits;
 use crate::terms::{Access, What};
 use crate::violation::Checked;
@@ -10,7 +11,7 @@ use ir::dim::{Base, Dim, IndexMap};
 use ir::graph::{Body, Value};
 use ir::mesh::SubAxis;
 use ir::op::{Collective, DType, Op, Reduce};
-use ir::program::{self, Bucket, Holds, Piece};
+use ir::program::{Bucket, Holds, Piece};
 
 /// What a node makes of operands of which one at least is joined, or which it joins.
 pub struct Step<'s, 'r> {
@@ -66,7 +67,7 @@ impl Step<'_, '_> {
         let subs = in_rank_order(&form.iter().map(|f| f.0).collect::<Vec<_>>());
         let ranks: u64 = subs.iter().map(|u| mesh[*u].size).product();
         let count = size / ranks;
-        if count * ranks != size || index.parts != [(count, 1)] || *form != program::own_part(mesh, &subs, count) {
+        if count * ranks != size || index.parts != [(count, 1)] || *form != parts_in_rank_order(mesh, &subs, count) {
             return Err(Invariant::BucketPart.breach("it is not a rank's own part of a bucket"));
         }
         Ok(subs)

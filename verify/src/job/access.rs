@@ -163,7 +163,7 @@ fn at_own_point(kernel: &Kernel) -> Vec<bool> {
 /// Where the part of each member of a group over `subs` begins, if members have parts of `count` elements by their place in rank order: along one
 /// coordinate as many parts on as there are members from the first one to that which is one further. Passes have a rule of their own
 /// for this, which this is held against.
-fn parts_in_rank_order(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
+pub fn parts_in_rank_order(mesh: &Mesh, subs: &[SubAxis], count: u64) -> Linear {
     let members = mesh.group(0, subs);
     let of = |u: SubAxis| {
         let mut next = mesh.coords(0);

@@ -26,8 +26,52 @@ pub fn groups(mesh: &Mesh, stage: u64, groups: &[Group], at: &Locus) -> Result<(
             ensure(known, Invariant::GroupStages, || format!("stages {stages:?} do not all exist, once and in order")).map_err(fail)?;
             ensure(stages.contains(&stage), Invariant::GroupStages, || format!("stages {stages:?} do not include this one")).map_err(fail)?;
         }
+        for rank in looked_at(mesh, stage) {
+            let (own, want) = (group.members(mesh, rank), members(mesh, group, rank));
+            ensure(own == want, Invariant::GroupMembers, || format!("rank {rank} meets {own:?} and not {want:?}")).map_err(fail)?;
+        }
     }
     Ok(())
+}
+
+/// Of each sub-axis that tells ranks apart, how many ranks one step along it is: the last one counts fastest.
+fn steps(mesh: &Mesh) -> Vec<u64> {
+    let (mut steps, mut ranks) = (vec![0; mesh.subs.len()], 1u64);
+    for (step, sub) in steps.iter_mut().zip(&mesh.subs).rev().filter(|(_, sub)| sub.axis != Axis::Microbatch) {
+        (*step, ranks) = (ranks, ranks.saturating_mul(sub.size));
+    }
+    steps
+}
+
+/// The first and the last rank of a stage, and the ranks one step along each sub-axis from the first.
+fn looked_at(mesh: &Mesh, stage: u64) -> Vec<u64> {
+    let own: Vec<(u64, u64)> =
+        steps(mesh).into_iter().zip(&mesh.subs).filter(|(_, s)| s.axis.within_stage()).map(|(step, s)| (step, s.size - 1)).collect();
+    let pipeline = mesh.subs.iter().zip(steps(mesh)).find(|(s, _)| s.axis == Axis::Pp).map_or(0, |(_, step)| step);
+    let first = stage.saturating_mul(pipeline);
+    let last = own.iter().fold(first, |rank, (step, most)| rank.saturating_add(step.saturating_mul(*most)));
+    let mut ranks = vec![first, last];
+    ranks.extend(own.iter().filter(|(_, most)| *most > 0).map(|(step, _)| first.saturating_add(*step)));
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}
+
+/// The members of the group of a rank, ascending, by arithmetic on ranks: what exchanges do is defined in this order, which [`Group::members`], of
+/// which all else asks, is held against.
+fn members(mesh: &Mesh, group: &Group, rank: u64) -> Vec<u64> {
+    let mut out = vec![rank];
+    for (k, step) in steps(mesh).into_iter().enumerate() {
+        let sub = &mesh.subs[k];
+        let places: Vec<u64> = match &group.stages {
+            Some(stages) if sub.axis == Axis::Pp => stages.clone(),
+            _ if group.subs.iter().any(|u| u.0 as usize == k) => (0..sub.size).collect(),
+            _ => continue,
+        };
+        let at = |rank: u64, place: u64| rank - rank / step % sub.size * step + place * step;
+        out = out.iter().flat_map(|r| places.iter().map(move |p| at(*r, *p))).collect();
+    }
+    out
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -83,6 +83,7 @@ pub use exchange::least_in_flight;
 
 use crate::violation::{Checked, ensure};
 use crate::{Invariant, Locus, LocusPart, Violation};
+pub(crate) use access::parts_in_rank_order;
 use access::{Facts, Reader};
 use body::Summary;
 use exchange::{Events, Play};

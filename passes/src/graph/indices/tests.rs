@@ -14,15 +14,51 @@ fn graph(text: &str, defines: &str) -> Graph {
 /// `labels: -100, 0 to 9`, for each input of integers, then the warnings' places.
 fn said(graph: &Graph) -> String {
     let found = indices(graph);
+    assert_eq!(verify::meaning::ranges(graph, &found.takes), Ok(None));
     let takes = |all: &Vec<Interval>| all.iter().map(Interval::to_string).collect::<Vec<_>>().join(", ");
     let inputs = graph.inputs.iter().zip(&found.takes).filter_map(|(i, t)| Some(format!("{}: {}", i.name, takes(t.as_ref()?))));
     let lines = found.warnings.iter().map(|w| format!("warned at {}", w.labels.iter().map(|l| l.span.line.to_string()).collect::<String>()));
     inputs.chain(lines).collect::<Vec<_>>().join("; ")
 }
 
+/// Of each end of what inputs may hold, whether one more is refused.
+fn refused_beyond(graph: &Graph) -> Vec<bool> {
+    let takes = indices(graph).takes;
+    let mut refused = vec![];
+    for (k, i) in takes.iter().enumerate().flat_map(|(k, t)| (0..t.as_ref().map_or(0, Vec::len)).map(move |i| (k, i))) {
+        for (least, most) in [(1, 0), (0, 1)] {
+            let mut wide = takes.clone();
+            let end = &mut wide[k].as_mut().expect("intervals")[i];
+            let Some(wider) = end.least.checked_sub(least).zip(end.most.checked_add(most)) else { continue };
+            (end.least, end.most) = wider;
+            let meets = takes[k].iter().flatten().enumerate().any(|(j, other)| j != i && other.least <= wider.1 && wider.0 <= other.most);
+            if !meets {
+                refused.push(verify::meaning::ranges(graph, &wide).is_err());
+            }
+        }
+    }
+    refused
+}
+
+#[test]
+fn what_leaves_its_table_is_refused_by_the_verifier() {
+    for index in ["x", "where(x != -100, x, 0)", "x + 3", "9 - 2 * x", "abs(x - 2)", "where(m, x, 0)", "where(m, x, 77)"] {
+        let refused = refused_beyond(&graph(&text_of(index), ""));
+        assert!(refused.len() >= 2 && refused.iter().all(|r| *r), "{index}: {refused:?}");
+    }
+    // What is made of two numbers is warned of.
+    for index in ["x + y", "x * y"] {
+        assert_eq!(refused_beyond(&graph(&text_of(index), "")), [], "{index}");
+    }
+}
+
 /// The index of a table of 10 rows, of inputs `x` and `y` over `seq` and a mask `m`; line 5 of the text.
 fn of_index(index: &str) -> String {
-    let text = format!(
+    said(&graph(&text_of(index), "")).replace("-2147483648", "MIN").replace("2147483647", "MAX").replace("; y: MIN to MAX", "")
+}
+
+fn text_of(index: &str) -> String {
+    format!(
         "model m(batch, seq = 4, rows = 10) {{
   input x: i32[batch, seq]; input y: i32[batch, seq]; input m: bool[batch, seq]; input f: f32[batch, seq];
   dim keys = seq, two = 2, half = seq / 2;
@@ -31,8 +67,7 @@ fn of_index(index: &str) -> String {
   let t = table[rows: i];
   loss mean(t) + 0 * mean(f) + 0 * mean(f32(m)) + 0 * mean(f32(x > 0)) + 0 * mean(f32(y > 0));
 }}"
-    );
-    said(&graph(&text, "")).replace("-2147483648", "MIN").replace("2147483647", "MAX").replace("; y: MIN to MAX", "")
+    )
 }
 
 #[test]
@@ -151,7 +186,9 @@ fn numbers_that_are_more_than_indices_are_bounded_only_where_they_are_indices() 
 
 #[test]
 fn an_index_that_nothing_bounds_is_warned_of_at_its_line() {
-    for index in ["x + y", "x * y", "x * x", "i32(f)", "i32(f32(x))", "cumsum(x, over: seq)", "index(seq) + 7", "where(m, x * y, x)"] {
+    for index in
+        ["x + y", "x * y", "x * x", "i32(f)", "i32(f32(x))", "cumsum(x, over: seq)", "index(seq) + 7", "where(m, x * y, x)", "where(m, 77, x)"]
+    {
         let said = of_index(index);
         assert!(said.ends_with("; warned at 6"), "{index}: {said}");
     }

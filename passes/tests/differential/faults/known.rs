@@ -27,6 +27,4 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("host.bucket.window", RUNTIME),
     ("host.part.base", RUNTIME),
     ("host.part.order", RUNTIME),
-    ("indices.rows.last", "what inputs may hold is a promise of this pass alone, which `lowering` finds in the job as it was made"),
-    ("mesh.group.reversed", "verifiers ask the same code which ranks a group has, and in which order; tests of `ir/src/mesh.rs` hold it"),
 ];
