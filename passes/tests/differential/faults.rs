@@ -334,7 +334,7 @@ fn table(done: &BTreeMap<&'static str, (&'static str, Tried)>) {
 #[test]
 fn builds_have_no_faults() {
     let features = |edges: &str| {
-        let arguments = ["tree", "--offline", "--workspace", "--invert", "ir", "--depth", "0", "--format", "{f}", "--edges", edges];
+        let arguments = ["tree", "--locked", "--workspace", "--invert", "ir", "--depth", "0", "--format", "{f}", "--edges", edges];
         let out = Command::new(env!("CARGO")).args(arguments).output().expect("cargo runs");
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).expect("UTF-8").lines().next().unwrap_or_default().to_string()
