@@ -3,6 +3,7 @@
 //! Ints and bools are f64 too (exact below 2^53). Values are dense, in the storage order of their type.
 
 mod attention;
+mod contract;
 mod numbers;
 
 pub use numbers::erf;
@@ -11,6 +12,7 @@ use crate::dim::{Base, Dim, DimInfo, Dims, IndexMap};
 use crate::graph::{Body, Type, Value};
 use crate::op::{self, Binary, DType, Op, Reduce, Routing, Scalar};
 use crate::random;
+use contract::contract;
 use numbers::{binary, compare, unary};
 use std::borrow::Cow;
 
@@ -378,28 +380,6 @@ fn view(body: &Body, v: Value, data: &[f64], from: &[Dim], to: &[Dim]) -> Vec<f6
 /// The factors of a dot, as it multiplies them.
 fn factors<'a>(args: &[&'a [f64]], tf32: bool) -> [Cow<'a, [f64]>; 2] {
     [args[0], args[1]].map(|x| if tf32 { x.iter().map(|x| op::tf32(*x)).collect() } else { x.into() })
-}
-
-/// `sum over over of a * b`, in the storage order `out`.
-fn contract(dims: &Dims, out: &[Dim], over: &[Dim], a: (&[f64], &[Dim]), b: (&[f64], &[Dim])) -> Vec<f64> {
-    let (ao, bo) = (strides(dims, a.1, out), strides(dims, b.1, out));
-    let (ai, bi) = (strides(dims, a.1, over), strides(dims, b.1, over));
-    let mut inner = Walk::new(dims, over);
-    let pairs: Vec<(usize, usize)> = (0..inner.total())
-        .map(|_| {
-            let p = (inner.offset(&ai), inner.offset(&bi));
-            inner.step();
-            p
-        })
-        .collect();
-    let mut walk = Walk::new(dims, out);
-    (0..walk.total())
-        .map(|_| {
-            let (x, y) = (walk.offset(&ao), walk.offset(&bo));
-            walk.step();
-            pairs.iter().map(|(i, j)| a.0[x + i] * b.0[y + j]).sum()
-        })
-        .collect()
 }
 
 /// `a * b` summed expert by expert over its rows; all other rows are left alone.

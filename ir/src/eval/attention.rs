@@ -1,6 +1,7 @@
 //! Attention, its log-sum-exp and its gradients, row of scores by row.
 
-use super::{Walk, contract, reorder};
+use super::contract::contract;
+use super::{Walk, reorder};
 use crate::dim::Dim;
 use crate::graph::{Body, Value};
 use crate::op::{Attention, AttentionGrad};
