@@ -166,7 +166,7 @@ impl Wrong {
     /// A kernel that does not compile; or a bug in mcc, if its code is not what its body says.
     fn show<T>(&self, error: BatchError, shown: Shown) -> Result<T, Failure> {
         let result = match &error.error {
-            WorkerError::Wrong(wrong) => Some(wrong.output),
+            WorkerError::Wrong(wrong) => wrong.output(),
             WorkerError::CodeCrashed(_) => None,
             WorkerError::Start { .. } | WorkerError::Refused(_) | WorkerError::Crashed { .. } | WorkerError::Protocol(_) => return Err(error.into()),
         };

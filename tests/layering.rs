@@ -76,7 +76,7 @@ fn the_pipeline_knows_only_what_is_before_it() {
         ("frontend", vec!["ir"]),
         ("verify", vec!["ir"]),
         ("passes", vec!["ir", "verify"]),
-        ("codegen", vec!["ir"]),
+        ("codegen", vec!["emulator", "ir"]),
         ("runtime", vec!["emulator", "ir", "verify"]),
         ("emulated-driver", vec!["emulator"]),
         ("convert", vec!["frontend", "ir"]),

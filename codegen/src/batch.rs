@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::check::{Checker, Verification, Verify};
 use crate::object::{self, Compiled, Emit};
-use crate::target::Target;
+use crate::target::{Arch, Target};
 use crate::worker::{Worker, WorkerCommand, WorkerError};
 use ir::kernel::Kernel;
 use ir::progress::Progress;
@@ -72,12 +72,18 @@ pub fn compile(
     let mut seen = BTreeSet::new();
     let named = kernels.iter().map(|k| (k.name(), k)).filter(|(name, _)| seen.insert(name.clone()));
     let jobs: Vec<Job> = named.map(|(name, kernel)| Job { known: cache.as_ref().and_then(|c| c.get(&name, target, emit)), name, kernel }).collect();
-    let is_done = |known: &Compiled| verify != Verify::All || known.verification != Verification::None;
+    // With `all`, GPU kernels are looked at that were not when they were new.
+    let is_done = |known: &Compiled| match known.verification {
+        _ if verify != Verify::All => true,
+        Verification::Passed { .. } => true,
+        Verification::NotChecked(_) => target.arch != Arch::Nvptx,
+        Verification::None => false,
+    };
     let open: Vec<usize> = (0..jobs.len()).filter(|i| !jobs[*i].known.as_ref().is_some_and(is_done)).collect();
     let how = How { target, emit, verify };
     let worked = match workers {
         Workers::InProcess => {
-            let mut checker = Checker::default();
+            let mut checker = Checker::default().emulates(verify == Verify::All);
             open.iter().map(|&i| (i, how.here(&jobs[i], &mut checker))).collect()
         }
         Workers::Processes { command, count } => how.in_processes(&jobs, &open, (command, *count), progress),
@@ -156,7 +162,8 @@ impl How<'_> {
                         let result = started.and_then(|running| {
                             let (id, running) = (running.id(), RefCell::new(running));
                             let compile = || running.borrow_mut().compile(jobs[i].kernel, self.target, self.emit);
-                            let result = self.work(&jobs[i], compile, |c| running.borrow_mut().check(jobs[i].kernel, self.target, c));
+                            let result = self
+                                .work(&jobs[i], compile, |c| running.borrow_mut().check(jobs[i].kernel, self.target, c, self.verify == Verify::All));
                             // A worker that crashed is replaced for the next kernel.
                             match result {
                                 Ok(_) | Err(WorkerError::Refused(_) | WorkerError::Wrong(_)) => worker = Some(running.into_inner()),

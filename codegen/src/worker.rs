@@ -4,13 +4,15 @@
 //! infinities; an answer is one byte, 0 and what was asked for or 1 and why not. What a compile gives is an encoded
 //! kernel or a text, what a check gives postcard. One answer per request, in order. End of input ends the worker.
 
-use crate::check::{Checker, Verification, Wrong};
+use crate::check::{Checker, SECONDS, Verification, Wrong};
 use crate::object::{self, Compiled, Emit};
 use crate::target::Target;
 use ir::kernel::Kernel;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
@@ -21,11 +23,12 @@ enum Request {
         target: Target,
         emit: Emit,
     },
-    /// Holds an encoded kernel's code to the kernel's body.
+    /// Holds an encoded kernel's code to the kernel's body; a GPU's too, where it `emulates`.
     Check {
         kernel: Kernel,
         target: Target,
         compiled: Vec<u8>,
+        emulates: bool,
     },
 }
 
@@ -69,8 +72,8 @@ fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
 /// # Errors
 /// As [`serve`].
 pub fn main() -> io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    serve(io::stdin().lock(), io::stdout().lock())
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    answer_all(io::stdin().lock(), io::stdout().lock(), Checker::limited(SECONDS))
 }
 
 /// Answers requests until the input ends.
@@ -78,15 +81,19 @@ pub fn main() -> io::Result<()> {
 /// # Errors
 /// The streams fail, or a request is not of the protocol.
 pub fn serve(input: impl Read, output: impl Write) -> io::Result<()> {
+    answer_all(input, output, Checker::default())
+}
+
+fn answer_all(input: impl Read, output: impl Write, mut checker: Checker) -> io::Result<()> {
     let (mut input, mut output) = (BufReader::new(input), BufWriter::new(output));
-    let mut checker = Checker::default();
     while let Some(bytes) = read_frame(&mut input)? {
         match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
             Request::Compile { kernel, target, emit } => match object::compile(&kernel, &target, emit) {
                 Ok(compiled) => write_frame(&mut output, &[&[DONE], &compiled.encode()])?,
                 Err(error) => write_frame(&mut output, &[&[FAILED], error.to_string().as_bytes()])?,
             },
-            Request::Check { kernel, target, compiled } => {
+            Request::Check { kernel, target, compiled, emulates } => {
+                checker = checker.emulates(emulates);
                 let compiled = Compiled::decode(&compiled).ok_or_else(|| io::Error::other("no kernel to check"))?;
                 let plain = "invariant: what came of a check is plain data";
                 match checker.check(&kernel, &compiled, &target) {
@@ -117,13 +124,21 @@ pub enum WorkerError {
     /// The process ended in the middle: a bug of the code generator or of LLVM.
     #[error("the worker crashed ({status}){}", if .messages.is_empty() { String::new() } else { format!(":\n{}", .messages) })]
     Crashed { status: ExitStatus, messages: String },
-    /// The kernel's code, in its run, ended the process: a bug of the code generator.
-    #[error("its code crashed on random operands ({0})")]
+    /// The kernel's code, in its run, ended the process, or did not end: a bug of the code generator.
+    #[error("its code {}", ended(*.0))]
     CodeCrashed(ExitStatus),
     #[error(transparent)]
     Wrong(#[from] Wrong),
     #[error("the worker does not follow the protocol: {0}")]
     Protocol(String),
+}
+
+/// How code ended the process that it ran in.
+fn ended(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) if signal == Signal::XCPU.as_raw() => format!("has not ended on random operands after {SECONDS} s of a processor"),
+        _ => format!("crashed on random operands ({status})"),
+    }
 }
 
 /// A running worker.
@@ -173,8 +188,8 @@ impl Worker {
     ///
     /// # Errors
     /// It computes something else, or the worker is lost, as after [`WorkerError::CodeCrashed`].
-    pub fn check(&mut self, kernel: &Kernel, target: &Target, compiled: &Compiled) -> Result<Verification, WorkerError> {
-        let request = Request::Check { kernel: kernel.clone(), target: target.clone(), compiled: compiled.encode() };
+    pub fn check(&mut self, kernel: &Kernel, target: &Target, compiled: &Compiled, emulates: bool) -> Result<Verification, WorkerError> {
+        let request = Request::Check { kernel: kernel.clone(), target: target.clone(), compiled: compiled.encode(), emulates };
         let answer = self.answer(&request).map_err(|error| match error {
             WorkerError::Crashed { status, .. } => WorkerError::CodeCrashed(status),
             other => other,

@@ -56,6 +56,16 @@ impl Device {
         self.memory.allocate(bytes)
     }
 
+    /// Takes memory of this machine as its own: its address. Nothing lies next to it.
+    ///
+    /// # Safety
+    /// It is there, aligned to 8 bytes, and nobody else writes it, until the device is gone. What kernels are not to write need not be
+    /// writable.
+    pub unsafe fn lend(&mut self, memory: *const u8, bytes: u64) -> u64 {
+        // SAFETY: as promised here.
+        unsafe { self.memory.lend(memory, bytes) }
+    }
+
     /// Gives memory back; whether it was an allocation's start. Its addresses are not used again.
     pub fn free(&mut self, address: u64) -> bool {
         self.memory.free(address)
@@ -109,6 +119,14 @@ impl Device {
     /// # Errors
     /// What does not fit the kernel; or what it did wrong, of the first block that did.
     pub fn launch(&self, kernel: &Kernel, launch: Launch, parameters: &[u8]) -> Result<Statistics, LaunchError> {
+        self.launch_some(kernel, launch, parameters, None)
+    }
+
+    /// The same, of these blocks alone, by number; all of them if none is named.
+    ///
+    /// # Errors
+    /// As of [`Device::launch`].
+    pub fn launch_some(&self, kernel: &Kernel, launch: Launch, parameters: &[u8], some: Option<&[usize]>) -> Result<Statistics, LaunchError> {
         let refuse = |message: String| Err(LaunchError::Arguments { kernel: kernel.name.clone(), message });
         if parameters.len() as u64 != kernel.parameter_bytes {
             return refuse(format!("{} bytes of parameters instead of {}", parameters.len(), kernel.parameter_bytes));
@@ -135,7 +153,8 @@ impl Device {
         let total = Mutex::new(Statistics::default());
         let work = || {
             loop {
-                let b = next.fetch_add(1, Ordering::Relaxed);
+                let k = next.fetch_add(1, Ordering::Relaxed);
+                let Some(b) = some.map_or(Some(k), |some| some.get(k).copied()) else { return };
                 if b >= blocks || b > found.lock().expect("invariant: no thread panics here").0 {
                     return;
                 }
@@ -158,7 +177,7 @@ impl Device {
                 }
             }
         };
-        let workers = self.options.threads.clamp(1, blocks);
+        let workers = self.options.threads.clamp(1, some.map_or(blocks, <[usize]>::len).max(1));
         if workers == 1 {
             work();
         } else {

@@ -18,17 +18,41 @@ pub struct Memory {
 struct Block {
     start: u64,
     bytes: u64,
-    data: Box<[AtomicU64]>,
+    data: Data,
 }
+
+/// Where a block is on this machine.
+enum Data {
+    Own(Box<[AtomicU64]>),
+    /// As whoever lent it promised.
+    Lent(*const u8),
+}
+
+// SAFETY: threads access it by atomics alone, lent memory too.
+unsafe impl Send for Data {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Data {}
 
 impl Memory {
     /// New memory, filled with `0xFF` (NaN in every float type).
     pub fn allocate(&mut self, bytes: u64) -> u64 {
+        let data = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(u64::MAX)).collect();
+        self.place(bytes, Data::Own(data))
+    }
+
+    fn place(&mut self, bytes: u64, data: Data) -> u64 {
         let start = self.next.max(GLOBAL);
         self.next = (start + bytes).next_multiple_of(GAP) + GAP;
-        let data = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(u64::MAX)).collect();
         self.blocks.push(Block { start, bytes, data });
         start
+    }
+
+    /// Memory of this machine in place of new one.
+    ///
+    /// # Safety
+    /// It is there, aligned to 8 bytes, and nobody else writes it, as long as this is. What is not to be written need not be writable.
+    pub unsafe fn lend(&mut self, memory: *const u8, bytes: u64) -> u64 {
+        self.place(bytes, Data::Lent(memory))
     }
 
     /// Whether there was such an allocation.
@@ -42,7 +66,10 @@ impl Memory {
         let k = self.blocks.partition_point(|b| b.start <= address);
         match k.checked_sub(1).map(|k| &self.blocks[k]) {
             Some(b) if address - b.start <= b.bytes && bytes <= b.bytes - (address - b.start) => {
-                let base = b.data.as_ptr().cast::<u8>();
+                let base = match &b.data {
+                    Data::Own(data) => data.as_ptr().cast::<u8>(),
+                    Data::Lent(memory) => *memory,
+                };
                 // SAFETY: the offset lies within the allocation, by the guard.
                 Ok(unsafe { base.add((address - b.start) as usize) })
             }

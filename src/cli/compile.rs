@@ -65,7 +65,7 @@ pub enum VerifyKernels {
     Off,
     /// Those that are not in the cache
     New,
-    /// Those from the cache as well, if nobody has looked at them
+    /// Those from the cache as well, if nobody has looked at them, and code for GPUs, in the emulator: for minutes
     All,
 }
 

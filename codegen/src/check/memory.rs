@@ -93,6 +93,7 @@ pub struct Mapped {
     mapping: *mut u8,
     mapped: usize,
     start: *mut u8,
+    bytes: u64,
 }
 
 impl Drop for Mapped {
@@ -103,7 +104,7 @@ impl Drop for Mapped {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub enum Access {
     Read,
     Write,
 }
@@ -117,7 +118,7 @@ impl Mapped {
         let mapping = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?.cast::<u8>();
         // SAFETY: within the mapping.
         let start = unsafe { mapping.add(PAGE + (inner - bytes) / ALIGN * ALIGN) };
-        let new = Mapped { mapping, mapped, start };
+        let new = Mapped { mapping, mapped, start, bytes: bytes as u64 };
         if access == Access::Write {
             // SAFETY: the inner part of the mapping.
             unsafe { mprotect(mapping.add(PAGE).cast(), inner, MprotectFlags::READ | MprotectFlags::WRITE) }?;
@@ -144,6 +145,10 @@ impl Mapped {
 
     pub fn start(&self) -> *mut u8 {
         self.start
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The element at an offset. It lies within what was asked for.
@@ -197,8 +202,8 @@ pub fn bytes(dims: &Dims, ty: &Type, strides: &[u64]) -> u64 {
 }
 
 impl Pools {
-    /// An operand that is only read, number `key` of its kernel.
-    pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize) -> Result<Mapped, Errno> {
+    /// An operand, number `key` of its kernel; to be written, it is a copy of its own.
+    pub fn input(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: usize, access: Access) -> Result<Mapped, Errno> {
         let size = bytes(dims, ty, strides);
         let pool = match (ty.dtype, draw) {
             (DType::Bool, _) => Content::Bools,
@@ -207,7 +212,7 @@ impl Pools {
             (dtype, _) => Content::Floats { dtype, signed: draw != Draw::Positive },
         };
         // Operands of one kind are others.
-        Mapped::of_pool(self.of(pool)?, key * 97, size as usize, Access::Read)
+        Mapped::of_pool(self.of(pool)?, key * 97, size as usize, access)
     }
 
     fn ints(&mut self, dims: &Dims, ty: &Type, strides: &[u64], draw: Draw, key: u64) -> Result<Mapped, Errno> {

@@ -6,6 +6,9 @@
 //! interpreter, in f64: corners, edges of tiles, and others at random.
 
 mod draw;
+mod emulated;
+mod in_place;
+mod limit;
 mod load;
 mod memory;
 mod places;
@@ -14,14 +17,17 @@ mod tests;
 
 use crate::object::Compiled;
 use crate::target::{Arch, Target};
+use draw::Draw;
+use emulated::Emulated;
 use inkwell::targets::TargetMachine;
 use ir::kernel::Kernel;
 use ir::kernel::part::points;
 use ir::op::Kind;
 use ir::random::{key, mix};
 use ir::work::Work;
+pub use limit::SECONDS;
 use load::Loader;
-use memory::{Mapped, Pools};
+use memory::{Access, Mapped, Pools};
 use places::Ran;
 use serde::{Deserialize, Serialize};
 
@@ -51,26 +57,42 @@ pub enum Verification {
     Passed { places: u64 },
 }
 
-/// What code computes in place of what its body says.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Wrong {
-    pub output: usize,
-    /// Dims of the result by name, and the index along each.
-    pub place: Vec<(String, u64)>,
-    /// None: nothing was written there.
-    pub got: Option<f64>,
-    pub want: f64,
+/// What is wrong with code.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+pub enum Wrong {
+    #[error("on random operands {place} is {got:?}, and its body says {want:?}")]
+    Value { place: Spot, got: f64, want: f64 },
+    #[error("{0} is left unwritten")]
+    Unwritten(Spot),
+    #[error("on random operands {place} is {got:?} where the result takes the place of operand {operand}, and {want:?} elsewhere")]
+    InPlace { place: Spot, operand: usize, got: f64, want: f64 },
+    /// What a GPU would have done, as the emulator says.
+    #[error("on random operands: {0}")]
+    Fault(String),
 }
 
-impl std::error::Error for Wrong {}
-
-impl std::fmt::Display for Wrong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let place = self.place.iter().map(|(dim, i)| format!("{dim} {i}")).collect::<Vec<_>>().join(", ");
-        match self.got {
-            Some(got) => write!(f, "on random operands result {} at [{place}] is {got:?}, and its body says {:?}", self.output, self.want),
-            None => write!(f, "result {} at [{place}] is left unwritten", self.output),
+impl Wrong {
+    /// The result that it is seen in, if it is in one.
+    pub fn output(&self) -> Option<usize> {
+        match self {
+            Wrong::Value { place, .. } | Wrong::Unwritten(place) | Wrong::InPlace { place, .. } => Some(place.output),
+            Wrong::Fault(_) => None,
         }
+    }
+}
+
+/// A place of a result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spot {
+    pub output: usize,
+    /// Dims of the result by name, and the index along each.
+    pub index: Vec<(String, u64)>,
+}
+
+impl std::fmt::Display for Spot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let index = self.index.iter().map(|(dim, i)| format!("{dim} {i}")).collect::<Vec<_>>().join(", ");
+        write!(f, "result {} at [{index}]", self.output)
     }
 }
 
@@ -85,6 +107,10 @@ const BYTES: u64 = 1 << 30;
 /// Holds kernels to their bodies, one after the other.
 #[derive(Default)]
 pub struct Checker {
+    /// Whether code for GPUs is run, in the emulator.
+    emulates: bool,
+    /// Seconds of a processor after which code ends this process.
+    limit: Option<u64>,
     pools: Pools,
     loader: Option<Loader>,
     /// The last target, and why its code does not run here, if it does not.
@@ -136,79 +162,191 @@ fn foreign(target: &Target) -> Option<String> {
 }
 
 impl Checker {
+    /// Code that takes so many seconds of a processor ends this process.
+    pub fn limited(seconds: u64) -> Checker {
+        Checker { limit: Some(seconds), ..Checker::default() }
+    }
+
+    /// Whether code for GPUs is run as well, in the emulator.
+    #[must_use]
+    pub fn emulates(self, emulates: bool) -> Checker {
+        Checker { emulates, ..self }
+    }
+
     /// Runs a kernel's code, and holds what it computes to what the body says.
     ///
     /// # Errors
-    /// The first place found that is another.
+    /// The first place found that is another, or what the code of a GPU does and must not.
     pub fn check(&mut self, kernel: &Kernel, compiled: &Compiled, target: &Target) -> Result<Verification, Wrong> {
         if self.foreign.as_ref().is_none_or(|(known, _)| known != target) {
             self.foreign = Some((target.clone(), foreign(target)));
         }
-        if let Some((_, Some(why))) = &self.foreign {
-            return Ok(Verification::NotChecked(why.clone()));
+        match &self.foreign {
+            Some((_, Some(_))) if self.emulates && target.arch == Arch::Nvptx => {}
+            Some((_, Some(why))) => return Ok(Verification::NotChecked(why.clone())),
+            _ => {}
         }
-        match self.run(kernel, compiled) {
-            Ok(ran) => match places::judge(kernel, &ran, key(&compiled.name))? {
-                0 => Ok(Verification::NotChecked("no place of its results is small enough to be interpreted".into())),
-                places => Ok(Verification::Passed { places }),
-            },
-            Err(why) => Ok(Verification::NotChecked(why)),
+        let ran = match self.run(kernel, compiled, target.arch) {
+            Ok(ran) => ran,
+            Err(Stopped::Unknown(why)) => return Ok(Verification::NotChecked(why)),
+            Err(Stopped::Wrong(wrong)) => return Err(wrong),
+        };
+        match places::judge(kernel, &ran, key(&compiled.name))? {
+            0 => Ok(Verification::NotChecked("no place of its results is small enough to be interpreted".into())),
+            places => Ok(Verification::Passed { places }),
         }
     }
 
-    /// Runs tiles of a kernel's code.
-    ///
-    /// # Errors
-    /// Why it was not run.
-    fn run(&mut self, kernel: &Kernel, compiled: &Compiled) -> Result<Ran, String> {
-        let (dims, shape) = (&kernel.body.dims, compiled.shape);
-        let cost = cost(kernel);
-        let ranges = ranges(shape.tiles, cost, key(&compiled.name));
+    /// Runs tiles of a kernel's code; again with results in the place of operands, if they may be there.
+    fn run(&mut self, kernel: &Kernel, compiled: &Compiled, arch: Arch) -> Result<Ran, Stopped> {
+        let (cost, seed) = (cost(kernel), key(&compiled.name));
+        if arch == Arch::Nvptx {
+            let operands = self.operands(kernel, 0)?;
+            let whole = limit::within(self.limit, || emulated::run(compiled, &operands, cost, mix(seed)))?;
+            return Ok(operands.ran(whole));
+        }
+        let shape = compiled.shape;
+        let ranges = ranges(shape.tiles, cost, seed);
         let some: u64 = ranges.iter().map(|[first, end]| end - first).sum();
         let of_tile = cost / shape.tiles.max(1);
         if of_tile > LONGEST {
-            return Err(format!("a tile of it goes through {of_tile} points"));
+            return Err(Stopped::Unknown(format!("a tile of it goes through {of_tile} points")));
         }
+        let dims = &kernel.body.dims;
         let output = |o: &ir::kernel::Output| memory::bytes(dims, &kernel.body[o.value].ty, &o.strides);
         let written = kernel.outputs.iter().map(output).fold(0, u64::saturating_add);
         let touched = (u128::from(written) * u128::from(some) / u128::from(shape.tiles.max(1))) as u64;
         if touched.saturating_add(shape.scratch_bytes) > BYTES {
-            return Err(format!("its run takes {} MiB", touched.saturating_add(shape.scratch_bytes) >> 20));
+            return Err(Stopped::Unknown(format!("its run takes {} MiB", touched.saturating_add(shape.scratch_bytes) >> 20)));
         }
+        let operands = self.operands(kernel, shape.scratch_bytes)?;
+        let over = in_place::pair(kernel).map(|pair| self.over(kernel, pair)).transpose()?;
         if self.loader.is_none() {
             self.loader = Some(Loader::new()?);
         }
         let loader = self.loader.as_ref().expect("invariant: it was made");
         let loaded = loader.load(&compiled.object, &compiled.name)?;
-        let said = |e: rustix::io::Errno| e.to_string();
-        let (draws, scalars) = (draw::draws(kernel), draw::scalars(kernel));
-        let inputs = kernel.inputs.iter().zip(&draws).enumerate();
-        let inputs: Vec<Mapped> =
-            inputs.map(|(k, (i, draw))| self.pools.input(dims, &i.ty, &i.strides, *draw, k)).collect::<Result<_, _>>().map_err(said)?;
+        let limit = self.limit;
+        let call = |pointers: &[*mut u8]| {
+            // From the last to the first, as tiles do not wait for each other; each in two calls.
+            for [begin, until] in ranges.iter().rev().filter(|[begin, until]| begin < until) {
+                let middle = begin + (until - begin).div_ceil(2);
+                for [first, end] in [[*begin, middle], [middle, *until]].into_iter().filter(|[first, end]| first < end) {
+                    let (pointers, bits, scratch) = (pointers.as_ptr(), operands.scalar_bits.as_ptr(), operands.scratch.start());
+                    // SAFETY: pointers, scalars and scratch are as the kernel declares them.
+                    limit::within(limit, || unsafe { (loaded.function)(pointers, bits, first, end, scratch, *begin, *until) });
+                }
+            }
+        };
+        call(&operands.all().map(Mapped::start).collect::<Vec<_>>());
+        if let Some(over) = over {
+            let inputs = operands.inputs.iter().enumerate().map(|(k, own)| if k == over.pair.1 { &over.place } else { own });
+            call(&inputs.chain(over.outputs()).map(Mapped::start).collect::<Vec<_>>());
+            in_place::same(kernel, &operands, &over, seed).map_err(Stopped::Wrong)?;
+        }
+        Ok(operands.ran(some == shape.tiles))
+    }
+
+    fn input(&mut self, kernel: &Kernel, k: usize, draw: Draw, access: Access) -> Result<Mapped, Stopped> {
+        let input = &kernel.inputs[k];
+        Ok(self.pools.input(&kernel.body.dims, &input.ty, &input.strides, draw, k, access)?)
+    }
+
+    /// Random operands, results that nobody wrote, and so many bytes of scratch.
+    fn operands(&mut self, kernel: &Kernel, scratch_bytes: u64) -> Result<Operands, Stopped> {
+        let draws = draw::draws(kernel).into_iter().enumerate();
+        let inputs: Vec<Mapped> = draws.map(|(k, draw)| self.input(kernel, k, draw, Access::Read)).collect::<Result<_, _>>()?;
+        let (outputs, before) = self.outputs(kernel, None)?;
+        let scratch = self.pools.unwritten(scratch_bytes)?;
+        let scalars = draw::scalars(kernel);
+        let scalar_bits = kernel.scalars.iter().zip(&scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
+        Ok(Operands { inputs, outputs, before, scratch, scalars, scalar_bits })
+    }
+
+    /// Results, but for one, and what those of them hold before that are added to.
+    fn outputs(&mut self, kernel: &Kernel, but: Option<usize>) -> Result<(Vec<Mapped>, Vec<Option<Mapped>>), Stopped> {
+        let dims = &kernel.body.dims;
         let (mut outputs, mut before) = (vec![], vec![]);
-        for (k, o) in kernel.outputs.iter().enumerate() {
+        for (k, o) in kernel.outputs.iter().enumerate().filter(|(k, _)| but != Some(*k)) {
             let ty = &kernel.body[o.value].ty;
             if o.accumulate {
-                let [now, old] = self.pools.added_to(dims, ty, &o.strides, inputs.len() + k).map_err(said)?;
+                let [now, old] = self.pools.added_to(dims, ty, &o.strides, kernel.inputs.len() + k)?;
                 outputs.push(now);
                 before.push(Some(old));
             } else {
-                outputs.push(self.pools.unwritten(memory::bytes(dims, ty, &o.strides)).map_err(said)?);
+                outputs.push(self.pools.unwritten(memory::bytes(dims, ty, &o.strides))?);
                 before.push(None);
             }
         }
-        let scratch = self.pools.unwritten(shape.scratch_bytes).map_err(said)?;
-        let pointers: Vec<*mut u8> = inputs.iter().chain(&outputs).map(Mapped::start).collect();
-        let bits: Vec<u64> = kernel.scalars.iter().zip(&scalars).map(|(t, x)| if t.is_float() { x.to_bits() } else { *x as i64 as u64 }).collect();
-        // From the last to the first, as tiles do not wait for each other; each in two calls.
-        for [begin, until] in ranges.iter().rev().filter(|[begin, until]| begin < until) {
-            let middle = begin + (until - begin).div_ceil(2);
-            for [first, end] in [[*begin, middle], [middle, *until]].into_iter().filter(|[first, end]| first < end) {
-                // SAFETY: pointers, scalars and scratch are as the kernel declares them.
-                unsafe { (loaded.function)(pointers.as_ptr(), bits.as_ptr(), first, end, scratch.start(), *begin, *until) };
-            }
+        Ok((outputs, before))
+    }
+
+    /// What is another one where a result takes the place of an operand.
+    fn over(&mut self, kernel: &Kernel, pair: (usize, usize)) -> Result<Over, Stopped> {
+        let place = self.input(kernel, pair.1, draw::draws(kernel)[pair.1], Access::Write)?;
+        Ok(Over { pair, place, others: self.outputs(kernel, Some(pair.0))?.0 })
+    }
+}
+
+/// A result and an operand of its place, that place, and all other results.
+struct Over {
+    pair: (usize, usize),
+    place: Mapped,
+    others: Vec<Mapped>,
+}
+
+impl Over {
+    /// In order.
+    fn outputs(&self) -> impl Iterator<Item = &Mapped> {
+        let (before, after) = self.others.split_at(self.pair.0);
+        before.iter().chain([&self.place]).chain(after)
+    }
+}
+
+/// What a kernel's code is run on.
+struct Operands {
+    inputs: Vec<Mapped>,
+    outputs: Vec<Mapped>,
+    /// What those outputs hold before that are added to.
+    before: Vec<Option<Mapped>>,
+    scratch: Mapped,
+    scalars: Vec<f64>,
+    scalar_bits: Vec<u64>,
+}
+
+impl Operands {
+    fn all(&self) -> impl Iterator<Item = &Mapped> {
+        self.inputs.iter().chain(&self.outputs)
+    }
+
+    fn ran(self, whole: bool) -> Ran {
+        Ran { inputs: self.inputs, outputs: self.outputs, before: self.before, scalars: self.scalars, whole }
+    }
+}
+
+/// Why a run says nothing of code, or what it says at once.
+enum Stopped {
+    Unknown(String),
+    Wrong(Wrong),
+}
+
+impl From<String> for Stopped {
+    fn from(why: String) -> Stopped {
+        Stopped::Unknown(why)
+    }
+}
+
+impl From<rustix::io::Errno> for Stopped {
+    fn from(e: rustix::io::Errno) -> Stopped {
+        Stopped::Unknown(e.to_string())
+    }
+}
+
+impl From<Emulated> for Stopped {
+    fn from(e: Emulated) -> Stopped {
+        match e {
+            Emulated::Unknown(_) => Stopped::Unknown(e.to_string()),
+            Emulated::Fault(fault) => Stopped::Wrong(Wrong::Fault(fault)),
         }
-        let whole = some == shape.tiles;
-        Ok(Ran { inputs, outputs, before, scalars, whole })
     }
 }

@@ -1,7 +1,7 @@
 //! Which places of a kernel's results are looked at, and what is to be there.
 
-use crate::check::Wrong;
 use crate::check::memory::Mapped;
+use crate::check::{Spot, Wrong};
 use ir::dim::Dim;
 use ir::graph::Type;
 use ir::kernel::distance::{Distance, narrowest, rms};
@@ -227,7 +227,11 @@ fn judge_output(output: &Output, seed: u64) -> Result<u64, Wrong> {
 }
 
 fn wrong(output: &Output, of: &Interpreted, k: usize) -> Wrong {
-    Wrong { output: output.number, place: output.place(k as u64, &of.part), got: of.got[k], want: of.want[k] }
+    let place = Spot { output: output.number, index: output.place(k as u64, &of.part) };
+    match of.got[k] {
+        Some(got) => Wrong::Value { place, got, want: of.want[k] },
+        None => Wrong::Unwritten(place),
+    }
 }
 
 /// That all tiles together leave nothing out.
@@ -241,7 +245,7 @@ fn all_written(output: &Output) -> Result<(), Wrong> {
     for _ in 0..elements {
         if !output.is_written(output.offset(&at)) {
             let names = output.ty.dims.iter().map(|d| output.kernel.body.dims.name(*d).to_string());
-            return Err(Wrong { output: output.number, place: names.zip(at).collect(), got: None, want: f64::NAN });
+            return Err(Wrong::Unwritten(Spot { output: output.number, index: names.zip(at).collect() }));
         }
         for k in (0..at.len()).rev() {
             at[k] += 1;

@@ -8,10 +8,13 @@ use ir::op::{Attention, AttentionGrad, Binary, Compare, DType, Op, Real, Reduce,
 
 /// What comes of a kernel's code, held to another kernel's body.
 fn held(code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
+    held_on(&Target::host().expect("a supported machine"), code, body)
+}
+
+fn held_on(target: &Target, code: &Kernel, body: &Kernel) -> Result<Verification, Wrong> {
     [code, body].into_iter().for_each(|k| k.verify().expect("a well-formed test"));
-    let target = Target::host().expect("a supported machine");
-    let compiled = object::compile(code, &target, Emit::default()).expect("the kernel compiles");
-    Checker::default().check(body, &compiled, &target)
+    let compiled = object::compile(code, target, Emit::default()).expect("the kernel compiles");
+    Checker { emulates: true, ..Checker::default() }.check(body, &compiled, target)
 }
 
 /// A kernel is what it says; and its code is not what another one says.
@@ -19,9 +22,10 @@ fn is_told_from(kernel: &Kernel, other: &Kernel) {
     let passed = held(kernel, kernel);
     assert!(matches!(passed, Ok(Verification::Passed { places }) if places > 0), "{passed:?}");
     let wrong = held(kernel, other).expect_err("another kernel");
-    let ty = &kernel.body[kernel.outputs[wrong.output].value].ty;
-    let inside = wrong.place.iter().zip(&ty.dims).all(|((_, i), d)| *i < kernel.body.dims.size(*d));
-    assert!(wrong.place.len() == ty.dims.len() && inside && wrong.got.is_some_and(|got| got != wrong.want), "{wrong:?}");
+    let Wrong::Value { place, got, want } = &wrong else { panic!("{wrong:?}") };
+    let ty = &kernel.body[kernel.outputs[place.output].value].ty;
+    let inside = place.index.iter().zip(&ty.dims).all(|((_, i), d)| *i < kernel.body.dims.size(*d));
+    assert!(place.index.len() == ty.dims.len() && inside && got != want, "{wrong:?}");
 }
 
 /// Rows whose sum, maximum and softmax are of this dtype.
@@ -138,7 +142,7 @@ fn code_of_attention_is_held_to_its_body() {
 fn a_place_that_is_left_out_is_found() {
     let (less, more) = (loops(DType::F32, Unary::Exp, [9, 70]), loops(DType::F32, Unary::Exp, [10, 70]));
     let wrong = held(&less, &more).expect_err("a row is left out");
-    assert_eq!((wrong.got, &wrong.place[0]), (None, &("s".to_string(), 9)), "{wrong}");
+    assert!(matches!(&wrong, Wrong::Unwritten(place) if place.index[0] == ("s".to_string(), 9)), "{wrong}");
 }
 
 #[test]
@@ -147,7 +151,62 @@ fn code_for_other_machines_is_not_run() {
     let gpu = Target::gpu("sm_80");
     let compiled = object::compile(&kernel, &gpu, Emit::default()).expect("the kernel compiles");
     let said = Checker::default().check(&kernel, &compiled, &gpu);
+    // Only where it is asked for, as it takes seconds.
     assert_eq!(said, Ok(Verification::NotChecked("code for a GPU".into())));
+}
+
+/// Some blocks of it, in the emulator: products, attention, loops and sums by index, on tensor cores and without.
+#[test]
+fn code_for_gpus_is_held_to_its_body() {
+    let kernels: [(Kernel, Kernel); 7] = [
+        (gemm(DType::F32, Unary::Neg, [30, 70, 40]), gemm(DType::F32, Unary::Abs, [30, 70, 40])),
+        (gemm(DType::Bf16, Unary::Neg, [700, 512, 128]), gemm(DType::Bf16, Unary::Abs, [700, 512, 128])),
+        (loops(DType::F32, Unary::Exp, [9, 70]), loops(DType::F32, Unary::Cos, [9, 70])),
+        (loops(DType::Bf16, Unary::Exp, [3000, 3000]), loops(DType::Bf16, Unary::Cos, [3000, 3000])),
+        (experts(Unary::Neg, false), experts(Unary::Abs, false)),
+        (scatter(Unary::Neg, true), scatter(Unary::Abs, true)),
+        (attention(0.25, &[]), attention(0.3, &[])),
+    ];
+    for gpu in ["sm_80", "sm_90a"] {
+        for (kernel, other) in &kernels {
+            let target = Target::gpu(gpu);
+            let passed = held_on(&target, kernel, kernel);
+            assert!(matches!(passed, Ok(Verification::Passed { places }) if places > 0), "{gpu} {passed:?}");
+            let wrong = held_on(&target, kernel, other);
+            assert!(matches!(wrong, Err(Wrong::Value { .. })), "{gpu} {wrong:?}");
+        }
+    }
+}
+
+/// The first result lies where the operand was that the second one is made of too.
+#[test]
+fn results_in_the_place_of_operands_are_compared() {
+    let mut make = Make::default();
+    let d = make.dim("d", 100);
+    let (x, y) = (make.input(DType::F32, &[d]), make.input(DType::F32, &[d]));
+    let sum = make.op(Op::Add, &[x, y]);
+    let product = make.op(Op::Binary(Binary::Mul), &[x, y]);
+    let kernel = make.kernel(Family::Loops { grid: vec![d] }, &[sum, product]);
+    assert_eq!(in_place::pair(&kernel), Some((0, 0)));
+    assert!(matches!(held(&kernel, &kernel), Ok(Verification::Passed { .. })));
+    // A row's sum is made of all of the row: the result cannot be there.
+    assert_eq!(in_place::pair(&loops(DType::F32, Unary::Exp, [9, 70])), None);
+    let mut checker = Checker::default();
+    let (Ok(apart), Ok(over)) = (checker.operands(&kernel, 0), checker.over(&kernel, (0, 0))) else { panic!("operands") };
+    let write = |to: &memory::Mapped, k: usize, x: f32| {
+        // SAFETY: an element of the operand, which may be written.
+        unsafe { to.start().cast::<f32>().add(k).write(x) }
+    };
+    for k in 0..100 {
+        let [a, b] = [0, 1].map(|i| apart.inputs[i].get(DType::F32, k as u64) as f32);
+        write(&apart.outputs[0], k, a + b);
+        write(&apart.outputs[1], k, a * b);
+        write(&over.place, k, a + b);
+        // As code does that reads the operand again once the first result is written.
+        write(&over.others[0], k, if k < 70 { a * b } else { (a + b) * b });
+    }
+    let wrong = in_place::same(&kernel, &apart, &over, 1).expect_err("the second result is another one");
+    assert!(matches!(&wrong, Wrong::InPlace { place, operand: 0, .. } if place.output == 1 && place.index[0].1 == 70), "{wrong}");
 }
 
 /// Roots of what is positive, indices below their tables' sizes.

@@ -1,0 +1,90 @@
+//! Code for a GPU, in the emulator: some blocks of a launch, each of which computes one tile or a few.
+
+use crate::check::Operands;
+use crate::object::Compiled;
+use emulator::{Device, LaunchError, LoadError, Options};
+use ir::launch::{Launch, MAP_BYTES, Swizzle, TensorMap, WARP};
+use std::collections::BTreeSet;
+
+/// Points of loops that emulated code may go through: some seconds. An emulated one takes a thousand times as long.
+const RUN: u64 = 1 << 22;
+/// Points of a block beyond which it is not run.
+const LONGEST: u64 = 1 << 28;
+/// Most blocks of a launch.
+const MOST_BLOCKS: u64 = 1 << 24;
+
+/// What the emulator says of code.
+#[derive(Debug, thiserror::Error)]
+pub enum Emulated {
+    /// It cannot be run here, which says nothing of it.
+    #[error("code for a GPU, which the emulator cannot run: {0}")]
+    Unknown(String),
+    /// The first thing that it does and must not.
+    #[error("{0}")]
+    Fault(String),
+}
+
+impl From<LoadError> for Emulated {
+    fn from(e: LoadError) -> Emulated {
+        Emulated::Unknown(e.to_string())
+    }
+}
+
+impl From<LaunchError> for Emulated {
+    fn from(e: LaunchError) -> Emulated {
+        match e {
+            LaunchError::Fault(_) => Emulated::Fault(e.to_string()),
+            LaunchError::Arguments { .. } => Emulated::Unknown(e.to_string()),
+        }
+    }
+}
+
+/// Of so many blocks those that run: all, or the first, one between and the last.
+fn some(blocks: u32, cost: u64, between: u64) -> BTreeSet<usize> {
+    if cost <= RUN {
+        return (0..blocks as usize).collect();
+    }
+    [0, between % u64::from(blocks), u64::from(blocks) - 1].map(|b| b as usize).into()
+}
+
+/// As many blocks as there are tiles for, so that each computes the fewest; where they share scratch, as many as a card would run.
+fn spread(launch: &Launch, tiles: u64) -> Launch {
+    // Where warps compute tiles by themselves, their blocks share nothing.
+    let of_block = if launch.shared_bytes == 0 { u64::from(launch.block / WARP) } else { 1 };
+    let grid = if launch.scratch_bytes > 0 { launch.grid } else { tiles.div_ceil(of_block).clamp(1, MOST_BLOCKS) as u32 };
+    Launch { grid, ..launch.clone() }
+}
+
+fn encode(map: &TensorMap, address: u64) -> Result<[u8; MAP_BYTES], String> {
+    let swizzle = match map.swizzle {
+        Swizzle::B128 => emulator::Swizzle::B128,
+    };
+    let (size, stride, extent) = (map.sizes.clone(), map.strides.clone(), map.extents.clone());
+    emulator::TensorMap { base: address, element: map.dtype.bytes() as u32, size, stride, extent, swizzle, tf32: map.tf32 }.encode()
+}
+
+/// Runs some blocks of code that goes through so many points; whether these are all.
+///
+/// # Errors
+/// What the emulator finds wrong, or cannot do.
+pub fn run(compiled: &Compiled, operands: &Operands, cost: u64, between: u64) -> Result<bool, Emulated> {
+    let text = std::str::from_utf8(&compiled.object).map_err(|e| Emulated::Unknown(e.to_string()))?;
+    let launch = compiled.launch.as_ref().ok_or_else(|| Emulated::Unknown("nothing says how it is launched".into()))?;
+    let launch = spread(launch, compiled.shape.tiles);
+    let of_block = cost / u64::from(launch.grid);
+    if of_block > LONGEST {
+        return Err(Emulated::Unknown(format!("a block of it goes through {of_block} points")));
+    }
+    let mut device = Device::new(Options { threads: 1, ..Options::default() });
+    let module = device.load(text)?;
+    let kernel = module.kernel(&compiled.name).ok_or_else(|| Emulated::Unknown("its PTX has no kernel of its name".into()))?;
+    // SAFETY: operands outlive the device, begin at multiples of 64, and only this thread uses them.
+    let mut lent = |at: *const u8, bytes: u64| unsafe { device.lend(at, bytes) };
+    let addresses: Vec<u64> = operands.all().map(|m| lent(m.start(), m.bytes())).collect();
+    let scratch = device.allocate(launch.scratch_bytes);
+    let parameters = launch.pack(&addresses, &operands.scalar_bits, scratch, encode).map_err(Emulated::Unknown)?;
+    let blocks: Vec<usize> = some(launch.grid, cost, between).into_iter().collect();
+    let grid = emulator::Launch { grid: [launch.grid, 1, 1], threads: [launch.block, 1, 1], shared: launch.shared_bytes };
+    device.launch_some(kernel, grid, &parameters, Some(&blocks))?;
+    Ok(blocks.len() == launch.grid as usize)
+}
